@@ -41,6 +41,9 @@ ALLOWED = {
     ("shmbuffer.memory.directory.anonymous", "Anonymous.build", "os.ftruncate"): _ANONYMOUS,
     ("shmbuffer.memory.directory.anonymous", "_Joining.__enter__", "os.open"): _ANONYMOUS,
     (
+        *("shmbuffer.saves.checkpointers.record_image", "RecordImage.in_memory", "os.ftruncate"),
+    ): _ANONYMOUS,
+    (
         *("shmbuffer.memory.directory.partials", "PartialFile._truncate", "os.ftruncate"),
     ): "a file that `Directory` has opened, and that this process has locked",
     ("shmbuffer.saves.checkpointers.copies", "make_columns", "truncate"): (

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 BLOCKED: int
 FORKED: int
-CLOSING_STATUS: int
+CLOSED: int
 LOCK_TIMEOUT: int
 INTERRUPTED: int
 UNRECOVERABLE: int
@@ -63,6 +63,7 @@ class Map:
         offset: int = ...,
         twice: bool = ...,
         aligned: bool = ...,
+        private: bool = ...,
     ) -> None: ...
     @property
     def address(self) -> int: ...
@@ -350,6 +351,7 @@ class Ring:
     def relink(self, slots: int, count: int, /) -> int: ...
     def checksum(self, slot: int, ticket: int, /) -> int: ...
     def verify(self, first: int, count: int, /) -> list[int]: ...
+    def seal(self, first: int, count: int, /) -> None: ...
     def rebuild(self) -> None: ...
     blocker: tuple[int, int, int, bool]
     head: int

@@ -6,10 +6,18 @@ import argparse
 from collections.abc import Callable
 from contextlib import suppress
 
+from shmbuffer.memory.directory.neighbours import directory_of
+
 
 def add_directory(parser: argparse.ArgumentParser) -> None:
     """Adds the argument DIR."""
-    parser.add_argument("dir", metavar="DIR", help="the directory of the buffer")
+    parser.add_argument(
+        "dir", type=_directory, metavar="DIR", help="the directory of the buffer, or of a save"
+    )
+
+
+def _directory(text: str) -> str:
+    return str(directory_of(text))
 
 
 def add_timeout(parser: argparse.ArgumentParser) -> None:

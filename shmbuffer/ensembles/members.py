@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from shmbuffer.saves.checkpoints import apply_part, dump_part, read_part
+from shmbuffer.saves.checkpoints import apply_part, dump_part, read_part, save_part, saved_part
 from shmbuffer.saves.safe_files import make_folders
 
 
@@ -52,6 +52,19 @@ class Ensemble:
         make_folders(directory)
         for at, member in enumerate(self._members):
             dump_part(member, directory / str(at), None if moment is None else moment[at])
+
+    def _saved(self, moment: Any, folder: Path) -> Any:
+        of_each = [None] * len(self._members) if moment is None else moment
+        return [
+            save_part(member, folder.with_name(f"{folder.name}-{at}"), one)
+            for at, (member, one) in enumerate(zip(self._members, of_each, strict=True))
+        ]
+
+    def _of_saved(self, saved: Any, folder: Path) -> Any:
+        return [
+            saved_part(member, one, folder.with_name(f"{folder.name}-{at}"))
+            for at, (member, one) in enumerate(zip(self._members, saved, strict=True))
+        ]
 
     def _read(self, directory: Path) -> Any:
         return [read_part(member, directory / str(at)) for at, member in enumerate(self._members)]

@@ -279,6 +279,13 @@ class SamplerEnsemble(Ensemble, Sampler):
         super()._dump(directory, moment)
         write_state(directory, self._own_state(), "the probabilities")
 
+    def _saved(self, moment: Any, folder: Path) -> Any:
+        return super()._saved(moment, folder), self._own_state()
+
+    def _of_saved(self, saved: Any, folder: Path) -> Any:
+        of_members, state = saved
+        return super()._of_saved(of_members, folder), state
+
     def _read(self, directory: Path) -> Any:
         return super()._read(directory), read_state(directory)
 

@@ -12,7 +12,7 @@ import torch
 from shmbuffer.ensembles.members import Ensemble
 from shmbuffer.memory.format.names import is_number
 from shmbuffer.saves.checkpointers.checkpointer import StorageCheckpointerBase
-from shmbuffer.saves.checkpoints import apply_part, dump_part, read_part
+from shmbuffer.saves.checkpoints import apply_part, dump_part, export_storage, read_part
 from shmbuffer.saves.safe_files import make_folders
 from shmbuffer.saves.values import read_json, reading, write_json
 from shmbuffer.storages import Storage
@@ -32,20 +32,30 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
     """
 
     def dumps(self, storage: Any, path: str | os.PathLike[str]) -> list[Any]:
-        """Save each member; the results of their checkpointers, None for empty ones."""
-        path = Path(path)
+        """Saves each member; returns the results of their checkpointers, None for empty ones."""
+        return self._dumps(storage, Path(path), dump_part)
+
+    def _export(self, storage: Any, path: Path) -> list[Any]:
+        """Writes each member in TorchRL's layout; returns as `dumps` does."""
+        return self._dumps(storage, path, export_storage)
+
+    def _dumps(self, storage: Any, path: Path, write: Callable[[Any, Path], Any]) -> list[Any]:
         make_folders(path)
         members = storage._members
         empty = [at for at, member in enumerate(members) if not len(member)]
         write_json(path / _METADATA, {"empty_members": empty})
         moments = [
-            None if at in empty else dump_part(member, path / str(at))
+            None if at in empty else write(member, path / str(at))
             for at, member in enumerate(members)
         ]
         for at, transform in enumerate(storage._transforms or ()):
             if hasattr(transform, "state_dict"):
                 save_plainly(transform.state_dict(), path / f"{at}_transform.pt")
         return moments
+
+    def writes_snapshots(self, storage: Any) -> bool:
+        """True if every member can be saved as a buffer directory."""
+        return all(member.saves_snapshots for member in storage._members)
 
     def loads(self, storage: Any, path: str | os.PathLike[str]) -> list[Any]:
         """Load each member, and empty those that were empty; what became of each.

@@ -1,28 +1,46 @@
-"""Attaching to a directory by its path, or copying it if this process can only read there."""
+"""Attaching to a directory by its path; opening a save, or a copy of what can only be read."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, get_args
 
-from shmbuffer.errors import AttachTimeout, BufferNotFoundError, EmptyBufferError
+from shmbuffer.errors import (
+    AttachTimeout,
+    BufferNotFoundError,
+    EmptyBufferError,
+    ReadOnlyError,
+    SchemaMismatchError,
+    ShmBufferError,
+    UnsafeFilesystemError,
+    UnsafePathError,
+)
 from shmbuffer.memory.directory.anonymous import Anonymous
+from shmbuffer.memory.directory.diagnosis import is_save
 from shmbuffer.memory.directory.files import Files
-from shmbuffer.memory.directory.neighbours import did_you_mean
+from shmbuffer.memory.directory.neighbours import (
+    did_you_mean,
+    directory_of,
+    is_buffer,
+    require_no_export,
+)
 from shmbuffer.memory.directory.seat import Seat
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.opening import require_platform
-from shmbuffer.memory.system.path_checks import explained
 from shmbuffer.memory.system.prefault import Prefault
 from shmbuffer.memory.system.progress import hearing
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.upkeep.copied_buffer import copy_buffer, repair_copy
 
 Role = Literal["client", "collector", "learner", "coordinator"]
+
+OnExisting = Literal["attach", "recover"]
+"""What to do with a save: open it for reading, or continue in it."""
 
 role_of_this_process: Role = "client"
 """The default role of this process; "collector" if a coordinator spawned it."""
@@ -36,8 +54,18 @@ SAY_S = 2.0
 log = logging.getLogger("shmbuffer.service")
 
 
-def attached(path: Path, timeout: float, role: Role | None, requested: Prefault) -> Engine:
+def attached(
+    path: Path,
+    timeout: float,
+    role: Role | None,
+    requested: Prefault,
+    on_existing: OnExisting = "attach",
+) -> Engine:
     """A handle on the buffer of a directory, which need not exist yet, or AttachTimeout."""
+    if on_existing not in get_args(OnExisting):
+        raise ValueError(
+            f"on_existing is one of {', '.join(get_args(OnExisting))}, not {on_existing!r}"
+        )
     if math.isnan(timeout) or timeout < 0:
         raise ValueError(f"timeout is a number of seconds, not {timeout!r}")
     role = role or role_of_this_process
@@ -45,7 +73,7 @@ def attached(path: Path, timeout: float, role: Role | None, requested: Prefault)
         raise ValueError(f"role is one of {', '.join(get_args(Role))}, not {role!r}")
     began_s, said = time.monotonic(), False
     deadline_s = began_s + timeout
-    while (engine := _opened(path, role, deadline_s, requested)) is None:
+    while (engine := _opened(path, role, deadline_s, requested, on_existing)) is None:
         if (now_s := time.monotonic()) >= deadline_s:
             raise _nothing_there(path, timeout)
         if not said and now_s - began_s >= SAY_S:
@@ -57,6 +85,20 @@ def attached(path: Path, timeout: float, role: Role | None, requested: Prefault)
             )
         time.sleep(LOOK_S)
     return engine
+
+
+def open_save(path: Path, *, verify: bool) -> Engine:
+    """A handle on a save, which stays as it is: priorities and passes change in this process only.
+
+    No lock is taken, and no other process sees the handle. Every write raises ReadOnlyError.
+
+    Args:
+        path: the directory.
+        verify: compare every item with its checksum. The handle's ``report`` says which were
+            dropped.
+    """
+    with Directory.open(path, reading=True, allow_unsafe_fs=True) as directory:
+        return _private(Files(directory, private=True), verify=verify)[0]
 
 
 def copied(path: Path) -> tuple[Engine, int]:
@@ -71,30 +113,66 @@ def copied(path: Path) -> tuple[Engine, int]:
         EmptyBufferError: nothing has been written yet.
         BufferInUseError, SpaceError: see `copy_buffer`.
     """
-    require_platform()
     with Directory.open(path, reading=True) as directory:
-        files = Files(directory)
-        copy = copy_buffer(files)
-        if copy.mapped is None:
-            raise EmptyBufferError(f"{path}: nothing has been written yet, so there is no item")
-        report = repair_copy(copy, copy.mapped)
-        ground = Anonymous.around(files.dictionary())
+        return _private(Files(directory), verify=True)
+
+
+def _private(files: Files, *, verify: bool) -> tuple[Engine, int]:
+    require_platform()
+    copy = copy_buffer(files)
+    if copy.mapped is None:
+        raise EmptyBufferError(f"{files.path}: nothing has been written yet, so there is no item")
+    report = repair_copy(copy, copy.mapped, verify=verify)
+    ground = Anonymous.around(files.dictionary(), str(files.path))
     engine = Engine(Seat(ground, copy.found.control, layout.Role.CLIENT, copy.mapped))
     engine.report = report
     return engine, copy.changed
 
 
-def _opened(path: Path, role: Role, deadline_s: float, prefault: Prefault) -> Engine | None:
+def _opened(
+    path: Path, role: Role, deadline_s: float, prefault: Prefault, on_existing: OnExisting
+) -> Engine | None:
     """Returns a handle, or None if there is no buffer now."""
-    with explained(path):
-        if not (path / layout.CONTROL).exists():
-            return None
+    path = directory_of(path)
+    if not is_buffer(path):
+        require_no_export(path)
+        return None
     remaining_s = max(0.0, deadline_s - time.monotonic())
     try:
         with hearing(prefault.on_progress):
-            return Engine.open(path, None, role=role, timeout=remaining_s, prefault=prefault)
+            return Engine.open(
+                *(path, None),
+                existing=on_existing,
+                role=role,
+                timeout=remaining_s,
+                prefault=prefault,
+            )
+    except (ReadOnlyError, UnsafeFilesystemError, UnsafePathError):
+        if on_existing != "attach" or not _is_readable_save(path):
+            raise
+        return _with_leaves(open_save(path, verify=False))
     except BufferNotFoundError:
         return None  # removed since; the next one may come
+
+
+def _is_readable_save(path: Path) -> bool:
+    """True if a directory is a save, of whichever user, that this process may read."""
+    with suppress(ShmBufferError, OSError):
+        return is_save(path)
+    return False
+
+
+def _with_leaves(engine: Engine) -> Engine:
+    """The handle, unless its items are Python objects, which are not in the leaves."""
+    ring = engine.ring()
+    if ring is not None and ring.schema.structure.get("kind") == layout.OBJECTS:
+        engine.close()
+        require_no_export(Path(engine.where))
+        raise SchemaMismatchError(
+            f"{engine.where}: is a save with Python objects in it, which processes cannot share; "
+            "load it with loads() into a storage of the same kind"
+        )
+    return engine
 
 
 def _nothing_there(path: Path, timeout: float) -> AttachTimeout:

@@ -13,6 +13,7 @@ from shmbuffer.errors import (
     BufferInUseError,
     BufferNotFoundError,
     BufferUnlinkedError,
+    ReadOnlyError,
     ShmBufferError,
     UnsupportedPlatformError,
 )
@@ -80,7 +81,13 @@ def _open_once(
             )
         control = files.control_if_there()
         if control is not None:
-            control.superblock()  # of a foreign file not even the lock is touched
+            flags = control.superblock().flags  # of a foreign file not even the lock is touched
+            if flags & Flag.SAVE and existing == "attach" and not creating:
+                raise ReadOnlyError(
+                    f"{files.path}: is a save, which this would change; attach() opens it for "
+                    "reading, and attach(..., on_existing='recover') continues in it",
+                    path=str(files.path),
+                )
         with files.lock(timeout, creating=creating):
             _core.reached("open.locked")
             control = files.control_if_there(control)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shmbuffer.memory.attaching import Role, attached
+from shmbuffer.memory.attaching import OnExisting, Role, attached
 from shmbuffer.memory.system.prefault import Prefault
 from shmbuffer.memory.system.progress import OnProgress
 from shmbuffer.numpy.replay_buffer import ReplayBuffer
@@ -19,6 +19,7 @@ def attach(
     *,
     timeout: float = 60.0,
     role: Role | None = None,
+    on_existing: OnExisting = "attach",
     prefault: str = "off",
     on_progress: OnProgress | None = None,
     batch_size: int | None = None,
@@ -34,11 +35,13 @@ def attach(
     made.
 
     Args:
-        scratch_dir: the directory. It need not exist yet.
+        scratch_dir: the directory, which need not exist yet; or the path of a save, which is opened
+            for reading.
         timeout: seconds to wait for it to be made, or for another process that makes or recovers
             it.
         role: of this process in the registry; "collector" if a coordinator spawned it, else
             "client".
+        on_existing: see `shmbuffer.attach`.
         prefault: see `shmbuffer.attach`.
         on_progress: see `shmbuffer.attach`.
         batch_size: of ``sample()``; None is what was recorded.
@@ -56,8 +59,8 @@ def attach(
         AttachTimeout: it was not made in time, or another process had it locked all the time.
         FormatError, CorruptBufferError, UnsafePathError, ReadOnlyError: it cannot be used.
         RegistryFullError: 256 living handles use it.
-        ValueError: ``timeout`` is not a number of seconds; there is no such ``role``, ``prefault``
-            or dtype; ``batch_size`` is below 1, ``beta`` below 0.
+        ValueError: ``timeout`` is not a number of seconds; there is no such ``role``,
+            ``on_existing``, ``prefault`` or dtype; ``batch_size`` is below 1, ``beta`` below 0.
 
     Cost: about a millisecond, after the import of this module (0.2 s of CPU).
 
@@ -75,7 +78,8 @@ def attach(
         [0 1 2] (2, 4)
         PriorityUpdate(applied=2, stale=0)
     """
-    engine = attached(Path(scratch_dir), timeout, role, Prefault(prefault, on_progress))
+    pages = Prefault(prefault, on_progress)
+    engine = attached(Path(scratch_dir), timeout, role, pages, on_existing)
     try:
         return ReplayBuffer(engine, batch_size=batch_size, beta=beta, rng=rng, dtypes=dtypes)
     except BaseException:

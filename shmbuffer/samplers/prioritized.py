@@ -256,8 +256,14 @@ class PrioritizedSampler(PriorityStore):
             self._beta,
             self._max_capacity,
             self.dtype,
-            beside_ring=ours and moment is LIVE_READS,
+            in_storage=ours and isinstance(moment, ItemSnapshot),
         )
+
+    def _saved(self, moment: Any, folder: Path) -> dict[str, Any]:
+        state = self.state_dict()
+        if self._ring is not None and (moment is LIVE_READS or isinstance(moment, ItemSnapshot)):
+            state["_priorities"] = None  # they are in the save of the storage
+        return state
 
     def _read(self, directory: Path) -> dict[str, Any]:
         return read_priorities(directory)
@@ -267,7 +273,8 @@ class PrioritizedSampler(PriorityStore):
         if loaded is not None and loaded.in_place:  # the directory has the newer priorities
             self.beta = state["_beta"]
             return
-        if loaded is not None and loaded.moment is not None:
+        in_storage = state.pop("_in_storage", False) or state["_priorities"] is None
+        if loaded is not None and loaded.moment is not None and in_storage:
             state["_priorities"] = torch.from_numpy(loaded.moment.priorities)
             state["_max_priority"] = loaded.moment.max_priority
         ring = self._bound()

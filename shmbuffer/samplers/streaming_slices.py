@@ -331,6 +331,9 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
         make_folder(directory)
         write_state(directory, self._state(moment), "the state of this StreamingSliceSampler")
 
+    def _saved(self, moment: Any, folder: Path) -> dict[str, Any]:
+        return self._state(moment)
+
     def _apply(self, saved: dict[str, Any] | None, loaded: Loaded | None) -> None:
         if saved is None:
             return

@@ -12,11 +12,12 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shmbuffer.errors import BufferExistsError
+from shmbuffer.errors import BufferExistsError, CorruptBufferError, FormatError
 from shmbuffer.memory import ItemSnapshot
+from shmbuffer.memory.directory.diagnosis import is_save
 from shmbuffer.memory.format.layout import CONTROL
 from shmbuffer.memory.system.progress import OnProgress, hearing
-from shmbuffer.saves.publication import finish, publish
+from shmbuffer.saves.publication import publish, settle
 from shmbuffer.saves.safe_files import make_folder
 from shmbuffer.saves.values import read_state, write_state
 
@@ -77,7 +78,7 @@ class Checkpoints(Saves):
     """
 
     def dumps(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
-        """Save into the directory ``path``; other files that are in it stay.
+        """Saves into the directory ``path``, which then has this save and nothing else.
 
         A crash leaves the save that was there before, or this one.
 
@@ -88,20 +89,16 @@ class Checkpoints(Saves):
 
         Raises:
             TypeError: the state holds something that can only be pickled.
-            BufferExistsError: the directory is the scratch directory of a buffer.
-            BufferInUseError: another process is saving there right now.
+            BufferExistsError: the directory is the scratch directory of a buffer, or has files that
+                no save made; nothing was written.
             OSError: no room, or no permission; what was there is as it was.
         """
-        in_place = self._has_files_in(Path(path))
-        if not in_place:
+        with hearing(on_progress):
+            if self._has_files_in(Path(path)):
+                self._flush_in_place(Path(path))
+                return
             require_no_buffer(Path(path))
-        with (
-            hearing(on_progress),
-            publish(path, merge=True, within=in_place, stale=self._stale) as directory,
-        ):
-            if in_place:
-                self._dump_in_place(directory)
-            else:
+            with publish(path, self._kind) as directory:
                 self._dump(directory, None)
 
     def loads(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
@@ -116,12 +113,12 @@ class Checkpoints(Saves):
             FileNotFoundError: nothing was saved there.
             CorruptBufferError: the files are damaged.
         """
-        finish(path)
+        settle(path)
         with hearing(on_progress):
             self._apply(self._read(Path(path)), None)
 
-    _stale: tuple[str, ...] = ()
-    """Files of an earlier save of such a part that would be taken for files of a newer one."""
+    _kind = "part"
+    """What it is, in the list of the files of its save."""
 
     def _dump(self, directory: Path, moment: Any) -> Any:
         """Write plain files into ``directory``; a storage on a ring returns the moment."""
@@ -130,12 +127,26 @@ class Checkpoints(Saves):
             make_folder(directory)
             write_state(directory, state, f"the state of this {type(self).__name__}")
 
+    def _saved(self, moment: Any, folder: Path) -> Any:
+        """What is saved beside the snapshot of a ring: plain values.
+
+        Members of the user's own that have a ``dumps`` write below ``folder``.
+        """
+        return self.state_dict() or None  # type: ignore[attr-defined] # every part has it
+
+    def _of_saved(self, saved: Any, folder: Path) -> Any:
+        """What `_apply` takes, from the result of `_saved`; FileNotFoundError if it is of another.
+
+        Nothing is changed yet.
+        """
+        return saved
+
     def _has_files_in(self, path: Path) -> bool:
         """Whether this is a storage, and ``path`` is its scratch directory."""
         return False
 
-    def _dump_in_place(self, directory: Path) -> None:
-        """`_dump` of a storage that `_has_files_in` the place where ``directory`` will be."""
+    def _flush_in_place(self, path: Path) -> None:
+        """Makes the files of a storage durable that `_has_files_in` the place of the save."""
         raise NotImplementedError(type(self).__name__)
 
     def _read(self, directory: Path) -> Any:
@@ -166,6 +177,29 @@ def apply_part(part: Any, saved: Any, loaded: Any = None) -> Any:
     return part.loads(saved) if has_its_own(part, "loads") else part._apply(saved, loaded)
 
 
+def save_part(part: Any, folder: Path, moment: Any) -> Any:
+    """Saves a part beside the snapshot of a ring: returns plain values, or writes a folder."""
+    if not has_its_own(part, "dumps"):
+        return part._saved(moment, folder)
+    make_folder(folder)
+    part.dumps(folder)
+    return None
+
+
+def saved_part(part: Any, saved: Any, folder: Path) -> Any:
+    """What `apply_part` takes, from the result of `save_part`."""
+    return folder if has_its_own(part, "loads") else part._of_saved(saved, folder)
+
+
+def export_storage(storage: Any, folder: Path) -> Any:
+    """Writes a storage in TorchRL's layout, if its checkpointer can; returns the moment."""
+    write = getattr(storage.checkpointer, "_export", None)
+    if write is None or has_its_own(storage, "dumps"):
+        return dump_part(storage, folder)
+    make_folder(folder)
+    return write(storage, folder)
+
+
 def has_its_own(part: Any, name: str) -> bool:
     """Whether a class of the user's has the method."""
     module: str = getattr(type(part), name).__module__
@@ -173,10 +207,16 @@ def has_its_own(part: Any, name: str) -> bool:
 
 
 def require_no_buffer(path: Path) -> None:
-    """BufferExistsError where a buffer has its files in ``path``: they cannot be saved over."""
-    if (path / CONTROL).exists():
-        raise BufferExistsError(
-            f"{path}: is the scratch directory of a buffer, whose files cannot be saved over; "
-            "save to another directory",
-            path=str(path),
-        )
+    """BufferExistsError where a buffer has its files in ``path``: they cannot be saved over.
+
+    An earlier save can.
+    """
+    if not (path / CONTROL).exists():
+        return
+    try:
+        if is_save(path):
+            return
+        found = "is the scratch directory of a buffer, whose files cannot be saved over"
+    except (CorruptBufferError, FormatError) as error:
+        found = f"holds a damaged buffer or save ({error}), which is not replaced"
+    raise BufferExistsError(f"{path}: {found}; save to another directory", path=str(path))

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shmbuffer._native import _core
-from shmbuffer.memory.format.layout import PAGE
+from shmbuffer.errors import ShmBufferError
+from shmbuffer.memory.format.layout import PAGE, PRIVATE
 from shmbuffer.memory.system.path_checks import explained
 from shmbuffer.memory.system.progress import Progress
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.saves.safe_files import READ
 
-MANIFEST = "shmbuffer.files.json"
+MANIFEST = f"{PRIVATE}/files.json"
 """The list of the files of a save, in its directory."""
 
 LIST_BYTES = 2**26
@@ -71,17 +72,12 @@ def files_below(root: Directory) -> list[str]:
     return sorted(folder.below(name) for folder in walk(root) for name in folder.files)
 
 
-def list_of(target: Directory) -> set[str]:
-    """The files of the save in a directory that its list names; none where there is no list."""
+def list_of(target: Directory, what: str) -> set[str]:
+    """The files that the list of a save names; none if it is not there, or of another kind."""
     try:
-        with _core.Descriptor() as owned:
-            fd = owned.take(os.open, MANIFEST, READ, dir_fd=target.file.fd)
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                return set()
-            with open(fd, "rb", closefd=False) as file:
-                found = json.loads(file.read(LIST_BYTES))
-        return {name for name in found["files"] if is_below(name)}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        found = json.loads(target.read(MANIFEST, limit=LIST_BYTES))
+        return {name for name in found["files"] if is_below(name) and found["what"] == what}
+    except (OSError, ShmBufferError, ValueError, KeyError, TypeError, RecursionError):
         return set()
 
 
@@ -96,18 +92,20 @@ def is_below(name: Any) -> bool:
     )
 
 
-def is_replaceable(target: Directory) -> bool:
-    """Whether it holds only the files of a save, on one file system."""
-    mine = list_of(target) | {MANIFEST}
-    below = {str(parent) for name in mine for parent in Path(name).parents}
+def foreign_in(target: Directory, what: str) -> str | None:
+    """The name of something in a directory that is not of an earlier save; None if nothing is.
+
+    Empty directories do not count.
+    """
+    mine = list_of(target, what)
+    mine |= {MANIFEST} if mine else set()
     for folder in walk(target):
-        if folder.at not in below or not mine.issuperset(map(folder.below, folder.files)):
-            return False
         if os.fstat(folder.fd).st_dev != target.identity[0]:
-            return False
-        if any(stat.S_ISLNK(folder.stat(name).st_mode) for name in folder.files):
-            return False
-    return True
+            return folder.at
+        for name in folder.files:
+            if folder.below(name) not in mine or stat.S_ISLNK(folder.stat(name).st_mode):
+                return folder.below(name)
+    return None
 
 
 def exchange(folder: int, name: str, other_folder: int, other: str) -> bool:
@@ -129,14 +127,15 @@ def exchange(folder: int, name: str, other_folder: int, other: str) -> bool:
 def sync_tree(new: Directory) -> None:
     """Sync everything below; nobody but owner and group may write to it from then on."""
     total = sum(folder.stat(name).st_size for folder in walk(new) for name in folder.files)
+    for folder in walk(new):  # first of all: a way through what others may write to is refused
+        with explained(folder.where):
+            _close_to_others(folder.fd)
     with Progress("sync", total) as progress:
         for folder in walk(new, topdown=False):
             for name in folder.files:
                 if stat.S_ISREG(folder.stat(name).st_mode):
                     with explained(folder.where / name):
                         _sync_file(name, folder.fd, progress)
-            with explained(folder.where):
-                _close_to_others(folder.fd)
             new.sync(folder.at)
 
 

@@ -34,6 +34,7 @@ from typing import BinaryIO, cast
 
 from shmbuffer._native import _core
 from shmbuffer.errors import BufferNotFoundError, UnsafePathError
+from shmbuffer.memory.system.beneath import remove_if_empty
 from shmbuffer.memory.system.path_checks import explained, followed, require_regular_file
 from shmbuffer.memory.system.region import Directory
 
@@ -88,6 +89,18 @@ def make_folders(path: Path) -> None:
     for folder in missing:
         with suppress(PermissionError), Directory.open(folder.parent, anybodys=True) as above:
             above.sync()
+
+
+@contextmanager
+def without_leftover(path: Path) -> Iterator[None]:
+    """Removes a directory that the block has made and left empty because of an error."""
+    existed = path.exists()
+    try:
+        yield
+    except BaseException:
+        if not existed:
+            remove_if_empty(path)
+        raise
 
 
 @contextmanager

@@ -7,16 +7,14 @@ the file says.
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,6 +32,7 @@ from shmbuffer.items.arrays import PLAIN_KINDS, is_plain_array
 from shmbuffer.items.records.containers import names_of
 from shmbuffer.memory.format.record_batch import RecordBody
 from shmbuffer.memory.record_format.grammar import DICTS, join, split
+from shmbuffer.saves.chunks import Chunks
 from shmbuffer.saves.safe_files import create_file, exists, open_binary, read_file, write_file
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.containers import made, take_of
@@ -45,7 +44,6 @@ FORMAT = 1
 """The format of a save, which each of those files says under our key."""
 
 _STATE = "shmbuffer.state"
-_ALIGN = 8
 _PLAIN = (bool, int, float, str, type(None))  # JSON has them
 # Values that JSON has no words for: what they are called in a file, and there and back.
 _WORDS: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
@@ -94,18 +92,6 @@ def find_ours(content: dict[str, Any], file: Path) -> dict[str, Any] | None:
             f"this version reads format {FORMAT} only; load the save with the version that wrote it"
         )
     return found
-
-
-def read_array(file: Path) -> NDArray[Any]:
-    """The array in a ``.npy`` file. `fromfile` would turn an interrupt into a TypeError."""
-    found: NDArray[Any] = np.load(io.BytesIO(read_file(file)), allow_pickle=False)
-    return found
-
-
-def write_array(file: Path, array: NDArray[Any]) -> None:
-    """Writes a ``.npy`` file."""
-    with create_file(file) as target:
-        np.lib.format.write_array(target, array, allow_pickle=False)
 
 
 def damaged(file: Path | str, why: str, **parts: Any) -> CorruptBufferError:
@@ -285,6 +271,7 @@ def write_values(
         create_file(directory / f"{name}.jsonl") as lines,
         create_file(directory / f"{name}.data") as data,
     ):
+        checked = Chunks(data)
         lines.write(b'{"format": 1}\n')
         for number, value in enumerate(values):
             parts = Parts(value, cpu_only=cpu_only)
@@ -292,16 +279,20 @@ def write_values(
             if form not in forms:
                 forms[form] = len(forms)
                 lines.write(f'{{"form": {form}}}\n'.encode())
+                checked.add(json.loads(form))
             for chunk in parts.chunks:
-                _write(data, chunk)
+                checked.write(chunk)
+            where = f"{what} {number}"
             words = [
                 one
                 if type(one) in _PLAIN
-                else _in_words(one) or _pickled(one, data, f"{what} {number}", remedy, allow_pickle)
+                else _in_words(one) or _pickled(one, checked, where, remedy, allow_pickle)
                 for one in parts.objects
             ]
             sizes = [len(chunk) for chunk in parts.chunks]
-            lines.write(json.dumps([forms[form], words, sizes]).encode() + b"\n")
+            checked.add([forms[form], words, sizes])
+            line = [forms[form], words, sizes, checked.crc]
+            lines.write(json.dumps(line).encode() + b"\n")
 
 
 def read_values(directory: Path, name: str, *, allow_pickle: bool) -> Iterator[Any]:
@@ -309,6 +300,7 @@ def read_values(directory: Path, name: str, *, allow_pickle: bool) -> Iterator[A
     where = directory / f"{name}.jsonl"
     with open_binary(where) as lines, open_binary(directory / f"{name}.data") as data:
         forms: list[Any] = []
+        checked = Chunks(data)
         with reading(where):
             if json.loads(next(lines)) != {"format": 1}:
                 raise ValueError("its first line names another format")
@@ -320,27 +312,17 @@ def read_values(directory: Path, name: str, *, allow_pickle: bool) -> Iterator[A
                 found = json.loads(line)
                 if isinstance(found, dict):
                     forms.append(found["form"])
+                    checked.add(found["form"])
                     continue
-                number, words, sizes = found
-                chunks = [_take(data, size) for size in sizes]
-                objects = [_value(word, data, allow_pickle, where) for word in words]
+                number, words, sizes, crc = found
+                chunks = [checked.take(size) for size in sizes]
+                contents = [_content(word, checked, allow_pickle, where) for word in words]
+                checked.add([number, words, sizes])
+                if crc != checked.crc:
+                    raise ValueError(f"value {number} does not match its checksum")
+                objects = list(map(_value, words, contents))
                 value = _Builder(objects, chunks).value(forms[number])
             yield value
-
-
-def _write(data: BinaryIO, content: Any) -> None:
-    data.write(content)
-    data.write(bytes(-data.tell() % _ALIGN))
-
-
-def _take(data: BinaryIO, nbytes: int) -> bytearray:
-    """The next bytes; not more than there are is allocated for what a file says."""
-    there = os.fstat(data.fileno()).st_size - data.tell()
-    if not 0 <= nbytes <= there:
-        raise ValueError(f"{nbytes} bytes are to be read, {there} are left")
-    content = bytearray(data.read(nbytes))
-    data.seek(-data.tell() % _ALIGN, os.SEEK_CUR)
-    return content
 
 
 def is_word(value: Any) -> bool:
@@ -356,7 +338,7 @@ def _in_words(value: Any) -> dict[str, Any] | None:
 
 
 def _pickled(
-    value: Any, data: BinaryIO, what: str, remedy: str | None, allow_pickle: bool
+    value: Any, data: Chunks, what: str, remedy: str | None, allow_pickle: bool
 ) -> dict[str, Any]:
     if not allow_pickle:
         risk = f", or {remedy}, which runs code from the file when it is loaded" if remedy else ""
@@ -365,20 +347,27 @@ def _pickled(
             f"saved by pickle; leave it out, or turn it into tensors, text or numbers{risk}"
         )
     content = pickle.dumps(value)
-    _write(data, content)
+    data.write(content)
     return {"pickled": len(content)}
 
 
-def _value(value: Any, data: BinaryIO, allow_pickle: bool, where: Path) -> Any:
-    if not isinstance(value, dict):
-        return value
-    ((word, content),) = value.items()
-    if word != "pickled":
-        return _WORDS[word][2](content)
+def _content(word: Any, data: Chunks, allow_pickle: bool, where: Path) -> bytearray | None:
+    """The bytes of an object that was pickled; None of another one."""
+    if not isinstance(word, dict) or "pickled" not in word:
+        return None
     if not allow_pickle:
         raise ValueRefusedError(
             f"{where}: holds pickled objects, and loading them runs code from the file; if you "
             "trust it, set storage.checkpointer to one made with allow_pickle=True, as the one "
             "that saved it was"
         )
-    return pickle.loads(_take(data, content))
+    return data.take(word["pickled"])
+
+
+def _value(word: Any, pickled: bytearray | None) -> Any:
+    if pickled is not None:
+        return pickle.loads(pickled)
+    if not isinstance(word, dict):
+        return word
+    ((name, content),) = word.items()
+    return _WORDS[name][2](content)

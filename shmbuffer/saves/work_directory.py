@@ -2,16 +2,15 @@
 
     owner           locked for as long as the process that saves is alive; holds its pid
     checkpoint/     what is going to be published
-    complete.json   the save counts from now on, and has to be moved to its place
+    earlier/        the save that is replaced, where two directories cannot be exchanged in one step
 
-If its owner dies, the next process that saves takes the lock, and removes it or finishes it.
+If its owner dies, the next process that saves or loads takes the lock, moves the earlier save back
+if nothing has its place, and removes the rest.
 
 Always true
   1. A work directory is reached through a descriptor, and so is all that is in it: no link is
      followed, also where others can exchange names beside it.
-  2. It belongs to this user; another user's is ignored. It is 0700 until it is complete, and 0711
-     before anything is moved out of it: others see that it is complete, and nothing of what is in
-     it. What they cannot look into has not changed the earlier save.
+  2. It belongs to this user and is 0700; another user's is ignored.
   3. `owner` is a regular file of this user with one name. Nothing is truncated.
 """
 
@@ -21,7 +20,6 @@ import errno
 import fcntl
 import os
 import re
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,7 +32,6 @@ from shmbuffer.errors import (
     BufferUnlinkedError,
     ReadOnlyError,
     ShmBufferError,
-    UnsafePathError,
 )
 from shmbuffer.memory.directory.locks import Lock
 from shmbuffer.memory.format.names import is_number
@@ -47,11 +44,11 @@ from shmbuffer.saves.safe_files import make_folder, make_folders, remove_tree
 MARK = ".shmbuffer-save"
 """The name of a work directory, or its end."""
 
-COMPLETE = "complete.json"
-"""The file that says so."""
-
 NEW = "checkpoint"
 """What is going to be published."""
+
+OLD = "earlier"
+"""The save that is replaced, where two directories cannot be exchanged in one step."""
 
 _OWNER = "owner"
 _PID_BYTES = 20
@@ -131,32 +128,6 @@ class Work:
             make_folder(self.way, exist_ok=False)
         _core.reached("save.new")
 
-    def show(self, new: Directory) -> None:
-        """Let others see whether it is complete, on the disk too, and nothing of ``new`` in it."""
-        for folder, mode in ((new, 0o700), (self.directory, 0o711)):
-            with explained(folder.path):
-                if stat.S_IMODE(os.fstat(folder.file.fd).st_mode) != mode:
-                    os.fchmod(folder.file.fd, mode)
-                    _core.reached("save.shown")
-        self.directory.sync()
-
-    def move_to(self, above: Directory) -> None:
-        """Have it lie within the directory that it is for."""
-        try:
-            self.above.rename(self.name, MARK, into=above)
-        except OSError as error:
-            raise in_use(above.path) if error.errno == errno.ENOTEMPTY else error from error
-        _core.reached("save.within")
-        self.above, self.name = above, MARK
-        found = above.stat(MARK)
-        if (found.st_dev, found.st_ino) != self.directory.identity:
-            self.mine = False
-            raise UnsafePathError(
-                f"{self.path}: another process has put this in the place of a work directory; "
-                "remove it, and save again",
-                path=self.path,
-            )
-
     @contextmanager
     def named(self) -> Iterator[None]:
         """Have errors of the body say where, and not by the way that leads there."""
@@ -180,16 +151,23 @@ class Work:
             raise
 
     def leave(self) -> None:
-        """Remove it, unless it holds a complete save; the lock last, so that a death is swept."""
+        """Removes it; the lock last, so that a death is swept."""
         with suppress(OSError, ShmBufferError):
-            if self.mine and not self.directory.exists(COMPLETE):
-                remove_tree(self.directory, NEW)
+            if self.mine:
+                self._restore()
+                for name in (NEW, OLD):
+                    remove_tree(self.directory, name)
                 _core.reached("save.emptied")
                 if not self.directory.exists(NEW):  # else the next process that saves tries again
-                    for name in (*self.directory.leftovers(COMPLETE), _OWNER):
-                        self.directory.unlink(name)
+                    self.directory.unlink(_OWNER)
                     self.above.rmdir(self.name)
         self.close()
+
+    def _restore(self) -> None:
+        """Moves the earlier save back, if nothing has its place."""
+        name = self.name.removesuffix(MARK).rpartition(".")[0].removeprefix(".")
+        if self.directory.exists(OLD) and not self.above.exists(name):
+            self.directory.rename(OLD, name, into=self.above)
 
     def close(self) -> None:
         """Let go of it."""
@@ -199,9 +177,9 @@ class Work:
             self.directory.close()
 
 
-def shared_way(path: Path) -> Path:
-    """Where other processes reach what `publish` is going to publish within ``path``."""
-    return path / MARK / NEW
+def shared_way(way: Path) -> Path:
+    """Where other processes reach what `publish` has yielded, which is a path for this process."""
+    return Path(os.readlink(way.parent)) / way.name
 
 
 def make_folder_of(path: Path) -> None:
@@ -218,21 +196,6 @@ def make_folder_of(path: Path) -> None:
             "machine does not see its directory: save again, into a directory that all see",
             path=path.parent,
         )
-
-
-def is_being_published(path: Path) -> bool:
-    """Whether some files at ``path`` may be of another save than the others, right now.
-
-    A work directory counts if it belongs to the owner of the save. As long as another user's
-    cannot be looked into, nothing has been moved out of it.
-    """
-    with suppress(FileNotFoundError, NotADirectoryError):
-        work = os.lstat(path / MARK)
-        if stat.S_ISDIR(work.st_mode) and work.st_uid == path.stat().st_uid:
-            with suppress(PermissionError):
-                os.lstat(path / MARK / COMPLETE)
-                return True
-    return False
 
 
 def sweep(above: Directory, name: str) -> None:

@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shmbuffer.memory.attaching import Role, attached, copied
+from shmbuffer.memory.attaching import OnExisting, Role, attached, copied
+from shmbuffer.memory.directory.diagnosis import is_save
+from shmbuffer.memory.directory.neighbours import directory_of
 from shmbuffer.memory.system.prefault import Prefault
 from shmbuffer.memory.system.progress import hearing
 from shmbuffer.memory.system.region import Directory
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 OF_COORDINATOR = frozenset(
     (
         *("auto_cleanup", "capacity", "checksum", "example", "grace_s", "max_bytes"),
-        *("metrics_port", "ndim", "on_existing", "reserve", "storage"),
+        *("metrics_port", "ndim", "reserve", "storage"),
     )
 )
 """Arguments of a `Coordinator` that ``attach`` does not take."""
@@ -30,22 +32,29 @@ def attach(
     *,
     timeout: float = 60.0,
     role: Role | None = None,
+    on_existing: OnExisting = "attach",
     prefault: str = "off",
     on_progress: OnProgress | None = None,
     **options: Any,
 ) -> ReplayBuffer:
-    """Open the buffer of a directory that any process has made, or is about to make.
+    """Opens the buffer of a directory that any process has made, or is about to make.
 
     It has the recorded class, alpha, eps, beta, ``batch_size`` and ``priority_key``. Before the
     first write it is empty, and that write (``extend`` or ``add``) defines the form of the items.
     If the processes of the directory were killed, it is recovered first. The process is in the
     registry until the buffer is closed or the process ends.
 
+    A save of ``dumps`` is opened for reading. Samples, priorities and passes work, and what changes
+    stays in this process: no lock is taken, and the save stays as it is. Writes raise
+    ReadOnlyError.
+
     Args:
-        scratch_dir: the directory. It need not exist yet.
+        scratch_dir: the directory, which need not exist yet; or the path of a save.
         timeout: seconds to wait until it is made, or recovered, by another process.
         role: of this process in the registry; "collector" if a coordinator has spawned it, else
             "client".
+        on_existing: "recover" continues in a save: it becomes a live buffer that other processes
+            can attach to. No process may have it open for reading then.
         prefault: make and map the pages of the buffer before they are needed: "off"; "background";
             "full" waits for it, if the buffer has items. See docs/memory.md.
         on_progress: called with a `ProgressReport` several times a second, during recovery and
@@ -65,8 +74,8 @@ def attach(
         AttachTimeout: no process has made it in time, or one has held it all the time.
         FormatError, CorruptBufferError, UnsafePathError, ReadOnlyError: it cannot be used.
         RegistryFullError: 256 living handles use it.
-        ValueError: an invalid ``timeout``, ``role`` or ``prefault``; a ``sampler`` with another
-            alpha or eps.
+        ValueError: an invalid ``timeout``, ``role``, ``on_existing`` or ``prefault``; a ``sampler``
+            with another alpha or eps.
         TypeError: an unknown argument, or one of the `Coordinator`.
 
     Cost: about a millisecond, after the import of torch, and the recovery.
@@ -76,7 +85,8 @@ def attach(
             f"attach() takes no {decided[0]!r}: it is decided when the buffer is made, "
             f"Coordinator(..., {decided[0]}=...)"
         )
-    engine = attached(Path(scratch_dir), timeout, role, Prefault(prefault, on_progress))
+    pages = Prefault(prefault, on_progress)
+    engine = attached(Path(scratch_dir), timeout, role, pages, on_existing)
     return _buffer_of(engine, **options)
 
 
@@ -89,9 +99,10 @@ def open_to_read(
         The buffer, and how many items of a copy were overwritten while they were copied; None if it
         is no copy.
     """
+    scratch_dir = directory_of(scratch_dir)
     with Directory.open(scratch_dir, reading=True) as directory:
         copying = directory.copying
-    if not copying:
+    if not copying or is_save(scratch_dir):
         return attach(scratch_dir, timeout=timeout, on_progress=on_progress), None
     with hearing(on_progress):
         engine, changed = copied(Path(scratch_dir))

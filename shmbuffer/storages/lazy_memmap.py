@@ -141,7 +141,7 @@ class LazyMemmapStorage(LazyTensorStorage):
     def __repr__(self) -> str:
         if not self.shared:
             return super().__repr__()
-        return f"{super().__repr__()[:-1]}, scratch_dir={str(self.scratch_dir)!r})"
+        return f"{super().__repr__()[:-1]}, scratch_dir={self._place()!r})"
 
     @classmethod
     def from_engine(

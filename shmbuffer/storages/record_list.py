@@ -120,7 +120,7 @@ class RecordList(ListStorage):
         storage = cls(
             settings.capacity,
             max_bytes=settings.record_bytes,
-            scratch_dir=engine.path,
+            scratch_dir=engine.path or engine.where,  # the handle on a save has no path
             **cls._recalled(of_storage(settings, engine.where)),
             **options,
         )
@@ -309,5 +309,5 @@ class RecordList(ListStorage):
             return super().__repr__()
         return (
             f"{type(self).__name__}(max_size={self._max_size}, max_bytes={self.max_bytes}, "
-            f"len={len(self)}, scratch_dir={str(self.scratch_dir)!r})"
+            f"len={len(self)}, scratch_dir={self._place()!r})"
         )

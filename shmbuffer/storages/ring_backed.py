@@ -141,6 +141,11 @@ class RingBacked(Storage):
         """The buffer's name in messages."""
         return "this buffer" if self.scratch_dir is None else str(self.scratch_dir)
 
+    def _place(self) -> str:
+        """The directory; also that of a save that is open for reading."""
+        directory = self.scratch_dir
+        return self._engine.where if directory is None and self._engine else str(directory)
+
     @property
     def draws_natively(self) -> bool:
         """See `Storage.draws_natively`: nobody has put a ``get`` of their own in between."""

@@ -14,11 +14,8 @@ from shmbuffer.items.mover import Drawn
 from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.system.progress import OnProgress, hearing
-from shmbuffer.saves.checkpointers.checkpointer import (
-    ITEM_FILES,
-    StorageCheckpointerBase,
-    lies_in,
-)
+from shmbuffer.saves.checkpointers.checkpointer import StorageCheckpointerBase, lies_in
+from shmbuffer.saves.checkpointers.ring_backed import RingStorageCheckpointer
 from shmbuffer.saves.checkpoints import Checkpoints
 from shmbuffer.storages.indexing import is_one
 from shmbuffer.storages.location import Location
@@ -43,6 +40,7 @@ class Storage(Checkpoints):
     """How many leading dimensions of the data belong to the storage."""
 
     _rng: Any = None  # torch.Generator of the buffer, as in TorchRL
+    _kind = "storage"
     _default_checkpointer: ClassVar[type[Any]] = StorageCheckpointerBase  # TorchRL's name
     _checkpointer: Any = None
     _location: Location | None = None  # of its directory, where it can have one
@@ -304,8 +302,6 @@ class Storage(Checkpoints):
         else:
             super().dumps(path, on_progress=on_progress)
 
-    _stale = ITEM_FILES
-
     def _has_files_in(self, path: Path) -> bool:
         return lies_in(self, path)
 
@@ -314,13 +310,23 @@ class Storage(Checkpoints):
             return super()._dump(directory, moment)
         return self.checkpointer.dumps(self, directory)
 
-    def _dump_in_place(self, directory: Path) -> None:
-        if not hasattr(self.checkpointer, "dumps_in_place"):
+    def _flush_in_place(self, path: Path) -> None:
+        checkpointer = self.checkpointer
+        if not isinstance(checkpointer, RingStorageCheckpointer):
             raise RuntimeError(
-                f"{type(self.checkpointer).__name__} cannot save a storage where it has its own "
+                f"{path}: {type(checkpointer).__name__} cannot save a storage where it has its own "
                 "files; save to another directory"
             )
-        self.checkpointer.dumps_in_place(self, directory)
+        if checkpointer.has_hooks or not checkpointer.writes_snapshots(self):
+            raise RuntimeError(
+                f"{path}: is where the storage itself has its files, and "
+                f"{type(checkpointer).__name__} with its hooks would write something else "
+                "over them; save to another directory"
+            )
+        checkpointer.ring_of(self)
+        engine = self.open_engine
+        assert engine is not None
+        engine.flush()
 
     def _read(self, directory: Path) -> Any:
         return super()._read(directory) if self._is_saved_by_state else directory
@@ -331,6 +337,12 @@ class Storage(Checkpoints):
         if isinstance(self.checkpointer, StorageCheckpointerBase):
             return self.checkpointer.loads_beside(self, saved, loaded)
         return self.checkpointer.loads(self, saved)
+
+    @property
+    def saves_snapshots(self) -> bool:
+        """False if a buffer with this storage has to be saved in TorchRL's layout."""
+        ask = getattr(self.checkpointer, "writes_snapshots", None)
+        return ask is None or ask(self)
 
     @property
     def _is_saved_by_state(self) -> bool:

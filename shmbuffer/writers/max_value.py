@@ -20,6 +20,7 @@ from shmbuffer.memory.format.leaf import Key
 from shmbuffer.memory.format.recorded import REDUCTIONS
 from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.saves.checkpoints import Loaded
+from shmbuffer.saves.parts import missing_writer
 from shmbuffer.storages.storage import ring_of
 from shmbuffer.tensors.form import cpu
 from shmbuffer.torchrl.compat.writers import read_ranks, write_ranks
@@ -184,6 +185,14 @@ class TensorDictMaxValueWriter(Writer):
 
     def _dump(self, directory: Path, moment: Any) -> None:
         write_ranks(directory, self.state_dict(), self._rank_key, self._reduction)
+
+    def _saved(self, moment: Any, folder: Path) -> tuple[dict[str, Any], Key, str]:
+        return self.state_dict(), self._rank_key, self._reduction
+
+    def _of_saved(self, saved: Any, folder: Path) -> Any:
+        if not isinstance(saved, tuple):
+            raise missing_writer(folder)
+        return saved
 
     def _read(self, directory: Path) -> tuple[dict[str, Any], Key, str | None]:
         return read_ranks(directory)

@@ -12,6 +12,7 @@ from shmbuffer.items.indices import unravel
 from shmbuffer.memory import ItemSnapshot
 from shmbuffer.samplers.sampler import lanes_of
 from shmbuffer.saves.checkpoints import Loaded
+from shmbuffer.saves.parts import missing_writer
 from shmbuffer.storages.storage import ring_of
 from shmbuffer.tensors.eager import eager
 from shmbuffer.tensors.form import cpu
@@ -135,6 +136,11 @@ class RoundRobinWriter(Writer):
         if self.track_generations and ring is not None:
             tickets = moment.tickets if isinstance(moment, ItemSnapshot) else ring.live.tickets()
         write_cursor(directory, cursor, count, width, tickets)
+
+    def _of_saved(self, saved: Any, folder: Path) -> Cursor:
+        if not isinstance(saved, dict):
+            raise missing_writer(folder)
+        return Cursor(int(saved["_cursor"]), int(saved["_write_count"]), is_ours=True)
 
     def _read(self, directory: Path) -> Cursor:
         return read_cursor(directory)

@@ -25,6 +25,7 @@ class Writer(Checkpoints):
     """
 
     compilable = False
+    _kind = "writer"
     _storage: Any = None
     _rng: Any = None
 

@@ -72,6 +72,12 @@ def quietly(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
         return call(*args, **options)
 
 
+def save(buffer: Any, path: Path) -> None:
+    """Saves a buffer of either library in TorchRL's layout."""
+    is_ours = type(buffer).__module__.startswith("shmbuffer")
+    quietly(buffer.dumps, path, **({"layout": "torchrl"} if is_ours else {}))
+
+
 def buffer(family: str, storage: str, capacity: int = 6, **options: Any) -> Any:
     library = FAMILIES[family]
     cls = options.pop("cls", "TensorDictReplayBuffer")
@@ -93,7 +99,7 @@ def test_items_places_cursor_and_count_cross(
 ) -> None:
     saved = buffer(source, storage)
     saved.extend(items(0, count))
-    quietly(saved.dumps, tmp_path)
+    save(saved, tmp_path)
     loaded = buffer(target, storage, batch_size=3)
     quietly(loaded.loads, tmp_path)
     assert plain(loaded[:]) == plain(saved[:])
@@ -124,7 +130,7 @@ def test_every_form_of_data_crosses(
 ) -> None:
     saved = buffer(source, "LazyTensorStorage", cls=cls)
     saved.extend(make(0, 8))
-    quietly(saved.dumps, tmp_path)
+    save(saved, tmp_path)
     loaded = buffer(target, "LazyTensorStorage", cls=cls)
     if written:
         loaded.extend(make(50, 55))
@@ -154,7 +160,7 @@ def test_a_storage_over_the_callers_tensors_crosses(
         return library.ReplayBuffer(storage=library.TensorStorage(data), batch_size=2)
 
     saved = make(source, items(0, 5))
-    quietly(saved.dumps, tmp_path)
+    save(saved, tmp_path)
     loaded = make(target, items(50, 55))
     quietly(loaded.loads, tmp_path)
     assert plain(loaded[:]) == plain(items(0, 5))
@@ -169,12 +175,12 @@ def test_several_dimensions_cross(source: str, target: str, count: int, tmp_path
 
     saved = buffer(source, "LazyTensorStorage", 8, ndim=2, cls="ReplayBuffer")
     saved.extend(batch(0, count))
-    quietly(saved.dumps, tmp_path)
+    save(saved, tmp_path)
     pytrees = [
         buffer(one, "LazyTensorStorage", 8, ndim=2, cls="ReplayBuffer") for one in (source, target)
     ]
     pytrees[0].extend((batch(0, count)["a"],))
-    quietly(pytrees[0].dumps, tmp_path / "pytree")
+    save(pytrees[0], tmp_path / "pytree")
     pytrees[1].extend((batch(0, 1)["a"],))
     quietly(pytrees[1].loads, tmp_path / "pytree")
     assert plain(pytrees[1][:]) == plain(pytrees[0][:])
@@ -198,7 +204,7 @@ def test_items_with_dimensions_of_their_own_cross(source: str, target: str, tmp_
     }.items():
         saved = buffer(source, "LazyTensorStorage", cls="ReplayBuffer")
         saved.extend(data)
-        quietly(saved.dumps, tmp_path / name)
+        save(saved, tmp_path / name)
         loaded = buffer(target, "LazyTensorStorage", cls="ReplayBuffer")
         if name == "tensor":
             loaded.extend(data[:1] * 0)
@@ -218,7 +224,7 @@ def test_priorities_cross(source: str, target: str, alpha: float, tmp_path: Path
     given = torch.tensor([3.0, 0.5, 0.001, 2.0])
     saved.update_priority(torch.tensor([0, 1, 2, 3]), given)
     saved.update_priority(torch.tensor([0]), torch.tensor([1.5]))
-    quietly(saved.dumps, tmp_path)
+    save(saved, tmp_path)
 
     options = {"sampler": ("PrioritizedSampler", 6, 0.3, 0.1)}
     loaded = buffer(target, "LazyTensorStorage", **options)
@@ -252,7 +258,7 @@ def test_a_pass_without_replacement_goes_on_where_it_was(
     saved = buffer(source, "LazyTensorStorage", **options)
     saved.extend(items(0, 6))
     seen = [int(one) for _ in range(drawn) for one in saved.sample()["index"]]
-    quietly(saved.dumps, tmp_path)
+    save(saved, tmp_path)
     loaded = buffer(target, "LazyTensorStorage", **options)
     quietly(loaded.loads, tmp_path)
     rest = [int(one) for _ in range(3 - drawn) for one in loaded.sample()["index"]]
@@ -264,7 +270,7 @@ def test_the_generator_crosses(source: str, target: str, tmp_path: Path) -> None
     saved = buffer(source, "LazyTensorStorage", generator=torch.Generator().manual_seed(7))
     saved.extend(items(0, 6))
     saved.sample()
-    quietly(saved.dumps, tmp_path)
+    save(saved, tmp_path)
     loaded = buffer(target, "LazyTensorStorage")
     quietly(loaded.loads, tmp_path)
     mine, other = (getattr(one, "_rng", None) or one.generator for one in (saved, loaded))
@@ -283,7 +289,7 @@ def test_the_state_of_transforms_crosses(source: str, target: str, tmp_path: Pat
         return one
 
     for chain in (False, True):
-        quietly(make(source, 5.0, chain).dumps, tmp_path)
+        save(make(source, 5.0, chain), tmp_path)
         loaded = make(target, 1.0, chain)
         quietly(loaded.loads, tmp_path)
         assert loaded.sample()["x"].tolist() == [[7.0], [7.0]]
@@ -297,7 +303,7 @@ def test_a_writer_of_the_best_items_crosses(source: str, target: str, tmp_path: 
     options: dict[str, Any] = {"writer": ("TensorDictMaxValueWriter", "score")}
     saved = buffer(source, "LazyTensorStorage", 3, **options)
     saved.extend(ranked(3.0, 1.0, 5.0, 2.0))
-    quietly(saved.dumps, tmp_path)
+    save(saved, tmp_path)
     loaded = buffer(target, "LazyTensorStorage", 3, **options)
     quietly(loaded.loads, tmp_path)
     for one in (saved, loaded):
@@ -311,12 +317,12 @@ def test_text_crosses_as_far_as_torchrl_itself_loads_it(tmp_path: Path) -> None:
     data["text"] = texts = ["zero", "one", "two", "three"]
     saved = buffer("theirs", "LazyTensorStorage", cls="ReplayBuffer")
     saved.extend(data)
-    quietly(saved.dumps, tmp_path / "theirs")
+    save(saved, tmp_path / "theirs")
     loaded = buffer("ours", "LazyTensorStorage", cls="ReplayBuffer")
     loaded.loads(tmp_path / "theirs")
     assert loaded[:]["a"].tolist() == [0, 1, 2, 3]
     assert list(loaded[:]["text"]) == texts
-    loaded.dumps(tmp_path / "ours")
+    save(loaded, tmp_path / "ours")
     files = quietly(TensorDict.load_memmap, tmp_path / "ours" / "storage")
     assert list(files[:4]["text"]) == texts
     # TorchRL gives every item the first one's text, also of its own checkpoints.
@@ -336,7 +342,7 @@ def test_compressed_items_of_torchrl_load_here(tmp_path: Path) -> None:
         ]
     )
     saved.add(torch.arange(5, dtype=torch.int32))
-    quietly(saved.dumps, tmp_path)
+    save(saved, tmp_path)
     loaded = ours.ReplayBuffer(storage=ours.CompressedListStorage(6), batch_size=2)
     loaded.loads(tmp_path)
     assert len(loaded) == 4
@@ -366,7 +372,7 @@ def test_an_ensemble_of_storages_crosses(tmp_path: Path) -> None:
         saved, parts = make(source)
         for number, part in enumerate(parts):
             part.extend(items(10 * number, 10 * number + 3 + 4 * number))
-        quietly(saved.dumps, tmp_path / source)
+        save(saved, tmp_path / source)
         loaded, others = make(target)
         quietly(loaded.loads, tmp_path / source)
         for part, other in zip(parts, others, strict=True):
@@ -379,7 +385,7 @@ def test_an_ensemble_of_storages_crosses(tmp_path: Path) -> None:
 def test_files_of_an_older_torchrl_load(tmp_path: Path) -> None:
     saved = buffer("theirs", "LazyTensorStorage", sampler=("PrioritizedSampler", 6, 0.7, 0.4))
     saved.extend(items(0, 9))
-    quietly(saved.dumps, tmp_path)
+    save(saved, tmp_path)
     # What releases up to 0.13.3 did not write.
     (tmp_path / "prefetch.pkl").unlink()
     for name, keys in {
@@ -404,7 +410,7 @@ def test_batches_made_ahead_are_never_unpickled(
 ) -> None:
     saved = buffer("theirs", "LazyTensorStorage")
     saved.extend(items(0, 4))
-    quietly(saved.dumps, tmp_path / "saved")
+    save(saved, tmp_path / "saved")
     (tmp_path / "saved" / "prefetch.pkl").write_bytes(pickle.dumps(Trap(tmp_path / "trapped")))
     loaded = buffer("ours", "LazyTensorStorage")
     with caplog.at_level(logging.INFO):
@@ -412,19 +418,19 @@ def test_batches_made_ahead_are_never_unpickled(
     assert plain(loaded[:]) == plain(saved[:])
     assert not (tmp_path / "trapped").exists()
     assert "prefetch.pkl" in caplog.text
-    # saved over it, the old one is gone: TorchRL would take it for ours
-    loaded.dumps(tmp_path / "saved")
-    assert not (tmp_path / "saved" / "prefetch.pkl").exists()
+    with pytest.raises(ours.BufferExistsError, match="was not made by a save"):
+        loaded.dumps(tmp_path / "saved")
 
 
-def test_a_save_by_torchrl_over_one_of_ours_is_torchrls(tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", ["shmbuffer", "torchrl"])
+def test_a_save_by_torchrl_over_one_of_ours_is_torchrls(layout: str, tmp_path: Path) -> None:
     first = buffer("ours", "LazyTensorStorage", sampler=("PrioritizedSampler", 6, 0.7, 0.4))
     first.extend(items(0, 8))
-    first.dumps(tmp_path)
+    first.dumps(tmp_path, layout=layout)
     second = buffer("theirs", "LazyTensorStorage", sampler=("PrioritizedSampler", 6, 0.7, 0.4))
     second.extend(items(20, 27))
     second.update_priority(torch.tensor([0]), torch.tensor([9.0]))
-    quietly(second.dumps, tmp_path)
+    save(second, tmp_path)
     loaded = buffer("ours", "LazyTensorStorage", sampler=("PrioritizedSampler", 6, 0.7, 0.4))
     loaded.loads(tmp_path)
     assert plain(loaded[:]) == plain(second[:])
@@ -437,7 +443,7 @@ def test_a_directory_of_torchrl_is_taken_over_where_it_is(tmp_path: Path) -> Non
     storage = theirs.LazyMemmapStorage(6, scratch_dir=scratch)
     saved = theirs.TensorDictReplayBuffer(storage=storage, batch_size=2)
     saved.extend(items(0, 9))
-    quietly(saved.dumps, tmp_path)
+    save(saved, tmp_path)
     expected = plain(saved[:])
     mine = ours.LazyMemmapStorage(6, scratch_dir=scratch)
     with ours.TensorDictReplayBuffer(storage=mine, batch_size=2) as loaded:
@@ -458,21 +464,6 @@ def _load_in_place_with(capacity: int, path: Path) -> None:
     )
     other.mkdir(exist_ok=True)
     saved.extend(items(0, 4))
-    quietly(saved.dumps, other)
+    save(saved, other)
     storage = ours.LazyMemmapStorage(capacity, scratch_dir=other / "storage")
     ours.TensorDictReplayBuffer(storage=storage).loads(other)
-
-
-def test_torchrl_loads_a_checkpoint_that_was_saved_in_place(tmp_path: Path) -> None:
-    storage = ours.LazyMemmapStorage(6, scratch_dir=tmp_path / "storage")
-    sampler = ours.PrioritizedSampler(6, 0.7, 0.4)
-    with ours.TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=2) as saved:
-        saved.extend(items(0, 8))
-        saved.update_priority(torch.tensor([2]), torch.tensor([4.0]))
-        saved.dumps(tmp_path)
-        loaded = buffer("theirs", "LazyTensorStorage", sampler=("PrioritizedSampler", 6, 0.1, 0.1))
-        quietly(loaded.loads, tmp_path)
-        assert plain(loaded[:]) == plain(saved[:])
-        assert loaded._writer._cursor == 2
-        assert loaded.write_count == 8
-        assert float(loaded.sampler._sum_tree[2]) == pytest.approx(4.0**0.7, rel=1e-5)

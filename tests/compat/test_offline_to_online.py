@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -115,7 +116,11 @@ def test_what_torchrl_has_saved_is_a_data_set(tmp_path: Path, how: str) -> None:
         rb.dumps(tmp_path / "data")
     else:
         items(0, DATA).memmap(tmp_path / "data")
-    mixed = ours.OfflineToOnlineReplayBuffer(tmp_path / "data", online_capacity=5, batch_size=200)
+    left_out = pytest.warns(UserWarning, match="'index' is left out")
+    with left_out if how == "buffer" else nullcontext():
+        mixed = ours.OfflineToOnlineReplayBuffer(
+            tmp_path / "data", online_capacity=5, batch_size=200
+        )
     assert len(mixed) == DATA
     assert sorted(mixed.sample()["id"].unique().tolist()) == list(range(DATA))
 

@@ -32,7 +32,9 @@ JOIN = (*python_points("join"), "count.added", *MUTEX, *TREE, *LEAVES)
 #: Points of a process that opens a directory in use, and repairs it.
 BESIDE = (*native_points("repair"), *native_points("reap"), *JOIN)
 #: Where there is no schema, or bytes are not believed.
-NEVER = ("recover.entries", "recover.dropped", "recover.head", "recover.count")
+NEVER = (
+    *("recover.entries", "recover.dropped", "recover.head", "recover.count", "recover.reserved"),
+)
 #: Points of the first process to open a directory that nobody uses.
 ALONE = (
     *(point for point in python_points("recover") if point not in NEVER),

@@ -15,11 +15,12 @@ from tests.crash.sources.flow import Reading, Step, points_of, without
 
 PACKAGE = Path(shmbuffer.__file__).parent
 MEMORY = PACKAGE / "memory"
-#: Modules that store to private memory only.
+#: Modules that store only to private memory, or to a directory that no other process opens.
 PRIVATE_STORES = {
     *MEMORY.glob("record_format/*.py"),
     MEMORY / "system/private_copy.py",
     MEMORY / "upkeep/copied_buffer.py",
+    MEMORY / "upkeep/snapshot.py",
 }
 CORE = c.read(sorted((PACKAGE / "_native").glob("*/*.c")))
 FLOOR = python.read(

@@ -31,17 +31,15 @@ from tests.kit.rings import path_of, ring_of
 
 pytestmark = [pytest.mark.crash, pytest.mark.product]
 
-#: Where bytes of another boot are not believed; where there is no schema.
+#: Where there is no schema, or there are records, weights, or a save to continue in.
+OTHER_FILES = ("recover.entries", "recover.misplaced", "recover.weights", "recover.reserved")
+#: Where bytes of another boot are not believed.
 UNTRUSTED = ("recover.dropped", "recover.head", "recover.count")
 #: Where they have been verified, and are of this boot.
 ADOPTED = ("recover.seen", "recover.superblock", "recover.noted", "recover.ready")
 REAPING = ("reap.leaf", "reap.word", "reap.freed")
 RECOVERY = [
-    *(
-        point
-        for point in python_points("recover")
-        if point not in ("recover.entries", "recover.misplaced", "recover.weights", *UNTRUSTED)
-    ),
+    *(point for point in python_points("recover") if point not in (*OTHER_FILES, *UNTRUSTED)),
     *("superblock.half", "superblock.stored"),
     *REAPING,
 ]

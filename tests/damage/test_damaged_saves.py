@@ -1,132 +1,37 @@
-"""A damaged save is loaded, or refused with an error that names a file of it.
+"""A damaged save is refused with an error that names it, or its items are what was saved.
 
 Bits are flipped, files are cut and removed, and values of JSON files are exchanged for others.
-Nothing outside of the save changes.
+Nothing changes but what the save is loaded into, and that only if the load succeeds.
 """
 
 from __future__ import annotations
 
 import json
 import random
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from tensordict import NonTensorStack, TensorDict, lazy_stack, tensorclass
 
 from shmbuffer import (
-    CompressedListStorage,
-    LazyStackStorage,
-    LazyTensorStorage,
-    ListStorage,
-    PrioritizedReplayBuffer,
-    ReplayBuffer,
-    ReplayBufferEnsemble,
+    CorruptBufferError,
     ShmBufferError,
-    SliceSamplerWithoutReplacement,
-    TensorDictMaxValueWriter,
-    TensorDictReplayBuffer,
 )
+from shmbuffer.memory.format import layout
 from shmbuffer.saves.file_tree import MANIFEST
+from shmbuffer.saves.parts import PARTS
+from tests.damage.saves import KINDS, content, end
 
 SEED = 1
-CASES = 40
-"""Of each kind, drawn."""
+CASES = 60
+"""Of each kind and layout."""
+
+CHECKED = list(KINDS)[:6]
+"""In the format of a buffer, whose items have checksums."""
 
 OTHERS: tuple[Any, ...] = (None, -1, 2**70, float("nan"), "x", [], {}, [1])
 Damage = tuple[str, bytes | None]
-
-
-@tensorclass
-class Step:
-    obs: torch.Tensor
-
-
-def items(n: int) -> TensorDict:
-    i = torch.arange(n)
-    leaves = {"a": i, "b": {"c": i[:, None].repeat(1, 3).float()}, "traj": i // 3}
-    return TensorDict({**leaves, "done": i % 3 == 2}, [n])
-
-
-def rows(filled: bool) -> Any:
-    storage, generator = LazyTensorStorage(8), torch.Generator().manual_seed(1)
-    rb = PrioritizedReplayBuffer(
-        alpha=0.7, beta=0.4, storage=storage, batch_size=4, generator=generator
-    )
-    if filled:
-        data = items(6)
-        data["t"] = NonTensorStack(*[f"x{i}" for i in range(6)])
-        rb.extend(data)
-        rb.update_priority(torch.arange(6), torch.arange(6) + 1.0)
-    return rb
-
-
-def pytree(filled: bool) -> Any:
-    rb = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=4)
-    if filled:
-        rb.extend((torch.arange(6), {"k": torch.ones(6, 2)}))
-    return rb
-
-
-def nested(filled: bool) -> Any:
-    """A tensorclass, and a lazy stack in each item."""
-    rb = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=4)
-    if filled:
-        parts = [TensorDict(a=torch.zeros(6, n), batch_size=[6]) for n in (2, 3)]
-        step = Step(obs=torch.zeros(6, 2), batch_size=[6])
-        rb.extend(TensorDict({"step": step, "lazy": lazy_stack(parts, 1)}, [6]))
-    return rb
-
-
-def objects(filled: bool, storage: Callable[[int], Any] = ListStorage) -> Any:
-    rb = ReplayBuffer(storage=storage(8), batch_size=4, collate_fn=lambda batch: batch)
-    for i in range(6 * filled):
-        rb.add({"x": torch.ones(i + 1), "s": "t", "n": (1, 2.5, None), "z": np.arange(3)})
-    return rb
-
-
-def records(filled: bool) -> Any:
-    storage = LazyStackStorage(8, max_bytes=2**16, shared_init=True)
-    rb = TensorDictReplayBuffer(storage=storage, batch_size=2)
-    for i in range(6 * filled):
-        rb.add(TensorDict({"x": torch.arange(float(i + 1)), "y": torch.tensor(i)}))
-    return rb
-
-
-def slices(filled: bool) -> Any:
-    sampler = SliceSamplerWithoutReplacement(slice_len=3, traj_key="traj")
-    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(12), sampler=sampler, batch_size=6)
-    if filled:
-        rb.extend(items(6))
-        rb.sample()
-    return rb
-
-
-def ensemble(filled: bool) -> Any:
-    writer = TensorDictMaxValueWriter(rank_key="a")
-    members = (
-        TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=4),
-        TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=4, writer=writer),
-    )
-    for member in members * filled:
-        member.extend(items(6))
-    return ReplayBufferEnsemble(*members, batch_size=4, generator=torch.Generator())
-
-
-KINDS: dict[str, Callable[[bool], Any]] = {
-    "rows": rows,
-    "pytree": pytree,
-    "nested": nested,
-    "objects": objects,
-    "compressed": lambda filled: objects(filled, CompressedListStorage),
-    "records": records,
-    "slices": slices,
-    "ensemble": ensemble,
-}
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -167,51 +72,74 @@ def damages(data: bytes, draw: random.Random) -> Iterator[Damage]:
             yield f"{new!r} at {at} of line {number}", text + b"\n"
 
 
-def drawn(save: Path, kind: str) -> list[tuple[str, Damage]]:
-    draw = random.Random(f"{SEED} {kind}")
-    cases = [
-        (str(file.relative_to(save)), damage)
-        for file in sorted(save.rglob("*"))
-        if file.is_file() and file.name != MANIFEST
-        for damage in damages(file.read_bytes(), draw)
-    ]
-    draw.shuffle(cases)
-    return cases[:CASES]
+def drawn(save: Path, seed: str) -> list[tuple[str, Damage]]:
+    """Cases of a save: first one of each file."""
+    draw, cases = random.Random(f"{SEED} {seed}"), []
+    for file in sorted(save.rglob("*")):
+        if file.is_file() and not str(file).endswith(MANIFEST):
+            some = list(damages(file.read_bytes(), draw))
+            draw.shuffle(some)
+            name = str(file.relative_to(save))
+            cases += [(at > 0, draw.random(), (name, case)) for at, case in enumerate(some)]
+    return [case for _, _, case in sorted(cases, key=lambda case: case[:2])][:CASES]
+
+
+def loaded(kind: str, save: Path) -> Any:
+    """What a buffer with other items has after a load, or the error; it changes nothing."""
+    rb, failed = KINDS[kind].filled(20), None
+    before = content(rb)
+    try:
+        rb.loads(save)
+    except Exception as error:
+        failed = error
+    after = content(rb)
+    end(rb)
+    assert failed is None or after == before, f"changed by {failed!r}"
+    return failed or after
 
 
 def is_clear(error: BaseException, save: Path) -> bool:
-    """It is documented for `loads`, and names a file of the save."""
+    """It is documented for `loads`, and names the save, or a file of it."""
     documented = isinstance(error, (ShmBufferError, FileNotFoundError)) or type(error).__name__ in (
         "ValueError",
-        "RefusedError",
+        "ValueRefusedError",
     )
     return documented and str(save) in str(error)
 
 
-def refused(kind: str, save: Path) -> Exception | None:
-    """What loading it ends in."""
-    rb = KINDS[kind](False)
-    try:
-        rb.loads(save)
-    except Exception as error:
-        return error
-    finally:
-        end(rb)
-    return None
+@pytest.fixture
+def saved(tmp_path: Path) -> Callable[[str], Path]:
+    return lambda kind: KINDS[kind].saved(tmp_path / "saves" / "run")
 
 
-def end(rb: Any) -> None:
-    """Without waiting for the end of the process, at which a temporary directory goes."""
-    if hasattr(rb, "close"):
-        rb.close()
-    for storage in getattr(rb._storage, "_members", [rb._storage]):
-        if hasattr(storage, "cleanup"):
-            storage.cleanup()
+@pytest.mark.product(few=4)
+@pytest.mark.parametrize("kind", CHECKED)
+def test_a_damaged_save_is_refused_or_all_its_items_are_loaded(
+    saved: Callable[[str], Path], kind: str
+) -> None:
+    save = saved(kind)
+    whole = loaded(kind, save)
+    assert not isinstance(whole, Exception)
+    for name, (what, new) in drawn(save, kind):
+        found = damaged(kind, save, name, new)
+        clear = is_clear(found, save) if isinstance(found, Exception) else found == whole
+        assert clear, f"{name}, {what}: {found!r}"
 
 
-def judged(kind: str, save: Path, name: str, damage: Damage) -> None:
-    """Load a save with this damage."""
-    what, new = damage
+@pytest.mark.product(few=2)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.endswith("TorchRL")])
+def test_a_damaged_save_in_torchrls_layout_is_loaded_or_refused(
+    saved: Callable[[str], Path], kind: str
+) -> None:
+    """It has no checksums."""
+    save = saved(kind)
+    for name, (what, new) in drawn(save, kind):
+        found = damaged(kind, save, name, new)
+        assert not isinstance(found, Exception) or is_clear(found, save), (name, what, found)
+
+
+def damaged(kind: str, save: Path, name: str, new: bytes | None) -> Any:
+    """Loads a save one file of which has this content, and puts the file back."""
     file = save / name
     before = file.read_bytes()
     outside = sorted(path for path in save.parent.rglob("*") if save not in path.parents)
@@ -219,57 +147,33 @@ def judged(kind: str, save: Path, name: str, damage: Damage) -> None:
         file.unlink()
     else:
         file.write_bytes(new)
-    error = refused(kind, save)
+    found = loaded(kind, save)
     file.write_bytes(before)
-    assert error is None or is_clear(error, save), f"{name}, {what}: {error!r}"
     assert sorted(p for p in save.parent.rglob("*") if save not in p.parents) == outside
-
-
-@pytest.fixture
-def saved(tmp_path: Path) -> Callable[[str], Path]:
-    def save(kind: str) -> Path:
-        rb = KINDS[kind](True)
-        rb.dumps(tmp_path / "saves" / kind)
-        end(rb)
-        return tmp_path / "saves" / kind
-
-    return save
-
-
-@pytest.mark.product(few=2)
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_damaged_save_is_loaded_or_refused_with_the_name_of_a_file(
-    saved: Callable[[str], Path], kind: str
-) -> None:
-    save = saved(kind)
-    for name, damage in drawn(save, kind):
-        judged(kind, save, name, damage)
+    return found
 
 
 LAZY = ("shmbuffer", "structure", "items", 1, 1)
 
+METADATA = "storage/storage_metadata.json"
+
 #: What ended in TypeError, KeyError, IndexError, OverflowError and the like.
 FOUND: list[tuple[str, str, tuple[Any, ...], Any]] = [
     ("rows", "buffer_metadata.json", ("batch_size",), {}),
-    ("rows", "buffer_metadata.json", ("batch_size",), float("nan")),
     ("rows", "rng_state/meta.json", (), {}),
     ("rows", "rng_state/meta.json", ("device",), "nowhere"),
     ("rows", "rng_state/meta.json", ("rng_state", "shape"), [1]),
-    ("rows", "sampler/sampler_metadata.json", ("_alpha",), -1),
     ("rows", "sampler/sampler_metadata.json", ("_alpha",), 2**40),
     ("rows", "sampler/sampler_metadata.json", ("shmbuffer", "max_priority"), -1),
-    ("rows", "storage/meta.json", ("b",), None),
+    ("rows", "storage/meta.json", ("next",), None),
     ("rows", "storage/meta.json", ("..",), {"type": "TensorDict"}),
-    ("rows", "storage/b/meta.json", ("c", "shape"), []),
-    ("rows", "storage/storage_metadata.json", ("is_pytree",), True),
-    ("rows", "storage/storage_metadata.json", ("shmbuffer", "structure"), True),
-    ("rows", "storage/storage_metadata.json", ("shmbuffer", "structure", "items"), []),
-    ("rows", "storage/storage_metadata.json", ("shmbuffer", "structure", "items", 0, 0), 3),
-    ("rows", "storage/storage_metadata.json", ("shmbuffer", "write_count"), 2**70),
-    ("nested", "storage/storage_metadata.json", (*LAZY, "items", 0, 1, "batch"), [1]),
-    ("nested", "storage/storage_metadata.json", (*LAZY, "dim"), -1),
-    ("pytree", "storage/storage_metadata.json", ("metadata",), 3),
-    ("pytree", "storage/storage_metadata.json", ("metadata",), {}),
+    ("rows", "storage/collector/meta.json", ("traj_ids", "shape"), []),
+    ("rows", METADATA, ("is_pytree",), True),
+    ("rows", METADATA, ("shmbuffer", "structure"), True),
+    ("rows", METADATA, ("shmbuffer", "structure", "items", 0, 0), 3),
+    ("nested rows", METADATA, (*LAZY, "items", 0, 1, "batch"), [1]),
+    ("nested rows", METADATA, (*LAZY, "dim"), -1),
+    ("pytree", METADATA, ("metadata",), {}),
 ]
 
 
@@ -277,32 +181,50 @@ FOUND: list[tuple[str, str, tuple[Any, ...], Any]] = [
 def test_a_value_that_makes_no_sense_is_an_error_that_names_its_file(
     saved: Callable[[str], Path], kind: str, name: str, at: tuple[Any, ...], new: Any
 ) -> None:
+    kind = f"{kind} for TorchRL"
     save = saved(kind)
     (save / name).write_bytes(exchanged((save / name).read_bytes(), at, new))
     with pytest.raises(ShmBufferError, match=str(save)):
-        KINDS[kind](False).loads(save)
+        KINDS[kind].make().loads(save)
 
 
-@pytest.mark.parametrize("cut", [64, 90, 100, 110])
-def test_a_file_of_numpy_whose_head_is_damaged_is_an_error_that_names_it(
-    saved: Callable[[str], Path], cut: int
+FILES = (
+    *(layout.CONTROL, layout.SLOTS, layout.SCHEMA, f"{layout.PRIVATE}/items.jsonl"),
+    *(f"{PARTS}/{name}.jsonl" for name in ("buffer", "sampler", "writer", "extra", "ahead")),
+    "collector/traj_ids.memmap",
+)
+
+
+@pytest.mark.parametrize("what", ["gone", "empty", "zeros"])
+@pytest.mark.parametrize(
+    ("kind", "file"),
+    [
+        *[("rows, with everything", file) for file in FILES],
+        ("records", layout.RECORDS),
+    ],
+)
+def test_a_file_of_a_save_that_is_missing_or_has_no_content_is_an_error_that_names_the_save(
+    saved: Callable[[str], Path], kind: str, file: str, what: str
 ) -> None:
-    file = saved("rows") / "storage" / "shmbuffer.items.npy"
-    head = bytearray(file.read_bytes())
-    head[cut] ^= 8
-    for content in (bytes(head[:cut]), bytes(head)):
-        file.write_bytes(content)
-        error = refused("rows", file.parents[1])
-        assert error is None or is_clear(error, file)
+    save, name = saved(kind), f"storage/{file}"
+    size = (save / name).stat().st_size
+    found = damaged(kind, save, name, {"gone": None, "empty": b"", "zeros": bytes(size)}[what])
+    assert isinstance(found, (ShmBufferError, FileNotFoundError))
+    assert str(save) in str(found)
 
 
-def test_a_load_that_is_refused_changes_nothing(saved: Callable[[str], Path]) -> None:
-    save = saved("rows")
-    (save / "rng_state" / "rng_state.memmap").write_bytes(bytes(5056))
-    rb = rows(True)
-    before = rb.state_dict()
-    with pytest.raises(ShmBufferError, match=r"rng_state/meta.json: .*another copy"):
-        rb.loads(save)
-    assert rb[:]["a"].tolist() == list(range(6))
-    assert torch.equal(rb.generator.get_state(), before["_rng"][0])
-    shutil.rmtree(save)
+@pytest.mark.parametrize(
+    ("kind", "file"),
+    [("rows, with everything", "collector/traj_ids.memmap"), ("records", layout.RECORDS)],
+)
+def test_each_flipped_byte_of_an_item_is_found_by_its_checksum(
+    saved: Callable[[str], Path], kind: str, file: str
+) -> None:
+    save = saved(kind)
+    data = (save / "storage" / file).read_bytes()
+    used = [at for at, byte in enumerate(data) if byte]
+    for at in random.Random(SEED).sample(used, 5):
+        flipped = data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :]
+        found = damaged(kind, save, f"storage/{file}", flipped)
+        assert isinstance(found, CorruptBufferError)
+        assert f"{save}/storage: does not match what was saved: 1 of its items" in str(found)

@@ -320,8 +320,8 @@ def test_a_load_that_is_refused_changes_nothing(rb: ShardedReplayBuffer, tmp_pat
         rb.loads(tmp_path)
     one = TensorDictPrioritizedReplayBuffer(storage=LazyMemmapStorage(3_000), alpha=0.7, beta=1.0)
     one.extend(items(0, 3_000))  # more than a shard has room for
-    one.dumps(tmp_path / "shards-1" / "z")
-    (tmp_path / "shards.json").write_text('{"folder": "shards-1", "nodes": ["z"]}')
+    one.dumps(tmp_path / "storage" / "z")
+    (tmp_path / "storage" / "shards.json").write_text('{"nodes": ["z"]}')
     with pytest.raises(ValueError, match=r"room for 2000"):
         rb.loads(tmp_path)
     assert len(rb) == 10

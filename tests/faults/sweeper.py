@@ -13,9 +13,9 @@ from tests.faults.sweep import Found
 
 #: Those of checkpoint_scenarios.py, which only a process with torch can load.
 CHECKPOINTS = (
-    *("Save", "SaveAgain", "SaveWithin", "Load", "LoadInPlace", "LoadUnfinished"),
-    *("SavePacked", "LoadPacked", "SaveTransformed", "LoadTransformed", "SaveInPlace"),
-    *("SaveMembers", "Export"),
+    *("Save", "SaveAgain", "SaveWithoutExchange", "SaveForTorchRL", "SavePacked"),
+    *("Load", "LoadInPlace", "LoadMovedBack", "LoadPacked", "SaveTransformed"),
+    *("LoadTransformed", "SaveInPlace", "SaveMembers", "Export"),
 )
 
 

@@ -137,6 +137,8 @@ def test_a_file_that_runs_code_when_it_is_loaded_is_loaded_by_nobody(
     again.close()
     restored = filled(tmp_path / "restored", 0)
     restored.loads(saved)
+    restored.dumps(tmp_path / "export", layout="torchrl")
+    saved = tmp_path / "export"
     (saved / "transform.t").write_bytes(payload)
     with pytest.raises(ValueError, match=r"transform\.t: cannot be loaded without running code"):
         restored.loads(saved)

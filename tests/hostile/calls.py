@@ -303,26 +303,6 @@ def _checkpointer(name: str, storage: Callable[[Path], Any]) -> dict[str, Call]:
     }
 
 
-def _in_place(name: str, storage: type) -> Call:
-    """The storage of a buffer that lies at the path."""
-
-    def there(path: Path) -> AbstractContextManager[Any]:
-        more = {} if storage is LazyMemmapStorage else {"max_bytes": 2**16}
-        made = partial(storage, SIZE, shared_init=True, timeout=TIMEOUT, **more)
-        return _with(TensorDictReplayBuffer, storage=lambda _: made(scratch_dir=path))(path)
-
-    def run(path: Path) -> None:
-        with there(path) as rb:
-            getattr(shmbuffer, name)().dumps_in_place(rb.storage, path)
-
-    def prepare(path: Path) -> None:
-        with there(path):
-            pass
-
-    has_hooks = name.partition("Storage")[0] in ("Flat", "H5", "Nested")
-    return Call(run, prepare, error=RuntimeError if has_hooks else None)
-
-
 def _checkpointers() -> dict[str, Call]:
     rows: dict[str, Call] = {}
     for name, storage in {
@@ -336,15 +316,6 @@ def _checkpointers() -> dict[str, Call]:
         "TensorStorageCheckpointer": _tensors,
     }.items():
         rows |= _checkpointer(name, storage)
-    for name, kind in {
-        "CompressedListStorageCheckpointer": CompressedListStorage,
-        "FlatStorageCheckpointer": LazyMemmapStorage,
-        "H5StorageCheckpointer": LazyMemmapStorage,
-        "ListStorageCheckpointer": LazyStackStorage,
-        "NestedStorageCheckpointer": LazyMemmapStorage,
-        "TensorStorageCheckpointer": LazyMemmapStorage,
-    }.items():
-        rows[f"{name}.dumps_in_place(folder)"] = _in_place(name, kind)
     rows["H5StorageCheckpointer.saves_to_file(path)"] = Call(
         lambda path: shmbuffer.H5StorageCheckpointer().saves_to_file(path)
     )

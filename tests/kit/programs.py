@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import ctypes
 import json
@@ -138,6 +139,7 @@ def in_a_tmpfs(path: Path, options: bytes, run: Callable[[], object]) -> None:
 
 def as_nobody() -> None:
     """Give up root; in a forked child."""
+    codecs.lookup("ascii")  # a module that this user may not be allowed to import
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)

@@ -22,28 +22,27 @@ from tests.replay.test_checkpoint_crash import buffer, new, old, state
 pytestmark = [pytest.mark.crash, pytest.mark.slow]
 
 
-@pytest.mark.product(few=1)
-@pytest.mark.parametrize("there", ["nothing", "a save", "foreign files"])
-def test_a_save_is_whole_after_a_power_cut(there: str) -> None:
-    figures = apart(lambda: cut_a_save(there, seed=1))
+@pytest.mark.product(few=2)
+@pytest.mark.parametrize("layout", ["shmbuffer", "torchrl"])
+@pytest.mark.parametrize("there", ["nothing", "a save", "a save, without exchange"])
+def test_a_save_is_whole_after_a_power_cut(there: str, layout: str) -> None:
+    figures = apart(lambda: cut_a_save(there, layout, seed=1))
     assert figures["images"] > 70
     assert figures["images of the new save"] > 3
 
 
-def cut_a_save(there: str, seed: int) -> dict[str, int]:
+def cut_a_save(there: str, layout: str, seed: int) -> dict[str, int]:
     """Saves over what is there, and loads what power cuts leave of it."""
     saver, states = new(), {"old": state(old()), "new": state(new())}
     with folder() as (tree, attic):
         where = tree / "runs" / "run"
         if there != "nothing":
-            old().dumps(where)
-        if there == "foreign files":
-            (where / "model.pt").write_text("mine")
+            old().dumps(where, layout=layout)
 
         def save(reporter: Reporter) -> None:
-            told = reporter.told(publication.exchange, "exchange")
-            publication.exchange = told  # type: ignore[assignment]
-            saver.dumps(where)
+            exchange = (lambda *_: False) if "without" in there else publication.exchange
+            publication.exchange = reporter.told(exchange, "exchange")  # type: ignore[assignment]
+            saver.dumps(where, layout=layout)
             reporter.mark("saved")
 
         recording = record(tree, attic, save)

@@ -15,18 +15,23 @@ from tensordict import TensorDict
 
 from shmbuffer import (
     LazyMemmapStorage,
+    LazyStackStorage,
     LazyTensorStorage,
     RandomSampler,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
+    attach,
 )
 from shmbuffer.saves import publication
+from shmbuffer.saves.work_directory import MARK
+from tests.crash.harness import is_killed_at, python_points
+from tests.kit.programs import in_fork
 from tests.kit.rings import engine_of, ring_of
 
 pytestmark = pytest.mark.crash
 
 CAPACITY = 6
-COUNTS = {"published", "replaced", "complete", "moved", "removed", "moved all"}
+COUNTS = {"exchanged", "replaced", "published"}
 """Steps after which the new save is the one that counts."""
 
 
@@ -104,63 +109,51 @@ def points(names: list[str]) -> list[int]:
     )
 
 
-@pytest.fixture(params=["fresh", "replaced", "replaced without exchange", "beside foreign files"])
-def path(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[], Path]:
-    """Makes the directory as it is before the save."""
-    where = tmp_path / "runs" / "run"
-    if request.param == "replaced without exchange":
+@pytest.mark.product(few=4)
+@pytest.mark.parametrize("layout", ["shmbuffer", "torchrl"])
+@pytest.mark.parametrize("there", ["nothing", "a save", "a save, without exchange"])
+def test_a_save_that_is_killed_at_any_step_leaves_a_whole_one(
+    tmp_path: Path, layout: str, there: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "without" in there:
         monkeypatch.setattr(publication, "exchange", lambda *_: False)
+    where, saver, before, after = tmp_path / "runs" / "run", new(), state(old()), state(new())
 
-    def make() -> Path:
+    def prepare() -> None:
         shutil.rmtree(where.parent, ignore_errors=True)
-        if request.param != "fresh":
-            old().dumps(where)
-        if request.param == "beside foreign files":
+        if there != "nothing":
+            old().dumps(where, layout=layout)
+        if layout == "shmbuffer":
+            where.mkdir(parents=True, exist_ok=True)
             (where / "model.pt").write_text("mine")
-            (where / "storage" / "notes.txt").write_text("mine too")
-        return where
-
-    make.kind = request.param  # type: ignore[attr-defined]
-    return make
-
-
-def test_a_save_that_is_killed_at_any_step_leaves_a_whole_one(path: Callable[[], Path]) -> None:
-    kind = path.kind  # type: ignore[attr-defined]
-    saver, before, after = new(), state(old()), state(new())
-    where = path()
 
     def save() -> None:
-        saver.dumps(where)
+        saver.dumps(where, layout=layout)
 
+    prepare()
     names = steps_until(save)
-    within = kind not in ("fresh", "replaced")
-    assert {"made", "written", "synced", "published"} <= set(names)
-    assert ({"complete", "moved", "removed", "moved all"} <= set(names)) == within
-    assert ("replaced" in names) != within
+    replaced = {"nothing": "replaced", "a save": "exchanged"}.get(there, "moved away")
+    assert {"made", "written", "listed", "synced", replaced, "published"} <= set(names)
     for at in points(names):
-        path()
+        prepare()
         assert steps_until(save, at) == names[: at + 1]
         expected = after if names[at] in COUNTS else before
         loaded = buffer()
-        if kind == "fresh" and expected is before:
+        if there == "nothing" and expected is before:
             with pytest.raises(FileNotFoundError, match="no buffer was saved"):
                 loaded.loads(where)
         else:
             loaded.loads(where)
             assert state(loaded) == expected, f"killed at {names[at]}"
-        if kind == "beside foreign files":
-            assert (where / "model.pt").read_text() == "mine"
-            assert (where / "storage" / "notes.txt").read_text() == "mine too"
         # The next process saves as usual, and cleans up.
-        saver.dumps(where)
+        save()
         loaded = buffer()
         loaded.loads(where)
         assert state(loaded) == after
         assert os.listdir(where.parent) == ["run"]
-        assert not [name for name in os.listdir(where) if name.startswith(".")]
-        assert not (where / "rng_state").exists()
+        if layout == "shmbuffer":
+            assert sorted(os.listdir(where)) == ["model.pt", "storage"]
+        assert not list(where.rglob(f"*{MARK}"))
 
 
 class Mortal(RandomSampler):
@@ -172,28 +165,26 @@ class Mortal(RandomSampler):
 
 
 def test_a_save_that_is_killed_half_written_leaves_the_one_before(tmp_path: Path) -> None:
-    where = tmp_path / "run"
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY))
     rb.extend(items(0, 3))
-    rb.dumps(where)
+    rb.dumps(tmp_path)
     other = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=Mortal())
     other.extend(items(50, 58))
-    pid = os.fork()
-    if not pid:
-        other.dumps(where)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    assert in_fork(lambda: other.dumps(tmp_path)) == -signal.SIGKILL
     assert len(os.listdir(tmp_path)) == 2  # its leftovers lie next to the save
     loaded = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY))
-    loaded.loads(where)
+    loaded.loads(tmp_path)
     assert loaded[:]["a"].tolist() == [0, 1, 2]
-    rb.dumps(where)
-    assert os.listdir(tmp_path) == ["run"]
+    rb.dumps(tmp_path)
+    assert os.listdir(tmp_path) == ["storage"]
 
 
-def test_a_save_in_place_that_is_killed_leaves_the_buffer_and_a_whole_description(
-    tmp_path: Path,
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_save_in_place_that_is_killed_leaves_the_buffer_and_whole_parts(
+    tmp_path: Path, exchanges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if not exchanges:
+        monkeypatch.setattr(publication, "exchange", lambda *_: False)
     where = tmp_path / "run"
 
     def open_in_place() -> TensorDictPrioritizedReplayBuffer:
@@ -203,57 +194,67 @@ def test_a_save_in_place_that_is_killed_leaves_the_buffer_and_a_whole_descriptio
     def write_and_save() -> None:
         rb = open_in_place()
         rb.extend(items(100, 102))
-        rb.dumps(where)
+        rb.dumps(where, extra="now")
 
     def before() -> None:
         shutil.rmtree(where, ignore_errors=True)
         with open_in_place() as rb:
             rb.extend(items(0, 3))
-            rb.dumps(where)
+            rb.dumps(where, extra="before")
 
     before()
     names = steps_until(write_and_save)
-    assert {"made", "written", "synced", "complete", "moved", "published"} <= set(names)
     for at in points(names):
         before()
         steps_until(write_and_save, at)
         with buffer(LazyMemmapStorage(CAPACITY, scratch_dir=where / "storage")) as loaded:
-            loaded.loads(where)  # the live buffer counts, whatever was saved of it
+            extra = loaded.loads(where)  # the live buffer counts, whatever was saved of it
+            assert extra == ("now" if names[at] in COUNTS else "before"), names[at]
             assert loaded[:]["a"].tolist() == [0, 1, 2, 100, 101]
             assert (loaded.write_count, ring_of(loaded).cursor) == (5, 5)
             assert engine_of(loaded).check().ok
-            assert not (where / ".shmbuffer-save" / "complete.json").exists()
             loaded.dumps(where)
-        assert sorted(os.listdir(where)) == [
-            "buffer_metadata.json",
-            "sampler",
-            "shmbuffer.files.json",
-            "storage",
-            "writer",
-        ]
+        assert os.listdir(where) == ["storage"]
+        assert not list(where.rglob(f"*{MARK}"))
 
 
-@pytest.mark.full
-def test_parts_that_are_saved_into_one_directory_are_whole_each(tmp_path: Path) -> None:
-    saver, where = new(), tmp_path / "run"
+def records() -> Any:
+    rb = TensorDictReplayBuffer(
+        storage=LazyStackStorage(CAPACITY, max_bytes=2**14, shared_init=True)
+    )
+    rb.extend([TensorDict({"a": torch.tensor(n), "c": torch.ones(n)}) for n in range(1, 5)])
+    return rb
 
-    def before() -> None:
-        shutil.rmtree(where, ignore_errors=True)
-        for part in (old().storage, old().sampler, old().writer):
-            part.dumps(where)
 
-    def save() -> None:
-        saver.sampler.dumps(where)
+SUPERBLOCK = ("superblock.half", "superblock.stored")
 
-    before()
-    names = steps_until(save)
-    for at in points(names):
-        before()
-        steps_until(save, at)
-        loaded = buffer()
-        loaded.storage.loads(where)
-        assert loaded[:]["a"].tolist() == [0, 1, 2]
-        loaded.sampler.loads(where)
-        found = ring_of(loaded).tree.priorities()[:3].tolist()
-        whole = [10.0, 11.0, 12.0] if names[at] in COUNTS else [1.0, 2.0, 3.0]
-        assert found == whole, names[at]
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["rows", "records"])
+def test_a_process_that_is_killed_while_it_continues_in_a_save_is_followed_by_the_next(
+    tmp_path: Path, kind: str
+) -> None:
+    made = new() if kind == "rows" else records()
+    held = [int(item["a"]) for item in made[:]]
+    where, passed = tmp_path / "run", set()
+    made.dumps(tmp_path / "saved")
+
+    def recover() -> None:
+        with attach(where, on_existing="recover"):
+            pass
+
+    for point in [*python_points("recover"), *SUPERBLOCK]:
+        for passing in range(2):
+            shutil.rmtree(where, ignore_errors=True)
+            shutil.copytree(tmp_path / "saved", where)
+            if not is_killed_at(point, passing, recover):
+                break
+            passed.add(point)
+            with attach(where) as read:  # it is a save, or a buffer that is not in use
+                assert [int(item["a"]) for item in read[:]] == held, f"killed at {point}"
+            with attach(where, on_existing="recover") as rb:
+                assert [int(item["a"]) for item in rb[:]] == held, f"killed at {point}"
+                assert engine_of(rb).check().ok
+                rb.add(rb[0])
+                assert rb.write_count == made.write_count + 1
+    assert passed >= {"recover.reserved", "recover.state", "recover.superblock", *SUPERBLOCK}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import zlib
 from collections import OrderedDict
@@ -35,6 +36,8 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     WriterEnsemble,
 )
+from shmbuffer._native import _core
+from shmbuffer.memory.format.layout import PRIVATE
 from shmbuffer.saves.values import ValueRefusedError, read_values, write_values
 from tests.kit.items import Point, Step, Trap, alike
 from tests.kit.rings import ring_of
@@ -132,7 +135,10 @@ def test_damage_is_named(damage: Any, message: str, tmp_path: Path) -> None:
 def test_a_value_of_an_unknown_form_is_refused(form: Any, tmp_path: Path) -> None:
     write_values(tmp_path, "x", [torch.arange(3)], allow_pickle=False, what="value")
     lines = (tmp_path / "x.jsonl").read_text().splitlines()
-    lines[1] = json.dumps({"form": form})
+    value, crc = [0, [], [24]], 0
+    for part in (json.dumps(form), torch.arange(3).numpy(), json.dumps(value)):
+        crc = _core.crc32c(part.encode() if isinstance(part, str) else part, crc)
+    lines[1:] = json.dumps({"form": form}), json.dumps([*value, crc])
     (tmp_path / "x.jsonl").write_text("\n".join(lines))
     with pytest.raises(FormatError, match=r"x\.jsonl: .* not known to this version"):
         list(read_values(tmp_path, "x", allow_pickle=False))
@@ -198,8 +204,7 @@ def test_compressed_items_are_saved_compressed(tmp_path: Path) -> None:
         ]
     )
     rb.dumps(tmp_path)
-    size = sum(file.stat().st_size for file in (tmp_path / "storage").iterdir())
-    assert size < 3000
+    assert (tmp_path / "storage" / PRIVATE / "items.data").stat().st_size < 3000
     other = ReplayBuffer(storage=CompressedListStorage(6), batch_size=2)
     other.loads(tmp_path)
     assert other.storage.bytes() == rb.storage.bytes()
@@ -232,8 +237,8 @@ def test_a_list_whose_files_do_not_fit_together_is_refused(tmp_path: Path) -> No
     storage = ListStorage(4)
     storage.set(range(3), list("abc"))
     storage.dumps(tmp_path)
-    lines = (tmp_path / "shmbuffer.list.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "shmbuffer.list.jsonl").write_text("".join(lines[:-1]))
+    file = tmp_path / PRIVATE / "items.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
     with pytest.raises(CorruptBufferError, match="has 2 items, 3 belong there"):
         ListStorage(4).loads(tmp_path)
 
@@ -259,11 +264,10 @@ def test_leftovers_of_an_earlier_save_are_no_items_of_a_newer_one(
         for one, call in ((storage, "dumps"), (other, "loads")):
             getattr(one if alone else ReplayBuffer(storage=one), call)(tmp_path)
         assert alike(other.get(slice(None)), items)
-        where = tmp_path if alone else tmp_path / "storage"
-        names = {file.name for file in where.iterdir() if file.name.startswith("shmbuffer.")}
-        kinds = {name.split(".")[1] for name in names} - {"files", "items"}
-        assert kinds == {"list" if type(storage) is ListStorage else "records"}
-        assert ("shmbuffer.records.dictionary" in names) == (storage is compressed)
+        names = set(os.listdir((tmp_path if alone else tmp_path / "storage") / PRIVATE))
+        of_a_list = type(storage) is ListStorage
+        assert ("items.jsonl" in names, "records" in names) == (of_a_list, not of_a_list)
+        assert ("dictionary" in names) == (storage is compressed)
 
 
 # -- ensembles -------------------------------------------------------------------------------------

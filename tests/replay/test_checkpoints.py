@@ -44,6 +44,7 @@ from shmbuffer import (
     Writer,
 )
 from shmbuffer.memory.format import layout
+from shmbuffer.memory.format.layout import PARTS
 from shmbuffer.storages import rows
 from shmbuffer.torchrl.compat.folders import read_folder
 from tests.kit.items import Point, Step, Transition, Trap, alike, items, numbers
@@ -142,16 +143,18 @@ def test_parts_are_saved_and_loaded_alone(tmp_path: Path) -> None:
     rb = learner(LazyTensorStorage(8))
     rb.extend(items(0, 11))
     rb.update_priority(torch.tensor([4]), torch.tensor([5.0]))
-    for part in (rb.storage, rb.sampler, rb.writer):  # into one directory, as TorchRL would
-        part.dumps(tmp_path)
+    for part in ("storage", "sampler", "writer"):
+        getattr(rb, part).dumps(tmp_path / part)
     other = learner(LazyTensorStorage(8), beta=0.1)
-    other.storage.loads(tmp_path)
+    other.storage.loads(tmp_path / "storage")
     assert numbers(other[:]) == numbers(rb[:])
-    other.sampler.load(tmp_path)
+    other.sampler.load(tmp_path / "sampler")
     assert other.sampler.beta == 0.4
     assert ring_of(other).tree.priorities()[4] == 5.0
-    other.writer.loads(tmp_path)
+    other.writer.loads(tmp_path / "writer")
     assert (other.write_count, other.writer._cursor) == (11, 3)
+    with pytest.raises(BufferExistsError, match=r"was not made by a save of a sampler.*Nothing"):
+        rb.sampler.dumps(tmp_path / "writer")
     assert RandomSampler().dumps(tmp_path / "nothing") is None
     assert not (tmp_path / "nothing").exists()
 
@@ -192,10 +195,10 @@ def test_text_and_objects_next_to_tensors_come_back(tmp_path: Path) -> None:
     assert found[:3] == notes[:3]
     assert type(found[2]) is tuple
     assert torch.equal(found[3], torch.arange(3))
-    # in tensordict's files too, as far as JSON can hold it
+    # in TorchRL's layout, as far as JSON can hold it
     texts = ReplayBuffer(storage=LazyTensorStorage(3))
     texts.extend(TensorDict({"t": NonTensorStack("x", "y")}, [2]))
-    texts.dumps(tmp_path / "texts")
+    texts.dumps(tmp_path / "texts", layout="torchrl")
     assert list(TensorDict.load_memmap(tmp_path / "texts" / "storage")["t"]) == ["x", "y", "x"]
 
 
@@ -365,7 +368,7 @@ def test_generations_are_written_as_torchrl_counts_them(tmp_path: Path) -> None:
     writer = TensorDictRoundRobinWriter(track_generations=True)
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4), writer=writer, batch_size=2)
     rb.extend(items(0, 6))
-    rb.dumps(tmp_path)
+    rb.dumps(tmp_path, layout="torchrl")
     content = json.loads((tmp_path / "writer" / "metadata.json").read_text())
     assert content["generation_shape"] == [4]
     written = np.fromfile(tmp_path / "writer" / "generation.memmap", np.int64)
@@ -383,16 +386,19 @@ class Scale(torch.nn.Module):
         return data.set("a", data["a"] * self.factor)
 
 
-def test_the_state_of_transforms_comes_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", ["shmbuffer", "torchrl"])
+def test_the_state_of_transforms_comes_back(layout: str, tmp_path: Path) -> None:
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4), transform=Scale(3.0), batch_size=2)
     rb.extend(items(1, 2))
-    rb.dumps(tmp_path)
+    rb.dumps(tmp_path, layout=layout)
     other = TensorDictReplayBuffer(storage=LazyTensorStorage(4), transform=Scale(1.0), batch_size=2)
     other.loads(tmp_path)
     assert other.sample()["a"].tolist() == [3.0, 3.0]
-    assert list(torch.load(tmp_path / "transform.t", weights_only=True)) == ["transforms.0.factor"]
+    if layout == "torchrl":
+        states = torch.load(tmp_path / "transform.t", weights_only=True)
+        assert list(states) == ["transforms.0.factor"]
     none = TensorDictReplayBuffer(storage=LazyTensorStorage(4), transform=lambda data: data)
-    with pytest.raises(ValueError, match=r"'transforms.0.factor', .*transforms are \['function'\]"):
+    with pytest.raises(ValueError, match=r"has the state .*0.*transforms are \['function'\]"):
         none.loads(tmp_path)
     assert not none.storage.initialized
 
@@ -413,7 +419,7 @@ class Chain(torch.nn.Module):
 def test_a_chain_that_is_the_only_transform_is_the_chain(tmp_path: Path) -> None:
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4), transform=Chain(2.0, 5.0))
     rb.extend(items(1, 2))
-    rb.dumps(tmp_path)
+    rb.dumps(tmp_path, layout="torchrl")
     names = ["transforms.0.factor", "transforms.1.factor"]
     assert list(torch.load(tmp_path / "transform.t", weights_only=True)) == names
     for transform in (Chain(1.0, 1.0), [Scale(1.0), Scale(1.0)]):
@@ -426,7 +432,7 @@ def test_a_chain_that_is_the_only_transform_is_the_chain(tmp_path: Path) -> None
 def test_nothing_is_unpickled(place: str, tmp_path: Path) -> None:
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4), transform=Scale(3.0), batch_size=2)
     rb.extend(items(0, 3))
-    rb.dumps(tmp_path / "run")
+    rb.dumps(tmp_path / "run", layout="torchrl")
     file = tmp_path / "run" / place
     if place == "transform.t":
         torch.save({"trap": Trap(tmp_path / "trapped")}, file)
@@ -639,7 +645,7 @@ def test_where_nothing_was_saved_says_so(tmp_path: Path) -> None:
 def test_damage_is_named_and_nothing_is_changed(file: str, damage: bytes, tmp_path: Path) -> None:
     rb = learner(LazyTensorStorage(4))
     rb.extend(items(0, 3))
-    rb.dumps(tmp_path)
+    rb.dumps(tmp_path, layout="torchrl")
     (tmp_path / file).write_bytes(damage)
     other = learner(LazyTensorStorage(4))
     other.extend(items(7, 8))
@@ -663,7 +669,7 @@ def test_a_save_of_another_format_is_refused_and_nothing_is_changed(
 ) -> None:
     rb = learner(LazyTensorStorage(4))
     rb.extend(items(0, 3))
-    rb.dumps(tmp_path)
+    rb.dumps(tmp_path, layout="torchrl")
     metadata = tmp_path / file
     content = json.loads(metadata.read_text())
     content["shmbuffer"]["format"] = 7
@@ -780,28 +786,40 @@ def test_a_save_that_is_replaced_while_it_is_read_is_read_again(
 # -- the directory ---------------------------------------------------------------------------------
 
 
-def test_a_save_replaces_the_one_before_and_leaves_foreign_files(tmp_path: Path) -> None:
+def test_a_save_replaces_the_one_before_and_leaves_foreign_files_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "run"
     rb = learner(LazyTensorStorage(8), generator=torch.Generator())
     rb.extend(items(0, 3))
     rb.dumps(path)
     (path / "model.pt").write_text("mine")
-    (path / "storage" / "notes.txt").write_text("mine too")
     plain = TensorDictReplayBuffer(storage=LazyTensorStorage(8))
     plain.extend(TensorDict({"z": torch.arange(2)}, [2]))
     plain.dumps(path)
-    left = {name for name in tree(path) if not name.startswith("shmbuffer")}
-    assert left == {
-        "buffer_metadata.json",
-        "model.pt",
-        "storage/meta.json",
-        "storage/notes.txt",
-        "storage/shmbuffer.items.npy",
-        "storage/storage_metadata.json",
-        "storage/z.memmap",
-        "writer/metadata.json",
-    }
+    left = {name for name in tree(path) if ".shmbuffer" not in name}
+    assert left == {"model.pt", "storage/meta.json", "storage/z.memmap"}
     assert (path / "model.pt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("layout", ["shmbuffer", "torchrl"])
+def test_a_directory_with_foreign_files_is_refused_before_anything_is_written(
+    layout: str, tmp_path: Path
+) -> None:
+    rb = learner(LazyTensorStorage(8))
+    rb.extend(items(0, 3))
+    rb.dumps(tmp_path / "run", layout=layout)
+    place = tmp_path / "run" if layout == "torchrl" else tmp_path / "run" / "storage"
+    (place / "notes.txt").write_text("mine")
+    before = tree(tmp_path)
+    with pytest.raises(BufferExistsError, match=r"notes.txt in it was not made .* Nothing was"):
+        rb.dumps(tmp_path / "run", layout=layout)
+    assert tree(tmp_path) == before
+
+
+def test_a_save_ends_at_the_highest_slot_in_use(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(100))
+    rb.storage.set([2, 7], items(0, 2))
+    rb.dumps(tmp_path)
+    assert TensorDict.load_memmap(tmp_path / "storage").batch_size == torch.Size([8])
 
 
 @pytest.mark.full
@@ -878,18 +896,8 @@ def test_a_storage_that_lies_there_already_is_not_copied(tmp_path: Path) -> None
         rb.extend(items(11, 12))  # the files are the live buffer's
         rb.dumps(tmp_path)
         assert file.stat().st_ino == inode
-        assert json.loads((tmp_path / "storage" / "storage_metadata.json").read_text()) == {
-            "metadata": {},
-            "is_pytree": False,
-            "len": 8,
-        }
-        assert sorted(os.listdir(tmp_path)) == [
-            "buffer_metadata.json",
-            "sampler",
-            "shmbuffer.files.json",
-            "storage",
-            "writer",
-        ]
+        assert os.listdir(tmp_path) == ["storage"]
+        assert (tmp_path / "storage" / PARTS / "sampler.jsonl").is_file()
         rb.extend(items(12, 13))
     again = in_place(tmp_path)  # not asked whether it may exist: loads is what it is there for
     with learner(again, beta=0.9) as other:
@@ -916,7 +924,6 @@ def test_a_part_is_saved_in_place_too(tmp_path: Path) -> None:
     with closing(LazyMemmapStorage(8, scratch_dir=tmp_path / "x")) as storage:
         storage.set(range(3), items(0, 3))
         storage.dumps(tmp_path / "x")
-        assert (tmp_path / "x" / "storage_metadata.json").exists()
         assert numbers(storage.get(slice(None))) == [0, 1, 2]
     with closing(LazyMemmapStorage(8, scratch_dir=tmp_path / "x")) as again:
         again.loads(tmp_path / "x")
@@ -1085,6 +1092,15 @@ def test_a_custom_checkpointer_is_used(tmp_path: Path) -> None:
     other.loads(tmp_path)
     assert other[:].tolist() == [0, 1, 2]
     assert (other.write_count, other.writer._cursor) == (3, 3)
+    weighed = PrioritizedReplayBuffer(
+        alpha=0.7, beta=0.4, storage=LazyTensorStorage(4), checkpointer=TextFile()
+    )
+    weighed.extend(torch.arange(3))
+    weighed.update_priority(torch.arange(3), torch.tensor([1.0, 5.0, 2.0]))
+    weighed.dumps(tmp_path / "weighed")
+    weighed.update_priority(torch.arange(3), 1.0)
+    weighed.loads(tmp_path / "weighed")
+    assert ring_of(weighed).tree.priorities().tolist()[:3] == [1.0, 5.0, 2.0]
     with closing(LazyMemmapStorage(4, scratch_dir=tmp_path / "x" / "storage")) as storage:
         storage.set(range(2), torch.arange(2))
         rb = ReplayBuffer(storage=storage, checkpointer=TextFile())
@@ -1198,7 +1214,7 @@ def test_custom_parts_are_saved_by_their_state_or_their_own_dumps(
     rb.extend(torch.arange(3))
     rb.sample()
     rb.dumps(tmp_path)
-    assert (tmp_path / "sampler" / "drawn.txt").exists() == files
+    assert (tmp_path / "storage" / PARTS / "sampler" / "drawn.txt").exists() == files
     other = buffer()
     other.loads(tmp_path)
     assert other.sampler.drawn == 1
@@ -1256,7 +1272,7 @@ def test_a_tensorclass_leaves_no_files_but_those_of_tensordict(tmp_path: Path) -
     pair = Transition(obs=torch.arange(4), reward=torch.ones(4, 0), batch_size=[4])
     rb = ReplayBuffer(storage=LazyTensorStorage(6))
     rb.extend(TensorDict({"pair": pair}, [4]))
-    rb.dumps(tmp_path)
+    rb.dumps(tmp_path, layout="torchrl")
     files = {
         str(file.relative_to(tmp_path / "storage/pair")) for file in tmp_path.rglob("pair/**/*")
     }
@@ -1280,11 +1296,10 @@ def test_items_with_a_lazy_stack_in_them_come_back(tmp_path: Path) -> None:
     assert [part["a"].tolist() for part in found.tensordicts] == [
         part["a"].tolist() for part in parts
     ]
-    theirs = TensorDict.load_memmap(tmp_path / "storage")["stack"]
+    rb.dumps(tmp_path / "theirs", layout="torchrl")
+    theirs = TensorDict.load_memmap(tmp_path / "theirs" / "storage")["stack"]
     assert [tuple(part["a"].shape) for part in theirs.tensordicts] == [(6, 2), (6, 3)]
-    for file in (tmp_path / "storage").glob("*shmbuffer*"):
-        file.unlink()  # as another program would have saved it
-    whole = dict(read_folder(tmp_path / "storage").node.to_json()["items"])
+    whole = dict(read_folder(tmp_path / "theirs" / "storage").node.to_json()["items"])
     assert whole == dict(rb.storage.mover().leaves.node.to_json()["items"])
 
 
@@ -1305,19 +1320,18 @@ def test_an_interrupt_that_numpy_swallows_is_not_taken_for_damage(
     assert list(loaded[:]) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("make", [LazyTensorStorage, ListStorage])
-def test_a_save_that_a_buffer_was_tried_on_is_still_loaded(tmp_path: Path, make: Any) -> None:
-    rb = TensorDictReplayBuffer(storage=make(4))
+def test_a_storage_that_may_use_what_exists_continues_in_a_save(tmp_path: Path) -> None:
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4))
     rb.extend(TensorDict({"a": torch.arange(3)}, [3]))
     rb.dumps(tmp_path)
-    tried = LazyMemmapStorage(4, scratch_dir=tmp_path / "storage", shared_init=True)
-    if make is LazyTensorStorage:
-        with pytest.raises(BufferExistsError, match=r"a\.memmap: is there already"):
-            TensorDictReplayBuffer(storage=tried).extend(TensorDict({"a": torch.arange(3)}, [3]))
-    tried.close()
-    rb.empty()
-    rb.loads(tmp_path)
-    assert rb[:]["a"].tolist() == [0, 1, 2]
+    place = tmp_path / "storage"
+    with pytest.raises(BufferExistsError, match="there is a buffer already"):
+        TensorDictReplayBuffer(storage=LazyMemmapStorage(4, scratch_dir=place)).extend(rb[:])
+    storage = LazyMemmapStorage(4, scratch_dir=place, shared_init=True)
+    with TensorDictReplayBuffer(storage=storage) as continued:
+        continued.extend(TensorDict({"a": torch.tensor([3])}, [1]))
+        rb.loads(tmp_path)  # of the live buffer that it is now
+    assert rb[:]["a"].tolist() == [0, 1, 2, 3]
 
 
 def test_an_ensemble_is_not_saved_over_the_files_of_its_buffers(tmp_path: Path) -> None:

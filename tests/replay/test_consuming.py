@@ -31,7 +31,7 @@ from shmbuffer import (
 )
 from shmbuffer.buffers.flow.consumed import read_consumed
 from shmbuffer.memory.flow.consumers import Consumers
-from shmbuffer.saves.values import write_values
+from shmbuffer.memory.format.layout import PARTS
 from tests.kit.items import numbered
 
 
@@ -388,25 +388,9 @@ def test_a_consumer_that_is_removed_during_a_save_stays_removed(
     monkeypatch.setattr(Consumers, moment, removed_behind)
     rb.dumps(tmp_path / "save")
     assert [one.name for one in rb.consumers()] == ["default"]
-    assert [one["name"] for one in read_consumed(tmp_path / "save")] == ["default"]
-
-
-def test_a_save_without_such_counts_begins_them_again(tmp_path: Path) -> None:
-    rb = made(sampler=ConsumingSampler(2), batch_size=None)
-    rb.extend(numbered(0, 6))
-    for _ in range(2):
-        rb.sample(3)
-    rb.sample(3)  # once
-    rb.dumps(tmp_path / "save")
-    (saved,) = read_consumed(tmp_path / "save")
-    assert (saved.pop("begun").tolist(), saved.pop("acks").tolist()) == ([3, 4, 5], [1, 1, 1])
-    for end in ("jsonl", "data"):
-        (tmp_path / "save" / f"shmbuffer.consumers.{end}").unlink()
-    write_values(
-        tmp_path / "save", "shmbuffer.consumers", [[saved]], allow_pickle=False, what="consumer"
-    )
-    rb.loads(tmp_path / "save")
-    assert [one for _ in range(2) for one in numbers(rb.sample(3))] == [3, 4, 5, 3, 4, 5]
+    assert [one["name"] for one in read_consumed(tmp_path / "save" / "storage" / PARTS)] == [
+        "default"
+    ]
 
 
 def test_an_item_that_was_written_again_is_not_taken_for_done(tmp_path: Path) -> None:

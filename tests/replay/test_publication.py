@@ -1,4 +1,4 @@
-"""A directory is seen whole or not at all, and what is not ours in it stays."""
+"""A save takes the place of a whole directory in one step, or leaves it as it is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import stat
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,21 +19,25 @@ from typing import Any
 
 import pytest
 
-from shmbuffer import BufferInUseError, ReadOnlyError
+from shmbuffer import BufferExistsError
 from shmbuffer._native import _core
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.saves import publication
 from shmbuffer.saves.file_tree import MANIFEST
-from shmbuffer.saves.publication import finish, publish, publish_file
+from shmbuffer.saves.publication import publish, publish_file, settle
 from shmbuffer.saves.work_directory import MARK, sweep
 from tests.kit.programs import as_nobody, in_a_tmpfs, in_fork, needs_root
 
 
-def save(path: Path, files: dict[str, str], **options: Any) -> None:
-    with publish(path, **options) as directory:
-        for name, text in files.items():
-            (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            (directory / name).write_text(text)
+def write(directory: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text)
+
+
+def save(path: Path, files: dict[str, str], what: str = "directory") -> None:
+    with publish(path, what) as directory:
+        write(directory, files)
 
 
 def tree(path: Path) -> dict[str, str]:
@@ -42,31 +45,46 @@ def tree(path: Path) -> dict[str, str]:
     return {
         str(file.relative_to(path)): file.read_text()
         for file in sorted(path.rglob("*"))
-        if file.is_file() and file.name != MANIFEST
+        if file.is_file() and not str(file).endswith(MANIFEST)
     }
 
 
-def break_off(path: Path, within: bool) -> None:
-    with publish(path, within=within) as directory:
-        (directory / "a").write_text("2")
+def break_off(path: Path) -> None:
+    with publish(path) as directory:
+        write(directory, {"a": "2"})
         raise OSError("the disk is full")
 
 
+def save_late(path: Path) -> None:
+    """Writes a save, during which a foreign file comes into the earlier one."""
+    with publish(path) as directory:
+        write(directory, {"a": "2"})
+        write(path, {"notes": "mine"})
+
+
 @pytest.fixture(params=["exchange", "no exchange"])
-def exchange(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def exchange(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """With and without a file system that can exchange two directories."""
     if request.param == "no exchange":
         monkeypatch.setattr(publication, "exchange", lambda *_: False)
-    return str(request.param)
+    return bool(request.param == "exchange")
 
 
-def test_a_directory_appears_with_all_its_files(tmp_path: Path) -> None:
+@pytest.fixture
+def public(fast_path: Path) -> Path:
+    """A directory that other users can look into; pytest's own are closed to them."""
+    fast_path.chmod(0o755)
+    return fast_path
+
+
+def test_a_directory_appears_with_all_its_files_and_their_list(tmp_path: Path) -> None:
     path = tmp_path / "new" / "run"
-    with publish(path) as directory:
-        (directory / "a").write_text("1")
+    with publish(path, "buffer") as directory:
+        write(directory, {"a": "1", "b/c": "2"})
         assert not path.exists()
-    assert tree(path) == {"a": "1"}
-    assert json.loads((path / MANIFEST).read_text()) == {"format": 1, "files": ["a"]}
+    assert tree(path) == {"a": "1", "b/c": "2"}
+    known = json.loads((path / MANIFEST).read_text())
+    assert known == {"format": 1, "what": "buffer", "files": ["a", "b/c"]}
     assert os.listdir(path.parent) == ["run"]
 
 
@@ -88,119 +106,154 @@ def test_every_file_is_on_the_disk_before_the_save_is_seen(
     monkeypatch.setattr(os, "fsync", noted)
     monkeypatch.setattr(publication, "_step", step)
     save(tmp_path / "run", {"a": "1", "next/b": "2"})
-    assert until["synced"] >= {"a", "b", MANIFEST, "next", "checkpoint"}
+    assert until["synced"] >= {"a", "b", Path(MANIFEST).name, "next", "checkpoint"}
     assert tmp_path.name in until["published"], "and the name of the directory after it is there"
 
 
-def test_an_empty_directory_is_filled(tmp_path: Path) -> None:
+def test_a_save_replaces_the_whole_directory_of_an_earlier_one(
+    tmp_path: Path, exchange: bool
+) -> None:
     path = tmp_path / "run"
-    path.mkdir(mode=0o750)
-    save(path, {"a": "1", "b/c": "2"})
-    assert tree(path) == {"a": "1", "b/c": "2"}
-    assert path.stat().st_mode & 0o777 == 0o750
+    save(path, {"a": "1", "old/b": "2", "old/c/d": "3"})
+    (path / "empty" / "folder").mkdir(parents=True)
+    before = path.stat().st_ino
+    save(path, {"a": "4", "new/e": "5"})
+    assert tree(path) == {"a": "4", "new/e": "5"}
+    assert sorted(os.listdir(path)) == [".shmbuffer", "a", "new"]
+    assert path.stat().st_ino != before
+    assert os.listdir(tmp_path) == ["run"]
 
 
-def test_a_save_that_replaces_a_directory_keeps_its_permissions_but_for_others_to_write(
+def test_a_save_keeps_the_permissions_of_the_directory_but_for_others_to_write(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "run"
     path.mkdir()
-    for text in "12":  # in place of an empty directory, and of a save
-        path.chmod(0o1777)
+    for text, mode in (("1", 0o750), ("2", 0o1777)):  # an empty directory, and a save
+        path.chmod(mode)
         save(path, {"a": text})
-        assert stat.S_IMODE(path.stat().st_mode) == 0o1775
+        assert stat.S_IMODE(path.stat().st_mode) == mode & ~stat.S_IWOTH
+    assert tree(path) == {"a": "2"}
 
 
 @needs_root
-@pytest.mark.parametrize("within", [False, True])
-def test_a_save_has_the_group_of_the_setgid_directory_that_it_is_in(
-    tmp_path: Path, within: bool
-) -> None:
+def test_a_save_has_the_group_of_the_setgid_directory_that_it_is_in(tmp_path: Path) -> None:
     os.chown(tmp_path, -1, 4242)
     tmp_path.chmod(0o2775)
     path = tmp_path / "run"
     for text in "12":  # the second takes the place of the first
-        save(path, {"a/b": text}, within=within)
-        assert tree(path) == {"a/b": text}
+        save(path, {"a/b": text})
         for each in (path, path / "a", path / "a" / "b"):
-            found = each.stat()
-            assert found.st_gid == 4242, each
-            assert bool(found.st_mode & stat.S_ISGID) == each.is_dir(), each
+            assert each.stat().st_gid == 4242, each
+            assert bool(each.stat().st_mode & stat.S_ISGID) == each.is_dir(), each
 
 
-def test_files_of_an_earlier_save_are_replaced_and_what_has_no_successor_goes(
-    tmp_path: Path, exchange: str
+def a_file(path: Path) -> str:
+    (path / "b" / "notes.txt").write_text("mine")
+    return "b/notes.txt"
+
+
+def a_link_in_the_place_of_a_file(path: Path) -> str:
+    (path / "a").unlink()
+    (path / "a").symlink_to("b/c")
+    return "a"
+
+
+def a_link_in_the_place_of_a_folder(path: Path) -> str:
+    (path / "b").rename(path.parent / "moved")
+    (path / "b").symlink_to("../moved")
+    return "b"
+
+
+def no_list(path: Path) -> str:
+    shutil.rmtree((path / MANIFEST).parent)
+    return "a"
+
+
+def a_list_of_another_kind(path: Path) -> str:
+    (path / MANIFEST).write_text(json.dumps({"format": 1, "what": "sampler", "files": ["a"]}))
+    return "a"
+
+
+FOREIGN = (
+    *(a_file, a_link_in_the_place_of_a_file, a_link_in_the_place_of_a_folder),
+    *(no_list, a_list_of_another_kind),
+)
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_a_directory_with_anything_that_no_save_of_this_kind_made_is_refused_before_it_is_written(
+    tmp_path: Path, foreign: Callable[[Path], str]
 ) -> None:
     path = tmp_path / "run"
-    save(path, {"a": "1", "old/b": "2", "old/c/d": "3"})
-    path.chmod(0o700)
-    inode = path.stat().st_ino
-    save(path, {"a": "4", "new/e": "5"})
-    assert tree(path) == {"a": "4", "new/e": "5"}
-    assert path.stat().st_mode & 0o777 == 0o700
-    assert (path.stat().st_ino != inode) == (exchange == "exchange")
-    assert os.listdir(tmp_path) == ["run"]
-
-
-def test_foreign_files_stay(tmp_path: Path, exchange: str) -> None:
-    path = tmp_path / "run"
     save(path, {"a": "1", "b/c": "2"})
-    (path / "notes.txt").write_text("mine")
-    (path / "b" / "model.pt").write_text("mine too")
-    (path / "link").symlink_to("/nowhere")
-    save(path, {"a": "3", "d": "4"})
-    assert tree(path) == {"a": "3", "d": "4", "notes.txt": "mine", "b/model.pt": "mine too"}
-    assert os.readlink(path / "link") == "/nowhere"
-    save(path, {"a": "5"})
-    assert tree(path) == {"a": "5", "notes.txt": "mine", "b/model.pt": "mine too"}
+    name = foreign(path)
+    before, beside = tree(path), sorted(os.listdir(tmp_path))
+    says = rf"run: .*, and ({name}) in it was not made by a save of a directory; move it away, or "
+    refused = pytest.raises(BufferExistsError, match=says + r"save .* Nothing was written")
+    with refused, publish(path):
+        pytest.fail("something is going to be written")
+    assert tree(path) == before
+    assert sorted(os.listdir(tmp_path)) == beside
 
 
-def test_a_file_that_appears_while_a_save_runs_stays(tmp_path: Path) -> None:
+def test_a_file_that_comes_in_while_a_save_is_written_stays(tmp_path: Path, exchange: bool) -> None:
     path = tmp_path / "run"
     save(path, {"a": "1"})
-    with publish(path) as directory:
-        (directory / "a").write_text("2")
-        (path / "notes.txt").write_text("mine")
-    assert tree(path) == {"a": "2", "notes.txt": "mine"}
+    with pytest.raises(BufferExistsError, match="notes in it was not made"):
+        save_late(path)
+    assert tree(path) == {"a": "1", "notes": "mine"}
     assert os.listdir(tmp_path) == ["run"]
 
 
-def test_parts_that_are_saved_one_by_one_join(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    save(path, {"a": "1"}, merge=True)
-    save(path, {"b/c": "2"}, merge=True)
-    save(path, {"a": "3"}, merge=True)
-    assert tree(path) == {"a": "3", "b/c": "2"}
-    save(path, {"d": "4"})  # a whole one takes the place of them all
-    assert tree(path) == {"d": "4"}
+def test_a_file_that_comes_in_while_the_save_is_replaced_stays(
+    tmp_path: Path, exchange: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, replace = tmp_path / "run", publication.exchange
 
+    def late(*names: Any) -> bool:
+        (path / "notes").write_text("mine")
+        monkeypatch.setattr(publication, "exchange", replace)
+        return replace(*names)
 
-def test_named_files_of_a_save_without_a_list_go_too(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    (path / "x").mkdir(parents=True)
-    (path / "x" / "old").write_text("1")
-    (path / "y").write_text("2")
-    save(path, {"a": "3"}, stale=("x/old", "z"))
-    assert tree(path) == {"a": "3", "y": "2"}
-    assert not (path / "x").exists()
-
-
-def test_nothing_happens_if_nothing_is_written(tmp_path: Path) -> None:
-    save(tmp_path / "run", {})
-    assert os.listdir(tmp_path) == []
-    save(tmp_path / "run", {"a": "1"})
-    save(tmp_path / "run", {})
-    assert tree(tmp_path / "run") == {"a": "1"}
-
-
-def test_an_error_in_between_leaves_the_earlier_save(tmp_path: Path, exchange: str) -> None:
-    path = tmp_path / "run"
     save(path, {"a": "1"})
-    for within in (False, True):
+    monkeypatch.setattr(publication, "exchange", late)
+    with pytest.raises(BufferExistsError, match="files came into the earlier save while"):
+        save(path, {"a": "2"})
+    assert tree(path) == {"a": "1", "notes": "mine"}
+    assert os.listdir(tmp_path) == ["run"]
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("mount", "says"), [("", "run: is a mount point"), ("b", "run: .* and b in it was not made")]
+)
+def test_a_mount_point_is_refused(tmp_path: Path, mount: str, says: str) -> None:
+    """By a real mount, in a mount namespace that ends with the child."""
+    path = tmp_path / "run"
+    save(path, {"a": "1", "b/c": "1"})
+
+    def saves() -> None:
+        with pytest.raises(BufferExistsError, match=says + ".*Nothing was written"):
+            save(path, {"a": "2"})
+        assert (path / mount).is_mount()
+
+    in_a_tmpfs(path / mount, b"mode=755", saves)
+    assert tree(path) == {"a": "1", "b/c": "1"}
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_a_save_that_fails_or_writes_nothing_leaves_the_earlier_one(
+    tmp_path: Path, exchange: bool
+) -> None:
+    path = tmp_path / "run"
+    for before in ({}, {"a": "1"}):
+        save(path, before)
+        save(path, {})
         with pytest.raises(OSError, match="disk is full"):
-            break_off(path, within)
-    assert tree(path) == {"a": "1"}
-    assert os.listdir(tmp_path) == ["run"]
+            break_off(path)
+        assert tree(path) == before
+        assert os.listdir(tmp_path) == ["run"] * bool(before)
 
 
 def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
@@ -210,138 +263,61 @@ def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "run").read_text() == "mine"
 
 
-@pytest.mark.parametrize("kind", ["directory", "file above", "link above"])
-def test_a_foreign_object_in_the_place_of_a_file_is_refused_before_anything_changes(
-    tmp_path: Path, kind: str
-) -> None:
-    path, away = tmp_path / "run", tmp_path / "away"
-    away.mkdir()
-    save(path, {"a": "1"})
-    if kind == "directory":
-        (path / "b" / "c").mkdir(parents=True)
-    elif kind == "file above":
-        (path / "b").write_text("mine")
-    else:
-        (path / "b").symlink_to(away)
-    with pytest.raises(FileExistsError, match="Nothing was changed"):
-        save(path, {"a": "2", "b/c": "3"})
-    assert tree(path)["a"] == "1"
-    assert os.listdir(away) == []
-
-
-@needs_root
-@pytest.mark.parametrize("before", ["files of somebody else", "a save"])
-def test_a_mount_point_in_the_place_of_a_directory_is_refused_before_anything_changes(
-    tmp_path: Path, before: str
-) -> None:
-    """By a real mount, in a mount namespace that ends with the child."""
-    path = tmp_path / "run"
-    save(path, {"a": "1", "b/c": "1"})
-    if before != "a save":
-        (path / "notes").write_text("mine")
-
-    def saves() -> None:
-        with pytest.raises(FileExistsError) as raised:
-            save(path, {"a": "2", "b/c": "2"})
-        assert f"{path}/b is on another file system" in str(raised.value)
-        assert str(raised.value).endswith(
-            "unmount it, or save to another directory. Nothing was changed"
-        )
-        finish(path)
-        assert (path / "a").read_text() == "1"
-        assert (path / "b").is_mount()
-
-    in_a_tmpfs(path / "b", b"mode=755", saves)
-    assert os.listdir(tmp_path) == ["run"]
-    assert not (path / MARK).exists()
-    save(path, {"a": "2", "b/c": "2"})
-    assert {"a": "2", "b/c": "2"}.items() <= tree(path).items()
-
-
-def test_a_path_through_a_link_is_followed(tmp_path: Path) -> None:
+def test_a_path_through_links_is_followed(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
-    save(tmp_path / "link", {"a": "1"})
-    save(tmp_path / "link", {"a": "2"})
-    assert (tmp_path / "link").is_symlink()
-    assert tree(tmp_path / "real") == {"a": "2"}
     (tmp_path / "chain").symlink_to("./link/../link/")
-    save(tmp_path / "chain", {"a": "3"})
-    save(tmp_path / "chain" / "..", {"b": "4"})
-    assert tree(tmp_path) == {"real/a": "3", "b": "4"}
+    for text, name in enumerate(("link", "chain")):
+        save(tmp_path / name, {"a": str(text)})
+        assert (tmp_path / name).is_symlink()
+        assert tree(tmp_path / "real") == {"a": str(text)}
 
 
-@pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "x/../../outside", "..", ""])
-def test_a_list_from_elsewhere_removes_nothing_outside(tmp_path: Path, name: str) -> None:
-    (tmp_path / "outside").write_text("mine")
+def killed_between(path: Path) -> None:
+    """Leaves the earlier save of `path` in the work directory of a process that was killed."""
+
+    def victim() -> None:
+        publication.exchange = lambda *_: False  # type: ignore[assignment]
+        _core.arm("save.moved away")
+        save(path, {"a": "2"})
+
+    assert in_fork(victim) == -signal.SIGKILL
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("call", [settle, lambda path: save(path, {}), break_off])
+def test_the_next_process_moves_the_earlier_save_back_where_directories_cannot_be_exchanged(
+    tmp_path: Path, call: Callable[[Path], None]
+) -> None:
     path = tmp_path / "run"
     save(path, {"a": "1"})
-    (path / MANIFEST).write_text(json.dumps({"format": 1, "files": ["a", name, 7]}))
-    save(path, {"b": "2"}, within=True)
-    assert tree(path) == {"b": "2"}
-    assert (tmp_path / "outside").read_text() == "mine"
-
-
-def unfinished(path: Path, files: dict[str, str], remove: list[str]) -> None:
-    """What a process leaves that dies once its save within ``path`` is complete."""
-    work = path / ".shmbuffer-save"
-    for name, text in files.items():
-        (work / "checkpoint" / name).parent.mkdir(parents=True, exist_ok=True)
-        (work / "checkpoint" / name).write_text(text)
-    (work / "owner").write_text("1")
-    (work / "complete.json").write_text(json.dumps({"remove": remove}))
-
-
-def test_a_complete_save_is_finished_by_the_next_process(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    save(path, {"a": "1", "b": "2"})
-    unfinished(path, {"a": "3", "c/d": "4"}, ["b", "../outside"])
-    (tmp_path / "outside").write_text("mine")
-    finish(path)
-    assert tree(path) == {"a": "3", "c/d": "4"}
-    assert (tmp_path / "outside").exists()
-    finish(path)
-    assert tree(path) == {"a": "3", "c/d": "4"}
-
-
-def test_a_plan_from_elsewhere_leads_nowhere_through_a_link(tmp_path: Path) -> None:
-    path, away = tmp_path / "run", tmp_path / "away"
-    away.mkdir()
-    save(path, {"a": "1"})
-    (path / "c").symlink_to(away)
-    unfinished(path, {"c/d": "4"}, [])
-    with pytest.raises(FileExistsError, match="a file or a link"):
-        finish(path)
-    assert os.listdir(away) == []
-
-
-@needs_root
-def test_a_save_that_cannot_be_finished_here_says_so() -> None:
-    public = Path(tempfile.mkdtemp())  # pytest's own directories are closed to others
+    killed_between(path)
     try:
-        path = public / "run"
-        save(path, {"a": "1"})
-        unfinished(path, {"a": "3"}, [])
-        for each in [public, path, *path.rglob("*")]:
-            each.chmod(0o755 if each.is_dir() else 0o644)
-
-        def load() -> None:
-            as_nobody()
-            publication._WAIT_S = 0.0
-            with pytest.raises(ReadOnlyError, match="an interrupted save still has to move"):
-                finish(path)
-
-        assert in_fork(load) == 0
-        assert tree(path)["a"] == "1"
-        finish(path)
-        assert tree(path) == {"a": "3"}
-    finally:
-        shutil.rmtree(public)
+        call(path)
+    except OSError:
+        assert call is break_off
+    assert tree(path) == {"a": "1"}
+    assert os.listdir(tmp_path) == ["run"]
 
 
 @needs_root
-def test_a_save_in_a_directory_that_may_not_be_listed_is_no_error() -> None:
-    public = Path(tempfile.mkdtemp())
+def test_another_user_moves_no_save_back(public: Path) -> None:
+    path = public / "run"
+    save(path, {"a": "1"})
+    killed_between(path)
+
+    def theirs() -> None:
+        as_nobody()
+        settle(path)
+        assert not path.exists()
+
+    assert in_fork(theirs) == 0
+    settle(path)
+    assert tree(path) == {"a": "1"}
+
+
+@needs_root
+def test_a_save_in_a_directory_that_may_not_be_listed_is_no_error(public: Path) -> None:
     public.chmod(0o1733)
 
     def saves() -> None:
@@ -351,198 +327,98 @@ def test_a_save_in_a_directory_that_may_not_be_listed_is_no_error() -> None:
             with publish_file(public / "one") as file:
                 file.write_text(text)
 
-    try:
-        assert in_fork(saves) == 0
-        assert tree(public) == {"run/a": "2", "one": "2"}
-    finally:
-        shutil.rmtree(public)
-
-
-@needs_root
-@pytest.mark.parametrize(
-    ("point", "passing", "is_seen"),
-    [
-        ("save.written", 0, False),
-        ("save.complete", 0, False),
-        ("save.shown", 0, False),
-        ("save.shown", 1, True),
-        ("save.moved", 0, True),
-    ],
-)
-def test_other_users_load_the_earlier_save_until_files_of_the_next_are_moved(
-    point: str, passing: int, is_seen: bool
-) -> None:
-    """The owner is killed there."""
-    public = Path(tempfile.mkdtemp())  # pytest's own directories are closed to others
-    public.chmod(0o755)
-    path = public / "run"
-
-    def killed() -> None:
-        _core.arm(point, after=passing)
-        save(path, {"a": "2", "b/c": "2"}, merge=True)
-
-    def load() -> None:
-        as_nobody()
-        publication._WAIT_S = 0.0
-        if is_seen:
-            with pytest.raises(ReadOnlyError, match="load it once as its owner"):
-                finish(path)
-        else:
-            finish(path)
-            assert (path / "a").read_text() == "1"
-        with pytest.raises(PermissionError):
-            os.listdir(path / MARK)
-        with pytest.raises(PermissionError):
-            os.lstat(path / MARK / "checkpoint" / "a")
-
-    try:
-        save(path, {"a": "1"})
-        assert in_fork(killed) == -signal.SIGKILL
-        assert in_fork(load) == 0
-        finish(path)
-        assert tree(path)["a"] == ("1" if point == "save.written" else "2")
-        if point != "save.written":
-            assert not (path / MARK).exists()
-    finally:
-        shutil.rmtree(public)
+    assert in_fork(saves) == 0
+    assert tree(public) == {"run/a": "2", "one": "2"}
 
 
 def test_leftovers_of_dead_saves_are_removed_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "run"
     kept = [".run.notes", ".run.shmbuffer-save", ".running.1.shmbuffer-save", "run.shmbuffer-save"]
     for name in [".run.0a1b.shmbuffer-save", ".run.ff.shmbuffer-save", *kept]:
-        (tmp_path / name / "checkpoint").mkdir(parents=True)
-        (tmp_path / name / "checkpoint" / "a").write_text("half")
-        (tmp_path / name / "owner").write_text("1")
+        write(tmp_path / name, {"checkpoint/a": "half", "earlier/a": "old", "owner": "1"})
     (tmp_path / ".run.empty.shmbuffer-save").mkdir()
-    (tmp_path / ".run.foreign.shmbuffer-save").mkdir()
-    (tmp_path / ".run.foreign.shmbuffer-save" / "notes").write_text("mine")
+    write(tmp_path / ".run.foreign.shmbuffer-save", {"notes": "mine"})
+    path.mkdir()
     save(path, {"a": "1"})
     assert sorted(os.listdir(tmp_path)) == sorted(["run", ".run.foreign.shmbuffer-save", *kept])
     assert tree(path) == {"a": "1"}
 
 
-def test_the_next_save_removes_leftovers_of_the_one_before(
+def test_what_a_save_cannot_remove_is_removed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", lambda *_, **__: None)
         with pytest.raises(OSError, match="the disk is full"):
-            break_off(path, within=False)
+            break_off(path)
     assert len(os.listdir(tmp_path)) == 1
     save(path, {"a": "1"})
     assert os.listdir(tmp_path) == ["run"]
 
 
-@pytest.mark.parametrize("within", [False, True])
 @pytest.mark.parametrize(
     ("call", "error"),
     [("open", errno.ENOSPC), ("flock", errno.ENOLCK), ("pwrite", errno.ENOSPC)],
 )
-def test_a_work_directory_that_cannot_be_taken_says_where_and_nothing_of_it_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, error: int, within: bool
+def test_a_work_directory_that_cannot_be_locked_says_where_and_nothing_of_it_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, error: int
 ) -> None:
-    """Also where there is no room for the few bytes of its owner."""
     module = fcntl if call == "flock" else os
     real = getattr(module, call)
 
     def broken(*arguments: Any, **options: Any) -> Any:
-        if call == "open" and arguments[0] != "owner":
+        fd, name = arguments[0], arguments[0]
+        if call != "open":
+            name = os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))
+        if name != "owner":
             return real(*arguments, **options)
         raise OSError(error, os.strerror(error))
 
     path = tmp_path / "run"
-    save(path, {"a": "1"}, within=within)
+    save(path, {"a": "1"})
     before = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
         patch.setattr(module, call, broken)
         with pytest.raises(OSError, match=r"/.*owner") as raised:
-            save(path, {"a": "2"}, within=within)
+            save(path, {"a": "2"})
         del raised
         assert len(os.listdir("/proc/self/fd")) == before
     assert os.listdir(tmp_path) == ["run"]
     assert tree(path) == {"a": "1"}
-    save(path, {"a": "2"}, within=within)
-    assert tree(path) == {"a": "2"}
 
 
-def test_a_work_directory_that_cannot_be_looked_at_is_left_to_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("where", ["checkpoint/b", "run/b"])
+def test_a_directory_that_cannot_be_listed_is_not_taken_for_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """It may hold a complete save, or files that are still to go."""
-    path = tmp_path / "run"
-    save(path, {"a": "1"})
-    (path / "theirs").write_text("2")
-    with monkeypatch.context() as patch:
-
-        def unseen(path: Any, **_: Any) -> None:
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
-
-        def stale(directory: Path) -> None:
-            (directory / "a").write_text("2")
-            patch.setattr(os, "stat", unseen)
-            raise OSError("the disk is full")
-
-        with pytest.raises(OSError, match="the disk is full"), publish(path) as directory:
-            stale(directory)
-    assert (path / ".shmbuffer-save" / "owner").exists()
-    save(path, {"a": "3"})
-    assert tree(path) == {"a": "3", "theirs": "2"}
-
-
-def unlistable(name: str) -> Callable[..., Any]:
-    """`os.scandir`, but for directories of that name: no descriptor is left."""
-    real = os.scandir
+    """Its files would be in no list and not synced, or removed although they are foreign."""
+    path, real = tmp_path / "run", os.scandir
+    save(path, {"a": "1", "b/c": "1"})
 
     def scandir(folder: Any) -> Any:
-        if os.readlink(f"/proc/self/fd/{folder}").endswith(f"/{name}"):
+        if os.readlink(f"/proc/self/fd/{folder}").endswith(f"/{where}"):
             raise OSError(errno.ENFILE, os.strerror(errno.ENFILE), folder)
         return real(folder)
 
-    return scandir
-
-
-@pytest.mark.parametrize("within", [False, True])
-def test_a_directory_that_cannot_be_listed_is_not_taken_for_empty(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, within: bool
-) -> None:
-    """Its files would be in no list, not synced, and not moved to their places."""
-    path = tmp_path / "run"
-    save(path, {"a": "1", "b/c": "1"})
     with monkeypatch.context() as patch:
-        patch.setattr(os, "scandir", unlistable("checkpoint/b"))
+        patch.setattr(os, "scandir", scandir)
         with pytest.raises(OSError, match="Too many open files in system"):
-            save(path, {"a": "2", "b/c": "2"}, within=within)
-    left = {name: text for name, text in tree(path).items() if not name.startswith(".")}
-    assert left == {"a": "1", "b/c": "1"}
-    save(path, {"a": "2", "b/c": "2"}, within=within)
-    assert tree(path) == {"a": "2", "b/c": "2"}
+            save(path, {"a": "2", "b/c": "2"})
+    assert tree(path) == {"a": "1", "b/c": "1"}
+    save(path, {"a": "2", "b/c": "2"})
     assert os.listdir(tmp_path) == ["run"]
 
 
-def test_foreign_files_that_cannot_be_listed_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "run"
-    save(path, {"a": "1", "b/c": "1"})
-    (path / "b" / "theirs").write_text("3")
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "scandir", unlistable("run/b"))
-        with pytest.raises(OSError, match="Too many open files in system"):
-            save(path, {"a": "2"})
-    assert tree(path) == {"a": "1", "b/c": "1", "b/theirs": "3"}
-
-
 @contextmanager
-def another_save(path: Path, *, within: bool) -> Iterator[tuple[int, Callable[[], int]]]:
-    """Another process that is saving: its pid, and what lets it end and gives its exit status."""
+def another_save(path: Path) -> Iterator[Callable[[], int]]:
+    """Another process that is saving; yields what lets it end and gives its exit status."""
     (told, tell), (hear, say) = os.pipe(), os.pipe()
     pid = os.fork()
     if not pid:
         status = 1
         try:
-            with publish(path, within=within) as directory:
+            with publish(path) as directory:
                 (directory / "a").write_text("theirs")
                 os.write(tell, b".")
                 os.read(hear, 1)
@@ -556,23 +432,24 @@ def another_save(path: Path, *, within: bool) -> Iterator[tuple[int, Callable[[]
 
     try:
         assert os.read(told, 1) == b"."
-        yield pid, end
+        yield end
     finally:
         for fd in (told, tell, hear, say):
             os.close(fd)
 
 
-def test_a_living_save_is_left_alone_and_the_last_one_wins(tmp_path: Path) -> None:
+def test_a_living_save_is_left_alone_and_the_last_one_wins(tmp_path: Path, exchange: bool) -> None:
     path = tmp_path / "run"
-    with another_save(path, within=False) as (_, end):
+    with another_save(path) as end:
         save(path, {"a": "mine", "b": "1"})
+        settle(path)
         assert tree(path) == {"a": "mine", "b": "1"}
         assert end() == 0
     assert tree(path) == {"a": "theirs"}
     assert os.listdir(tmp_path) == ["run"]
 
 
-def test_a_save_that_comes_to_its_place_while_another_does_waits_for_it(
+def test_a_save_waits_for_another_one_that_is_being_put_into_the_same_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, paused = tmp_path / "run", threading.Event()
@@ -619,16 +496,6 @@ def test_a_work_directory_that_is_swept_while_it_is_made_is_made_again(
     assert not left
     assert tree(tmp_path / "run") == {"a": "1"}
     assert os.listdir(tmp_path) == ["run"]
-
-
-def test_two_saves_within_one_directory_at_a_time_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    with another_save(path, within=True) as (pid, end):
-        with pytest.raises(BufferInUseError, match=f"process {pid} is saving here") as caught:
-            save(path, {"a": "mine"}, within=True)
-        assert caught.value.pids == [pid]
-        assert end() == 0
-    assert tree(path) == {"a": "theirs"}
 
 
 def test_the_exchange_is_the_kernels(tmp_path: Path) -> None:

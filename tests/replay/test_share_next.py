@@ -484,12 +484,14 @@ def test_a_buffer_that_is_there_has_what_it_was_made_with(tmp_path: Path) -> Non
         buffer(10, tmp_path / "columns")
 
 
-def test_no_save_into_its_own_directory(tmp_path: Path) -> None:
-    rb = buffer(10, tmp_path / "buffer")
+def test_a_save_in_its_own_directory(tmp_path: Path) -> None:
+    rb = buffer(10, tmp_path / "save" / "storage")
     rb.extend(episode(0, 3))
-    with pytest.raises(ValueError, match=r"next.obs stored once.*save to another directory"):
-        rb.storage.dumps(tmp_path / "buffer")
-    require_whole(rb[:])
+    rb.dumps(tmp_path / "save")
+    rb.close()
+    other = buffer(10, tmp_path / "save" / "storage")
+    other.loads(tmp_path / "save")
+    require_whole(other[:])
 
 
 def test_a_coordinator_makes_one(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from tensordict import TensorDict
 
 from shmbuffer import (
     CompressedListStorage,
-    CorruptBufferError,
     FlatStorageCheckpointer,
     FrameStack,
     LazyMemmapStorage,
@@ -534,62 +531,6 @@ def test_episodes_keep_the_streams(checkpointer: Any, tmp_path: Path) -> None:
     again.loads(tmp_path / "save")
     require_the_same_streams(rb, again)
     assert (again[:]["next", "observation"] == rb[:]["next", "observation"]).all()
-
-
-def test_a_save_without_streams_has_no_file_of_them(tmp_path: Path) -> None:
-    rb = buffer(LazyTensorStorage(20))
-    rb.extend(rows(0))
-    rb.dumps(tmp_path / "plain")
-    rb.extend(rows(1), streams=1)
-    rb.dumps(tmp_path / "streams")
-    found = {
-        name: json.loads((tmp_path / name / "storage" / "storage_metadata.json").read_text())
-        for name in ("plain", "streams")
-    }
-    assert {name: found[name]["shmbuffer"]["streams"] for name in found} == {
-        "plain": False,
-        "streams": True,
-    }
-    assert not (tmp_path / "plain" / "storage" / "shmbuffer.streams.npy").exists()
-    saved = np.load(tmp_path / "streams" / "storage" / "shmbuffer.streams.npy")
-    assert saved.dtype == np.uint8
-    assert saved.tolist() == [0, 0, 0, 1, 1, 1]
-
-
-def test_a_save_whose_writer_is_no_number_of_a_writer_is_refused(tmp_path: Path) -> None:
-    rb = buffer(LazyTensorStorage(20))
-    rb.extend(rows(0))
-    rb.dumps(tmp_path / "save")
-    file = tmp_path / "save" / "storage" / "shmbuffer.items.npy"
-    np.save(file, np.array([[0, 3, 0, 2**39]]))
-    again = buffer(LazyTensorStorage(20))
-    with pytest.raises(CorruptBufferError, match=r"shmbuffer.items.npy: .*writer 549755813888 of"):
-        again.loads(tmp_path / "save")
-    assert len(again) == 0
-
-
-@pytest.mark.parametrize(
-    ("streams", "said"),
-    [
-        (np.zeros(6, np.int64), r"6 streams are int64\[6\]"),
-        (np.zeros((2, 3), np.uint8), r"6 streams are uint8\[2, 3\]"),
-        (np.full(6, 2**24, np.uint32), "stream 16777216"),
-        (np.zeros(5, np.uint8), r"6 streams are uint8\[5\]"),
-        (np.zeros(1, np.uint8), r"6 streams are uint8\[1\]"),
-    ],
-)
-def test_damaged_streams_of_a_save_are_refused(
-    streams: NDArray[Any], said: str, tmp_path: Path
-) -> None:
-    rb = buffer(LazyTensorStorage(20))
-    for stream in (0, 1):
-        rb.extend(rows(stream), streams=stream)
-    rb.dumps(tmp_path / "save")
-    np.save(tmp_path / "save" / "storage" / "shmbuffer.streams.npy", streams)
-    again = buffer(LazyTensorStorage(20))
-    with pytest.raises(CorruptBufferError, match=said):
-        again.loads(tmp_path / "save")
-    assert len(again) == 0
 
 
 def test_a_list_that_grows_keeps_the_streams_of_its_items() -> None:

@@ -56,8 +56,8 @@ static int begin_claim(struct shmb_ring *ring, struct shmb_call *call, uint64_t 
             goto refused;
         }
     }
-    bool closing = atomic_load(&ring->runtime->state) == (uint32_t)SHMB_CLOSING;
-    status = !shmb_is_ours(ring) ? SHMB_FENCED : closing ? SHMB_CLOSING_STATUS : SHMB_OK;
+    bool closed = atomic_load(&ring->runtime->state) >= (uint32_t)SHMB_CLOSING;
+    status = !shmb_is_ours(ring) ? SHMB_FENCED : closed ? SHMB_CLOSED : SHMB_OK;
     if (status == SHMB_OK) return SHMB_OK;
     shmb_unlock(ring);
 refused:

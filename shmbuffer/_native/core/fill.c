@@ -198,6 +198,26 @@ static void fill_checksums(void *what, uint64_t begin, uint64_t end) {
     }
 }
 
+/* The checksums of the items in these slots, of a ring that no other process has. */
+void shmb_seal(struct shmb_ring *ring, uint64_t first, uint64_t count) {
+    uint64_t tickets[SIDE_BY_SIDE], most = ring->bytes ? 1 : SIDE_BY_SIDE;
+    uint32_t crc[SIDE_BY_SIDE];
+    for (uint64_t slot = first, end = first + count; slot < end;) {
+        struct shmb_slot_run run = {.slot = slot, .rows = 0};
+        for (; run.rows < most && slot + run.rows < end; run.rows++) {
+            uint64_t word = atomic_load_explicit(&ring->words[slot + run.rows], memory_order_relaxed);
+            if (SHMB_STATE(word) != SHMB_COMMITTED) break;
+            tickets[run.rows] = SHMB_TICKET(word);
+        }
+        if (run.rows && ring->bytes)
+            crc[0] = ~shmb_row_checksum(ring, slot, tickets[0]);
+        else if (run.rows)
+            checksums_of(ring, slot, tickets, run.rows, crc);
+        store_checksums(ring, run, crc);
+        slot += run.rows ? run.rows : 1;
+    }
+}
+
 #define CHECKED_BYTES 64 /* salt, ticket and what begins and ends a row take as long as so many bytes that are copied */
 
 void shmb_fill_checksums(struct shmb_ring *ring) {

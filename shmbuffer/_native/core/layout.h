@@ -46,7 +46,7 @@ enum shmb_phase { SHMB_IDLE = 0, SHMB_MARKING = 1, SHMB_PAYLOAD = 2, SHMB_COMMIT
 enum shmb_entry_state { SHMB_FREE = 0, SHMB_LIVE = 1 };
 
 /* Life of the whole buffer, as clients see it without reading a superblock. */
-enum shmb_buffer_state { SHMB_NO_SCHEMA = 0, SHMB_READY = 1, SHMB_RECOVERING = 2, SHMB_CLOSING = 3 };
+enum shmb_buffer_state { SHMB_NO_SCHEMA = 0, SHMB_READY = 1, SHMB_RECOVERING = 2, SHMB_CLOSING = 3, SHMB_READ_ONLY = 4 };
 
 /* What limits both sides; see limiter.c. Two of them, of which the one counts that the version's last bit names. */
 struct shmb_limiter {

@@ -22,7 +22,7 @@ static struct shmb_reservation *find_reservation(struct shmb_ring *ring, uint64_
 }
 
 static int may_reserve(struct shmb_ring *ring, struct shmb_request *request) {
-    if (atomic_load(&ring->runtime->state) == (uint32_t)SHMB_CLOSING) return SHMB_CLOSING_STATUS;
+    if (atomic_load(&ring->runtime->state) >= (uint32_t)SHMB_CLOSING) return SHMB_CLOSED;
     if (!shmb_is_ours(ring)) return SHMB_FENCED;
     if (request->bytes > ring->max_bytes) {
         shmb_refusal.needed = request->bytes;

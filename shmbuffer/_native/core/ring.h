@@ -28,7 +28,7 @@ enum shmb_status {
     SHMB_OK = 0,
     SHMB_BLOCKED,        /* a slot is being written, or somebody waits in front: see shmb_refusal.blocker */
     SHMB_FORKED,         /* this handle belongs to the parent process */
-    SHMB_CLOSING_STATUS, /* the buffer is being removed */
+    SHMB_CLOSED, /* nothing can be written: the buffer is being removed, or is a save */
     SHMB_LOCK_TIMEOUT,   /* a living process holds the mutex and does not let go */
     SHMB_INTERRUPTED,    /* a Python signal handler raised */
     SHMB_UNRECOVERABLE,  /* the mutex is beyond repair */
@@ -412,6 +412,7 @@ uint64_t shmb_relink(struct shmb_ring *ring, const int64_t *slots, uint64_t coun
 void shmb_fill(struct shmb_ring *ring, const unsigned char *const *sources, uint64_t skip_rows);
 void shmb_fill_priorities(struct shmb_ring *ring, const double *priorities, uint64_t skip_rows);
 void shmb_fill_checksums(struct shmb_ring *ring);
+void shmb_seal(struct shmb_ring *ring, uint64_t first, uint64_t count);
 uint32_t shmb_row_checksum(const struct shmb_ring *ring, uint64_t slot, uint64_t ticket);
 
 /* commit.c */

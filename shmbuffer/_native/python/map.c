@@ -1,4 +1,4 @@
-/* Map: a shared mapping of a file, as an object with the buffer protocol. It is unmapped when nothing
+/* Map: a shared or private mapping of a file, as an object with the buffer protocol. It is unmapped when nothing
  * refers to it any more. Every call of the core refers to its maps, so none is unmapped below a thread; mutex.c says
  * why that is enough for the page with the mutex. */
 #include "python/module.h"
@@ -27,11 +27,11 @@ struct map {
 };
 
 /* The same bytes twice in a row: what begins at the end of a ring goes on at its start. */
-static void *map_twice(size_t bytes, int protection, int fd, off_t offset) {
+static void *map_twice(size_t bytes, int protection, int flags, int fd, off_t offset) {
     char *place = mmap(NULL, 2 * bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (place == MAP_FAILED) return MAP_FAILED;
     for (int i = 0; i < 2; i++)
-        if (mmap(place + i * bytes, bytes, protection, MAP_SHARED | MAP_FIXED, fd, offset) == MAP_FAILED) {
+        if (mmap(place + i * bytes, bytes, protection, flags | MAP_FIXED, fd, offset) == MAP_FAILED) {
             int error = errno;
             munmap(place, 2 * bytes);
             errno = error;
@@ -42,13 +42,13 @@ static void *map_twice(size_t bytes, int protection, int fd, off_t offset) {
 
 /* At an address where a huge page of the file can be one of this process. The kernel itself looks for such an address
  * only where the file system is mounted with huge pages; MADV_COLLAPSE makes them in any tmpfs. */
-static void *map_aligned(size_t bytes, int protection, int fd, off_t offset) {
+static void *map_aligned(size_t bytes, int protection, int flags, int fd, off_t offset) {
     size_t room = bytes + SHMB_HUGE_PAGE;
     char *place = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (place == MAP_FAILED) return MAP_FAILED;
     size_t before = ((uintptr_t)offset - (uintptr_t)place) % SHMB_HUGE_PAGE;
     size_t end = (before + bytes + SHMB_PAGE - 1) / SHMB_PAGE * SHMB_PAGE;
-    void *mapped = mmap(place + before, bytes, protection, MAP_SHARED | MAP_FIXED, fd, offset);
+    void *mapped = mmap(place + before, bytes, protection, flags | MAP_FIXED, fd, offset);
     int error = errno;
     if (mapped == MAP_FAILED) before = end = 0;
     if (before) munmap(place, before);
@@ -58,24 +58,26 @@ static void *map_aligned(size_t bytes, int protection, int fd, off_t offset) {
 }
 
 static PyObject *map_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"fd", "nbytes", "writable", "offset", "twice", "aligned", NULL};
-    int fd, writable = 1, twice = 0, aligned = 0;
+    static char *names[] = {"fd", "nbytes", "writable", "offset", "twice", "aligned", "private", NULL};
+    int fd, writable = 1, twice = 0, aligned = 0, private = 0;
     Py_ssize_t bytes;
     long long offset = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "in|pLpp:Map", names, &fd, &bytes, &writable, &offset, &twice,
-                                     &aligned))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "in|pLppp:Map", names, &fd, &bytes, &writable, &offset, &twice,
+                                     &aligned, &private))
         return NULL;
     if (bytes < 0 || offset < 0) return PyErr_Format(PyExc_ValueError, "Map: nbytes is %zd, offset %lld", bytes, offset);
     void *address = NULL;
     if (bytes > 0) {
         int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+        /* Memory is taken for the pages that are written to, which are few. */
+        int flags = private ? MAP_PRIVATE | MAP_NORESERVE : MAP_SHARED;
         Py_BEGIN_ALLOW_THREADS
         if (twice)
-            address = map_twice((size_t)bytes, protection, fd, (off_t)offset);
+            address = map_twice((size_t)bytes, protection, flags, fd, (off_t)offset);
         else if (aligned && (size_t)bytes >= SHMB_HUGE_PAGE)
-            address = map_aligned((size_t)bytes, protection, fd, (off_t)offset);
+            address = map_aligned((size_t)bytes, protection, flags, fd, (off_t)offset);
         else
-            address = mmap(NULL, (size_t)bytes, protection, MAP_SHARED, fd, (off_t)offset);
+            address = mmap(NULL, (size_t)bytes, protection, flags, fd, (off_t)offset);
         Py_END_ALLOW_THREADS
         if (address == MAP_FAILED) return PyErr_SetFromErrno(PyExc_OSError);
     }
@@ -176,8 +178,8 @@ static PyGetSetDef properties[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "Map(fd, nbytes, writable=True, offset=0, twice=False): a shared mapping of a file, or two of\n"
-                "the same bytes in a row."},
+    {Py_tp_doc, "Map(fd, nbytes, writable=True, offset=0, twice=False, aligned=False, private=False): a mapping of a\n"
+                "file, shared or copied on write, or two of the same bytes in a row."},
     {Py_tp_new, map_new},
     {Py_tp_dealloc, map_dealloc},
     {Py_tp_methods, methods},

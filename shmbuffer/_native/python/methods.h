@@ -32,6 +32,7 @@
     X(copy_moment, ROWS, "annnt", "(out, tickets, sources, raw, timeout_ns): the same under the mutex, and the counters.") \
     X(checksum, ANY, "sn", "(slot, ticket): CRC32C of a slot's bytes.") \
     X(verify, ANY, "nn", "(first, count): slots whose checksum is wrong.") \
+    X(seal, ANY, "nn", "(first, count): store the checksum of each item in these slots; no other process may use the ring.") \
     X(mend, ROWS, "", "(): next observations are where their slots say, or their items go; nobody else may be alive.") \
     X(rebuild, ANY, "", "(): recomputes leaves, length and parents; nobody else may be alive.") \
     X(reap, ANY, "ent", "(entry, incarnation, timeout_ns): finish the claim of a client proven dead, free its entry.") \

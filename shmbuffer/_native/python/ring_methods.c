@@ -337,6 +337,16 @@ PyObject *shmb_ring_verify(struct ring_object *self, struct asked *asked) {
     return list;
 }
 
+PyObject *shmb_ring_seal(struct ring_object *self, struct asked *asked) {
+    struct shmb_ring *ring = &self->ring;
+    if (NUMBER(0) > ring->capacity || NUMBER(1) > ring->capacity - NUMBER(0))
+        return PyErr_Format(PyExc_IndexError, "seal: no slots %llu + %llu", BIG(NUMBER(0)), BIG(NUMBER(1)));
+    Py_BEGIN_ALLOW_THREADS
+    shmb_seal(ring, NUMBER(0), NUMBER(1));
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 /* -> items that were forgotten. For recovery, while nobody else is alive: what a slot says of its next observation. */
 PyObject *shmb_ring_mend(struct ring_object *self, struct asked *asked) {
     struct shmb_ring *ring = &self->ring;

@@ -1,30 +1,24 @@
-"""A buffer saved and loaded: to a directory in TorchRL's layout, or to a dict.
+"""A buffer saved and loaded: to a directory, or to a dict.
 
-    <path>/
-      storage/              see the storage's checkpointer
-      sampler/, writer/     if they have a state
-      rng_state/            of the generator, if any
-      transform.t           state of the transforms, if any
-      buffer_metadata.json  batch size, and the program that wrote this
-      shmbuffer.extra.*     saved by the user; see `extra`
-      shmbuffer.consumers.* progress of consumers; see `consumed`
-      shmbuffer.ahead.*     prefetched batches; see `prefetched`
-      shmbuffer.files.json  the list of these files
+    <path>/storage/                     the items: a buffer directory, which `attach` opens
+    <path>/storage/.shmbuffer/parts/    sampler, writer, buffer, extra, consumers, ahead
 
-Storage, sampler and writer are of one moment. The directory appears as a whole; see `publication`.
+All parts are of one moment. ``storage`` appears as a whole, and everything else in ``path`` stays;
+see `publication`. If ``storage`` is the scratch directory of the buffer itself, only the folder of
+the parts is replaced. TorchRL's layout is written and read by `torchrl_layout`.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from shmbuffer.buffers.calls.torchrl_layout import export, is_ours, read_export
 from shmbuffer.buffers.data_path.parts import Parts
 from shmbuffer.buffers.data_path.prefetched import (
     fits,
@@ -35,6 +29,7 @@ from shmbuffer.buffers.data_path.prefetched import (
 from shmbuffer.buffers.flow.consumed import read_consumed, restore_consumed, write_consumed
 from shmbuffer.errors import CorruptBufferError, ShmBufferError
 from shmbuffer.memory import LIVE_READS
+from shmbuffer.memory.format.layout import PARTS
 from shmbuffer.memory.system.progress import OnProgress, hearing, is_of_callback
 from shmbuffer.samplers.sampler import between_forks
 from shmbuffer.saves.checkpoints import (
@@ -44,35 +39,30 @@ from shmbuffer.saves.checkpoints import (
     dump_part,
     read_part,
     require_no_buffer,
+    save_part,
+    saved_part,
 )
-from shmbuffer.saves.extra import read_extra, require_plain, write_extra
-from shmbuffer.saves.publication import finish, publish
-from shmbuffer.saves.safe_files import make_folder
+from shmbuffer.saves.parts import (
+    SavedBuffer,
+    checked_batch_size,
+    checked_generator,
+    optional_parts,
+    read_value,
+    require_states,
+    write_value,
+)
+from shmbuffer.saves.plain import require_plain
+from shmbuffer.saves.publication import publish, settle
+from shmbuffer.saves.safe_files import make_folders, make_folders_below, without_leftover
 from shmbuffer.saves.values import reading
-from shmbuffer.saves.work_directory import is_being_published, located
+from shmbuffer.saves.work_directory import located
 from shmbuffer.storages.storage import ring_of
-from shmbuffer.torchrl.compat.buffers import (
-    METADATA,
-    read_generator,
-    read_metadata,
-    read_states,
-    write_generator,
-    write_metadata,
-    write_states,
-)
-from shmbuffer.torchrl.compat.writers import read_counts
+from shmbuffer.torchrl.compat.buffers import METADATA
 
-_PREFETCHED = "prefetch.pkl"  # TorchRL's batches that were made ahead
 _PARTS = ("_storage", "_sampler", "_writer", "_transforms", "_batch_size", "_rng")  # of a state
-_TRANSFORM = "transform.t"
 _RNG = "rng_state"
-# Files of ours, listed under our key of the metadata.
-_EXTRA, _AHEAD, _CONSUMERS = "extra", "ahead", "consumers"
-# Files of an older save by TorchRL, to be removed where the new save has none of that name.
-_STALE = (_PREFETCHED, _TRANSFORM, f"{_RNG}/meta.json", f"{_RNG}/rng_state.memmap")
+_LAYOUTS = ("shmbuffer", "torchrl")
 _ATTEMPTS = 5  # at loading what another process replaces at the same time
-
-_log = logging.getLogger(__name__)
 
 
 class Saving(Saves, Parts):
@@ -83,9 +73,10 @@ class Saving(Saves, Parts):
         path: str | os.PathLike[str],
         *,
         extra: Any = None,
+        layout: str = "shmbuffer",
         on_progress: OnProgress | None = None,
     ) -> None:
-        """Save everything into a directory, in TorchRL's layout, which TorchRL loads too.
+        """Saves everything into the directory ``path / "storage"``, which `attach` opens.
 
         Items, priorities, cursor and counts are of one moment, also while other processes write. A
         crash or a full disk leaves the earlier save in ``path``, or this one.
@@ -93,12 +84,16 @@ class Saving(Saves, Parts):
         If ``path / "storage"`` is the ``scratch_dir`` of the storage, nothing is copied: the items
         are made durable, and the directory has the live buffer, not a moment of it.
 
+        A storage with save hooks or a checkpointer for episodes is saved in TorchRL's layout.
+
         Args:
             path: the directory, made if needed. An earlier save in it is replaced, other files
                 stay.
             extra: returned by `loads`: the ``state_dict()`` of networks, optimizers, schedulers,
                 random states, counts. Tensors, arrays, numbers, text, None, and dicts, lists and
                 tuples of them; nothing is pickled. Tensors that share memory are saved separately.
+            layout: ``"torchrl"`` writes what TorchRL loads. It takes the place of the whole
+                directory ``path``.
             on_progress: called with a `ProgressReport` several times a second, while data are
                 copied and then synced. If it raises, this call does, and the earlier save stays.
 
@@ -106,62 +101,83 @@ class Saving(Saves, Parts):
             RuntimeError: the storage was never written to.
             TypeError: an item (see `ListStorageCheckpointer`) or a value in ``extra`` could only be
                 pickled; the earlier save stays.
-            ValueError: ``extra`` has more than 128 levels, or an int of more than 4,300 digits;
-                nothing was written.
-            BufferExistsError: the directory has another buffer's files.
-            BufferInUseError: another process is saving there.
+            ValueError: ``extra`` has more than 128 levels, or an int of more than 4,300 digits; or
+                there is no such layout; nothing was written.
+            BufferExistsError: the directory has another buffer's files, or files that no save made.
             SpaceError, OSError: no room, or no permission; the earlier save stays.
 
         Cost: all bytes once, straight into files, and a sync of each.
         """
         require_plain(extra)
+        if layout not in _LAYOUTS:
+            raise ValueError(f"layout is one of {', '.join(_LAYOUTS)}, not {layout!r}")
         if self._prefetcher is not None:
             self._prefetcher.wait_for_changes()
         target = Path(path)
-        in_place = self._storage._has_files_in(target / "storage")
+        place = target / "storage"
+        in_place = self._storage._has_files_in(place)
         require_no_buffer(target)
         if not in_place:
-            require_no_buffer(target / "storage")
-        with (
-            hearing(on_progress),
-            located(target),
-            publish(target, within=in_place, stale=_STALE) as directory,
-        ):
-            moment: Any
+            require_no_buffer(place)
+        with hearing(on_progress), located(target), without_leftover(target):
             if in_place:
-                make_folder(directory / "storage", exist_ok=False)
-                self._storage._dump_in_place(directory / "storage")
-                moment = LIVE_READS
+                if layout != "shmbuffer":
+                    raise ValueError(
+                        f"{place}: is where the storage itself has its files, which are not in "
+                        f"layout={layout!r}; save to another directory. Nothing was written"
+                    )
+                self._storage._flush_in_place(place)
+                with publish(place / PARTS, "sampler and writer") as folder:
+                    self._write_parts(folder, LIVE_READS, extra)
+            elif layout == "torchrl" or not self._storage.saves_snapshots:
+                with publish(target, "buffer in TorchRL's layout") as directory:
+                    export(self, directory, extra)
             else:
-                moment = dump_part(self._storage, directory / "storage")
-            dump_part(self._writer, directory / "writer", moment)
-            beside: list[str] = []
-            with self._as_delivered(directory, beside):
-                dump_part(self._sampler, directory / "sampler", moment)
-                for name, one in self._seeded().items():
-                    rng = one._generator
-                    if rng is not None and (one is self or rng is not self._generator):
-                        state = between_forks(rng.get_state)
-                        write_generator(directory / name, state, rng.device)
-            write_states(directory / _TRANSFORM, self._transform)
-            if not in_place and write_consumed(directory, ring_of(self._storage), moment):
-                beside.append(_CONSUMERS)
-            if extra is not None:
-                write_extra(directory, extra)
-                beside.append(_EXTRA)
-            write_metadata(directory, self._batch_size, beside)
+                make_folders(target)
+                with publish(place, "storage") as directory:
+                    moment = dump_part(self._storage, directory)
+                    make_folders_below(directory, directory / PARTS / "sampler")
+                    self._write_parts(directory / PARTS, moment, extra)
+
+    def _write_parts(self, folder: Path, moment: Any, extra: Any) -> None:
+        """Writes everything but the items of a storage."""
+        write_value(
+            folder, "writer", save_part(self._writer, folder / "writer", moment), "the writer"
+        )
+        with self._as_delivered(folder):
+            sampler = save_part(self._sampler, folder / "sampler", moment)
+            write_value(folder, "sampler", sampler, f"the state of the {_name(self._sampler)}")
+            states = self._generator_states()
+        if moment is not LIVE_READS:
+            write_consumed(folder, ring_of(self._storage), moment)
+        if extra is not None:
+            write_value(folder, "extra", extra, "extra")
+        known = {
+            "batch_size": self._batch_size,
+            "generators": states,
+            "transforms": {at: dict(state) for at, state in self._transform.state_dict().items()},
+            "beside": optional_parts(folder),
+        }
+        write_value(folder, "buffer", known, "the state of the transforms")
+
+    def _generator_states(self) -> dict[str, tuple[torch.Tensor, str]]:
+        """State and device of each generator, by name."""
+        return {
+            name: (between_forks(one._generator.get_state), str(one._generator.device))
+            for name, one in self._seeded().items()
+            if one._generator is not None and (one is self or one._generator is not self._generator)
+        }
 
     @contextmanager
-    def _as_delivered(self, directory: Path, beside: list[str]) -> Iterator[None]:
-        """Take the draws back to the last delivered batch, and save the prefetched ones."""
+    def _as_delivered(self, folder: Path) -> Iterator[None]:
+        """Takes the draws back to the last delivered batch, and saves the prefetched ones."""
         prefetcher = self._prefetcher
         if prefetcher is None:
             yield
             return
         with prefetcher.waiting() as made:
             now = self._draws()
-            if made and write_prefetched(directory, made, now, self._sampler):
-                beside.append(_AHEAD)
+            if made and write_prefetched(folder, made, now, self._sampler):
                 self._go_to(made[0].before)
             else:
                 self._drop_prefetched()
@@ -172,7 +188,7 @@ class Saving(Saves, Parts):
                 self._go_to(now)
 
     def loads(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> Any:
-        """Replace the content of the buffer by a save of `dumps`, or of TorchRL.
+        """Replaces the content of the buffer by a save of `dumps`, or of TorchRL.
 
         It restores items and their places, cursor and counts, priorities, the states of sampler,
         generator and transforms, and the batch size, if saved. The save defines an empty storage.
@@ -205,17 +221,22 @@ class Saving(Saves, Parts):
 
     def _loads_one_save(self, path: Path) -> Any:
         """`loads`, repeated if another process saves there meanwhile."""
+        place = path / "storage"
         for attempt in range(_ATTEMPTS):
-            finish(path)
+            for each in (path, place, place / PARTS):
+                settle(each)
             before = _identity(path)
             try:
                 with located(path):
-                    extra = self._loads(path)
+                    if is_ours(place):
+                        extra = self._load(self._read_parts(place))
+                    else:
+                        extra = self._load(read_export(self, path))
             except (FileNotFoundError, CorruptBufferError) as error:
-                if attempt == _ATTEMPTS - 1 or _is_still(path, before) or is_of_callback(error):
+                if attempt == _ATTEMPTS - 1 or _identity(path) == before or is_of_callback(error):
                     raise
                 continue  # another process replaced it while this one was reading
-            if _is_still(path, before):
+            if _identity(path) == before:
                 return extra
         raise RuntimeError(
             f"{path}: was replaced each of the {_ATTEMPTS} times that it was read; load it when "
@@ -277,41 +298,55 @@ class Saving(Saves, Parts):
                 "only; load into one that is not a queue. Nothing was changed"
             )
 
-    def _loads(self, path: Path) -> Any:
-        batch_size, beside = read_metadata(path)
-        if (path / _PREFETCHED).exists():
-            _log.info("%s: ignored: it is pickled, and nothing is unpickled", path / _PREFETCHED)
-        transforms = read_states(path / _TRANSFORM, self._transform)
-        sampler = read_part(self._sampler, path / "sampler")  # before anything is changed
-        writer = read_part(self._writer, path / "writer")
-        storage = read_part(self._storage, path / "storage")
-        extra = read_extra(path) if _EXTRA in beside else None
-        consumed = read_consumed(path) if _CONSUMERS in beside else []
-        ahead = read_prefetched(path) if _AHEAD in beside and self._prefetcher is not None else []
-        states = {name: state for name in self._seeded() if (state := read_generator(path / name))}
-        loaded = apply_part(self._storage, storage, read_counts(path / "writer"))
+    def _load(self, saved: SavedBuffer) -> Any:
+        """Becomes what was read; returns the ``extra``."""
+        loaded = apply_part(self._storage, saved.storage, saved.written)
         if isinstance(loaded, Loaded):
-            restore_consumed(ring_of(self._storage), consumed, loaded)
+            restore_consumed(ring_of(self._storage), saved.consumers, loaded)
         self._sampler._empty()
-        apply_part(self._sampler, sampler, loaded)
+        apply_part(self._sampler, saved.sampler, loaded)
         self._sampler._loaded_into(self._storage)
-        apply_part(self._writer, writer, loaded)
+        apply_part(self._writer, saved.writer, loaded)
         for name, one in self._seeded().items():
-            if name in states:
+            if name in saved.generators:
                 if one is not self and one._generator is self._generator:
                     one.generator = None  # it had one of its own
-                one._seed_with(*states[name])
-        if transforms is not None:
-            with reading(path / _TRANSFORM):
-                self._transform.load_state_dict(transforms)
-        if batch_size is not None:
-            self._batch_size = batch_size
+                one._seed_with(*saved.generators[name])
+        if saved.transforms is not None:
+            with reading(saved.where):
+                self._transform.load_state_dict(saved.transforms)
+        if saved.batch_size is not None:
+            self._batch_size = saved.batch_size
         self._measure_hand_over()
-        if self._prefetcher is not None and ahead and fits(ahead, loaded):
-            made, draws = restored(ahead, self._draws(), self._sampler)
+        if self._prefetcher is not None and saved.ahead and fits(saved.ahead, loaded):
+            made, draws = restored(saved.ahead, self._draws(), self._sampler)
             self._prefetcher.put_back(made)
             self._go_to(draws)
-        return extra
+        return saved.extra
+
+    def _read_parts(self, place: Path) -> SavedBuffer:
+        """Reads a save whose items are in a directory; nothing is changed yet."""
+        folder = place / PARTS
+        known = read_value(folder, "buffer")
+        with reading(folder / "buffer.jsonl"):
+            found, beside = known["generators"], set(known["beside"])
+            generators = {name: checked_generator(*one) for name, one in found.items()}
+            batch_size, transforms = checked_batch_size(known["batch_size"]), known["transforms"]
+        if self._prefetcher is None:
+            beside.discard("ahead")
+        require_states(folder / "buffer.jsonl", transforms, self._transform)
+        return SavedBuffer(
+            where=folder / "buffer.jsonl",
+            storage=read_part(self._storage, place),
+            sampler=saved_part(self._sampler, read_value(folder, "sampler"), folder / "sampler"),
+            writer=saved_part(self._writer, read_value(folder, "writer"), folder / "writer"),
+            generators=generators,
+            transforms=transforms or None,
+            batch_size=batch_size,
+            extra=read_value(folder, "extra") if "extra" in beside else None,
+            consumers=read_consumed(folder) if "consumers" in beside else [],
+            ahead=read_prefetched(folder) if "ahead" in beside else [],
+        )
 
     def _seeded(self) -> dict[str, Saving]:
         """The buffers whose generators are saved, by the name of the directory."""
@@ -325,17 +360,18 @@ class Saving(Saves, Parts):
         between_forks(self._generator.set_state, state)
 
 
-def _is_still(path: Path, save: tuple[int, int, int] | None) -> bool:
-    return _identity(path) == save and not is_being_published(path)
+def _identity(path: Path) -> list[tuple[int, int, int]]:
+    """The identity of a save: each one makes new files."""
+    found = []
+    for name in ("", f"storage/{PARTS}", METADATA):
+        with suppress(OSError):
+            one = os.stat(path / name)
+            found.append((one.st_dev, one.st_ino, one.st_mtime_ns if name else 0))
+    return found
 
 
-def _identity(path: Path) -> tuple[int, int, int] | None:
-    """The identity of a save: each one writes a new file."""
-    try:
-        found = os.stat(path / METADATA)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns
+def _name(part: Any) -> str:
+    return type(part).__name__
 
 
 def _require_keys(of: str, keys: tuple[str, ...], state: Any) -> None:

@@ -15,7 +15,7 @@ from shmbuffer.writers import RoundRobinWriter
 def describe(buffer: Any) -> None:
     """Write the kind of the buffer into its directory, if any, unless it is there already."""
     storage, engine = buffer.storage, buffer.storage.open_engine
-    if engine is None and isinstance(storage, RingBacked):
+    if isinstance(storage, RingBacked):
         known = weakref.ref(buffer)
         storage.described = lambda settings: _described(known(), settings)
     if engine is None or not engine.shared:

@@ -1,6 +1,6 @@
 """Prefetched batches in a save: the next ones after a load.
 
-    <path>/shmbuffer.ahead.jsonl, .data     if listed in buffer_metadata.json; see `values`
+    <parts>/ahead.jsonl, .data     if there are any; see `values`
 
 Sampler and generator are saved as of the last delivered batch, so that a load may ignore the
 batches and draw them again. It has to if the items have other places or tickets, and without
@@ -23,7 +23,7 @@ from shmbuffer.saves.checkpoints import Loaded
 from shmbuffer.saves.safe_files import remove_file
 from shmbuffer.saves.values import read_values, reading, write_values
 
-_AHEAD = "shmbuffer.ahead"
+_AHEAD = "ahead"
 
 
 def write_prefetched(directory: Path, made: list[Made], now: Draws, sampler: Sampler) -> bool:
@@ -46,7 +46,7 @@ def write_prefetched(directory: Path, made: list[Made], now: Draws, sampler: Sam
 
 
 def read_prefetched(directory: Path) -> list[Any]:
-    """Read what `write_prefetched` wrote, for `restored`."""
+    """Reads what `write_prefetched` wrote, for `restored`."""
     with reading(directory / f"{_AHEAD}.jsonl"):
         found = list(read_values(directory, _AHEAD, allow_pickle=False))
         for (_, info), ends_pass, _, state in found:

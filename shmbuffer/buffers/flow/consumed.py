@@ -1,6 +1,6 @@
 """Consumers in a save: the items that each of them has acknowledged.
 
-    <path>/shmbuffer.consumers.jsonl, .data   if listed in buffer_metadata.json; see `values`
+    <parts>/consumers.jsonl, .data   if there are any; see `parts`
 
 Items under a lease of the saving process count as acknowledged, because it trains on them. Those of
 other processes are delivered again. An item to be acknowledged several times is delivered as often
@@ -19,17 +19,18 @@ from shmbuffer.errors import ConsumerError
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format.ledger import DONE, HELD_HERE, NO_ITEM
 from shmbuffer.saves.checkpoints import Loaded
-from shmbuffer.saves.values import read_values, reading, write_values
+from shmbuffer.saves.parts import read_value, write_value
+from shmbuffer.saves.values import reading
 from shmbuffer.storages.indexing import tickets_at
 from shmbuffer.tensors.form import cpu
 
-_CONSUMERS = "shmbuffer.consumers"
+_CONSUMERS = "consumers"
 
 
-def write_consumed(directory: Path, ring: Ring | None, moment: Any) -> bool:
-    """Write what each consumer has acknowledged at a moment; False: there is no consumer."""
+def write_consumed(directory: Path, ring: Ring | None, moment: Any) -> None:
+    """Writes what each consumer has acknowledged at a moment, if there is a consumer."""
     if ring is None or not ring.consumers:
-        return False
+        return
     values = []
     saved = getattr(moment, "tickets", None)
     for status in ring.consumers.status():
@@ -51,14 +52,13 @@ def write_consumed(directory: Path, ring: Ring | None, moment: Any) -> bool:
         slots = {"done": done.nonzero()[0], "begun": begun.nonzero()[0], "acks": acks[begun]}
         known = {"name": status.name, "times": times, "holds": status.holds}
         values.append(known | {name: torch.from_numpy(one) for name, one in slots.items()})
-    write_values(directory, _CONSUMERS, [values], allow_pickle=False, what="consumer")
-    return True
+    write_value(directory, _CONSUMERS, values, "the progress of consumers")
 
 
 def read_consumed(directory: Path) -> list[dict[str, Any]]:
-    """Read the file of `write_consumed`."""
+    """Reads what `write_consumed` wrote."""
+    found = read_value(directory, _CONSUMERS)
     with reading(directory / f"{_CONSUMERS}.jsonl"):
-        (found,) = read_values(directory, _CONSUMERS, allow_pickle=False)
         for one in found:
             if not isinstance(one["name"], str) or one["done"].dtype is not torch.int64:
                 raise ValueError("a consumer has no name, or no items that it is done with")

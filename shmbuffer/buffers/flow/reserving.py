@@ -115,7 +115,7 @@ class Reserving(Parts):
                 if partial is not None:
                     _require_possible(directory, ring, partial)
             except (CorruptBufferError, UnsafePathError) as error:
-                _log.warning("%s", error)
+                _log.warning("%s", str(error))  # a record of the error would keep the buffer mapped
                 continue
             if partial is None or not partial.pieces or ring.reservations.is_done(number):
                 self._see_off(engine, ring, number)

@@ -1,12 +1,10 @@
 """Saves of a buffer of several shards: each is saved by its keeper into one common work directory.
 
-    <path>/.shmbuffer-save/checkpoint/shards-<random>/<node>/   written by keepers, on other nodes
-    <path>/shards-<random>/<node>/   the published save of a shard
-    <path>/shards.json               the name of that folder, and the nodes whose shards are in it
+    <path>/storage/<node>/       the save of a shard, written by its keeper
+    <path>/storage/shards.json   the nodes whose shards are in it
 
-`publication.publish` locks the work directory, syncs it, moves its files to their places, and
-removes the files of the previous save that its own list names. A second save to the same path is
-refused meanwhile.
+`publication.publish` makes the work directory, syncs it, and puts it into the place of ``storage``
+as a whole.
 If a process dies here: the previous save or the new one is there. A keeper that answers too late
 finds the work directory gone, and saves nothing.
 """
@@ -15,8 +13,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
-import secrets
 from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
@@ -31,14 +27,14 @@ from shmbuffer.distributed.shards.limited import Gate
 from shmbuffer.distributed.shards.member import Member
 from shmbuffer.distributed.shards.members import Members
 from shmbuffer.distributed.shards.shard_pieces import ring_in
-from shmbuffer.saves.publication import finish, publish
-from shmbuffer.saves.safe_files import make_folder, require_plain, temporary_folder
+from shmbuffer.memory.system.region import Directory
+from shmbuffer.saves.parts import is_saved
+from shmbuffer.saves.publication import publish, settle
+from shmbuffer.saves.safe_files import make_folders, require_plain, temporary_folder
 from shmbuffer.saves.values import damaged, read_json, reading, write_json
 from shmbuffer.saves.work_directory import shared_way
-from shmbuffer.torchrl.compat.buffers import METADATA
 
 LIST = "shards.json"
-_FOLDER = re.compile("shards-[0-9a-f]+")
 _RENEW_S = 2.0  # between two messages to the gate
 _CHUNK = 4096  # items that are moved at once
 
@@ -66,17 +62,19 @@ def save_shards(
             f"the shards of {strange}: these names of nodes cannot be names of directories, so "
             "nothing was saved; give the nodes other names (ray start --node-name)"
         )
-    target, folder = Path(path).absolute(), f"shards-{secrets.token_hex(4)}"
-    with publish(target, within=True) as directory:
-        make_folder(directory / folder)
-        place = shared_way(target) / folder  # other processes cannot use ``directory``
+    target = Path(path).absolute()
+    make_folders(target)
+    with Directory.open(target, allow_unsafe_fs=True):
+        pass  # keepers go there by its name, so no other user may exchange what is in it
+    with publish(target / "storage", "sharded buffer") as directory:
+        place = shared_way(directory)  # other processes cannot use ``directory``
         if consistent:
             with Gate(members) as gate:
                 _save_at_once(written, place, gate)
         else:
             for member in written:
                 member.whole("dumps", place / member.node)
-        write_json(directory / LIST, {"folder": folder, "nodes": nodes})
+        write_json(directory / LIST, {"nodes": nodes})
 
 
 def _save_at_once(written: list[Member], folder: Path, gate: Gate) -> None:
@@ -105,11 +103,11 @@ def _save_at_once(written: list[Member], folder: Path, gate: Gate) -> None:
 
 def saves_of_nodes(members: Members, path: str | os.PathLike[str]) -> dict[str, Path]:
     """Returns the save of each node; all is checked before anything is changed."""
-    source = Path(path).absolute()
-    finish(source)
-    folder, nodes = _read_list(source / LIST)
+    folder = Path(path).absolute() / "storage"
+    settle(folder)
+    nodes = _read_list(folder / LIST)
     members.require_all("loaded")
-    if away := [node for node in nodes if not (folder / node / METADATA).is_file()]:
+    if away := [node for node in nodes if not is_saved(folder / node)]:
         raise FileNotFoundError(
             f"{folder}: this node sees no save of the shards of {', '.join(away)}; load from a "
             "directory that all nodes see. Nothing was changed"
@@ -118,18 +116,16 @@ def saves_of_nodes(members: Members, path: str | os.PathLike[str]) -> dict[str, 
     return {node: folder / node for node in nodes}
 
 
-def _read_list(file: Path) -> tuple[Path, list[str]]:
-    """Reads the list of a save: the folder of the shards, and the names of their nodes."""
+def _read_list(file: Path) -> list[str]:
+    """Reads the list of a save: the names of the nodes of its shards."""
     found = read_json(file, missing="no sharded buffer was saved there")
     with reading(file):
-        folder, nodes = found["folder"], found["nodes"]
-    if not (isinstance(folder, str) and _FOLDER.fullmatch(folder)):
-        raise damaged(file, f"the folder {folder!r:.80} is not one of a sharded save")
+        nodes = found["nodes"]
     if not (isinstance(nodes, list) and nodes and all(map(_is_plain, nodes))):
         raise damaged(file, f"{nodes!r:.80} is not a list of the names of nodes")
     if len(set(nodes)) < len(nodes):
         raise damaged(file, f"{nodes!r:.80} names a node more than once")
-    return file.parent / folder, nodes
+    return nodes
 
 
 def _is_plain(node: Any) -> bool:

@@ -38,8 +38,9 @@ class Anonymous:
     path = None
     in_memory = True
 
-    def __init__(self, file: _core.Descriptor) -> None:
+    def __init__(self, file: _core.Descriptor, where: str = WHERE) -> None:
         self.file = file
+        self.where = where  # for messages
         self._dictionary: bytes | None = None
 
     @classmethod
@@ -56,9 +57,9 @@ class Anonymous:
         return ground, control
 
     @classmethod
-    def around(cls, dictionary: bytes | None) -> Anonymous:
+    def around(cls, dictionary: bytes | None, where: str) -> Anonymous:
         """The ground of a buffer whose memory was mapped already, and which no process shares."""
-        ground = cls(_core.Descriptor())
+        ground = cls(_core.Descriptor(), where)
         with _explained():
             ground.file.take(os.memfd_create, "shmbuffer", os.MFD_CLOEXEC)
         ground._dictionary = dictionary
@@ -77,6 +78,11 @@ class Anonymous:
         """An object that pickles as the file, for a process that is being spawned."""
         from multiprocessing import context, reduction
 
+        if self.where != WHERE:
+            raise RuntimeError(
+                f"{self.where}: is open for reading in this process only; attach to it in the "
+                "other process"
+            )
         if context.get_spawning_popen() is None:
             raise RuntimeError(
                 f"{WHERE}: a buffer in memory that has items is pickled only for a process that is "
@@ -120,6 +126,8 @@ class Anonymous:
 
     def extend_ledger(self, start: int, nbytes: int) -> None:
         """Takes the memory for a part of the ledger; SpaceError without it. Under the lock."""
+        if self.where != WHERE:
+            return  # it was mapped with all of it
         _, (*_, first) = self._built()
         with _explained(nbytes):
             free = filesystem.free_memory_bytes()

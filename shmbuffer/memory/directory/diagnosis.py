@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from shmbuffer.errors import BufferNotFoundError, CorruptBufferError
 from shmbuffer.memory.directory import restored
@@ -20,6 +21,7 @@ from shmbuffer.memory.format.native import Mapped
 from shmbuffer.memory.format.schema import Schema
 from shmbuffer.memory.format.settings import Settings
 from shmbuffer.memory.system import identity
+from shmbuffer.memory.system.region import Directory
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class Diagnosis:
         verified is.
         """
         superblock = self.superblock
+        if self.is_save():
+            return "copy"  # of the buffer that was saved
         if self.control.file != (superblock.device, superblock.inode):
             return "copy"
         if superblock.state != BufferState.RECOVERING and self.registry.alive():
@@ -75,6 +79,10 @@ class Diagnosis:
         if superblock.boot_id != here:
             return "reboot"
         return "restored" if verifiable and self._is_restored() else "nobody alive"
+
+    def is_save(self) -> bool:
+        """True if it is a save that no process has continued in."""
+        return bool(self.superblock.flags & Flag.SAVE)
 
     def was_left_whole(self) -> bool:
         """True if everybody has left in order, so that nobody has died in the middle of anything.
@@ -112,3 +120,9 @@ class Diagnosis:
             and self.owner_is_dead()
             and self.reason_to_recover() is not None
         )
+
+
+def is_save(path: Path) -> bool:
+    """True if a directory is a save that no process has continued in."""
+    with Directory.open(path, reading=True, allow_unsafe_fs=True) as directory:
+        return Diagnosis.of(Files(directory, private=True), writable=False).is_save()

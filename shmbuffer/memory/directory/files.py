@@ -71,9 +71,10 @@ _SMALL_ROW = 1024
 class Files:
     """The ground of a buffer in a directory, which it owns."""
 
-    def __init__(self, directory: Directory) -> None:
+    def __init__(self, directory: Directory, *, private: bool = False) -> None:
         self.directory = directory
         self.path: Path = directory.path
+        self.private = private  # what is stored into the maps stays in this process
 
     @property
     def in_memory(self) -> bool:
@@ -137,9 +138,8 @@ class Files:
                 self.path / layout.CONTROL, needed=layout.CONTROL_BYTES, free=free_memory_bytes
             ),
         ):
-            mapped = map_file(
-                self.directory, layout.CONTROL, file, layout.CONTROL_BYTES, writable=writable
-            )
+            options: dict[str, Any] = {"writable": writable, "private": self.private}
+            mapped = map_file(self.directory, layout.CONTROL, file, layout.CONTROL_BYTES, **options)
             found = os.fstat(file.fd)
         return Control(mapped, str(self.path), (found.st_dev, found.st_ino))
 
@@ -156,8 +156,11 @@ class Files:
         """Says that the files are what they should be; see `restored`."""
         restored.vouch(self.directory, [layout.CONTROL, *(schema.mapped_files if schema else ())])
 
-    def build(self, schema: Schema, *, reserve: bool, adopt: bool) -> Mapped:
-        """Makes every file of the schema; under init.lock, if the superblock says NO_SCHEMA."""
+    def build(self, schema: Schema, *, reserve: bool, adopt: bool, sparse: bool = False) -> Mapped:
+        """Makes every file of the schema; under init.lock, if the superblock says NO_SCHEMA.
+
+        ``sparse``: no space is taken for the slots file, because most of it stays zero.
+        """
         self.discard_unfinished()
         slots_bytes = schema.sections["bytes"]
         leaves = {
@@ -188,7 +191,7 @@ class Files:
                 _core.reached("define.records")
             self.directory.create(layout.LEDGER, layout.PAGE).close()
             _core.reached("define.ledger")
-            self.directory.create(_NEW_SLOTS, slots_bytes).close()
+            self.directory.create(_NEW_SLOTS, slots_bytes, reserve=not sparse).close()
             _core.reached("define.slots_allocated")
             self.directory.write_atomic(layout.SCHEMA, schema.to_json())
             _core.reached("define.schema")
@@ -203,6 +206,19 @@ class Files:
         except BaseException:
             self.discard_unfinished()
             raise
+
+    def extend_save(self, schema: Schema, *, reserve: bool) -> None:
+        """Takes the space that a save does not have, before a process continues in it."""
+        payload = (layout.RECORDS,) if schema.record_bytes else schema.leaf_files
+        sizes = {layout.SLOTS: schema.sections["bytes"]}
+        sizes |= dict(zip(payload, schema.map_bytes, strict=True)) if reserve else {}
+        for name in (name for name in sizes if sizes[name]):  # a leaf of no bytes has no file
+            where, nbytes, free = self.path / name, sizes[name], self.directory.free_bytes
+            with self.directory.open_file(name) as file, explained(where, needed=nbytes, free=free):
+                os.posix_fallocate(file.fd, 0, nbytes)
+            _core.reached("recover.reserved")
+        for name, content in schema.meta_files().items():
+            self.directory.write_atomic(name, content)
 
     def load(
         self, superblock: Superblock, schema: Schema | None = None, *, writable: bool = True
@@ -313,13 +329,9 @@ class Files:
             size = schema.record_bytes
             leaves = [self._map_file(layout.RECORDS, size, writable=writable, twice=True)]
         else:
+            small = _SMALL_ROW * schema.capacity
             leaves = [
-                self._map_file(
-                    file,
-                    nbytes,
-                    writable=writable,
-                    aligned=nbytes < _SMALL_ROW * schema.capacity,
-                )
+                self._map_file(file, nbytes, writable=writable, aligned=nbytes < small)
                 if nbytes
                 else _core.Map(-1, 0)
                 for file, nbytes in zip(schema.leaf_files, schema.leaf_bytes, strict=True)
@@ -332,7 +344,13 @@ class Files:
         with self._open_required(layout.LEDGER, writable=writable) as file, explained(where):
             ledger.require_length(file.fd, where)
             size = min(os.fstat(file.fd).st_size, room)
-            return map_file(self.directory, layout.LEDGER, file, room, size=size, writable=writable)
+            return map_file(
+                *(self.directory, layout.LEDGER, file, room),
+                size=size,
+                writable=writable,
+                private=self.private,
+                longer=size < room,
+            )
 
     def extend_ledger(self, start: int, nbytes: int) -> None:
         """Takes the room for a part of the ledger; SpaceError without it. Under init.lock."""
@@ -364,7 +382,8 @@ class Files:
     def _map_file(self, name: str, nbytes: int, *, writable: bool, **options: Any) -> Any:
         file = self._open_required(name, nbytes=nbytes, writable=writable)
         with file, explained(self.path / name, needed=nbytes, free=free_memory_bytes):
-            return map_file(self.directory, name, file, nbytes, writable=writable, **options)
+            options |= {"writable": writable, "private": self.private}
+            return map_file(self.directory, name, file, nbytes, **options)
 
     def _open_required(
         self, name: str, *, nbytes: int | None = None, writable: bool
@@ -372,18 +391,14 @@ class Files:
         try:
             return self.directory.open_file(name, nbytes=nbytes, writable=writable)
         except FileNotFoundError as error:
-            raise CorruptBufferError(
-                f"{self.path}/{name}: missing; restore it from a copy of the directory",
-                path=str(self.path / name),
-                expected=nbytes,
-                found=None,
-            ) from error
+            raise self._missing(name) from error
 
     def _read_required(self, name: str, limit: int) -> bytes:
         try:
             return self.directory.read(name, limit=limit)
         except FileNotFoundError as error:
-            raise CorruptBufferError(
-                f"{self.path}/{name}: missing; restore it from a copy of the directory",
-                path=str(self.path / name),
-            ) from error
+            raise self._missing(name) from error
+
+    def _missing(self, name: str) -> CorruptBufferError:
+        message = f"{self.path}/{name}: missing; restore it from a copy of the directory"
+        return CorruptBufferError(message, path=str(self.path / name))

@@ -1,4 +1,4 @@
-"""Buffers near a path without one: what the caller may have meant."""
+"""The directory that a path means: a buffer, that of a save, or one nearby."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
+from shmbuffer.errors import FormatError
 from shmbuffer.memory.format import layout
+from shmbuffer.memory.system.path_checks import explained
 
+_OF_TORCHRL = ("buffer_metadata.json", "storage_metadata.json")
 _NEIGHBOURS = 1000  # of a crowded directory not every one is asked
 
 
@@ -29,3 +32,26 @@ def did_you_mean(where: Path) -> str:
     found = [str(one) for one in dict.fromkeys(near) if os.path.isfile(one / layout.CONTROL)]
     others = f" and {len(found) - 3} more" if len(found) > 3 else ""
     return f"did you mean {', '.join(found[:3])}{others}?" if found else ""
+
+
+def directory_of(path: str | os.PathLike[str]) -> Path:
+    """Returns the directory of the buffer at a path, which may be that of a save."""
+    path = Path(path)
+    inner = path / "storage"
+    return inner if not is_buffer(path) and is_buffer(inner) else path
+
+
+def is_buffer(path: Path) -> bool:
+    """True if a buffer has its files in a directory."""
+    with explained(path, reading=True):
+        return (path / layout.CONTROL).exists()
+
+
+def require_no_export(path: Path) -> None:
+    """Raises FormatError for a save in TorchRL's layout."""
+    if any((path / name).exists() for name in _OF_TORCHRL):
+        raise FormatError(
+            f"{path}: is a save in TorchRL's layout, which no process can attach to; load it with "
+            "loads() into a buffer",
+            path=str(path),
+        )

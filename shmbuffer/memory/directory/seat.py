@@ -28,7 +28,7 @@ from shmbuffer.errors import (
     CorruptBufferError,
     ForkedHandleError,
 )
-from shmbuffer.memory.directory.anonymous import WHERE, Anonymous
+from shmbuffer.memory.directory.anonymous import Anonymous
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.directory.partials import PartialFile
 from shmbuffer.memory.directory.registry import Membership, Registry
@@ -50,7 +50,7 @@ class Seat:
         self.control = control
         self.registry = Registry(control, ground.directory)  # the clients
         # for messages: the directory, or "anonymous memory"
-        self.where = str(ground.path) if ground.path else WHERE
+        self.where = str(ground.path) if isinstance(ground, Files) else ground.where
         self.role = role
         self.mapped = mapped
         self.closed = False  # whether the handle was closed

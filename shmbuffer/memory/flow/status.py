@@ -15,6 +15,7 @@ from shmbuffer.errors import (
     CorruptBufferError,
     EmptyBufferError,
     LockTimeout,
+    ReadOnlyError,
     RecordTooLargeError,
     ReservationLostError,
     ShmBufferError,
@@ -22,6 +23,7 @@ from shmbuffer.errors import (
 )
 from shmbuffer.memory.directory.seat import Seat, unlinked
 from shmbuffer.memory.format import ledger
+from shmbuffer.memory.format.layout import BufferState
 from shmbuffer.memory.format.ledger import RESERVATIONS
 from shmbuffer.memory.format.priorities import largest_mass
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
@@ -153,7 +155,13 @@ def raise_for_status(
         raise BufferClosedError(f"{where}: this handle was closed; attach again")
     if status == _core.UNLINKED:
         raise unlinked(where)
-    if status == _core.CLOSING_STATUS:
+    if status == _core.CLOSED and seat.state() == BufferState.READ_ONLY:
+        raise ReadOnlyError(
+            f"{where}: {what}: this is a save, opened for reading, and nothing was written; pass "
+            "on_existing='recover' to attach() to continue in it, or loads() it into a new buffer",
+            path=where,
+        )
+    if status == _core.CLOSED:
         raise BufferClosedError(f"{where}: the buffer is being removed; nothing was written")
     if status == _core.NO_TICKETS:
         raise BufferNeedsRestart(

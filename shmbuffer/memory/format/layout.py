@@ -113,6 +113,7 @@ class BufferState(IntEnum):
     READY = 1
     RECOVERING = 2
     CLOSING = 3
+    READ_ONLY = 4  # a private map of a save; never in a file
 
 
 class Role(IntEnum):
@@ -176,6 +177,7 @@ class Flag(IntFlag):
     TEMPORARY = 4
     AUTO_CLEANUP = 8
     CREATED_DIRECTORY = 16
+    SAVE = 32  # a snapshot that `dumps` wrote, and no process has continued in
 
 
 def structure(*fields: tuple[str, str, int], itemsize: int) -> np.dtype[np.void]:
@@ -313,6 +315,9 @@ COUNTERS = (
 )
 
 #: Names below the scratch directory that belong to us whatever the schema is.
+OBJECTS = "objects"
+"""The kind of a schema whose items are Python objects. Only saves have it."""
+
 PRIVATE = beneath.PRIVATE
 CONTROL = f"{PRIVATE}/control"
 SLOTS = f"{PRIVATE}/slots"
@@ -321,6 +326,7 @@ RECORDS = f"{PRIVATE}/records"
 LEDGER = f"{PRIVATE}/ledger"
 DICTIONARY = f"{PRIVATE}/dictionary"
 HISTORY, WEIGHTS = f"{PRIVATE}/history", f"{PRIVATE}/weights"
+PARTS = f"{PRIVATE}/parts"
 PARTIALS = f"{PRIVATE}/partials"
 COORDINATOR_LOCK = f"{PRIVATE}/coordinator.lock"
 SPAWNED = f"{PRIVATE}/spawned"

@@ -20,7 +20,7 @@ from urllib.parse import quote
 from shmbuffer._native import _core
 from shmbuffer.errors import CorruptBufferError, SchemaMismatchError, SpaceError
 from shmbuffer.memory.format.dtypes import DTYPES
-from shmbuffer.memory.format.layout import LEDGER, PAGE, RECORDS, SLOTS
+from shmbuffer.memory.format.layout import LEDGER, OBJECTS, PAGE, RECORDS, SLOTS
 from shmbuffer.memory.format.leaf import MAX_DEPTH, Leaf, size_of, sizes_of
 from shmbuffer.memory.format.names import require_file_names
 from shmbuffer.memory.format.sharing import NOT_SHARED, Sharing
@@ -238,11 +238,14 @@ class Schema:
             )
         return None
 
-    def meta_files(self) -> dict[str, bytes]:
-        """Tensordict's ``meta.json`` files, by name below the scratch directory."""
-        if self.record_bytes:
+    def meta_files(self, slots: int | None = None) -> dict[str, bytes]:
+        """Tensordict's ``meta.json`` files, by name below the scratch directory.
+
+        ``slots``: the number of rows that they name; None: the capacity.
+        """
+        if self.record_bytes or self.structure.get("kind") == OBJECTS:
             return {}
-        batch = [self.capacity, *self.lanes]
+        batch = [self.capacity if slots is None else slots, *self.lanes]
         folders: dict[tuple[str, ...], dict[str, Any]] = {(): {}}
         for leaf in (self.leaves[at] for at in self.columns):
             for depth in range(1, len(leaf.path)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,12 @@ class ItemSnapshot(NamedTuple):
     """Elements written so far."""
     max_priority: float | None
     """The largest raw priority ever given; None before the first."""
+    extents: NDArray[Any] | None = None
+    """`layout.EXTENT` [capacity]: where each record lies in the byte ring; None: items are rows."""
+    byte_tail: int = 0
+    """Position of the oldest record."""
+    byte_head: int = 0
+    """Position of the next record."""
 
 
 class _Living:

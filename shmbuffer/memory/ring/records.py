@@ -28,10 +28,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer._native._core import address
@@ -80,6 +78,11 @@ class Records:
         """Bytes from the oldest record that is in use to the head."""
         native = self._seat.native
         return int(native.byte_head - native.byte_tail)
+
+    @property
+    def content(self) -> memoryview:
+        """The bytes of the ring, twice in a row, live."""
+        return memoryview(self._map)
 
     def live(self) -> int:
         """Bytes of the records of all items with headers. O(capacity)."""
@@ -187,18 +190,17 @@ class Records:
         )
         return RecordSample(batch, index, tickets, None)
 
-    def copy_out(self, descriptor: int, where: str) -> tuple[ItemSnapshot, NDArray[Any]]:
-        """Copies a snapshot of all records to a file; returns it, and the extents in the file.
+    def copy_out(self, descriptor: int, where: str) -> ItemSnapshot:
+        """Copies a snapshot of all records to a file of the size of the byte ring, as they lie.
 
         Committed records do not change, so they are copied without a lock; the mutex is held for
         the last megabyte, and a scan of the slots.
         """
         self._seat.reap_dead()  # behind a dead writer's claim all would be left for the mutex
-        base, safe, _ = self._span()
-        copied = base
-        with Progress("copy", safe - base) as progress:
+        copied, safe, _ = self._span()
+        with Progress("copy", safe - copied) as progress:
             for _ in range(_COPY_ROUNDS):
-                self._copy(descriptor, copied, safe, base, where, progress)
+                self._copy(descriptor, copied, safe, where, progress)
                 copied = safe
                 tail, safe, head = self._span()
                 copied = max(copied, tail)  # what went meanwhile is nobody's
@@ -228,14 +230,12 @@ class Records:
                 self._calls.again(answer, lambda: 0, "copy_out")
         head, write_count, greatest, tail, byte_head = answer
         start = max(copied, tail)
-        self._pwrite(descriptor, rest[: byte_head - start].data, start - base, where)
+        self._pwrite(descriptor, rest[: byte_head - start].data, start, where)
         raw[tickets < 0] = np.nan
-        extents["position"][tickets >= 0] -= np.uint64(base)
         extents[tickets < 0] = np.zeros((), layout.EXTENT)
-        moment = ItemSnapshot(
-            tickets, sources, raw, head, write_count, greatest if greatest >= 0 else None
-        )
-        return moment, extents
+        known = greatest if greatest >= 0 else None
+        counts = head, write_count, known
+        return ItemSnapshot(tickets, sources, raw, *counts, extents, tail, byte_head)
 
     def _span(self) -> tuple[int, int, int]:
         """Tail; where nobody writes below; head."""
@@ -244,27 +244,27 @@ class Records:
         )
         return found
 
-    def _copy(
-        self, descriptor: int, start: int, stop: int, base: int, where: str, progress: Progress
-    ) -> None:
-        content = memoryview(self._map)
+    def _copy(self, descriptor: int, start: int, stop: int, where: str, progress: Progress) -> None:
+        content = self.content
         for at in range(start, stop, _COPY_PIECE_BYTES):
             size = min(_COPY_PIECE_BYTES, stop - at)  # no more than is mapped: from the tail on
             first = at % self.max_bytes
-            self._pwrite(descriptor, content[first : first + size], at - base, where)
+            self._pwrite(descriptor, content[first : first + size], at, where)
             progress.advance(size)
 
-    def _pwrite(self, descriptor: int, content: memoryview, offset: int, where: str) -> None:
+    def _pwrite(self, descriptor: int, content: memoryview, at: int, where: str) -> None:
+        """Writes bytes of the ring from a position on, around the end of the file."""
         while len(content):
+            offset = at % self.max_bytes
             try:
-                written = os.pwrite(descriptor, content, offset)
+                written = os.pwrite(descriptor, content[: self.max_bytes - offset], offset)
                 _core.reached("file.written")
             except OSError as error:
                 free = filesystem.free_bytes(descriptor)
                 raise filesystem.space_error(
                     where, offset + len(content), free, why=error.errno or 0
                 ) from error
-            content, offset = content[written:], offset + written
+            content, at = content[written:], at + written
 
     def _copied(
         self,

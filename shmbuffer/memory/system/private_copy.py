@@ -1,4 +1,4 @@
-"""A private copy of a file: what its owner does to the file cannot reach the process that reads it.
+"""Maps of files: shared, private, or of a private copy that the file's owner cannot reach.
 
 A shared map of a file ends the process (SIGBUS) if another user cuts the file off. So what another
 user may change is read with pread(2) into memory without a name, and that memory is mapped.
@@ -35,16 +35,21 @@ def map_file(
     dense: bool = False,
     twice: bool = False,
     aligned: bool = False,
+    private: bool = False,
+    longer: bool = False,
 ) -> _core.Map:
     """Maps an open file of a directory, or a private copy of it if nothing can be written there.
 
-    A copy is always writable. It has the ``parts`` that are going to be read. The file has to have
-    ``size`` bytes, if the map is longer. ``dense``: see `private_copy`.
+    A copy is always writable, and so is a ``private`` map: what is stored into it stays in this
+    process (MAP_PRIVATE of mmap(2)). A copy has the ``parts`` that are going to be read. The file
+    has to have ``size`` bytes, if the map is ``longer``, which a private map cannot be: it is a
+    copy, too. ``dense``: see `private_copy`.
     """
-    if not directory.copying:
-        return _core.Map(file.fd, nbytes, writable, twice=twice, aligned=aligned)
+    if not (directory.copying or (private and longer)):
+        options: dict[str, Any] = {"twice": twice, "aligned": aligned, "private": private}
+        return _core.Map(file.fd, nbytes, writable or private, **options)
     size, where = nbytes if size is None else size, directory.path / name
-    options: dict[str, Any] = {"size": size, "room": nbytes, "parts": parts, "dense": dense}
+    options = {"size": size, "room": nbytes, "parts": parts, "dense": dense}
     with private_copy(file.fd, where, **options) as copy:
         return _core.Map(copy.fd, nbytes, twice=twice, aligned=aligned)
 

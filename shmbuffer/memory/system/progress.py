@@ -21,11 +21,11 @@ If the process dies in it: as between the two steps.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeVar
 
 EVERY_S = 0.1
 """Between two calls."""
@@ -58,6 +58,7 @@ class ProgressReport:
         return self.done / self.total
 
 
+Item = TypeVar("Item")
 OnProgress = Callable[[ProgressReport], object]
 
 _heard_by: ContextVar[OnProgress | None] = ContextVar("shmbuffer_on_progress", default=None)
@@ -110,6 +111,12 @@ class Progress:
         if by and self.heard and self._done < self._total and time.monotonic() >= self._next_s:
             self._tell()
             self._next_s = time.monotonic() + EVERY_S
+
+    def counted(self, items: Iterable[Item]) -> Iterator[Item]:
+        """The same items; each that is asked for is one more."""
+        for item in items:
+            self.advance(1)
+            yield item
 
     def cut(self, count: int, nbytes: int, most: int | None = None) -> Iterator[tuple[int, int]]:
         """Pieces of the work, as the first of ``count`` and how many."""

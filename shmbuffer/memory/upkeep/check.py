@@ -15,8 +15,9 @@ import numpy as np
 
 from shmbuffer._native import _core
 from shmbuffer.errors import BufferNotFoundError, CorruptBufferError, LockTimeout, ShmBufferError
-from shmbuffer.memory.directory.diagnosis import Diagnosis
+from shmbuffer.memory.directory.diagnosis import Diagnosis, is_save
 from shmbuffer.memory.directory.files import Files
+from shmbuffer.memory.directory.neighbours import directory_of
 from shmbuffer.memory.directory.seat import Seat
 from shmbuffer.memory.directory.written import Written
 from shmbuffer.memory.format import layout
@@ -74,14 +75,15 @@ def check(
     read-only file system. If it may be in use, priorities, sums and counters are not compared.
     """
     # The lock keeps a recovery from making a new mutex while this holds it without an entry.
+    path = directory_of(path)
     with Directory.open(path, reading=True) as directory:
         files = Files(directory)
         files.require_control()
         report = CheckReport(str(directory.path))
         report.notes += _of_history(directory)
         try:
-            if directory.copying:
-                _check_copy(report, files, on_progress)
+            if directory.copying or is_save(path):
+                _check_copy(report, Files(directory, private=True), on_progress)
                 return report
             Diagnosis.of(files)  # of a foreign file not even the lock is touched
             with files.lock(timeout):
@@ -136,6 +138,8 @@ def _check_copy(report: CheckReport, files: Files, on_progress: OnProgress | Non
     if mapped is None:
         return
     native = mapped.ring(found.control, entry=layout.ENTRIES - 1)
+    if found.is_save():
+        native.rebuild()  # a save has no tree
     if copied.unsettled is None:
         looked = _compare_slots(report, found.control, mapped, native, files)
     else:

@@ -1,9 +1,10 @@
-"""A private copy of a buffer whose directory this process can only read.
+"""A private copy of a buffer: of a save, or of a directory that this process can only read.
 
     copy all files ──▶ read the slot words again ──▶ take out what changed ──▶ valid items
 
-The files belong to another user, or lie on a read-only file system, so no lock is taken and other
-processes may write meanwhile. As for any reader, an item is valid if its slot word was the same
+A save is mapped with copy on write, and no process writes to it. Other files belong to another
+user, or lie on a read-only file system, so no lock is taken and other processes may write
+meanwhile. As for any reader, an item is valid if its slot word was the same
 before and after its bytes were copied. All else in the copy may be of different moments.
 """
 
@@ -38,7 +39,7 @@ class CopiedBuffer:
 
 
 def copy_buffer(files: Files) -> CopiedBuffer:
-    """Copies a buffer, without a lock.
+    """Copies or privately maps a buffer, without a lock.
 
     Raises:
         BufferInUseError: it was recovered, removed or defined anew meanwhile.
@@ -62,22 +63,29 @@ def copy_buffer(files: Files) -> CopiedBuffer:
     return CopiedBuffer(found, mapped, changed, unsettled)
 
 
-def repair_copy(copied: CopiedBuffer, mapped: Mapped) -> RecoveryReport:
+def repair_copy(copied: CopiedBuffer, mapped: Mapped, *, verify: bool = True) -> RecoveryReport:
     """Repairs the copy as a recovery does, and touches no file.
 
     If processes of this boot have written it, items without checksums are kept: their slot words
-    were compared when they were copied.
+    were compared when they were copied. ``verify``: compare the items of a save with their
+    checksums.
     """
     found, control, began = copied.found, copied.found.control, time.perf_counter_ns()
-    reason = found.reason_to_recover()
+    is_save = found.is_save()
+    reason = "nobody alive" if is_save else found.reason_to_recover()
     of_this_boot = reason in (None, "nobody alive")
     if of_this_boot and copied.unsettled is not None:
         reason = "in use"
     report = RecoveryReport(str(found.files.path), str(reason), epoch=found.superblock.epoch)
     _core.format_mutex(control.map)
+    saved = int(control.runtime["length"][0]) * mapped.schema.width
     repair = Repair(found, found.superblock, found.settings(), mapped)
-    report = repair.run(report, verify=True, left_whole=False, believed=of_this_boot)
-    control.runtime["state"] = BufferState.READY
+    verify = verify or not is_save
+    report = repair.run(report, verify=verify, left_whole=False, believed=of_this_boot)
+    if is_save:  # zeros are possible words, but not of a slot that was saved with an item
+        gone = abs(saved - report.items - report.checksum_failed) // mapped.schema.width
+        report = replace(report, words_refused=max(report.words_refused, gone))
+    control.runtime["state"] = BufferState.READ_ONLY if is_save else BufferState.READY
     duration_ms = (time.perf_counter_ns() - began) / 1e6
     return replace(report, clients_retired=0, duration_ms=duration_ms)  # the clients go on
 

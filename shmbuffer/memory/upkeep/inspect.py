@@ -16,6 +16,7 @@ from shmbuffer.errors import CorruptBufferError, FormatError
 from shmbuffer.memory.directory import partials
 from shmbuffer.memory.directory.diagnosis import Diagnosis
 from shmbuffer.memory.directory.files import Files
+from shmbuffer.memory.directory.neighbours import directory_of
 from shmbuffer.memory.flow import consumer_status
 from shmbuffer.memory.flow.consumer_status import ConsumerStatus
 from shmbuffer.memory.flow.holders import Holder, holders, told
@@ -78,7 +79,7 @@ def inspect(
     Cost: about a millisecond, whatever the capacity, without ``live_bytes``; it reads some pages
     that everybody else reads, and stores nothing.
     """
-    with Directory.open(path, reading=True) as directory:
+    with Directory.open(directory_of(path), reading=True) as directory:
         files = Files(directory)
         look = Diagnosis.of(files, writable=False)
         control, superblock, settings = look.control, look.superblock, look.settings()
@@ -92,7 +93,7 @@ def inspect(
             "path": str(directory.path),
             "uuid": str(uuid.UUID(bytes=superblock.uuid)),
             "state": layout.name_of(BufferState, int(control.runtime["state"][0])),
-            "needs_recovery": look.reason_to_recover(),
+            "needs_recovery": None if look.is_save() else look.reason_to_recover(),
             "epoch": superblock.epoch,
             "created": datetime.fromtimestamp(superblock.created_ns / 1e9, UTC).isoformat(
                 timespec="seconds"

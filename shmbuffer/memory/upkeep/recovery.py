@@ -51,14 +51,14 @@ def recover_directory(
     """Recovers, under init.lock; returns the report, and the maps if there is a schema."""
     files, control, superblock = found.files, found.control, found.superblock
     began = time.perf_counter_ns()
-    settings = found.settings()
-    mapped = found.load()
+    settings, mapped = found.settings(), found.load()
     _core.reached("recover.locked")
-    superblock = control.write(
-        replace(superblock, state=BufferState.RECOVERING, epoch=superblock.epoch + 1)
-    )
+    recovering = replace(superblock, state=BufferState.RECOVERING, epoch=superblock.epoch + 1)
+    superblock = control.write(recovering)
     control.runtime["state"] = BufferState.RECOVERING
     _core.reached("recover.state")
+    if mapped is not None and found.is_save():
+        files.extend_save(mapped.schema, reserve=bool(superblock.flags & Flag.RESERVE))
     if reason != "copy":  # whose clients live, and are another buffer's
         note_deaths(files, control, superblock)
         roster.forget_deaths(files.directory)
@@ -99,7 +99,8 @@ def _adopted(superblock: Superblock, files: Files, reason: str) -> Superblock:
     found = files.directory.stat(layout.CONTROL)
     if reason == "copy":
         superblock = superblock.owned(uuid=np.random.default_rng().bytes(16))
-    return replace(superblock, boot_id=identity.boot_id(), device=found.st_dev, inode=found.st_ino)
+    now = replace(superblock, boot_id=identity.boot_id(), flags=superblock.flags & ~Flag.SAVE)
+    return replace(now, device=found.st_dev, inode=found.st_ino)
 
 
 def wrong_checksums(
@@ -146,7 +147,7 @@ class Repair:
         are finished too, so that their batches stay whole. Where everybody has left in order, there
         is nothing to do for the slots: they are not looked at.
         """
-        runtime = self.control.runtime
+        runtime, is_save = self.control.runtime, bool(self.superblock.flags & Flag.SAVE)
         trusted = report.reason == "nobody alive"
         if not self._sane_settings() and left_whole and self._may_be_whole():
             items = int(runtime["length"][0]) * self.width
@@ -157,7 +158,7 @@ class Repair:
         before = {name: int(runtime[name][0]) for name in ("rolled_back", "rolled_forward")}
         # As far as is known: a damaged page may say anything, and the words are looked at later.
         held = min(int(runtime["length"][0]), self.capacity) * self.width
-        progress = Progress("recover", held, "items")
+        progress = Progress("check" if is_save else "recover", held, "items")
         retired = self._reap_everybody(finishing=trusted or report.reason == "restored")
         _core.reached("recover.reaped")
         refused = self._refuse_impossible_words(trusted)

@@ -9,13 +9,6 @@ from typing import Any
 
 Hook = Callable[..., Any]
 
-ITEM_FILES = (
-    *("shmbuffer.items.npy", "shmbuffer.list.jsonl", "shmbuffer.list.data"),
-    *("shmbuffer.objects.jsonl", "shmbuffer.objects.data"),
-    *("shmbuffer.records.npy", "shmbuffer.records.data", "shmbuffer.records.dictionary"),
-)
-"""Files in which a storage may have its items, beside TorchRL's; never all of them."""
-
 
 class StorageCheckpointerBase:
     """How a storage is saved and loaded.
@@ -63,6 +56,10 @@ class StorageCheckpointerBase:
         """
         raise NotImplementedError(f"{type(self).__name__} has no dumps()")
 
+    def writes_snapshots(self, storage: Any) -> bool:
+        """True unless the whole buffer has to be saved in TorchRL's layout."""
+        return True
+
     def loads(self, storage: Any, path: str | os.PathLike[str]) -> Any:
         """Put what ``dumps`` wrote into ``path`` in place of what ``storage`` has."""
         raise NotImplementedError(f"{type(self).__name__} has no loads()")
@@ -78,6 +75,11 @@ class StorageCheckpointerBase:
                 was saved here has its own.
         """
         return self.loads(storage, path)
+
+    @property
+    def has_hooks(self) -> bool:
+        """True if hooks change what is saved."""
+        return bool(self._save_hooks)
 
     def _apply_save_hooks(self, data: Any, path: Any, *, shift: int, is_full: bool) -> Any:
         """``data`` after all save hooks. ``path`` is what they are given as ``path=``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,24 +14,23 @@ from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import Engine, ItemSnapshot
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.system.progress import Progress
-from shmbuffer.saves.checkpointers.record_image import RecordImage, write_records
+from shmbuffer.saves.checkpointers.object_files import ITEMS, write_items
+from shmbuffer.saves.checkpointers.record_image import RecordImage, moment_of
 from shmbuffer.saves.checkpointers.restoring import require_alone, restored
 from shmbuffer.saves.checkpointers.ring_backed import RingStorageCheckpointer, Written
-from shmbuffer.saves.checkpointers.saved_storage import LIST, SavedStorage
+from shmbuffer.saves.checkpointers.saved_storage import SavedStorage
+from shmbuffer.saves.checkpointers.snapshots import settings_of, write_records, write_ring
 from shmbuffer.saves.checkpoints import Loaded
 from shmbuffer.saves.safe_files import make_folder
-from shmbuffer.saves.values import damaged, read_values, reading, write_values
+from shmbuffer.saves.values import damaged, read_values, reading
 from shmbuffer.torchrl.compat import compressed
-from shmbuffer.torchrl.compat.storages import METADATA, read_metadata
-
-_ITEMS = "shmbuffer.list"
 
 
 class ListStorageCheckpointer(RingStorageCheckpointer):
-    """Items of a list storage, as two files of our own; see `values`.
+    """Saves the items of a list storage, as lines of JSON and the bytes of tensors; see `values`.
 
-    Of a list in a directory, which has records: the records as they are; see `RecordImage`. Each
-    kind of list storage loads what the others have saved.
+    The records of a list in a directory are saved as they are, in a directory that `attach` opens.
+    Each kind of list storage loads what the others have saved.
 
     Tensors, TensorDicts, tensorclasses and lazy stacks of them, arrays, text, numbers, None, bytes,
     and lists, tuples, dicts and namedtuples of these come back as they were; tensors on the CPU,
@@ -67,41 +66,52 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
         """
         path = Path(path)
         make_folder(path)
-        ring = self._ring_of(storage)
+        ring, settings = self.ring_of(storage), settings_of(storage)
         if ring.records is not None and not self._save_hooks:
-            moment = write_records(path, ring.records, storage.engine().seat.dictionary())
-        else:
-            items, moment = storage.copy_out()
-            if self._save_hooks:
-                record = SavedStorage.of_moment(moment)
-                hooks = partial(
-                    self._apply_save_hooks, path=path, shift=record.shift, is_full=record.is_full
-                )
-                items = self._hooked(storage, items, hooks, "save")
-            self._write(items, path)
-            if ring.records is None:  # one process is all that writes into a list
-                streams = layout.stream_of(moment.sources)
-                sources = layout.source_of(np.ones_like(streams), streams)
-                moment = moment._replace(sources=sources)
-        SavedStorage.of_moment(moment).write(path, kind=LIST)
+            return write_records(path, ring, storage.engine().seat.dictionary(), settings)
+        moment: ItemSnapshot
+        items, moment = storage.copy_out()
+        if self._save_hooks:
+            record = SavedStorage.of_moment(moment)
+            hooks = partial(
+                self._apply_save_hooks, path=path, shift=record.shift, is_full=record.is_full
+            )
+            items = self._hooked(storage, items, hooks, "save")
+        if ring.records is None:  # one process is all that writes into a list
+            streams = layout.stream_of(moment.sources)
+            sources = layout.source_of(np.ones_like(streams), streams)
+            moment = moment._replace(sources=sources)
+        moment = moment._replace(extents=None)  # they are of records
+        with Progress("copy", len(items), "items") as progress:
+            write_ring(path, ring, moment, settings)
+            write_items(
+                *(path, progress.counted(items)),
+                allow_pickle=self.allow_pickle,
+                remedy=self._remedy,
+            )
         return moment
 
     def _loads_buffer(self, storage: Any, engine: Engine, path: Path) -> Loaded:
         ring = engine.ring()
-        if ring is None or ring.records is None:
+        image: RecordImage | None = None
+        if ring is not None and ring.records is not None:
+            dictionary = engine.seat.dictionary()
+            if engine.shared:
+                image, moment = RecordImage.in_memory(ring.records, dictionary)
+            else:
+                image, moment = RecordImage.of_save(ring, dictionary, str(path))
+        elif ring is not None and ring.schema.structure == {"kind": layout.OBJECTS}:
+            moment = moment_of(ring)
+        else:
             raise SchemaMismatchError(
                 f"{path}: is the directory of a buffer of rows, and a {type(storage).__name__} "
                 "holds items; load it into a LazyMemmapStorage"
             )
-        image, moment = RecordImage.in_memory(ring.records, engine.seat.dictionary())
         saved = SavedStorage.of_moment(moment)
-        return self._put(storage, saved, path, image)._replace(moment=moment)
+        return self._put(storage, saved, path, image)
 
     def _loads_files(self, storage: Any, path: Path, written: Written) -> Loaded:
-        record = SavedStorage.read(path, read_metadata(path), kind=LIST)
-        if record is None:
-            raise damaged(path / METADATA, "is not of a list storage")
-        return self._put(storage, record, path, RecordImage.in_files(path))
+        raise FileNotFoundError(f"{path}: no list of items was saved in this directory")
 
     def _put(
         self,
@@ -130,24 +140,6 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
         storage.copy_in(kept, places.slots, **of)
         return restored(storage, record, places, by_us=not storage.shared)
 
-    def _write(self, items: list[Any], path: Path) -> None:
-        """Write what the storage keeps of its items."""
-        with Progress("copy", len(items), "items") as progress:
-
-            def counted() -> Iterator[Any]:
-                for item in items:
-                    progress.advance(1)
-                    yield item
-
-            write_values(
-                path,
-                _ITEMS,
-                counted(),
-                allow_pickle=self.allow_pickle,
-                what="item",
-                remedy=self._remedy,
-            )
-
     def _read(
         self, storage: Any, record: SavedStorage, path: Path, image: RecordImage | None
     ) -> list[Any]:
@@ -156,9 +148,10 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
         if image is not None:
             decoded = image.items(storage.codec_for(image.dictionary))
             return [codec.keep(item) for part in decoded for item in part]
+        file = path / ITEMS
         with Progress("load", int(record.present.sum()), "items") as progress:
-            for item in read_values(path, _ITEMS, allow_pickle=self.allow_pickle):
-                with reading(path / f"{_ITEMS}.jsonl"):
+            for item in read_values(file.parent, file.name, allow_pickle=self.allow_pickle):
+                with reading(path / f"{ITEMS}.jsonl"):
                     kept.append(codec.accept(item))
                 progress.advance(1)
         return kept

@@ -8,6 +8,8 @@ from typing import Any
 
 from shmbuffer.memory import ItemSnapshot
 from shmbuffer.saves.checkpointers.checkpointer import StorageCheckpointerBase
+from shmbuffer.saves.checkpointers.record_image import moment_of
+from shmbuffer.saves.checkpointers.snapshots import open_buffer, settings_of, write_ring
 from shmbuffer.saves.checkpoints import Loaded
 from shmbuffer.saves.safe_files import make_folder
 from shmbuffer.saves.values import read_json, reading, write_json
@@ -22,7 +24,9 @@ class ReadOnlyStorageCheckpointer(StorageCheckpointerBase):
         """Write where the data set is, and its form; the moment is for the sampler."""
         make_folder(Path(path))
         write_json(Path(path) / _FILE, {"path": str(storage.path), **_form_of(storage)})
-        moment: ItemSnapshot = storage.ring().copy_out([])
+        ring = storage.ring()
+        moment: ItemSnapshot = ring.copy_out([])
+        write_ring(Path(path), ring, moment, settings_of(storage))
         return moment
 
     def loads(self, storage: Any, path: str | os.PathLike[str]) -> Loaded:
@@ -37,7 +41,10 @@ class ReadOnlyStorageCheckpointer(StorageCheckpointerBase):
                 f"{saved['slots']} items, and this storage has another one, of "
                 f"{storage.ring().capacity}, in {storage.path}; load it beside the same"
             )
-        return Loaded(storage.ring().capacity, storage.ring().width)
+        with open_buffer(Path(path)) as engine:
+            ring = engine.ring()
+            moment = None if ring is None else moment_of(ring)
+        return Loaded(storage.ring().capacity, storage.ring().width, moment=moment)
 
 
 def _form_of(storage: Any) -> dict[str, Any]:

@@ -1,34 +1,24 @@
-"""The records of a buffer at one moment, as they lay in their ring: in memory, or in files.
-
-``docs/format/saves.md`` has the files. They are written while others go on writing, and are never
-in memory as a whole.
-"""
+"""The records of a buffer at one moment, as they lie in their byte ring."""
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from shmbuffer._native import _core
-from shmbuffer.memory import ItemSnapshot, RecordBatch, Records
+from shmbuffer.memory import ItemSnapshot, RecordBatch, Records, Ring
 from shmbuffer.memory.format.array_types import Bytes, Ints
 from shmbuffer.memory.format.record_batch import HEADER_BYTES, gather
-from shmbuffer.saves.safe_files import create_file, exists, open_file, read_file, write_file
-from shmbuffer.saves.values import damaged, read_array, reading, write_array
+from shmbuffer.saves.values import damaged
 
 if TYPE_CHECKING:  # storages import their checkpointers
     from shmbuffer.storages.record_codec import TensorRecordCodec
 
-_DATA = "shmbuffer.records.data"
-_TABLE = "shmbuffer.records.npy"
-_DICTIONARY = "shmbuffer.records.dictionary"
 _PIECE_BYTES = 2**24  # that are read, or written to a ring, at once
 
 
@@ -36,7 +26,7 @@ _PIECE_BYTES = 2**24  # that are read, or written to a ring, at once
 class RecordImage:
     """Records of one moment; the arrays are in the order of slots.
 
-    ``data`` (uint8, or a map of a file) has the record of item i at ``positions[i]``, ``sizes[i]``
+    ``data`` (uint8) has the record of item i at ``positions[i]``, ``sizes[i]``
     bytes with its header. ``dictionary`` is what zstd needs to read it.
     """
 
@@ -48,42 +38,42 @@ class RecordImage:
     where: str = "these records"
 
     @classmethod
-    def of_table(
-        cls, data: Bytes, table: Ints, dictionary: bytes | None, where: str = "these records"
+    def of_ring(
+        cls, content: Any, moment: ItemSnapshot, dictionary: bytes | None, where: str
     ) -> RecordImage:
-        """From slot, position and bytes of each item, int64[n, 3]."""
-        slots, positions, sizes = (np.ascontiguousarray(column) for column in table.T)
+        """Of the bytes of a ring, mapped twice in a row, at a moment."""
+        assert moment.extents is not None
+        slots = np.flatnonzero(moment.tickets >= 0)
+        extents, data = moment.extents[slots], np.frombuffer(content, np.uint8)
+        tail = np.uint64(moment.byte_tail)
+        first = tail % np.uint64(max(1, len(data) // 2))
+        positions = (extents["position"] - tail + first).astype(np.int64)
+        sizes = extents["bytes"].astype(np.int64)
         return cls(data, slots, positions, sizes, dictionary, where)
 
     @classmethod
     def in_memory(
         cls, records: Records, dictionary: bytes | None
     ) -> tuple[RecordImage, ItemSnapshot]:
-        """What a ring holds now, and the moment that it is of."""
+        """Copies what a ring holds now; returns it, and the moment that it is of."""
         with _core.Descriptor() as memory:
             fd = memory.take(os.memfd_create, "shmbuffer-records", os.MFD_CLOEXEC)
-            moment, table = _copied(records, fd, "memory")
-            data = _mapped(fd, mmap.ACCESS_WRITE)
-        return cls.of_table(data, table, dictionary), moment
+            os.ftruncate(fd, records.max_bytes)
+            moment = records.copy_out(fd, "memory")
+            content = _core.Map(fd, records.max_bytes, twice=True)
+        return cls.of_ring(content, moment, dictionary, "these records"), moment
 
     @classmethod
-    def in_files(cls, folder: Path) -> RecordImage | None:
-        """What `write_records` wrote; its bytes are a map of the file. None if it was not there."""
-        where = folder / _DATA
-        if not exists(folder / _TABLE):
-            return None
-        with reading(folder / _TABLE):
-            table = read_array(folder / _TABLE)
-            if table.dtype != np.int64 or table.ndim != 2 or table.shape[1] != 3:
-                found = f"{table.dtype}{list(table.shape)}"
-                raise ValueError(f"the items are {found}, not int64[n, 3]")
-            if len(table) and (table[0, 0] < 0 or (np.diff(table[:, 0]) < 1).any()):
-                raise ValueError("the slots of the items are not in order")
-        with reading(where), open_file(where) as fd:
-            data = _mapped(fd, mmap.ACCESS_READ)
-        file = folder / _DICTIONARY
-        dictionary = read_file(file) if exists(file) else None
-        return cls.of_table(data, table, dictionary, str(where))
+    def of_save(
+        cls, ring: Ring, dictionary: bytes | None, where: str
+    ) -> tuple[RecordImage, ItemSnapshot]:
+        """Looks at the records of a ring that no process writes to."""
+        assert ring.records is not None
+        runtime = ring.seat.control.runtime
+        tail, head = (int(runtime[name][0]) for name in ("byte_tail", "byte_head"))
+        extents = ring.live.extents.copy()
+        moment = moment_of(ring)._replace(extents=extents, byte_tail=tail, byte_head=head)
+        return cls.of_ring(ring.records.content, moment, dictionary, where), moment
 
     @classmethod
     def of_state(cls, state: dict[str, Any], slots: Ints) -> RecordImage:
@@ -99,11 +89,11 @@ class RecordImage:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the slots, as tensors."""
-        dictionary = self.dictionary
+        batch, dictionary = self.batch(np.arange(len(self))), self.dictionary
         return {
-            "data": torch.from_numpy(self.data),
-            "positions": torch.from_numpy(self.positions),
-            "sizes": torch.from_numpy(self.sizes),
+            "data": torch.from_numpy(batch.data),
+            "positions": torch.from_numpy(batch.starts),
+            "sizes": torch.from_numpy(batch.sizes),
             "dictionary": None
             if dictionary is None
             else torch.frombuffer(bytearray(dictionary), dtype=torch.uint8),
@@ -152,28 +142,9 @@ class RecordImage:
             yield codec.decoder.items(self.batch(rows))
 
 
-def write_records(folder: Path, records: Records, dictionary: bytes | None) -> ItemSnapshot:
-    """Write the records of a ring; the moment that was written."""
-    target = folder / _DATA
-    with create_file(target) as file:
-        moment, table = _copied(records, file.fileno(), str(target))
-    write_array(folder / _TABLE, table)
-    if dictionary is not None:
-        write_file(folder / _DICTIONARY, dictionary)
-    return moment
-
-
-def _mapped(fd: int, access: int) -> Bytes:
-    """Maps a file as an array, which stays valid after the file is closed."""
-    size = os.fstat(fd).st_size
-    if not size:
-        return np.empty(0, np.uint8)
-    return np.frombuffer(mmap.mmap(fd, size, access=access), np.uint8)
-
-
-def _copied(records: Records, descriptor: int, where: str) -> tuple[ItemSnapshot, Ints]:
-    """Copies a ring's records to a file: the moment; slot, position, bytes of each, int64[n, 3]."""
-    moment, extents = records.copy_out(descriptor, where)
-    slots = np.flatnonzero(moment.tickets >= 0)
-    columns = (slots, extents["position"][slots], extents["bytes"][slots])
-    return moment, np.column_stack([column.astype(np.int64) for column in columns])
+def moment_of(ring: Ring) -> ItemSnapshot:
+    """Counters and slots of a ring that no other process writes to."""
+    tickets = ring.live.tickets()
+    raw = np.where(np.repeat(tickets < 0, ring.width), np.nan, ring.tree.priorities())
+    sources = ring.live.sources.copy()
+    return ItemSnapshot(tickets, sources, raw, ring.head, ring.write_count, ring.tree.max_priority)

@@ -47,7 +47,8 @@ def restore(storage: Any, saved: Saved, *, there: bool = False) -> Loaded:
         columns = None  # of a PyTree TorchRL has other names for the tensors than we have
     storage.notify_emptied()
     held = np.flatnonzero(record.present)
-    whose = None if record.sources is None else as_loaded(record.sources[record.present])
+    moment = record.moment
+    whose = None if moment is None else as_loaded(moment.sources[record.present])
     of = {"cursor": places.cursor, "write_count": record.written}
     rows.copy_in(columns, held, places.slots, **of, tickets=places.tickets, sources=whose)
     return restored(storage, record, places)
@@ -61,14 +62,16 @@ def restored(
     ``by_us``: they count as written by this handle, and by nobody else.
     """
     ring = storage.ring()
-    if record.sources is not None:
+    if record.moment is not None:
         whose = ring.seat.incarnation if by_us else None
-        ring.live.sources[places.slots] = as_loaded(record.sources[record.present], whose)
+        sources = record.moment.sources[record.present]
+        ring.live.sources[places.slots] = as_loaded(sources, whose)
     elements = torch.from_numpy(ring.live.committed())
     if len(elements):
         storage.notify(storage.index(elements) if record.lanes else elements)
     same = places.tickets is not None and places.tickets.head == ring.head
-    return Loaded(record.slots, record.width, places.shift, same_tickets=same)
+    moved = record.slots, record.width, places.shift
+    return Loaded(*moved, same_tickets=same, moment=record.moment)
 
 
 def as_loaded(sources: NDArray[np.uint64], whose: int | None = None) -> NDArray[np.uint64]:

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from shmbuffer.memory import Engine, Ring
+from shmbuffer.memory.directory.diagnosis import is_save
 from shmbuffer.memory.format.layout import CONTROL
+from shmbuffer.memory.system.path_checks import followed
 from shmbuffer.saves.checkpointers.checkpointer import StorageCheckpointerBase, lies_in
-from shmbuffer.saves.checkpointers.saved_storage import write_beside
+from shmbuffer.saves.checkpointers.snapshots import open_buffer
 from shmbuffer.saves.checkpoints import Loaded
+from shmbuffer.saves.safe_files import exists
 from shmbuffer.torchrl.compat.storages import METADATA
 
 Written = tuple[int, int | None] | None
@@ -23,23 +26,6 @@ class RingStorageCheckpointer(StorageCheckpointerBase):
     def __init__(self, *, allow_pickle: bool = False) -> None:
         super().__init__()
         self.allow_pickle = allow_pickle
-
-    def dumps_in_place(self, storage: Any, folder: Path) -> None:
-        """Write what else is to be known of a storage whose own files are in that directory.
-
-        The items are the live buffer's: a load sees those of its time. RuntimeError where hooks
-        would change them, or nothing was written yet.
-        """
-        if self._save_hooks or self._has_format_of_its_own:
-            raise RuntimeError(
-                f"{storage.scratch_dir}: is where the storage itself has its files, and "
-                f"{type(self).__name__} with its hooks would write something else over them; save "
-                "to another directory"
-            )
-        ring = self._ring_of(storage)
-        ring.schema.require_columns(storage.where)
-        storage.engine().flush()
-        write_beside(folder, ring, metadata=self._metadata_of(storage))
 
     def loads(self, storage: Any, path: str | os.PathLike[str]) -> Loaded:
         """Replace what the storage has with what was saved.
@@ -61,25 +47,19 @@ class RingStorageCheckpointer(StorageCheckpointerBase):
         return self._loads(storage, path, written)
 
     def _loads(self, storage: Any, path: Path, written: Written) -> Loaded:
-        in_place = lies_in(storage, path)
-        if (path / CONTROL).exists():  # what is in it now counts, not older files
+        in_place, path = lies_in(storage, path), followed(path)
+        if exists(path / CONTROL) and not is_export(path):  # not older files beside it
             if in_place:
                 storage.open_there()
                 if storage.ring() is not None:
                     return Loaded(in_place=True)
             else:
-                with Engine.open(path, None) as engine:
+                with open_buffer(path) as engine:
                     if engine.ring() is not None or not (path / METADATA).exists():
                         return self._loads_buffer(storage, engine, path)
         return self._loads_files(storage, path, written)
 
     # -- for each kind of storage --------------------------------------------------------------
-
-    _has_format_of_its_own = False
-
-    def _metadata_of(self, storage: Any) -> dict[str, Any] | None:
-        """What TorchRL says of a PyTree's tensors; None: no PyTree."""
-        return None
 
     def _loads_buffer(self, storage: Any, engine: Engine, path: Path) -> Loaded:
         """Put what another buffer holds, which is open, in place of what the storage has."""
@@ -89,7 +69,8 @@ class RingStorageCheckpointer(StorageCheckpointerBase):
         """Put what was saved in place of the storage's items; ``path`` may be its own directory."""
         raise NotImplementedError
 
-    def _ring_of(self, storage: Any) -> Ring:
+    def ring_of(self, storage: Any) -> Ring:
+        """The ring of a storage; RuntimeError if nothing was written to it yet."""
         ring: Ring | None = storage.ring()
         if ring is None:
             raise RuntimeError(
@@ -102,3 +83,8 @@ class RingStorageCheckpointer(StorageCheckpointerBase):
     def _remedy(self) -> str:
         """What allows pickle, for messages."""
         return f"set storage.checkpointer = {type(self).__name__}(allow_pickle=True)"
+
+
+def is_export(path: Path) -> bool:
+    """True if a directory is a save in TorchRL's layout, by this library or TorchRL."""
+    return exists(path / METADATA) and is_save(path)

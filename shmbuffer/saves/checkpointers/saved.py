@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,21 @@ import torch
 from shmbuffer.errors import BufferExistsError, SchemaMismatchError
 from shmbuffer.items.leaves import OBJECT, Leaves
 from shmbuffer.items.nodes import LEAF, Node
-from shmbuffer.memory import Engine, ItemSnapshot, Leaf, Ring
-from shmbuffer.memory.format.layout import CONTROL
+from shmbuffer.memory import Engine, Leaf, Ring
+from shmbuffer.memory.attaching import open_save
+from shmbuffer.memory.directory.diagnosis import is_save
+from shmbuffer.memory.directory.neighbours import directory_of, is_buffer
+from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.saves.checkpointers.object_files import read_objects
+from shmbuffer.saves.checkpointers.record_image import moment_of
 from shmbuffer.saves.checkpointers.saved_storage import SavedStorage
 from shmbuffer.saves.safe_files import exists
 from shmbuffer.saves.values import damaged, reading
 from shmbuffer.tensors.form import cpu, structure
 from shmbuffer.tensors.form.kit import TENSORS, new_columns
 from shmbuffer.tensors.form.objects import Objects
-from shmbuffer.tensors.form.tensors import dtype_name
+from shmbuffer.tensors.form.tensors import dtype_name, torch_dtype
 from shmbuffer.torchrl.compat.folders import (
     TensorDictFolder,
     objects_of,
@@ -49,24 +54,39 @@ class Saved:
         return cls(where, record, node, dict(zip(node.paths(), columns, strict=True)))
 
     @classmethod
-    def of_buffer(cls, engine: Engine, path: Path) -> tuple[Saved, ItemSnapshot]:
-        """What the buffer in a directory holds, and its moment; a copy if others have it open."""
+    def of_buffer(cls, engine: Engine, path: Path, *, allow_pickle: bool = False) -> Saved:
+        """What the buffer in a directory holds; a copy if other processes have it open."""
         ring = engine.ring()
         if ring is None:
             raise RuntimeError(f"{path}: is a buffer that nothing was written to")
+        if ring.schema.structure.get("kind") == layout.OBJECTS:
+            return cls._of_objects(ring, path, allow_pickle=allow_pickle)
         leaves = Leaves.of_schema(TENSORS, ring.schema, str(path))
-        has_columns = ring.seat.is_alone() and not ring.schema.sharing
-        columns = new_columns(leaves, ring.capacity, cpu.DEVICE)
-        if has_columns:
-            for at, column in enumerate(columns):
-                if column.numel():
-                    mapped = torch.frombuffer(ring.leaf(at), dtype=column.dtype)
-                    columns[at] = mapped.view(column.shape)
-            moment = _looked_at(ring)
+        if ring.seat.is_alone() and not ring.schema.sharing:
+            columns = [_mapped(ring, at) for at in range(len(leaves.leaves))]
+            moment = moment_of(ring)
         else:
+            columns = new_columns(leaves, ring.capacity, cpu.DEVICE)
             moment = ring.copy_out([column.data_ptr() for column in columns])
-        record = SavedStorage.of_moment(moment, leaves)
-        return cls.of_columns(str(path), record, leaves.node, columns), moment
+        record = SavedStorage.of_moment(moment, leaves.lanes, leaves.node.to_json())
+        return cls.of_columns(str(path), record, leaves.node, columns)
+
+    @classmethod
+    def _of_objects(cls, ring: Ring, path: Path, *, allow_pickle: bool) -> Saved:
+        """A save of rows with text and other objects beside the tensors."""
+        schema, moment = ring.schema, moment_of(ring)
+        with reading(path / layout.SCHEMA):
+            if "item" not in schema.structure:
+                raise SchemaMismatchError(
+                    f"{path}: a list of objects was saved there; load it into a ListStorage"
+                )
+            node = structure.from_json(schema.structure["item"])
+            shapes = shapes_of_objects(node)
+        record = SavedStorage.of_moment(moment, schema.lanes, node.to_json())
+        by_key = {leaf.path: _mapped(ring, at) for at, leaf in enumerate(schema.leaves)}
+        of = shapes, record.present, schema.lanes
+        objects = read_objects(path, *of, allow_pickle=allow_pickle)
+        return cls(str(path), record, node, by_key | objects)
 
     @classmethod
     def in_files(cls, path: Path, *, ndim: int, allow_pickle: bool) -> Saved:
@@ -99,12 +119,15 @@ class Saved:
 
     @classmethod
     def of_data_set(cls, path: Path, *, ndim: int) -> Saved:
-        """Look at a save of a buffer or a storage, or at a TensorDict in files, which is full.
+        """Looks at a save of a buffer or a storage, or at a TensorDict in files, which is full.
 
         BufferExistsError for the directory of a living buffer, FileNotFoundError without data.
         """
-        folder = path / "storage" if exists(path / "storage" / METADATA) else path
-        if (folder / CONTROL).exists():
+        folder = path / "storage" if exists(path / "storage" / METADATA) else directory_of(path)
+        if is_buffer(folder) and is_save(folder):
+            with open_save(folder, verify=False) as engine:  # its maps stay while they are viewed
+                return cls.of_buffer(engine, folder)
+        if is_buffer(folder):
             raise BufferExistsError(
                 f"{folder}: is a buffer that processes may be writing to, and no data set; "
                 "attach() to it, or dumps() it and open what that has written",
@@ -178,12 +201,13 @@ class Saved:
         return column
 
 
-def _looked_at(ring: Ring) -> ItemSnapshot:
-    """Counters and slots of a ring that nobody else has open."""
-    tickets = ring.live.tickets()
-    raw = np.where(np.repeat(tickets < 0, ring.width), np.nan, ring.tree.priorities())
-    sources = ring.live.sources.copy()
-    return ItemSnapshot(tickets, sources, raw, ring.head, ring.write_count, ring.tree.max_priority)
+def _mapped(ring: Ring, at: int) -> torch.Tensor:
+    """The column of a leaf, ``[slots, *lanes, *shape]``, in the memory of the ring."""
+    leaf = ring.schema.leaves[at]
+    shape, dtype = (ring.capacity, *ring.schema.lanes, *leaf.shape), torch_dtype(leaf.dtype)
+    if not math.prod(shape) * dtype.itemsize:
+        return cpu.empty(shape, dtype=dtype)
+    return torch.frombuffer(ring.leaf(at), dtype=dtype).view(shape)
 
 
 def blank(column: Any) -> Any:

@@ -21,13 +21,14 @@ from shmbuffer.saves.checkpointers.restoring import restore
 from shmbuffer.saves.checkpointers.ring_backed import RingStorageCheckpointer, Written
 from shmbuffer.saves.checkpointers.saved import Saved
 from shmbuffer.saves.checkpointers.saved_storage import SavedStorage
+from shmbuffer.saves.checkpointers.snapshots import settings_of, write_rows
 from shmbuffer.saves.checkpoints import Loaded
 from shmbuffer.saves.safe_files import exists, make_folder, require_plain
 from shmbuffer.saves.values import damaged, reading
 from shmbuffer.tensors.form import cpu, structure
 from shmbuffer.tensors.form.kit import TENSORS, new_columns, values_of
 from shmbuffer.tensors.form.nodes import TensorDictNode, is_collection
-from shmbuffer.torchrl.compat.folders import require_nameable, require_no_pickle
+from shmbuffer.torchrl.compat.folders import add_objects, require_nameable, require_no_pickle
 from shmbuffer.torchrl.compat.storages import METADATA, pytree_metadata, read_metadata
 from shmbuffer.torchrl.ted.entries import entries, require_loadable
 
@@ -69,25 +70,34 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
             SpaceError: bytes needed and free.
         """
         path = Path(path)
-        self._ring_of(storage)
+        self.ring_of(storage)
         if lies_in(storage, path):
-            self.dumps_in_place(storage, path)
+            storage._flush_in_place(path)
             return None
         rows: Rows = storage.mover()
+        if self.writes_snapshots(storage):
+            make_folder(path)
+            return write_rows(
+                *(path, rows, settings_of(storage)),
+                allow_pickle=self.allow_pickle,
+                remedy=self._remedy,
+            )
+        return self._export(storage, path)
+
+    def _export(self, storage: Any, path: Path) -> ItemSnapshot:
+        """Writes the storage in TorchRL's layout; returns the moment that was written."""
+        rows: Rows = storage.mover()
         folder = self._folder(path)
-        if self._save_hooks or folder is None:
-            return self._dumps_through_hooks(rows, path, folder)
+        if not self.writes_snapshots(storage) or folder is None:
+            return self._dumps_through_hooks(storage, path, folder)
         moment, columns = copied(rows, folder, named=True)
-        record = SavedStorage.of_moment(moment, rows.leaves)
-        write_objects(
-            folder,
-            rows.leaves,
-            columns,
-            record.present,
-            allow_pickle=self.allow_pickle,
-            remedy=self._remedy,
-        )
-        record.write(folder, metadata=self._metadata_of(storage))
+        record = SavedStorage.of_moment(moment, rows.leaves.lanes, rows.leaves.node.to_json())
+        metadata = self._metadata_of(storage)
+        record.write(folder, rows.ring, settings_of(storage), metadata)
+        how: dict[str, Any] = {"allow_pickle": self.allow_pickle, "remedy": self._remedy}
+        write_objects(folder, rows.leaves, columns, record.present, **how)
+        for at in sorted(rows.leaves.objects) if metadata is None else ():
+            add_objects(folder, rows.leaves.leaves[at].path, columns[at], record.present)
         return moment
 
     def _metadata_of(self, storage: Any) -> dict[str, Any] | None:
@@ -95,25 +105,33 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
         return None if isinstance(leaves.node, TensorDictNode) else pytree_metadata(leaves, slots)
 
     def _loads_buffer(self, storage: Any, engine: Engine, path: Path) -> Loaded:
-        saved, moment = Saved.of_buffer(engine, path)
-        return restore(storage, saved)._replace(moment=moment)
+        saved = Saved.of_buffer(engine, path, allow_pickle=self.allow_pickle)
+        if self._load_hooks:
+            node, record = saved.node, saved.record
+            assert node is not None  # a buffer knows the form of its items
+            columns = [saved.by_key[key] for key in node.paths()]
+            data = node.build(iter(columns), (record.slots, *record.lanes), cpu.DEVICE)
+            length = record.extent * record.width
+            saved = self._through_hooks(storage, path, data, length, record)
+        return restore(storage, saved)
 
     def _loads_files(self, storage: Any, path: Path, written: Written) -> Loaded:
         saved = (
-            self._through_hooks(storage, path)
+            self._through_hooks(storage, path, *self._read(path), self._record(path))
             if self._load_hooks
             else Saved.in_files(path, ndim=storage.ndim, allow_pickle=self.allow_pickle)
         )
         record = saved.record
-        if record.tickets is None and written is not None:
+        if record.moment is None and written is not None:
             record.cursor = written[0] % record.slots
             if written[1] is not None:
                 record.write_count = written[1] * record.width
         return restore(storage, saved, there=storage.mover() is None and lies_in(storage, path))
 
-    @property
-    def _has_format_of_its_own(self) -> bool:  # type: ignore[override] # there it is a constant
-        return type(self)._write is not TensorStorageCheckpointer._write
+    def writes_snapshots(self, storage: Any) -> bool:
+        """True if `dumps` writes a buffer directory: no hook or format changes the data."""
+        has_own_format = type(self)._write is not TensorStorageCheckpointer._write
+        return not self._save_hooks and not has_own_format
 
     # -- for another format --------------------------------------------------------------------
 
@@ -151,11 +169,12 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
 
     # -- hooks ---------------------------------------------------------------------------------
 
-    def _dumps_through_hooks(self, rows: Rows, path: Path, folder: Path | None) -> ItemSnapshot:
+    def _dumps_through_hooks(self, storage: Any, path: Path, folder: Path | None) -> ItemSnapshot:
+        rows: Rows = storage.mover()
         leaves = rows.leaves
         scratch = path.parent if folder is None else folder
         moment, columns = copied(rows, scratch, named=False)
-        record = SavedStorage.of_moment(moment, leaves)
+        record = SavedStorage.of_moment(moment, leaves.lanes, leaves.node.to_json())
         lead = (record.slots, *record.lanes)
         data = leaves.node.build(iter(columns), lead, cpu.DEVICE)
         data = self._apply_save_hooks(data, path, shift=record.shift, is_full=record.is_full)
@@ -167,12 +186,13 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
         else:
             metadata, record.structure = _write_pytree(data, folder, leaves)
         if folder is not None:
-            record.write(folder, metadata=metadata)
+            record.write(folder, rows.ring, settings_of(storage), metadata)
         return moment
 
-    def _through_hooks(self, storage: Any, path: Path) -> Saved:
-        """What the load hooks make of the files."""
-        data, length = self._read(path)
+    def _through_hooks(
+        self, storage: Any, path: Path, data: Any, length: int, record: SavedStorage | None
+    ) -> Saved:
+        """What the load hooks make of the data of a save, with so many elements."""
         rows = storage.mover()
         out = None
         if rows is not None:
@@ -184,7 +204,6 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
         of = {"mapping": storage.mapping, "where": str(path)}
         leaves = Leaves.of_data(TENSORS, data, ndim=storage.ndim, **of)
         columns, (count,) = values_of(leaves, data)
-        record = self._record(path)
         if record is None or record.extent > count or record.lanes != leaves.lanes:
             width = int(np.prod(leaves.lanes, dtype=np.int64))
             record = SavedStorage(count, leaves.lanes, np.arange(count) < length // width)

@@ -245,8 +245,8 @@ def shapes_of_objects(node: Node) -> dict[KeyPath, tuple[int, ...]]:
     }
 
 
-def write_objects(folder: Path, at: KeyPath, column: Objects, present: Flags) -> None:
-    """Add an entry that is no tensor to tensordict's files, if JSON can hold it."""
+def add_objects(folder: Path, at: KeyPath, column: Objects, present: Flags) -> None:
+    """Adds an entry that is not a tensor to tensordict's files, if JSON can hold it."""
     held = np.nonzero(present)[0]
     if not len(held):
         return

@@ -6,8 +6,8 @@
     a pass       tensordict's files of the state: len_storage, _sample_list, drop_last, _ran_out
 
 TorchRL keeps masses, ``(priority + eps) ** alpha``, in float32 or float64. Raw priorities cannot be
-had back from them exactly, so they are in a file of our own too; but for a ring that is saved where
-it is, which has them itself. Who loads such a sampler without the ring gets them but for rounding.
+restored from them exactly, so a table of the sampler's own is saved in a file of ours too. The
+save of a ring has its raw priorities; a sampler that is loaded without it gets rounded ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from tensordict import TensorDict
 from shmbuffer.items.raw_priorities import from_zero
 from shmbuffer.memory import Masses
 from shmbuffer.memory.format.priorities import are_priorities
+from shmbuffer.memory.format.settings import exponent_fits
 from shmbuffer.saves.checkpoints import Loaded
+from shmbuffer.saves.parts import NO_SAMPLER
 from shmbuffer.saves.safe_files import create_file, make_folder
 from shmbuffer.saves.values import FORMAT, OURS, find_ours, read_json, reading, write_json
 from shmbuffer.tensors.form import cpu
@@ -34,11 +36,6 @@ _METADATA = "sampler_metadata.json"
 _RAW = "shmbuffer.priorities.memmap"
 _TREES = ("sumtree.memmap", "mintree.memmap")
 _ELEMENTS = ("_sample_list", "_heads")  # of a pass: numbers of elements
-_LEAST_ALPHA = 0.1  # below it a rounded mass says too little of its priority
-_MISSING = (
-    "no sampler of this kind was saved; load it into a buffer with the sampler that it was saved "
-    "with, and call set_sampler() then"
-)
 _SCHEMA_VERSION = 1  # TorchRL's: _max_priority is raw
 
 
@@ -49,14 +46,15 @@ def write_priorities(
     capacity: int,
     dtype: torch.dtype,
     *,
-    beside_ring: bool = False,
+    in_storage: bool = False,
 ) -> None:
-    """Write the state of a `PrioritizedSampler`."""
+    """Writes the state of a `PrioritizedSampler`.
+
+    ``in_storage``: the save of the storage has the raw priorities.
+    """
     make_folder(directory)
     nothing, elements, left = torch.finfo(dtype).max, weighed.elements, capacity
-    # A third less to write; masses are enough without the storage's files.
-    from_masses = beside_ring and elements <= capacity and weighed.alpha >= _LEAST_ALPHA
-    names = (*_TREES, _RAW) if elements and not from_masses else _TREES
+    names = (*_TREES, _RAW) if elements and not in_storage else _TREES
     with ExitStack() as stack:
         sums, least, *own = [stack.enter_context(create_file(directory / name)) for name in names]
         for mass, raw in weighed.pieces:
@@ -81,7 +79,7 @@ def write_priorities(
             OURS: {
                 "format": FORMAT,
                 "elements": elements if _RAW in names else None,
-                "from_masses": from_masses,
+                "in_storage": in_storage,
                 "max_priority": largest,
             },
         },
@@ -90,13 +88,15 @@ def write_priorities(
 
 def read_priorities(directory: Path) -> dict[str, Any]:
     """The state of a `PrioritizedSampler` that was written here or by TorchRL."""
-    found = read_json(directory / _METADATA, missing=_MISSING)
+    found = read_json(directory / _METADATA, missing=NO_SAMPLER)
     with reading(directory / _METADATA):
         alpha, eps = from_zero("_alpha", found["_alpha"]), from_zero("_eps", found["_eps"])
         ours = find_ours(found, directory / _METADATA)
+        if not exponent_fits(alpha, eps, int(found["_max_capacity"])):
+            raise ValueError(f"no mass is finite with alpha {alpha} and eps {eps}")
         largest = found["_max_priority"][0] if ours is None else ours["max_priority"]
-        raw = None
-        if ours is None or ours.get("from_masses"):
+        raw, in_storage = None, ours is not None and bool(ours["in_storage"])
+        if ours is None or in_storage:
             raw = _raw_of_masses(directory, int(found["_max_capacity"]), alpha, eps)
         elif (elements := ours["elements"]) is not None:
             raw = mapped(directory / _RAW, torch.float64, (int(elements),)).clone()
@@ -107,6 +107,7 @@ def read_priorities(directory: Path) -> dict[str, Any]:
             "_eps": eps,
             "_max_priority": None if largest is None else float(largest),
             "_priorities": raw,
+            "_in_storage": in_storage,  # more exactly than in the masses
         }
 
 
@@ -166,7 +167,7 @@ def read_integers(directory: Path, names: Sequence[str]) -> dict[str, Any]:
 
 @contextmanager
 def _reading_numbers(directory: Path) -> Iterator[dict[str, Any]]:
-    read_json(directory / "meta.json", missing=_MISSING)
+    read_json(directory / "meta.json", missing=NO_SAMPLER)
     with reading(directory / "meta.json"):
         folder = read_folder(directory)
         state = {key[0]: value for key, value in folder.values.items()}

@@ -18,6 +18,7 @@ import torch
 
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.names import is_number
+from shmbuffer.saves.parts import NO_WRITER
 from shmbuffer.saves.safe_files import exists, make_folder, write_file
 from shmbuffer.saves.values import (
     FORMAT,
@@ -34,9 +35,6 @@ from shmbuffer.torchrl.compat.folders import described, mapped
 
 _METADATA = "metadata.json"
 _GENERATION = "generation.memmap"
-_MISSING = (
-    "no writer of this kind was saved; load it into a buffer with the writer that it was saved with"
-)
 _RANKS = "current_top_values.memmap"
 
 
@@ -70,7 +68,7 @@ class Cursor(NamedTuple):
 
 def read_cursor(directory: Path) -> Cursor:
     """Read the cursor that `write_cursor`, or TorchRL, wrote."""
-    found = read_json(directory / _METADATA, missing=_MISSING)
+    found = read_json(directory / _METADATA, missing=NO_WRITER)
     with reading(directory / _METADATA):
         ours = find_ours(found, directory / _METADATA)
         count = found.get("write_count") if ours is None else ours["write_count"]
@@ -114,7 +112,7 @@ def write_ranks(directory: Path, state: dict[str, Any], key: Any, reduction: str
 
 def read_ranks(directory: Path) -> tuple[dict[str, Any], Any, str | None]:
     """The state that was written here or by TorchRL; the rank's entry; its reduction, if known."""
-    found = read_json(directory / _METADATA, missing=_MISSING)
+    found = read_json(directory / _METADATA, missing=NO_WRITER)
     with reading(directory / _METADATA):
         key = found["rank_key"]
         key = tuple(key) if isinstance(key, list) else key

@@ -716,11 +716,14 @@ def test_an_impossible_number_of_clients_is_recounted(fast_path: Path) -> None:
 
 def copied(held: Records, capacity: int) -> dict[int, int]:
     with tempfile.TemporaryFile() as file:
-        moment, extents = held.copy_out(file.fileno(), "a file")
-        data = os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
+        os.ftruncate(file.fileno(), held.max_bytes)
+        moment = held.copy_out(file.fileno(), "a file")
+        data = 2 * os.pread(file.fileno(), held.max_bytes, 0)
     found = {}
+    assert moment.extents is not None
     for slot in np.flatnonzero(moment.tickets >= 0).tolist():
-        start, size = int(extents["position"][slot]), int(extents["bytes"][slot])
+        position, size = (int(moment.extents[name][slot]) for name in ("position", "bytes"))
+        start = position % held.max_bytes
         body = memoryview(data)[start + HEADER_BYTES : start + size]
         found[slot] = number_of(body)
     return found

@@ -1,23 +1,19 @@
-"""What a user saves with a buffer: networks, optimizers, random states, as plain values.
+"""Checks what a user saves with a buffer: networks, optimizers, random states, as plain values.
 
-They are in ``<path>/shmbuffer.extra.*``; see `values`. Nothing is pickled, so that loading runs no
-code. A value without another form is refused before anything is written, and named by its place.
+Nothing is pickled, so that loading runs no code. A value without another form is refused before
+anything is written, and named by its place.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from shmbuffer.items import labels
 from shmbuffer.items.arrays import is_plain_array
-from shmbuffer.saves.values import is_word, read_values, reading, write_values
+from shmbuffer.saves.values import is_word
 from shmbuffer.tensors.form.containers import take_of
-
-_EXTRA = "shmbuffer.extra"
-
 
 _MOST_LEVELS = 128  # JSON is written and read by recursion, on the caller's stack
 _MOST_BITS = 14_284  # 4,300 digits: of more Python makes no text, unless told to
@@ -75,15 +71,3 @@ def _require_digits(value: Any, place: str) -> None:
             f"{place} is an int of {value.bit_length():,} bits, and one that is saved has at most "
             f"{_MOST_BITS:,}; save its bytes, by int.to_bytes(). Nothing was written"
         )
-
-
-def write_extra(directory: Path, extra: Any) -> None:
-    """Write what `require_plain` has let pass."""
-    write_values(directory, _EXTRA, [extra], allow_pickle=False, what="extra")
-
-
-def read_extra(directory: Path) -> Any:
-    """What `write_extra` wrote; its tensors are on the CPU."""
-    with reading(directory / f"{_EXTRA}.jsonl"):
-        (extra,) = read_values(directory, _EXTRA, allow_pickle=False)
-    return extra

@@ -1,0 +1,96 @@
+"""A buffer in TorchRL's layout: written for TorchRL, and read from there.
+
+    <path>/
+      storage/              see the storage's checkpointer
+      sampler/, writer/     if they have a state
+      rng_state/            of the generator, if any
+      transform.t           state of the transforms, if any
+      buffer_metadata.json  batch size, and the program that wrote this
+      .shmbuffer/parts/     extra, consumers and prefetched batches; see `parts`
+
+The metadata name the parts under our key. A save by TorchRL over this one rewrites the metadata, so
+parts that are left are ignored. TorchRL's prefetched batches (``prefetch.pkl``) are ignored,
+because nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shmbuffer.buffers.data_path.prefetched import read_prefetched
+from shmbuffer.buffers.flow.consumed import read_consumed, write_consumed
+from shmbuffer.memory.format.layout import PARTS
+from shmbuffer.saves.checkpoints import dump_part, export_storage, read_part
+from shmbuffer.saves.parts import SavedBuffer, optional_parts, read_value, write_value
+from shmbuffer.saves.safe_files import make_folders_below
+from shmbuffer.storages.storage import ring_of
+from shmbuffer.torchrl.compat.buffers import (
+    read_generator,
+    read_metadata,
+    read_states,
+    write_generator,
+    write_metadata,
+    write_states,
+)
+from shmbuffer.torchrl.compat.storages import METADATA as STORAGE_METADATA
+from shmbuffer.torchrl.compat.writers import read_counts
+
+_PREFETCHED = "prefetch.pkl"
+_TRANSFORM = "transform.t"
+_EXTRA = "extra"
+
+_log = logging.getLogger("shmbuffer.buffers")
+
+
+def is_ours(place: Path) -> bool:
+    """True if the newest save whose items are in a directory is not one by TorchRL."""
+    with suppress(FileNotFoundError):
+        ours = os.stat(place / PARTS).st_mtime_ns
+        with suppress(FileNotFoundError):
+            return ours > os.stat(place / STORAGE_METADATA).st_mtime_ns
+        return True
+    return False
+
+
+def export(buffer: Any, directory: Path, extra: Any) -> None:
+    """Writes a buffer into an empty directory."""
+    parts = directory / PARTS
+    make_folders_below(directory, parts / _EXTRA)
+    moment = export_storage(buffer._storage, directory / "storage")
+    dump_part(buffer._writer, directory / "writer", moment)
+    with buffer._as_delivered(parts):
+        dump_part(buffer._sampler, directory / "sampler", moment)
+        for name, (state, device) in buffer._generator_states().items():
+            write_generator(directory / name, state, torch.device(device))
+    write_states(directory / _TRANSFORM, buffer._transform)
+    write_consumed(parts, ring_of(buffer._storage), moment)
+    if extra is not None:
+        write_value(parts, _EXTRA, extra, "extra")
+    write_metadata(directory, buffer._batch_size, optional_parts(parts))
+
+
+def read_export(buffer: Any, path: Path) -> SavedBuffer:
+    """Reads what `export` or TorchRL wrote; nothing is changed yet."""
+    batch_size, beside = read_metadata(path)
+    if (path / _PREFETCHED).exists():
+        _log.info("%s: ignored: it is pickled, and nothing is unpickled", path / _PREFETCHED)
+    names = buffer._seeded()
+    return SavedBuffer(
+        where=path / _TRANSFORM,
+        transforms=read_states(path / _TRANSFORM, buffer._transform),
+        sampler=read_part(buffer._sampler, path / "sampler"),
+        writer=read_part(buffer._writer, path / "writer"),
+        storage=read_part(buffer._storage, path / "storage"),
+        extra=read_value(path / PARTS, _EXTRA) if _EXTRA in beside else None,
+        consumers=read_consumed(path / PARTS) if "consumers" in beside else [],
+        ahead=read_prefetched(path / PARTS) if "ahead" in beside else [],
+        generators={name: found for name in names if (found := read_generator(path / name))},
+        batch_size=batch_size,
+        written=read_counts(path / "writer"),
+    )

@@ -1,0 +1,124 @@
+"""Snapshots of storages: directories in the format of a buffer, as `memory.upkeep.snapshot` has it.
+
+<folder>/<leaf>.memmap        of rows: tensordict's memory-mapped files
+<folder>/.shmbuffer/          control, slots, schema.json, ...; see docs/format/
+<folder>/.shmbuffer/items.*   of a list of objects, or of rows: what is no tensor; see `values`
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from shmbuffer.memory import Engine, ItemSnapshot, Ring, Schema, Settings
+from shmbuffer.memory.attaching import open_save
+from shmbuffer.memory.directory.diagnosis import is_save
+from shmbuffer.memory.format import layout
+from shmbuffer.memory.system.path_checks import followed
+from shmbuffer.memory.upkeep.snapshot import Snapshot
+from shmbuffer.saves.checkpointers.object_files import write_objects
+from shmbuffer.saves.values import damaged
+from shmbuffer.tensors.form import cpu
+from shmbuffer.tensors.form.kit import new_column
+
+if TYPE_CHECKING:  # storages import their checkpointers
+    from shmbuffer.storages.rows import Rows
+
+# Of a ring that is not full: slots beyond its last item that get their space before the copy, for
+# what others write meanwhile.
+_MARGIN = 4096
+
+
+def write_rows(
+    folder: Path, rows: Rows, settings: Settings, *, allow_pickle: bool, remedy: str
+) -> ItemSnapshot:
+    """Writes the items of a storage of rows; returns the moment that was written."""
+    ring, leaves = rows.ring, rows.leaves
+    stored = [at for at in range(len(leaves.leaves)) if at not in leaves.objects]
+    form = leaves.node.to_json()
+    if leaves.objects:
+        form = {"kind": layout.OBJECTS, "item": form}
+    schema = Schema(tuple(leaves.leaves[at] for at in stored), ring.capacity, leaves.lanes, form)
+    lead = (ring.capacity, *leaves.lanes)
+    with closing(Snapshot(folder, schema, settings)) as snapshot:
+        used = ring.live.used()
+        snapshot.reserve(min(ring.capacity, used + max(_MARGIN, used // 8)))
+        maps = dict(zip(stored, snapshot.leaves, strict=True))
+        columns: list[Any] = []
+        for at, (leaf, dtype) in enumerate(zip(leaves.leaves, leaves.dtypes, strict=True)):
+            shape = (*lead, *leaf.shape)
+            if at in leaves.objects:
+                columns.append(new_column(leaves, at, lead, cpu.DEVICE))
+            elif maps[at].nbytes:
+                columns.append(torch.frombuffer(maps[at], dtype=dtype).view(shape))
+            else:
+                columns.append(cpu.empty(shape, dtype=dtype))
+        moment = rows.copy_out(columns)
+        snapshot.finish(moment, ring.tree)
+        how: dict[str, Any] = {"allow_pickle": allow_pickle, "remedy": remedy}
+        write_objects(folder, leaves, columns, moment.tickets >= 0, **how)
+        snapshot.share()
+    return moment
+
+
+def write_records(
+    folder: Path, ring: Ring, dictionary: bytes | None, settings: Settings
+) -> ItemSnapshot:
+    """Writes the records of a ring; returns the moment that was written."""
+    assert ring.records is not None
+    with closing(Snapshot(folder, ring.schema, settings)) as snapshot:
+        snapshot.reserve(min(ring.capacity, ring.live.used() + _MARGIN))
+        with snapshot.records_file() as file:
+            moment = ring.records.copy_out(file.fd, str(folder))
+        if dictionary is not None:
+            snapshot.publish_dictionary(dictionary)
+        snapshot.finish(moment, ring.tree)
+        snapshot.share()
+    return moment
+
+
+def write_ring(folder: Path, ring: Ring, moment: ItemSnapshot, settings: Settings) -> None:
+    """Writes the order and the priorities of items that lie elsewhere."""
+    schema = Schema((), len(moment.tickets), ring.schema.lanes, {"kind": layout.OBJECTS})
+    with closing(Snapshot(folder, schema, settings)) as snapshot:
+        held = np.flatnonzero(moment.tickets >= 0)
+        snapshot.reserve(int(held[-1]) + 1 if len(held) else 0)
+        snapshot.finish(moment, ring.tree)
+        snapshot.share()
+
+
+def settings_of(storage: Any) -> Settings:
+    """The settings that a save of a storage records; its items are whole, and it has a disk."""
+    ring, engine = storage.ring(), storage.open_engine
+    settings = Settings(ring.elements) if engine is None else engine.settings
+    if engine is None or not engine.shared:
+        settings = replace(settings, checksum=True, reserve=True)
+    extra = {name: value for name, value in settings.extra.items() if name != "share_next"}
+    settings = replace(settings, extra=extra)
+    if storage.described is not None and "buffer" not in extra:
+        settings = storage.described(settings)
+    return settings
+
+
+def open_buffer(path: Path) -> Engine:
+    """A handle on the buffer of a directory: a save, of which every item is verified, or another.
+
+    Raises:
+        CorruptBufferError: something in the save is not what was saved.
+    """
+    path = followed(path)
+    if not is_save(path):
+        return Engine.open(path, None)
+    engine = open_save(path, verify=True)
+    report = engine.report
+    assert report is not None
+    lost = report.checksum_failed + report.words_refused + report.priorities_repaired
+    if lost:
+        engine.close()
+        raise damaged(path, f"does not match what was saved: {lost} of its items are damaged")
+    return engine

@@ -1,0 +1,39 @@
+"""The chunks of values, one after the other in a file, with a checksum of all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, BinaryIO
+
+from shmbuffer._native import _core
+
+_ALIGN = 8
+
+
+class Chunks:
+    """A file of chunks, and the CRC32C of all that was written or read so far."""
+
+    def __init__(self, data: BinaryIO) -> None:
+        self._data = data
+        self.crc = 0
+
+    def add(self, value: Any) -> None:
+        """Covers a value of JSON, too."""
+        self.crc = _core.crc32c(json.dumps(value).encode(), self.crc)
+
+    def write(self, content: Any) -> None:
+        """Writes the next chunk."""
+        self.crc = _core.crc32c(content, self.crc)
+        self._data.write(content)
+        self._data.write(bytes(-self._data.tell() % _ALIGN))
+
+    def take(self, nbytes: int) -> bytearray:
+        """Reads the next chunk; not more than there is is allocated for what a file says."""
+        there = os.fstat(self._data.fileno()).st_size - self._data.tell()
+        if not 0 <= nbytes <= there:
+            raise ValueError(f"{nbytes} bytes are to be read, {there} are left")
+        content = bytearray(self._data.read(nbytes))
+        self._data.seek(-self._data.tell() % _ALIGN, os.SEEK_CUR)
+        self.crc = _core.crc32c(content, self.crc)
+        return content
