@@ -4,8 +4,9 @@ TorchRL's API, many processes, and nothing lost when any of them is killed.
 
     from shmbuffer import LazyMemmapStorage, TensorDictPrioritizedReplayBuffer, attach
 
-Every public name is here, and loaded when it is first used (PEP 562). So this package, the memory
-floor and the command line do not import torch.
+Every public name can be imported from here, and is loaded when it is first used (PEP 562). So this
+package, the memory floor and the command line do not import torch. ``dir()`` and ``__all__`` have
+the names that the guides use; `shmbuffer.torchrl` lists all of them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from shmbuffer import errors
+from shmbuffer.names import LISTED, load
 
 if TYPE_CHECKING:
     # Every name of these modules' __all__, for type checkers; the test of the front door compares.
@@ -48,138 +49,10 @@ if TYPE_CHECKING:
     from shmbuffer.watch.loggers import log_stats as log_stats
     from shmbuffer.writers import *  # noqa: F403
 
-_HOMES = {
-    "shmbuffer.environments": ("Recorder",),
-    "shmbuffer.memory.system.progress": ("ProgressReport",),
-    "shmbuffer.distributed": (
-        "RayReplayBuffer",
-        "RemoteTensorDictReplayBuffer",
-        "ShardedReplayBuffer",
-    ),
-    "shmbuffer.buffers": (
-        "ConditionalUpdateResult",
-        "HERReplayBuffer",
-        "HindsightStrategy",
-        "PrioritizedReplayBuffer",
-        "ReplayBuffer",
-        "Reservation",
-        "TensorDictPrioritizedReplayBuffer",
-        "TensorDictReplayBuffer",
-    ),
-    "shmbuffer.saves.checkpointers": (
-        "CompressedListStorageCheckpointer",
-        "FlatStorageCheckpointer",
-        "H5StorageCheckpointer",
-        "ListStorageCheckpointer",
-        "NestedStorageCheckpointer",
-        "StorageCheckpointerBase",
-        "TensorStorageCheckpointer",
-    ),
-    "shmbuffer.ensembles": (
-        "OfflineToOnlineReplayBuffer",
-        "ReplayBufferEnsemble",
-        "SamplerEnsemble",
-        "StorageEnsemble",
-        "StorageEnsembleCheckpointer",
-        "WriterEnsemble",
-    ),
-    "shmbuffer.datasets": (
-        "load_dataset",
-        "prefill_replay_buffer",
-    ),
-    "shmbuffer.tensors.records.ragged": (
-        "densify",
-        "pad",
-    ),
-    "shmbuffer.memory.flow.consumer_status": (
-        "ConsumerStatus",
-        "HeldItems",
-    ),
-    "shmbuffer.memory.format.ledger": ("Acknowledged",),
-    "shmbuffer.samplers": (
-        "ConsumingSampler",
-        "GroupCounts",
-        "MinSegmentTreeFp32",
-        "MinSegmentTreeFp64",
-        "PrioritizedSampler",
-        "PrioritizedSliceSampler",
-        "PriorityUpdate",
-        "PromptGroupSampler",
-        "RandomSampler",
-        "Sampler",
-        "SamplerWithoutReplacement",
-        "SliceSampler",
-        "SliceSamplerWithoutReplacement",
-        "StalenessAwareSampler",
-        "StreamingSliceSampler",
-        "SumSegmentTreeFp32",
-        "SumSegmentTreeFp64",
-    ),
-    "shmbuffer.buffers.schedulers": (
-        "LambdaScheduler",
-        "LinearScheduler",
-        "ParameterScheduler",
-        "SchedulerList",
-        "StepScheduler",
-    ),
-    "shmbuffer.storages": (
-        "CompressedListStorage",
-        "LazyMemmapStorage",
-        "LazyStackStorage",
-        "LazyTensorStorage",
-        "ListStorage",
-        "ReadOnlyStorage",
-        "Storage",
-        "TensorStorage",
-    ),
-    "shmbuffer.torchrl.ted": (
-        "Flat2TED",
-        "H5Combine",
-        "H5Split",
-        "Nested2TED",
-        "TED2Flat",
-        "TED2Nested",
-    ),
-    "shmbuffer.torchrl.functions": (
-        "DEFAULT_DONE_KEYS",
-        "find_start_stop_traj",
-        "pin_memory_output",
-        "tree_iter",
-        "unravel_index",
-    ),
-    "shmbuffer.torchrl.transforms": ("Compose",),
-    "shmbuffer.units": (
-        "FrameStack",
-        "NStep",
-        "SampleUnit",
-        "Sequence",
-        "Transition",
-    ),
-    "shmbuffer.writers": (
-        "ImmutableDatasetWriter",
-        "RoundRobinWriter",
-        "TensorDictMaxValueWriter",
-        "TensorDictRoundRobinWriter",
-        "Writer",
-    ),
-    "shmbuffer.memory.format.limiter": ("RateLimiter",),
-    "shmbuffer.memory.directory.partials": ("Partial",),
-    "shmbuffer.memory.system.threads": ("set_threads",),
-    "shmbuffer.memory.weights": ("Weights",),
-    "shmbuffer.service.client": ("attach",),
-    "shmbuffer.service.coordinator": ("Coordinator",),
-    "shmbuffer.watch.loggers": ("log_stats",),
-    "shmbuffer.service.recovery": (
-        "RecoveryReport",
-        "recover",
-    ),
-}
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-for _name, _one in vars(errors).items():
-    if isinstance(_one, type) and issubclass(_one, errors.ShmBufferError):
-        _HOME_OF[_name] = errors.__name__
-
-__all__ = sorted(_HOME_OF)
+__all__ = sorted(
+    [name for names in LISTED.values() for name in names]
+    + ["RateLimitTimeout", "SchemaMismatchError", "ShmBufferError", "SpaceError"]
+)
 
 
 def __getattr__(name: str) -> Any:
@@ -189,18 +62,7 @@ def __getattr__(name: str) -> Any:
         return version(__name__)
     if name == "numpy":  # the module of the clients without torch
         return importlib.import_module("shmbuffer.numpy")
-    module = _HOME_OF.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        home = importlib.import_module(module)
-    except AttributeError as error:  # for `from shmbuffer import ...` the name would be missing
-        raise ImportError(
-            f"{module} cannot be imported: {error}; if sources have changed, compile the core again"
-            " (pip install -e .)",
-            name=module,
-        ) from error
-    found = globals()[name] = getattr(home, name)
+    found = globals()[name] = load(name)
     return found
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 import shmbuffer
+import shmbuffer.torchrl
 
 
-@pytest.mark.parametrize("name", shmbuffer.__all__)
+@pytest.mark.parametrize("name", shmbuffer.torchrl.__all__)
 def test_a_public_name_can_be_had_and_says_what_it_is(name: str) -> None:
     assert inspect.getdoc(getattr(shmbuffer, name))
 
@@ -30,7 +31,7 @@ def test_a_module_that_needs_another_core_says_so(
         "from shmbuffer._native import _core\n_core.of_a_later_version()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(shmbuffer._HOME_OF, "Later", "of_other_sources")
+    monkeypatch.setitem(shmbuffer.names.HOME_OF, "Later", "of_other_sources")
     with pytest.raises(ImportError, match=r"of_a_later_version.*compile the core again"):
         from shmbuffer import Later  # type: ignore[attr-defined]  # noqa: F401
 
@@ -47,7 +48,7 @@ def test_every_error_is_public() -> None:
         for name, thing in vars(errors).items()
         if inspect.isclass(thing) and issubclass(thing, errors.ShmBufferError)
     }
-    assert named <= set(shmbuffer.__all__)
+    assert named <= set(shmbuffer.torchrl.__all__)
 
 
 @pytest.mark.parametrize("module", ["shmbuffer", "shmbuffer.memory", "shmbuffer.cli"])

@@ -1,1 +1,19 @@
-"""The rest of TorchRL's family: the files that it writes, TED, transforms, functions."""
+"""Every name of TorchRL's family, for a script that changes one import line.
+
+    from shmbuffer.torchrl import LazyTensorStorage, TED2Flat, find_start_stop_traj
+
+These are the names of `shmbuffer`, the rarely used ones included, such as checkpointers, the hooks
+for episodes, segment trees and helper functions. The modules of this folder are what only TorchRL
+needs: its files, TED, transforms and functions.
+"""
+
+from __future__ import annotations
+
+from shmbuffer.names import HOME_OF
+from shmbuffer.names import load as __getattr__  # noqa: F401
+
+__all__ = sorted(HOME_OF)
+
+
+def __dir__() -> list[str]:
+    return __all__

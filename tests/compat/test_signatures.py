@@ -212,7 +212,7 @@ def test_a_row_says_one_of_three_states() -> None:
 
 def test_a_name_that_is_there_comes_in_by_the_front_door() -> None:
     for name, row in ROW_OF.items():
-        assert (name in ours.__all__) == (row.state != "not there"), f"{row}: {name}"
+        assert (name in ours.torchrl.__all__) == (row.state != "not there"), f"{row}: {name}"
 
 
 @pytest.mark.parametrize("name", THERE)

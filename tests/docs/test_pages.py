@@ -13,7 +13,7 @@ from typing import TypeGuard
 
 import pytest
 
-import shmbuffer
+import shmbuffer.torchrl
 from tests.docs.blocks import ROOT, blocks_of, pages
 
 LINK = re.compile(r"\]\(([^)\s#]+)(?:#[^)\s]*)?(?: \"[^\"]*\")?\)")
@@ -79,7 +79,7 @@ def test_every_public_name_is_on_one_page_of_the_api() -> None:
         for page in sorted((ROOT / "docs/api").glob("*.md"))
         for name in re.findall(r"^::: shmbuffer\.(\w+)$", page.read_text(), re.MULTILINE)
     ]
-    assert sorted(shown) == shmbuffer.__all__
+    assert sorted(shown) == shmbuffer.torchrl.__all__
 
 
 def test_the_navigation_has_every_page() -> None:

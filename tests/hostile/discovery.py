@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import shmbuffer.torchrl
 from shmbuffer.cli import VERBS
 
 MODULES = ("shmbuffer", "shmbuffer.numpy", "shmbuffer.sb3", "shmbuffer.environments")
@@ -81,7 +82,7 @@ def _functions() -> Iterator[tuple[str, str, Callable[..., Any]]]:
             continue
         prefix = module.removeprefix("shmbuffer").removeprefix(".")
         before = f"{prefix}." if prefix else ""
-        for name in home.__all__:
+        for name in shmbuffer.torchrl.__all__ if home is shmbuffer else home.__all__:
             found = getattr(home, name)
             if any(found is one for one in seen):
                 continue

@@ -6,6 +6,7 @@ import ast
 import doctest
 import importlib
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,20 +17,31 @@ from tensordict import MemoryMappedTensor, TensorDict, is_tensorclass, tensorcla
 
 import shmbuffer
 import shmbuffer.errors
+import shmbuffer.torchrl
 
 
 def test_every_name_that_is_promised_is_there() -> None:
-    for name in shmbuffer.__all__:
-        assert getattr(shmbuffer, name) is not None
+    for name in shmbuffer.torchrl.__all__:
+        assert getattr(shmbuffer, name) is getattr(shmbuffer.torchrl, name)
     assert sorted(set(shmbuffer.__all__)) == sorted(shmbuffer.__all__)
     assert {"Coordinator", "attach", "recover", "RecoveryReport"} <= set(shmbuffer.__all__)
     assert set(shmbuffer.__all__) <= set(dir(shmbuffer))
+    assert set(shmbuffer.__all__) < set(shmbuffer.torchrl.__all__) == set(dir(shmbuffer.torchrl))
+
+
+def test_every_name_that_a_guide_imports_is_listed() -> None:
+    root = Path(__file__).parents[2]
+    used: set[str] = set()
+    for page in (root / "README.md", root / "docs/first-hour.md", *root.glob("docs/guides/*.md")):
+        for names in re.findall(r"from shmbuffer import (\([^)]*\)|[^\n]*)", page.read_text()):
+            used.update(re.findall(r"\w+", names))
+    assert used <= set(shmbuffer.__all__)
 
 
 def test_every_error_is_there() -> None:
     tree = ast.parse(Path(shmbuffer.errors.__file__).read_text())
     errors = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
-    assert errors <= set(shmbuffer.__all__)
+    assert errors <= set(shmbuffer.torchrl.__all__)
 
 
 def test_type_checkers_see_the_names_that_are_loaded_lazily() -> None:
@@ -43,7 +55,7 @@ def test_type_checkers_see_the_names_that_are_loaded_lazily() -> None:
         for alias in node.names
     }
     whole = {module for module, name in seen if name == "*"}
-    there = {(module, name) for name, module in shmbuffer._HOME_OF.items()}
+    there = {(module, name) for name, module in shmbuffer.names.HOME_OF.items()}
     assert {pair for pair in seen if pair[1] != "*"} == {
         (module, name) for module, name in there if module not in whole
     }
