@@ -20,7 +20,7 @@ import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDictBase, is_tensor_collection
 
-import shmbuffer
+import shmbuffer.torchrl
 
 os.environ.setdefault("RL_LOGGING_LEVEL", "ERROR")  # TorchRL logs every storage that it makes
 
