@@ -125,7 +125,7 @@ def test_the_tree_knows_no_mutex_and_no_registry() -> None:
 
 def test_no_file_of_the_core_is_longer_than_can_be_read_at_once() -> None:
     lines = {name: text.count("\n") for name, text in FILES.items()}
-    assert {name: count for name, count in lines.items() if count > 500} == {}
+    assert {name: count for name, count in lines.items() if count > 800} == {}
 
 
 def test_a_name_means_one_function_of_the_core() -> None:
