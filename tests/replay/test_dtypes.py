@@ -164,7 +164,7 @@ import numpy as np, torch
 from tensordict import TensorDict
 import shmbuffer
 import shmbuffer.numpy
-from shmbuffer import *
+from shmbuffer.torchrl import *
 from shmbuffer.saves.export import export
 
 def refused(error, match, call, *args):

@@ -59,6 +59,11 @@ class Saved:
         ring = engine.ring()
         if ring is None:
             raise RuntimeError(f"{path}: is a buffer that nothing was written to")
+        if ring.records is not None:
+            raise SchemaMismatchError(
+                f"{path}: a list of items was saved there; load it into a LazyStackStorage or "
+                "another list"
+            )
         if ring.schema.structure.get("kind") == layout.OBJECTS:
             return cls._of_objects(ring, path, allow_pickle=allow_pickle)
         leaves = Leaves.of_schema(TENSORS, ring.schema, str(path))
@@ -75,11 +80,11 @@ class Saved:
     def _of_objects(cls, ring: Ring, path: Path, *, allow_pickle: bool) -> Saved:
         """A save of rows with text and other objects beside the tensors."""
         schema, moment = ring.schema, moment_of(ring)
+        if "item" not in schema.structure:
+            raise SchemaMismatchError(
+                f"{path}: a list of objects was saved there; load it into a ListStorage"
+            )
         with reading(path / layout.SCHEMA):
-            if "item" not in schema.structure:
-                raise SchemaMismatchError(
-                    f"{path}: a list of objects was saved there; load it into a ListStorage"
-                )
             node = structure.from_json(schema.structure["item"])
             shapes = shapes_of_objects(node)
         record = SavedStorage.of_moment(moment, schema.lanes, node.to_json())
