@@ -65,17 +65,7 @@ def _built(
         for name, value in given:
             runtime[name] = value
             _core.reached("define.settings")
-    ready = replace(
-        superblock,
-        state=BufferState.READY,
-        capacity=schema.capacity,
-        lanes=schema.width,
-        leaves=len(schema.leaves),
-        schema_sha256=schema.digest,
-        slots_bytes=mapped.slots.nbytes,
-        salt=_core.crc32c(schema.digest),
-    )
-    return ready, mapped
+    return superblock.defined(schema, mapped.slots.nbytes), mapped
 
 
 def _publish(seat: Seat, ready: Superblock, mapped: Mapped) -> None:

@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,9 @@ from shmbuffer.memory.format.settings import as_json
 from shmbuffer.memory.system import identity
 from shmbuffer.memory.system.identity import Identity
 from shmbuffer.memory.system.path_checks import not_durable
+
+if TYPE_CHECKING:
+    from shmbuffer.memory.format.schema import Schema
 
 _LAYOUT = _core.layout()
 NO_FLAGS = Flag(0)
@@ -80,6 +83,19 @@ class Superblock:
             owner_pid_namespace=me.pid_namespace,
             owner_boot_id=me.boot_id,
             **others,
+        )
+
+    def defined(self, schema: Schema, slots_bytes: int) -> Superblock:
+        """The superblock of a buffer with a schema: READY, with the fields that name its files."""
+        return replace(
+            self,
+            state=BufferState.READY,
+            capacity=schema.capacity,
+            lanes=schema.width,
+            leaves=len(schema.leaves),
+            schema_sha256=schema.digest,
+            slots_bytes=slots_bytes,
+            salt=_core.crc32c(schema.digest),
         )
 
     def pack(self) -> bytes:

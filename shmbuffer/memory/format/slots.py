@@ -69,6 +69,12 @@ def aborted(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return words & ~_STATE | np.uint64(SlotState.ABORTED)
 
 
+def committed_words(tickets: Ints) -> NDArray[np.uint64]:
+    """Words of slots that hold the items of these tickets; 0 where the ticket is -1."""
+    words: NDArray[np.uint64] = tickets.astype(np.uint64) << _SHIFT | _COMMITTED
+    return np.where(tickets < 0, np.uint64(0), words)
+
+
 def word(ticket: int, state: SlotState) -> int:
     """The word of a ticket in a state."""
     return ticket << STATE_BITS | state

@@ -41,6 +41,12 @@ class ItemSnapshot(NamedTuple):
     byte_head: int = 0
     """Position of the next record."""
 
+    @property
+    def used(self) -> int:
+        """Slots up to the last one that holds an item."""
+        held = np.flatnonzero(self.tickets >= 0)
+        return int(held[-1]) + 1 if len(held) else 0
+
 
 class _Living:
     """The class of `LIVE_READS`."""

@@ -24,8 +24,8 @@ import numpy as np
 from shmbuffer._native import _core
 from shmbuffer.memory.directory import made
 from shmbuffer.memory.directory.files import Files
-from shmbuffer.memory.format import layout
-from shmbuffer.memory.format.layout import BufferState, Flag, SlotState
+from shmbuffer.memory.format import layout, slots
+from shmbuffer.memory.format.layout import BufferState, Flag
 from shmbuffer.memory.format.recorded import to_record
 from shmbuffer.memory.format.schema import Schema
 from shmbuffer.memory.format.settings import Settings
@@ -97,54 +97,42 @@ class Snapshot:
         self._files.publish_dictionary(data)
 
     def finish(self, moment: ItemSnapshot, tree: PriorityTree | None) -> None:
-        """Writes what is known of each slot, then the superblock.
+        """Writes the slots, then the superblock, and lets readers of the folder read the files.
 
         Args:
             moment: of the items that were copied.
             tree: the priorities of the ring; None if it has none.
         """
         schema, control = self._schema, self._control
-        held = moment.tickets >= 0
-        used = int(held.nonzero()[0][-1]) + 1 if held.any() else 0
+        used = moment.used
         self._store_slots(moment, slice(used))
         runtime = control.runtime
         runtime["head"] = moment.head
         runtime["write_count"] = moment.write_count
-        runtime["length"] = int(np.count_nonzero(held))
+        runtime["length"] = int(np.count_nonzero(moment.tickets >= 0))
         runtime["max_priority"] = -1.0 if moment.max_priority is None else moment.max_priority
         if tree is not None and tree.prioritized:
             runtime["alpha"], runtime["eps"], runtime["prioritized"] = tree.alpha, tree.eps, 1
         runtime["byte_head"], runtime["byte_tail"] = moment.byte_head, moment.byte_tail
         runtime["state"] = BufferState.READY
-        superblock = replace(
-            control.superblock(),
-            state=BufferState.READY,
-            capacity=schema.capacity,
-            lanes=schema.width,
-            leaves=len(schema.leaves),
-            schema_sha256=schema.digest,
-            slots_bytes=self._mapped.slots.nbytes,
-            salt=_core.crc32c(schema.digest),
-            durable_ticket=moment.head,
-        )
-        control.write(control.write(superblock))
+        superblock = control.superblock().defined(schema, self._mapped.slots.nbytes)
+        control.write(control.write(replace(superblock, durable_ticket=moment.head)))
         self._mapped.ring(control, entry=0).seal(0, used)
         for name, content in schema.meta_files(used).items():
             self._files.directory.write_atomic(name, content)
         control.touch()
+        self._share()
 
     def _store_slots(self, moment: ItemSnapshot, used: slice) -> None:
         live, width = SlotsFile(self._mapped.slots, self._schema), self._schema.width
-        tickets = moment.tickets[used]
-        words = tickets.astype(np.uint64) << np.uint64(2) | np.uint64(SlotState.COMMITTED)
-        live.words[used] = np.where(tickets < 0, np.uint64(0), words)
+        live.words[used] = slots.committed_words(moment.tickets[used])
         live.sources[used] = moment.sources[used]
         live.raw[: used.stop * width] = moment.priorities[: used.stop * width]
         if moment.extents is not None:
             live.extents[used] = moment.extents[used]
 
-    def share(self) -> None:
-        """Lets every user read the files who may read the folder."""
+    def _share(self) -> None:
+        """Lets every user who may read the folder read the files."""
         directory = self._files.directory
         rights = stat.S_IMODE(os.fstat(directory.file.fd).st_mode)
         names = {*_PRIVATE_FILES, layout.DICTIONARY, layout.RECORDS, made.NAME}

@@ -17,6 +17,7 @@ import torch
 from shmbuffer.items.leaves import Leaves
 from shmbuffer.memory import ItemSnapshot
 from shmbuffer.memory.system import filesystem
+from shmbuffer.saves.checkpointers.snapshots import slots_to_reserve
 from shmbuffer.saves.safe_files import create_file, unnamed_file
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.kit import new_column
@@ -24,10 +25,6 @@ from shmbuffer.torchrl.compat.storages import files_of
 
 if TYPE_CHECKING:  # storages import their checkpointers
     from shmbuffer.storages.rows import Rows
-
-# Of a ring that is not full: slots beyond its last item that get their room before the copy, for
-# what others write meanwhile.
-_MARGIN = 4096
 
 #: The file of each column that has one, by the number of its leaf.
 Opened = dict[int, BinaryIO]
@@ -38,8 +35,7 @@ def copied(rows: Rows, folder: Path, *, named: bool) -> tuple[ItemSnapshot, list
     ring = rows.ring
     columns, files = make_columns(rows.leaves, ring.capacity, folder, named=named)
     try:
-        extent = ring.live.used()
-        extent = min(ring.capacity, extent + max(_MARGIN, extent // 8))
+        extent = slots_to_reserve(ring)
         needed = {
             at: columns[at].numel() // ring.capacity * extent * columns[at].itemsize for at in files
         }

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from shmbuffer.memory import Engine, ItemSnapshot, Ring, Schema, Settings
@@ -46,8 +45,7 @@ def write_rows(
     schema = Schema(tuple(leaves.leaves[at] for at in stored), ring.capacity, leaves.lanes, form)
     lead = (ring.capacity, *leaves.lanes)
     with closing(Snapshot(folder, schema, settings)) as snapshot:
-        used = ring.live.used()
-        snapshot.reserve(min(ring.capacity, used + max(_MARGIN, used // 8)))
+        snapshot.reserve(slots_to_reserve(ring))
         maps = dict(zip(stored, snapshot.leaves, strict=True))
         columns: list[Any] = []
         for at, (leaf, dtype) in enumerate(zip(leaves.leaves, leaves.dtypes, strict=True)):
@@ -62,7 +60,6 @@ def write_rows(
         snapshot.finish(moment, ring.tree)
         how: dict[str, Any] = {"allow_pickle": allow_pickle, "remedy": remedy}
         write_objects(folder, leaves, columns, moment.tickets >= 0, **how)
-        snapshot.share()
     return moment
 
 
@@ -72,13 +69,12 @@ def write_records(
     """Writes the records of a ring; returns the moment that was written."""
     assert ring.records is not None
     with closing(Snapshot(folder, ring.schema, settings)) as snapshot:
-        snapshot.reserve(min(ring.capacity, ring.live.used() + _MARGIN))
+        snapshot.reserve(slots_to_reserve(ring))
         with snapshot.records_file() as file:
             moment = ring.records.copy_out(file.fd, str(folder))
         if dictionary is not None:
             snapshot.publish_dictionary(dictionary)
         snapshot.finish(moment, ring.tree)
-        snapshot.share()
     return moment
 
 
@@ -86,10 +82,14 @@ def write_ring(folder: Path, ring: Ring, moment: ItemSnapshot, settings: Setting
     """Writes the order and the priorities of items that lie elsewhere."""
     schema = Schema((), len(moment.tickets), ring.schema.lanes, {"kind": layout.OBJECTS})
     with closing(Snapshot(folder, schema, settings)) as snapshot:
-        held = np.flatnonzero(moment.tickets >= 0)
-        snapshot.reserve(int(held[-1]) + 1 if len(held) else 0)
+        snapshot.reserve(moment.used)
         snapshot.finish(moment, ring.tree)
-        snapshot.share()
+
+
+def slots_to_reserve(ring: Ring) -> int:
+    """The slots that need space for a copy, while other processes may write."""
+    used = ring.live.used()
+    return min(ring.capacity, used + max(_MARGIN, used // 8))
 
 
 def settings_of(storage: Any) -> Settings:
