@@ -70,7 +70,7 @@ ALLOWED = {
         "h5py.File",
     ): _CHECKED,
     ("shmbuffer.torchrl.compat.buffers", "write_generator", "memmap"): _NEW,
-    ("shmbuffer.torchrl.compat.samplers", "write_numbers", "memmap"): _NEW,
+    ("shmbuffer.torchrl.compat.samplers", "_write_numbers", "memmap"): _NEW,
     ("shmbuffer.datasets.converted", "_write", "memmap_like"): _NEW,
     ("shmbuffer.saves.export", "_hdf5", "h5py.File"): _NEW,
     ("shmbuffer.saves.parquet_file", "write_rows", "ParquetWriter"): _NEW,

@@ -21,7 +21,7 @@ from shmbuffer.ensembles.storage import StorageEnsemble
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.samplers import PriorityUpdate, Sampler
 from shmbuffer.samplers.sampler import ask_rank, drawn_by
-from shmbuffer.saves.values import read_state, write_state
+from shmbuffer.saves.checkpoints import OWN_FILES
 from shmbuffer.tensors.form import cpu
 
 SAMPLEABLE = "sampleable"
@@ -277,7 +277,7 @@ class SamplerEnsemble(Ensemble, Sampler):
 
     def _dump(self, directory: Path, moment: Any) -> None:
         super()._dump(directory, moment)
-        write_state(directory, self._own_state(), "the probabilities")
+        OWN_FILES.write(directory, self, self._own_state(), moment)
 
     def _saved(self, moment: Any, folder: Path) -> Any:
         return super()._saved(moment, folder), self._own_state()
@@ -287,7 +287,7 @@ class SamplerEnsemble(Ensemble, Sampler):
         return super()._of_saved(of_members, folder), state
 
     def _read(self, directory: Path) -> Any:
-        return super()._read(directory), read_state(directory)
+        return super()._read(directory), OWN_FILES.read(directory, self)
 
     def _apply(self, saved: Any, loaded: Any) -> None:
         of_members, state = saved

@@ -22,7 +22,6 @@ from shmbuffer.memory.format.record_batch import RecordBatch, RecordSample
 from shmbuffer.memory.format.schema import Schema
 from shmbuffer.memory.format.settings import Settings
 from shmbuffer.memory.ring.item_snapshot import LIVE_READS, ItemSnapshot
-from shmbuffer.memory.ring.masses import Masses, masses_of, masses_of_snapshot
 from shmbuffer.memory.ring.records import Records
 from shmbuffer.memory.ring.ring import Ring
 from shmbuffer.memory.ring.totals import Totals
@@ -33,7 +32,6 @@ __all__ = [
     "Engine",
     "ItemSnapshot",
     "Leaf",
-    "Masses",
     "RateLimiter",
     "RecordBatch",
     "RecordSample",
@@ -43,6 +41,4 @@ __all__ = [
     "Schema",
     "Settings",
     "Totals",
-    "masses_of",
-    "masses_of_snapshot",
 ]

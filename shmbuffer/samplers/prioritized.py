@@ -12,7 +12,7 @@ from shmbuffer.errors import EmptyBufferError
 from shmbuffer.items.keys import GENERATION, WEIGHT_KEYS
 from shmbuffer.items.mover import draw_from
 from shmbuffer.items.raw_priorities import as_beta, from_zero
-from shmbuffer.memory import LIVE_READS, ItemSnapshot, Masses, Ring, masses_of, masses_of_snapshot
+from shmbuffer.memory import LIVE_READS, ItemSnapshot, Ring
 from shmbuffer.memory.format.array_types import Floats
 from shmbuffer.memory.format.recorded import REDUCTIONS
 from shmbuffer.samplers.priority.priority_table import raw_of
@@ -22,7 +22,7 @@ from shmbuffer.saves.checkpoints import Loaded
 from shmbuffer.storages.storage import ring_of
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.kit import TENSORS
-from shmbuffer.torchrl.compat.samplers import moved, read_priorities, write_priorities
+from shmbuffer.torchrl.compat.samplers import PRIORITIES, moved
 
 DTYPES = (torch.float32, torch.float64)
 # A weight computed in float64 may differ so much from the core's float32; beyond that the
@@ -87,6 +87,7 @@ class PrioritizedSampler(PriorityStore):
     """
 
     _state_keys = ("_alpha", "_beta", "_eps", "_priorities", "_max_priority")
+    _torchrl_files = PRIORITIES
 
     def __init__(
         self,
@@ -242,31 +243,11 @@ class PrioritizedSampler(PriorityStore):
         fitted[: len(raw)] = raw[:elements]
         return fitted
 
-    def _dump(self, directory: Path, moment: Any) -> None:
-        ring, ours = self.ring(), self._ring is not None  # the storage's, that is
-        if ring is None:
-            weighed = Masses(self.alpha, self.eps, None, 0, iter(()))
-        elif ours and isinstance(moment, ItemSnapshot):
-            weighed = masses_of_snapshot(moment, ring.width, self.alpha, self.eps)
-        else:
-            weighed = masses_of(ring)
-        write_priorities(
-            directory,
-            weighed,
-            self._beta,
-            self._max_capacity,
-            self.dtype,
-            in_storage=ours and isinstance(moment, ItemSnapshot),
-        )
-
     def _saved(self, moment: Any, folder: Path) -> dict[str, Any]:
         state = self.state_dict()
         if self._ring is not None and (moment is LIVE_READS or isinstance(moment, ItemSnapshot)):
             state["_priorities"] = None  # they are in the save of the storage
         return state
-
-    def _read(self, directory: Path) -> dict[str, Any]:
-        return read_priorities(directory)
 
     def _apply(self, saved: dict[str, Any], loaded: Loaded | None) -> None:
         state = dict(saved)

@@ -6,7 +6,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -17,7 +16,6 @@ from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.samplers.rank import UNKNOWN, mixed, rank_of_draws
 from shmbuffer.saves.checkpoints import Checkpoints
-from shmbuffer.saves.parts import missing_sampler
 from shmbuffer.storages.ring_backed import RingBacked
 from shmbuffer.storages.storage import ring_of
 from shmbuffer.tensors.form import cpu
@@ -63,15 +61,8 @@ class Sampler(Checkpoints):
     """The buffer's ``rank``, and whether it is treated as shared."""
     _own_rank: int | None = None
     """The sampler's own ``rank``."""
-    _state_keys: tuple[str, ...] = ()
-    """The keys that `load_state_dict` needs."""
 
     _kind = "sampler"
-
-    def _of_saved(self, saved: Any, folder: Path) -> Any:
-        if set(self._state_keys).difference(saved or ()):
-            raise missing_sampler(folder)
-        return saved
 
     @property
     def _given_rank(self) -> int | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from shmbuffer.samplers.passes import described
 from shmbuffer.samplers.sampler import draw_key, unchanged
 from shmbuffer.saves.checkpoints import Loaded
 from shmbuffer.tensors.form import cpu
-from shmbuffer.torchrl.compat.samplers import read_integers, write_numbers
+from shmbuffer.torchrl.compat.samplers import INTEGERS
 
 _LARGEST = 2**62
 
@@ -84,6 +83,7 @@ class StalenessAwareSampler(ClaimingSampler):
     """
 
     _state_keys = ("max_staleness", "consumer_version")
+    _torchrl_files = INTEGERS
 
     def __init__(
         self,
@@ -312,12 +312,6 @@ class StalenessAwareSampler(ClaimingSampler):
         """Load the result of `state_dict`, of this class or of TorchRL's."""
         self.max_staleness = int(state_dict["max_staleness"])
         self.consumer_version = int(state_dict["consumer_version"])
-
-    def _dump(self, directory: Path, moment: Any) -> None:
-        write_numbers(directory, self.state_dict())
-
-    def _read(self, directory: Path) -> dict[str, Any]:
-        return read_integers(directory, ("consumer_version", "max_staleness"))
 
     def _apply(self, saved: dict[str, Any], loaded: Loaded | None) -> None:
         if loaded is not None and loaded.in_place:  # the buffer there knows its version better

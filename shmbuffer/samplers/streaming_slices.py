@@ -26,8 +26,6 @@ from shmbuffer.samplers.slicing.trajectories import Trajectories
 from shmbuffer.samplers.slicing.window_source import WindowSource
 from shmbuffer.samplers.slicing.windows import Used, Windows, as_bits, of_bits
 from shmbuffer.saves.checkpoints import Loaded
-from shmbuffer.saves.safe_files import make_folder
-from shmbuffer.saves.values import write_state
 from shmbuffer.storages.indexing import ravel
 from shmbuffer.storages.storage import ring_of
 from shmbuffer.tensors.form import cpu
@@ -326,10 +324,6 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
                 self._windows.load(used)
             else:
                 self._windows.forget()
-
-    def _dump(self, directory: Path, moment: Any) -> None:
-        make_folder(directory)
-        write_state(directory, self._state(moment), "the state of this StreamingSliceSampler")
 
     def _saved(self, moment: Any, folder: Path) -> dict[str, Any]:
         return self._state(moment)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,7 +36,7 @@ from shmbuffer.saves.checkpoints import Loaded
 from shmbuffer.storages.indexing import ravel, tickets_at
 from shmbuffer.storages.storage import ring_of
 from shmbuffer.tensors.form import cpu
-from shmbuffer.torchrl.compat.samplers import moved_pass, read_pass, write_numbers
+from shmbuffer.torchrl.compat.samplers import PASS, moved_pass
 
 
 class SamplerWithoutReplacement(Sampler):
@@ -95,6 +94,7 @@ class SamplerWithoutReplacement(Sampler):
     """
 
     _state_keys = ("_sample_list", "drop_last", "len_storage", "_ran_out")
+    _torchrl_files = PASS
 
     def __init__(
         self,
@@ -337,12 +337,6 @@ class SamplerWithoutReplacement(Sampler):
         self._pass = Pass(order, 0, items, items, bool(state_dict["_ran_out"]))
         self._storage, self._loaded = None, True
         self._written = bool(state_dict.get("_written", False))
-
-    def _dump(self, directory: Path, moment: Any) -> None:
-        write_numbers(directory, self.state_dict())
-
-    def _read(self, directory: Path) -> dict[str, Any]:
-        return read_pass(directory)
 
     def _apply(self, saved: dict[str, Any], loaded: Loaded | None) -> None:
         self.load_state_dict(moved_pass(saved, loaded))

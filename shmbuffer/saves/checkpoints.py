@@ -1,14 +1,19 @@
-"""What storages, samplers and writers have in common when they are saved: `Checkpoints`.
+"""The base of storages, samplers and writers that can be saved: `Checkpoints`.
 
 A buffer saves its parts into ``storage/``, ``sampler/`` and ``writer/``, all of one moment, in
-TorchRL's layout; each can be saved alone, too. What TorchRL has no place for is in files of our own
-(``shmbuffer.*``), and under the key ``"shmbuffer"`` of its JSON files: a save by TorchRL over ours
-rewrites those, so that files of ours that are left do not count.
+TorchRL's layout; each can also be saved alone. Data that TorchRL has no place for are in files of
+our own (``shmbuffer.*``), which the key ``"shmbuffer"`` of TorchRL's JSON files announces. If
+TorchRL saves over our files, it rewrites the JSON without that key, and the other files are
+ignored.
+
+A part says its state once: `state_dict`, or `_saved` if the save is of an earlier moment. Our saves
+hold that state as plain values; `PartFiles` translates it into TorchRL's files and back.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,34 +22,61 @@ from shmbuffer.memory import ItemSnapshot
 from shmbuffer.memory.directory.diagnosis import is_save
 from shmbuffer.memory.format.layout import CONTROL
 from shmbuffer.memory.system.progress import OnProgress, hearing
+from shmbuffer.saves.parts import missing_part
 from shmbuffer.saves.publication import publish, settle
-from shmbuffer.saves.safe_files import make_folder
-from shmbuffer.saves.values import read_state, write_state
+from shmbuffer.saves.safe_files import exists, make_folder
+from shmbuffer.saves.values import read_value, write_value
 
 _OURS = f"{__name__.partition('.')[0]}."
 
 
 class Loaded(NamedTuple):
-    """What became of a storage that was loaded, for the sampler and the writer beside it."""
+    """The result of loading a storage, for the sampler and the writer of the same buffer."""
 
     slots: int = 0
     """Capacity of what was saved, in slots."""
     width: int = 1
     """Elements of a slot."""
     shift: int = 0
-    """The item that was saved in slot i is in slot ``(i - shift) % slots`` now."""
+    """An item that was saved in slot i is now in slot ``(i - shift) % slots``."""
     in_place: bool = False
-    """The storage's own files were opened: cursor, counts and priorities are there already."""
+    """True if the storage opened its own files, which have cursor, counts and priorities."""
     same_tickets: bool = False
-    """Items and ring have the tickets that they had when they were saved."""
+    """True if the items and the ring have the tickets that they were saved with."""
     moment: ItemSnapshot | None = None
-    """It was copied from a live buffer, whose priorities win over those in older files."""
+    """The slots as they were saved. Priorities in it take precedence over those in files."""
 
     def places(self, elements: Any) -> Any:
-        """Where the elements of the saved storage are now."""
+        """Returns the present numbers of elements, given those in the saved storage."""
         if not self.shift:
             return elements
         return (elements - self.shift * self.width) % (self.slots * self.width)
+
+
+class PartFiles(NamedTuple):
+    """The files in which TorchRL keeps the state of a part."""
+
+    write: Callable[[Path, Any, Any, Any], None]
+    """Writes into a directory, from the part, the state that `_saved` gave, and the moment."""
+    read: Callable[[Path, Any], Any]
+    """Reads such a state from a directory, for a part."""
+
+
+_STATE = "shmbuffer.state"
+
+
+def _write_state(directory: Path, part: Any, state: Any, moment: Any) -> None:
+    if state:
+        make_folder(directory)
+        write_value(directory, _STATE, state, f"the state of this {type(part).__name__}")
+
+
+def _read_state(directory: Path, part: Any) -> Any:
+    return read_value(directory, _STATE) if exists(directory / f"{_STATE}.jsonl") else None
+
+
+OWN_FILES = PartFiles(_write_state, _read_state)
+"""The state as plain values in a file of ours, for a part that TorchRL has no files for."""
 
 
 class Saves:
@@ -53,18 +85,18 @@ class Saves:
     def dump(
         self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None, **more: Any
     ) -> None:
-        """The same as `dumps`."""
+        """Calls `dumps`."""
         with hearing(on_progress):
             self.dumps(path, **more)  # type: ignore[attr-defined] # of the part that is saved
 
     def save(
         self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None, **more: Any
     ) -> None:
-        """The same as `dumps`."""
+        """Calls `dumps`."""
         self.dump(path, on_progress=on_progress, **more)
 
     def load(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> Any:
-        """The same as `loads`."""
+        """Calls `loads`."""
         with hearing(on_progress):
             return self.loads(path)  # type: ignore[attr-defined] # of the part that is loaded
 
@@ -84,14 +116,14 @@ class Checkpoints(Saves):
 
         Args:
             path: a directory; it is made if it is not there.
-            on_progress: called with a `ProgressReport` some times a second. What it raises comes
-                out of this call, and the save that was there before stays.
+            on_progress: called with a `ProgressReport` several times a second. If it raises, this
+                call does, and the earlier save stays.
 
         Raises:
             TypeError: the state holds something that can only be pickled.
             BufferExistsError: the directory is the scratch directory of a buffer, or has files that
                 no save made; nothing was written.
-            OSError: no room, or no permission; what was there is as it was.
+            OSError: no room, or no permission; the earlier save stays.
         """
         with hearing(on_progress):
             if self._has_files_in(Path(path)):
@@ -102,12 +134,12 @@ class Checkpoints(Saves):
                 self._dump(directory, None)
 
     def loads(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
-        """Replace everything with what `dumps` saved, here or in TorchRL.
+        """Replaces the content by a save of `dumps`, of this library or of TorchRL.
 
         Args:
             path: the directory.
-            on_progress: see `dumps`. What it raises comes out of this call: before the first byte
-                has changed, or with a note that the buffer is empty now.
+            on_progress: see `dumps`. If it raises, nothing was changed, or a note on the exception
+                tells that the buffer is empty now.
 
         Raises:
             FileNotFoundError: nothing was saved there.
@@ -118,49 +150,52 @@ class Checkpoints(Saves):
             self._apply(self._read(Path(path)), None)
 
     _kind = "part"
-    """What it is, in the list of the files of its save."""
+    """The kind of part, as the list of files of a save calls it."""
+    _state_keys: tuple[str, ...] = ()
+    """The keys that `load_state_dict` needs."""
+    _torchrl_files = OWN_FILES
 
     def _dump(self, directory: Path, moment: Any) -> Any:
-        """Write plain files into ``directory``; a storage on a ring returns the moment."""
-        state = self.state_dict()  # type: ignore[attr-defined] # every part has it
-        if state:
-            make_folder(directory)
-            write_state(directory, state, f"the state of this {type(self).__name__}")
+        """Writes TorchRL's files into ``directory``; a storage on a ring returns the moment."""
+        self._torchrl_files.write(directory, self, self._saved(moment, directory), moment)
 
     def _saved(self, moment: Any, folder: Path) -> Any:
-        """What is saved beside the snapshot of a ring: plain values.
+        """The state at a moment, as plain values; of now if ``moment`` is None.
 
         Members of the user's own that have a ``dumps`` write below ``folder``.
         """
         return self.state_dict() or None  # type: ignore[attr-defined] # every part has it
 
     def _of_saved(self, saved: Any, folder: Path) -> Any:
-        """What `_apply` takes, from the result of `_saved`; FileNotFoundError if it is of another.
+        """The state that `_apply` takes, from the result of `_saved`; nothing is changed yet.
 
-        Nothing is changed yet.
+        Raises:
+            FileNotFoundError: it was saved of a part of another kind.
         """
+        if set(self._state_keys).difference(saved if isinstance(saved, dict) else ()):
+            raise FileNotFoundError(f"{folder}: {missing_part(self._kind)}")
         return saved
 
     def _has_files_in(self, path: Path) -> bool:
-        """Whether this is a storage, and ``path`` is its scratch directory."""
+        """True if this is a storage, and ``path`` is its scratch directory."""
         return False
 
     def _flush_in_place(self, path: Path) -> None:
-        """Makes the files of a storage durable that `_has_files_in` the place of the save."""
+        """Syncs the files of a storage that is saved into its own scratch directory."""
         raise NotImplementedError(type(self).__name__)
 
     def _read(self, directory: Path) -> Any:
-        """What `_dump` or TorchRL wrote, for `_apply`; nothing is changed yet."""
-        return read_state(directory)
+        """Reads a state that `_dump` or TorchRL wrote, for `_apply`; nothing is changed yet."""
+        return self._torchrl_files.read(directory, self)
 
     def _apply(self, saved: Any, loaded: Any) -> Any:
-        """Become what `_read` gave; a storage returns the `Loaded` for the other parts, or None."""
+        """Takes over a state of `_read`; a storage returns `Loaded` for the other parts or None."""
         if saved is not None:
             self.load_state_dict(saved)  # type: ignore[attr-defined] # every part has it
 
 
 def dump_part(part: Any, directory: Path, moment: Any = None) -> Any:
-    """Save a part of a buffer, with its own ``dumps`` where it has one; returns as `_dump`."""
+    """Saves a part of a buffer by its own ``dumps``, if it has one, else by `_dump`."""
     if has_its_own(part, "dumps"):
         make_folder(directory)
         return part.dumps(directory)
@@ -168,12 +203,12 @@ def dump_part(part: Any, directory: Path, moment: Any = None) -> Any:
 
 
 def read_part(part: Any, directory: Path) -> Any:
-    """What was saved of a part, for `apply_part`; nothing is changed yet."""
+    """Reads the state of a part for `apply_part`; nothing is changed yet."""
     return directory if has_its_own(part, "loads") else part._read(directory)
 
 
 def apply_part(part: Any, saved: Any, loaded: Any = None) -> Any:
-    """Load a part of a buffer, with its own ``loads`` where it has one; returns as `_apply`."""
+    """Loads a part of a buffer by its own ``loads``, if it has one, else by `_apply`."""
     return part.loads(saved) if has_its_own(part, "loads") else part._apply(saved, loaded)
 
 
@@ -187,7 +222,7 @@ def save_part(part: Any, folder: Path, moment: Any) -> Any:
 
 
 def saved_part(part: Any, saved: Any, folder: Path) -> Any:
-    """What `apply_part` takes, from the result of `save_part`."""
+    """Returns the argument of `apply_part` for a result of `save_part`."""
     return folder if has_its_own(part, "loads") else part._of_saved(saved, folder)
 
 
@@ -201,16 +236,13 @@ def export_storage(storage: Any, folder: Path) -> Any:
 
 
 def has_its_own(part: Any, name: str) -> bool:
-    """Whether a class of the user's has the method."""
+    """True if the method belongs to a class of the user's."""
     module: str = getattr(type(part), name).__module__
     return not module.startswith(_OURS)
 
 
 def require_no_buffer(path: Path) -> None:
-    """BufferExistsError where a buffer has its files in ``path``: they cannot be saved over.
-
-    An earlier save can.
-    """
+    """Raises BufferExistsError if ``path`` is the directory of a live buffer, and not a save."""
     if not (path / CONTROL).exists():
         return
     try:

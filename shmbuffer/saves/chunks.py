@@ -1,4 +1,4 @@
-"""The chunks of values, one after the other in a file, with a checksum of all of them."""
+"""The chunks of values, written one after the other into a file, with one checksum."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _ALIGN = 8
 
 
 class Chunks:
-    """A file of chunks, and the CRC32C of all that was written or read so far."""
+    """A file of chunks, and the CRC32C of everything written or read so far."""
 
     def __init__(self, data: BinaryIO) -> None:
         self._data = data
         self.crc = 0
 
     def add(self, value: Any) -> None:
-        """Covers a value of JSON, too."""
+        """Adds a JSON value to the checksum."""
         self.crc = _core.crc32c(json.dumps(value).encode(), self.crc)
 
     def write(self, content: Any) -> None:
@@ -29,7 +29,7 @@ class Chunks:
         self._data.write(bytes(-self._data.tell() % _ALIGN))
 
     def take(self, nbytes: int) -> bytearray:
-        """Reads the next chunk; not more than there is is allocated for what a file says."""
+        """Reads the next chunk, and never allocates more than the file has."""
         there = os.fstat(self._data.fileno()).st_size - self._data.tell()
         if not 0 <= nbytes <= there:
             raise ValueError(f"{nbytes} bytes are to be read, {there} are left")

@@ -1,4 +1,4 @@
-"""The files of a save below a directory that is held open. No link is followed, also in a race."""
+"""Walks the files of a save below an open directory, and follows no link even in a race."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ MANIFEST = f"{PRIVATE}/files.json"
 """The list of the files of a save, in its directory."""
 
 LIST_BYTES = 2**26
-"""Size of a list of files, at most."""
+"""The largest size of a list of files, in bytes."""
 
 _EXCHANGE = 2  # RENAME_EXCHANGE of linux/fs.h
 
 
 class TreeFolder(NamedTuple):
-    """A directory of the tree, for as long as `walk` is there."""
+    """A directory of the tree, open until `walk` goes on."""
 
     where: Path
-    """For messages."""
+    """The path, for messages."""
     at: str
-    """Its name below the root; "." is the root."""
+    """The name below the root; "." for the root."""
     folders: list[str]
     files: list[str]
-    """What is not a directory: a link, too."""
+    """The names of everything else: files, links, devices."""
     fd: int
 
     def below(self, name: str) -> str:
-        """The name below the root of something in here."""
+        """Returns the name below the root of an entry of this directory."""
         return os.path.normpath(os.path.join(self.at, name))
 
     def stat(self, name: str) -> os.stat_result:
-        """Look at something in here, without following it."""
+        """Returns the status of an entry of this directory, without following a link."""
         with explained(self.where / name):
             return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
 
 
 def walk(root: Directory, *, topdown: bool = True) -> Iterator[TreeFolder]:
-    """`os.fwalk` below ``root``; a directory that cannot be listed is an error."""
+    """Yields each directory below ``root``, like `os.fwalk`; raises if one cannot be listed."""
 
     def refuse(error: OSError) -> None:
         raise error
@@ -68,12 +68,12 @@ def walk(root: Directory, *, topdown: bool = True) -> Iterator[TreeFolder]:
 
 
 def files_below(root: Directory) -> list[str]:
-    """Every file below ``root``, relative."""
+    """Returns the relative paths of all files below ``root``."""
     return sorted(folder.below(name) for folder in walk(root) for name in folder.files)
 
 
 def list_of(target: Directory, what: str) -> set[str]:
-    """The files that the list of a save names; none if it is not there, or of another kind."""
+    """Returns the files that the list of a save names; none without a list of this kind."""
     try:
         found = json.loads(target.read(MANIFEST, limit=LIST_BYTES))
         return {name for name in found["files"] if is_below(name) and found["what"] == what}
@@ -82,7 +82,7 @@ def list_of(target: Directory, what: str) -> set[str]:
 
 
 def is_below(name: Any) -> bool:
-    """Whether a name from a file is relative and stays below the root."""
+    """True if a name from a file is relative and stays below the root."""
     return (
         isinstance(name, str)
         and name not in ("", ".")
@@ -93,10 +93,7 @@ def is_below(name: Any) -> bool:
 
 
 def foreign_in(target: Directory, what: str) -> str | None:
-    """The name of something in a directory that is not of an earlier save; None if nothing is.
-
-    Empty directories do not count.
-    """
+    """Returns the name of a file that no earlier save made; None if there is none."""
     mine = list_of(target, what)
     mine |= {MANIFEST} if mine else set()
     for folder in walk(target):
@@ -109,7 +106,7 @@ def foreign_in(target: Directory, what: str) -> str | None:
 
 
 def exchange(folder: int, name: str, other_folder: int, other: str) -> bool:
-    """Exchange the names of two directories in one step. False where that is not supported."""
+    """Exchanges the names of two directories in one step; False if the file system cannot."""
     rename: Callable[..., int] | None = getattr(
         ctypes.CDLL(None, use_errno=True), "renameat2", None
     )
@@ -125,7 +122,7 @@ def exchange(folder: int, name: str, other_folder: int, other: str) -> bool:
 
 
 def sync_tree(new: Directory) -> None:
-    """Sync everything below; nobody but owner and group may write to it from then on."""
+    """Syncs a whole tree, and takes the right to write from all but the owner and the group."""
     total = sum(folder.stat(name).st_size for folder in walk(new) for name in folder.files)
     for folder in walk(new):  # first of all: a way through what others may write to is refused
         with explained(folder.where):
@@ -140,7 +137,7 @@ def sync_tree(new: Directory) -> None:
 
 
 def close_tree(new: Directory) -> None:
-    """Takes the right to write from users other than the owner and the group, in a whole tree."""
+    """Takes the right to write in a whole tree from all but the owner and the group."""
     for folder in walk(new):
         for name in folder.files:
             with explained(folder.where / name), _core.Descriptor() as file:
@@ -150,7 +147,7 @@ def close_tree(new: Directory) -> None:
 
 
 def _close_to_others(fd: int) -> None:
-    """Take the right to write from those that are neither owner nor of the group."""
+    """Takes the right to write from all but the owner and the group."""
     mode = stat.S_IMODE(os.fstat(fd).st_mode)
     if mode & stat.S_IWOTH:
         os.fchmod(fd, mode & ~stat.S_IWOTH)
@@ -158,7 +155,7 @@ def _close_to_others(fd: int) -> None:
 
 
 def _sync_file(name: str, folder: int, progress: Progress) -> None:
-    """Sync a file; a large one piece by piece where somebody wants to know how far it is."""
+    """Syncs a file; piece by piece if it is large and progress is reported."""
     with _core.Descriptor() as file:
         fd = file.take(os.open, name, READ, dir_fd=folder)
         _close_to_others(fd)

@@ -40,7 +40,7 @@ class Column:
         self.nbytes = self.count * self._stored.itemsize
 
     def type(self, pa: Any) -> Any:
-        """Arrow's."""
+        """The Arrow type of the column."""
         if self._stored is torch.uint8 and self.count > 1:
             return pa.binary(self.count)
         one = self._number(pa)
@@ -53,7 +53,7 @@ class Column:
         return pa.from_numpy_dtype(cpu.empty(0, dtype=self._stored).numpy().dtype)
 
     def array(self, pa: Any, tensor: torch.Tensor) -> Any:
-        """Arrow's array over a tensor; booleans are packed."""
+        """Returns an Arrow array over the memory of a tensor; booleans are packed."""
         flat = contiguous(tensor).view(-1)
         numbers = (flat if self._stored is self._dtype else flat.view(self._stored)).numpy()
         kind = self.type(pa)
@@ -65,7 +65,7 @@ class Column:
         return values if self.count == 1 else pa.FixedSizeListArray.from_arrays(values, type=kind)
 
     def tensor(self, path: Path, arrays: dict[str, Any], rows: int, first: int) -> torch.Tensor:
-        """A tensor over Arrow's array, whose first row is row ``first`` of the file."""
+        """Returns a tensor over an Arrow array, whose first row is row ``first`` of the file."""
         array = arrays.get(self.leaf.name)
         if array is None:
             if not self.count:  # ours: no column was written for it
@@ -122,7 +122,7 @@ class Column:
 
 
 def _memory(buffer: Any, at: int, size: int) -> Any:
-    """Some bytes of Arrow's, which stay as long as they are looked at."""
+    """A view of memory that Arrow owns, which keeps that memory alive."""
     memory = (ctypes.c_char * size).from_address(buffer.address + at)
     memory.owner = buffer  # type: ignore[attr-defined] # ctypes' arrays have attributes
     return memory
@@ -139,14 +139,14 @@ def _whole(path: Path, name: str, array: Any) -> Any:
 
 
 def flattened(table: Any) -> Any:
-    """A table, with what is in structs as columns of their own, with dots in their names."""
+    """Returns a table whose structs are separate columns, with dots in their names."""
     while any(str(field.type).startswith("struct") for field in table.schema):
         table = table.flatten()
     return table
 
 
 def path_of(name: str) -> KeyPath:
-    """The nested key of a column: dots nest."""
+    """Returns the nested key of a column, split at the dots of its name."""
     return tuple(name.split("."))
 
 

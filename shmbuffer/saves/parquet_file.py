@@ -50,11 +50,11 @@ from shmbuffer.tensors.form.kit import TENSORS
 
 _KEY = b"shmbuffer"
 _BATCH_BYTES = 2**26
-"""Of the rows that are read, or written, at once."""
+"""Bytes of the rows that are read or written at once."""
 
 
 def write(storage: Any, path: str | os.PathLike[str], compression: str) -> int:
-    """Write every item, the oldest first; see `ReplayBuffer.to_parquet`."""
+    """Writes all items, the oldest first, for `ReplayBuffer.to_parquet`."""
     arrow()
     return write_rows(rows_of(storage, path), Path(path), compression)
 
@@ -115,7 +115,7 @@ def errors_located(path: Path) -> Iterator[None]:
 
 
 def rows_of(storage: Any, path: str | os.PathLike[str]) -> Rows:
-    """The rows of a storage that are columns of ``path``; TypeError where it has none."""
+    """Returns the rows of a storage; raises TypeError if it has no columns for ``path``."""
     rows: Rows | None = storage.mover() if isinstance(storage, TensorStorage) else None
     if rows is None or rows.leaves.objects:
         raise TypeError(
@@ -126,7 +126,7 @@ def rows_of(storage: Any, path: str | os.PathLike[str]) -> Rows:
 
 
 class _Items(NamedTuple):
-    """What the items of a file are."""
+    """The form of the items in a file."""
 
     leaves: tuple[Leaf, ...]
     form: dict[str, Any]  # the tree over the leaves, as JSON
@@ -182,7 +182,7 @@ class File:
         self.chunk = _chunk(self._columns)
 
     def batches(self, rows: int) -> Iterator[Any]:
-        """The items in their order, so many at once; a batch lies over what was read."""
+        """Yields the items in their order, in batches over the memory that was read."""
         pa, _ = arrow()
         for file in self.files:
             first = 0
@@ -197,7 +197,7 @@ class File:
                 first += len(batch)
 
     def _items_of(self, file: Path, schema: Any, lengths: dict[str, list[int]]) -> _Items:
-        """Returns what the items of a file are."""
+        """Returns the form of the items in a file."""
         what = f"{file}: column"
         form = (schema.metadata or {}).get(_KEY)
         if form is not None:
@@ -268,7 +268,7 @@ def part_files(path: Path) -> list[Path]:
 
 
 def _order_of(file: Path) -> list[tuple[bool, int, str]]:
-    """Sorts ``part.10`` behind ``part.2``."""
+    """Returns a sort key that puts ``part.10`` behind ``part.2``."""
     return [
         (is_number(text), int(text) if is_number(text) else 0, text)
         for text in re.split("([0-9]+)", str(file))
@@ -288,7 +288,7 @@ def _chunk(columns: list[Column]) -> int:
 
 
 def in_order_of_age(rows: Rows) -> Iterator[list[torch.Tensor]]:
-    """All items ``[n, ...]``, validated; what is written over meanwhile is left out."""
+    """Yields all items ``[n, ...]``, validated, without those that are overwritten meanwhile."""
     chunk = _chunk([Column(leaf, rows.lanes) for leaf in rows.leaves.leaves])
     ring, width = rows.ring, rows.ring.width
     slots = ring.live.committed_slots()

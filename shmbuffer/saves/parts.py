@@ -17,15 +17,6 @@ import torch
 from shmbuffer.memory.format.layout import PARTS
 from shmbuffer.memory.format.names import is_number
 from shmbuffer.saves.safe_files import exists
-from shmbuffer.saves.values import read_values, reading, write_values
-
-NO_SAMPLER = (
-    "no sampler of this kind was saved; load it into a buffer with the sampler that it was saved "
-    "with, and call set_sampler() then"
-)
-NO_WRITER = (
-    "no writer of this kind was saved; load it into a buffer with the writer that it was saved with"
-)
 
 
 def is_saved(path: Path) -> bool:
@@ -34,25 +25,13 @@ def is_saved(path: Path) -> bool:
 
 
 def optional_parts(folder: Path) -> list[str]:
-    """The names of those parts that only some saves have, and this one."""
+    """Returns the names of the optional parts that this save has."""
     return [name for name in ("extra", "consumers", "ahead") if exists(folder / f"{name}.jsonl")]
-
-
-def write_value(folder: Path, name: str, value: Any, what: str) -> None:
-    """Writes a plain value; TypeError names ``what`` it is of if it could only be pickled."""
-    write_values(folder, name, [value], allow_pickle=False, what=what)
-
-
-def read_value(folder: Path, name: str) -> Any:
-    """Reads what `write_value` wrote; CorruptBufferError if it is missing or damaged."""
-    with reading(folder / f"{name}.jsonl"):
-        (value,) = read_values(folder, name, allow_pickle=False)
-    return value
 
 
 @dataclass(frozen=True)
 class SavedBuffer:
-    """What was read of a save; nothing of the buffer has changed yet."""
+    """The content of a save, before anything in the buffer is changed."""
 
     where: Path
     """The file of the transforms, for messages."""
@@ -60,36 +39,35 @@ class SavedBuffer:
     sampler: Any
     writer: Any
     generators: dict[str, tuple[torch.Tensor, torch.device]]
-    """State and device of each, by name."""
+    """The state and the device of each generator, by its name."""
     transforms: dict[str, Any] | None
     batch_size: int | None
     extra: Any
     consumers: list[dict[str, Any]] = field(default_factory=list)
     ahead: list[Any] = field(default_factory=list)
-    """Prefetched batches."""
+    """Batches that were prefetched."""
     written: Any = None
-    """Cursor and count of TorchRL's writer, for the storage."""
+    """The cursor and the count of TorchRL's writer, for the storage."""
 
 
-def missing_sampler(where: Path) -> FileNotFoundError:
-    """The error for a save whose sampler is of another kind."""
-    return FileNotFoundError(f"{where}: {NO_SAMPLER}")
-
-
-def missing_writer(where: Path) -> FileNotFoundError:
-    """The error for a save whose writer is of another kind."""
-    return FileNotFoundError(f"{where}: {NO_WRITER}")
+def missing_part(kind: str) -> str:
+    """Returns the message for a save without a state for the sampler or the writer."""
+    then = ", and call set_sampler() then" if kind == "sampler" else ""
+    return (
+        f"no {kind} of this kind was saved; load it into a buffer with the {kind} that it was "
+        f"saved with{then}"
+    )
 
 
 def checked_batch_size(size: Any) -> int | None:
-    """Returns a batch size; ValueError if it is none."""
+    """Returns a batch size; raises ValueError for anything else."""
     if size is None or (type(size) is int and 0 < size < 2**63):
         return size
     raise ValueError(f"{size!r:.40} is no batch size")
 
 
 def checked_generator(state: Any, device: Any) -> tuple[torch.Tensor, torch.device]:
-    """Returns the state of a generator, and its device; an error if it is none."""
+    """Returns the state of a generator and its device; raises if it is not a state."""
     where = torch.device(str(device))
     if where.type == "cpu":
         torch.Generator().set_state(state)  # is it one?

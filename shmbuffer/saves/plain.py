@@ -20,9 +20,9 @@ _MOST_BITS = 14_284  # 4,300 digits: of more Python makes no text, unless told t
 
 
 def require_plain(value: Any, place: str = "extra", around: tuple[int, ...] = ()) -> None:
-    """TypeError or ValueError unless a value can be saved without pickle.
+    """Raises TypeError or ValueError unless a value can be saved without pickle.
 
-    ``around`` are the identities of the containers that it is in.
+    ``around`` has the identities of the containers that hold the value.
     """
     if isinstance(value, torch.Tensor):
         plain = value.layout is torch.strided and not (value.is_nested or value.is_quantized)

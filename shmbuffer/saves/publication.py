@@ -1,4 +1,4 @@
-"""A directory that is seen whole or not at all: what a save wrote, published in one step.
+"""Publishes the directory of a save in one step, so that readers see all of it or nothing.
 
     publish(path):  a work directory ──written──▶ synced ──published──▶ path
 
@@ -9,7 +9,7 @@ else is refused before a byte is written.
 
 If the process dies here: the earlier save is there, or the new one. Where the file system cannot
 exchange two directories (NFS), the earlier save is moved into the work directory first, and
-`settle` moves it back. What else is left of dead saves is removed by the next one.
+`settle` moves it back. The next save removes the other files of dead ones.
 
 All this happens below directories that are held open, and follows no link: a save may come from
 anywhere, and others may write there. The directory of a save has to belong to the process that
@@ -121,7 +121,7 @@ def settle(path: str | os.PathLike[str]) -> None:
 
 
 def _publish(work: Work, name: str, what: str) -> None:
-    """Syncs what was written, and puts it into its place."""
+    """Syncs the new directory, and puts it into its place."""
     with work.directory.folder(NEW) as new:
         files = files_below(new)
         if not files:
@@ -164,7 +164,7 @@ def _require_ours(target: Directory, what: str) -> None:
 
 
 def _replace(work: Work, name: str, what: str) -> None:
-    """Puts what is new in the place of ``name``."""
+    """Puts the new directory in the place of ``name``."""
     above = work.above
     with Lock() as turn, ExitStack() as held:
         target = _in_turn(above, name, turn, held)
@@ -189,7 +189,7 @@ def _replace(work: Work, name: str, what: str) -> None:
 
 
 def _in_turn(above: Directory, name: str, turn: Lock, held: ExitStack) -> Directory | None:
-    """The directory of that name, which no other save replaces until ``turn`` is closed."""
+    """Opens a directory that no other save replaces until ``turn`` is closed."""
     deadline = time.monotonic() + _WAIT_S
     while (target := _opened(above, name, held)) is not None:
         turn.take(os.open, ".", FOLDER, dir_fd=target.file.fd)
@@ -213,7 +213,7 @@ def _in_turn(above: Directory, name: str, turn: Lock, held: ExitStack) -> Direct
 
 
 def _opened(above: Directory, name: str, held: ExitStack) -> Directory | None:
-    """The directory of that name, for as long as `held` is; None if there is none."""
+    """Opens a directory until ``held`` is closed; returns None if there is none."""
     try:
         return held.enter_context(above.folder(name))
     except BufferNotFoundError:
@@ -221,7 +221,7 @@ def _opened(above: Directory, name: str, held: ExitStack) -> Directory | None:
 
 
 def _exchange(work: Work, target: Directory, name: str, what: str) -> None:
-    """Puts what is new in the place of the earlier save, which comes into the work directory."""
+    """Exchanges the new directory with the earlier save, which then lies in the work directory."""
     names = work.directory.file.fd, NEW, work.above.file.fd, name
     _require_ours(target, what)
     exchanged = exchange(*names)

@@ -135,7 +135,7 @@ def read_file(path: Path) -> bytes:
 
 
 def exists(path: Path) -> bool:
-    """Returns whether anything has this name, also a link that leads nowhere."""
+    """True if anything has this name, even a link that leads nowhere."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):

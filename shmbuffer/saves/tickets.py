@@ -1,7 +1,7 @@
-"""The tickets that items had where they were saved, and get again where they are loaded.
+"""The tickets of saved items, which the items get again when they are loaded.
 
-So a sample says the same generations before a save and after it. A ticket is used once in the life
-of a ring: where that would break, all of them move on by whole laps.
+Thus a sample has the same generations before a save and after it. A ring uses each ticket once: if
+it has used these already, all of them move on by whole laps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ITEMS_A_RUN = 64
 
 
 class Tickets(NamedTuple):
-    """Of items that are to be loaded."""
+    """The tickets of the items that are going to be loaded."""
 
     of_items: Ints
     """int64 ``[n]``."""
@@ -26,13 +26,13 @@ class Tickets(NamedTuple):
     """The next ticket."""
 
     def for_ring(self, ring: Ring) -> Tickets:
-        """These, or those of later laps where the ring is past them."""
+        """Returns these tickets, moved on by whole laps if the ring is past them."""
         first = int(self.of_items.min()) if len(self.of_items) else self.head
         laps = max(0, -(-(ring.head - first) // ring.capacity))
         return Tickets(self.of_items + laps * ring.capacity, self.head + laps * ring.capacity)
 
     def runs(self) -> list[Ints] | None:
-        """Which items follow each other without a gap, the oldest first; None: too many runs."""
+        """Returns the runs of consecutive tickets, the oldest first; None if there are too many."""
         order = np.argsort(self.of_items, kind="stable")
         cuts = np.flatnonzero(np.diff(self.of_items[order]) != 1) + 1
         if len(cuts) >= _MOST_RUNS + len(order) // _ITEMS_A_RUN:

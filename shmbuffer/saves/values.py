@@ -1,8 +1,8 @@
-"""What a save has in files of our own: JSON, and Python values, without pickle.
+"""Reads and writes JSON and Python values in the files of a save, without pickle.
 
 ``docs/format/saves.md`` has their format. Any object that JSON and chunks cannot hold is refused,
-unless pickle is allowed: then its bytes are among the chunks, and loading them runs whatever code
-the file says.
+unless pickle is allowed. Its bytes are then among the chunks, and loading them runs code from the
+file.
 """
 
 from __future__ import annotations
@@ -33,17 +33,16 @@ from shmbuffer.items.records.containers import names_of
 from shmbuffer.memory.format.record_batch import RecordBody
 from shmbuffer.memory.record_format.grammar import DICTS, join, split
 from shmbuffer.saves.chunks import Chunks
-from shmbuffer.saves.safe_files import create_file, exists, open_binary, read_file, write_file
+from shmbuffer.saves.safe_files import create_file, open_binary, read_file, write_file
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.containers import made, take_of
 from shmbuffer.tensors.form.tensors import bytes_of, dtype_name, torch_dtype
 
 OURS = "shmbuffer"
-"""Our key in TorchRL's JSON files."""
+"""The key of this library in TorchRL's JSON files."""
 FORMAT = 1
-"""The format of a save, which each of those files says under our key."""
+"""The version of the format, under that key."""
 
-_STATE = "shmbuffer.state"
 _PLAIN = (bool, int, float, str, type(None))  # JSON has them
 # Values that JSON has no words for: what they are called in a file, and there and back.
 _WORDS: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
@@ -61,12 +60,12 @@ _DAMAGES = (
 
 
 class ValueRefusedError(ValueError):
-    """The files are whole, and a value is not given back for another reason."""
+    """A value of an undamaged file is refused, for example because it is pickled."""
 
 
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Have values that make no sense be an error that names the file that they are read from."""
+    """Turns errors from damaged values into a CorruptBufferError that names the file."""
     try:
         yield
     except ValueRefusedError:
@@ -80,7 +79,7 @@ def reading(file: Path) -> Iterator[None]:
 
 
 def find_ours(content: dict[str, Any], file: Path) -> dict[str, Any] | None:
-    """Returns what a JSON file has under our key; None if another program wrote it last.
+    """Returns the value of our key in a JSON file; None if another program wrote it last.
 
     Raises:
         IncompatibleVersionError: the save is of another format.
@@ -95,7 +94,7 @@ def find_ours(content: dict[str, Any], file: Path) -> dict[str, Any] | None:
 
 
 def damaged(file: Path | str, why: str, **parts: Any) -> CorruptBufferError:
-    """The error for a file of a save, or a directory of it, that is not what it should be."""
+    """Returns the error for a damaged file or directory of a save."""
     return CorruptBufferError(
         f"{file}: {why}; take another copy of the checkpoint", path=str(file), **parts
     )
@@ -105,7 +104,7 @@ def damaged(file: Path | str, why: str, **parts: Any) -> CorruptBufferError:
 
 
 def read_json(file: Path, kind: type = dict, *, missing: str | None = None) -> Any:
-    """A JSON file."""
+    """Reads a JSON file whose value is of a kind; raises with ``missing`` if it is not there."""
     try:
         found = json.loads(read_file(file))
     except FileNotFoundError as error:
@@ -120,7 +119,7 @@ def read_json(file: Path, kind: type = dict, *, missing: str | None = None) -> A
 
 
 def write_json(file: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file; numpy's numbers are numbers."""
+    """Writes a JSON file; NumPy's scalars become numbers."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, (np.integer, np.floating)):
@@ -133,22 +132,8 @@ def write_json(file: Path, content: dict[str, Any]) -> None:
 # -- values ----------------------------------------------------------------------------------------
 
 
-def write_state(directory: Path, state: dict[str, Any], what: str) -> None:
-    """Write the state of a part, for which TorchRL has no files; ``what`` it is, for messages."""
-    write_values(directory, _STATE, [state], allow_pickle=False, what=what)
-
-
-def read_state(directory: Path) -> dict[str, Any] | None:
-    """What `write_state` wrote; None if it did not."""
-    if not exists(directory / f"{_STATE}.jsonl"):
-        return None
-    with reading(directory / f"{_STATE}.jsonl"):
-        (state,) = read_values(directory, _STATE, allow_pickle=False)
-        return dict(state)
-
-
 class Parts:
-    """A value, taken apart.
+    """The objects and the chunks of a value, and the form that puts them together.
 
     Raises:
         TypeError: with ``cpu_only``, a tensor is on another device.
@@ -157,11 +142,11 @@ class Parts:
     def __init__(self, value: Any, *, cpu_only: bool = False) -> None:
         self._cpu_only = cpu_only
         self.objects: list[Any] = []
-        """Everything that is no tensor, array or bytes, in the order of the form."""
+        """Everything but tensors, arrays and bytes, in the order of the form."""
         self.chunks: list[bytes | memoryview] = []
         """The bytes of tensors and arrays, in the order of the form."""
         self.form = self._form_of(value)
-        """What the value is made of; JSON."""
+        """The structure of the value, as JSON."""
 
     def _form_of(self, value: Any) -> list[Any]:
         if isinstance(value, torch.Tensor):
@@ -255,6 +240,18 @@ class _Builder:
         return chunk
 
 
+def write_value(folder: Path, name: str, value: Any, what: str) -> None:
+    """Writes a plain value; TypeError names ``what`` it is of if it could only be pickled."""
+    write_values(folder, name, [value], allow_pickle=False, what=what)
+
+
+def read_value(folder: Path, name: str) -> Any:
+    """Reads what `write_value` wrote; CorruptBufferError if it is missing or damaged."""
+    with reading(folder / f"{name}.jsonl"):
+        (value,) = read_values(folder, name, allow_pickle=False)
+    return value
+
+
 def write_values(
     directory: Path,
     name: str,
@@ -265,7 +262,7 @@ def write_values(
     remedy: str | None = None,
     cpu_only: bool = False,
 ) -> None:
-    """Write values, one after the other; see `Parts` for ``cpu_only``."""
+    """Writes values one after the other; see `Parts` for ``cpu_only``."""
     forms: dict[str, int] = {}
     with (
         create_file(directory / f"{name}.jsonl") as lines,
@@ -296,7 +293,7 @@ def write_values(
 
 
 def read_values(directory: Path, name: str, *, allow_pickle: bool) -> Iterator[Any]:
-    """The values that `write_values` wrote; tensors are on the CPU."""
+    """Yields the values that `write_values` wrote; tensors are on the CPU."""
     where = directory / f"{name}.jsonl"
     with open_binary(where) as lines, open_binary(directory / f"{name}.data") as data:
         forms: list[Any] = []
@@ -326,12 +323,12 @@ def read_values(directory: Path, name: str, *, allow_pickle: bool) -> Iterator[A
 
 
 def is_word(value: Any) -> bool:
-    """Whether a value is text, a number, None, or has a word in JSON."""
+    """True if a value is text, a number, None, or has a word in JSON."""
     return type(value) in _PLAIN or _in_words(value) is not None
 
 
 def _in_words(value: Any) -> dict[str, Any] | None:
-    """A value that JSON does not have, in words; None if there are none for it."""
+    """Returns the JSON form of a value that JSON lacks; None if there is none."""
     return next(
         ({word: to(value)} for word, (kind, to, _) in _WORDS.items() if type(value) is kind), None
     )
@@ -352,7 +349,7 @@ def _pickled(
 
 
 def _content(word: Any, data: Chunks, allow_pickle: bool, where: Path) -> bytearray | None:
-    """The bytes of an object that was pickled; None of another one."""
+    """Returns the bytes of a pickled object; None for any other."""
     if not isinstance(word, dict) or "pickled" not in word:
         return None
     if not allow_pickle:

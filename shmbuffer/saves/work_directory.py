@@ -1,7 +1,7 @@
 """The directory that a save is written into before it is published; see `publication`.
 
     owner           locked for as long as the process that saves is alive; holds its pid
-    checkpoint/     what is going to be published
+    checkpoint/     the directory that is going to be published
     earlier/        the save that is replaced, where two directories cannot be exchanged in one step
 
 If its owner dies, the next process that saves or loads takes the lock, moves the earlier save back
@@ -42,10 +42,10 @@ from shmbuffer.memory.system.region import Directory
 from shmbuffer.saves.safe_files import make_folder, make_folders, remove_tree
 
 MARK = ".shmbuffer-save"
-"""The name of a work directory, or its end."""
+"""The suffix of the names of work directories."""
 
 NEW = "checkpoint"
-"""What is going to be published."""
+"""The directory that is going to be published."""
 
 OLD = "earlier"
 """The save that is replaced, where two directories cannot be exchanged in one step."""
@@ -66,7 +66,7 @@ class Work:
             self.close()  # another process swept it meanwhile
 
     def _opens(self, make: bool) -> bool:
-        """Open it, and lock it if no other process has. False if it was swept meanwhile."""
+        """Opens and locks the directory, unless another process has; False if it was removed."""
         made = False
         try:
             made = make and self.above.make(self.name, mode=0o700)
@@ -99,7 +99,7 @@ class Work:
             raise
 
     def _is_anothers(self) -> bool:
-        """Lock it; whether another process has."""
+        """Tries to lock the directory; True if another process has the lock."""
         try:
             fcntl.flock(self._file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -114,23 +114,23 @@ class Work:
 
     @property
     def path(self) -> Path:
-        """Where it is, for messages."""
+        """The path, for messages."""
         return self.above.path / self.name
 
     @property
     def way(self) -> Path:
-        """What is going to be published: a path for this process that names cannot divert."""
+        """The new directory, as a path of this process that no renaming can divert."""
         return Path(f"/proc/self/fd/{self.directory.file.fd}/{NEW}")
 
     def make_new(self) -> None:
-        """Make the directory that is going to be published, empty."""
+        """Makes the empty directory that is going to be published."""
         with self.named():
             make_folder(self.way, exist_ok=False)
         _core.reached("save.new")
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Have errors of the body say where, and not by the way that leads there."""
+        """Replaces the path of a descriptor by the real one in errors of the block."""
 
         def named(text: Any) -> Any:
             if not isinstance(text, str | Path):
@@ -151,7 +151,7 @@ class Work:
             raise
 
     def leave(self) -> None:
-        """Removes it; the lock last, so that a death is swept."""
+        """Removes the directory, and the lock last; after a death the next save removes it."""
         with suppress(OSError, ShmBufferError):
             if self.mine:
                 self._restore()
@@ -170,7 +170,7 @@ class Work:
             self.directory.rename(OLD, name, into=self.above)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Closes the directory, which releases the lock."""
         self.mine = False
         self._file.close()
         if hasattr(self, "directory"):
@@ -178,15 +178,15 @@ class Work:
 
 
 def shared_way(way: Path) -> Path:
-    """Where other processes reach what `publish` has yielded, which is a path for this process."""
+    """Returns the path by which other processes reach the directory that `publish` yielded."""
     return Path(os.readlink(way.parent)) / way.name
 
 
 def make_folder_of(path: Path) -> None:
     """Makes the directory that a save is put into.
 
-    One within a work directory is only made by the process that saves there: this save is a part of
-    that one, and may come too late.
+    Within a work directory, only the process that saves there makes one, because the other save
+    contains this one and may already be gone.
     """
     if not any(name.endswith(MARK) for name in path.parent.parts):
         make_folders(path.parent)
@@ -199,7 +199,7 @@ def make_folder_of(path: Path) -> None:
 
 
 def sweep(above: Directory, name: str) -> None:
-    """Remove work directories of this user beside ``name`` whose owners are dead."""
+    """Removes work directories of this user beside ``name`` whose owners are dead."""
     pattern = re.compile(re.escape(f".{name}.") + ".*" + re.escape(MARK), re.DOTALL)
     with suppress(ReadOnlyError):  # of a directory that may not be listed
         for each in above.listdir():
@@ -208,7 +208,7 @@ def sweep(above: Directory, name: str) -> None:
 
 
 def sweep_one(above: Directory, name: str) -> None:
-    """Remove a work directory of this user whose owner is dead."""
+    """Removes a work directory of this user whose owner is dead."""
     with suppress(OSError, ShmBufferError):  # not there; or not ours to remove
         if above.exists(f"{name}/{_OWNER}"):
             Work(above, name, make=False).leave()
@@ -218,7 +218,7 @@ def sweep_one(above: Directory, name: str) -> None:
 
 @contextmanager
 def located(where: Path) -> Iterator[None]:
-    """Have an error of the system say where: of a descriptor it does not."""
+    """Adds the path to an OSError, which lacks it for operations on a descriptor."""
     try:
         yield
     except ShmBufferError:
@@ -232,7 +232,7 @@ def located(where: Path) -> Iterator[None]:
 
 
 def in_use(path: Path, pid: str = "") -> BufferInUseError:
-    """The error for a directory that the process ``pid`` is saving into."""
+    """Returns the error for a directory that the process ``pid`` is saving into."""
     return BufferInUseError(
         f"{path}: process {pid or '?'} is saving here right now; wait for it, or save elsewhere",
         pids=[int(pid)] if is_number(pid) else [],

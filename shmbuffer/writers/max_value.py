@@ -20,10 +20,9 @@ from shmbuffer.memory.format.leaf import Key
 from shmbuffer.memory.format.recorded import REDUCTIONS
 from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.saves.checkpoints import Loaded
-from shmbuffer.saves.parts import missing_writer
 from shmbuffer.storages.storage import ring_of
 from shmbuffer.tensors.form import cpu
-from shmbuffer.torchrl.compat.writers import read_ranks, write_ranks
+from shmbuffer.torchrl.compat.writers import RANKS
 from shmbuffer.writers.ranks import Rank, rank_of, ranks_of
 from shmbuffer.writers.writer import Writer
 
@@ -64,6 +63,9 @@ class TensorDictMaxValueWriter(Writer):
 
     Source: ``torchrl.data.TensorDictMaxValueWriter``.
     """
+
+    _state_keys = ("_current_top_values", "_cursor", "_write_count")
+    _torchrl_files = RANKS
 
     def __init__(
         self, rank_key: Key | None = None, reduction: str = "sum", *, compilable: bool = False
@@ -183,27 +185,16 @@ class TensorDictMaxValueWriter(Writer):
             self._count = int(state_dict["_write_count"])
             self._seen = None if self._storage is None else _look(self._storage)
 
-    def _dump(self, directory: Path, moment: Any) -> None:
-        write_ranks(directory, self.state_dict(), self._rank_key, self._reduction)
+    def _saved(self, moment: Any, folder: Path) -> dict[str, Any]:
+        return {**self.state_dict(), "_rank_key": self._rank_key, "_reduction": self._reduction}
 
-    def _saved(self, moment: Any, folder: Path) -> tuple[dict[str, Any], Key, str]:
-        return self.state_dict(), self._rank_key, self._reduction
-
-    def _of_saved(self, saved: Any, folder: Path) -> Any:
-        if not isinstance(saved, tuple):
-            raise missing_writer(folder)
-        return saved
-
-    def _read(self, directory: Path) -> tuple[dict[str, Any], Key, str | None]:
-        return read_ranks(directory)
-
-    def _apply(self, saved: tuple[dict[str, Any], Key, str | None], loaded: Loaded | None) -> None:
-        state, self._rank_key, reduction = saved
-        self._reduction = self._reduction if reduction is None else reduction
+    def _apply(self, saved: dict[str, Any], loaded: Loaded | None) -> None:
+        self._rank_key = saved["_rank_key"]
+        self._reduction = saved.get("_reduction", self._reduction)
+        top = saved["_current_top_values"]
         if loaded is not None:
-            top = state["_current_top_values"]
-            state["_current_top_values"] = [(rank, loaded.places(index)) for rank, index in top]
-        self.load_state_dict(state)
+            top = [(rank, loaded.places(index)) for rank, index in top]
+        self.load_state_dict({**saved, "_current_top_values": top})
 
     # -- inside --------------------------------------------------------------------------------
 

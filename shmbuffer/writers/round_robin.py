@@ -9,15 +9,14 @@ from typing import Any
 import torch
 
 from shmbuffer.items.indices import unravel
-from shmbuffer.memory import ItemSnapshot
+from shmbuffer.memory import ItemSnapshot, Ring
 from shmbuffer.samplers.sampler import lanes_of
 from shmbuffer.saves.checkpoints import Loaded
-from shmbuffer.saves.parts import missing_writer
 from shmbuffer.storages.storage import ring_of
 from shmbuffer.tensors.eager import eager
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.nodes import is_collection
-from shmbuffer.torchrl.compat.writers import Cursor, read_cursor, write_cursor
+from shmbuffer.torchrl.compat.writers import CURSOR
 from shmbuffer.writers.writer import Writer
 
 
@@ -34,6 +33,9 @@ class RoundRobinWriter(Writer):
 
     Source: ``torchrl.data.RoundRobinWriter``.
     """
+
+    _state_keys = ("_cursor", "_write_count")
+    _torchrl_files = CURSOR
 
     def __init__(self, compilable: bool = False, *, track_generations: bool = False) -> None:
         super().__init__(compilable)
@@ -89,14 +91,18 @@ class RoundRobinWriter(Writer):
         return self.track_generations or super().tracks_generations
 
     @property
+    def _ring(self) -> Ring | None:
+        return ring_of(self._storage)
+
+    @property
     def _cursor(self) -> int:
-        ring = ring_of(self._storage)
+        ring = self._ring
         return self._own_cursor if ring is None else int(ring.head % ring.capacity)
 
     @property
     def write_count(self) -> int:
         """Elements written so far, by all processes."""
-        ring = ring_of(self._storage)
+        ring = self._ring
         return self._own_count if ring is None else int(ring.write_count) + self._count_offset
 
     _write_count = write_count
@@ -117,7 +123,7 @@ class RoundRobinWriter(Writer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, after the items."""
-        ring = ring_of(self._storage)
+        ring = self._ring
         self._own_cursor = int(state_dict["_cursor"])
         self._own_count = int(state_dict["_write_count"])
         if ring is not None and ring.seat.is_alone():
@@ -125,32 +131,19 @@ class RoundRobinWriter(Writer):
         if ring is not None:
             self._count_offset = self._own_count - int(ring.write_count)
 
-    def _dump(self, directory: Path, moment: Any) -> None:
-        ring = ring_of(self._storage)
-        width = 1 if ring is None else ring.width
-        cursor, count = self._cursor, self.write_count
-        if ring is not None and isinstance(moment, ItemSnapshot):
-            cursor = moment.head % len(moment.tickets)
-            count = moment.write_count + self._count_offset
-        tickets = None
-        if self.track_generations and ring is not None:
-            tickets = moment.tickets if isinstance(moment, ItemSnapshot) else ring.live.tickets()
-        write_cursor(directory, cursor, count, width, tickets)
+    def _saved(self, moment: Any, folder: Path) -> dict[str, Any]:
+        if not isinstance(moment, ItemSnapshot):
+            return self.state_dict()
+        count = moment.write_count + self._count_offset
+        return {"_cursor": moment.head % len(moment.tickets), "_write_count": count}
 
-    def _of_saved(self, saved: Any, folder: Path) -> Cursor:
-        if not isinstance(saved, dict):
-            raise missing_writer(folder)
-        return Cursor(int(saved["_cursor"]), int(saved["_write_count"]), is_ours=True)
+    def _of_saved(self, saved: Any, folder: Path) -> dict[str, int]:
+        state = super()._of_saved(saved, folder)
+        return {key: int(state[key]) for key in self._state_keys}
 
-    def _read(self, directory: Path) -> Cursor:
-        return read_cursor(directory)
-
-    def _apply(self, saved: Cursor, loaded: Loaded | None) -> None:
-        ring = ring_of(self._storage)
-        cursor, count = saved.slot, saved.elements(1 if ring is None else ring.width)
-        if ring is None or loaded is None:
-            known = self.write_count if count is None else count
-            self.load_state_dict({"_cursor": cursor, "_write_count": known})
+    def _apply(self, saved: dict[str, int], loaded: Loaded | None) -> None:
+        if self._ring is None or loaded is None:
+            self.load_state_dict(saved)
         else:
             self._count_offset = 0  # the storage has restored its own
 

@@ -28,7 +28,7 @@ static int may_reserve(struct shmb_ring *ring, struct shmb_request *request) {
         shmb_refusal.needed = request->bytes;
         return SHMB_TOO_LARGE;
     }
-    if (request->id && find_reservation(ring, request->id)) return SHMB_NO_RESERVATION; /* it is committed, or somebody goes on with it */
+    if (request->id && find_reservation(ring, request->id)) return SHMB_NO_RESERVATION; /* it is committed, or another process writes it */
     bool passes = false;
     int status = shmb_is_limited(ring) || shmb_is_consumed(ring) ? shmb_admit_insert(ring, request, &passes) : SHMB_OK;
     if (passes) request->flags |= SHMB_PASSED;

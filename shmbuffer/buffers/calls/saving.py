@@ -47,14 +47,12 @@ from shmbuffer.saves.parts import (
     checked_batch_size,
     checked_generator,
     optional_parts,
-    read_value,
     require_states,
-    write_value,
 )
 from shmbuffer.saves.plain import require_plain
 from shmbuffer.saves.publication import publish, settle
 from shmbuffer.saves.safe_files import make_folders, make_folders_below, without_leftover
-from shmbuffer.saves.values import reading
+from shmbuffer.saves.values import read_value, reading, write_value
 from shmbuffer.saves.work_directory import located
 from shmbuffer.storages.storage import ring_of
 from shmbuffer.torchrl.compat.buffers import METADATA
@@ -275,8 +273,9 @@ class Saving(Saves, Parts):
         """
         self._require_no_queue("load_state_dict")
         _require_keys("a buffer", _PARTS, state_dict)
-        sampler = type(self._sampler)
-        _require_keys(f"a {sampler.__name__}", sampler._state_keys, state_dict["_sampler"])
+        for part in ("_sampler", "_writer"):
+            kind = type(getattr(self, part))
+            _require_keys(f"a {kind.__name__}", kind._state_keys, state_dict[part])
         self._drop_prefetched()
         self._storage.load_state_dict(state_dict["_storage"])
         self._writer.load_state_dict(state_dict["_writer"])

@@ -27,8 +27,9 @@ from shmbuffer.buffers.data_path.prefetched import read_prefetched
 from shmbuffer.buffers.flow.consumed import read_consumed, write_consumed
 from shmbuffer.memory.format.layout import PARTS
 from shmbuffer.saves.checkpoints import dump_part, export_storage, read_part
-from shmbuffer.saves.parts import SavedBuffer, optional_parts, read_value, write_value
+from shmbuffer.saves.parts import SavedBuffer, optional_parts
 from shmbuffer.saves.safe_files import make_folders_below
+from shmbuffer.saves.values import read_value, write_value
 from shmbuffer.storages.storage import ring_of
 from shmbuffer.torchrl.compat.buffers import (
     read_generator,

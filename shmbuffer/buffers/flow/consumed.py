@@ -19,8 +19,7 @@ from shmbuffer.errors import ConsumerError
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format.ledger import DONE, HELD_HERE, NO_ITEM
 from shmbuffer.saves.checkpoints import Loaded
-from shmbuffer.saves.parts import read_value, write_value
-from shmbuffer.saves.values import reading
+from shmbuffer.saves.values import read_value, reading, write_value
 from shmbuffer.storages.indexing import tickets_at
 from shmbuffer.tensors.form import cpu
 

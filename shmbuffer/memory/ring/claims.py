@@ -21,7 +21,7 @@ from shmbuffer.memory.ring.tree import PriorityTree
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
 
 _KEEPS = 2
-"""See ``SHMB_KEEPS`` in ``_native/core/ring.h``."""
+"""The mode of a placed write that changes no observation: ``SHMB_KEEPS`` in the C core."""
 
 
 class Claims:

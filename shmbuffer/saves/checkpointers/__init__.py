@@ -1,4 +1,4 @@
-"""How a storage is saved and loaded: one checkpointer a file."""
+"""Checkpointers, which save and load storages: one kind in each file."""
 
 from shmbuffer.saves.checkpointers.checkpointer import StorageCheckpointerBase
 from shmbuffer.saves.checkpointers.compact_episodes import (

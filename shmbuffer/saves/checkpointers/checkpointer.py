@@ -1,4 +1,4 @@
-"""What every checkpointer offers: a storage to a directory and back, with hooks on the way."""
+"""The base of checkpointers, which save a storage into a directory and load it again."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Hook = Callable[..., Any]
 
 
 class StorageCheckpointerBase:
-    """How a storage is saved and loaded.
+    """Saves a storage into a directory and loads it again.
 
     A checkpointer of your own needs `dumps` and `loads`, and is given to a storage or a buffer as
-    ``checkpointer=``. It writes plain files into the directory that it is handed; that nothing is
-    seen before all of it is there is the caller's business.
+    ``checkpointer=``. It writes plain files into the given directory, which the caller publishes
+    when all of them are there.
 
     Source: ``torchrl.data.StorageCheckpointerBase``.
     """
@@ -25,22 +25,22 @@ class StorageCheckpointerBase:
         self._load_hooks: list[Hook] = []
 
     def register_save_hook(self, hook: Hook) -> None:
-        """Have ``hook(data, path=path)`` change what is saved.
+        """Registers ``hook(data, path=path)``, which changes the data that are saved.
 
         Args:
-            hook: called with the data of the storage and the directory that they go to (a path
-                for this process, until the call ends); returns what is to be saved. If it has
-                attributes ``shift`` and ``is_full``, they are set before the call: the slot after
-                the last one that was written, and whether the ring has gone round.
+            hook: called with the data of the storage and their directory (a path of this process,
+                until the call ends); returns the data to be saved. If it has the attributes
+                ``shift`` and ``is_full``, they are set before the call: the slot after the newest
+                item, and True if the ring is full.
         """
         self._save_hooks.append(hook)
 
     def register_load_hook(self, hook: Hook) -> None:
-        """Have ``hook(data, out=destination)`` change what was read from the files.
+        """Registers ``hook(data, out=destination)``, which changes the data that were read.
 
         Args:
             hook: returns the data of the storage, ``[n, *lanes]``. ``out`` is a batch of the
-                storage's own form to write them into, or None where the storage has no form yet.
+                storage's own form to write them into, or None if nothing was written to it yet.
         """
         self._load_hooks.append(hook)
 
@@ -61,18 +61,18 @@ class StorageCheckpointerBase:
         return True
 
     def loads(self, storage: Any, path: str | os.PathLike[str]) -> Any:
-        """Put what ``dumps`` wrote into ``path`` in place of what ``storage`` has."""
+        """Replaces the content of ``storage`` by the save of ``dumps`` in ``path``."""
         raise NotImplementedError(f"{type(self).__name__} has no loads()")
 
     def loads_beside(self, storage: Any, path: Path, written: Any) -> Any:
-        """`loads`, where a buffer is loaded as a whole.
+        """Loads the storage of a buffer that is loaded as a whole.
 
         Args:
             storage: see `loads`.
             path: see `loads`.
-            written: what a writer of TorchRL's has saved beside the storage: cursor (a slot) and
-                count of writes (of slots, or None); a list of such for an ensemble; or None. What
-                was saved here has its own.
+            written: the cursor (a slot) and the number of written slots (or None) that a writer
+                of TorchRL has saved; a list of these for an ensemble; or None. Saves of this
+                library have their own.
         """
         return self.loads(storage, path)
 
@@ -82,7 +82,7 @@ class StorageCheckpointerBase:
         return bool(self._save_hooks)
 
     def _apply_save_hooks(self, data: Any, path: Any, *, shift: int, is_full: bool) -> Any:
-        """``data`` after all save hooks. ``path`` is what they are given as ``path=``."""
+        """Returns ``data`` after all save hooks, which are given ``path``."""
         for hook in self._save_hooks:
             if hasattr(hook, "shift"):
                 hook.shift = shift
@@ -93,13 +93,13 @@ class StorageCheckpointerBase:
         return data
 
     def _apply_load_hooks(self, data: Any, out: Any) -> Any:
-        """``data`` after all load hooks."""
+        """Returns ``data`` after all load hooks."""
         for hook in self._load_hooks:
             data = hook(data, out=out)
         return data
 
 
 def lies_in(storage: Any, path: Path) -> bool:
-    """Whether ``path`` is the directory that the storage itself has its files in."""
+    """True if ``path`` is the directory in which the storage itself has its files."""
     scratch = getattr(storage, "scratch_dir", None)
     return scratch is not None and os.path.realpath(scratch) == os.path.realpath(path)

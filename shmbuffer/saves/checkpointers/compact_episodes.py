@@ -1,4 +1,4 @@
-"""Episode data with every observation once: the hooks of `ted`, and their files."""
+"""Saves episode data with every observation once, by the hooks of `ted`."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
 class NestedStorageCheckpointer(FlatStorageCheckpointer):
     """Saves episode data with every observation once, as nested tensors, one row a trajectory.
 
-    As `FlatStorageCheckpointer` in everything else.
+    Otherwise like `FlatStorageCheckpointer`.
 
     Source: ``torchrl.data.NestedStorageCheckpointer``; see `TED2Nested`.
     """
@@ -131,7 +131,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         return None if self.saves_to_file(path) else super()._folder(path)
 
     def saves_to_file(self, path: str | os.PathLike[str]) -> bool:
-        """Whether ``path`` names the file itself, and not a directory for it."""
+        """True if ``path`` names the file itself instead of its directory."""
         return Path(path).suffix == ".h5" and not Path(path).is_dir()
 
     def _file(self, path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Copies of a ring's items, all of one moment, in files that nobody sees yet.
+"""Copies the items of a ring at one moment into files that are not published yet.
 
 A column maps a sparse file of full capacity: ``[slots, *lanes, *shape]`` of one leaf.
 """

@@ -1,4 +1,4 @@
-"""Lists of objects: without pickle, unless that is allowed."""
+"""Saves lists of objects, without pickle unless it is allowed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
     """
 
     def dumps(self, storage: Any, path: str | os.PathLike[str]) -> ItemSnapshot:
-        """Write the items into a directory.
+        """Writes the items into a directory.
 
         Args:
             storage: a list storage.
@@ -143,7 +143,7 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
     def _read(
         self, storage: Any, record: SavedStorage, path: Path, image: RecordImage | None
     ) -> list[Any]:
-        """What the storage is to keep of the items that were written."""
+        """Reads the items in the form in which the storage keeps them."""
         kept, codec = [], storage.codec
         if image is not None:
             decoded = image.items(storage.codec_for(image.dictionary))
@@ -158,7 +158,7 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
 
     @staticmethod
     def _hooked(storage: Any, kept: list[Any], hooks: Callable[[list[Any]], Any], what: str) -> Any:
-        """What the storage is to keep after hooks, which are given what `get` gives."""
+        """Returns the items after the hooks, in the form in which the storage keeps them."""
         codec = storage.codec
         found = [codec.keep(item) for item in hooks([codec.give(one) for one in kept])]
         if len(found) != len(kept):
@@ -170,14 +170,14 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
 
 
 class CompressedListStorageCheckpointer(ListStorageCheckpointer):
-    """Items of a `CompressedListStorage`: compressed bytes are saved and loaded as they are.
+    """Saves and loads the compressed bytes of a `CompressedListStorage` as they are.
 
     If there are save hooks, the items of a storage in a directory are saved as the hooks return
     them, uncompressed.
 
-    What TorchRL has saved is loaded too: decompressed with the storage's own ``decompression_fn``,
-    or with zlib or zstd where it has none, whichever TorchRL has used, and compressed again. What
-    is saved here cannot be loaded there, where the codec depends on the version of Python.
+    Saves of TorchRL are loaded too: decompressed with the storage's own ``decompression_fn``, or
+    else with the codec that TorchRL used (zlib or zstd), and compressed again. TorchRL cannot load
+    saves of this class, because its codec depends on the version of Python.
 
     Args:
         allow_pickle: see `ListStorageCheckpointer`.
@@ -197,7 +197,7 @@ class CompressedListStorageCheckpointer(ListStorageCheckpointer):
 
 
 def _require_number(found: int, record: SavedStorage, path: Path) -> None:
-    """CorruptBufferError where there are more or fewer items than there should be."""
+    """Raises CorruptBufferError if the number of items is wrong."""
     expected = int(record.present.sum())
     if found != expected:
         raise damaged(path, f"has {found} items, {expected} belong there")

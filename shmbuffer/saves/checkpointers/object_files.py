@@ -19,7 +19,7 @@ from shmbuffer.saves.values import ValueRefusedError, damaged, read_values, writ
 from shmbuffer.tensors.form.objects import Objects
 
 ITEMS = f"{layout.PRIVATE}/items"
-"""The name of the files, without its end."""
+"""The name of the files, without the suffix."""
 
 
 def write_items(folder: Path, items: Iterable[Any], *, allow_pickle: bool, remedy: str) -> None:
@@ -37,7 +37,7 @@ def write_objects(
     allow_pickle: bool,
     remedy: str,
 ) -> None:
-    """Writes everything but the tensors of every item, if there is such a thing."""
+    """Writes the entries of all items that are not tensors, if there are any."""
     if leaves.objects:
         mine = [columns[at] for at in sorted(leaves.objects)]
         held = np.nonzero(present)[0].tolist()
@@ -53,7 +53,7 @@ def read_objects(
     *,
     allow_pickle: bool,
 ) -> dict[KeyPath, Objects]:
-    """Reads what `write_objects` wrote; None where there is no item."""
+    """Reads the entries that `write_objects` wrote; None for a slot without an item."""
     if not shapes:
         return {}
     columns = {key: Objects.of((), (len(present), *lanes, *shape)) for key, shape in shapes.items()}

@@ -1,4 +1,4 @@
-"""A storage that nobody writes to is saved by its name: its items are where they were."""
+"""Saves the path of a data set that no process writes to, instead of its items."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _FILE = "shmbuffer.data_set.json"
 
 
 class ReadOnlyStorageCheckpointer(StorageCheckpointerBase):
-    """Saves where the data set is, not its items; the sampler saves the priorities."""
+    """Saves the path of the data set; the sampler saves the priorities."""
 
     def dumps(self, storage: Any, path: str | os.PathLike[str]) -> ItemSnapshot:
-        """Write where the data set is, and its form; the moment is for the sampler."""
+        """Writes the path and the form of the data set; returns the moment for the sampler."""
         make_folder(Path(path))
         write_json(Path(path) / _FILE, {"path": str(storage.path), **_form_of(storage)})
         ring = storage.ring()
@@ -30,7 +30,7 @@ class ReadOnlyStorageCheckpointer(StorageCheckpointerBase):
         return moment
 
     def loads(self, storage: Any, path: str | os.PathLike[str]) -> Loaded:
-        """Compare; ValueError for another data set, FileNotFoundError where none was saved."""
+        """Raises ValueError if another data set was saved, FileNotFoundError if none was."""
         file = Path(path) / _FILE
         found = read_json(file, missing="no data set was saved in this directory")
         with reading(file):

@@ -1,4 +1,4 @@
-"""The records of a buffer at one moment, as they lie in their byte ring."""
+"""The records of a buffer at one moment, in the bytes of their ring."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RecordImage:
     def of_ring(
         cls, content: Any, moment: ItemSnapshot, dictionary: bytes | None, where: str
     ) -> RecordImage:
-        """Of the bytes of a ring, mapped twice in a row, at a moment."""
+        """Makes the image from the bytes of a ring, mapped twice in a row, at a moment."""
         assert moment.extents is not None
         slots = np.flatnonzero(moment.tickets >= 0)
         extents, data = moment.extents[slots], np.frombuffer(content, np.uint8)
@@ -55,7 +55,7 @@ class RecordImage:
     def in_memory(
         cls, records: Records, dictionary: bytes | None
     ) -> tuple[RecordImage, ItemSnapshot]:
-        """Copies what a ring holds now; returns it, and the moment that it is of."""
+        """Copies the records of a ring; returns the image and its moment."""
         with _core.Descriptor() as memory:
             fd = memory.take(os.memfd_create, "shmbuffer-records", os.MFD_CLOEXEC)
             os.ftruncate(fd, records.max_bytes)
@@ -67,7 +67,7 @@ class RecordImage:
     def of_save(
         cls, ring: Ring, dictionary: bytes | None, where: str
     ) -> tuple[RecordImage, ItemSnapshot]:
-        """Looks at the records of a ring that no process writes to."""
+        """Makes the image of a ring that no process writes to, without a copy."""
         assert ring.records is not None
         runtime = ring.seat.control.runtime
         tail, head = (int(runtime[name][0]) for name in ("byte_tail", "byte_head"))
@@ -77,7 +77,7 @@ class RecordImage:
 
     @classmethod
     def of_state(cls, state: dict[str, Any], slots: Ints) -> RecordImage:
-        """What `state_dict` gave."""
+        """Makes the image from a result of `state_dict`."""
         dictionary = state["dictionary"]
         return cls(
             state["data"].numpy(),
@@ -88,7 +88,7 @@ class RecordImage:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the slots, as tensors."""
+        """Returns everything but the slots, as tensors."""
         batch, dictionary = self.batch(np.arange(len(self))), self.dictionary
         return {
             "data": torch.from_numpy(batch.data),
@@ -100,7 +100,7 @@ class RecordImage:
         }
 
     def __post_init__(self) -> None:
-        """CorruptBufferError where a record is not within the data."""
+        """Raises CorruptBufferError if a record is not within the data."""
         ends = self.positions + self.sizes
         wrong = (self.positions < 0) | (self.positions % 8 != 0) | (self.sizes < HEADER_BYTES)
         wrong |= (ends > len(self.data)) | (ends < self.positions)
@@ -116,14 +116,14 @@ class RecordImage:
         return len(self.slots)
 
     def runs(self, slots: Ints, capacity: int) -> Iterator[Ints]:
-        """Rows that follow each other in bytes and in slots, oldest first, some megabytes each."""
+        """Yields runs of rows that are consecutive in bytes and slots, the oldest first."""
         order = np.argsort(self.positions, kind="stable")
         breaks = (slots[order][1:] - slots[order][:-1]) % capacity != 1
         piece = np.cumsum(self.sizes[order]) // _PIECE_BYTES
         yield from np.split(order, np.flatnonzero(breaks | (np.diff(piece) != 0)) + 1)
 
     def is_in_order(self, tickets: Ints) -> bool:
-        """Whether they lie in the order in which they were written."""
+        """True if the records lie in the order in which they were written."""
         return bool((np.diff(tickets[np.argsort(self.positions, kind="stable")]) > 0).all())
 
     def batch(self, rows: Ints) -> RecordBatch:
@@ -132,18 +132,18 @@ class RecordImage:
         return gather(addresses, np.ascontiguousarray(self.sizes[rows]))
 
     def pieces(self) -> Iterator[Ints]:
-        """All rows in the order of slots, some megabytes at a time."""
+        """Yields all rows in the order of slots, some megabytes at a time."""
         piece = np.cumsum(self.sizes) // _PIECE_BYTES
         yield from np.split(np.arange(len(self)), np.flatnonzero(np.diff(piece)) + 1)
 
     def items(self, codec: TensorRecordCodec) -> Iterator[list[Any]]:
-        """The items in the order of their slots, some megabytes of records at a time."""
+        """Yields the items in the order of slots, some megabytes of records at a time."""
         for rows in self.pieces():
             yield codec.decoder.items(self.batch(rows))
 
 
 def moment_of(ring: Ring) -> ItemSnapshot:
-    """Counters and slots of a ring that no other process writes to."""
+    """Returns the counters and slots of a ring that no other process writes to."""
     tickets = ring.live.tickets()
     raw = np.where(np.repeat(tickets < 0, ring.width), np.nan, ring.tree.priorities())
     sources = ring.live.sources.copy()

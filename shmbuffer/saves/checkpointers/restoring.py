@@ -1,4 +1,4 @@
-"""What was saved into a storage: checked first, then copied, each item to its place."""
+"""Copies a save into a storage: everything is checked first, then each item gets its slot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shmbuffer.tensors.form.nodes import TensorDictNode
 
 
 def restore(storage: Any, saved: Saved, *, there: bool = False) -> Loaded:
-    """Put columns in place of what ``storage`` has; it is defined first if it is not."""
+    """Replaces the items of ``storage`` by saved columns, and defines it first if it is new."""
     record, rows = saved.record, storage.mover()
     capacity = -(-storage.max_size // record.width)
     if there and capacity != record.slots:
@@ -57,9 +57,9 @@ def restore(storage: Any, saved: Saved, *, there: bool = False) -> Loaded:
 def restored(
     storage: Any, record: SavedStorage, places: Destinations, *, by_us: bool = False
 ) -> Loaded:
-    """Note who wrote the items that are there now, and let samplers know of them.
+    """Records the writers of the loaded items, and announces the items to samplers.
 
-    ``by_us``: they count as written by this handle, and by nobody else.
+    With ``by_us``, this handle counts as the writer of all of them.
     """
     ring = storage.ring()
     if record.moment is not None:
@@ -75,9 +75,9 @@ def restored(
 
 
 def as_loaded(sources: NDArray[np.uint64], whose: int | None = None) -> NDArray[np.uint64]:
-    """Sources of writers that are no clients of this buffer: the same where they were the same.
+    """Returns sources for loaded items, equal where they were equal, of no client of this buffer.
 
-    ``whose``: an incarnation that all of them get; None: of their own.
+    With ``whose``, all of them get that incarnation.
     """
     writers, streams = layout.writer_of(sources), layout.stream_of(sources)
     _, numbers = np.unique(writers, return_inverse=True)
@@ -88,21 +88,21 @@ def as_loaded(sources: NDArray[np.uint64], whose: int | None = None) -> NDArray[
 
 
 def sources_in_state(sources: NDArray[np.uint64]) -> dict[str, Any]:
-    """What a ``state_dict`` has of the sources of its slots: nothing where they are one."""
+    """Returns the entry of a ``state_dict`` for sources; none if all items have the same."""
     if not len(sources) or (sources == sources[0]).all():
         return {}
     return {"_sources": torch.from_numpy(sources.view(np.int64))}
 
 
 def sources_of_state(state: dict[str, Any]) -> NDArray[np.uint64] | None:
-    """Of the items of a state; None: they are one."""
+    """Returns the sources of the items of a state; None if all items have the same."""
     if "_sources" not in state:
         return None
     return as_loaded(state["_sources"].numpy().view(np.uint64))
 
 
 def sources_from_state(ring: Ring, state: dict[str, Any], whose: int | None = None) -> None:
-    """Say who wrote the items of a state, which are in their slots; see `as_loaded`."""
+    """Stores the sources of a state for items that are in their slots; see `as_loaded`."""
     if "_sources" in state:
         slots = state["_index"].numpy()[:: ring.width] // ring.width
         sources = state["_sources"].numpy().view(np.uint64)
@@ -110,7 +110,7 @@ def sources_from_state(ring: Ring, state: dict[str, Any], whose: int | None = No
 
 
 def require_alone(storage: Any) -> None:
-    """BufferInUseError if another handle is open on the storage: it would see a mixture."""
+    """Raises BufferInUseError if another handle on the storage could see a mixture of items."""
     engine = storage.open_engine
     if engine is None or len(engine.seat.registry.alive()) <= 1:
         return

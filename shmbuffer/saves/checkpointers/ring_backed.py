@@ -1,4 +1,4 @@
-"""What checkpointers of storages on a ring have in common: their own directory, and another's."""
+"""The base of checkpointers of storages on a ring."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from shmbuffer.saves.safe_files import exists
 from shmbuffer.torchrl.compat.storages import METADATA
 
 Written = tuple[int, int | None] | None
-"""What a writer of TorchRL's has saved beside: see `StorageCheckpointerBase.loads_beside`."""
+"""The cursor and count of TorchRL's writer: see `StorageCheckpointerBase.loads_beside`."""
 
 
 class RingStorageCheckpointer(StorageCheckpointerBase):
-    """A storage that lies on a ring: saved of one moment, or where it is."""
+    """Saves and loads a storage on a ring: as a copy of one moment, or in place."""
 
     def __init__(self, *, allow_pickle: bool = False) -> None:
         super().__init__()
         self.allow_pickle = allow_pickle
 
     def loads(self, storage: Any, path: str | os.PathLike[str]) -> Loaded:
-        """Replace what the storage has with what was saved.
+        """Replaces the content of the storage by the save.
 
-        Where the capacity differs and the ring had gone round, items go by their age.
+        If the capacity differs and the saved ring was full, the items are stored by their age.
 
         Raises:
             FileNotFoundError: nothing was saved there.
@@ -62,15 +62,15 @@ class RingStorageCheckpointer(StorageCheckpointerBase):
     # -- for each kind of storage --------------------------------------------------------------
 
     def _loads_buffer(self, storage: Any, engine: Engine, path: Path) -> Loaded:
-        """Put what another buffer holds, which is open, in place of what the storage has."""
+        """Replaces the items of the storage by those of an open buffer."""
         raise NotImplementedError
 
     def _loads_files(self, storage: Any, path: Path, written: Written) -> Loaded:
-        """Put what was saved in place of the storage's items; ``path`` may be its own directory."""
+        """Replaces the items by those in ``path``, which may be the storage's own directory."""
         raise NotImplementedError
 
     def ring_of(self, storage: Any) -> Ring:
-        """The ring of a storage; RuntimeError if nothing was written to it yet."""
+        """Returns the ring of a storage; raises RuntimeError if nothing was written to it yet."""
         ring: Ring | None = storage.ring()
         if ring is None:
             raise RuntimeError(
@@ -81,7 +81,7 @@ class RingStorageCheckpointer(StorageCheckpointerBase):
 
     @property
     def _remedy(self) -> str:
-        """What allows pickle, for messages."""
+        """The way to allow pickle, for messages."""
         return f"set storage.checkpointer = {type(self).__name__}(allow_pickle=True)"
 
 

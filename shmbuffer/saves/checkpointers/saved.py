@@ -1,4 +1,4 @@
-"""A tensor storage as it lies in files, or in another buffer: looked at, not yet read."""
+"""A saved tensor storage: columns over its files or over another buffer, before any copy."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from shmbuffer.torchrl.compat.storages import METADATA, pytree_columns, read_met
 
 @dataclass
 class Saved:
-    """A storage as it lies somewhere."""
+    """The columns of a saved storage, and the record of its slots."""
 
     where: str  # in messages
     record: SavedStorage  # which item is in which slot
@@ -50,12 +50,12 @@ class Saved:
 
     @classmethod
     def of_columns(cls, where: str, record: SavedStorage, node: Node, columns: list[Any]) -> Saved:
-        """Of columns that are there, in the order of the node's leaves."""
+        """Makes the object from columns in the order of the node's leaves."""
         return cls(where, record, node, dict(zip(node.paths(), columns, strict=True)))
 
     @classmethod
     def of_buffer(cls, engine: Engine, path: Path, *, allow_pickle: bool = False) -> Saved:
-        """What the buffer in a directory holds; a copy if other processes have it open."""
+        """Reads the buffer of a directory; copies it if other processes have it open."""
         ring = engine.ring()
         if ring is None:
             raise RuntimeError(f"{path}: is a buffer that nothing was written to")
@@ -78,7 +78,7 @@ class Saved:
 
     @classmethod
     def _of_objects(cls, ring: Ring, path: Path, *, allow_pickle: bool) -> Saved:
-        """A save of rows with text and other objects beside the tensors."""
+        """Reads a save of rows that have text and other objects beside the tensors."""
         schema, moment = ring.schema, moment_of(ring)
         if "item" not in schema.structure:
             raise SchemaMismatchError(
@@ -95,7 +95,7 @@ class Saved:
 
     @classmethod
     def in_files(cls, path: Path, *, ndim: int, allow_pickle: bool) -> Saved:
-        """Look at what is in a directory."""
+        """Reads a directory in TorchRL's layout."""
         found = read_metadata(path)
         record = SavedStorage.read(path, found)
         node: Node | None = None
@@ -124,9 +124,11 @@ class Saved:
 
     @classmethod
     def of_data_set(cls, path: Path, *, ndim: int) -> Saved:
-        """Looks at a save of a buffer or a storage, or at a TensorDict in files, which is full.
+        """Opens a save of a buffer or a storage, or a TensorDict in files, as a data set.
 
-        BufferExistsError for the directory of a living buffer, FileNotFoundError without data.
+        Raises:
+            BufferExistsError: the directory is that of a live buffer.
+            FileNotFoundError: there are no data.
         """
         folder = path / "storage" if exists(path / "storage" / METADATA) else directory_of(path)
         if is_buffer(folder) and is_save(folder):
@@ -151,7 +153,7 @@ class Saved:
         return cls(str(folder), record, *_of_folder(found, record, None, False))
 
     def example(self) -> Any:
-        """A batch of one item of this form, without content."""
+        """Returns a batch of one item of this form, without content."""
         if self.node is None:
             raise RuntimeError(
                 f"{self.where}: holds a PyTree that TorchRL saved, without its form: write an item "
@@ -166,7 +168,7 @@ class Saved:
             return self.node.build(map(blank, columns), lead, cpu.DEVICE)
 
     def columns(self, leaves: Leaves) -> list[Any]:
-        """One column for each leaf of a storage."""
+        """Returns one column for each leaf of a storage."""
         wanted = list(leaves.node.paths())
         for key in self.by_key:
             if key not in wanted and key[0] not in leaves.optional:
@@ -207,7 +209,7 @@ class Saved:
 
 
 def _mapped(ring: Ring, at: int) -> torch.Tensor:
-    """The column of a leaf, ``[slots, *lanes, *shape]``, in the memory of the ring."""
+    """Returns the column of a leaf, ``[slots, *lanes, *shape]``, over the memory of the ring."""
     leaf = ring.schema.leaves[at]
     shape, dtype = (ring.capacity, *ring.schema.lanes, *leaf.shape), torch_dtype(leaf.dtype)
     if not math.prod(shape) * dtype.itemsize:
@@ -216,7 +218,7 @@ def _mapped(ring: Ring, at: int) -> torch.Tensor:
 
 
 def blank(column: Any) -> Any:
-    """One item of a column, without content."""
+    """Returns one item of a column, without content."""
     shape = (1, *column.shape[1:])
     if isinstance(column, Objects):
         return Objects.of((), shape)
@@ -226,7 +228,7 @@ def blank(column: Any) -> Any:
 def _of_folder(
     folder: TensorDictFolder, record: SavedStorage, node: Node | None, allow_pickle: bool
 ) -> tuple[Node, dict[KeyPath, Any]]:
-    """Form and columns of tensordict's files; ``node`` is the form, where we remember it."""
+    """Returns the form and the columns of tensordict's files; ``node`` is the form, if known."""
     path = folder.path
     if node is None:
         if folder.refused:
@@ -250,7 +252,7 @@ def _of_folder(
 
 
 def _first_slots(shape: tuple[int, ...], found: dict[str, Any], path: Path) -> SavedStorage:
-    """What TorchRL knows: items are in the first ``len`` places."""
+    """Returns the record of a save by TorchRL, whose items are in the first ``len`` slots."""
     try:
         slots, *lanes = shape
         width = int(np.prod(lanes, dtype=np.int64))

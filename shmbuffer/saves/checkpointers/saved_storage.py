@@ -1,4 +1,4 @@
-"""Which item is in which slot of a storage that was saved, and the form of the items.
+"""The slots of a saved storage, and the form of its items.
 
 In TorchRL's layout, a storage has a length, and its items are in the first slots. Ours may be
 anywhere, because a slot whose writer died has none. They have an age, a writer and a stream, and
@@ -25,21 +25,21 @@ from shmbuffer.torchrl.compat.storages import METADATA, metadata_of
 
 
 class Destinations(NamedTuple):
-    """Where the items of a storage go in another one."""
+    """The slots of loaded items in the storage that they are loaded into."""
 
     slots: Ints
-    """int64 ``[n]``, in the order of the slots that they had."""
+    """int64 ``[n]``, in the order of the saved slots."""
     cursor: int
-    """Slot of the next item."""
+    """The slot of the next item."""
     shift: int
-    """Slots by which they were moved down, around the end of the saved ring."""
+    """The slots by which the items moved down, around the end of the saved ring."""
     tickets: Tickets | None = None
-    """Those that they had; None where they are not known, or belong to other slots."""
+    """The tickets of the items; None if they are unknown, or belong to other slots."""
 
 
 @dataclass
 class SavedStorage:
-    """A storage at one moment; what is None is not known."""
+    """A storage at one moment; None stands for a value that is not known."""
 
     slots: int
     lanes: tuple[int, ...]
@@ -56,7 +56,7 @@ class SavedStorage:
         lanes: tuple[int, ...] = (),
         structure: dict[str, Any] | None = None,
     ) -> SavedStorage:
-        """What a save keeps of a moment."""
+        """Makes the record of a moment."""
         slots = len(moment.tickets)
         return cls(
             slots,
@@ -70,25 +70,25 @@ class SavedStorage:
 
     @property
     def width(self) -> int:
-        """Elements of a slot."""
+        """The number of elements of a slot."""
         return int(np.prod(self.lanes, dtype=np.int64))
 
     @property
     def written(self) -> int:
-        """Elements written so far; where that is not known, those that are there."""
+        """The elements written so far; if that is not known, those in the storage."""
         if self.write_count is None:
             return int(self.present.sum()) * self.width
         return self.write_count
 
     @property
     def extent(self) -> int:
-        """Slots up to the last one that holds an item."""
+        """The number of slots up to the last one that holds an item."""
         held = np.nonzero(self.present)[0]
         return int(held[-1]) + 1 if len(held) else 0
 
     @property
     def is_full(self) -> bool:
-        """Whether the ring has gone round: there are items at the cursor or beyond it."""
+        """True if the ring has wrapped: there are items at the cursor or beyond it."""
         return self.cursor is not None and bool(self.present[self.cursor :].any())
 
     @property
@@ -97,9 +97,9 @@ class SavedStorage:
         return self.cursor or (self.slots if self.is_full else 0)
 
     def places(self, capacity: int, where: str, what: str = "slots") -> Destinations:
-        """Where the items go in a storage of ``capacity`` slots: into the slots that they had.
+        """Returns the slots of the items in a storage of ``capacity`` slots: those that they had.
 
-        Where the capacity differs and the ring had gone round: by their age, from slot 0 on.
+        If the capacity differs and the ring has wrapped, they go by their age, from slot 0 on.
         """
         slots, shift = np.nonzero(self.present)[0], 0
         cursor = self.extent % self.slots if self.cursor is None else self.cursor
@@ -121,7 +121,7 @@ class SavedStorage:
     def write(
         self, folder: Path, ring: Ring, settings: Settings, metadata: dict[str, Any] | None
     ) -> None:
-        """Writes what TorchRL's files do not say of a storage, beside them."""
+        """Writes the record beside TorchRL's files, which have no place for it."""
         assert self.moment is not None
         write_ring(folder, ring, self.moment, settings)
         content = metadata_of(metadata, self.extent * self.width)
@@ -130,7 +130,7 @@ class SavedStorage:
 
     @classmethod
     def read(cls, folder: Path, found: dict[str, Any]) -> SavedStorage | None:
-        """What `write` wrote; None if another program wrote ``found`` last."""
+        """Reads a record of `write`; None if another program wrote ``found`` last."""
         with reading(folder / METADATA):
             ours = find_ours(found, folder / METADATA)
             if ours is None:

@@ -1,8 +1,8 @@
-"""Snapshots of storages: directories in the format of a buffer, as `memory.upkeep.snapshot` has it.
+"""Writes snapshots of storages, which are directories in the format of a buffer.
 
 <folder>/<leaf>.memmap        of rows: tensordict's memory-mapped files
 <folder>/.shmbuffer/          control, slots, schema.json, ...; see docs/format/
-<folder>/.shmbuffer/items.*   of a list of objects, or of rows: what is no tensor; see `values`
+<folder>/.shmbuffer/items.*   objects that are not tensors; see `values`
 """
 
 from __future__ import annotations
@@ -87,13 +87,13 @@ def write_ring(folder: Path, ring: Ring, moment: ItemSnapshot, settings: Setting
 
 
 def slots_to_reserve(ring: Ring) -> int:
-    """The slots that need space for a copy, while other processes may write."""
+    """Returns the number of slots to reserve for a copy, while other processes may write."""
     used = ring.live.used()
     return min(ring.capacity, used + max(_MARGIN, used // 8))
 
 
 def settings_of(storage: Any) -> Settings:
-    """The settings that a save of a storage records; its items are whole, and it has a disk."""
+    """Returns the settings of a storage for its save, which always has checksums and a disk."""
     ring, engine = storage.ring(), storage.open_engine
     settings = Settings(ring.elements) if engine is None else engine.settings
     if engine is None or not engine.shared:
@@ -106,10 +106,10 @@ def settings_of(storage: Any) -> Settings:
 
 
 def open_buffer(path: Path) -> Engine:
-    """A handle on the buffer of a directory: a save, of which every item is verified, or another.
+    """Opens the buffer of a directory; the items of a save are compared with their checksums.
 
     Raises:
-        CorruptBufferError: something in the save is not what was saved.
+        CorruptBufferError: an item of the save is damaged.
     """
     path = followed(path)
     if not is_save(path):

@@ -1,4 +1,4 @@
-"""Tensor storages: tensordict's memory-mapped files, of one moment, in TorchRL's layout."""
+"""Saves tensor storages as tensordict's memory-mapped files."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ if TYPE_CHECKING:  # storages import their checkpointers
 
 
 class TensorStorageCheckpointer(RingStorageCheckpointer):
-    """TensorDicts, tensorclasses, tensors and PyTrees as tensordict's memory-mapped files.
+    """Saves TensorDicts, tensorclasses, tensors and PyTrees as memory-mapped files.
 
-    What is saved is of one moment, also while others go on writing, and never in memory as a
-    whole. Where the directory is the storage's own ``scratch_dir`` nothing is copied.
+    A save is of one moment, even while other processes write, and is never in memory as a whole. If
+    the directory is the storage's own ``scratch_dir``, nothing is copied.
 
-    For another format of the same data derive from this, and override `_write` and `_read` (and
-    `_apply_save_hooks` where hooks are called otherwise): consistency, hooks, ``shift`` and
-    ``is_full``, what is missing, and the way into the storage stay here.
+    For another format of the same data, derive from this class and override `_write` and `_read`,
+    and `_apply_save_hooks` if hooks are called in another way. This class keeps the consistency of
+    the copy, the hooks, ``shift`` and ``is_full``, and the loading into the storage.
 
     Args:
         allow_pickle: pickle objects in the data that are no tensors, text, numbers, or containers
@@ -55,14 +55,14 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
     """
 
     def dumps(self, storage: Any, path: str | os.PathLike[str]) -> ItemSnapshot | None:
-        """Write the storage into a directory.
+        """Writes the storage into a directory.
 
         Args:
             storage: a storage of tensors.
             path: the directory; it is made if it is not there.
 
         Returns:
-            The moment that was written; None where the files are those of the storage itself.
+            The moment that was written; None if the storage was saved in place.
 
         Raises:
             RuntimeError: nothing was written to the storage yet.
@@ -136,12 +136,12 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
     # -- for another format --------------------------------------------------------------------
 
     def _folder(self, path: Path) -> Path | None:
-        """The directory for files beside the data; made if it is not there. None: there is none."""
+        """Returns the directory for files beside the data, made if needed; None without one."""
         make_folder(path)
         return path
 
     def _write(self, data: Any, path: Path, length: int) -> None:
-        """Write what the save hooks returned."""
+        """Writes the data that the save hooks returned."""
         saved_path = data.saved_path if data.is_memmap() else None
         if saved_path is None or os.path.realpath(saved_path) != os.path.realpath(path):
             require_nameable(data, str(path))
@@ -150,7 +150,7 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
         require_no_pickle(path)
 
     def _read(self, path: Path) -> tuple[Any, int]:
-        """What `_write` wrote, for the load hooks, and the length."""
+        """Reads the data of `_write` for the load hooks, and the length."""
         folder = Path(os.path.realpath(path))  # the path itself may be a link, its files may not
         require_plain(folder)
         require_no_pickle(path)
@@ -162,7 +162,7 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
         return data, int(read_metadata(path)["len"])
 
     def _record(self, path: Path) -> SavedStorage | None:
-        """What we have remembered beside the data; None where others wrote them."""
+        """Reads the record beside the data; None if another program wrote them."""
         if not exists(path / METADATA):  # the data are in a file of their own
             return None
         return SavedStorage.read(path, read_metadata(path))
@@ -192,7 +192,7 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
     def _through_hooks(
         self, storage: Any, path: Path, data: Any, length: int, record: SavedStorage | None
     ) -> Saved:
-        """What the load hooks make of the data of a save, with so many elements."""
+        """Returns the data of a save with so many elements after the load hooks."""
         rows = storage.mover()
         out = None
         if rows is not None:
@@ -229,7 +229,7 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def _write_pytree(data: Any, folder: Path, leaves: Leaves) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Write a PyTree that hooks returned; what TorchRL says of its tensors, and its form."""
+    """Writes a PyTree that hooks returned; returns TorchRL's entries for it, and its form."""
     ndim = 1 + len(leaves.lanes)
     found = Leaves.of_data(TENSORS, data, ndim=ndim, where=str(folder))
     values, (count,) = values_of(found, data)

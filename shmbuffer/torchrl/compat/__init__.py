@@ -1,5 +1,5 @@
 """Files as TorchRL lays them out, written and read: one module for each part of a buffer.
 
-What TorchRL has no place for is in files of our own (``shmbuffer.*``), and under our key in its
-JSON, which a later save by TorchRL drops.
+Data that TorchRL has no place for are in files of our own (``shmbuffer.*``), and under our key in
+its JSON files, which a later save by TorchRL drops.
 """

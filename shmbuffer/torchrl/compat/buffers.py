@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from shmbuffer.memory.format.names import is_number
+from shmbuffer.saves.parts import checked_batch_size, checked_generator, require_states
 from shmbuffer.saves.safe_files import exists, read_file, write_file
 from shmbuffer.saves.values import FORMAT, OURS, damaged, find_ours, read_json, reading, write_json
 from shmbuffer.saves.work_directory import located
@@ -30,43 +30,38 @@ _PREFIX = "transforms."
 
 
 def write_metadata(path: Path, batch_size: int | None, beside: Sequence[str]) -> None:
-    """Write what a buffer knows beyond its parts, and what of ours is beside them."""
+    """Writes the batch size of a buffer, and the names of our files beside TorchRL's."""
     ours = {"format": FORMAT, **dict.fromkeys(beside, True)}
     content = {"batch_size": batch_size, "consume_after_n_samples": None, OURS: ours}
     write_json(path / METADATA, content)
 
 
 def read_metadata(path: Path) -> tuple[int | None, dict[str, Any]]:
-    """The batch size of the buffer that was saved in a directory, and what is under our key."""
+    """Reads the batch size of a saved buffer, and the entries under our key."""
     missing = "no buffer was saved in this directory"
     found = read_json(path / METADATA, missing=missing)
     with reading(path / METADATA):
-        size, ours = found["batch_size"], find_ours(found, path / METADATA) or {}
-        if size is None or (type(size) is int and 0 < size < 2**63):
-            return size, ours
-        raise ValueError(f"{size!r:.40} is no batch size")
+        size = checked_batch_size(found["batch_size"])
+        return size, find_ours(found, path / METADATA) or {}
 
 
 def write_generator(path: Path, state: torch.Tensor, device: torch.device) -> None:
-    """Write the state of a generator."""
+    """Writes the state of a generator."""
     TensorDict({"rng_state": state}, device=device).memmap(path)
 
 
 def read_generator(path: Path) -> tuple[torch.Tensor, torch.device] | None:
-    """The state of a generator, and its device; None if none was saved."""
+    """Reads the state and the device of a generator; None if none was saved."""
     file = path / "meta.json"
     if not exists(file):
         return None
     with reading(file):
-        device = torch.device(str(read_json(file)["device"]))
         state = read_folder(path).tensor(("rng_state",)).clone()
-        if device.type == "cpu":
-            torch.Generator().set_state(state)  # is it one?
-    return state, device
+        return checked_generator(state, read_json(file)["device"])
 
 
 def write_states(file: Path, chain: Compose) -> None:
-    """Write the states of the transforms; nothing where none has one."""
+    """Writes the states of the transforms, if there are any."""
     states = chain.state_dict()
     if (only := _is_chain(chain)) is not None:
         content = only
@@ -81,7 +76,7 @@ def write_states(file: Path, chain: Compose) -> None:
 
 
 def read_states(file: Path, chain: Compose) -> dict[str, Any] | None:
-    """Read the states that `write_states` or TorchRL wrote; None without a file."""
+    """Reads the states that `write_states` or TorchRL wrote; None without a file."""
     if not exists(file):
         return None
     content = load_plainly(file)
@@ -92,19 +87,13 @@ def read_states(file: Path, chain: Compose) -> dict[str, Any] | None:
     states: dict[str, Any] = {}
     for key, value in content.items():
         at, _, rest = key.removeprefix(_PREFIX).partition(".")
-        known = is_number(at) and int(at) < len(chain.transforms)
-        if not known or not hasattr(chain.transforms[int(at)], "load_state_dict"):
-            raise ValueError(
-                f"{file}: has the state {key!r}, and the buffer's transforms are "
-                f"{[type(one).__name__ for one in chain.transforms]}; give it those that it was "
-                "saved with. Nothing was changed"
-            )
         states.setdefault(at, {})[rest] = value
+    require_states(file, states, chain)
     return states
 
 
 def save_plainly(content: Any, file: Path) -> None:
-    """Write what `load_plainly` reads; by itself torch.save does not say why it cannot."""
+    """Writes a file of torch.save, and names the file in errors, which torch.save does not."""
     data = io.BytesIO()
     torch.save(content, data)
     with located(file):
@@ -112,7 +101,7 @@ def save_plainly(content: Any, file: Path) -> None:
 
 
 def load_plainly(file: Path) -> Any:
-    """Read a file of torch.save."""
+    """Reads a file of torch.save without unpickling objects."""
     with located(file):
         content = io.BytesIO(read_file(file))
     try:
@@ -125,7 +114,7 @@ def load_plainly(file: Path) -> Any:
 
 
 def _is_chain(chain: Compose) -> dict[str, Any] | None:
-    """The state of the only transform, if that is a chain itself and has a state."""
+    """Returns the state of the only transform, if it is a chain itself and has a state."""
     states = chain.state_dict()
     if len(chain.transforms) != 1 or not states:
         return None

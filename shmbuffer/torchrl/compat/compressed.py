@@ -1,7 +1,7 @@
 """Items of a ``CompressedListStorage`` as TorchRL saves them; read only, as its codec varies.
 
-metadata.json           of each item what it was: type, and shape, dtype and device of tensors
-data_indices.json       of each place the number of its item, or null
+metadata.json           the type of each item, and shape, dtype and device of tensors
+data_indices.json       the number of the item at each place, or null
 compressed_data/<n>/    tensordict's files of the compressed bytes of item n
 """
 
@@ -32,9 +32,9 @@ def is_of_torchrl(path: Path) -> bool:
 
 
 def read_items(path: Path, decompress: Decompress, *, reads_zlib: bool) -> list[tuple[Any] | None]:
-    """Each item, decompressed, in a tuple; None for a place without one.
+    """Yields each item, decompressed, in a tuple; None for a place without one.
 
-    ``reads_zlib``: chunks of zlib are not given to ``decompress``.
+    With ``reads_zlib``, chunks of zlib are not given to ``decompress``.
     """
     if reads_zlib:
         decompress = partial(_by_zlib_or, decompress)

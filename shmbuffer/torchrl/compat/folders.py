@@ -1,4 +1,4 @@
-"""Tensordict's memory-mapped files: made by tensordict, read here.
+"""Reads tensordict's memory-mapped files.
 
     <directory>/meta.json       a TensorDict: shape, device, and for each key what it is
     <directory>/<key>.memmap    a tensor, C order, no header; the key is percent-encoded
@@ -71,21 +71,21 @@ class TensorDictFolder:
     refused: list[str] = field(default_factory=list)  # dotted keys of what could only be unpickled
 
     def tensor(self, key: KeyPath) -> torch.Tensor:
-        """The tensor at a nested key, as a map of its file."""
+        """Returns the tensor at a nested key, as a map of its file."""
         with reading(self.path / "meta.json"):
             dtype, shape, file = self.tensors[key]
             return mapped(file, dtype, shape)
 
 
 def read_folder(path: Path, dims: int = 1) -> TensorDictFolder:
-    """Look at a directory that tensordict has written."""
+    """Reads a directory that tensordict has written; tensors are mapped."""
     folder = TensorDictFolder(path)
     folder.node = _node_of(folder, path, (), dims)
     return folder
 
 
 def _node_of(folder: TensorDictFolder, path: Path, at: KeyPath, dims: int) -> Node:
-    """The tree of the directory that is nested at a key, whose content is added to ``folder``."""
+    """Returns the form of the directory nested at a key, and adds its content to ``folder``."""
     meta = read_json(path / "meta.json")
     if exists(path / "_tensordict" / "meta.json"):
         node = _node_of(folder, path / "_tensordict", at, dims)
@@ -138,7 +138,7 @@ def _add_nested(
 
 
 def described(entry: dict[str, Any]) -> tuple[torch.dtype, tuple[int, ...]]:
-    """Read dtype and shape of a tensor from JSON."""
+    """Reads the dtype and the shape of a tensor from JSON."""
     dtype = torch_dtype(str(entry["dtype"]).removeprefix("torch."))
     return dtype, tuple(int(size) for size in entry["shape"])
 
@@ -149,13 +149,13 @@ def _file_of(path: Path, key: str) -> Path:
 
 
 def _class_name(kind: str) -> str:
-    """``module:qualname`` of ``<class 'module.qualname'>``; a class has no dots in its name."""
+    """Returns ``module:qualname`` for ``<class 'module.qualname'>``."""
     module, _, name = kind.removeprefix("<class '").removesuffix("'>").rpartition(".")
     return f"{module}:{name}"
 
 
 def mapped(file: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """The tensor in a file, read when it is looked at."""
+    """Returns a tensor that maps a file."""
     nbytes = math.prod(shape) * dtype.itemsize
     if any(size < 0 for size in shape):
         raise damaged(file, f"cannot hold a tensor of shape {list(shape)}")
@@ -185,7 +185,7 @@ def require_nameable(data: Any, what: str, above: KeyPath = ()) -> None:
 
 
 def require_no_pickle(path: Path) -> None:
-    """ValueError where something in a directory of tensordict's could only be unpickled."""
+    """Raises ValueError if an entry of a directory could only be unpickled."""
     for file in sorted(path.rglob("*")):
         if file.name in _PICKLES:
             key = ".".join(file.relative_to(path).parts[:-1])
@@ -202,7 +202,7 @@ def write_folder(
     forms: Iterator[tuple[torch.dtype, tuple[int, ...]]],
     lead: tuple[int, ...],
 ) -> list[Path]:
-    """Write each ``meta.json``. The file of each leaf, not made yet; of objects the directory."""
+    """Writes each ``meta.json``; returns the path of each leaf's file, or directory for objects."""
     make_folder(path)
     files: list[Path] = []
     if isinstance(node, TensorClassNode) and not shapes_of_objects(node):
@@ -233,7 +233,7 @@ def write_folder(
 
 
 def shapes_of_objects(node: Node) -> dict[KeyPath, tuple[int, ...]]:
-    """Where there are objects, and the shape of one element's, in the order of the leaves."""
+    """Returns the keys of objects and the shapes of one element, in the order of the leaves."""
     if isinstance(node, ObjectNode):
         return {(): node.shape}
     if not isinstance(node, BranchNode):
@@ -267,7 +267,7 @@ def add_objects(folder: Path, at: KeyPath, column: Objects, present: Flags) -> N
 
 
 def objects_of(data: Any, shape: tuple[int, ...]) -> Objects:
-    """Tensordict's nested lists as objects ``shape``."""
+    """Returns the nested lists of tensordict as objects of a shape."""
     level = [data]
     for size in shape:
         if any(not isinstance(part, list) or len(part) != size for part in level):

@@ -12,7 +12,7 @@ save of a ring has its raw priorities; a sampler that is loaded without it gets 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,13 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer.items.raw_priorities import from_zero
-from shmbuffer.memory import Masses
-from shmbuffer.memory.format.priorities import are_priorities
+from shmbuffer.memory import ItemSnapshot
+from shmbuffer.memory.format.priorities import are_priorities, mass_of
 from shmbuffer.memory.format.settings import exponent_fits
-from shmbuffer.saves.checkpoints import Loaded
-from shmbuffer.saves.parts import NO_SAMPLER
-from shmbuffer.saves.safe_files import create_file, make_folder
+from shmbuffer.memory.format.slots_file import PIECE
+from shmbuffer.saves.checkpoints import Loaded, PartFiles
+from shmbuffer.saves.parts import missing_part
+from shmbuffer.saves.safe_files import create_file, make_folder, write_file
 from shmbuffer.saves.values import FORMAT, OURS, find_ours, read_json, reading, write_json
 from shmbuffer.tensors.form import cpu
 from shmbuffer.torchrl.compat.folders import mapped, read_folder
@@ -39,46 +40,43 @@ _ELEMENTS = ("_sample_list", "_heads")  # of a pass: numbers of elements
 _SCHEMA_VERSION = 1  # TorchRL's: _max_priority is raw
 
 
-def write_priorities(
-    directory: Path,
-    weighed: Masses,
-    beta: float,
-    capacity: int,
-    dtype: torch.dtype,
-    *,
-    in_storage: bool = False,
-) -> None:
-    """Writes the state of a `PrioritizedSampler`.
-
-    ``in_storage``: the save of the storage has the raw priorities.
-    """
+def _write_priorities(directory: Path, sampler: Any, state: dict[str, Any], moment: Any) -> None:
     make_folder(directory)
-    nothing, elements, left = torch.finfo(dtype).max, weighed.elements, capacity
-    names = (*_TREES, _RAW) if elements and not in_storage else _TREES
+    alpha, eps, raw, largest = (
+        state[key] for key in ("_alpha", "_eps", "_priorities", "_max_priority")
+    )
+    in_storage = raw is None and isinstance(moment, ItemSnapshot)
+    elements = None if raw is None else len(raw)
+    if in_storage:
+        largest = moment.max_priority
+        missing = np.repeat(moment.tickets < 0, len(moment.priorities) // len(moment.tickets))
+        raw = np.where(missing, np.nan, moment.priorities)
+    raw = np.empty(0) if raw is None else np.asarray(raw)
+    nothing, left = torch.finfo(sampler.dtype).max, sampler._max_capacity
     with ExitStack() as stack:
-        sums, least, *own = [stack.enter_context(create_file(directory / name)) for name in names]
-        for mass, raw in weighed.pieces:
-            for file in own:
-                file.write(raw.data)
-            mass, left = mass[:left], max(0, left - len(mass))
-            held = mass > 0
+        sums, least = (stack.enter_context(create_file(directory / name)) for name in _TREES)
+        for at in range(0, len(raw), PIECE):
+            piece = raw[at : at + PIECE][:left]
+            left -= len(piece)
+            mass = np.where(np.isnan(piece), 0.0, mass_of(piece, alpha, eps))
             sums.write(mass.data)
-            least.write((mass if held.all() else np.where(held, mass, nothing)).data)
+            least.write(np.where(mass > 0, mass, nothing).data)
         sums.write(np.zeros(left).data)
         least.write(np.full(left, nothing).data)
-    largest = weighed.max_priority
+    if elements:
+        write_file(directory / _RAW, raw.tobytes())
     write_json(
         directory / _METADATA,
         {
-            "_alpha": weighed.alpha,
-            "_beta": float(beta),
-            "_eps": weighed.eps,
+            "_alpha": alpha,
+            "_beta": float(state["_beta"]),
+            "_eps": eps,
             "_max_priority": [1.0 if largest is None else largest, 0.0],
-            "_max_capacity": float(capacity),
+            "_max_capacity": float(sampler._max_capacity),
             "_schema_version": _SCHEMA_VERSION,
             OURS: {
                 "format": FORMAT,
-                "elements": elements if _RAW in names else None,
+                "elements": elements,
                 "in_storage": in_storage,
                 "max_priority": largest,
             },
@@ -86,9 +84,8 @@ def write_priorities(
     )
 
 
-def read_priorities(directory: Path) -> dict[str, Any]:
-    """The state of a `PrioritizedSampler` that was written here or by TorchRL."""
-    found = read_json(directory / _METADATA, missing=NO_SAMPLER)
+def _read_priorities(directory: Path, sampler: Any) -> dict[str, Any]:
+    found = read_json(directory / _METADATA, missing=missing_part("sampler"))
     with reading(directory / _METADATA):
         alpha, eps = from_zero("_alpha", found["_alpha"]), from_zero("_eps", found["_eps"])
         ours = find_ours(found, directory / _METADATA)
@@ -112,7 +109,7 @@ def read_priorities(directory: Path) -> dict[str, Any]:
 
 
 def _require_weights(raw: torch.Tensor | None, largest: Any, alpha: float, eps: float) -> None:
-    """ValueError where a ring would not keep these priorities."""
+    """Raises ValueError if a ring would not accept these priorities."""
     known = np.empty(0) if raw is None else raw.numpy()
     known = np.append(known[~np.isnan(known)], 0.0 if largest is None else float(largest))
     if not are_priorities(known, alpha, eps, 1 if raw is None else len(raw)).all():
@@ -120,7 +117,7 @@ def _require_weights(raw: torch.Tensor | None, largest: Any, alpha: float, eps: 
 
 
 def _raw_of_masses(directory: Path, capacity: int, alpha: float, eps: float) -> torch.Tensor:
-    """The priorities of which TorchRL has made masses; 1 if alpha is 0."""
+    """Returns the priorities of TorchRL's masses; 1 if alpha is 0."""
     mass = mapped(directory / _TREES[0], torch.float64, (capacity,)).numpy()
     held = mass > 0
     raw = np.full(capacity, np.nan)
@@ -129,7 +126,7 @@ def _raw_of_masses(directory: Path, capacity: int, alpha: float, eps: float) -> 
 
 
 def moved(raw: torch.Tensor, loaded: Loaded, elements: int) -> torch.Tensor:
-    """Priorities ``[elements]`` of a storage of another capacity, where its items are now."""
+    """Returns priorities ``[elements]`` moved to the present places of their items."""
     if not loaded.shift and len(raw) == elements:
         return raw
     held = torch.nonzero(~raw.isnan())[:, 0]
@@ -140,8 +137,7 @@ def moved(raw: torch.Tensor, loaded: Loaded, elements: int) -> torch.Tensor:
     return result
 
 
-def write_numbers(directory: Path, state: dict[str, Any]) -> None:
-    """Write a state that is flags, numbers, tensors of them, and None."""
+def _write_numbers(directory: Path, sampler: Any, state: dict[str, Any], moment: Any) -> None:
     make_folder(directory)
     numbers = {
         key: value if value is None else cpu.as_tensor(value) for key, value in state.items()
@@ -149,8 +145,7 @@ def write_numbers(directory: Path, state: dict[str, Any]) -> None:
     TensorDict(numbers).memmap(directory)
 
 
-def read_pass(directory: Path) -> dict[str, Any]:
-    """Read the state of a `SamplerWithoutReplacement`, from here or from TorchRL."""
+def _read_pass(directory: Path, sampler: Any) -> dict[str, Any]:
     with _reading_numbers(directory) as state:
         int(state["len_storage"]), bool(state["drop_last"]), bool(state["_ran_out"])
         for key in _ELEMENTS:
@@ -159,23 +154,30 @@ def read_pass(directory: Path) -> dict[str, Any]:
     return state
 
 
-def read_integers(directory: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Read the whole numbers, by name, that `write_numbers` or TorchRL wrote."""
+def _read_integers(directory: Path, sampler: Any) -> dict[str, Any]:
     with _reading_numbers(directory) as state:
-        return {name: int(state[name]) for name in names}
+        return {name: int(state[name]) for name in sampler._state_keys}
 
 
 @contextmanager
 def _reading_numbers(directory: Path) -> Iterator[dict[str, Any]]:
-    read_json(directory / "meta.json", missing=NO_SAMPLER)
+    read_json(directory / "meta.json", missing=missing_part("sampler"))
     with reading(directory / "meta.json"):
         folder = read_folder(directory)
         state = {key[0]: value for key, value in folder.values.items()}
         yield state | {key[0]: folder.tensor(key).clone() for key in folder.tensors}
 
 
+PRIORITIES = PartFiles(_write_priorities, _read_priorities)
+"""Files of a `PrioritizedSampler`."""
+PASS = PartFiles(_write_numbers, _read_pass)
+"""Files of a `SamplerWithoutReplacement`."""
+INTEGERS = PartFiles(_write_numbers, _read_integers)
+"""Files of a sampler whose state is whole numbers."""
+
+
 def moved_pass(state: dict[str, Any], loaded: Loaded | None) -> dict[str, Any]:
-    """The state of a pass over items that are elsewhere now."""
+    """Returns the state of a pass with the present places of its items."""
     if loaded is None:
         return state
     return {

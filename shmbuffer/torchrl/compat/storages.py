@@ -4,8 +4,8 @@
     meta.json, ...           tensordict's files; see `folders`
     <key>/<key>.memmap       of a PyTree, which has no meta.json: one for each of its tensors
 
-TorchRL knows a length: items are in the first slots. What else is remembered of a storage is under
-our key, and beside; see `checkpointers.saved_storage`.
+TorchRL stores a length: items are in the first slots. The rest is under our key and in files beside
+it; see `checkpointers.saved_storage`.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _SINGLE = "_-single-tensor-_"
 
 
 def read_metadata(folder: Path) -> dict[str, Any]:
-    """The content of ``storage_metadata.json``."""
+    """Reads ``storage_metadata.json``."""
     missing = "no tensor storage was saved in this directory"
     found: dict[str, Any] = read_json(folder / METADATA, missing=missing)
     return found
 
 
 def metadata_of(metadata: dict[str, Any] | None, length: int) -> dict[str, Any]:
-    """The content of it: of a PyTree its tensors, else None; and the elements."""
+    """Returns the content of ``storage_metadata.json`` for entries of a PyTree, or None."""
     return {"metadata": metadata or {}, "is_pytree": metadata is not None, "len": length}
 
 
 def files_of(leaves: Leaves, lead: tuple[int, ...], path: Path) -> list[Path]:
-    """The file of each leaf, whose directories are made."""
+    """Returns the file of each leaf, and makes the directories."""
     if isinstance(leaves.node, TensorDictNode):
         shapes = (leaf.shape for leaf in leaves.leaves)
         forms = zip(leaves.dtypes, shapes, strict=True)
@@ -56,19 +56,19 @@ def files_of(leaves: Leaves, lead: tuple[int, ...], path: Path) -> list[Path]:
 
 
 def _pytree_names(leaves: Leaves) -> list[str]:
-    """The names of a PyTree's tensors in TorchRL's layout, in the order of the leaves."""
+    """Returns the names of a PyTree's tensors in TorchRL's layout, in the order of the leaves."""
     for path in leaves.node.paths():
         require_file_name(path, f"{leaves.where}: leaf", slashes=False)
     return [_pytree_name(path) for path in leaves.node.paths()]
 
 
 def _pytree_name(path: tuple[str, ...]) -> str:
-    """The name of one of them."""
+    """Returns the name of one tensor of a PyTree."""
     return "/".join(path) or _SINGLE
 
 
 def pytree_metadata(leaves: Leaves, slots: int) -> dict[str, Any]:
-    """The entries of TorchRL's ``storage_metadata.json`` for a PyTree's tensors."""
+    """Returns the entries of TorchRL's ``storage_metadata.json`` for a PyTree's tensors."""
     return {
         name.replace("/", "."): {
             "dtype": str(dtype),
@@ -83,7 +83,7 @@ def pytree_metadata(leaves: Leaves, slots: int) -> dict[str, Any]:
 def pytree_columns(
     path: Path, found: dict[str, Any], node: Node | None
 ) -> tuple[Node | None, dict[KeyPath, torch.Tensor]]:
-    """Form and columns of a PyTree's files, in which there is no pickle."""
+    """Reads the form and the columns of a PyTree, without unpickling."""
     with reading(path / METADATA):
         metadata: dict[str, Any] = found["metadata"]
         if node is None and list(metadata) == [_SINGLE]:
