@@ -1,12 +1,16 @@
-"""The table of targets: what was promised of each operation, and what it takes, beside the peers.
+"""The tables of operations: the time of each, beside the peers, the bound and the target.
 
-It is made from what a run has written, so it can be made again from the file. In ``README.md`` it
-stands between two markers, where `write` puts it.
+    OVERVIEW        operation, shmbuffer, TorchRL, the best peer
+    folded below    the spread of the rounds, the bound with its targets, the other libraries
+
+They are made from the file that a run has written, so they can be made again. `write` puts them
+between two markers of ``README.md``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import textwrap
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +30,26 @@ from benchmarks.report import (
 )
 
 README = Path(__file__).with_name("README.md")
-BEGIN, END = "<!-- table of targets -->", "<!-- end of the table -->"
+BEGIN, END = "<!-- table of operations -->", "<!-- end of the table -->"
+OVERVIEW = "Each operation beside TorchRL and the best peer"
+WIDTH = 76
+"""Columns of a block that the site shows without cutting them off."""
+
+_NAMES = {FIRST: "TorchRL"}
+_SERVERS = ("reverb", "ray")
+"""The peers whose buffer is in another process; they have a table of their own."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One promise.
+    """One operation of the tables, with its target.
 
     Attributes:
         items: their kind.
         benchmark: which measures it.
         operation: its title there; ``{capacity}`` stands for the capacity of the buffer.
         form: of ours.
-        target: seconds at most, or so many a second at least; None: no more than to be known.
+        target: the most times of the bound that it may take; None if it has no target.
     """
 
     items: str
@@ -61,31 +72,37 @@ def _rows_for(items: str, targets: dict[str, float]) -> list[Row]:
         Row(items, "cycle", "cycle(256)", INDEX),
         Row(items, "cycle", "cycle(256)", TENSORDICT),
     ]
-    return [
-        Row(row.items, row.benchmark, row.operation, row.form, targets.get(row.operation))
-        for row in rows
-    ]
+    return [replace(row, target=targets.get(row.operation)) for row in rows]
 
 
+# A small item has six columns, each a cache line of its own, where the bound reads one record.
+# Other calls add a lock, checks, checksums and output tensors, which large items hide.
 ROWS = [
     *_rows_for(
         "S",
         {
-            "add(1)": 2.5e-6,
-            "extend(1), prioritized": 4e-6,
-            "extend(32), prioritized": 6e-6,
-            "sample(256), uniform": 15e-6,
-            "sample(256), prioritized": 22e-6,
-            "update(256)": 8e-6,
-            "cycle(256)": 32e-6,
+            "extend(32), prioritized": 4,
+            "sample(256), uniform": 6,
+            "sample(256), prioritized": 4,
+            "update(256)": 2,
+            "cycle(256)": 3,
         },
     ),
-    *_rows_for("M", {"cycle(256)": 95e-6}),
-    Row("L", "sample", "sample(256), uniform", TENSORDICT, 0.8e-3),
-    Row("L", "sample", "sample(256), uniform", OUT, 0.8e-3),
-    Row("S", "writers", "4 x extend(32): items", "processes", 3e6),
-    Row("S", "writers", "4 x extend(32): cycles(256)", "processes", 3e3),
-    Row("S", "attach", "attach to {capacity} items", "beside others", 10e-3),
+    *_rows_for(
+        "M",
+        {
+            "extend(32), prioritized": 2,
+            "sample(256), uniform": 2,
+            "sample(256), prioritized": 2,
+            "update(256)": 2,
+            "cycle(256)": 2,
+        },
+    ),
+    Row("L", "sample", "sample(256), uniform", TENSORDICT, 1),
+    Row("L", "sample", "sample(256), uniform", OUT, 1),
+    Row("S", "writers", "4 x extend(32): items", "processes"),
+    Row("S", "writers", "4 x extend(32): cycles(256)", "processes"),
+    Row("S", "attach", "attach to {capacity} items", "beside others"),
     Row("S", "recover", "recover {capacity} items", "attach()"),
     Row("S", "save", "save {capacity} items, in memory", IN_PLACE),
     Row("S", "save", "save {capacity} items", IN_PLACE),
@@ -140,44 +157,63 @@ def lines(found: dict[str, Any]) -> list[Line]:
     return made
 
 
-def markdown(found: dict[str, Any]) -> str:
-    """The table, its columns aligned, so that it reads well in a terminal too."""
+def tables(found: dict[str, Any]) -> dict[str, list[list[str]]]:
+    """The cells of each table by its title, the first row of each being its head."""
     made = lines(found)
-    names = list(dict.fromkeys(peer for line in made for peer in line.peers))
-    titles = ["operation", "target", OURS, "ratio", "to the best peer", "of the bound", *names]
-    cells = [titles]
-    for line in made:
-        ours, best = line.ours, line.best()
-        cells.append(
-            [
-                line.title,
-                _target(line),
-                f"{_figure(ours)} [{bounds(ours)}]",
-                *(
-                    times(ratio(ours, line.peers[peer])) if peer in line.peers else "-"
-                    for peer in (FIRST, best)
-                ),
-                "-" if line.bound is None else _share(line.ours, line.bound),
-                *(_figure(line.peers[name]) if name in line.peers else "-" for name in names),
-            ]
-        )
-    widths = [max(len(row[at]) for row in cells) for at in range(len(titles))]
-    rows = [_row(row, widths) for row in cells]
-    return "\n".join([rows[0], _row(["-" * width for width in widths], widths), *rows[1:]])
+    peers = list(dict.fromkeys(peer for line in made for peer in line.peers))
+    local = [peer for peer in peers if peer != FIRST and peer not in _SERVERS]
+    servers = [peer for peer in peers if peer in _SERVERS]
+    parts = {
+        OVERVIEW: [["operation", OURS, _NAMES[FIRST], "best peer"], *map(_overview, made)],
+        "The spread of the rounds": [
+            ["operation", OURS, f"times {_NAMES[FIRST]}", "times the best peer"],
+            *map(_spread, made),
+        ],
+        "The bound, and the targets": [
+            ["operation", "bound", "times the bound", "target"],
+            *(_bounded(line) for line in made if line.bound is not None),
+        ],
+        "Buffers of other libraries": [
+            ["operation", *local],
+            *([line.title, *_of_peers(line, local)] for line in made),
+        ],
+        "Servers of other libraries": [
+            ["operation", *servers],
+            *([line.title, *_of_peers(line, servers)] for line in made),
+        ],
+    }
+    return {
+        title: [rows[0], *(row for row in rows[1:] if set(row[1:]) != {"-"})]
+        for title, rows in parts.items()
+        if len(rows) > 1 and len(rows[0]) > 1
+    }
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The tables below their titles, their columns aligned, so that a terminal shows them well."""
+    return "\n\n".join(f"{title}:\n\n{_table(rows)}" for title, rows in tables(found).items())
 
 
 def document(found: dict[str, Any]) -> str:
-    """The table with what it was measured on, as it stands in ``README.md``."""
+    """The tables with the machine of the run, as ``README.md`` has them: all but one are folded."""
     others = [part["others_cpus"]["median"] for part in found["benchmarks"]]
     sizes = {part["items"]: part["capacity"] for part in found["benchmarks"]}
     full = ", ".join(
         f"{capacity:,} {items} items ({KINDS[items].nbytes:,} bytes)"
         for items, capacity in sizes.items()
     )
-    return (
-        f"```\n{header(found)}\n```\n\nBuffers are full: {full}. Other programs used "
-        f"{min(others):.1f} to {max(others):.1f} CPUs meanwhile (medians of the benchmarks).\n\n"
-        f"{markdown(found)}"
+    machine = "\n".join(
+        textwrap.fill(line, WIDTH, subsequent_indent="    ") for line in header(found).splitlines()
+    )
+    first, *rest = tables(found).items()
+    return "\n\n".join(
+        [
+            f"Buffers are full: {full}. Other programs used {min(others):.1f} to "
+            f"{max(others):.1f} CPUs meanwhile (medians of the benchmarks).",
+            _table(first[1]),
+            *(_folded(title, _table(rows)) for title, rows in rest),
+            _folded("Machine and versions", f"```\n{machine}\n```"),
+        ]
     )
 
 
@@ -195,21 +231,45 @@ def write(found: dict[str, Any], readme: Path = README) -> None:
     readme.write_text(f"{before}{begin}\n\n{document(found)}\n\n{end}{after}")
 
 
-def _target(line: Line) -> str:
-    if line.row.target is None:
-        return "-"
-    least = line.ours["unit"] != "s"
-    met = (
-        line.ours["median"] >= line.row.target if least else line.ours["median"] <= line.row.target
-    )
-    scale, unit = scale_of(line.row.target, line.ours["unit"])
-    sign = "≥" if least else "≤"
-    return f"{sign} {digits(line.row.target * scale)} {unit}{'' if met else ', missed'}"
+def _overview(line: Line) -> list[str]:
+    best = line.best()
+    return [
+        line.title,
+        _figure(line.ours),
+        *_of_peers(line, [FIRST], ratios=True),
+        "-" if best is None else f"{best} {_of_peers(line, [best], ratios=True)[0]}",
+    ]
 
 
-def _share(ours: dict[str, Any], bound: dict[str, Any]) -> str:
-    """How many times as long as plain C it takes."""
-    return f"{digits(1 / ratio(ours, bound)['median'])}x {_figure(bound)}"
+def _spread(line: Line) -> list[str]:
+    best = line.best()
+    return [
+        line.title,
+        f"{_figure(line.ours)} [{bounds(line.ours)}]",
+        *(
+            times(ratio(line.ours, line.peers[peer])) if peer in line.peers else "-"
+            for peer in (FIRST, best)
+        ),
+    ]
+
+
+def _bounded(line: Line) -> list[str]:
+    assert line.bound is not None
+    share = 1 / ratio(line.ours, line.bound)["median"]
+    most = line.row.target
+    target = "-" if most is None else f"≤ {digits(most)}x{'' if share <= most else ', missed'}"
+    return [line.title, _figure(line.bound), f"{digits(share)}x", target]
+
+
+def _of_peers(line: Line, peers: list[str], *, ratios: bool = False) -> list[str]:
+    """The result of each peer, with the ratio to it on request."""
+    cells = []
+    for peer in peers:
+        cell = _figure(line.peers[peer]) if peer in line.peers else "-"
+        if ratios and peer in line.peers:
+            cell += f" ({digits(ratio(line.ours, line.peers[peer])['median'])}x)"
+        cells.append(cell)
+    return cells
 
 
 def _figure(one: dict[str, Any]) -> str:
@@ -217,6 +277,17 @@ def _figure(one: dict[str, Any]) -> str:
     return f"{digits(one['median'] * scale)} {unit}"
 
 
+def _table(rows: list[list[str]]) -> str:
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    rule = ["-" * width for width in widths]
+    return "\n".join(_row(row, widths) for row in (rows[0], rule, *rows[1:]))
+
+
 def _row(cells: list[str], widths: list[int]) -> str:
     padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
     return f"| {' | '.join(padded)} |"
+
+
+def _folded(title: str, text: str) -> str:
+    """A part of the page that a browser opens on a click."""
+    return f'<details markdown="1">\n<summary>{title}</summary>\n\n{text}\n\n</details>'

@@ -82,7 +82,7 @@ PrioritizedReplayBuffer = MPPrioritizedReplayBuffer = ReplayBuffer
 # Contention has tests of its own, without a process that imports torch; so have frames, and what
 # needs Ray.
 MEASURED = [name for name in BENCHMARKS if name not in ("contention", "frames", "sharded")]
-#: Without `--full`: what the table of targets needs.
+#: Without `--full`: what the tables of operations need.
 FEW = ["add", "sample", "recover"]
 BOUNDED = {"extend", "sample", "cycle", "capacity", "latency"}
 BESIDE = {"add", "extend", "sample", "cycle", "writers", "attach", "capacity", "latency"}
@@ -263,11 +263,33 @@ def test_the_table_has_a_line_for_every_row_that_was_measured(
     assert "S: sample(256), prioritized, TensorDict" in titles
     assert "S: recover 1,000 items, attach()" in titles
     written = (out / "table.md").read_text()
-    assert table.markdown(found) in written
-    widths = {len(line) for line in table.markdown(found).splitlines()}
-    assert len(widths) == 1
-    for title in titles:
-        assert f"| {title} " in written
+    assert written == table.document(found) + "\n"
+    for one in table.tables(found).values():
+        assert {len(row) for row in one} == {len(one[0])}
+    overview = [row[0] for row in table.tables(found)[table.OVERVIEW]]
+    assert [row for row in titles if row not in overview] == []
+    assert {len(row) for row in table.tables(found)[table.OVERVIEW]} == {4}
+
+
+def test_a_target_is_a_ratio_to_the_bound() -> None:
+    """It does not depend on the machine: both sides are measured in the same rounds."""
+
+    def of(ours: list[float]) -> list[str]:
+        part = {
+            "name": "cycle",
+            "items": "S",
+            "capacity": 1000,
+            "results": [
+                {**result(library, "index", rounds), "operation": "update(256)"}
+                for library, rounds in (("shmbuffer", ours), ("bound", [1.0, 1.0, 1.0]))
+            ],
+        }
+        bounds = table.tables({"benchmarks": [part]})["The bound, and the targets"]
+        return bounds[1]
+
+    title = "S: update(256), index"
+    assert of([1.5, 1.5, 1.5]) == [title, "1 s", "1.5x", "≤ 2x"]
+    assert of([3.0, 3.0, 3.0]) == [title, "1 s", "3x", "≤ 2x, missed"]
 
 
 @pytest.mark.full
@@ -300,11 +322,11 @@ def test_the_table_is_written_between_its_markers(
     for _ in range(2):
         table.write(run[1], readme)
         text = readme.read_text()
-        assert text.startswith(f"before\n{table.BEGIN}\n\n```\n")
-        assert text.endswith(f"|\n\n{table.END}\nafter\n")
+        assert text.startswith(f"before\n{table.BEGIN}\n\nBuffers are full: ")
+        assert text.endswith(f"</details>\n\n{table.END}\nafter\n")
         assert "old" not in text
     readme.write_text("no markers")
-    with pytest.raises(ValueError, match="has no '<!-- table of targets -->'"):
+    with pytest.raises(ValueError, match="has no '<!-- table of operations -->'"):
         table.write(run[1], readme)
     assert table.BEGIN in table.README.read_text()
 
@@ -318,6 +340,8 @@ def result(library: str, form: str, rounds: list[float], unit: str = "s") -> dic
         "unit": unit,
         "rounds": rounds,
         "median": middle,
+        "min": min(rounds),
+        "max": max(rounds),
     }
 
 
