@@ -43,7 +43,6 @@ PENDING: tuple[str, ...] = (
     "shmbuffer/saves",
     "shmbuffer/sb3.py",
     "shmbuffer/service",
-    "shmbuffer/storages",
     "shmbuffer/tensors",
     "shmbuffer/torchrl",
     "shmbuffer/units",
@@ -61,7 +60,7 @@ PERSONS = re.compile(r"\b(somebody|nobody|whoever)\b", re.IGNORECASE)
 CLOSING = re.compile(r", and not [^,;:]*\.$")
 
 ABBREVIATION = re.compile(r"\b(e\.g|i\.e|cf|vs|etc)\.")
-SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=[\"'(\[]?[A-Z`*])")
+SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=[\"'(\[]?[\w`*])")
 QUOTED = re.compile(r"(`+)[^`]+\1")
 ITEM = re.compile(r"\s*([*-] |\d+\. |\*{0,2}[\w`][\w`*., -]{0,60}: )")
 DIRECTIVE = re.compile(r"noqa|type: |mypy: |pragma|ruff: |fmt: |!|-\*-|NOLINT|clang-format")
@@ -172,16 +171,17 @@ def paragraphs(text: str) -> Iterator[tuple[int, str]]:
     ``::``, tables and diagrams are left out.
     """
     number, literal_indent = 0, None
-    for block in re.split(
-        r"\n(?=\s*\n)", FENCED.sub(lambda code: "\n" * code[0].count("\n"), text)
-    ):
-        start, lines = number, block.split("\n")
-        number += len(lines)
+    text = FENCED.sub(lambda code: "\n" * code[0].count("\n"), text)
+    for block in re.split(r"\n(?=\s*\n)", text):
+        start = number
+        number += block.count("\n") + 1
+        block = re.split(r"^\s*>>>", block, maxsplit=1, flags=re.MULTILINE)[0]
+        lines = block.split("\n")
         indent = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
         if literal_indent is not None and indent > literal_indent:
             continue
         literal_indent = indent if block.rstrip().endswith("::") else None
-        if TABLE.search(block) is not None or block.lstrip().startswith(">>>"):
+        if TABLE.search(block) is not None:
             continue
         offset, paragraph = start, list[str]()
         for line_number, line in enumerate(lines, start):

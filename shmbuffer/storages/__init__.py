@@ -1,4 +1,4 @@
-"""Where the items are: one storage a file."""
+"""The storages of a buffer, one per module."""
 
 from shmbuffer.storages.compressed import CompressedListStorage
 from shmbuffer.storages.lazy_memmap import LazyMemmapStorage

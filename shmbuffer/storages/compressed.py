@@ -1,4 +1,4 @@
-"""The storage of compressed items: a list, or records, each tensor of it compressed on its own."""
+"""Storage that compresses each tensor of an item on its own, in a list or in shared records."""
 
 from __future__ import annotations
 
@@ -29,61 +29,61 @@ from shmbuffer.torchrl.compat import compressed
 
 
 class CompressedListStorage(RecordList):
-    """Items whose tensors are compressed when they are written, and come back as they were.
+    """A list of items whose tensors are compressed when written and restored exactly when read.
 
-    Every tensor and array of an item is compressed: of TensorDicts and tensorclasses at any depth,
-    lazy stacks, dicts, tuples and lists; bytes too. dtype, shape and batch size come back exactly.
-    What entries of one size in an item have in common, as an observation and the next one do, is
-    stored once, where zstd compresses. Batches are compressed and decompressed in one go, in
-    several threads where that pays.
+    Tensors, arrays and bytes are compressed at any depth of TensorDicts, tensorclasses, lazy
+    stacks, dicts, tuples and lists. Dtypes, shapes and batch sizes are preserved. zstd stores bytes
+    that entries of the same size in an item share, such as an observation and the next one, only
+    once. Batches are compressed and decompressed together, in several threads if that is faster.
 
-    In one process, an item that a record cannot hold is stored as the Python object that it is, as
-    in a `ListStorage`: an item with a complex number, a set or another object, a sparse or nested
+    In one process, an item that a record cannot hold is stored as a Python object, as in a
+    `ListStorage`. It may contain a complex number, a set or another object, a sparse or nested
     tensor, or a key other than text, a number, None or a tuple of them. Such an item is not
     compressed, `get` returns the stored object itself, and `bytes` does not count it.
 
-    A batch of a buffer is one dense TensorDict where its items agree in form and shapes, else a
-    lazy stack.
+    A buffer returns a batch as one dense TensorDict if its items have the same structure and
+    shapes, and as a lazy stack otherwise.
 
-    Without ``scratch_dir`` and ``shared_init`` it is a list of this process, which cannot be passed
-    to another one (RuntimeError). With one of them items are *records* in a ring of bytes, which
-    any number of processes write and read, and which survives them; see `RecordList` for what that
-    means.
+    Without ``scratch_dir`` and ``shared_init`` the items are in a list of this process, and passing
+    the storage to another process raises RuntimeError. With one of them the items are *records* in
+    a ring of bytes. Any number of processes write and read this ring, and it survives them; see
+    `RecordList`.
 
     Args:
         max_size: capacity in items; None: no limit, in one process only.
-        compression_fn: called with a tensor, gives a uint8 tensor; None compresses with zstd.
-        decompression_fn: called with what ``compression_fn`` gave, or with that and a dict
-            (``"shape"``, ``"dtype"``, ``"device"`` of the tensor) if it takes two positional
-            arguments; gives the tensor, or its bytes as uint8. None decompresses zstd. Other
-            processes give both to ``attach``: functions are not recorded.
-        compression_level: of zstd, 1 (fast) to 22 (small).
-        device: where tensors of what is read are. None is the CPU; in one process, an item with a
-            tensor on another device is then stored as the object that it is, and not compressed.
+        compression_fn: takes a tensor and returns a uint8 tensor; None compresses with zstd.
+        decompression_fn: takes the result of ``compression_fn`` and returns the tensor, or its
+            bytes as uint8. If it has two positional arguments, the second is a dict with the
+            tensor's ``"shape"``, ``"dtype"`` and ``"device"``. None decompresses zstd. Functions
+            are not recorded, so other processes pass both to ``attach``.
+        compression_level: the level of zstd, from 1 (fast) to 22 (small).
+        device: device of the tensors in the items that are read. None is the CPU; in one process,
+            an item with a tensor on another device is then stored uncompressed, as a Python object.
         compilable: accepted; `torch.compile` leaves the native calls alone either way.
-        compress: of records: which entries are compressed, by key or nested key, with all that is
-            in them (``["obs", ("next", "obs")]``); the others are raw. None: those from 64 bytes on
-            that get smaller.
-        dictionary_bytes: of records: size of a dictionary for zstd, learned from the first items
-            and kept in the directory, for items too small to compress well alone; 100,000 is usual.
-            0: no dictionary.
-        max_bytes: capacity in bytes, of records as they are stored, headers included; needed with a
-            directory. The oldest items go when either capacity is reached.
-        pad_output: what a batch of a buffer is where items differ in shape; see `LazyStackStorage`.
+        compress: for records: keys or nested keys of the entries to compress, with everything below
+            them (``["obs", ("next", "obs")]``); other entries are stored raw. None compresses
+            entries of at least 64 bytes that become smaller.
+        dictionary_bytes: for records: size of a zstd dictionary, for items that are too small to
+            compress well alone. The dictionary is learned from the first items and kept in the
+            directory. 100,000 is usual; 0 uses no dictionary.
+        max_bytes: capacity in bytes of stored records, including headers; required with a
+            directory. The oldest items are removed when either capacity is reached.
+        pad_output: form of a batch whose items differ in shape; see `LazyStackStorage`.
         **options: ``scratch_dir``, ``shared_init``, ``existsok``, ``auto_cleanup``, ``checksum``,
             ``reserve``, ``timeout``, ``prefault``, ``on_progress``: see `LazyMemmapStorage`.
 
-    Several threads may read and write at once: they compress and decompress side by side, as far as
-    ``compression_fn`` and ``decompression_fn`` can.
+    Several threads may read and write at once. They compress and decompress in parallel if
+    ``compression_fn`` and ``decompression_fn`` allow it.
 
     Raises:
-        ValueError: another level; a directory without ``max_size`` or ``max_bytes``; what is for
-            records without a directory, or beside a ``compression_fn``.
-        TypeError: ``compress`` is no list of keys; ``pad_output`` is something else.
+        ValueError: the level is out of range; a directory is given without ``max_size`` or
+            ``max_bytes``; or an option for records is given without a directory or together with
+            ``compression_fn``.
+        TypeError: ``compress`` is not a list of keys, or ``pad_output`` has an invalid type.
         SchemaMismatchError, ...: see `LazyMemmapStorage`.
 
     Cost: zstd at level 3 takes about 0.15 ms for four images of 84 x 84 bytes, and a third of that
-        to decompress. `get` decompresses each item that it gives, every time.
+        to decompress. Each `get` decompresses every item that it returns.
 
     Example:
         >>> import torch
@@ -136,7 +136,12 @@ class CompressedListStorage(RecordList):
 
     @classmethod
     def from_engine(cls, engine: Engine, **options: Any) -> Self:
-        """See `RecordList.from_engine`."""
+        """Returns the storage of an open buffer and takes ownership of its handle.
+
+        Raises:
+            ValueError: a ``compression_fn`` is given, but the recorded items are compressed with
+                zstd.
+        """
         recorded = of_storage(engine.settings, engine.where)
         own = options.get("compression_fn")
         if own is not None and not recorded.get("own_functions", True):
@@ -147,7 +152,7 @@ class CompressedListStorage(RecordList):
         return super().from_engine(engine, **options)
 
     def _require_records(self, is_directory: bool) -> None:
-        """ValueError where something is asked for that is only there for records, or for zstd."""
+        """Raises ValueError for options that need records or zstd if the storage uses neither."""
         asked = [f"{name}={value!r}" for name, value in self._of_records.items() if value]
         if asked and not is_directory:
             raise ValueError(
@@ -161,7 +166,7 @@ class CompressedListStorage(RecordList):
             )
 
     def _made_item_codec(self) -> BodyCodec:
-        # A function whose counterpart was not given meets zstd, tensor by tensor.
+        # If only one function is given, zstd takes the place of the other, tensor by tensor.
         own = self._functions != (None, None)
         functions = (self.compression_fn, self.decompression_fn) if own else self._functions
         return BodyCodec(self.device, self._record_codec(*functions))
@@ -193,12 +198,12 @@ class CompressedListStorage(RecordList):
 
     @property
     def compression_fn(self) -> Compress:
-        """The function that compresses a tensor of a list in this process."""
+        """Function that compresses one tensor of a list in this process."""
         return self._functions[0] or partial(compress_tensor, level=self.compression_level)
 
     @property
     def decompression_fn(self) -> Decompress:
-        """The function that decompresses it."""
+        """Function that decompresses the result of `compression_fn`."""
         return self._functions[1] or decompress_tensor
 
     def _read_torchrl(self, path: Path) -> list[tuple[Any] | None]:
@@ -207,7 +212,7 @@ class CompressedListStorage(RecordList):
         return compressed.read_items(path, decompress, reads_zlib=self._functions[1] is None)
 
     def _collate(self, data: Any) -> Any:
-        # What was kept as records is one TensorDict, where their forms and shapes agree.
+        # Records that have the same structure and shapes become one dense TensorDict.
         if isinstance(data, RawBatch):
             dense = data.dense()
             if dense is not None:
@@ -221,7 +226,7 @@ class CompressedListStorage(RecordList):
         return stack_lazily(data) if data and all(map(is_collection, data)) else collate(data)
 
     def bytes(self) -> int:
-        """Bytes that the items take, compressed; of records with their headers. Cost: O(items)."""
+        """Returns the size of the compressed items in bytes, with headers. Cost: O(items)."""
         if self.shared:
             store = self.mover()
             return 0 if store is None else int(store.records.live())
@@ -229,9 +234,10 @@ class CompressedListStorage(RecordList):
 
     @staticmethod
     def to_bytestream(data_to_bytestream: Any) -> builtins.bytes:
-        """The bytes of a tensor (in C order), an array, or bytes; else pickled, as in TorchRL.
+        """Returns the bytes of a tensor in C order, an array or bytes, and pickles other data.
 
-        Nothing in this package unpickles it, and the storage itself does not use it.
+        The last is as in TorchRL. Nothing in this package unpickles the result or calls this
+        method.
         """
         data = data_to_bytestream
         if isinstance(data, torch.Tensor):
@@ -250,11 +256,11 @@ def compress_tensor(tensor: torch.Tensor, level: int) -> torch.Tensor:
 
 
 def decompress_tensor(chunk: torch.Tensor, metadata: dict[str, Any]) -> torch.Tensor:
-    """Gives the bytes of the tensor that `compress_tensor` has compressed."""
+    """Returns the bytes of the tensor that `compress_tensor` has compressed."""
     content, expected = bytes_of(chunk), metadata["shape"].numel() * metadata["dtype"].itemsize
     try:
         size = zstandard.frame_content_size(content)
-        if size != expected:  # before anything is allocated for what a file says
+        if size != expected:  # checked before memory is allocated for a size from a file
             raise zstandard.ZstdError(f"{size} bytes where {expected} belong")
         return torch.frombuffer(bytearray(zstandard.decompress(content)), dtype=torch.uint8)
     except zstandard.ZstdError as error:

@@ -1,7 +1,7 @@
-"""Rows that this process holds: the caller's tensors, tensors on a GPU, and Python objects.
+"""Rows that this process holds: tensors of the caller, tensors on a GPU, and Python objects.
 
-The ring has no leaves of its own. Bytes are written between claim and commit, and a GPU's stream is
-synchronised before commit and validation.
+The ring has no leaves of its own. The bytes are written between claim and commit, and the stream of
+a GPU is synchronised before commit and before validation.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from shmbuffer.storages.rows import Rows
 from shmbuffer.tensors.form.kit import TENSORS, new_column, values_of
 from shmbuffer.tensors.form.tensors import put_rows, take_rows
 
-# Of drawing again what changed while it was copied; only threads of this process can change it.
+# Redraws of rows that changed while they were copied. Only threads of this process can change them.
 _ROUNDS = 64
 
 
 class HeldRows(Rows):
-    """Columns ``[slots, *lanes, *shape]``, one a leaf, on any device."""
+    """Columns ``[slots, *lanes, *shape]``, one per leaf, on any device."""
 
-    _claim = ForkLock()  # one claim at a time: from claim to commit
+    _claim = ForkLock()  # one claim at a time, from claim to commit
 
     def __init__(self, ring: Ring, leaves: Leaves, columns: list[torch.Tensor]) -> None:
         super().__init__(ring, leaves)
         self.columns = columns
-        self._owner = os.getpid() if leaves.objects else None  # objects do not cross a fork
+        self._owner = os.getpid() if leaves.objects else None  # objects do not survive a fork
         self._flat = [
             column.view(ring.elements, *leaf.shape)
             for column, leaf in zip(columns, leaves.leaves, strict=True)
@@ -45,8 +45,8 @@ class HeldRows(Rows):
 
     @classmethod
     def widened(cls, rows: Rows, wider: Leaves) -> HeldRows | None:
-        """Rows with a zero column for each new leaf; None if the write differs in more."""
-        if rows.ring.schema.sharing:  # not every leaf has a column
+        """Returns rows with a zero column for each new leaf; None if the write differs in more."""
+        if rows.ring.schema.sharing:  # some leaves have no column
             return None
         have = {
             leaf.path: (leaf, column)
@@ -69,7 +69,7 @@ class HeldRows(Rows):
     def write(
         self, data: Any, single: bool, priorities: Floats | None, streams: GivenStreams = None
     ) -> tuple[int, int]:
-        """See `Rows.write`."""
+        """Appends a batch, or one item if ``single``. Returns the first ticket and slot count."""
         self._require_owner()
         values, lead = values_of(self.leaves, data, torch.Size(()) if single else None)
         count = 1 if single else lead[0]
@@ -77,10 +77,10 @@ class HeldRows(Rows):
             values = [value.unsqueeze(0) for value in values]
         capacity, width = self.ring.capacity, self.ring.width
         if priorities is not None:
-            require_priorities(self.ring, priorities)  # before anything is claimed
+            require_priorities(self.ring, priorities)  # before any slot is claimed
         of = of_each(streams, count)
         first = -1
-        for start in range(0, count, capacity):  # what exceeds the ring is written over by the rest
+        for start in range(0, count, capacity):  # the rest overwrites earlier rows
             part = slice(start, min(start + capacity, count))
             given = None if priorities is None else priorities[start * width : part.stop * width]
             its = None if of is None else of[part]
@@ -92,7 +92,7 @@ class HeldRows(Rows):
         return (first, count) if count else (self.ring.head, 0)
 
     def place(self, slots: Ints, data: Any, *, in_place: bool) -> None:
-        """See `StorageMover.place`."""
+        """Writes row i of ``data`` to ``slots[i]``; ``in_place`` keeps priorities and counts."""
         self._require_owner()
         values, lead = values_of(self.leaves, data)
         require_one_each(slots, lead[0])
@@ -102,7 +102,7 @@ class HeldRows(Rows):
                 self._fill(slots, values, None)
 
     def read(self, index: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor, int]:
-        """See `Mover.read`."""
+        """Returns copies of the leaves, the tickets, and the number of elements without an item."""
         tickets = self._tickets(index)
         tensors = self._take(index)
         for _ in range(_ROUNDS):
@@ -116,14 +116,14 @@ class HeldRows(Rows):
         return tensors, tickets, int((tickets < 0).sum())
 
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
-        """See `Mover.sample`."""
+        """Draws elements from the ring and returns their leaves, indices, tickets and weights."""
         index, tickets, weights = draw_from(TENSORS, self.ring, count, key, beta)
         tensors = self._take(index)
         for _ in range(_ROUNDS):
             changed = torch.nonzero(self._tickets(index) != tickets).flatten()
             if not changed.numel():
                 break
-            # Another draw, still from the seed.
+            # Draws again with a key that is derived from the seed.
             key = (key * 6364136223846793005 + 1442695040888963407) % 2**63
             again, tickets[changed], its = draw_from(TENSORS, self.ring, changed.numel(), key, beta)
             index[changed] = again
@@ -134,10 +134,10 @@ class HeldRows(Rows):
         return tensors, index, tickets, weights
 
     def copy_out(self, columns: list[torch.Tensor]) -> ItemSnapshot:
-        """See `Rows.copy_out`. Writers of this process wait meanwhile."""
+        """Copies all items as of one moment. Writers of this process wait until it has finished."""
         with self._claim:
             moment = self.ring.copy_out([])
-            held = np.flatnonzero(moment.tickets >= 0)  # no more: files of columns may be sparse
+            held = np.flatnonzero(moment.tickets >= 0)  # column files may be sparse
             with Progress("copy", len(held) * self._slot_bytes) as progress:
                 for start, count in progress.cut(len(held), self._slot_bytes):
                     self._copy_some(held[start : start + count], columns)
@@ -152,7 +152,7 @@ class HeldRows(Rows):
         self._settle()
 
     def views(self) -> list[torch.Tensor]:
-        """See `Rows.views`."""
+        """Returns the leaves, ``[slots, *lanes, *shape]``, without copy or validation."""
         self._require_owner()
         return self.columns
 
@@ -168,17 +168,17 @@ class HeldRows(Rows):
         def fill() -> None:
             for column, value in zip(self.columns, values, strict=True):
                 if _same_memory(value, column):
-                    value = value.clone()  # rows of our own, written to other rows
+                    value = value.clone()  # rows of this storage are written to other rows of it
                 put_rows(column, where.to(column.device), value.to(column.device))
 
         self._commit(fill, priorities)
 
     def _tickets(self, index: torch.Tensor) -> torch.Tensor:
-        """The ticket of the item that each element's slot holds now, -1 where it holds none."""
+        """Returns the current ticket of each element's slot, -1 for an empty slot."""
         return torch.from_numpy(tickets_at(self.ring, index.numpy() // self.ring.width))
 
     def _require_owner(self) -> None:
-        """RuntimeError in the child of a fork, where there are objects: it has copies of them."""
+        """Raises RuntimeError in the child of a fork, which only has copies of the objects."""
         if self._owner is not None and os.getpid() != self._owner:
             raise RuntimeError(
                 f"this storage came through a fork, and the text and objects in it belong to "

@@ -1,7 +1,7 @@
-"""Indices: which elements one selects, in which shape, and whether a view can show them.
+"""Indices: the elements that an index selects, their shape, and the view that shows them.
 
-An index selects slots, or with a tuple any dimension. One that names a slot without an item raises
-IndexError, a slice leaves it out. Negative numbers count from the last item.
+An index selects slots, or any dimensions if it is a tuple. An index of a slot without an item
+raises IndexError; a slice skips such slots. Negative numbers count from the last item.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class Selection(NamedTuple):
     elements: Ints
     """Element indices (slot * lanes + lane), flat."""
     lead: tuple[int, ...]
-    """The shape of the selection: the product is ``len(elements)``."""
+    """Shape of the selection; the product is ``len(elements)``."""
     view: Callable[[torch.Tensor], torch.Tensor] | None
-    """Makes the view of a leaf ``[slots, *lanes, ...]`` that shows them; None if no view can."""
+    """Makes a view of the elements from a leaf ``[slots, *lanes, ...]``; None if none can."""
     skips: bool
-    """A slice: what holds no item is left out and is no error."""
+    """True for a slice, which skips slots without an item instead of raising an error."""
 
 
 def select(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int = 0) -> Selection:
-    """Resolve ``index``. Constant for an int, linear in the capacity for a tuple."""
+    """Resolves ``index``. Cost: constant for an int, linear in the capacity for a tuple."""
     if is_int(index):
         index = int(index)
     if index is Ellipsis:
@@ -66,7 +66,7 @@ def select(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int = 0) 
 
 
 def slots_of(cursor: Any, ring: Ring) -> Ints:
-    """The slots of a write."""
+    """Returns the slots of a write at ``cursor``."""
     if isinstance(cursor, slice):
         open_end = cursor.stop is None or cursor.stop < 0
         slots = np.arange(extent(ring) if open_end else ring.capacity, dtype=np.int64)[cursor]
@@ -78,27 +78,27 @@ def slots_of(cursor: Any, ring: Ring) -> Ints:
 
 
 def is_int(index: Any) -> bool:
-    """True if an index names one slot, so that one item belongs there."""
+    """True if an index names one slot, so that a write there takes one item."""
     if isinstance(index, (torch.Tensor, np.ndarray)):
         return index.ndim == 0 and index.dtype not in _BOOLS
     return isinstance(index, (int, np.integer)) and not isinstance(index, bool)
 
 
 def extent(ring: Ring) -> int:
-    """One past the last slot that holds an item: what negative indices and slices count from."""
+    """Returns the end of the items: the number of the last slot with an item, plus one."""
     lanes = ring.width
     length = ring.length
     if length == ring.elements:
         return int(ring.capacity)
     head = ring.head
-    if head <= ring.capacity and length == head * lanes:  # filled in order, and not yet once around
+    if head <= ring.capacity and length == head * lanes:  # filled in order during the first lap
         return int(head)
     committed = ring.live.committed_slots()
     return int(committed[-1]) + 1 if len(committed) else 0
 
 
 def tickets_at(ring: Ring, slots: Ints) -> Ints:
-    """The ticket of the item that each slot holds just now; -1 where it holds none."""
+    """Returns the current ticket of each slot, -1 for an empty slot."""
     _core.fence()  # SYNC slot-claim, acquire
     words = ring.live.words[slots]
     _core.fence()  # SYNC slot-commit, acquire
@@ -106,19 +106,19 @@ def tickets_at(ring: Ring, slots: Ints) -> Ints:
 
 
 def is_one(index: Any) -> bool:
-    """True if an index names one item, also one in a tuple."""
+    """True if an index names one item, including a tuple of one int."""
     if isinstance(index, tuple) and len(index) == 1:
         index = index[0]
     return is_int(index)
 
 
 def ravel(index: Any, lanes: tuple[int, ...]) -> Ints:
-    """Element indices, int64 ``[n]`` contiguous, from the ``index`` of a sample or a write."""
+    """Returns contiguous int64 element indices ``[n]`` for the ``index`` of a sample or a write."""
     return indices.ravel(index, lanes, as_array)
 
 
 def meant(index: Any, generation: Any, lanes: tuple[int, ...]) -> tuple[Ints, Ints]:
-    """Elements int64 ``[n]`` and tickets int64 ``[n]``, from the entries of a sample."""
+    """Returns elements and tickets, int64 ``[n]``, for the index and generation of a sample."""
     elements, tickets = ravel(index, lanes), ravel(generation, ())
     if len(tickets) != len(elements):
         raise RuntimeError(
@@ -132,7 +132,7 @@ _BOOLS = (torch.bool, np.dtype(np.bool_))
 
 
 def _is_coordinates(index: Any, lanes: tuple[int, ...]) -> bool:
-    """True for the index of a sampler of a storage with lanes: a tuple of tensors ``[n]``."""
+    """True for an index from a sampler: a tuple of tensors ``[n]``, one per storage dimension."""
     return (
         bool(lanes)
         and isinstance(index, tuple)
@@ -143,7 +143,7 @@ def _is_coordinates(index: Any, lanes: tuple[int, ...]) -> bool:
 
 
 def as_array(index: Any) -> NDArray[Any]:
-    """A list, range, array or tensor of numbers or booleans as an array."""
+    """Converts a list, range, array or tensor of numbers or booleans to an array."""
     if isinstance(index, torch.Tensor):
         if not index.is_cpu or not index.data_ptr():
             require_memory(index)
@@ -154,7 +154,7 @@ def as_array(index: Any) -> NDArray[Any]:
 
 
 def integers(index: Any, end: int) -> Ints:
-    """The places that an index names, of ``end``; IndexError of what is no index."""
+    """Returns the places below ``end`` that an index names; IndexError if it is not an index."""
     chosen = as_array(index)
     if chosen.dtype == np.bool_:
         if chosen.shape != (end,):
@@ -204,7 +204,7 @@ def _in_grid(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int) ->
     if parts is not None and isinstance(parts[dim_extend], slice):
         slots = np.arange(end)[parts[dim_extend]]
         present = slots[ring.live.holds(slots)]
-        if len(present) < len(slots):  # a slice leaves out what holds no item
+        if len(present) < len(slots):  # a slice skips slots without an item
             grid = grid.take(present, axis=dim_extend)
             parts = (*parts[:dim_extend], slice(None), *parts[dim_extend + 1 :])
             chosen = np.asarray(grid[parts])
@@ -219,12 +219,12 @@ def _in_grid(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int) ->
 
 
 def _goes_forward(part: Any) -> bool:
-    """True for a slice with a positive step; torch has no others."""
+    """True for a slice with a positive step; torch supports no other steps."""
     return isinstance(part, slice) and (part.step or 1) > 0
 
 
 def _spelled_out(index: Any, ndim: int) -> tuple[Any, ...] | None:
-    """An index with one part for each dimension; None if it has no such form."""
+    """Returns the index as a tuple with one part per dimension; None if that is impossible."""
     parts = index if isinstance(index, tuple) else (index,)
     if any(part is None or np.ndim(part) > 1 for part in parts if not isinstance(part, slice)):
         return None
@@ -239,7 +239,7 @@ def _spelled_out(index: Any, ndim: int) -> tuple[Any, ...] | None:
 
 
 def is_plain(index: Any) -> bool:
-    """True if the core takes an index as it is."""
+    """True if the C core accepts the index unchanged."""
     return (
         type(index) is torch.Tensor
         and index.dtype is torch.int64

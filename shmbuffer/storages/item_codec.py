@@ -1,4 +1,4 @@
-"""How a list in this process keeps an item: as it is, or as the body of its record."""
+"""Forms in which a list of this process stores an item: as an object, or as a record body."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from shmbuffer.tensors.form.containers import take_of
 from shmbuffer.tensors.form.nodes import is_collection
 from shmbuffer.tensors.records.decoder import RawBatch
 
-_RECORD = "shmbuffer.record"  # the key of a body in a state
+_RECORD = "shmbuffer.record"  # key of a record body in a state
 
 
 class ItemCodec:
-    """Items are kept as they are; ``device`` is where their tensors are sent, None leaves them.
+    """Stores items as objects, and moves their tensors to ``device`` unless it is None.
 
-    ``records`` reads the bodies that a `BodyCodec` has saved.
+    ``records`` decodes the bodies that a `BodyCodec` has saved.
     """
 
     def __init__(self, device: torch.device | None, records: TensorRecordCodec) -> None:
@@ -32,29 +32,29 @@ class ItemCodec:
         self._records = records
 
     def keep(self, item: Any) -> Any:
-        """The form in which an item is kept."""
+        """Returns the stored form of an item."""
         return item if self.device is None else to_device(item, self.device)
 
     def encode(self, data: Any, single: bool) -> list[Any]:
-        """The kept form of one item where ``single``, else of each item of a batch."""
+        """Returns the stored form of one item if ``single``, else of each item of a batch."""
         if single:
             return [self.keep(data)]
         items = unbound(data)
         return items if self.device is None else [self.keep(item) for item in items]
 
     def give(self, kept: Any) -> Any:
-        """The item, from its kept form."""
+        """Returns the item that belongs to a stored form."""
         return kept
 
     def give_all(self, kept: list[Any]) -> Any:
-        """The items, from their kept forms: a list, or a `RawBatch`."""
+        """Returns the items that belong to stored forms, as a list or a `RawBatch`."""
         return kept
 
     def accept(self, saved: Any) -> Any:
-        """The kept form of an item that a list has saved as a body, or as the item itself.
+        """Returns the stored form of an item from a save, which is a record body or the item.
 
         Raises:
-            SchemaMismatchError: a function that is not known here compressed the body.
+            SchemaMismatchError: the body was compressed with a function that is not available here.
         """
         if type(saved) is not RecordBody:
             return self.keep(saved)
@@ -62,7 +62,7 @@ class ItemCodec:
         return self._accept_body(saved)
 
     def accept_state(self, saved: Any) -> Any:
-        """`accept` for an item of a state. Its tensors are copied."""
+        """Returns the stored form of an item from a state. The tensors of the item are copied."""
         if isinstance(saved, dict) and list(saved) == [_RECORD]:
             return self.accept(RecordBody(saved[_RECORD].numpy()))
         return self.accept(cloned(saved))
@@ -85,29 +85,29 @@ class ItemCodec:
 
 
 class BodyCodec(ItemCodec):
-    """Items are kept as the bodies of their records; what is no record is kept as it is."""
+    """Stores items as record bodies, and items that no record can hold as objects."""
 
     def encode(self, data: Any, single: bool) -> list[Any]:
-        """See `ItemCodec.encode`."""
+        """Returns the stored form of one item if ``single``, else of each item of a batch."""
         if not (single or is_batch(data)):
-            data = unbound(data)  # it may be looked at twice
+            data = unbound(data)  # the loops below may need it twice
         if self.device is not None or _is_on_cpu(data):  # records do not store devices
             try:
                 return self._records.encode(data, single).bodies()
-            except RefusedError:  # a record does not hold everything
+            except RefusedError:  # records cannot hold every object
                 pass
         return [super().keep(data)] if single else [self.keep(item) for item in unbound(data)]
 
     def keep(self, item: Any) -> Any:
-        """See `ItemCodec.keep`."""
+        """Returns the stored form of an item."""
         return self.encode(item, True)[0]
 
     def give(self, kept: Any) -> Any:
-        """See `ItemCodec.give`."""
+        """Decodes a body; returns any other stored form unchanged."""
         return self._decoded(kept) if type(kept) is RecordBody else kept
 
     def give_all(self, kept: list[Any]) -> Any:
-        """See `ItemCodec.give_all`."""
+        """Returns a `RawBatch` if all items are bodies, else a list of items."""
         if kept and set(map(type, kept)) == {RecordBody}:
             return RawBatch(join(kept), self._records.decoder)
         return [self.give(one) for one in kept]
@@ -117,14 +117,14 @@ class BodyCodec(ItemCodec):
 
 
 def for_state(kept: Any) -> Any:
-    """Makes an item of a state from what is kept: the tagged bytes of a body, or the item."""
+    """Returns what a state contains for a stored form: the tagged bytes of a body, or the item."""
     if type(kept) is not RecordBody:
         return kept
     return {_RECORD: torch.frombuffer(bytearray(kept), dtype=torch.uint8)}
 
 
 def cloned(item: Any) -> Any:
-    """An item whose tensors are copies."""
+    """Returns the item with copies of its tensors."""
     return by_leaf(item, _copied)
 
 

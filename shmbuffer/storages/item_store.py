@@ -1,4 +1,4 @@
-"""Items of any form in slots of a ring: objects of one process, or records that many share."""
+"""Storage for items of any structure in the slots of a ring: local objects or shared records."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.nodes import is_collection
 from shmbuffer.tensors.form.structure import leaves_of
 
-_ALIKE = (bool, int, float, complex, str, bytes, type(None))  # one for all items, as of no dims
+_ALIKE = (bool, int, float, complex, str, bytes, type(None))  # the same for all items
 
 Changes = Mapping[KeyPath, Any]
-"""The new entries: of one item, or each ``[n, ...]``."""
+"""New entries by path: the value of one item, or ``[n, ...]`` for n items."""
 Edit = Callable[[int, Any], Any]
-"""Called with a position among what was selected, and a copy of the item there; gives what it
-becomes."""
+"""Takes a position in the selection and a copy of the item there, and returns the new item."""
 
 
 class ItemStore(StorageMover):
-    """Moves items one by one; what it moves is encoded already. ``name`` is for messages."""
+    """Moves encoded items one by one. ``name`` is the storage's name in messages."""
 
     name: str
 
@@ -38,26 +37,26 @@ class ItemStore(StorageMover):
     def write(
         self, items: Any, priorities: Floats | None, streams: GivenStreams = None
     ) -> tuple[int, int]:
-        """Append items, at least one. The place of the first, and how many."""
+        """Appends at least one item. Returns the first place and the number of items."""
 
     @abstractmethod
     def write_at(self, cursor: Any, items: Any, *, in_place: bool) -> Ints:
-        """Write at the places that ``cursor`` names, as `put` does. The slots, each once."""
+        """Writes items at the places that ``cursor`` names. Returns the slots, each once."""
 
     @abstractmethod
     def change(self, index: Any, changes: Changes) -> None:
-        """Change entries of items, which keep their priorities."""
+        """Changes entries of items. Their priorities stay."""
 
     @abstractmethod
     def copy_out(self) -> tuple[list[Any], ItemSnapshot]:
-        """Every item as it is kept, in storage order, and the moment that they are of."""
+        """Returns all items in their stored form and storage order, and their snapshot."""
 
     @abstractmethod
     def _state(self) -> tuple[dict[str, Any], ItemSnapshot]:
-        """The items as a state has them, and the moment that they are of."""
+        """Returns the items as entries of a state, and their snapshot."""
 
     def state_dict(self) -> dict[str, Any]:
-        """See `ListStorage.state_dict`."""
+        """Returns the items or records, their slots, the cursor and the capacity."""
         items, moment = self._state()
         capacity, slots = len(moment.tickets), held_slots(moment)
         return {
@@ -69,7 +68,7 @@ class ItemStore(StorageMover):
         }
 
     def select(self, index: Any, dim_extend: int = 0) -> Selection:
-        """See `StorageMover.select`; in one dimension, without views."""
+        """Returns the elements that a one-dimensional index selects. There are no views."""
         if isinstance(index, tuple) and len(index) == 1:
             index = index[0]
         selection = None if isinstance(index, tuple) else super().select(index)
@@ -78,17 +77,17 @@ class ItemStore(StorageMover):
         return selection._replace(view=None)
 
     def shaped(self, found: Any, lead: tuple[int, ...], held: torch.Tensor | None = None) -> Any:
-        """See `StorageMover.shaped`."""
+        """Builds the selected items; with ``held``, only those that are present."""
         return self.build(found if held is None else self.some(found, held.numpy()), lead)
 
 
 def held_slots(moment: ItemSnapshot) -> Ints:
-    """Slots that held an item."""
+    """Returns the slots that held an item."""
     return np.flatnonzero(moment.tickets >= 0)
 
 
 def edits(changes: Changes, index: Any, count: int) -> Edit:
-    """A function that applies the changes to the ``count`` items of ``index``."""
+    """Returns a function that applies the changes to the ``count`` items of ``index``."""
     single = is_one(index)
     for path, value in () if single else changes.items():
         if not _is_alike(value) and len(value) != count:
@@ -112,7 +111,7 @@ def edits(changes: Changes, index: Any, count: int) -> Edit:
 
 
 def changes_of(patch: Any) -> dict[KeyPath, Any]:
-    """The entries of a TensorDict or dict of them, nested ones by their whole path."""
+    """Returns the entries of a TensorDict or a dict of them by their path."""
     if not is_collection(patch) and not isinstance(patch, Mapping):
         raise TypeError(f"a patch is a TensorDict or a dict of entries, got {type(patch).__name__}")
     return leaves_of(patch)

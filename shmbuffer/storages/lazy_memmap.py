@@ -1,4 +1,4 @@
-"""The storage in files: what was committed is there after a kill, and anybody may open it."""
+"""Storage in memory-mapped files: committed items survive a kill, and any process may open them."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ from shmbuffer.storages.location import Location
 class LazyMemmapStorage(LazyTensorStorage):
     """A storage in memory-mapped files.
 
-    The first process that writes says what an item is and makes the files.
+    The first write defines the structure of the items and creates the files.
 
-    In a directory everything is in the files: items, their order, the cursor, priorities. Processes
-    come and go, related or not; when all of them were killed, the next one to open the directory
-    recovers it and carries on. The files are tensordict's memmap layout, so
-    ``TensorDict.load_memmap(scratch_dir)`` reads them at any time.
+    A directory contains the items, their order, the cursor and the priorities. Unrelated processes
+    may open and close it. If all of them are killed, the next process that opens the directory
+    recovers it and continues. The files have tensordict's memmap layout, so
+    ``TensorDict.load_memmap(scratch_dir)`` can read them at any time.
 
-    Where the bytes are, and what a buffer that is there already means:
+    The arguments decide where the bytes are, and what happens if the directory already has a
+    buffer:
 
-    - neither ``scratch_dir`` nor ``shared_init``: anonymous memory of this process, and of those
-      that it is passed to.
-    - ``shared_init=True``: a directory, without ``scratch_dir`` a temporary one. The buffer is
-      created, attached to or recovered, whatever is right; ``existsok`` is ignored.
-    - ``scratch_dir``: the first write makes the files. A buffer that is there is a RuntimeError
-      then.
-    - ``scratch_dir`` and ``existsok=True``: one of ours is attached to or recovered, and its items
-      are visible. A bare tensordict directory is taken over, empty.
+    - neither ``scratch_dir`` nor ``shared_init``: anonymous memory, shared by this process and
+      those that the storage is passed to.
+    - ``shared_init=True``: a directory, which is temporary without ``scratch_dir``. The buffer is
+      created, attached to or recovered as needed; ``existsok`` is ignored.
+    - ``scratch_dir``: the first write creates the files, and raises RuntimeError if there is
+      already a buffer.
+    - ``scratch_dir`` and ``existsok=True``: an existing shmbuffer directory is attached to or
+      recovered, with its items. A plain tensordict directory is reused, and starts empty.
 
     Args:
         max_size: capacity in elements.
@@ -43,46 +44,46 @@ class LazyMemmapStorage(LazyTensorStorage):
         device: where samples are sent. The bytes stay on the CPU; None and ``"auto"`` are the CPU
             too.
         ndim: leading dimensions of the data that belong to the storage.
-        existsok: see the table.
+        existsok: see the list above.
         compilable: accepted; `torch.compile` leaves the native calls alone either way.
-        shared_init: see the table.
-        auto_cleanup: remove the files when the process that made them ends (at exit, SIGTERM,
-            SIGINT). None: only in a temporary directory. The directory itself goes only if we made
-            it and nothing foreign is in it.
-        checksum: keep a CRC32C of every item, so that damage after a power cut is found. Costs
-            about 0.1 ns a byte.
-        reserve: take all space at the first write. Without it the files are sparse, and a disk that
-            becomes full kills the writer with SIGBUS.
-        timeout: seconds to wait for another process that creates or recovers the directory right
-            now.
-        prefault: have this process make and map the pages of the buffer before they are needed:
-            ``"off"``, ``"background"`` (a thread does it, once the files are there) or ``"full"``
-            (who creates or opens the buffer waits for it). Takes about 0.3 s a GiB in memory, and
-            pays there for the first lap; see docs/memory.md.
-        on_progress: called with a `ProgressReport`, some times a second: while pages are made, in
-            the thread that does it, and where a directory is recovered. What it raises comes out of
-            the call that waits.
+        shared_init: see the list above.
+        auto_cleanup: remove the files when the process that created them ends (at exit, SIGTERM,
+            SIGINT). None: only in a temporary directory. The directory itself is removed only if
+            the storage created it and it contains no other files.
+        checksum: store a CRC32C of every item, to detect damage after a power cut. Costs about 0.1
+            ns per byte.
+        reserve: allocate all space at the first write. Without it the files are sparse, and a full
+            disk kills the writer with SIGBUS.
+        timeout: seconds to wait while another process creates or recovers the directory.
+        prefault: whether this process allocates and maps the pages of the buffer before they are
+            needed: ``"off"``, ``"background"`` (in a thread, once the files exist) or ``"full"``
+            (creating or opening the buffer waits for it). Takes about 0.3 s per GiB in memory, and
+            speeds up the first lap there; see docs/memory.md.
+        on_progress: called with a `ProgressReport` a few times per second while pages are
+            prefaulted, in the thread that does so, and while a directory is recovered. Its
+            exceptions are raised by the waiting call.
         share_next: store observations once. A leaf ``("next", key)`` that equals ``key`` of the
-            following item of its stream, bit for bit, is not stored again. True: all such leaves of
-            the same dtype and shape as ``key``, of 8 bytes or more, but for ``done``,
-            ``terminated``, ``truncated`` and ``reward``; or a list of keys, with or without the
-            "next". Samples and ``get`` give whole items; there are no views of these leaves.
-        share_next_room: next observations that can be whole at the same time: the newest item of
-            each stream, and those that no item follows (the last step of an episode). None: a
-            twentieth of the slots, and at least 64. A write that finds it full waits for writers
-            that are at it, or is a SpaceError; nothing is dropped.
+            following item of its stream, bit for bit, is not stored again. Either a list of keys,
+            with or without the "next", or True. True shares all such leaves of at least 8 bytes
+            with the dtype and shape of ``key``, except ``done``, ``terminated``, ``truncated`` and
+            ``reward``. Samples and ``get`` return complete items; these leaves have no views.
+        share_next_room: number of next observations that can be stored in full at the same time:
+            those of the newest item of each stream and of the last step of each episode. None: a
+            twentieth of the slots, at least 64. A write that finds no room waits for active
+            writers, or raises SpaceError; nothing is dropped.
 
     Raises:
-        SchemaMismatchError: the directory holds a buffer of another ``max_size`` or ``ndim``.
-        BufferExistsError: (at the first write) there is a buffer; also a RuntimeError.
+        SchemaMismatchError: the directory has a buffer with a different ``max_size`` or ``ndim``.
+        BufferExistsError: (at the first write) there is already a buffer; also a RuntimeError.
         SpaceError: (at the first write) bytes needed and bytes free; nothing is left behind. (At
             any write) ``share_next_room`` is full.
-        ValueError: ``share_next`` with ``ndim`` above 1; ``share_next_room`` without it.
+        ValueError: ``share_next`` with ``ndim`` above 1; ``share_next_room`` without
+            ``share_next``.
         AttachTimeout, FormatError, CorruptBufferError, ReadOnlyError, UnsafePathError,
             UnsafeFilesystemError, RegistryFullError: as their names say.
 
-    It pickles to its path and arguments, never to its contents: a process that gets it opens the
-    same directory.
+    A pickled storage contains its path and arguments, not its items. The process that unpickles it
+    opens the same directory.
 
     Example:
         >>> import torch
@@ -100,7 +101,7 @@ class LazyMemmapStorage(LazyTensorStorage):
     """
 
     _memory_mapped = True
-    _asked: Asked | None = None  # to be stored once, of a buffer that is made
+    _asked: Asked | None = None  # leaves that a new buffer is asked to store once
 
     def __init__(
         self,
@@ -147,7 +148,7 @@ class LazyMemmapStorage(LazyTensorStorage):
     def from_engine(
         cls, engine: Engine, *, device: torch.device | str = "cpu"
     ) -> LazyMemmapStorage:
-        """The storage of an open buffer, whose handle it owns from now on.
+        """Returns the storage of an open buffer and takes ownership of its handle.
 
         ``device`` is where samples are sent.
         """

@@ -1,4 +1,4 @@
-"""The storage of items that differ in shape: a list, given back as a lazy stack."""
+"""Storage for items that differ in shape; several items are returned as a lazy stack."""
 
 from __future__ import annotations
 
@@ -14,43 +14,45 @@ from shmbuffer.tensors.records.decoder import RawBatch
 
 
 class LazyStackStorage(RecordList):
-    """TensorDicts or tensorclasses of any shapes and keys, with text and other objects in them.
+    """A list of TensorDicts or tensorclasses of any shapes and keys, also with text and objects.
 
-    Several items are given as one lazy stack: shapes that differ show as -1, text is a
-    NonTensorStack, and ``densify()`` makes nested tensors of it. Nothing is copied for that; an
-    entry that is set in the stack is not set in the items. Items of other kinds, such as the dicts
-    that a `ReplayBuffer` writes, are given as by a `ListStorage`: as a list, from which a buffer
-    makes a batch by stacking each entry, or by its ``collate_fn`` if they differ.
+    Several items are returned as one lazy stack without copying them. Shapes that differ show as
+    -1, text is a NonTensorStack, and ``densify()`` makes nested tensors of the stack. Setting an
+    entry of the stack does not change the items. Items of other kinds, such as the dicts that a
+    `ReplayBuffer` writes, are returned as a list. The buffer stacks each entry of the list, or
+    calls its ``collate_fn`` if the items differ.
 
-    Without ``scratch_dir`` and ``shared_init`` it is a list of this process: any Python objects in
-    the items, no copies, no limit needed; it cannot be passed to another process (RuntimeError).
+    Without ``scratch_dir`` and ``shared_init`` the items are in a list of this process. They may
+    contain any Python objects, they are not copied, and no limit is required. Passing the storage
+    to another process raises RuntimeError.
 
-    With one of them items are *records* in a ring of bytes, which any number of processes write
-    and read, and which survives them; see `RecordList` for what that means.
+    With one of them the items are *records* in a ring of bytes. Any number of processes write and
+    read this ring, and it survives them; see `RecordList`.
 
     Args:
         max_size: capacity in items; None: no limit, in one process only.
         compilable: accepted; `torch.compile` leaves the native calls alone either way.
         stack_dim: dimension of the stack in the batch dimensions of a sample; negative counts from
             their end.
-        device: where items are sent when they are written, None leaves them where they are; of
-            records: where they are sent when they are read, None is the CPU.
-        max_bytes: capacity in bytes, of records, headers included; needed with a directory. The
-            oldest items go when either capacity is reached.
-        pad_output: what a batch of a buffer is, instead of a lazy stack. A number: dense,
-            shorter leaves padded with that number, and a mask under ``"mask"``. ``"nested"``:
-            nested tensors. With more control: the arguments of `pad` (``{"value": 0, "mask_key":
-            {"tokens": "mask"}}``), or of `densify` (``{"keys": ["tokens"]}``).
+        device: device to which items are moved when they are written; None does not move them. For
+            records: device to which they are moved when they are read; None is the CPU.
+        max_bytes: capacity in bytes of records, including headers; required with a directory. The
+            oldest items are removed when either capacity is reached.
+        pad_output: form of a batch, instead of a lazy stack. A number: dense tensors, with shorter
+            leaves padded with that number and a mask under ``"mask"``. ``"nested"``: nested
+            tensors. A dict: the arguments of `pad` (``{"value": 0, "mask_key": {"tokens":
+            "mask"}}``), or of `densify` (``{"keys": ["tokens"]}``).
         **options: ``scratch_dir``, ``shared_init``, ``existsok``, ``auto_cleanup``, ``checksum``,
             ``reserve``, ``timeout``, ``prefault``, ``on_progress``: see `LazyMemmapStorage`.
 
     Raises:
-        ValueError: a directory without ``max_size`` or ``max_bytes``; or ``max_bytes`` without one.
-        TypeError: ``pad_output`` is something else.
+        ValueError: a directory without ``max_size`` or ``max_bytes``, or ``max_bytes`` without a
+            directory.
+        TypeError: ``pad_output`` has an invalid type.
         SchemaMismatchError, ...: see `LazyMemmapStorage`.
 
-    Cost: in one process a shallow copy an item; of records a copy of their bytes. Reading an entry
-        of the stack stacks it.
+    Cost: one shallow copy per item in one process; for records a copy of their bytes. Reading an
+        entry of the stack stacks it.
 
     Example:
         >>> import torch
@@ -80,14 +82,14 @@ class LazyStackStorage(RecordList):
         super().__init__(max_size, device=device, **options)
 
     def put(self, cursor: Any, data: Any, *, in_place: bool) -> None:
-        """See `Storage.put`. A stack from `get` is taken apart along its own dimension."""
+        """Writes the items at ``cursor``; a stack from `get` is split along its own dimension."""
         if isinstance(data, LazyStackedTensorDict) and not is_int(cursor):
             dim = self.stack_dim + (data.batch_dims if self.stack_dim < 0 else 0)
             data = list(data.tensordicts) if dim == data.stack_dim else data
         super().put(cursor, data, in_place=in_place)
 
     def uncollated(self, data: Any) -> Any:
-        """See `Storage.uncollated`: a lazy stack, or a list of items that do not stack."""
+        """Returns a lazy stack, or a list of items that cannot be stacked."""
         if isinstance(data, RawBatch):
             return data.stacked(self.stack_dim)
         if type(data) is not list:

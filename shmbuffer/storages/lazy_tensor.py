@@ -1,4 +1,4 @@
-"""The storage in memory, made by the first write."""
+"""Storage in memory that the first write allocates."""
 
 from __future__ import annotations
 
@@ -15,43 +15,42 @@ from shmbuffer.tensors.form.kit import new_columns
 
 
 class LazyTensorStorage(TensorStorage):
-    """A storage in memory. The first write says what an item is, and allocates.
+    """A storage in memory. The first write defines the items' structure and allocates the memory.
 
-    On the CPU the bytes are shared anonymous memory: once something was written, the storage can be
-    passed to a process that is spawned or forked, and all of them see one buffer. It is gone with
-    the last of them.
+    On the CPU the bytes are in shared anonymous memory. After the first write the storage can be
+    passed to spawned or forked processes, which share the buffer. The memory is freed when the last
+    of them ends.
 
-    Text and other Python objects that are entries of a TensorDict are kept beside the tensors, and
-    samples give them back as tensordict does. A storage that has some belongs to its process and
-    cannot be passed on; the same goes for a PyTree with keys other than text, numbers, None and
-    tuples of them. torch moves the rows then, not the C core.
+    Text and other Python objects in a TensorDict are stored beside the tensors, and samples return
+    them as tensordict does. A storage with such objects cannot be passed to another process.
+    Neither can a PyTree with keys other than text, numbers, None and tuples of them. In both cases
+    torch copies the rows instead of the C core.
 
     Args:
         max_size: capacity in elements.
-        device: where the items are. On a GPU torch moves them, and the storage cannot be passed to
-            another process; None or ``"auto"`` takes the device of the first batch.
+        device: device of the items. On a GPU torch copies them, and the storage cannot be passed to
+            another process. None or ``"auto"`` uses the device of the first batch.
         ndim: leading dimensions of the data that belong to the storage. With ``ndim > 1``
             ``max_size`` is rounded up to whole slots (the product of the other dimensions) at the
             first write.
         compilable: accepted; `torch.compile` leaves the native calls alone either way.
-        consolidated: accepted, and without effect: on the CPU all leaves lie in one piece of memory
-            either way, which is what TorchRL's option is about.
-        shared_init: the first write defines the storage for all: it lies in a temporary
-            directory then, as a `LazyMemmapStorage` does, and can be passed on before anything was
-            written.
-        cleanup_memmap: with ``shared_init``, remove that directory when the process that made it
+        consolidated: accepted without effect. TorchRL's option places all leaves in one block of
+            memory, as this storage always does on the CPU.
+        shared_init: place the storage in a temporary directory, as a `LazyMemmapStorage` does, so
+            that it can be passed on before the first write. The first write by any process defines
+            it.
+        cleanup_memmap: with ``shared_init``, remove that directory when the process that created it
             ends.
-        prefault: of the CPU's memory, see `LazyMemmapStorage`; all of it is taken then, and not as
-            it is written.
+        prefault: for memory of the CPU; see `LazyMemmapStorage`. All of it is then allocated at
+            once instead of when it is written.
         on_progress: see `LazyMemmapStorage`.
 
     Raises:
-        ValueError: ``max_size`` or ``ndim`` below 1, or no such ``prefault``.
+        ValueError: ``max_size`` or ``ndim`` below 1, or an unknown ``prefault``.
 
-    With ``shared_init`` the first write raises TypeError where it brings text, objects or such
-    keys.
+    With ``shared_init`` the first write raises TypeError if it contains text, objects or such keys.
 
-    Cost: memory is taken when it is first written, not at once.
+    Cost: memory is allocated when it is first written.
 
     Example:
         >>> import torch
@@ -81,7 +80,7 @@ class LazyTensorStorage(TensorStorage):
         on_progress: OnProgress | None = None,
     ) -> None:
         self.consolidated = bool(consolidated)
-        if self._location is None:  # else a derived class has said where
+        if self._location is None:  # a derived class may have set the location
             on_cpu = device is None or device == "auto" or torch.device(device).type == "cpu"
             if shared_init and not on_cpu:
                 raise ValueError(

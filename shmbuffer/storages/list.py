@@ -1,4 +1,4 @@
-"""Any items, in a list: as they are, compressed, or as records."""
+"""Storage for any items in a list: as objects, compressed, or as records."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ UNLIMITED: int = torch.iinfo(torch.int64).max
 
 
 class ListStorage(RingBacked):
-    """Items as they are, in a list: any Python objects.
+    """A list of arbitrary Python objects.
 
-    A ring without leaves keeps their order and priorities, so that every sampler works here.
+    A ring without leaves stores their order and priorities, so that every sampler works.
 
     Args:
-        max_size: capacity; None is without a limit (`max_size` shows the largest int64 then).
+        max_size: capacity; None sets no limit, and `max_size` is then the largest int64.
         compilable: accepted; `torch.compile` leaves the native calls alone either way.
-        device: where tensors in the items are sent when they are written; None leaves them where
-            they are.
+        device: device to which tensors in the items are moved when they are written; None does not
+            move them.
 
-    Items stand without gaps at ``0 .. len - 1``. They are kept as they are, not copied: what is
-    changed in one of them is changed in the storage, and rows of a batch keep the batch in memory.
+    Items are at ``0 .. len - 1`` without gaps. They are not copied, so changing an item changes the
+    storage, and the rows of a batch keep the whole batch in memory.
 
-    It cannot be passed to another process, and not be used in the child of a fork (RuntimeError).
+    Passing the storage to another process, or using it in the child of a fork, raises RuntimeError.
 
-    Cost: a list access an item; ``collate_fn`` (by default a stack) makes the batch. Growing to n
-        items moves each of them a constant number of times.
+    Cost: one list access per item; ``collate_fn`` (by default a stack) makes the batch. Growing to
+        n items moves each of them a constant number of times.
 
     Example:
         >>> from shmbuffer import ListStorage
@@ -83,20 +83,20 @@ class ListStorage(RingBacked):
             self._mover = self._made_store()
 
     def _made_store(self) -> ObjectStore:
-        """A place for objects of this process."""
+        """Returns an empty store for objects of this process."""
         assert isinstance(self._codec, ItemCodec)
         return ObjectStore(type(self).__name__, self._max_size, self._codec, self._instead)
 
     def _made_item_codec(self) -> ItemCodec:
-        """What is kept of an item in this process."""
+        """Returns the codec of a list in this process."""
         return ItemCodec(self.device, self._made_record_codec())
 
     def _made_record_codec(self) -> TensorRecordCodec:
-        """Items to records and back."""
+        """Returns the codec of a list of records."""
         return TensorRecordCodec(device=self.device)
 
     def engine(self) -> Engine:
-        """The process's handle, opened on first use; RuntimeError where items are objects."""
+        """Returns the process's handle, opened on first use; RuntimeError if items are objects."""
         if not self.shared:
             raise RuntimeError(
                 f"a {type(self).__name__} holds objects of this process; {self._instead}"
@@ -104,7 +104,7 @@ class ListStorage(RingBacked):
         return super().engine()
 
     def _store(self) -> ItemStore:
-        """Where the items are; made if nobody has."""
+        """Returns the store of the items, which is created on first use."""
         if self._mover is None:
             self._open()
         store: ItemStore = self._mover or self.mover()
@@ -115,7 +115,7 @@ class ListStorage(RingBacked):
 
     @property
     def draws_natively(self) -> bool:
-        """See `Storage.draws_natively`."""
+        """True if a sampler can draw and read in one native call, which needs records."""
         return self.shared and super().draws_natively
 
     # -- writing -------------------------------------------------------------------------------
@@ -127,21 +127,21 @@ class ListStorage(RingBacked):
         priorities: Floats | None = None,
         streams: GivenStreams = None,
     ) -> tuple[int, int]:
-        """Write behind what was written last: one item, or all of a list or batch.
+        """Appends one item, or all items of a list or batch.
 
         Args:
-            data: one item where ``single``; else an iterable of items, a tensor, array or
-                TensorDict that is taken apart along its first dimension, or a dict of these.
-            single: see there.
-            priorities: raw, float64, one for each item; None gives the largest so far.
+            data: one item if ``single``; else an iterable of items, a tensor, array or TensorDict
+                that is split along its first dimension, or a dict of these.
+            single: whether ``data`` is one item.
+            priorities: raw, float64, one per item; None uses the largest so far.
             streams: see `RingBacked.append`.
 
         Returns:
-            The slot of the first, and how many.
+            The first slot and the number of items.
 
         Raises:
-            TypeError: a tuple or number, which has no items of its own; nothing was changed.
-            ValueError: an invalid priority, or entries of a dict differ in length; nothing was
+            TypeError: ``data`` is a tuple or number, which contains no items; nothing was changed.
+            ValueError: a priority is invalid, or entries of a dict differ in length; nothing was
                 changed.
         """
         items = self._codec.encode(data, single)
@@ -153,12 +153,12 @@ class ListStorage(RingBacked):
         return first, count
 
     def prepare(self, data: Any, single: bool) -> None:
-        """See `Storage.prepare`; what cannot be stored makes no directory."""
+        """Creates the store. Invalid data are refused before a directory is created."""
         if self.mover() is None and len(self._codec.encode(data, single)):
             self._store()
 
     def put(self, cursor: Any, data: Any, *, in_place: bool) -> None:
-        """See `Storage.put`."""
+        """Writes ``data`` at ``cursor``; ``in_place`` keeps the priorities of the items there."""
         single = is_int(cursor)
         if type(data) is tuple and not single:
             data = list(data)
@@ -170,7 +170,7 @@ class ListStorage(RingBacked):
     def change(
         self, index: Any, value: Any, path: tuple[str, ...] | None, *, dim_extend: int = 0
     ) -> None:
-        """See `Storage.change`."""
+        """Changes the entry at ``path`` of the items at ``index``; with None the whole items."""
         if path is None:
             self[index] = value
             return
@@ -179,25 +179,25 @@ class ListStorage(RingBacked):
     # -- reading -------------------------------------------------------------------------------
 
     def fetch(self, index: Any, *, dim_extend: int = 0, views: bool | None = None) -> Any:
-        """See `Storage.fetch`; ``views`` has no meaning here."""
+        """Returns the item at an int, or several items as `collate` takes them."""
         if has_its_own(self, "get"):
             return self.get(index)
         return (self._mover or self._need(index)).fetch(index)
 
     def collate(self, items: Any) -> Any:
-        """A batch from what `get` gives for several; see `batches.collate`."""
+        """Makes a batch from several items of `get`; see `batches.collate`."""
         return collate(self.uncollated(items))
 
     def uncollated(self, data: Any) -> Any:
-        """See `Storage.uncollated`: a list of items."""
+        """Returns several items as a list."""
         return data.items() if isinstance(data, RawBatch) else data
 
     def iter_in_order(self, chunk: int) -> Iterator[Any]:
-        """See `Storage.iter_in_order`. There may be none in some places, where others write."""
+        """Yields items in storage order, without places that another process emptied meanwhile."""
         return filter(len, super().iter_in_order(chunk))
 
     def contains(self, item: Any) -> Any:
-        """True if there is an item at an int, or for each int of a tensor; TypeError for others."""
+        """True if there is an item at an int, or at each int of a tensor; TypeError otherwise."""
         if isinstance(item, torch.Tensor) or is_int(item):
             return super().contains(item)
         raise TypeError(
@@ -207,32 +207,32 @@ class ListStorage(RingBacked):
     # -- everything ----------------------------------------------------------------------------
 
     def copy_out(self) -> tuple[list[Any], ItemSnapshot]:
-        """Everything in here, of one moment. The items themselves, not copies."""
+        """Returns the stored forms of all items, not copied, and their snapshot."""
         return self._store().copy_out()
 
     def copy_in(self, items: list[Any], slots: Ints, *, cursor: int, write_count: int) -> None:
-        """Replace everything with ``items``, as they are kept, each in its slot.
+        """Replaces the contents with ``items`` in their stored form, each in its slot.
 
-        ``cursor`` is the slot of the next item, ``write_count`` how many were written so far.
+        ``cursor`` is the slot of the next item, and ``write_count`` the number of writes so far.
         """
         assert isinstance(self._mover, ObjectStore)
         self._mover.copy_in(items, slots, cursor=cursor, write_count=write_count)
 
     @property
     def codec(self) -> ItemCodec:
-        """What is kept of an item in this process: of records nothing, they are the items."""
+        """Codec of the items in this process; for a storage of records it keeps objects."""
         codec = self._codec
         return codec if isinstance(codec, ItemCodec) else ItemCodec(None, codec)
 
     def state_dict(self) -> dict[str, Any]:
-        """The items (not copies), or records; where they are, and the size of the ring."""
+        """Returns the items (not copies) or records, their slots, and the capacity."""
         return self._store().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Replace everything with what `state_dict` gave. Tensors in the items are copied.
+        """Replaces the contents with a `state_dict`. Tensors in the items are copied.
 
-        A full ring that is loaded where there is more room goes on behind its last item. Where
-        there is no room for the items (IndexError) or bytes (ValueError) nothing is changed.
+        A full ring that is loaded into a larger storage continues after its last item. If the items
+        (IndexError) or bytes (ValueError) do not fit, nothing is changed.
         """
         slots, capacity = state_dict["_index"].numpy(), int(state_dict["_capacity"])
         cursor, count = int(state_dict["_cursor"]), len(slots)
@@ -261,17 +261,17 @@ class ListStorage(RingBacked):
         write_count: int,
         tickets: Tickets | None = None,
     ) -> None:
-        """Replace everything with records: as they are, or with their items.
+        """Replaces the contents with records or with the items that they contain.
 
-        ``slots`` says where each goes, ``tickets`` which ones they get where others see them;
-        the rest is as in `copy_in`.
+        ``slots`` are their slots, and ``tickets`` their tickets if other processes see them. The
+        other arguments are those of `copy_in`.
         """
         codec = self.codec_for(image.dictionary)
         kept = [self.codec.keep(item) for part in image.items(codec) for item in part]
         self.copy_in(kept, slots, cursor=cursor, write_count=write_count)
 
     def codec_for(self, dictionary: bytes | None) -> TensorRecordCodec:
-        """A codec that reads records which were compressed with this dictionary."""
+        """Returns a codec for records that were compressed with this dictionary."""
         codec = self._made_record_codec()
         if dictionary is not None:
             codec.use(dictionary)

@@ -1,4 +1,4 @@
-"""Where a storage has its bytes: a directory, or anonymous memory; see `LazyMemmapStorage`."""
+"""Location of a storage's bytes: a directory or anonymous memory; see `LazyMemmapStorage`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shmbuffer.memory.system.progress import OnProgress, hearing
 
 
 class Place(TypedDict, total=False):
-    """The arguments of a storage that concern its directory; see `LazyMemmapStorage`."""
+    """Arguments of a storage that concern its directory; see `LazyMemmapStorage`."""
 
     scratch_dir: str | os.PathLike[str] | None
     shared_init: bool
@@ -30,7 +30,7 @@ class Place(TypedDict, total=False):
 
 
 class Location:
-    """A `Place`, with what is left out. ``auto_cleanup`` None is only a temporary directory."""
+    """A `Place` with its defaults. ``auto_cleanup=None`` removes temporary directories only."""
 
     def __init__(self, **place: Unpack[Place]) -> None:
         unknown = place.keys() - Place.__annotations__.keys()
@@ -48,7 +48,7 @@ class Location:
 
     @classmethod
     def of_engine(cls, engine: Engine) -> Location:
-        """The location of a buffer that is open already."""
+        """Returns the location of an open buffer."""
         settings = engine.settings
         return cls(
             scratch_dir=engine.path,
@@ -60,16 +60,16 @@ class Location:
 
     @property
     def is_directory(self) -> bool:
-        """True if the location is a directory, or will be."""
+        """True if the location is a directory or will become one."""
         return self.directory is not None or self.shared_init
 
     @property
     def opens_at_once(self) -> bool:
-        """True if the constructor opens it; if no buffer may be there yet, the first write does."""
+        """True if the constructor opens the buffer instead of the first write."""
         return self.shared_init or (self.existsok and self.directory is not None)
 
     def open(self, settings: Settings, *, existsok: bool = False) -> Engine:
-        """Open or create the buffer."""
+        """Opens or creates the buffer."""
         if not self.is_directory:
             settings = replace(settings, checksum=False, reserve=False)
             return Engine.anonymous(settings, prefault=self.prefault)
@@ -95,7 +95,7 @@ class Location:
 
 
 def check_recorded(recorded: Settings, asked: Settings, where: str) -> None:
-    """SchemaMismatchError where a buffer is there that is another one than was asked for."""
+    """Raises SchemaMismatchError if an existing buffer differs from the requested one."""
     kinds = _kind_of(recorded, where), _kind_of(asked, where)
     if kinds[0] != kinds[1]:
         raise SchemaMismatchError(
@@ -141,7 +141,7 @@ def _listed(parts: list[str]) -> str:
 
 
 def unmade(engine: Engine) -> bool:
-    """Closes and removes a buffer made just now, if it is empty and nobody joined; else false."""
+    """Removes a buffer that was just created; False if it has items or other clients."""
     if engine.seat.incarnation != 1 or not engine.seat.is_alone():
         return False
     engine.cleanup()

@@ -1,11 +1,11 @@
-"""The movers of storages: items by any index, and in any place.
+"""Movers, which copy the items of a storage in and out by any index.
 
     StorageMover ─┬─ Rows ──────┬─ NativeRows   RingRows: leaves in the ring's own memory
                   │             └─ HeldRows     tensors that this process holds: torch moves them
                   └─ ItemStore ─┬─ ObjectStore  a Python list of this process
                                 └─ RecordStore  RecordRows: records in a ring of bytes
 
-`RingRows` and `RecordRows` are those that the NumPy client has, too: see `items.mover`.
+The NumPy client also uses `RingRows` and `RecordRows`; see `items.mover`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shmbuffer.memory.format.priorities import are_priorities, largest_mass
 from shmbuffer.storages.indexing import Selection, is_plain, select
 
 ATTEMPTS = 16
-"""Retries of a read whose rows are overwritten meanwhile."""
+"""Number of retries if rows are overwritten while they are being read."""
 
 
 class StorageMover(Mover):
@@ -36,7 +36,7 @@ class StorageMover(Mover):
     # -- writing -------------------------------------------------------------------------------
 
     def put(self, slots: Ints, data: Any, *, in_place: bool) -> Ints:
-        """Write row i of ``data`` to ``slots[i]``. Returns the slots, each once."""
+        """Writes row i of ``data`` to ``slots[i]``. Returns the slots without duplicates."""
         if len(slots) > 1:
             last = last_of_each(slots)
             if len(last) < len(slots):
@@ -52,25 +52,25 @@ class StorageMover(Mover):
 
     @abstractmethod
     def place(self, slots: Ints, data: Any, *, in_place: bool) -> None:
-        """Row i of ``data`` goes to ``slots[i]``; ``in_place`` keeps priority and write count."""
+        """Writes row i of ``data`` to ``slots[i]``; ``in_place`` keeps priorities and counts."""
 
     @abstractmethod
     def some(self, data: Any, which: NDArray[Any]) -> Any:
-        """Some rows of what `place` takes."""
+        """Selects rows of ``data`` that `place` takes."""
 
     def forget(self, *, keep_write_count: bool) -> None:
-        """Forget every item."""
+        """Removes all items."""
         self.ring.empty(keep_write_count=keep_write_count)
 
     # -- reading -------------------------------------------------------------------------------
 
     def read_chosen(self, index: torch.Tensor, tickets: torch.Tensor) -> Any:
-        """`read`, for `build`; None where an item is another one by now."""
+        """Reads the chosen items for `build`; None if one of them was replaced."""
         found, now, _ = self.read(index)
         return found if torch.equal(now, tickets.reshape(-1)) else None
 
     def fetch(self, index: Any, *, dim_extend: int = 0, as_views: bool = False) -> Any:
-        """Items by index, in the form in which they were written."""
+        """Returns items by index, in the form in which they were written."""
         if not (dim_extend or self.lanes) and drawn_slots(self.ring, index) is not None:
             found, _, missing = self.read(index)
             if not missing:
@@ -82,7 +82,7 @@ class StorageMover(Mover):
             found, tickets, missing = self.read(torch.from_numpy(selection.elements))
             if not missing:
                 return self.shaped(found, selection.lead)
-            if selection.skips:  # written over or emptied since we looked
+            if selection.skips:  # items were overwritten or emptied since the selection
                 held = (tickets >= 0).view(selection.lead[0], -1).all(1)
                 return self.shaped(found, selection.lead, held)
         raise IndexError(
@@ -90,35 +90,35 @@ class StorageMover(Mover):
         )
 
     def select(self, index: Any, dim_extend: int = 0) -> Selection:
-        """The elements that an index selects."""
+        """Returns the elements that an index selects."""
         return select(index, self.ring, self.lanes, dim_extend)
 
     @abstractmethod
     def shaped(self, found: Any, lead: tuple[int, ...], held: torch.Tensor | None = None) -> Any:
-        """`build` of what was selected; of its first dimension only what was ``held``."""
+        """Builds selected items; with ``held``, only those of slots that hold an item."""
 
     def viewed(self, selection: Selection) -> Any:
-        """The items themselves, not copied and not validated; where there is something to view."""
+        """Returns views of the items, neither copied nor validated, if the mover has any."""
         raise NotImplementedError(type(self).__name__)
 
 
 def drawn_slots(ring: Ring, index: Any) -> Ints | None:
-    """An index that may be read as it is, what a sampler chose as a rule; None of any other."""
+    """Returns an index that can be read unchanged, as samplers choose it; None for others."""
     if not is_plain(index) or not index.numel():
         return None
     slots: Ints = index.numpy()
-    inside = slots.view(np.uint64).max() < ring.capacity  # negative ones are large
+    inside = slots.view(np.uint64).max() < ring.capacity  # negative: large
     return slots if inside else None
 
 
 def last_of_each(slots: Ints) -> Ints:
-    """Positions of slots, each once: of one that is named twice, the last."""
+    """Returns the position of each distinct slot, the last one if a slot occurs twice."""
     _, first = np.unique(slots[::-1], return_index=True)
     return np.sort(len(slots) - 1 - first)
 
 
 def require_priorities(ring: Ring, priorities: Floats) -> None:
-    """ValueError where one of them is no priority, as the ring itself says it at commit."""
+    """Raises ValueError for an invalid priority, as the ring itself does at commit."""
     fits = are_priorities(priorities, ring.tree.alpha, ring.tree.eps, ring.elements)
     if not fits.all():
         at = int(fits.argmin())
@@ -131,7 +131,7 @@ def require_priorities(ring: Ring, priorities: Floats) -> None:
 
 @contextmanager
 def whole_or_empty(ring: Ring, where: str) -> Iterator[None]:
-    """Fills the ring, whatever limits writes; where that raises, empties it and says so."""
+    """Lifts the limits on writes while the ring is filled, and empties the ring if that raises."""
     try:
         with ring.admission.uncounted():
             yield
@@ -142,19 +142,19 @@ def whole_or_empty(ring: Ring, where: str) -> Iterator[None]:
 
 
 def to_device(data: Any, device: torch.device | None) -> Any:
-    """``data`` of any form on ``device``; what cannot be moved as it is."""
+    """Moves ``data`` of any structure to ``device``, except leaves that cannot be moved."""
     return by_leaf(data, lambda leaf: leaf.to(device) if hasattr(leaf, "to") else leaf)
 
 
 def by_leaf(data: Any, change: Callable[[Any], Any]) -> Any:
-    """``data`` of any form, made of what ``change`` makes of each leaf.
+    """Applies ``change`` to each leaf of ``data``, and returns the same structure.
 
-    What goes to a device by itself is a leaf, if it is a dict or a tuple: it knows what stays.
+    A dict or tuple that has a method ``to`` is a leaf, because it moves its own parts.
     """
     if hasattr(data, "to") or not isinstance(data, (dict, tuple, list)):
         return change(data)
     if isinstance(data, dict):
-        made = copy(data)  # of its class
+        made = copy(data)  # of the same class
         for key, value in data.items():
             made[key] = by_leaf(value, change)
         return made

@@ -1,4 +1,4 @@
-"""Rows whose leaves lie in the ring's own memory: the C core moves them, one call a batch."""
+"""Rows whose leaves are in the ring's own memory. The C core copies them, one call per batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shmbuffer.tensors.form.tensors import reads_elsewhere
 
 
 class NativeRows(RingRows, Rows):
-    """The hot path: check the batch, one native call, wrap the result."""
+    """Checks a batch, makes one native call, and wraps the result."""
 
     def __init__(self, ring: Ring, leaves: Leaves, *, memory_mapped: bool) -> None:
         Rows.__init__(self, ring, leaves)
@@ -28,9 +28,10 @@ class NativeRows(RingRows, Rows):
         self._has_no_outtake = False
 
     def held(self, index: torch.Tensor, tickets: torch.Tensor) -> list[torch.Tensor] | None:
-        """The leaves of items by index, int64 ``[n]``, contiguous, as are the tickets.
+        """Reads the leaves of items by contiguous int64 indices and tickets, both ``[n]``.
 
-        None where one is another item by now, or the shortest way out is not open: take `read`.
+        Returns None if an item was replaced or the direct native path is unavailable; use `read`
+        then.
         """
         core = self.ring.seat.outtake or self._outtake()
         if core is None or reads_elsewhere():
@@ -40,7 +41,7 @@ class NativeRows(RingRows, Rows):
         return found if type(found) is list else None
 
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
-        """See `Mover.sample`."""
+        """Draws elements and reads them, by the direct native path if possible."""
         core = self.ring.seat.outtake or self._outtake()
         if core is not None and not reads_elsewhere():
             found: Any = core.sample(count, key, beta, LOCK_TIMEOUT_NS)
@@ -49,7 +50,7 @@ class NativeRows(RingRows, Rows):
         return self.sample_patiently(count, key, beta)
 
     def sample_patiently(self, count: int, key: int, beta: float | None) -> Drawn:
-        """`sample`, where the shortest way was refused: waits, or says what is wrong."""
+        """Draws elements and reads them; waits or raises an error if it has to."""
         return super().sample(count, key, beta)
 
     def fill(
@@ -60,13 +61,13 @@ class NativeRows(RingRows, Rows):
         key: int,
         beta: float | None,
     ) -> None:
-        """`sample` into rows of tensors that others share, from the row ``first`` on."""
+        """Draws into rows of tensors that other rings share, from row ``first`` on."""
         leaves = zip(tensors, self.leaves.leaves, strict=True)
         addresses = [tensor.data_ptr() + first * leaf.nbytes for tensor, leaf in leaves]
         draw_into(self.ring, addresses, drawn, key, beta)
 
     def _outtake(self) -> Any:
-        """The shortest way out; None where the core has none, or the handle was closed."""
+        """Returns the direct native path; None if the core has none or the handle was closed."""
         leaves = self.leaves
         if self._has_no_outtake or leaves.lanes:
             return None
@@ -77,16 +78,16 @@ class NativeRows(RingRows, Rows):
             )
         try:
             return self.ring.seat.take_out(examples, torch.Tensor)
-        except (ValueError, RuntimeError, BufferError):  # a dtype or a torch that cannot do it
+        except (ValueError, RuntimeError, BufferError):  # no native path for this dtype or torch
             self._has_no_outtake = True
             return None
 
     def copy_out(self, columns: list[torch.Tensor]) -> ItemSnapshot:
-        """See `Rows.copy_out`."""
+        """Copies all items as of one moment into ``columns``, while other processes write."""
         return self.ring.copy_out([column.data_ptr() for column in columns])
 
     def views(self) -> list[torch.Tensor]:
-        """See `Rows.views`."""
+        """Returns the leaves, ``[slots, *lanes, *shape]``, without copy or validation."""
         if self._views is None:
             with cpu.lasting():
                 self._views = [self._view(at) for at in range(len(self.leaves.leaves))]
@@ -106,7 +107,7 @@ class NativeRows(RingRows, Rows):
         leaf = self.leaves.leaves[at]
         dtype = self.leaves.dtypes[at]
         shape = (self.ring.capacity, *self.leaves.lanes, *leaf.shape)
-        if not leaf.nbytes:  # no bytes, no map
+        if not leaf.nbytes:  # an empty leaf has no mapping
             return cpu.empty(shape, dtype=dtype)
         view = torch.frombuffer(self.ring.leaf(at), dtype=dtype).view(shape)
         return MemoryMappedTensor(view) if self._memory_mapped else view  # type: ignore[no-untyped-call]

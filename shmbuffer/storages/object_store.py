@@ -1,4 +1,4 @@
-"""Objects of this process in a list, and a ring without leaves that keeps their order."""
+"""Python objects of this process in a list, and a ring without leaves that stores their order."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ from shmbuffer.storages.mover import (
 )
 from shmbuffer.tensors.form.nodes import entry_at
 
-_WHOLE = 2**20  # a ring of up to so many slots is made at once; others begin small and grow
+_WHOLE = 2**20  # larger rings start at _FIRST slots and grow
 _FIRST = 2**10
 
 
 class ObjectStore(ItemStore):
-    """Items without gaps at ``0 .. len - 1``, as far as there is room."""
+    """Stores items without gaps at ``0 .. len - 1``."""
 
     where = "this buffer"
 
-    # From claim to commit, and around a read: the list and the words belong together.
+    # Held from claim to commit and during a read, because the list and the slot words belong
+    # together.
     _claim = ForkLock()
 
     def __init__(self, name: str, max_size: int, codec: ItemCodec, instead: str) -> None:
@@ -52,7 +53,7 @@ class ObjectStore(ItemStore):
 
     @property
     def ring(self) -> Ring:  # type: ignore[override] # it grows
-        """The ring of the items. It is the same object also after it has grown."""
+        """Ring of the items. It remains the same object when it grows."""
         if os.getpid() != self._pid:
             raise RuntimeError(
                 f"this {self.name} came through a fork, and its items belong to process "
@@ -65,7 +66,7 @@ class ObjectStore(ItemStore):
     def write(
         self, items: Any, priorities: Floats | None, streams: GivenStreams = None
     ) -> tuple[int, int]:
-        """See `ItemStore.write`."""
+        """Appends at least one item. Returns the first place and the number of items."""
         count = len(items)
         of = None if streams is None else of_each(streams, count)
         with self._claim:
@@ -73,20 +74,20 @@ class ObjectStore(ItemStore):
             if priorities is not None:
                 require_priorities(ring, priorities)
             if ring.capacity < self.max_size:
-                self._reach(ring.cursor + count + 1)  # never round, as long as there is room
+                self._reach(ring.cursor + count + 1)  # no wrap-around while the ring can grow
             capacity, kept = ring.capacity, self._kept
             first = ring.claims.claim(count, of)
             stays = items[-capacity:]
             at = (first + count - len(stays)) % capacity
             fits = capacity - at
-            if len(stays) > fits:  # and on from the front
+            if len(stays) > fits:  # the rest wraps around to the front
                 kept[: len(stays) - fits] = stays[fits:]
             kept[at : at + len(stays)] = stays[:fits]
             ring.claims.commit(None if priorities is None else priorities[-capacity:])
         return first % capacity, count
 
     def write_at(self, cursor: Any, items: Any, *, in_place: bool) -> Ints:
-        """See `ItemStore.write_at`."""
+        """Writes at the places that ``cursor`` names. Returns the slots without duplicates."""
         with self._claim:
             places = places_of(cursor, len(items), self.ring.length, self.max_size)
             slots = np.array(places, np.int64)
@@ -96,7 +97,7 @@ class ObjectStore(ItemStore):
         return slots
 
     def place(self, slots: Ints, data: Any, *, in_place: bool) -> None:
-        """See `StorageMover.place`; while holding the claim."""
+        """Writes row i of ``data`` to ``slots[i]``; the caller holds the claim."""
         self.ring.claims.claim_slots(slots, in_place=in_place)
         self._kept.extend([None] * (int(slots.max()) + 1 - len(self._kept)))
         for slot, one in zip(slots.tolist(), data, strict=True):
@@ -104,11 +105,11 @@ class ObjectStore(ItemStore):
         self.ring.claims.commit()
 
     def some(self, data: Any, which: NDArray[Any]) -> Any:
-        """See `StorageMover.some`."""
+        """Selects rows of ``data`` that `place` takes."""
         return [data[at] for at in np.arange(len(data))[which].tolist()]
 
     def change(self, index: Any, changes: Changes) -> None:
-        """See `ItemStore.change`."""
+        """Changes entries of items. Their priorities stay."""
         with self._claim:
             slots = self.select(index).elements
             edit = edits(changes, index, len(slots))
@@ -118,7 +119,7 @@ class ObjectStore(ItemStore):
                 self.place(slots[rows], list(map(self.codec.keep, items)), in_place=True)
 
     def _reach(self, end: int) -> None:
-        """Have slots up to ``end``, as far as the storage goes; while holding the claim."""
+        """Grows the ring to slot ``end`` or to the maximum; the caller holds the claim."""
         capacity = self.ring.capacity
         if end > capacity and capacity < self.max_size:
             wanted = max(2 * capacity, 1 << (end - 1).bit_length())
@@ -127,7 +128,7 @@ class ObjectStore(ItemStore):
     # -- reading -------------------------------------------------------------------------------
 
     def fetch(self, index: Any, *, dim_extend: int = 0, as_views: bool = False) -> Any:
-        """See `StorageMover.fetch`."""
+        """Returns items by index, in the form in which they were written."""
         ring = self.ring
         slots = drawn_slots(ring, index)
         if slots is not None:
@@ -138,7 +139,7 @@ class ObjectStore(ItemStore):
         return super().fetch(index)
 
     def read(self, index: torch.Tensor) -> tuple[Any, torch.Tensor, int]:
-        """See `Mover.read`. What is kept itself, not copies."""
+        """Returns stored forms (not copies), tickets, and the number of slots without an item."""
         with self._claim:
             tickets, kept = tickets_at(self.ring, index.numpy()), self._kept
             held = (tickets >= 0).tolist()
@@ -147,29 +148,29 @@ class ObjectStore(ItemStore):
         return found, torch.from_numpy(tickets), held.count(False)
 
     def entries(self, slots: Ints, paths: Sequence[KeyPath]) -> tuple[list[Any], Ints]:
-        """Some entries of the items that are there, or None; the tickets of all slots, or -1."""
+        """Returns the entries of items that are present, and the tickets of all slots, or -1."""
         kept, tickets, _ = self.read(torch.from_numpy(slots))
         items = [self.codec.give(one) for one in self.some(kept, tickets.numpy() >= 0)]
         return [[entry_at(item, path) for item in items] for path in paths], tickets.numpy()
 
     def build(self, found: Any, lead: tuple[int, ...]) -> Any:
-        """See `Mover.build`."""
+        """Builds one item, or several with their dimensions ``lead``."""
         return self.codec.give_all(found) if lead else self.codec.give(found[0])
 
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
-        """See `Mover.sample`: Python has the items, so a sampler draws indices."""
+        """Raises NotImplementedError, because a sampler has to draw the indices of objects."""
         raise NotImplementedError(f"a sampler draws from a {self.name}, by index")
 
     # -- everything ----------------------------------------------------------------------------
 
     def copy_out(self) -> tuple[list[Any], ItemSnapshot]:
-        """See `ItemStore.copy_out`. What is kept itself, not copies."""
+        """Returns the stored forms of all items, not copied, and their snapshot."""
         with self._claim:
             moment = self.ring.copy_out(())
             return [self._kept[slot] for slot in held_slots(moment).tolist()], moment
 
     def copy_in(self, kept: list[Any], slots: Ints, *, cursor: int, write_count: int) -> None:
-        """Replace everything in here; see `ListStorage.copy_in`."""
+        """Replaces the contents; see `ListStorage.copy_in`."""
         with self._claim:
             self.forget(keep_write_count=False)
             self._reach(max([cursor, *slots.tolist()]) + 1)
@@ -182,19 +183,19 @@ class ObjectStore(ItemStore):
         return {"_list": [for_state(kept) for kept in items]}, moment
 
     def forget(self, *, keep_write_count: bool) -> None:
-        """See `StorageMover.forget`."""
+        """Removes all items."""
         with self._claim:
             self.ring.empty(keep_write_count=keep_write_count)
             self._kept = []
 
     def close(self) -> None:
-        """Give everything back. Idempotent."""
+        """Releases the ring and the items. Idempotent."""
         self._engine.close()
         self._kept = []
 
 
 def places_of(cursor: Any, count: int, length: int, max_size: int) -> list[int]:
-    """The places of a write. Returns ``count`` places, from 0."""
+    """Returns the ``count`` places of a write, from 0."""
     named = [int(cursor)] if is_int(cursor) else _named(cursor, length)
     require_one_each(named, count)
     places = []

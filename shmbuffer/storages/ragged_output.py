@@ -1,4 +1,4 @@
-"""Output of a storage for items that differ in shape: padded, or nested."""
+"""Batches of items that differ in shape: padded or nested."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, Literal
 from shmbuffer.tensors.records.ragged import densify, pad
 
 PadOutput = float | Literal["nested"] | Mapping[str, Any] | None
-"""None; the number behind the end of what is shorter; ``"nested"``; or the arguments of
-`pad` (``value``, ``mask_key``) or of `densify` (``keys``) by name."""
+"""None, a number that pads shorter entries, ``"nested"``, or the keyword arguments of `pad`
+(``value``, ``mask_key``) or `densify` (``keys``)."""
 
 _PAD, _NEST = {"value", "mask_key"}, {"keys"}
 
 
 def ragged_output(asked: object) -> Callable[[Any], Any] | None:
-    """The function that makes such batches; TypeError if the argument is no `PadOutput`."""
+    """Returns the function that makes such batches; TypeError if ``asked`` is not a `PadOutput`."""
     if asked is None:
         return None
     if asked == "nested":

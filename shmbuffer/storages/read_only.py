@@ -1,10 +1,9 @@
-"""A data set: items in files that stay as they are, with priorities in a table of their own.
+"""Data set in read-only files, with priorities in a table of their own.
 
     <path>/               the items, mapped for reading by every process that uses them
     <priorities>/         a buffer without leaves: slot, ticket and priority of each item
 
-Without ``priorities`` the table is in anonymous memory, and goes with the storage to the processes
-that are spawned or forked.
+Without ``priorities`` the table is in anonymous memory, which spawned and forked processes share.
 """
 
 from __future__ import annotations
@@ -36,32 +35,32 @@ from shmbuffer.tensors.form.tensors import take_rows
 
 
 class ReadOnlyStorage(TensorStorage):
-    """A storage over a data set in files, which is read and never written.
+    """A read-only storage over the files of a data set.
 
-    Learners that open the same directory share its pages: a data set of 100 GB is in memory once,
-    as far as it is there at all. A write is refused, and the files cannot be changed through it.
+    Learners that open the same directory share its pages, so that a data set of 100 GB is in memory
+    at most once. Writes are refused.
 
     Args:
-        path: the directory: what ``dumps`` of a buffer or of a storage wrote, here or in TorchRL;
-            or a TensorDict in files, as ``TensorDict.memmap`` and TorchRL's data sets lay it out.
-            The path may be a link, what lies in the directory may not.
-        priorities: a directory for the priorities, which every process opens that is given it; they
-            are there after a kill. None: in memory, of this process and those that it is passed to.
+        path: the directory. It was written by ``dumps`` of a buffer or storage, of shmbuffer or
+            TorchRL, or has the layout of ``TensorDict.memmap`` and TorchRL's data sets. The path
+            may be a link, but the files in the directory may not.
+        priorities: a directory for the priorities, which processes share and which survives a kill.
+            None: in memory, shared by this process and those that the storage is passed to.
         device: where samples are sent.
         ndim: leading dimensions of the data that belong to the storage.
-        strict: whether a column that cannot be used is an error instead of a warning. These are
-            the columns under whose names a sample has keys of its own, such as ``"index"``.
+        strict: whether an unusable column is an error instead of a warning. A column is unusable if
+            samples have a key of their own with its name, such as ``"index"``.
 
     Raises:
-        FileNotFoundError: there is no data set.
-        BufferExistsError: it is the directory of a living buffer.
-        SchemaMismatchError: ``priorities`` is the table of a data set of another size.
-        CorruptBufferError: a file is too short, or cannot be read.
-        UnsafePathError: something in the directory is a link, a FIFO or a device.
-        ValueError: an entry was pickled; nothing was unpickled. Or ``strict``, and a column cannot
-            be used.
+        FileNotFoundError: there is no data set at ``path``.
+        BufferExistsError: the directory belongs to a buffer in use.
+        SchemaMismatchError: ``priorities`` belongs to a data set of another size.
+        CorruptBufferError: a file is too short or cannot be read.
+        UnsafePathError: the directory contains a link, a FIFO or a device.
+        ValueError: an entry was pickled (nothing is unpickled), or a column is unusable and
+            ``strict`` is set.
 
-    Cost: a map for each leaf; the table is made at once, 50 bytes an item.
+    Cost: one mapping per leaf, and a table of 50 bytes per item.
 
     Example:
         >>> import tempfile, torch
@@ -82,7 +81,7 @@ class ReadOnlyStorage(TensorStorage):
     """
 
     _default_checkpointer = ReadOnlyStorageCheckpointer  # type: ignore[assignment] # no copy of items
-    _is_lazy = True  # the tensors are not given by the caller
+    _is_lazy = True  # the caller passes no tensors
 
     def __init__(
         self,
@@ -103,7 +102,7 @@ class ReadOnlyStorage(TensorStorage):
         self._map(ring, saved)
         held = np.flatnonzero(record.present)
         with self.engine().seat.ground.lock(60.0):
-            if not ring.length and len(held):  # no other process has marked them
+            if not ring.length and len(held):  # no other process has marked the items
                 ring.claims.claim_slots(held, in_place=True)
                 ring.claims.commit()
 
@@ -117,16 +116,16 @@ class ReadOnlyStorage(TensorStorage):
 
     @property
     def supports_conditional_update(self) -> bool:
-        """See `Storage.supports_conditional_update`: nothing changes the data set."""
+        """False, because nothing changes the data set."""
         return False
 
     @property
     def where(self) -> str:
-        """The data set's name in messages."""
+        """Name of the data set in messages."""
         return str(self.path)
 
     def _has_files_in(self, path: Path) -> bool:
-        """RuntimeError where the items lie: a save names them only, and would replace them."""
+        """Raises RuntimeError for a save at the data set, which it would replace without a copy."""
         if self._files.is_relative_to(os.path.realpath(path)):
             raise RuntimeError(
                 f"{path}: the data set lies there, and a save, which names it and has none of its "
@@ -135,7 +134,7 @@ class ReadOnlyStorage(TensorStorage):
         return False
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        """RuntimeError: nothing is written here."""
+        """Raises RuntimeError, because the storage is read-only."""
         raise RuntimeError(
             f"{self.path} is a data set, opened read-only, and was not changed; copy it into a "
             "buffer with prefill_replay_buffer() to write to it"
@@ -144,14 +143,14 @@ class ReadOnlyStorage(TensorStorage):
     append = put = change = change_if_present = forget = _refuse
 
     def state_dict(self) -> dict[str, Any]:
-        """Which data set it is; its items stay where they are."""
+        """Returns the path and size of the data set, but none of its items."""
         return {"initialized": True, "path": str(self.path), "max_size": self.max_size}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Compare with what `state_dict` gave.
+        """Checks that a state belongs to a data set of this size.
 
         Raises:
-            ValueError: it is the state of a data set of another size, or of another storage.
+            ValueError: the state belongs to a data set of another size or to another storage.
         """
         if state_dict.get("max_size") != self.max_size:
             raise ValueError(
@@ -160,7 +159,7 @@ class ReadOnlyStorage(TensorStorage):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        return RingBacked.__getstate__(self)  # the files are mapped again where it arrives
+        return RingBacked.__getstate__(self)  # the receiving process maps the files again
 
 
 def _look_at(path: Path, ndim: int) -> Saved:
@@ -196,10 +195,10 @@ def report_losses(
 
 
 class _ReadOnlyRows(HeldRows):
-    """Columns over files. Nothing is written over, so that what was drawn is there."""
+    """Columns over files that never change, so that a drawn item always remains present."""
 
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
-        """See `Mover.sample`."""
+        """Draws elements from the ring and returns their leaves, indices, tickets and weights."""
         index, tickets, weights = draw_from(TENSORS, self.ring, count, key, beta)
         return self._take(index), index, tickets, weights
 
@@ -211,7 +210,7 @@ class _ReadOnlyRows(HeldRows):
         key: int,
         beta: float | None,
     ) -> None:
-        """`sample` into rows of tensors that others share, from the row ``first`` on."""
+        """Draws into rows of tensors that other rings share, from row ``first`` on."""
         draw_into(self.ring, None, drawn, key, beta)
         rows = slice(first, first + len(drawn[0]))
         for column, tensor in zip(self._flat, tensors, strict=True):

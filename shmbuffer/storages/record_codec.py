@@ -1,7 +1,7 @@
-"""Items to records and back, as one storage has been told to do it.
+"""Codec between items and records, with the options of one storage.
 
-A buffer's dictionary for zstd is learned from its first items, kept in its directory, and followed
-by all who read and write there.
+A buffer's zstd dictionary is learned from its first items, kept in its directory, and used by all
+its readers and writers.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ Decompress = Callable[..., torch.Tensor]
 
 
 class TensorRecordCodec(codec.RecordCodec):
-    """How items are stored in a byte ring; records of other codecs are read, too.
+    """Encodes items for a byte ring. It also decodes records that another codec has encoded.
 
-    It pickles as it was told, without what it has learned; `join` finds that again.
+    A pickled codec contains its options but not the learned dictionary, which `join` finds again.
     """
 
     def __init__(
         self,
         *,
-        level: int | None = None,  # of zstd; None: leaves are stored raw
-        keys: Iterable[Any] | None = None,  # which leaves are compressed; see `TensorEncoder`
-        compress: Compress | None = None,  # the user's, in place of zstd
-        decompress: Decompress | None = None,  # the user's, for what was compressed with it
-        # of the dictionary that is learned from the first items; 0: none is
+        level: int | None = None,  # level of zstd; None: leaves are stored raw
+        keys: Iterable[Any] | None = None,  # leaves to compress; see `TensorEncoder`
+        compress: Compress | None = None,  # function of the user, instead of zstd
+        decompress: Decompress | None = None,  # function of the user that reverses ``compress``
+        # Size of the dictionary that is learned from the first items; 0: none.
         dictionary_bytes: int = 0,
-        device: torch.device | None = None,  # where tensors of what is read are; None is the CPU
+        device: torch.device | None = None,  # device of decoded tensors; None is the CPU
     ) -> None:
         self._config: dict[str, Any] = {
             "level": level,
@@ -54,7 +54,7 @@ class TensorRecordCodec(codec.RecordCodec):
 
     @property
     def decompresses_own(self) -> bool:
-        """True if a ``decompression_fn`` was given."""
+        """True if the user passed a ``decompression_fn``."""
         return self._config["decompress"] is not None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -62,15 +62,15 @@ class TensorRecordCodec(codec.RecordCodec):
 
 
 def with_metadata(function: Decompress) -> Callable[[torch.Tensor, dict[str, Any]], Any]:
-    """A user's function that may take the chunk alone, as one that is given what belongs to it."""
+    """Wraps a user's function that may take the chunk alone, so that it also accepts metadata."""
     return function if _takes_two(function) else lambda chunk, _: function(chunk)
 
 
 def _takes_two(function: Callable[..., Any]) -> bool:
-    """True if a function needs a second positional argument, or takes ``metadata``."""
+    """True if a function requires a second positional argument or takes ``metadata``."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # a builtin that does not say
+    except (TypeError, ValueError):  # a builtin without a signature
         return False
     if any(one.kind is one.VAR_POSITIONAL for one in parameters):
         return True

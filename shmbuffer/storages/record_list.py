@@ -1,4 +1,4 @@
-"""A list whose items lie in one process, or, in a directory, as records that processes share."""
+"""List whose items are in one process or, with a directory, in records that processes share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from shmbuffer.storages.record_store import RecordStore
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.tensors import as_tensor, put_rows
 
-_PIECE = 256  # items that are loaded at once
+_PIECE = 256  # items per step of a load
 
 
 class RecordOptions(Place, total=False):
@@ -40,30 +40,30 @@ class RecordOptions(Place, total=False):
 
 
 class RecordList(ListStorage):
-    """The base class of `LazyStackStorage` and `CompressedListStorage`.
+    """Base class of `LazyStackStorage` and `CompressedListStorage`.
 
-    In a directory an item is a record: its leaves, raw or compressed, and what it is made of. Any
-    process may open the directory, by path; when all of them were killed, the next one recovers it
-    and carries on. What differs from a list of one process:
+    In a directory each item is a record, which contains its leaves, raw or compressed, and its
+    structure. Any process may open the directory by path. If all of them are killed, the next
+    process recovers it and continues. The differences to a list in one process are:
 
-    - There are two capacities: items (``max_size``) and bytes (``max_bytes``). As the ring comes
-      round to either of them the oldest items go, in their order, so that places may be empty: a
-      slice leaves them out.
-    - An item is copied when it is written and when it is read. `rb[i] = item` and `set_at_` write a
-      new record in its place, at the head of the ring: the oldest items may go for it.
-    - An item holds tensors, numpy arrays and numbers, text, bytes, int, float, bool, None, and
-      TensorDicts, tensorclasses, dicts, lists and tuples of them. Anything else is a TypeError:
-      nothing is pickled.
+    - There are two capacities: items (``max_size``) and bytes (``max_bytes``). When either is
+      reached, the oldest items are removed in order. Slots may therefore be empty, and slices skip
+      them.
+    - An item is copied when it is written and when it is read. `rb[i] = item` and `set_at_` replace
+      its record with a new one at the head of the ring, which may remove the oldest items.
+    - An item contains tensors, numpy arrays and numbers, text, bytes, int, float, bool, None, and
+      TensorDicts, tensorclasses, dicts, lists and tuples of them. Anything else raises TypeError,
+      because nothing is pickled.
 
-    It pickles to its path and arguments, never to its contents.
+    A pickled storage contains its path and arguments, not its items.
     """
 
     family: ClassVar[str]
-    """The name under which a directory remembers this class and those derived from it."""
+    """Name under which a directory records this class and its subclasses."""
     kinds: ClassVar[dict[str, type[RecordList]]] = {}
-    """The classes that a directory may name, by their `family`."""
+    """Classes that a directory may name, by their `family`."""
     storage_options: ClassVar[frozenset[str]] = frozenset(("device", "pad_output"))
-    """Arguments that cannot be recorded; `from_engine` takes them."""
+    """Arguments that cannot be recorded; pass them to `from_engine`."""
 
     _instead = (
         "give it max_size, max_bytes, a scratch_dir and shared_init=True, so that its items are "
@@ -112,7 +112,7 @@ class RecordList(ListStorage):
 
     @classmethod
     def from_engine(cls, engine: Engine, **options: Any) -> Self:
-        """The storage of an open buffer, whose handle it owns from now on.
+        """Returns the storage of an open buffer and takes ownership of its handle.
 
         ``options`` are arguments that cannot be recorded; see `storage_options`.
         """
@@ -120,7 +120,7 @@ class RecordList(ListStorage):
         storage = cls(
             settings.capacity,
             max_bytes=settings.record_bytes,
-            scratch_dir=engine.path or engine.where,  # the handle on a save has no path
+            scratch_dir=engine.path or engine.where,  # the handle of a save has no path
             **cls._recalled(of_storage(settings, engine.where)),
             **options,
         )
@@ -131,7 +131,7 @@ class RecordList(ListStorage):
     @classmethod
     @abstractmethod
     def _recalled(cls, recorded: dict[str, Any]) -> dict[str, Any]:
-        """The arguments that `_recorded` has given."""
+        """Returns the arguments that `_recorded` has stored."""
 
     def _settings(self) -> Settings:
         assert self.max_bytes is not None
@@ -159,11 +159,11 @@ class RecordList(ListStorage):
 
     @abstractmethod
     def _recorded(self) -> dict[str, Any]:
-        """Arguments that a directory remembers, so that ``attach`` makes the same storage; JSON."""
+        """Returns the arguments to record, as JSON, so that ``attach`` creates the same storage."""
 
     @abstractmethod
     def _collate(self, data: Any) -> Any:
-        """A batch from what `fetch` gives, without ``pad_output``."""
+        """Makes a batch from the result of `fetch`, ignoring ``pad_output``."""
 
     def _records(self) -> RecordStore:
         store = self._store()
@@ -171,33 +171,33 @@ class RecordList(ListStorage):
         return store
 
     def open_there(self) -> None:
-        """Open what ``scratch_dir`` has, whatever ``existsok`` says: for a load in place."""
+        """Opens the buffer in ``scratch_dir`` for a load in place, regardless of ``existsok``."""
         if self.shared:
             super().open_there()
             self._store()
 
     @property
     def supports_conditional_update(self) -> bool:
-        """See `Storage.supports_conditional_update`."""
+        """True for records, whose tickets tell whether an item was replaced."""
         return self.shared
 
     def change_if_present(
         self, index: Any, generation: Any, patch: Any, *, dim_extend: int = 0
     ) -> Flags:
-        """See `Storage.change_if_present`."""
+        """Changes entries of items that have not been overwritten. Returns bool ``[n]``."""
         if not self.shared:
             return super().change_if_present(index, generation, patch)
         elements, tickets = meant(index, generation, ())
         changes, written = changes_of(patch), np.shape(index)
         for path, value in changes.items() if len(written) > 1 else ():
             size = tuple(getattr(value, "shape", ()))
-            if size[: len(written)] == written:  # as streams were written
+            if size[: len(written)] == written:  # shaped like streams of items
                 changes[path] = value.reshape(-1, *size[len(written) :])
         edit = edits(changes, elements, len(elements))
         return self._records().change_held(elements, tickets, edit)
 
     def entry(self, index: Any, path: tuple[str, ...]) -> tuple[Ints, torch.Tensor, Ints]:
-        """See `Storage.entry`."""
+        """Returns elements, the numbers of one entry, and tickets (-1 without an item)."""
         if not self.shared:
             return super().entry(index, path)
         elements = ravel(index, ())
@@ -213,20 +213,20 @@ class RecordList(ListStorage):
         return elements, numbers, tickets
 
     def collate(self, items: Any) -> Any:
-        """A batch from what `fetch` or `get` gives for several; see ``pad_output``."""
+        """Makes a batch from several items of `fetch` or `get`; see ``pad_output``."""
         return self._collate(items) if self._output is None else self._output(items)
 
     # -- everything ----------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """See `ListStorage.state_dict`."""
+        """Returns the items or records, their slots, the cursor and the capacity."""
         if self.mover() is None:
             nothing = {"_list": [], "_index": cpu.empty(0, dtype=torch.int64)}
             return {**nothing, "_cursor": 0, "_capacity": self._max_size}
         return super().state_dict()
 
     def copy_in(self, items: list[Any], slots: Ints, *, cursor: int, write_count: int) -> None:
-        """See `ListStorage.copy_in`."""
+        """Replaces the contents with ``items``, each in its slot."""
         if not self.shared:
             super().copy_in(items, slots, cursor=cursor, write_count=write_count)
             return
@@ -257,9 +257,9 @@ class RecordList(ListStorage):
         write_count: int,
         tickets: Tickets | None = None,
     ) -> None:
-        """See `ListStorage.load_image`. Nothing changes where a record is damaged, or has no room.
+        """Replaces the contents with records, or changes nothing if one is damaged or does not fit.
 
-        Cost: the bytes twice, some megabytes at a time.
+        Cost: copies the bytes twice, some megabytes at a time.
         """
         if not self.shared:
             super().load_image(image, slots, cursor=cursor, write_count=write_count)
@@ -267,7 +267,7 @@ class RecordList(ListStorage):
         capacity, nbytes = self._max_size, int(image.sizes.sum())
         with Progress("check", nbytes) as progress:
             for rows in image.pieces():
-                locate(image.batch(rows), image.where)  # it is a record, as far as can be seen
+                locate(image.batch(rows), image.where)  # as far as can be checked, each is a record
                 progress.advance(int(image.sizes[rows].sum()))
         self._require_bytes(int(padded(image.sizes).sum()))
         store, codec = self._records(), self._codec
@@ -286,7 +286,7 @@ class RecordList(ListStorage):
         numbers, lap, head = slots, capacity, cursor % capacity
         if tickets is not None and exact:
             numbers, head = tickets.for_ring(ring)
-            lap = head + 1  # none follows another from the lap before
+            lap = head + 1  # no ticket follows one of the lap before
         with whole_or_empty(ring, self.where), Progress("load", nbytes) as progress:
             for rows in image.runs(numbers, lap) if len(image) else ():
                 ring.restore(int(numbers[rows[0]]), 0, None)
@@ -295,7 +295,7 @@ class RecordList(ListStorage):
         ring.restore(head, write_count, None)
 
     def _require_bytes(self, nbytes: int) -> None:
-        """ValueError where the ring of bytes has no room for so many."""
+        """Raises ValueError if the ring of bytes is smaller than ``nbytes``."""
         room = self._settings().record_bytes
         if nbytes > room:
             raise ValueError(

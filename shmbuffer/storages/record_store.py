@@ -1,7 +1,7 @@
-"""Items as records in a ring of bytes, in a directory that processes share.
+"""Records in a ring of bytes, in a directory that processes share.
 
-A read gives a validated copy. A change of an item is written as a new record, if the item is still
-the one that was read; its priority stays.
+A read returns a validated copy. A changed item is written as a new record with the same priority,
+unless another process has replaced the item since it was read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shmbuffer.tensors.records.decoder import RawBatch
 
 
 class RecordStore(RecordRows, ItemStore):
-    """Items as records."""
+    """Stores items as records."""
 
     codec: TensorRecordCodec
 
@@ -42,23 +42,23 @@ class RecordStore(RecordRows, ItemStore):
     # -- writing -------------------------------------------------------------------------------
 
     def write_at(self, cursor: Any, items: Any, *, in_place: bool) -> Ints:
-        """See `ItemStore.write_at`."""
+        """Writes items at the places that ``cursor`` names. Returns the slots, each once."""
         slots = slots_of(cursor, self.ring)
         require_one_each(slots, len(items))
         return self.put(slots, items, in_place=in_place) if len(slots) else slots
 
     def place(self, slots: Ints, data: Any, *, in_place: bool) -> None:
-        """See `StorageMover.place`."""
+        """Writes record i of ``data`` to ``slots[i]``; ``in_place`` keeps priorities and counts."""
         self.records.place(slots, data, in_place=in_place)
 
     def some(self, data: Any, which: NDArray[Any]) -> Any:
-        """See `StorageMover.some`."""
+        """Selects records of ``data``."""
         if len(which) == len(data) and which.dtype == np.bool_ and which.all():
             return data
         return RecordBatch(data.data, data.starts[which], data.sizes[which])
 
     def change(self, index: Any, changes: Changes) -> None:
-        """See `ItemStore.change`. What others change in them meanwhile is not lost."""
+        """Changes entries of items, without losing changes that other processes make meanwhile."""
         selection = self.select(index)
         edit = edits(changes, index, len(selection.elements))
         at = last_of_each(selection.elements)
@@ -81,7 +81,7 @@ class RecordStore(RecordRows, ItemStore):
         )
 
     def change_held(self, slots: Ints, tickets: Ints, edit: Edit) -> Flags:
-        """Change those items that still have these tickets. Returns bool[n]: what was changed."""
+        """Changes the items that still have these tickets. Returns bool ``[n]``."""
         meant = np.flatnonzero(tickets >= 0)
         if len(meant) < len(tickets):
             changed = np.zeros(len(slots), np.bool_)
@@ -109,25 +109,25 @@ class RecordStore(RecordRows, ItemStore):
     # -- reading -------------------------------------------------------------------------------
 
     def read_chosen(self, index: torch.Tensor, tickets: torch.Tensor) -> Any:
-        """See `StorageMover.read_chosen`."""
+        """Reads the chosen items for `build`; None if one of them was replaced."""
         drawn = self.records.read(index.numpy())
         return drawn.batch if drawn.tickets.tobytes() == tickets.numpy().tobytes() else None
 
     def build(self, found: Any, lead: tuple[int, ...]) -> Any:
-        """See `Mover.build`: `RawBatch`, where it is not one item."""
+        """Builds one item, or a `RawBatch` of several."""
         fetched = RawBatch(found, self.codec.decoder)
         return fetched if lead else fetched.items()[0]
 
     def entries(
         self, slots: Ints, paths: Sequence[tuple[str, ...]]
     ) -> tuple[list[Sequence[Any] | NDArray[Any]], Ints]:
-        """Some entries, as `TensorDecoder.entries`, and the ticket of each slot, or -1."""
+        """Returns entries as `TensorDecoder.entries` does, and the ticket of each slot, or -1."""
         drawn = self.records.read(slots)
         held = self.some(drawn.batch, drawn.tickets >= 0)
         return self.codec.decoder.entries(held, paths), drawn.tickets
 
     def form_and_chunk(self, path: tuple[str, ...]) -> tuple[Form, int] | None:
-        """The form of an item that is there, and the number of the leaf under a path in it."""
+        """Returns the form of an item in the ring and the number of its leaf at ``path``."""
         held = self.ring.live.committed_slots()[:1]
         drawn = self.records.read(held)
         located = record_format.locate(self.some(drawn.batch, drawn.tickets >= 0), self.where)
@@ -137,7 +137,7 @@ class RecordStore(RecordRows, ItemStore):
     # -- everything ----------------------------------------------------------------------------
 
     def copy_out(self) -> tuple[list[Any], ItemSnapshot]:
-        """See `ItemStore.copy_out`: the items, all of them in memory."""
+        """Returns all items in memory, and their snapshot."""
         image, moment = self._image()
         return [item for part in image.items(self.codec) for item in part], moment
 

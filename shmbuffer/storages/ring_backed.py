@@ -1,10 +1,10 @@
-"""A storage that has a ring: in a directory that processes share, or in memory.
+"""Storage with a ring, in a directory that processes share or in memory.
 
     RingBacked ─┬─ engine   the handle of the buffer: clients, priorities, recovery
                 └─ mover    moves items into its ring and out of it; None before a write
 
-A storage that is not shared gives views for an int or a slice, as in TorchRL. Items of a shared one
-are copied and validated, because others may overwrite them meanwhile.
+A storage that is not shared returns views for an int or a slice, as in TorchRL. A shared one
+returns validated copies, because other processes may overwrite its items.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from shmbuffer.tensors.form import cpu
 
 
 class RingBacked(Storage):
-    """The base class of the storages that have a ring."""
+    """Base class of the storages that have a ring."""
 
     _between: ClassVar[tuple[str, ...]] = ("get", "set")
-    """Methods that nobody may have put in between where a batch is written natively."""
+    """Methods that a subclass must not override if batches are written natively."""
 
-    _table_owner: weakref.ref[Any] | None = None  # the sampler whose priorities the ring keeps
+    _table_owner: weakref.ref[Any] | None = None  # the sampler of the ring's priorities
 
     described: Callable[[Settings], Settings] | None = None
-    """Adds what is to be recorded of the buffer where its directory is made."""
+    """Adds what the buffer records about itself when its directory is created."""
 
     _opening = ForkLock()
 
@@ -57,7 +57,7 @@ class RingBacked(Storage):
     # -- engine and ring -----------------------------------------------------------------------
 
     def engine(self) -> Engine:
-        """The process's handle, opened on first use; before that, no fork may use it."""
+        """Returns the process's handle, opened on first use, which must not be after a fork."""
         return self._engine or self._open()
 
     def _open(self, *, existsok: bool = False) -> Engine:
@@ -73,23 +73,23 @@ class RingBacked(Storage):
             return self._engine
 
     def open_there(self) -> None:
-        """Open what ``scratch_dir`` has, whatever ``existsok`` says: for a load in place."""
+        """Opens the buffer in ``scratch_dir`` for a load in place, regardless of ``existsok``."""
         self._open(existsok=True)
 
     def _settings(self) -> Settings:
-        """The settings of a new buffer."""
+        """Returns the settings of a new buffer."""
         raise NotImplementedError(type(self).__name__)
 
     def _opened(self, engine: Engine) -> Engine:
-        """Prepare an engine that was just opened."""
+        """Prepares an engine that was just opened."""
         return engine
 
     def _attach_ring(self, ring: Ring) -> Any:
-        """Have a mover for the ring."""
+        """Creates the mover for a ring."""
         raise NotImplementedError(type(self).__name__)
 
     def mover(self) -> Any:
-        """The mover; None before the first write. Maps files that another process has made."""
+        """Returns the mover, or None before the first write. Maps files of another process."""
         if self._mover is None and self._engine is not None:
             ring = self._engine.ring()
             if ring is not None:
@@ -97,7 +97,7 @@ class RingBacked(Storage):
         return self._mover
 
     def _need(self, index: Any = None) -> Any:
-        """The mover."""
+        """Returns the mover; raises an error before the first write."""
         mover = self._mover or self.mover()
         if mover is None:
             nothing = "nothing was written yet, so there is nothing to read"
@@ -111,70 +111,70 @@ class RingBacked(Storage):
 
     @property
     def open_engine(self) -> Engine | None:
-        """See `Storage.open_engine`."""
+        """Open handle that counts, flushes and records the operations of this storage, or None."""
         return self._engine
 
     def ring(self) -> Ring | None:
-        """See `Storage.ring`; None as long as nobody has written."""
+        """Returns the ring of the items; None before the first write."""
         mover = self._mover or self.mover()
         return None if mover is None else mover.ring
 
     def lanes(self) -> tuple[int, ...]:
-        """Sizes of the dimensions after the first; ``()`` before the first write."""
+        """Returns the sizes of the dimensions after the first; ``()`` before the first write."""
         mover = self._mover or self.mover()
         return () if mover is None else mover.lanes
 
     @property
     def shared(self) -> bool:
-        """True if the bytes are in a directory, where any process may open them."""
+        """True if the bytes are in a directory that other processes may open."""
         return self._location is not None and self._location.is_directory
 
     @property
     def scratch_dir(self) -> Path | None:
-        """The directory; None in memory, or as long as it has no name."""
+        """The directory; None in memory, or while a temporary directory has no name."""
         if self._engine is not None:
             return self._engine.path
         return None if self._location is None else self._location.directory
 
     @property
     def where(self) -> str:
-        """The buffer's name in messages."""
+        """Name of the buffer in messages."""
         return "this buffer" if self.scratch_dir is None else str(self.scratch_dir)
 
     def _place(self) -> str:
-        """The directory; also that of a save that is open for reading."""
+        """Returns the directory of the buffer or of a save that is open for reading."""
         directory = self.scratch_dir
         return self._engine.where if directory is None and self._engine else str(directory)
 
     @property
     def draws_natively(self) -> bool:
-        """See `Storage.draws_natively`: nobody has put a ``get`` of their own in between."""
+        """True unless a subclass overrides ``get``."""
         return not has_its_own(self, "get")
 
     @property
     def writes_natively(self) -> bool:
-        """See `Storage.writes_natively`: nobody has put anything of their own in between."""
+        """True unless a subclass overrides a method that writes."""
         return not any(has_its_own(self, name) for name in self._between)
 
     @eager
     def __len__(self) -> int:
-        """Elements that are there: committed, and not emptied since."""
+        """Number of committed elements."""
         ring = self.ring()
         return 0 if ring is None else ring.length
 
     def __iter__(self) -> Iterator[Any]:
-        """The items that are there, in storage order; places without one are left out."""
+        """Yields the items in storage order. Slots without an item are skipped."""
         ring = self.ring()
         held = () if ring is None else ring.live.committed_slots().tolist()
         for slot in held:
             try:
                 yield self.get(slot)
-            except IndexError:  # written over since
+            except IndexError:  # overwritten since
                 if not self.shared:
                     raise
 
     def contains(self, item: Any) -> Any:
-        """True if a slot (negative: from the end) holds an item; for a tensor, one bool each."""
+        """True if a slot (negative: from the end) holds an item; one bool per slot of a tensor."""
         asked = np.asarray(item, np.int64)
         ring = self.ring()
         there = np.zeros(asked.shape, np.bool_)
@@ -196,46 +196,46 @@ class RingBacked(Storage):
         priorities: Floats | None = None,
         streams: GivenStreams = None,
     ) -> tuple[int, int]:
-        """Write a batch, or one item where ``single``, at the ring's head.
+        """Appends a batch, or one item if ``single``, at the head of the ring.
 
         Args:
-            data: what to write.
-            single: it is one item.
-            priorities: raw, float64, one for each element; None gives the largest so far.
-            streams: from 0 to 2**24 - 1, of each slot, or one for all; None: 0.
+            data: a batch or an item.
+            single: whether ``data`` is one item.
+            priorities: raw, float64, one per element; None uses the largest so far.
+            streams: a stream from 0 to 2**24 - 1 per slot, or one for all; None is 0.
 
         Returns:
-            The first place, as `written` takes it, and how many slots were written.
+            The first place, as `written` takes it, and the number of slots.
         """
 
     @eager
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
-        """Write at given places, as new items: they get the default priority and count as written.
+        """Writes new items at given places. They get the default priority and count as written.
 
         Args:
-            cursor: an int with one item; or a slice, range, list, array or tensor of ints or of
-                booleans, with a batch. An index named twice: the last wins.
-            data: what to write; a list is a list of items.
+            cursor: an int with one item; or a slice, range, list, array or tensor of ints or
+                booleans with a batch. If an index occurs twice, the last item wins.
+            data: the item or batch; a list is a list of items.
             set_cursor: accepted as in TorchRL; the ring's own position never moves here.
 
         Raises:
-            IndexError: beyond the capacity; of a list RuntimeError, also where it would leave a
-                gap.
-            SchemaMismatchError: other leaves; on a shared storage also a new key.
-            ValueError: another number of items than places.
+            IndexError: a place is beyond the capacity. A list raises RuntimeError for this, and for
+                a place that would leave a gap.
+            SchemaMismatchError: the leaves differ, or a shared storage would get a new key.
+            ValueError: the numbers of items and places differ.
 
-        Nothing is changed then.
+        If an error is raised, nothing is changed.
         """
         self.put(cursor, data, in_place=False)
 
     def written(self, first: int, count: int, *, single: bool = False) -> int | torch.Tensor:
-        """The index that a write returns, from the first place and the count that `append` gave.
+        """Returns the index of a write, from the first place and the count that `append` returned.
 
-        Element indices int64 ``[count]``, or an int where ``single``; with lanes, coordinates
-        ``[count * lanes, ndim]``.
+        The result is element indices int64 ``[count]``, or an int if ``single``; with lanes,
+        coordinates ``[count * lanes, ndim]``.
         """
         mover = self._mover or self.mover()
-        if mover is None:  # an empty list makes no ring
+        if mover is None:  # an empty list creates no ring
             return cpu.empty(0, dtype=torch.int64)
         capacity = mover.ring.capacity
         start = first % capacity
@@ -249,12 +249,12 @@ class RingBacked(Storage):
         return torch.from_numpy(index % capacity if start + count > capacity else index)
 
     def index(self, elements: torch.Tensor) -> torch.Tensor:
-        """Element indices as a write returns them: ``[n]``, or with lanes ``[n, ndim]``."""
+        """Returns element indices in the form of a write: ``[n]``, or with lanes ``[n, ndim]``."""
         lanes = self.lanes()
         return torch.stack(unravel(elements, lanes), -1) if lanes else elements
 
     def forget(self, *, keep_write_count: bool) -> None:
-        """Forget every item."""
+        """Removes all items."""
         mover = self._mover or self.mover()
         if mover is not None:
             mover.forget(keep_write_count=keep_write_count)
@@ -263,32 +263,32 @@ class RingBacked(Storage):
 
     @eager
     def get(self, index: Any) -> Any:
-        """Items by index.
+        """Returns items by index.
 
         Args:
-            index: int, slice, range, list, array or tensor of ints or booleans; a tuple of them
-                where the storage has several dimensions. A mask has the length of the storage.
+            index: int, slice, range, list, array or tensor of ints or booleans; a tuple of them if
+                the storage has several dimensions. A mask has the length of the storage.
 
         Returns:
-            The data in the form in which they were written; several items of a list as a list (a
-            `LazyStackStorage`: as a lazy stack). Of tensors that are not shared: views for ints and
-            slices. What is shared: validated copies.
+            The data in the form in which they were written. Several items of a list are a list, or
+                a lazy stack from a `LazyStackStorage`. Ints and slices return views of tensors that
+                are not shared; shared items are validated copies.
 
         Raises:
-            IndexError: a slot that holds no item. A slice leaves such places out.
+            IndexError: a slot holds no item. A slice skips such slots instead.
             EmptyBufferError: nothing was ever written.
-            RuntimeError: more dimensions than the storage has.
+            RuntimeError: the index has more dimensions than the storage.
         """
         return self.uncollated(RingBacked.fetch(self, index))
 
     def fetch(self, index: Any, *, dim_extend: int = 0, views: bool | None = None) -> Any:
-        """See `Storage.fetch`; without ``views`` they are copies where the storage is shared."""
+        """Returns items for `collate`; without ``views``, items of a shared storage are copies."""
         as_views = not self.shared if views is None else views
         mover = self._mover or self._need(index)
         return self.to_device(mover.fetch(index, dim_extend=dim_extend, as_views=as_views))
 
     def fetch_held(self, index: Any, tickets: torch.Tensor) -> Any:
-        """See `Storage.fetch_held`. Copies."""
+        """Returns copies of chosen elements; None if one of them was replaced."""
         mover = self._mover or self._need()
         elements = index
         if mover.lanes or not is_plain(index):
@@ -297,16 +297,16 @@ class RingBacked(Storage):
         return None if found is None else self.to_device(mover.build(found, tuple(elements.shape)))
 
     def tickets(self, index: Any) -> torch.Tensor:
-        """The tickets int64 ``[n]`` of the items at ``index``; -1 without an item.
+        """Returns the tickets of the items at ``index``, int64 ``[n]``; -1 without an item.
 
-        A sampler of your own gives them as ``"index_generation"``, which says which items it means.
+        A custom sampler returns them as ``"index_generation"`` to identify its items.
         """
         mover = self._need()
         slots = ravel(index, mover.lanes) // mover.ring.width
         return torch.from_numpy(tickets_at(mover.ring, slots))
 
     def draw(self, count: int, key: int, beta: float | None) -> Drawn:
-        """See `Storage.draw`."""
+        """Chooses elements and reads them in one native call."""
         mover = self._mover or self.mover()
         if mover is None:
             raise EmptyBufferError("Cannot sample from an empty storage; write to it first")
@@ -314,26 +314,26 @@ class RingBacked(Storage):
         return self.to_device(mover.build(found, (count,))), index, tickets, weights
 
     def iter_in_order(self, chunk: int) -> Iterator[Any]:
-        """See `Storage.iter_in_order`: batches of at most ``chunk`` slots, each validated."""
+        """Yields validated batches of at most ``chunk`` slots in storage order."""
         ring = self.ring()
         for start in range(0, 0 if ring is None else extent(ring), chunk):
             yield self.fetch(slice(start, start + chunk), views=False)
 
     def to_device(self, data: Any) -> Any:
-        """``data`` on the storage's device."""
+        """Returns ``data`` on the storage's device."""
         return data
 
-    # -- who uses it ---------------------------------------------------------------------------
+    # -- clients ---------------------------------------------------------------------------------
 
     def cleanup(self) -> bool:
-        """Remove the files of the storage from disk; it cannot be used afterwards.
+        """Removes the files of the storage from disk. The storage cannot be used afterwards.
 
-        False if they are gone already, or there were none. Idempotent.
+        Returns False if there are no files. Idempotent.
         """
         return False if self._engine is None else self._engine.cleanup()
 
     def close(self) -> None:
-        """Leave the buffer and drop the mapping; committed items stay. Idempotent."""
+        """Closes the handle and the mapping; committed items stay. Idempotent."""
         if self._engine is not None:
             self._engine.close()
 

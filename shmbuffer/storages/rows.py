@@ -1,7 +1,7 @@
-"""Rows: items of one form, a leaf a column.
+"""Items of one structure, with one column per leaf.
 
-The C core moves those in the ring's memory (`NativeRows`), torch those that this process holds
-(`HeldRows`), between claim and commit.
+The C core copies rows of the ring's memory (`NativeRows`). torch copies rows that this process
+holds (`HeldRows`), between claim and commit.
 """
 
 from __future__ import annotations
@@ -34,53 +34,53 @@ from shmbuffer.tensors.form.objects import as_objects, objects_in
 from shmbuffer.tensors.form.structure import leaves_of
 from shmbuffer.tensors.form.tensors import as_numbers, dtype_name, like, put_rows, take_rows
 
-# What is replaced in one claim, and gathered in memory before: slots, and about so many bytes.
+# A load claims and gathers at most this many slots at a time, and about this many bytes.
 PIECE = 4096
 PIECE_BYTES = 2**25
 
 
 class Rows(StorageMover):
-    """The rows of a ring."""
+    """Rows of a ring."""
 
     _claim: AbstractContextManager[Any] = nullcontext()
-    """Held from claim to commit, where more than the ring's own gate is needed."""
+    """Lock from claim to commit, if the ring's own gate is not sufficient."""
 
     _keeps = False
-    """`patch` changes no observation that is stored once."""
+    """True if `patch` keeps observations that are stored once."""
 
     def __init__(self, ring: Ring, leaves: Leaves) -> None:
         self.ring = ring
         self.leaves = leaves
         self.lanes = leaves.lanes
         self.where = leaves.where
-        self.build = leaves.build  # type: ignore[method-assign] # no frame between
+        self.build = leaves.build  # type: ignore[method-assign] # one frame less
 
     @abstractmethod
     def write(
         self, data: Any, single: bool, priorities: Floats | None, streams: GivenStreams = None
     ) -> tuple[int, int]:
-        """Append a batch, or one item where ``single``. The first ticket, and how many slots."""
+        """Appends a batch, or one item if ``single``. Returns the first ticket and slot count."""
 
     @abstractmethod
     def views(self) -> list[torch.Tensor]:
-        """The leaves themselves, ``[slots, *lanes, *shape]``, not copied and not validated."""
+        """Returns the leaves, ``[slots, *lanes, *shape]``, without copy or validation."""
 
     def column(self, at: int) -> torch.Tensor:
-        """One of `views`; SchemaMismatchError for a leaf that has no column of its own."""
+        """Returns one of `views`; SchemaMismatchError for a leaf without a column of its own."""
         return self.views()[at].as_subclass(torch.Tensor)
 
     def take(self, at: int, elements: Ints) -> torch.Tensor:
-        """A copy of one leaf of some elements, ``[n, *shape]``; not validated."""
+        """Copies one leaf of some elements, ``[n, *shape]``, without validation."""
         flat = self.column(at).detach().reshape(self.ring.elements, *self.leaves.leaves[at].shape)
         return take_rows(flat, torch.from_numpy(elements).to(flat.device)).cpu()
 
     def leaf_at(self, path: KeyPath) -> int | None:
-        """The number of the leaf at a path."""
+        """Returns the number of the leaf at a path, or None."""
         leaves = enumerate(self.leaves.leaves)
         return next((at for at, leaf in leaves if leaf.path == path), None)
 
     def contiguous(self, at: int) -> torch.Tensor | None:
-        """A leaf of all elements, if it is contiguous in the memory of this machine."""
+        """Returns a leaf of all elements if it is contiguous in CPU memory, else None."""
         sharing = self.ring.schema.sharing
         is_shared = sharing and self.leaves.leaves[at].path in sharing.paths
         if at in self.leaves.objects or is_shared:
@@ -89,9 +89,9 @@ class Rows(StorageMover):
         return column if column.is_cpu and column.is_contiguous() and column.numel() else None
 
     def entries(self, slots: Ints, paths: Sequence[KeyPath]) -> tuple[list[Any], Ints]:
-        """Some entries of the items that are there; the tickets of all slots, or -1.
+        """Returns entries of the items that are present, and the tickets of all slots, or -1.
 
-        Entries are numbers ``[elements, k]``, a list of objects, or None if there is no such leaf.
+        An entry is an array ``[elements, k]``, a list of objects, or None if there is no such leaf.
         """
         elements = elements_of(slots, self.ring.width)
         found: list[Any] = []
@@ -103,34 +103,34 @@ class Rows(StorageMover):
                 found.append(held.view(self.ring.elements).array[elements])
             else:
                 found.append(as_numbers(self.take(at, elements)).reshape(len(elements), -1))
-        tickets = tickets_at(self.ring, slots)  # afterwards: what was torn is not there any more
+        tickets = tickets_at(self.ring, slots)  # read last, so that torn rows count as absent
         which = (tickets >= 0).repeat(self.ring.width)
         return [None if one is None else one[which] for one in found], tickets
 
     @abstractmethod
     def copy_out(self, columns: list[torch.Tensor]) -> ItemSnapshot:
-        """Copy every item, all of one moment, while others go on writing; see `Ring.copy_out`."""
+        """Copies all items as of one moment into ``columns``, while other processes write."""
 
     def some(self, data: Any, which: NDArray[Any]) -> Any:
-        """See `StorageMover.some`."""
+        """Selects rows of ``data`` that `place` takes."""
         values, _ = values_of(self.leaves, data)
         chosen = torch.from_numpy(which)
         parts = [value[chosen.to(value.device)] for value in values]
         return self.build(parts, (len(which), *self.lanes))
 
     def as_batch(self, item: Any) -> Any:
-        """A batch of one item."""
+        """Returns a batch with one item."""
         values, _ = values_of(self.leaves, item, torch.Size(()))
         return self.build([value.unsqueeze(0) for value in values], (1, *self.lanes))
 
     # -- reading -------------------------------------------------------------------------------
 
     def build(self, found: list[Any], lead: tuple[int, ...]) -> Any:
-        """See `Mover.build`."""
+        """Builds items with the dimensions ``lead`` from their leaves."""
         return self.leaves.build(found, lead)
 
     def shaped(self, found: Any, lead: tuple[int, ...], held: torch.Tensor | None = None) -> Any:
-        """See `StorageMover.shaped`."""
+        """Builds selected items; with ``held``, only those of slots that hold an item."""
         if held is not None:
             found = [
                 tensor.view(lead[0], -1, *tensor.shape[1:])[held.to(tensor.device)]
@@ -141,15 +141,15 @@ class Rows(StorageMover):
         return self.build([tensor.view((*lead, *leaf.shape)) for tensor, leaf in leaves], lead)
 
     def viewed(self, selection: Selection) -> Any:
-        """See `StorageMover.viewed`."""
+        """Returns views of the selected items."""
         assert selection.view is not None
         return self.build([selection.view(view) for view in self.views()], selection.lead)
 
     def everything(self) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
-        """Copies of all elements that are there: their indices, the leaves, and their tickets."""
+        """Copies all elements that are present: their indices, leaves and tickets."""
         index = torch.from_numpy(self.ring.live.committed())
         tensors, tickets, missing = self.read(index)
-        if missing:  # written over by another process since
+        if missing:  # another process overwrote some of them
             lanes = self.ring.width
             kept = (tickets >= 0).view(-1, lanes).all(1).repeat_interleave(lanes)
             index = index[kept]
@@ -160,14 +160,14 @@ class Rows(StorageMover):
     # -- changing ------------------------------------------------------------------------------
 
     def change(self, index: Any, value: Any, path: tuple[str, ...] | None, dim_extend: int) -> None:
-        """See `Storage.change`: where it is, also while others write."""
+        """Changes entries in place, also while other processes write."""
         chosen = self.select(index, dim_extend)
         self.patch(chosen.elements, columns_of(self.leaves, chosen.lead, value, path))
 
     def change_if_present(
         self, index: Any, generation: Any, patch: Any, *, dim_extend: int = 0
     ) -> Flags:
-        """See `Storage.change_if_present`."""
+        """Changes entries of items that have not been overwritten. Returns bool ``[n]``."""
         elements, tickets = meant(index, generation, self.lanes)
         written = [-1, *self.lanes] if self.lanes else list(np.shape(index))
         if self.lanes and len(elements) % self.ring.width == 0:
@@ -176,28 +176,28 @@ class Rows(StorageMover):
         return self.patch(elements, columns, tickets)
 
     def entry(self, index: Any, path: KeyPath) -> tuple[Ints, torch.Tensor, Ints]:
-        """See `Storage.entry`."""
+        """Returns elements, the numbers of one entry, and tickets (-1 without an item)."""
         found = [at for at, leaf in enumerate(self.leaves.leaves) if leaf.path == path]
         if not found:
             raise KeyError(f"{'.'.join(path)!r} is not a leaf of {self.where}")
         elements, view = ravel(index, self.lanes), self.views()[found[0]].as_subclass(torch.Tensor)
         column = view.view(-1, *self.leaves.leaves[found[0]].shape)
         numbers = column[torch.from_numpy(elements).to(column.device)]
-        # Only now: a ticket that is the same by then says that the number was its item's.
+        # Read last: an unchanged ticket proves that the number belonged to its item.
         return elements, numbers.cpu(), tickets_at(self.ring, elements // self.ring.width)
 
     def patch(
         self, elements: Ints, columns: dict[int, torch.Tensor], tickets: Ints | None = None
     ) -> Flags:
-        """Change some leaves of some elements where they are; bool ``[n]``: what was changed.
+        """Changes leaves of elements in place. Returns bool ``[n]``, True for changed elements.
 
-        The rest of the item, its priority, source and write count stay. No other write can come
-        between the look at the item and its change.
+        The other leaves, the priority, the source and the write count stay. No other write can
+        occur between the check of the ticket and the change.
         """
         width = self.ring.width
         slots, of_slot = np.unique(elements // width, return_inverse=True)
         expected = None
-        if tickets is not None:  # of a slot that is named twice, the newest
+        if tickets is not None:  # the newest ticket of a slot that occurs twice
             expected = np.full(len(slots), -1)
             np.maximum.at(expected, of_slot, tickets)
         with self._claim:
@@ -233,15 +233,15 @@ class Rows(StorageMover):
         tickets: Tickets | None = None,
         sources: NDArray[np.uint64] | None = None,
     ) -> None:
-        """Replace everything with these rows of the columns, in these slots.
+        """Replaces the contents with these rows of the columns, in these slots.
 
-        Without columns the bytes are in their places already; without ``tickets`` the items get
-        new ones. The bytes are copied once, in pieces.
+        Without columns the bytes are in place already; without ``tickets`` the items get new
+        tickets. The bytes are copied once, in pieces.
         """
         self.ring.empty()
         exact = None if tickets is None else tickets.for_ring(self.ring)
         runs, starts, head = self._runs(slots, cursor, exact)
-        # Where the bytes are in their places there is nothing that would take long.
+        # If the bytes are in place, nothing takes long enough for progress reports.
         total = len(slots) * self._slot_bytes if columns is not None else 0
         with whole_or_empty(self.ring, self.where), Progress("load", total) as progress:
             most = max(1, min(PIECE, PIECE_BYTES // max(1, self._slot_bytes)))
@@ -258,7 +258,7 @@ class Rows(StorageMover):
     def _runs(
         self, slots: Ints, cursor: int, exact: Tickets | None
     ) -> tuple[list[Ints], list[int | None], int]:
-        """Items in the order of writing, the first ticket of each run or None, the head."""
+        """Returns runs of items in write order, the first ticket of each or None, and the head."""
         runs = None if exact is None else exact.runs()
         if exact is None or runs is None:
             return [np.arange(len(slots))], [None], cursor
@@ -272,7 +272,7 @@ class Rows(StorageMover):
         sources: NDArray[np.uint64] | None,
         placed: bool,
     ) -> None:
-        """Some items, in one claim: of these slots, or of those at the head, which are these."""
+        """Writes items in one claim, in these slots if ``placed``, else at the head."""
         from_, to = torch.from_numpy(rows), torch.from_numpy(slots)
 
         def fill() -> None:
@@ -288,7 +288,7 @@ class Rows(StorageMover):
             self._commit(fill)
 
     def _commit(self, fill: Callable[[], None], priorities: Floats | None = None) -> None:
-        """Fill claimed slots and commit them; they are aborted where that raises."""
+        """Fills claimed slots and commits them, or aborts the claim if that raises."""
         try:
             fill()
             self._settle()
@@ -298,11 +298,11 @@ class Rows(StorageMover):
         self.ring.claims.commit(priorities)
 
     def _settle(self) -> None:
-        """Return when what torch was told to write has been written: on the CPU it has."""
+        """Waits until torch has written the rows, which is at once on the CPU."""
 
     @property
     def _slot_bytes(self) -> int:
-        """Bytes of a slot, for progress reports; an object counts as a reference."""
+        """Bytes per slot, for progress reports; an object counts as a reference."""
         leaves, lanes = self.leaves, self.ring.width
         sizes = (
             8 if at in leaves.objects else leaf.nbytes for at, leaf in enumerate(leaves.leaves)
@@ -315,10 +315,10 @@ def columns_of(
     lead: tuple[int, ...],
     data: Any,
     key: KeyPath | None,
-    written: Sequence[int] = (),  # the same elements in several dimensions, as they were written
-    dim_extend: int = 0,  # the dimension of the data that is the first one of ``written``
+    written: Sequence[int] = (),  # the shape of the written index
+    dim_extend: int = 0,  # the data's dimension along which ``written`` starts
 ) -> dict[int, torch.Tensor]:
-    """The columns ``[n, *shape]`` that are to change, by number of the leaf."""
+    """Returns the columns to change, ``[n, *shape]``, by leaf number."""
     number = {leaf.path: at for at, leaf in enumerate(leaves.leaves)}
     columns: dict[int, Any] = {}
     nested = isinstance(leaves.node, TensorDictNode)
@@ -364,7 +364,7 @@ def columns_of(
 
 
 def _exchanged(sizes: list[int], dim: int) -> list[int]:
-    """Sizes with those of the dimensions 0 and ``dim`` exchanged."""
+    """Exchanges the sizes of dimensions 0 and ``dim``."""
     sizes[0], sizes[dim] = sizes[dim], sizes[0]
     return sizes
 
@@ -372,7 +372,7 @@ def _exchanged(sizes: list[int], dim: int) -> list[int]:
 def _changes(
     data: Any, key: KeyPath | None, known: Collection[KeyPath], nested: bool
 ) -> dict[KeyPath, Any]:
-    """The new values, by the path of the leaf."""
+    """Returns the new values by leaf path."""
     if key is None:
         return leaves_of(data, nested)
     if key in known or not (is_collection(data) or isinstance(data, (dict, tuple, list))):

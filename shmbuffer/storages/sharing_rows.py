@@ -1,8 +1,7 @@
-"""Rows whose next observations are stored once: the C core gives whole items, and takes them.
+"""Rows whose next observations are stored once; the C core reads and writes complete items.
 
-A leaf ``("next", k)`` without a column has the bytes of k in the item that follows, and no view. A
-change of an observation goes through the core, which keeps the next observation of the item
-before.
+A leaf ``("next", k)`` without a column uses the bytes of k in the following item, and has no view.
+Observations are changed through the core, which preserves the next observation of the item before.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from shmbuffer.storages.native_rows import NativeRows
 
 
 class SharingRows(NativeRows):
-    """The hot path is that of `NativeRows`; what torch would move there moves through the core."""
+    """Reads and writes like `NativeRows`, and uses the core wherever those would use torch."""
 
     _keeps = True
 
@@ -35,13 +34,13 @@ class SharingRows(NativeRows):
         self._columns: dict[int, torch.Tensor] = {}
 
     def fetch(self, index: Any, *, dim_extend: int = 0, as_views: bool = False) -> Any:
-        """See `StorageMover.fetch`. Copies."""
+        """Returns copies of items by index, in the form in which they were written."""
         return super().fetch(index, dim_extend=dim_extend)
 
     def patch(
         self, elements: Ints, columns: dict[int, torch.Tensor], tickets: Ints | None = None
     ) -> Flags:
-        """See `Rows.patch`. Where an observation changes, items are read and written as a whole."""
+        """Changes leaves of elements in place; if an observation changes, rewrites whole items."""
         changed = np.zeros(len(elements), np.bool_)
         left = np.arange(len(elements))
         for _ in range(ATTEMPTS):
@@ -74,7 +73,7 @@ class SharingRows(NativeRows):
         tensors, found, _ = self.read(torch.from_numpy(slots))
         rows = torch.from_numpy(of_slot)
         for at, values in columns.items():
-            for row, value in zip(rows.tolist(), values, strict=True):  # the last one counts
+            for row, value in zip(rows.tolist(), values, strict=True):  # the last value wins
                 tensors[at][row] = value
         expected = np.where(found.numpy() == expected, expected, -1)
         kept = self.ring.claims.claim_slots(slots, in_place=True, tickets=expected)
@@ -88,7 +87,7 @@ class SharingRows(NativeRows):
     def _runs(
         self, slots: Ints, cursor: int, exact: Tickets | None
     ) -> tuple[list[Ints], list[int | None], int]:
-        """See `Rows._runs`: in the order of their age, so that what follows is linked."""
+        """Returns the items in order of age, so that each is linked to the one that follows it."""
         runs, starts, head = super()._runs(slots, cursor, exact)
         if starts != [None]:
             return runs, starts, head
@@ -103,8 +102,8 @@ class SharingRows(NativeRows):
         sources: NDArray[np.uint64] | None,
         placed: bool,
     ) -> None:
-        """See `Rows._replace_some`. SpaceError: too many next observations have to be whole."""
-        assert columns is not None  # their files are not those of a storage that shares
+        """Writes items at the head; SpaceError if too many next observations need a full copy."""
+        assert columns is not None  # files of a storage that shares are not reused
         assert not placed
         if sources is None:
             sources = np.full(len(slots), self.ring.seat.incarnation, np.uint64)
@@ -114,14 +113,14 @@ class SharingRows(NativeRows):
         self.ring.claims.write_loaded(addresses, len(slots), np.ascontiguousarray(sources))
 
     def views(self) -> list[torch.Tensor]:
-        """Raises SchemaMismatchError: not every leaf has a column."""
+        """Raises SchemaMismatchError, because some leaves have no column."""
         self.ring.schema.require_column(
             next(iter(self.ring.schema.sharing.roots(self.ring.schema.leaves))), self.where
         )
         return super().views()
 
     def take(self, at: int, elements: Ints) -> torch.Tensor:
-        """See `Rows.take`; of a leaf without a column whole items are read."""
+        """Copies one leaf of some elements; for a leaf without a column, reads whole items."""
         if self.ring.schema.leaves[at].path not in self.ring.schema.sharing.paths:
             return super().take(at, elements)
         tensors, _, _ = self.read(torch.from_numpy(np.ascontiguousarray(elements, np.int64)))
@@ -129,7 +128,7 @@ class SharingRows(NativeRows):
         return tensor
 
     def column(self, at: int) -> torch.Tensor:
-        """See `Rows.column`."""
+        """Returns the column of a leaf; SchemaMismatchError for a leaf without one."""
         if at not in self._columns:
             self.ring.schema.require_column(at, self.where)
             self._columns[at] = self._view(at).as_subclass(torch.Tensor)
@@ -137,7 +136,7 @@ class SharingRows(NativeRows):
 
 
 def _runs_of(slots: Ints, cursor: int, capacity: int) -> list[Ints]:
-    """Which items lie in slots that follow each other, in the order in which the ring goes on."""
+    """Returns positions of items in runs of consecutive slots, in the order of the ring."""
     if not len(slots):
         return []
     places = (slots - cursor) % capacity

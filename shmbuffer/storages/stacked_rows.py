@@ -1,9 +1,9 @@
-"""Reads stacks of consecutive steps out of rows, in one native call a batch.
+"""Reads stacks of consecutive steps from rows, with one native call per batch.
 
     index, tickets [n * steps] ──▶ observation [n, steps, ...], next observation [n, steps, ...],
                                    other leaves [n, ...] of the last step
 
-The core copies each step to its place in the sample, and makes the stack of next observations of
+The core copies each step to its place in the sample, and makes the stack of next observations from
 the same bytes.
 """
 
@@ -20,11 +20,11 @@ from shmbuffer.storages.native_rows import NativeRows
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.tensors import reads_elsewhere
 
-ONE_ROW, STACK = -2, -1  # of the core; from 0 on the number of the leaf whose stack is moved on
+ONE_ROW, STACK = -2, -1  # codes of the core; others are the leaf whose stack is shifted
 
 
 class StackedRows:
-    """Reads samples of one form; ``forms`` says what a sample has of each leaf."""
+    """Reads samples of one form; ``forms`` has the layout of each leaf in a sample."""
 
     def __init__(self, rows: NativeRows, steps: int, forms: tuple[int, ...]) -> None:
         self.rows, self.steps, self._forms = rows, steps, forms
@@ -37,7 +37,7 @@ class StackedRows:
 
     @classmethod
     def of(cls, rows: NativeRows, steps: int, forms: tuple[int, ...]) -> StackedRows | None:
-        """None if the core cannot make tensors of these leaves for this torch."""
+        """Returns a reader; None if the core cannot create such tensors with this torch."""
         made = cls(rows, steps, forms)
         try:
             made._core()
@@ -46,7 +46,7 @@ class StackedRows:
         return made
 
     def read(self, index: torch.Tensor, tickets: torch.Tensor) -> list[torch.Tensor] | None:
-        """New tensors, one a leaf; None if an item is another one by now, or the handle closed."""
+        """Returns new tensors, one per leaf; None if an item was replaced or the handle closed."""
         if reads_elsewhere():
             tensors, addresses = self.leaves.outputs((index.numel() // self.steps,))
             return tensors if self.fill(index, tickets, tuple(addresses)) else None
@@ -55,11 +55,11 @@ class StackedRows:
         return found if type(found) is list else None
 
     def draw(self, given: tuple[int, int, float | None], known: Any, *into: tuple[int, ...]) -> Any:
-        """Draws steps and reads their stacks, a `Drawn`, by what is known of the trajectories.
+        """Draws steps and reads their stacks as a `Drawn`, using the known trajectories.
 
-        ``given`` is count, key and beta. ``into``: True instead, into the memory at the addresses
-        of the leaves, the index, the tickets and the weights. None: an item is newer than what is
-        known, or was overwritten, or the shortest way is not open.
+        ``given`` is count, key and beta. With ``into``, the addresses of the leaves, the index, the
+        tickets and the weights, writes there and returns True. Returns None if an item is too new
+        or was overwritten, or if the direct native path is unavailable.
         """
         core = None if reads_elsewhere() else self._core()
         if core is None:
@@ -68,7 +68,7 @@ class StackedRows:
         return None if type(found) is int else found
 
     def fill(self, index: torch.Tensor, tickets: torch.Tensor, addresses: tuple[int, ...]) -> bool:
-        """`read` into memory that is there, an address a leaf."""
+        """Reads into existing memory, given one address per leaf."""
         core = self._core()
         given = self._given(index, tickets)
         return core is not None and core.fill(*given, addresses) is True
@@ -79,7 +79,7 @@ class StackedRows:
         return index.data_ptr(), tickets.data_ptr(), count, LOCK_TIMEOUT_NS
 
     def _core(self) -> Any:
-        """The native way out; None once the handle is closed."""
+        """Returns the direct native path; None once the handle is closed."""
         seat = self.rows.ring.seat
         found = seat.stack_outtakes.get((self.steps, self._forms))
         if found is not None:

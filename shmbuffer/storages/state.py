@@ -1,4 +1,4 @@
-"""A storage as a dict of tensors and back: for ``state_dict`` and ``load_state_dict``."""
+"""Conversion of a storage to a dict of tensors and back, for ``state_dict``."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from shmbuffer.tensors.form.objects import Objects
 
 
 def state_of(rows: Rows | None) -> dict[str, Any]:
-    """Every item that is there, with its place.
+    """Returns all items with their places.
 
-    ``_index`` are the elements, ``_storage`` has one tensor ``[n, *shape]`` a leaf under its dotted
-    name (of objects a list, and their shape), ``_structure`` the form, ``_sources`` the writers.
+    ``_index`` has the elements, ``_structure`` their structure and ``_sources`` the writers.
+    ``_storage`` has one tensor ``[n, *shape]`` per leaf under its dotted name, or a list of objects
+    and their shape.
     """
     if rows is None:
         return {"initialized": False, "_len": 0}
@@ -33,7 +34,7 @@ def state_of(rows: Rows | None) -> dict[str, Any]:
     slots = index.numpy()[:: rows.ring.width] // rows.ring.width
     sources = rows.ring.live.sources[slots]
     overwritten = tickets_at(rows.ring, slots) != tickets.numpy()[:: rows.ring.width]
-    sources[overwritten] = 0  # the writers of the items that were read are not known any more
+    sources[overwritten] = 0  # the writers of overwritten items are unknown
     leaves = rows.leaves
     return {
         "initialized": True,
@@ -54,13 +55,13 @@ def state_of(rows: Rows | None) -> dict[str, Any]:
 
 
 def example_of(state: dict[str, Any]) -> Any:
-    """A batch of one item, for defining a storage that is to hold the state: zeros."""
+    """Returns a batch of one zero item, which defines a storage for the state."""
     node, lanes, columns = _form_of(state)
     return node.build(map(blank, columns), (1, *lanes), cpu.DEVICE)
 
 
 def load_state(rows: Rows, state: dict[str, Any]) -> None:
-    """Replace everything with a state."""
+    """Replaces the contents of a storage with a state."""
     ring, leaves = rows.ring, rows.leaves
     lanes, capacity = tuple(state["_structure"]["lanes"]), state["_structure"]["capacity"]
     if (ring.capacity, leaves.lanes) != (capacity, lanes):
@@ -70,7 +71,7 @@ def load_state(rows: Rows, state: dict[str, Any]) -> None:
         )
     node, _, columns = _form_of(state)
     data = node.build(iter(columns), (len(columns[0]), *lanes), cpu.DEVICE)
-    values_of(leaves, data)  # before anything is emptied: these are our leaves
+    values_of(leaves, data)  # checks the leaves before anything is emptied
     slots = state["_index"].numpy()[:: ring.width] // ring.width
     rows.copy_in(
         columns,
@@ -80,12 +81,12 @@ def load_state(rows: Rows, state: dict[str, Any]) -> None:
         write_count=len(state["_index"]),
         sources=sources_of_state(state),
     )
-    if not ring.schema.sharing:  # else the core has noted them
+    if not ring.schema.sharing:  # else the core has recorded them
         sources_from_state(ring, state)
 
 
 def _form_of(state: dict[str, Any]) -> tuple[Node, tuple[int, ...], list[Any]]:
-    """The form of the items, the lanes, and a column ``[n, *lanes, *shape]`` for each leaf."""
+    """Returns the structure, the lanes, and a column ``[n, *lanes, *shape]`` for each leaf."""
     lanes = tuple(state["_structure"]["lanes"])
     columns = []
     for column in state["_storage"].values():
@@ -96,12 +97,12 @@ def _form_of(state: dict[str, Any]) -> tuple[Node, tuple[int, ...], list[Any]]:
 
 
 def _dotted(path: tuple[str, ...]) -> str:
-    """A nested key as one name; a dot or backslash in a key gets a backslash in front."""
+    """Joins a nested key with dots; dots and backslashes in a key are escaped with a backslash."""
     return ".".join(key.replace("\\", "\\\\").replace(".", "\\.") for key in path)
 
 
 def _plain(column: Any) -> Any:
-    """A column as the state has it."""
+    """Returns a column in the form in which a state stores it."""
     if isinstance(column, torch.Tensor):
         return column
     return {"objects": column.tolist(), "shape": list(column.shape)}

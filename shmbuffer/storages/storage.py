@@ -1,4 +1,4 @@
-"""The protocol of storages: items by index, as in TorchRL, and what a buffer needs beyond."""
+"""Protocol of storages: TorchRL's access by index, and what a buffer needs beyond it."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from shmbuffer.tensors.form import cpu
 
 
 class Storage(Checkpoints):
-    """Where the items are.
+    """Base class of storages, which contain the items of a buffer.
 
-    A storage of your own needs ``set``, ``get`` and ``__len__``; any sampler and any writer works
-    on it, through these three.
+    A custom storage needs ``set``, ``get`` and ``__len__``. Any sampler and any writer can use it
+    through these three methods.
 
     Args:
         max_size: capacity in elements.
-        checkpointer: how the storage is saved; None is the one of its kind.
+        checkpointer: object that saves the storage; None uses the default of its class.
         compilable: accepted; `torch.compile` leaves the native calls alone either way.
 
     Source: ``torchrl.data.Storage``.
     """
 
     ndim: int = 1
-    """How many leading dimensions of the data belong to the storage."""
+    """Number of leading dimensions of the data that belong to the storage."""
 
-    _rng: Any = None  # torch.Generator of the buffer, as in TorchRL
+    _rng: Any = None  # the buffer's torch.Generator, as in TorchRL
     _kind = "storage"
     _default_checkpointer: ClassVar[type[Any]] = StorageCheckpointerBase  # TorchRL's name
     _checkpointer: Any = None
-    _location: Location | None = None  # of its directory, where it can have one
+    _location: Location | None = None  # location of its directory, if it can have one
 
     def __init__(self, max_size: int, checkpointer: Any = None, compilable: bool = False) -> None:
         self._checkpointer = checkpointer
@@ -60,7 +60,7 @@ class Storage(Checkpoints):
 
     @property
     def shared(self) -> bool:
-        """True if other processes may read and write these bytes."""
+        """True if other processes may read and write the items."""
         return False
 
     @property
@@ -70,26 +70,26 @@ class Storage(Checkpoints):
 
     @property
     def open_engine(self) -> Engine | None:
-        """The open handle that counts, flushes and records what is done here, or None."""
+        """Open handle that counts, flushes and records the operations of this storage, or None."""
         return None
 
     def ring(self) -> Ring | None:
-        """Order, words, tickets and priorities of the items; None where the storage has no ring."""
+        """Returns the ring with order, slot words, tickets and priorities, if there is one."""
         return None
 
     @property
     def draws_natively(self) -> bool:
-        """True if `draw` chooses, reads, validates and weighs in one native call."""
+        """True if `draw` chooses, reads, validates and weighs items in one native call."""
         return False
 
     @property
     def writes_natively(self) -> bool:
-        """True if ``append`` writes a batch with its priorities, whole or not at all."""
+        """True if ``append`` writes a batch with its priorities completely or not at all."""
         return False
 
     @property
     def shape(self) -> torch.Size | None:
-        """``[slots, *lanes]``; RuntimeError where the storage does not say its lanes."""
+        """``[slots, *lanes]``; RuntimeError if the storage does not define its lanes."""
         if self.ndim == 1:
             return torch.Size((self.max_size,))
         raise RuntimeError(
@@ -99,86 +99,87 @@ class Storage(Checkpoints):
 
     @property
     def tracks_generations(self) -> bool:
-        """True if the ticket of an item tells whether it is still the same item."""
+        """True if the ticket of an item tells whether it was replaced."""
         return False
 
     # -- reading -------------------------------------------------------------------------------
 
     def get(self, index: Any) -> Any:
-        """The item at an int, the batch of items at a sequence."""
+        """Returns the item at an int or the batch of items at a sequence."""
         raise NotImplementedError(f"{type(self).__name__} has no get()")
 
     def fetch(self, index: Any, *, dim_extend: int = 0, views: bool | None = None) -> Any:
-        """`get`, as a buffer asks for it: the item at an int; else what `collate` takes.
+        """Returns the item at an int, or several items as `collate` takes them.
 
         Args:
             index: see `get`.
-            dim_extend: the dimension along which batches are appended; the index follows it.
-            views: False wants copies, True views; None is whatever is right here.
+            dim_extend: the dimension along which batches are appended and ``index`` selects.
+            views: whether to return views instead of copies; None uses the storage's default.
         """
         return self.get(index)
 
     def fetch_held(self, index: Any, tickets: torch.Tensor) -> Any:
-        """`fetch` of elements that a sampler has chosen; None if one is another item by now.
+        """Returns elements that a sampler has chosen; None if one of them was replaced.
 
         Args:
             index: element indices int64 ``[n]``, or a tuple of coordinates.
-            tickets: int64 ``[n]``, of the chosen items.
+            tickets: tickets of the chosen items, int64 ``[n]``.
         """
         return self.get(index)
 
     def draw(self, count: int, key: int, beta: float | None) -> Drawn:
-        """Choose and read in one native call, where `draws_natively`.
+        """Chooses elements and reads them in one native call; requires `draws_natively`.
 
         Args:
-            count: elements.
-            key: of the draw.
-            beta: exponent of the weights; None draws uniformly, without weights.
+            count: number of elements.
+            key: seed of the draw.
+            beta: exponent of the weights; None draws uniformly without weights.
         """
         raise NotImplementedError(f"a sampler draws from a {type(self).__name__}, by index")
 
     def collate(self, data: Any) -> Any:
-        """A batch from what `fetch` gives for several items; by default as it is."""
+        """Makes a batch from several items of `fetch`; the default returns them unchanged."""
         return data
 
     def uncollated(self, data: Any) -> Any:
-        """The argument of a ``collate_fn``, and the result of `get` for several items."""
+        """Returns several items as a ``collate_fn`` takes them and `get` returns them."""
         return data
 
     def iter_in_order(self, chunk: int) -> Iterator[Any]:
-        """Iterate over all items in their order, as `fetch` gives ``chunk`` places at a time."""
+        """Yields all items in order, ``chunk`` places at a time, in the form of `fetch`."""
         for start in range(0, len(self), chunk):
             yield self.fetch(slice(start, start + chunk))
 
     # -- writing -------------------------------------------------------------------------------
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
-        """Write ``data`` at ``cursor``: one item at an int, a batch at a sequence of them."""
+        """Writes one item at an int or a batch at a sequence of them."""
         raise NotImplementedError(f"{type(self).__name__} has no set()")
 
     def prepare(self, data: Any, single: bool) -> None:
-        """Make everything that writing ``data`` needs, and write nothing.
+        """Prepares the storage for a write of ``data`` without writing it.
 
-        So priorities can go with the first write. With ``single`` it is one item, not a batch.
+        Priorities can then be passed with the first write. With ``single`` it is one item, not a
+        batch.
         """
 
     def put(self, index: Any, data: Any, *, in_place: bool) -> None:
-        """``set``; with ``in_place`` a change of items that are there, whose priorities stay."""
+        """Writes ``data``; ``in_place`` changes existing items and keeps their priorities."""
         self[index] = data
 
     def knows(self, path: tuple[str, ...]) -> bool:
-        """True if items have this entry already; otherwise it would be a new column."""
+        """True if items have this entry; otherwise it would be a new column."""
         return True
 
     def change(
         self, index: Any, value: Any, path: tuple[str, ...] | None, *, dim_extend: int = 0
     ) -> None:
-        """Change the entry at ``path`` of some items, or with None all of them.
+        """Changes the entry at ``path`` of some items; with None the whole items.
 
         Args:
             index: see `get`.
-            value: as that entry of what `get` gives.
-            path: of the entry.
+            value: the new value, in the form that `get` returns for the entry.
+            path: path of the entry.
             dim_extend: see `fetch`.
         """
         if path is None:
@@ -193,23 +194,23 @@ class Storage(Checkpoints):
 
     @property
     def supports_conditional_update(self) -> bool:
-        """True if `change_if_present` can tell whether an item is still the same."""
+        """True if `change_if_present` can tell whether an item was replaced."""
         return False
 
     def change_if_present(
         self, index: Any, generation: Any, patch: Any, *, dim_extend: int = 0
     ) -> Flags:
-        """Change entries of items that have not been written over since.
+        """Changes entries of items that have not been overwritten since they were sampled.
 
         Args:
-            index: of a sample.
-            generation: of the same sample.
-            patch: the entries, each ``[n, ...]``, or in the dimensions of the data that were
-                written: ``[n, *lanes, ...]``, or those of an index of streams.
-            dim_extend: dimension of such data along which the items are.
+            index: the index of a sample.
+            generation: the generation of the same sample.
+            patch: the entries, each ``[n, ...]``, or with the dimensions of the written data: ``[n,
+                *lanes, ...]``, or those of an index of streams.
+            dim_extend: dimension of the written data along which the items are.
 
         Returns:
-            bool ``[n]``: what was changed.
+            bool ``[n]``, True for the items that were changed.
 
         Raises:
             RuntimeError: the storage keeps no generations.
@@ -217,7 +218,7 @@ class Storage(Checkpoints):
         raise RuntimeError(self._no_generations)
 
     def entry(self, index: Any, path: tuple[str, ...]) -> tuple[Ints, torch.Tensor, Ints]:
-        """One entry of some items.
+        """Reads one entry of some items.
 
         Returns:
             Elements int64 ``[n]``; the numbers ``[n, ...]``; the tickets, -1 without an item.
@@ -232,39 +233,39 @@ class Storage(Checkpoints):
         )
 
     def forget(self, *, keep_write_count: bool) -> None:
-        """Forget every item; with ``keep_write_count`` go on counting what is written."""
+        """Removes all items; ``keep_write_count`` continues to count the writes."""
         self._empty()
 
-    # -- who uses it ---------------------------------------------------------------------------
+    # -- watching --------------------------------------------------------------------------------
 
     def attach(self, buffer: Any) -> None:
-        """Have ``buffer.mark_update(index)`` called for every write, by any process.
+        """Registers ``buffer.mark_update(index)`` to be called for every write by any process.
 
-        ``buffer`` is held weakly.
+        The storage holds a weak reference to ``buffer``.
         """
         if all(reference() is not buffer for reference in self._watchers):
             self._watchers.append(weakref.ref(buffer))
 
     def detach(self, buffer: Any) -> None:
-        """Undo `attach`; nothing happens if it was not."""
+        """Reverts `attach`. Does nothing if ``buffer`` is not attached."""
         self._watchers = [one for one in self._watchers if one() not in (None, buffer)]
 
     def notify(self, index: Any) -> None:
-        """Tell all that are attached that the items at ``index`` (element indices) were written."""
+        """Tells all attached buffers that the items at these element indices were written."""
         for reference in self._watchers:
             entity = reference()
             if entity is not None:
                 entity.mark_update(index)
 
     def notify_emptied(self) -> None:
-        """Tell the samplers that are attached that every item was forgotten."""
+        """Tells the attached samplers that all items were removed."""
         for reference in self._watchers:
             forget = getattr(reference(), "_empty", None)
             if forget is not None:
                 forget()
 
     def define(self, example: Any) -> None:
-        """Say what an item is before anything is written, where the storage needs to know."""
+        """Defines the structure of the items before the first write, if the storage needs it."""
 
     def contains(self, item: int) -> bool:
         """True if there is an item at ``item``; negative numbers count from the end."""
@@ -272,7 +273,7 @@ class Storage(Checkpoints):
 
     @property
     def checkpointer(self) -> Any:
-        """How the storage is saved; setting it to None brings back the one of its kind."""
+        """Object that saves the storage; setting it to None restores the default."""
         if self._checkpointer is None:
             self._checkpointer = self._default_checkpointer()
         return self._checkpointer
@@ -282,18 +283,18 @@ class Storage(Checkpoints):
         self._checkpointer = checkpointer
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
-        """Have ``hook(data, path=path)`` change what is saved; see the checkpointer."""
+        """Registers ``hook(data, path=path)``, which changes the saved data."""
         self.checkpointer.register_save_hook(hook)
 
     def register_load_hook(self, hook: Callable[..., Any]) -> None:
-        """Have ``hook(data, out=destination)`` change what is loaded; see the checkpointer."""
+        """Registers ``hook(data, out=destination)``, which changes the loaded data."""
         self.checkpointer.register_load_hook(hook)
 
     def dumps(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
-        """Save into the directory ``path``; see `Checkpoints.dumps`.
+        """Saves the storage to the directory ``path``; see `Checkpoints.dumps`.
 
-        A checkpointer with a file of its own (`H5StorageCheckpointer`) saves to ``path`` itself
-        where that is the name of such a file.
+        A checkpointer with a file format of its own (`H5StorageCheckpointer`) saves to the file
+        ``path`` if its name has the suffix of that format.
         """
         saves_to_file = getattr(self.checkpointer, "saves_to_file", None)
         if saves_to_file is not None and saves_to_file(path):
@@ -346,28 +347,28 @@ class Storage(Checkpoints):
 
     @property
     def _is_saved_by_state(self) -> bool:
-        """A storage of the user's that has no checkpointer."""
+        """True for a custom storage without a checkpointer."""
         return type(self.checkpointer) is StorageCheckpointerBase
 
     def flatten(self) -> Any:
-        """Every item, as one batch with one dimension for the storage."""
+        """Returns all items as one batch with one dimension for the storage."""
         return self.get(slice(None))
 
     # -- saving and closing --------------------------------------------------------------------
 
     def cleanup(self) -> bool:
-        """Remove the files of the storage. False: there were none, or they are gone already."""
+        """Removes the files of the storage. Returns False if there are no files."""
         return False
 
     def close(self) -> None:
-        """Give back what the storage holds beyond memory. Idempotent."""
+        """Releases what the storage holds besides memory. Idempotent."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything in there, in memory."""
+        """Returns the contents of the storage in memory."""
         raise NotImplementedError(f"{type(self).__name__} has no state_dict")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the result of `state_dict`."""
+        """Loads the result of `state_dict`."""
         raise NotImplementedError(f"{type(self).__name__} has no load_state_dict")
 
     def _empty(self) -> None:
@@ -386,9 +387,9 @@ class Storage(Checkpoints):
         return self.contains(index)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_watchers": []}  # watchers are not attached in another process
+        return {**self.__dict__, "_watchers": []}  # watchers are not attached in other processes
 
 
 def ring_of(storage: Any) -> Ring | None:
-    """The ring of a storage that need not be a `Storage`; None where there is none (yet)."""
+    """Returns the ring of any storage; None if it has no ring or not yet."""
     return storage.ring() if isinstance(storage, Storage) else None

@@ -1,4 +1,4 @@
-"""Tensors: items of one form, a leaf a column; here those that the caller brings along."""
+"""Storage of tensors with one column per leaf, here of tensors that the caller passes."""
 
 from __future__ import annotations
 
@@ -32,26 +32,27 @@ from shmbuffer.tensors.form.nodes import TensorDictNode, fields, is_collection
 
 
 class TensorStorage(RingBacked):
-    """A storage over the caller's tensors: full from the start, written in place.
+    """A storage over the caller's tensors, which is full from the start and written in place.
 
     Args:
-        storage: a TensorDict, tensorclass, tensor or PyTree ``[slots, *lanes, ...]``. It is used,
-            not copied: a write changes it, and a change of it is seen by the next sample. A
-            TensorDict without entries gets those of the first write, zero elsewhere.
-        max_size: has to be what ``storage`` has, if it is given.
-        device: where samples are; ``storage`` is used on the device where it is.
-        ndim: how many of its leading dimensions belong to the storage.
+        storage: a TensorDict, tensorclass, tensor or PyTree ``[slots, *lanes, ...]``. It is not
+            copied: writes change it, and samples see its changes. A TensorDict without entries gets
+            the entries of the first write, with zeros in all other items.
+        max_size: the number of slots in ``storage``, or None.
+        device: device of the samples; ``storage`` stays on its own device.
+        ndim: number of leading dimensions of ``storage`` that belong to the storage.
         compilable: accepted; `torch.compile` leaves the native calls alone either way.
 
     Raises:
-        TypeError: something in there is not a tensor.
-        ValueError: None; another ``max_size``; sizes of the leading dimensions differ between
-            leaves.
+        TypeError: ``storage`` contains an object that is not a tensor.
+        ValueError: ``storage`` is None, ``max_size`` differs from its size, or the leading
+            dimensions differ between leaves.
 
-    It cannot be passed to another process (RuntimeError): the tensors are this process's own.
+    Passing the storage to another process raises RuntimeError, because the tensors belong to this
+    process.
 
-    Cost: nothing is copied at construction. Reads and writes are torch's indexing, not the C
-        core's.
+    Cost: nothing is copied at construction. Reads and writes use torch's indexing instead of the C
+        core.
 
     Example:
         >>> import torch
@@ -65,9 +66,9 @@ class TensorStorage(RingBacked):
     """
 
     _default_checkpointer = TensorStorageCheckpointer
-    _is_lazy = False  # it makes its own tensors, where its location says
+    _is_lazy = False  # True: the storage creates its own tensors
     _memory_mapped = False  # views are `MemoryMappedTensor`
-    _given: Any = None  # by the caller: it gets the columns that are added later
+    _given: Any = None  # the caller's; it gets columns that are added later
     _mover: Rows | None
 
     def __init__(
@@ -101,15 +102,15 @@ class TensorStorage(RingBacked):
         self.device: torch.device | None = (
             None if device is None or device == "auto" else torch.device(device)
         )
-        self.mapping = "dict"  # what a plain dict is; a TensorDict buffer says "tensordict"
+        self.mapping = "dict"  # kind of plain dicts; "tensordict" in a TensorDict buffer
         self.optional: frozenset[str] = OWN_KEYS  # root keys that are not stored
         self._emptied = False
-        self._handed_over = False  # before a write: no process may keep a column for itself
+        self._handed_over = False  # before a write: no column may stay in one process
         if storage is not None:
             ring = self._hold(leaves, slots, columns).ring
             self._given = storage
-            # In place: what was there before us was not written through a buffer, and write_count
-            # says so.
+            # In place, because the existing items were not written through a buffer, so that
+            # write_count does not include them.
             ring.claims.claim_slots(np.arange(slots, dtype=np.int64), in_place=True)
             ring.claims.commit()
         elif self._location is not None and self._location.opens_at_once:
@@ -139,12 +140,12 @@ class TensorStorage(RingBacked):
 
     @property
     def supports_conditional_update(self) -> bool:
-        """See `Storage.supports_conditional_update`."""
+        """True, because the ticket of a slot tells whether its item was replaced."""
         return True
 
     @property
     def tracks_generations(self) -> bool:
-        """See `Storage.tracks_generations`."""
+        """True unless a subclass overrides ``get``."""
         return self.draws_natively
 
     def __repr__(self) -> str:
@@ -160,7 +161,7 @@ class TensorStorage(RingBacked):
         )
 
     def allow(self, keys: frozenset[str]) -> None:
-        """Let root entries come along that are no leaves; they are not stored."""
+        """Allows root entries that are not leaves; they are not stored."""
         self.optional = keys
         if self._mover is not None:
             self._mover.leaves.allow(keys)
@@ -174,7 +175,7 @@ class TensorStorage(RingBacked):
         priorities: Floats | None = None,
         streams: GivenStreams = None,
     ) -> tuple[int, int]:
-        """See `RingBacked.append`. Cost: one native call, and 0.25 µs a leaf."""
+        """Appends a batch or item at the head. Cost: one native call, and 0.25 µs per leaf."""
         rows = self._mover or self.mover() or self._define(data, single)
         try:
             first, count = rows.write(data, single, priorities, streams)
@@ -185,7 +186,7 @@ class TensorStorage(RingBacked):
         return first, count
 
     def put(self, cursor: Any, data: Any, *, in_place: bool) -> None:
-        """See `Storage.put`."""
+        """Writes ``data`` at ``cursor``; ``in_place`` keeps the priorities of the items there."""
         single = is_int(cursor)
         rows: Rows | None = self._mover or self.mover()
         if type(data) is list and not single and (rows is None or rows.leaves.node.kind != "list"):
@@ -207,41 +208,41 @@ class TensorStorage(RingBacked):
             self.notify(self.index(elements))
 
     def knows(self, path: tuple[str, ...]) -> bool:
-        """See `Storage.knows`."""
+        """True if items have this entry; otherwise it would be a new column."""
         return any(leaf.path[: len(path)] == path for leaf in self._need().leaves.leaves)
 
     def change(
         self, index: Any, value: Any, path: tuple[str, ...] | None, *, dim_extend: int = 0
     ) -> None:
-        """See `Storage.change`."""
+        """Changes the entry at ``path`` of some items; with None the whole items."""
         self._need().change(index, value, path, dim_extend)
 
     def change_if_present(
         self, index: Any, generation: Any, patch: Any, *, dim_extend: int = 0
     ) -> Flags:
-        """See `Storage.change_if_present`."""
+        """Changes entries of items that have not been overwritten. Returns bool ``[n]``."""
         rows = self._need()
         changed: Flags = rows.change_if_present(index, generation, patch, dim_extend=dim_extend)
         return changed
 
     def entry(self, index: Any, path: tuple[str, ...]) -> tuple[Ints, torch.Tensor, Ints]:
-        """See `Storage.entry`."""
+        """Returns elements, the numbers of one entry, and tickets (-1 without an item)."""
         return self._need().entry(index, path)  # type: ignore[no-any-return]
 
     def prepare(self, data: Any, single: bool) -> None:
-        """See `Storage.prepare`: the first write says what an item is."""
+        """Defines the structure of the items by ``data`` without writing them."""
         if self.mover() is None:
             self._define(data, single)
 
     def define(self, example: Any) -> None:
-        """Say what an item is, and make room for all of them, before anything is written.
+        """Defines the structure of the items and allocates memory before the first write.
 
         Args:
-            example: a batch; or one item, if it is a TensorDict with fewer batch dimensions than
-                the storage has.
+            example: a batch, or one item if it is a TensorDict with fewer batch dimensions than the
+                storage.
 
         Raises:
-            SchemaMismatchError: the storage is defined already, and otherwise.
+            SchemaMismatchError: the storage is already defined with another structure.
             SpaceError: bytes needed and bytes free; nothing is left behind.
         """
         single = is_collection(example) and len(example.batch_size) < self.ndim
@@ -249,24 +250,24 @@ class TensorStorage(RingBacked):
         values_of(rows.leaves, example, torch.Size(()) if single else None)
 
     def flatten(self) -> Any:
-        """Every item, with one dimension for the storage whatever ``ndim`` is. Copies."""
+        """Copies all items into a batch with one dimension, regardless of ``ndim``."""
         rows = self._need()
         index, tensors, _ = rows.everything()
         return self.to_device(rows.build(tensors, (len(index),)))
 
     def to_device(self, data: Any) -> Any:
-        """``data`` on the storage's device."""
+        """Returns ``data`` on the storage's device."""
         rows = self._mover
         if self.device is None or rows is None or rows.leaves.device == self.device:
             return data
         return to_device(data, self.device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Every item, where it is, and what form it has; see `state_of`. Copies everything."""
+        """Copies all items, their places and their structure; see `state_of`."""
         return state_of(self.mover())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Replace everything with what `state_dict` of a storage of this size and form gave."""
+        """Replaces the contents with the `state_dict` of a storage of this size and structure."""
         rows: Rows | None = self._mover or self.mover()
         if state_dict["initialized"]:
             load_state(rows or self._define(example_of(state_dict), False), state_dict)
@@ -276,25 +277,26 @@ class TensorStorage(RingBacked):
     # -- what an item is -----------------------------------------------------------------------
 
     def forget(self, *, keep_write_count: bool) -> None:
-        """Forget every item. The next write may be of another form, see `_forget_form`."""
+        """Removes all items. The next write may have another structure; see `_forget_form`."""
         super().forget(keep_write_count=keep_write_count)
         self._emptied = True
 
     def _redefined(self, data: Any, single: bool) -> Rows:
-        """Rows for data that did not fit, where they may say what an item is; else raises again."""
+        """Returns rows for data of another structure if that is allowed, else raises again."""
         rows = self._mover
-        if rows is not None and not rows.leaves.leaves:  # a TensorDict without entries was given
+        if rows is not None and not rows.leaves.leaves:  # the caller passed an empty TensorDict
             wider = self._widened(rows, data, single)
             if wider is not None:
                 return wider
         if not self._forget_form():
-            raise  # what is being handled
+            raise  # raises the exception that is being handled
         return self.mover() or self._define(data, single)
 
     def _forget_form(self) -> bool:
-        """Forget the form of the items, and return True if the next write may bring another.
+        """Forgets the structure of the items; returns True if the next write may define another.
 
-        So it is where this handle has emptied the buffer, and nobody has written or joined since.
+        This requires that this handle has emptied the buffer, and that no process has written to it
+        or joined it since.
         """
         if not self._emptied or self._mover is None:
             return False
@@ -320,7 +322,7 @@ class TensorStorage(RingBacked):
         return self._native(self._described(data, single))
 
     def _native(self, leaves: Leaves) -> Rows:
-        """Rows in the memory of a ring that is made for them."""
+        """Creates a ring with memory for the leaves and returns its rows."""
         opened_here, engine = self._engine is None, self.engine()
         try:
             return self._attach_ring(engine.define(leaves.schema(self._slots(leaves))))
@@ -330,7 +332,7 @@ class TensorStorage(RingBacked):
             raise
 
     def _hold(self, leaves: Leaves, slots: int, columns: list[Any]) -> Rows:
-        """Rows of tensors that this process holds, on a ring that has no leaves of its own."""
+        """Returns rows of tensors of this process, on a ring without leaves of its own."""
         tensors = [column for column in columns if isinstance(column, torch.Tensor)]
         leaves.device = tensors[0].device if tensors else cpu.DEVICE
         ring = self.engine().define(Schema((), slots, leaves.lanes, {"kind": "held"}))
@@ -340,7 +342,7 @@ class TensorStorage(RingBacked):
         return -(-self._max_size // max(1, math.prod(leaves.lanes)))
 
     def _widened(self, rows: Rows, data: Any, single: bool) -> Rows | None:
-        """Rows with the columns that are new in the data, and nothing else is; None: more is."""
+        """Returns rows with the new columns of the data; None if the data differ otherwise."""
         wider = HeldRows.widened(rows, self._described(data, single))
         return None if wider is None else self._settle(wider)
 
@@ -350,7 +352,7 @@ class TensorStorage(RingBacked):
         return self._settle(rows(ring, leaves, memory_mapped=self._memory_mapped))
 
     def _settle(self, rows: Rows) -> Rows:
-        """Move items with these from now on."""
+        """Sets the rows that copy items from now on."""
         if isinstance(rows, HeldRows) and is_collection(self._given):
             self._given.update(rows.build(rows.columns, (rows.ring.capacity, *rows.lanes)))
         self._mover = rows
@@ -365,13 +367,13 @@ class TensorStorage(RingBacked):
                 "process can see; use a LazyMemmapStorage, or a LazyTensorStorage with all keys "
                 "in its first write, all of them tensors"
             )
-        state = super().__getstate__()  # refused before anything changes
+        state = super().__getstate__()  # refused before any change
         self._handed_over |= self._forget_form()
         return {**state, "_handed_over": self._handed_over, "_emptied": False}
 
 
 def _columns_of(storage: Any, ndim: int) -> tuple[Leaves, int, list[Any]]:
-    """Leaves, number of slots and columns of what the caller brings along."""
+    """Returns leaves, number of slots and columns of the caller's tensors."""
     if is_collection(storage) and not fields(storage):
         slots, *lanes = storage.batch_size[:ndim]
         return Leaves(TENSORS, TensorDictNode({}), (), tuple(lanes)), slots, []

@@ -42,7 +42,7 @@ def test_a_fault_in_python_is_found_at_its_line(source: str, line: int, rule: st
         '"""One-step returns."""',
         'message = "nobody reads it"',
         f'"""Writes.\n\nExample::\n\n    {LONG}\n\nReads.\n"""',
-        f'"""Writes.\n\n>>> f()\n{LONG}\n"""',
+        f'"""Writes.\n\nExample:\n    >>> f()\n    {LONG}\n"""',
         f'"""Writes.\n\n    key    what is under it, {LONG}\n    other  nothing\n"""',
         '"""Writes.\n\n' + "".join(f"* row {i} of the ring\n" for i in range(20)) + '"""',
         '"""Writes.\n\nArgs:\n' + "".join(f"    a{i}: rows of it\n" for i in range(9)) + '"""',
