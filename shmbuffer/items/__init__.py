@@ -1,5 +1,5 @@
-"""Items, whatever they are made of, on their way into a ring and out of it; without torch.
+"""Reads and writes the items of a ring, without torch.
 
-What the NumPy client and TorchRL's buffers have in common: the form of an item and its leaves, rows
-of arrays, records, and the numbers and priorities that go with items.
+The NumPy client and TorchRL's buffers share these modules: the structure of an item and its leaves,
+rows of arrays, records, and the indices and priorities of items.
 """

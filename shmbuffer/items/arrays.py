@@ -1,7 +1,7 @@
-"""Arrays, and what becomes one: numbers, lists, and what has ``__array__`` or DLPack.
+"""Conversion of numbers, lists, and objects with ``__array__`` or DLPack to arrays.
 
 NumPy lacks some of torch's dtypes, such as bfloat16. Arrays hold their bits as unsigned integers of
-the same size (`DType.array`), which ml_dtypes, JAX and torch look at with ``view``.
+the same size (`DType.array`), which ml_dtypes, JAX and torch can convert with ``view``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shmbuffer.memory.format.dtypes import DTYPES
 _core.know_arrays(*(np.zeros((2, 3), dtype) for dtype in (np.float32, np.float64, np.int64)))
 
 NO_ARRAY = (TypeError, ValueError, RuntimeError, OverflowError, BufferError)
-"""Errors that `named` raises for a value that is no array."""
+"""Errors that `named` raises for a value that cannot become an array."""
 
 PLAIN_KINDS = "biufcSUmM"
 """Kinds of NumPy's dtypes whose bytes are the value."""
@@ -27,11 +27,11 @@ _PLAIN = (bool, int, float, complex, np.generic)
 _PYTHONS = frozenset((bool, int, float, complex))
 _RANKS = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
 _SHORTER = {"float64": np.float32, "complex128": np.complex64}
-"""NumPy's dtype of a Python number, and the one that torch gives it."""
+"""NumPy's dtype of a Python number, and the shorter one that torch uses."""
 
 
 def is_plain_array(value: Any) -> bool:
-    """True for an array or a number of NumPy whose bytes are its value; false if it has a mask."""
+    """True for an unmasked array or number of NumPy whose bytes are its value."""
     return (
         isinstance(value, (np.ndarray, np.generic))
         and value.dtype.kind in PLAIN_KINDS
@@ -57,14 +57,14 @@ def is_plain(value: Any) -> bool:
 
 
 def _is_double(value: Any) -> bool:
-    """True if NumPy's float64 or complex128 numbers are in a value; torch keeps their dtype."""
+    """True if a value contains float64 or complex128 numbers of NumPy, whose dtype torch keeps."""
     if isinstance(value, (list, tuple)):
         return not _PYTHONS.issuperset(map(type, value)) and any(map(_is_double, value))
     return isinstance(value, (np.float64, np.complex128))
 
 
 def named(value: Any) -> tuple[str, np.ndarray[Any, Any]]:
-    """An array, over the same memory where possible, and the name of its dtype."""
+    """Returns the name of the dtype and the array of a value, over the same memory if possible."""
     if type(value) is not np.ndarray:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.Tensor):
@@ -90,10 +90,10 @@ def named(value: Any) -> tuple[str, np.ndarray[Any, Any]]:
 
 
 def like(value: Any, dtype: str) -> tuple[str, np.ndarray[Any, Any]]:
-    """`named`; plain numbers, and lists of them, in that dtype where it holds them exactly.
+    """Does the same as `named`, and casts plain numbers and lists of them to ``dtype`` if possible.
 
-    An integer may become any float, and a float a shorter one, but not infinite. A dtype
-    that NumPy lacks takes its bits, as unsigned integers.
+    An integer may become any float, and a float a shorter one that is not infinite. For a dtype
+    that NumPy lacks, the value has its bits as unsigned integers.
     """
     wanted = DTYPES[dtype].array
     limits = _limits(dtype).get(type(value))
@@ -123,7 +123,7 @@ def like(value: Any, dtype: str) -> tuple[str, np.ndarray[Any, Any]]:
 
 @cache
 def _limits(dtype: str) -> dict[type, tuple[Any, Any]]:
-    """By class, between which of Python's numbers a dtype can hold each."""
+    """Returns, by class, the range of Python's numbers that a dtype can represent."""
     kind = DTYPES[dtype].array.kind
     if not DTYPES[dtype].in_numpy or kind == "c":
         return {}
@@ -137,7 +137,7 @@ def _limits(dtype: str) -> dict[type, tuple[Any, Any]]:
 
 
 def _of_torch(tensor: Any, torch: Any) -> tuple[str, np.ndarray[Any, Any]]:
-    """A tensor as an array; torch is there already."""
+    """Converts a tensor to an array; torch is already loaded."""
     name = str(tensor.dtype).removeprefix("torch.")
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     found = DTYPES.get(name)

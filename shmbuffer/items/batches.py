@@ -1,4 +1,4 @@
-"""Items of a list as one batch, and the items of a batch."""
+"""Conversion of a list of items to a batch, and of a batch to items."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from shmbuffer.items.mismatch import Numbers, not_a_tensor
 
 
 def stack(items: list[Any], mapping: str) -> Any:
-    """Items of one form, at least one, as a batch of that form; ``mapping``: of a plain dict."""
+    """Stacks at least one item of one structure; ``mapping`` is the kind of a plain dict."""
     return Stacking(mapping == "tensordict").joined(items)
 
 
 def unbound(data: Any) -> list[Any]:
-    """The items of a batch; TypeError if it is no batch, ValueError if entries differ in length."""
+    """Returns the items of a batch; ValueError if entries differ in length."""
     if isinstance(data, list):
         return data
     shape: Sequence[int] = getattr(data, "shape", ())
@@ -38,12 +38,12 @@ def unbound(data: Any) -> list[Any]:
 
 
 def plain_values(column: NDArray[Any]) -> list[Any] | None:
-    """The values of a column of text, bytes or objects; None for any other array."""
+    """Returns the values of a column of text, bytes or objects; None for any other array."""
     return column.tolist() if column.ndim == 1 and column.dtype.kind in "SUO" else None
 
 
 def rows_of(columns: Mapping[Any, list[Any]]) -> list[dict[Any, Any]]:
-    """A dict of each row of these columns; ValueError where one is longer than another."""
+    """Returns a dict for each row of these columns; ValueError if their lengths differ."""
     counts = {key: len(column) for key, column in columns.items()}
     if len(set(counts.values())) > 1:
         raise ValueError(
@@ -55,16 +55,16 @@ def rows_of(columns: Mapping[Any, list[Any]]) -> list[dict[Any, Any]]:
 
 
 def one_of_each(items: Iterable[Any]) -> list[Any]:
-    """The first item of each run of one type, for what depends on the type alone."""
+    """Returns the first item of each run of one type, for checks that depend on the type alone."""
     return [next(run) for _, run in groupby(items, type)]
 
 
 class Stacking:
-    """Items of one form as a batch; with ``arrays`` lists in dicts are arrays, and no PyTrees."""
+    """Stacks items of one structure; with ``arrays``, lists in dicts become arrays."""
 
     instead = "use a buffer of records for items that differ"
-    numbers = True  # plain ones are `Numbers`
-    refused: tuple[type[Exception], ...] = NO_ARRAY  # errors that are told in words of our own
+    numbers = True  # plain numbers become `Numbers`
+    refused: tuple[type[Exception], ...] = NO_ARRAY  # errors that get a message of the package
     named: Callable[[Any], tuple[object, Any]] = staticmethod(named)
     stacked: Callable[[list[Any]], Any] = staticmethod(np.stack)
 
@@ -72,7 +72,7 @@ class Stacking:
         self._arrays = arrays
 
     def joined(self, items: list[Any], where: str = "the item") -> Any:
-        """The batch of some items, or of what is at one place in each of them."""
+        """Stacks items, or the values at one place in each of them."""
         first, kind = items[0], self.kind(items[0])
         if any(self.kind(one) is not kind for one in one_of_each(items)):
             at = next(at for at, item in enumerate(items) if self.kind(item) is not kind)
@@ -102,14 +102,14 @@ class Stacking:
         return self.joined(values, where)
 
     def refuse(self, items: list[Any], where: str, at: int) -> NoReturn:
-        """RuntimeError: the item at a position differs from the first one."""
+        """Raises RuntimeError, because an item differs from the first one."""
         raise RuntimeError(
             f"a batch is a stack of items of one form, but {where} is {self.form(items[at])} at "
             f"position {at} and {self.form(items[0])} at position 0; {self.instead}"
         )
 
     def form(self, item: Any) -> str:
-        """Describe an item in a few words, for errors."""
+        """Describes an item in a few words, for errors."""
         if isinstance(item, Mapping):
             return f"a dict with the keys {list(item)}"
         if isinstance(item, (tuple, list)):
@@ -118,27 +118,27 @@ class Stacking:
             return f"an array {item.dtype}{list(item.shape)}"
         return f"a {type(item).__name__}"
 
-    # What a family has.
+    # Methods that a subclass may override.
 
     def kind(self, item: Any) -> type:
-        """How items of this kind are joined: as a Mapping, as a tuple, or as leaves."""
+        """Returns the way to stack an item: Mapping, tuple, or another class for leaves."""
         if isinstance(item, Mapping):
             return Mapping
         return tuple if isinstance(item, (tuple, list)) else np.ndarray
 
     def mixed(self, items: list[Any], where: str, at: int) -> Any:
-        """The batch of items of several kinds."""
+        """Stacks items of several kinds."""
         self.refuse(items, where, at)
 
     def leaves(self, items: list[Any], where: str, kind: type) -> Any:
-        """The batch of items of one kind that are neither dicts, lists nor tuples."""
+        """Stacks items of one kind that are neither dicts, lists nor tuples."""
         for one in one_of_each(items):
             if not is_array(one):
                 raise TypeError(not_a_tensor(one))
         return self.leaf(items, where)
 
     def leaf(self, items: list[Any], where: str) -> Any:
-        """The column of some numbers or arrays."""
+        """Stacks numbers or arrays."""
         if self.numbers and is_plain(items):
             return Numbers(items)
         parts = []

@@ -1,6 +1,6 @@
-"""Numbers of items as users pass them, and indices as samples and writes return them.
+"""Checks numbers of items from users, and converts indices of samples and writes.
 
-An index is an element, or with lanes its coordinates.
+An index is an element or, with lanes, its coordinates.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def ravel(
     lanes: tuple[int, ...],  # sizes of the dimensions after the first
     array_of: Callable[[Any], NDArray[Any]] = np.asarray,
 ) -> Ints:
-    """Element indices, int64 ``[n]`` and contiguous, from the index of a sample or a write."""
+    """Returns contiguous int64 element indices ``[n]`` for the index of a sample or a write."""
     if not lanes or isinstance(index, int):
         numbers = _whole(array_of(index)).reshape(-1)
         return numbers if numbers.flags.c_contiguous else np.ascontiguousarray(numbers)
@@ -42,7 +42,7 @@ def ravel(
 
 
 def _whole(found: NDArray[Any]) -> Ints:
-    """Whole numbers as int64; IndexError of a mask, of fractions and of other objects."""
+    """Converts whole numbers to int64; IndexError for a mask, fractions or other objects."""
     kind = found.dtype.kind
     if kind not in "iu" and not (kind == "f" and np.array_equal(found, np.trunc(found))):
         raise IndexError(
@@ -53,7 +53,7 @@ def _whole(found: NDArray[Any]) -> Ints:
 
 
 def as_int(name: str, value: Any) -> int:
-    """An argument that is a number of items: an int, or an object with ``__index__``."""
+    """Converts a number of items to an int, from an int or an object with ``__index__``."""
     try:
         return int(operator.index(value))
     except TypeError:
@@ -62,13 +62,13 @@ def as_int(name: str, value: Any) -> int:
 
 
 def are_written(elements: Ints, lanes: tuple[int, ...]) -> Flags:
-    """Which of them are elements; -1 in an index means "not written" (top-k writers)."""
+    """True for each element that was written; top-k writers return -1 for the others."""
     nowhere = ravel(tuple(np.array([-1]) for _ in range(len(lanes) + 1)), lanes)
     return np.not_equal(elements, nowhere)
 
 
 def elements_of(slots: Ints, width: int) -> Ints:
-    """The elements of slots, int64 ``[n * width]``."""
+    """Returns the elements of slots, int64 ``[n * width]``."""
     if width == 1:
         return slots
     elements: Ints = (slots[:, None] * width + np.arange(width)).ravel()
@@ -76,7 +76,7 @@ def elements_of(slots: Ints, width: int) -> Ints:
 
 
 def unravel(index: Any, lanes: tuple[int, ...]) -> tuple[Any, ...]:
-    """Coordinates ``(slot, lane, ...)``, int64 ``[n]`` each, of element indices ``[n]``."""
+    """Returns coordinates ``(slot, lane, ...)``, int64 ``[n]`` each, of element indices ``[n]``."""
     coordinates = []
     for size in reversed(lanes):
         coordinates.append(index % size)
@@ -85,13 +85,13 @@ def unravel(index: Any, lanes: tuple[int, ...]) -> tuple[Any, ...]:
 
 
 def asked_size(
-    asked: Any,  # the argument of ``sample``; None: the handle's batch size
-    own: int | None,  # the handle's batch size
-    whose: str,  # where else it may be set, for the message
-    frames: int,  # from the caller to the user's line
+    asked: Any,  # argument of ``sample``; None: the handle's batch size
+    own: int | None,  # batch size of the handle
+    whose: str,  # other place to set it, for the message
+    frames: int,  # frames between the caller and the user's line
     least: int = 0,
 ) -> int:
-    """The number of items of a sample; warns if it is 0, or differs from the handle's own."""
+    """Returns the batch size of a sample; warns if it is 0 or differs from the handle's."""
     if asked is None:
         if own is None:
             raise RuntimeError(f"no batch size: give batch_size to sample() or to {whose}")

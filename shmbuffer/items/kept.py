@@ -1,4 +1,4 @@
-"""A cache with a limit."""
+"""Cache with a limited size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Value = TypeVar("Value")
 
 
 class Kept(dict[Key, Value]):
-    """Makes the value of a key at its first use, and forgets all values beyond a limit."""
+    """Creates the value of a key on first use, and drops all values when the limit is reached."""
 
     def __init__(self, make: Callable[[Key], Value], most: int) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""The keys that a sample adds to the data.
+"""Keys that a sample adds to the data.
 
-A batch that has them, because it was sampled and is written again, is stored without them.
+A sampled batch that is written again is stored without them.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ INDEX = "index"
 """Element index of each row: int64 ``[n]``, or ``[n, ndim]`` for a storage with ``ndim > 1``."""
 
 GENERATION = "index_generation"
-"""Ticket of the write of each row: int64 ``[n]``. Of a shared buffer, or with tracked
-generations."""
+"""Ticket of each row's write: int64 ``[n]``, with a shared buffer or tracked generations."""
 
 LEASE = "index_lease"
 """Number of the lease of each row, in a sample with ``lease=``: int64 ``[n]``."""

@@ -1,7 +1,7 @@
-"""Kits: the functions on arrays that the code which stores items needs, one kit for each family.
+"""Kits of the functions that storing items needs, one for each family of arrays.
 
-`ARRAYS` is the kit of NumPy's arrays; ``tensors.form.kit`` has that of torch's tensors and
-TensorDicts. A buffer binds one kit when it is opened, so that a call looks nothing up.
+`ARRAYS` is the kit for NumPy's arrays; ``tensors.form.kit`` has the one for torch's tensors and
+TensorDicts. A buffer binds a kit when it is opened, so that calls need no lookup.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.format.leaf import KeyPath
 
 FormOf = Callable[[Any, KeyPath], tuple[str, Sequence[int]]]
-"""Gives dtype and shape of a leaf of a first batch; TypeError if it is no array."""
+"""Returns dtype and shape of a leaf of a first batch; TypeError if it is not an array."""
 
 
 class Kit:
-    """NumPy's arrays."""
+    """Kit for NumPy's arrays."""
 
     structure = Structure()
     private_remedy = "leave it out"
-    """The end of the error for data that processes cannot share."""
+    """End of the error for data that processes cannot share."""
     device: Any = None
-    """The device of the arrays that `build` is given; None if the family has no devices."""
+    """Device of the arrays for `build`; None if the family has no devices."""
 
     def form_of(self, value: Any, path: KeyPath) -> tuple[str, Sequence[int]]:
-        """Name of the dtype, and shape, of a leaf of a first batch; TypeError if it is none."""
+        """Returns dtype name and shape of a leaf of a first batch; TypeError for other data."""
         try:
             name, array = named(value)
         except NO_ARRAY as error:
@@ -47,19 +47,19 @@ class Kit:
         return is_array(value) or isinstance(value, (list, tuple))
 
     def like(self, value: Any, dtype: str) -> tuple[str, Any]:
-        """The name of the dtype and the array of a value; see `arrays.like`."""
+        """Returns the dtype name and the array of a value; see `arrays.like`."""
         return like(value, dtype)
 
     def dtype(self, name: str) -> Any:
-        """The dtype of the arrays that hold a leaf."""
+        """Returns the dtype of the arrays of a leaf."""
         return DTYPES[name].array
 
     def wanted(self, dtype: str, shape: tuple[int, ...]) -> tuple[Any, ...]:
-        """The form of a leaf, for `addresses` to compare with."""
+        """Returns the form of a leaf that `addresses` checks."""
         return shape, self.dtype(dtype)
 
     def addresses(self, values: list[Any], wanted: list[tuple[Any, ...]]) -> list[int]:
-        """Where the bytes of each leaf are; 0 for one that has to be converted first."""
+        """Returns the address of each leaf's bytes; 0 for a leaf that needs conversion."""
         return [
             address(value)
             if type(value) is np.ndarray
@@ -71,32 +71,32 @@ class Kit:
         ]
 
     def contiguous(self, array: Any) -> Any:
-        """The array, or a copy whose bytes are its numbers in C order."""
+        """Returns the array, or a copy whose bytes are its numbers in C order."""
         return np.ascontiguousarray(array).reshape(array.shape)
 
     def copied(self, array: Any) -> Any:
-        """A copy of an array."""
+        """Returns a copy of an array."""
         return array.copy()
 
     def template(self, dtype: str, shape: tuple[int, ...]) -> Any:
-        """The form of an array, for `outputs` to make it."""
+        """Returns a template of an array for `outputs`."""
         return shape, self.dtype(dtype)
 
     def outputs(self, templates: Sequence[Any]) -> tuple[list[Any], Sequence[int]]:
-        """New arrays, and their addresses."""
+        """Returns new arrays with arbitrary contents, and their addresses."""
         arrays = [np.empty(*template) for template in templates]
         return arrays, tuple(map(address, arrays))
 
     def empty(self, dtype: str, count: int) -> Any:
-        """A new array ``[count]``."""
+        """Returns a new array ``[count]`` with arbitrary contents."""
         return np.empty(count, dtype)
 
     def from_numpy(self, array: NDArray[Any]) -> Any:
-        """An array of the family over the same memory."""
+        """Returns an array of the family over the same memory."""
         return array
 
     def as_numpy(self, array: Any) -> NDArray[Any]:
-        """The reverse of `from_numpy`."""
+        """Reverses `from_numpy`."""
         return array  # type: ignore[no-any-return]
 
 

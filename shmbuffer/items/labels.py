@@ -1,7 +1,7 @@
-"""The keys of a PyTree's dicts: as names of leaves, and as JSON.
+"""Converts keys of a PyTree's dicts to names of leaves and to JSON.
 
-Each key has a text of its own among its siblings. Text, numbers, None and tuples of them go into a
-schema as they are; any other key stays in its process.
+Each key has a name that is unique among its siblings. A schema stores text, numbers, None and
+tuples of them; other keys cannot be shared between processes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def names_of(keys: Iterable[Any]) -> list[str]:
-    """A text for each key, in order, no two alike: where 1 stands beside "1", its type is added."""
+    """Returns a unique name for each key, in order; where needed, the name includes the type."""
     keys = list(keys)
     taken = {str.__str__(key) for key in keys if isinstance(key, str)}
     names: dict[Any, str] = {}
@@ -26,11 +26,11 @@ def names_of(keys: Iterable[Any]) -> list[str]:
 
 
 def to_json(key: Any) -> Any:
-    """A key as `from_json` takes it; JSON, where `is_json` says so."""
+    """Converts a key for `from_json`; the result is JSON if `is_json` is True."""
     if key is None or isinstance(key, bool):
         return key
     for kind in (str, int):
-        if isinstance(key, kind):  # members of an Enum of text or integers are equal to these
+        if isinstance(key, kind):  # members of such an Enum are equal to text or ints
             return kind.__str__(key) if kind is str else int(key)
     if type(key) is float and math.isfinite(key):
         return key
@@ -42,12 +42,12 @@ def to_json(key: Any) -> Any:
 
 
 def is_json(key: Any) -> bool:
-    """True if a key can be written into a schema, for other processes to read."""
+    """True if a key can be stored in a schema for other processes."""
     return not isinstance(to_json(key), dict)
 
 
 def from_json(key: Any) -> Any:
-    """The key that `to_json` was given."""
+    """Reverses `to_json`."""
     if isinstance(key, list):
         return tuple(map(from_json, key))
     if isinstance(key, dict):

@@ -1,7 +1,7 @@
-"""The leaves of a batch: checked against the schema, and where their bytes are.
+"""Checks the leaves of a batch against the schema and finds their bytes.
 
-Compiled once from the schema. A leaf that lies as it has to is written as it is; another one
-becomes a contiguous array first; one of another name, dtype or shape is refused before any change.
+The checks are compiled once from the schema. A contiguous leaf is written directly, and any other
+is converted first. A leaf with another name, dtype or shape is refused before any change.
 """
 
 from __future__ import annotations
@@ -29,49 +29,49 @@ from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.format.leaf import KeyPath
 
 OBJECT = "object"
-"""In place of a dtype: the leaf holds Python objects. They stay in their process."""
+"""Replaces the dtype of a leaf of Python objects, which cannot leave their process."""
 
 _SINGLE = -1  # key of the shapes of one item without a batch dimension
-_KEPT_SHAPES = 64  # batch sizes whose shapes are remembered
+_KEPT_SHAPES = 64  # number of batch sizes with cached shapes
 
 
 class Leaves:
-    """The leaves of one buffer, arrays or tensors as their kit says, ready for use."""
+    """Leaves of one buffer, arrays or tensors depending on the kit."""
 
     def __init__(
         self,
         kit: Kit,
-        node: Node,  # the form of the data
+        node: Node,  # structure of the data
         leaves: tuple[Leaf, ...],  # of the schema, in the order of ``node.paths()``
         lanes: tuple[int, ...] = (),  # sizes of the storage's dimensions after the first
-        where: str = "this buffer",  # the buffer's name in messages
+        where: str = "this buffer",  # name of the buffer in messages
     ) -> None:
         self.kit = kit
         self.node = node
         self.leaves = leaves
         self.lanes = lanes
         self.where = where
-        self.optional = OWN_KEYS  # root keys that a batch may carry; they are not stored
+        self.optional = OWN_KEYS  # allowed root keys that are not stored
         self.device = kit.device
-        #: Leaves that are no arrays, by number; their dtype here means nothing.
+        #: Numbers of the leaves of Python objects, whose dtype in the schema is not used.
         self.objects = frozenset(at for at, leaf in enumerate(leaves) if leaf.dtype == OBJECT)
         self.dtypes = tuple(kit.dtype(leaf.dtype) for leaf in leaves)
         #: NumPy's dtype of each leaf; None if it has none.
         known = [DTYPES.get(leaf.dtype) for leaf in leaves]
         self.arrays = tuple(one.array if one and one.in_numpy else None for one in known)
         self.is_tensordict = node.kind == "tensordict"
-        #: The data are TensorDicts ``[n]``: a sample's index and weights are entries of it as they
-        #: are.
+        #: True if the data are TensorDicts ``[n]``, to which a sample's index and weights can be
+        #: added.
         self.is_flat = self.is_tensordict and not (node.batch or lanes)
-        #: The ring's own memory, once views of it have been given out, from and to: a batch that
-        #: lies in there is copied first.
+        #: Address range of the ring's own memory, once views of it exist. A batch in it is copied
+        #: first.
         self.own_memory: tuple[int, int] = (0, 0)
         self._wanted = Kept(self._want, _KEPT_SHAPES)
         self._templates = Kept(self._templates_of, _KEPT_SHAPES)
 
     @classmethod
     def of_schema(cls, kit: Kit, schema: Schema, where: str) -> Self:
-        """Compile a schema, ours or another process's."""
+        """Compiles a schema of this or another process."""
         paths = [leaf.path for leaf in schema.leaves]
         node = kit.structure.of_schema(schema.structure, paths, where)
         return cls(kit, node, schema.leaves, schema.lanes, where)
@@ -80,15 +80,15 @@ class Leaves:
     def of_data(
         cls,
         kit: Kit,
-        data: Any,  # a first batch; one item where ``single``
+        data: Any,  # a first batch, or one item if ``single``
         *,
-        ndim: int,  # dimensions of the storage
+        ndim: int,  # number of dimensions of the storage
         single: bool = False,
-        mapping: str = "dict",  # what a plain dict is: this, or ``"tensordict"``
+        mapping: str = "dict",  # kind of a plain dict, ``"dict"`` or ``"tensordict"``
         where: str = "this buffer",
-        form: FormOf | None = None,  # None: as of the kit
+        form: FormOf | None = None,  # None: that of the kit
     ) -> Self:
-        """Say what an item is; ValueError where leaves differ in their leading dimensions."""
+        """Defines the leaves by data; ValueError if they differ in their leading dimensions."""
         dims = ndim - 1 if single else ndim
         node = kit.structure.describe(data, dims, mapping=mapping)
         values: list[Any] = []
@@ -114,7 +114,7 @@ class Leaves:
         return cls(kit, node, leaves, tuple(lead if single else lead[1:]), where)
 
     def schema(self, capacity: int) -> Schema:
-        """The schema of a storage of ``capacity`` slots of these."""
+        """Returns the schema of a storage of ``capacity`` slots."""
         if (reason := self.node.private()) is not None:
             raise TypeError(
                 f"{self.where}: what is written {reason}, which processes cannot share; "
@@ -123,17 +123,17 @@ class Leaves:
         return Schema(self.leaves, capacity, self.lanes, self.node.to_json())
 
     def allow(self, keys: frozenset[str]) -> None:
-        """Let root entries come along that are no leaves."""
+        """Allows root entries that are not leaves."""
         self.optional = OWN_KEYS | (keys - {leaf.path[0] for leaf in self.leaves})
 
     def refuse_form(self, data: Any, optional: Iterable[str] = ()) -> NoReturn:
-        """Raise SchemaMismatchError for data of another form."""
+        """Raises SchemaMismatchError for data of another structure."""
         kind = self.node.kind
         there = self.kit.structure.leaves_of(data, kind in NESTED)
         refuse_form(self.where, kind, self.leaves, optional, data, there)
 
     def new_keys(self, data: Any) -> list[KeyPath]:
-        """Leaves of ``data`` that the buffer has not, in order."""
+        """Returns the sorted paths of leaves of ``data`` that the buffer does not have."""
         there = self.kit.structure.leaves_of(data, self.node.kind in NESTED)
         return sorted(there.keys() - {leaf.path for leaf in self.leaves})
 
@@ -141,11 +141,11 @@ class Leaves:
         self,
         data: Any,
         single: bool = False,
-        swapped: int = 0,  # the dimension of the data that becomes the first one
+        swapped: int = 0,  # dimension of the data that becomes the first one
     ) -> tuple[list[int], list[Any], int]:
-        """Check a batch: the addresses of its leaves, the objects that own them, its slots.
+        """Checks a batch, and returns its addresses, the objects that own them, and its slots.
 
-        Cost: 0.25 µs a leaf where nothing has to be converted.
+        Cost: 0.25 µs per leaf if no leaf needs conversion.
         """
         values = self.collect(data)
         if swapped:
@@ -162,15 +162,15 @@ class Leaves:
         return addresses, values, 1 if single else count
 
     def outputs(self, lead: tuple[int, ...]) -> tuple[list[Any], Sequence[int]]:
-        """New arrays ``[*lead, *shape]`` for a read, and their addresses."""
+        """Returns new arrays ``[*lead, *shape]`` for a read, and their addresses."""
         return self.kit.outputs(self._templates[lead])
 
     def build(self, found: list[Any], lead: tuple[int, ...]) -> Any:
-        """The data in their own form, from one array ``[*lead, *shape]`` a leaf."""
+        """Builds data in their own structure from one array ``[*lead, *shape]`` per leaf."""
         return self.node.build(iter(found), lead, self.device)
 
     def collect(self, data: Any) -> list[Any]:
-        """The leaves of data, in order; SchemaMismatchError for data of another form."""
+        """Returns the leaves in order; SchemaMismatchError for data of another structure."""
         values: list[Any] = []
         try:
             self.node.collect(data, values)
@@ -183,7 +183,7 @@ class Leaves:
         return values
 
     def converted(self, value: Any, leaf: Leaf, wanted: tuple[int, ...]) -> Any:
-        """A leaf of this dtype and shape; SchemaMismatchError where it is another, or none."""
+        """Converts a leaf to its dtype; SchemaMismatchError for another dtype or shape."""
         if not self.kit.is_leaf(value):
             refuse_leaf(self.where, leaf, wanted, type(value).__name__)
         try:
@@ -207,13 +207,13 @@ class Leaves:
         return found
 
     def _moved(self, value: Any, leaf: Leaf, shape: tuple[int, ...]) -> Any:
-        """A contiguous array of this form, outside the ring's memory."""
+        """Returns a contiguous array of this form, outside the ring's memory."""
         array = self.kit.contiguous(self.converted(value, leaf, shape))
         low, high = self.own_memory
         return self.kit.copied(array) if low <= address(array) < high else array
 
     def _want(self, count: int) -> list[tuple[Any, ...]]:
-        """The form of each leaf in a batch of ``count`` items."""
+        """Returns the form of each leaf in a batch of ``count`` items."""
         lead = () if count == _SINGLE else (count,)
         return [
             self.kit.wanted(leaf.dtype, (*lead, *self.lanes, *leaf.shape)) for leaf in self.leaves
@@ -224,18 +224,18 @@ class Leaves:
 
 
 def swap(value: Any, dim: int) -> Any:
-    """A leaf with the dimensions 0 and ``dim`` exchanged."""
+    """Exchanges dimensions 0 and ``dim`` of a leaf."""
     if isinstance(value, (list, tuple)) or not hasattr(value, "swapaxes"):
         value = named(value)[1]
     return value.swapaxes(0, dim)
 
 
 def length_of(values: list[Any]) -> int:
-    """The number of slots of a batch, from its first leaf."""
+    """Returns the number of slots of a batch, from its first leaf."""
     first = values[0]
     try:
         return int(first.shape[0])
-    except (AttributeError, IndexError):  # else no batch: the shape check finds the words
+    except (AttributeError, IndexError):  # not a batch: the shape check raises
         if isinstance(first, (list, tuple)):
             return len(first)
     try:

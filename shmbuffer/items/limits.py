@@ -1,4 +1,4 @@
-"""Waiting before a sample: for the rate limiter, and for a least number of items."""
+"""Waits before a sample for the rate limiter and for a minimum number of items."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
 
 Batch = TypeVar("Batch")
 
-_NOT_TAKEN = -1  # for a ticket: nothing came out of the queue
+_NOT_TAKEN = -1  # ticket of an item that the queue has not handed out
 
 
 class Source(Protocol):
-    """Where samples come from: the storage of a buffer, or its substitute."""
+    """Source of the samples: the storage of a buffer or its substitute."""
 
     @property
     def open_engine(self) -> Engine | None:
-        """The engine, if it is open."""
+        """The engine if it is open, else None."""
 
     def engine(self) -> Engine:
-        """The engine, opened if need be."""
+        """Returns the engine, which is opened if necessary."""
 
     def ring(self) -> Ring | None:
-        """The ring; None before the first write."""
+        """Returns the ring; None before the first write."""
 
 
 class Turn(NamedTuple):
-    """A sample that may be drawn, and is counted."""
+    """Permission for a sample, which is already counted."""
 
     ring: Ring
     is_queue: bool
     version: int
-    """Of the limiter that was asked."""
+    """Version of the limiter that admitted the sample."""
     counted: int
-    """Elements; 0 where nothing counts them."""
+    """Number of counted elements; 0 without a limiter."""
 
     def give_back(self) -> None:
-        """It was not drawn."""
+        """Reverts the count, because the sample was not drawn."""
         self.ring.admission.cancel(self.counted, self.version)
 
 
 class Limits:
     """The flow control of a storage, for its samples.
 
-    Without a ``source``, a storage of another package, nothing is limited. ``chooses`` names the
-    part that chooses items, if one does: this excludes a queue, which hands out the oldest.
+    Without a ``source``, as for a storage of another package, nothing is limited. ``chooses`` names
+    the part that chooses items, if any. It excludes a queue, which hands out the oldest items.
     """
 
     __slots__ = ("_chooses", "_source", "ring", "version")
@@ -60,9 +60,9 @@ class Limits:
     def __init__(self, source: Source | None, chooses: str) -> None:
         self._source = source
         self._chooses = chooses
-        # None before the first write, and where nothing is limited
+        # None before the first write and without limits.
         self.ring: Ring | None = None if source is None else source.ring()
-        # of the limiter; ``[0]`` is 0 if there never was one
+        # Version of the limiter; ``[0]`` is 0 if there never was one.
         self.version: Sequence[int] = (int(source is not None),)
         if self.ring is not None:
             self.version = self.ring.admission.version
@@ -78,11 +78,11 @@ class Limits:
         return engine is not None and not engine.closed and engine.limiter is not None
 
     def admit_now(self, count: int) -> bool:
-        """Count a draw and return True, unless it has to wait."""
+        """Counts a draw and returns True, unless it has to wait."""
         return self.ring is not None and self.ring.admission.admit_now(count)
 
     def cancel(self, count: int) -> None:
-        """An admitted draw was not made."""
+        """Reverts the count of an admitted draw that was not made."""
         if self.ring is not None and self.version[0]:
             self.ring.admission.cancel(count)
 
@@ -98,10 +98,10 @@ class Limits:
 
         Args:
             count: the number of items.
-            min_size: as the user gave it to `sample`.
-            timeout: as the user gave it to `sample`.
+            min_size: the argument of `sample`.
+            timeout: the argument of `sample`.
             draw: draws the sample.
-            oldest: takes the sample out of a queue; returns None if it is not a queue any more.
+            oldest: takes the sample from a queue; returns None if the buffer is no longer one.
         """
         if min_size is None and timeout is None and (not self.version[0] or self.admit_now(count)):
             try:
@@ -123,7 +123,7 @@ class Limits:
                 raise
 
     def turn(self, count: int, min_size: int = 0) -> Turn | None:
-        """Waits until so many items may be drawn, and counts them as drawn; None: no limits."""
+        """Waits until ``count`` items may be drawn, and counts them; None without limits."""
         ring = self._first_ring(self._source, min_size) if self._source is not None else None
         if ring is None:
             return None
@@ -136,7 +136,7 @@ class Limits:
         return Turn(ring, is_queue, version, ring.admission.admit(count, min_size))
 
     def _first_ring(self, source: Source, min_size: int) -> Ring | None:
-        """The ring; waits for the first write if the sample needs items."""
+        """Returns the ring; waits for the first write if the sample needs items."""
         ring = source.ring()
         if ring is not None or not (min_size or self.hold):
             return ring
@@ -146,7 +146,7 @@ class Limits:
 
 
 def taken(ring: Ring, count: int, read: Callable[[Ints, Ints], Batch | None]) -> Batch | None:
-    """The oldest items of a queue, read by index and ticket; None if it is not a queue any more."""
+    """Reads the oldest items of a queue by index and ticket; None if the ring is no queue now."""
     index = np.empty(count, np.int64)
     tickets = np.full(count, _NOT_TAKEN, np.int64)
     release = ring.seat.native.release
@@ -161,7 +161,8 @@ def taken(ring: Ring, count: int, read: Callable[[Ints, Ints], Batch | None]) ->
                 return batch
             # The buffer was emptied meanwhile.
         finally:
-            # An interrupt may come between the two calls: the tickets show what was taken. Until it
-            # is released there is no call here, behind which CPython would look for another one.
+            # An interrupt may come between the two calls: the tickets show which items were taken.
+            # There is no call until they are released, because CPython checks for interrupts after
+            # calls.
             if (found or (count and tickets[0] != _NOT_TAKEN)) and release(LOCK_TIMEOUT_NS) < 0:
                 ring.admission.release()

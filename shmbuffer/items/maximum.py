@@ -1,4 +1,4 @@
-"""The largest priority of the items in a buffer, for ``max_priority_within_buffer``.
+"""Finds the largest priority of the items in a buffer, for ``max_priority_within_buffer``.
 
 The ring itself only knows the largest priority that was ever given. The largest one of the present
 items may need a search:
@@ -21,29 +21,29 @@ from shmbuffer.memory.format import slots
 from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.slots_file import PIECE
 
-# Of masses: rounding may reverse the order of two close ones.
+# Relative difference of masses: rounding may reverse the order of two close ones.
 _ROUNDING = 1e-9
 
 
 class MaxPriority:
-    """The largest raw priority among the items of a ring; `updated` is called after own changes."""
+    """Largest raw priority of the items of a ring; call `updated` after changes by this process."""
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
-        self._element = -1  # the item that is remembered; -1: none
+        self._element = -1  # remembered item; -1: none
         self._value = 0.0  # its priority
         self._ticket = -1  # and its ticket
-        self._below = 0  # all items with tickets below have been compared
-        self._updates = 0  # of the ring, as far as they are taken into account
-        self._capacity = ring.capacity  # at the last call
+        self._below = 0  # items with smaller tickets have been compared
+        self._updates = 0  # updates of the ring that have been taken into account
+        self._capacity = ring.capacity  # capacity at the last call
 
     def default(self, leaving: Ints | None = None) -> float:
-        """The largest priority, or 1.0 in an empty buffer; a search costs 1 ms a million items."""
+        """Returns the largest priority, or 1.0 if empty; a search costs 1 ms per million items."""
         ring = self._ring
-        # Read first, so that later changes are noticed at the next call.
+        # Read first, so that the next call notices later changes.
         updates, settled = ring.tree.updates, ring.seat.settled(ring.head)
         since = settled - self._below
-        grown = ring.capacity != self._capacity  # with other tickets
+        grown = ring.capacity != self._capacity  # tickets have changed
         if grown or updates != self._updates or not 0 <= since < ring.capacity:
             self.forget()
         if self._element >= 0 and since:
@@ -56,20 +56,20 @@ class MaxPriority:
         return 1.0 if self._element < 0 else self._value
 
     def updated(self, elements: Ints, raw: Floats, applied: int) -> None:
-        """Priorities were set: ``raw[i]`` of ``elements[i]``, ``applied`` of them."""
+        """Notes that the priorities ``raw[i]`` of ``elements[i]`` were set, ``applied`` of them."""
         self._updates += applied
         if self._element >= 0 and len(raw) and raw.max() >= self._value:
-            at = int(raw.argmax())  # if it was not applied, `_is_there` notices it
+            at = int(raw.argmax())  # if it was not applied, `_is_there` notices
             self._element, self._value = int(elements[at]), float(raw[at])
             word = self._ring.live.words[self._element // self._ring.width]
             self._ticket = int(word) >> slots.STATE_BITS
 
     def forget(self) -> None:
-        """Forgets the item, since priorities were changed in another way."""
+        """Forgets the item, because priorities were changed in another way."""
         self._element = -1
 
     def _is_there(self, leaving: Ints | None) -> bool:
-        """True if the remembered item is still there, with its priority."""
+        """True if the remembered item is still present with its priority."""
         if self._element < 0:
             return False
         at = np.array([self._element])
@@ -81,7 +81,7 @@ class MaxPriority:
         )
 
     def _with_greatest_masses(self, leaving: Ints | None) -> Iterator[Ints]:
-        """Slots in chunks, one of which has the largest priority."""
+        """Yields slots in chunks, one of which has the largest priority."""
         width, capacity = self._ring.width, self._ring.capacity
         step = max(1, PIECE // width)
         firsts = range(0, capacity, step)
@@ -93,7 +93,7 @@ class MaxPriority:
                 yield first + (found if width == 1 else np.unique(found))
 
     def _masses(self, first: int, count: int, leaving: Ints | None) -> Floats:
-        """Masses of slots from ``first`` on; 0 for leaving ones."""
+        """Returns the masses of ``count`` slots from ``first`` on, with 0 for leaving ones."""
         width, end = self._ring.width, min(first + count, self._ring.capacity)
         masses = self._ring.tree.mass(slice(first * width, end * width))
         if leaving is None:
@@ -114,7 +114,7 @@ class MaxPriority:
         if ring.width > 1:
             elements = (elements[:, None] * ring.width + np.arange(ring.width)).ravel()
         raw = ring.tree.priorities(elements)
-        raw[np.isnan(raw)] = -1.0  # taken by a writer since
+        raw[np.isnan(raw)] = -1.0  # a writer has claimed it
         greatest = raw.max(initial=-1.0)
         if greatest < (self._value if self._element >= 0 else 0.0):
             return

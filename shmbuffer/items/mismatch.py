@@ -1,4 +1,4 @@
-"""Messages for data that do not fit: what was expected, what was found, what to do."""
+"""Messages for data that do not fit: what was expected, what was found, and what to do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shmbuffer.memory.format.schema import NEW_BUFFER
 
 
 class Numbers(list[Any]):
-    """A plain number of each of several items: one leaf, which takes the dtype of the buffer's."""
+    """Plain numbers, one for each of several items: a leaf that takes the dtype of the buffer."""
 
 
 def refuse_form(
@@ -24,7 +24,7 @@ def refuse_form(
     data: Any,
     there: Iterable[KeyPath],
 ) -> NoReturn:
-    """Raise SchemaMismatchError for data of another form, whose leaves are ``there``."""
+    """Raises SchemaMismatchError for data of another structure, which has the leaves ``there``."""
     known = {leaf.path for leaf in leaves}
     shown = type(data).__name__
     if kind in NESTED and isinstance(data, (tuple, list)):
@@ -45,20 +45,20 @@ def refuse_form(
 
 ONE_ITEM = "if this is one item, write it with add()"
 A_BATCH = "if this is a batch, write it with extend()"
-"""Advice in the error for data that belong to the other call."""
+"""Advice in the error for data that belong to the other method."""
 
 
 def refuse_leaf(
     where: str, leaf: Leaf, shape: Sequence[int], found: str, remedy: str = "convert it"
 ) -> NoReturn:
-    """Raise SchemaMismatchError for a leaf of another dtype or shape."""
+    """Raises SchemaMismatchError for a leaf of another dtype or shape."""
     expected = f"{leaf.dtype}{list(shape)}"
     words = f"is {expected}, this write has {found}; {remedy}, or {NEW_BUFFER}"
     _refuse(where, leaf.name, f"leaf {leaf.name!r} {words}", expected, found)
 
 
 def refuse_number(where: str, leaf: Leaf, count: int, found: int) -> NoReturn:
-    """Raise SchemaMismatchError for a leaf with more or fewer items than the others."""
+    """Raises SchemaMismatchError for a leaf with more or fewer items than the others."""
     words = f"has {found} items in this write, others have {count}; give every leaf the same number"
     _refuse(where, leaf.name, f"leaf {leaf.name!r} {words}", count, found)
 
@@ -68,7 +68,7 @@ def _refuse(where: str, leaf: str, words: str, expected: Any, found: Any) -> NoR
 
 
 def refuse_list(node: Node, path: KeyPath) -> None:
-    """Raise ValueError where a leaf that does not fit the batch is a part of a list or tuple."""
+    """Raises ValueError if a leaf that does not fit the batch is part of a list or tuple."""
     for depth, name in enumerate(path):
         if not isinstance(node, BranchNode):
             return
@@ -82,7 +82,7 @@ def refuse_list(node: Node, path: KeyPath) -> None:
 
 
 def no_names(data: Any) -> str:
-    """The message for a tuple or list as an item of a TensorDict buffer."""
+    """Returns the message for a tuple or list as an item of a TensorDict buffer."""
     kind = "tuple" if isinstance(data, tuple) else "list"
     return (
         f"this write is a {kind}, and entries of a TensorDict have names; write a dict, "
@@ -91,9 +91,9 @@ def no_names(data: Any) -> str:
 
 
 def not_a_tensor(data: Any, why: Exception | None = None) -> str:
-    """The message for data that a tensor storage cannot hold, and why."""
+    """Returns the message for data that a tensor storage cannot hold, with the reason."""
     reason = "" if why is None else f" ({why})"
-    shape = getattr(data, "shape", None)  # what has no memory cannot be printed
+    shape = getattr(data, "shape", None)  # a tensor without memory cannot be printed
     what = repr(data)[:60] if shape is None else f"a {type(data).__name__} of {list(shape)}"
     return (
         f"{what} in the data is not a tensor{reason}; tensor storages hold tensors, "

@@ -1,11 +1,11 @@
-"""Movers: they write the items of a ring and read them.
+"""Movers, which write and read the items of a ring.
 
     Mover ─┬─ RingRows      leaves in the ring's own memory: the C core moves them
            └─ RecordRows    records in a ring of bytes
 
-Order, slot words, tickets and priorities are the ring's in both. What is read is a copy, compared
-with the words afterwards; what is written is committed as a whole, or not at all. Indices, tickets
-and weights are arrays of the mover's kit.
+Both use the order, slot words, tickets and priorities of the ring. A read copies items and
+validates the copy against the slot words. A write is committed completely or not at all. Indices,
+tickets and weights are arrays of the mover's kit.
 """
 
 from __future__ import annotations
@@ -28,47 +28,47 @@ Drawn = tuple[Any, Any, Any, Any]
 class Mover(ABC):
     """Moves the items of one ring."""
 
-    ring: Ring  # has their order, words, tickets and priorities
-    where: str  # the buffer's name in messages
-    # sizes of the dimensions behind the first; ``()`` where there is one
+    ring: Ring  # with order, slot words, tickets and priorities
+    where: str  # name of the buffer in messages
+    # Sizes of the dimensions after the first; ``()`` if there is one dimension.
     lanes: tuple[int, ...] = ()
     by_item = False
     """True if a batch is a list of items."""
 
     @abstractmethod
     def read(self, index: Any) -> tuple[Any, Any, int]:
-        """Copies of elements, for `build`; tickets, -1 without an item; how many are -1."""
+        """Returns copies of elements for `build`, tickets (-1: no item), and the count of -1."""
 
     @abstractmethod
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
-        """Draw, copy and validate. ``beta`` None draws uniformly."""
+        """Draws, copies and validates elements; uniformly if ``beta`` is None."""
 
     @abstractmethod
     def build(self, found: Any, lead: tuple[int, ...]) -> Any:
-        """The data, from what `read` or `sample` gave, and its leading shape."""
+        """Builds data from a result of `read` or `sample` with the dimensions ``lead``."""
 
 
 def draw_from(kit: Kit, ring: Ring, count: int, key: int, beta: float | None) -> DrawnElements:
-    """Draw elements, not copied."""
+    """Draws elements without copying their leaves."""
     drawn = elements_for(kit, count, beta)
     draw_into(ring, None, drawn, key, beta)
     return drawn
 
 
 def elements_for(kit: Kit, count: int, beta: float | None) -> DrawnElements:
-    """New arrays for `draw_into`."""
+    """Returns new arrays for `draw_into`."""
     weights = None if beta is None else kit.empty("float32", count)
     return kit.empty("int64", count), kit.empty("int64", count), weights
 
 
 def draw_into(
     ring: Ring,
-    addresses: Sequence[int] | None,  # of the leaves' rows; None: elements are drawn, not copied
+    addresses: Sequence[int] | None,  # of the leaves' rows; None does not copy them
     drawn: DrawnElements,
     key: int,
     beta: float | None,
 ) -> None:
-    """`Ring.sample` into memory that is there."""
+    """Draws elements like `Ring.sample` into existing memory."""
     index, tickets, weights = drawn
     ring.sample(
         index.shape[0],
@@ -83,6 +83,6 @@ def draw_into(
 
 
 def require_one_each(slots: Sized, count: int) -> None:
-    """ValueError where there are more or fewer items than places."""
+    """Raises ValueError if the numbers of items and places differ."""
     if count != len(slots):
         raise ValueError(f"{count} items cannot be written to {len(slots)} places")

@@ -1,6 +1,6 @@
-"""The nodes of a `structure`: a leaf, and a container with children under keys.
+"""Nodes of a `structure`: leaves, and containers with children under keys.
 
-How containers of a family's own are taken apart and made, its classes say: ``tensors/form/nodes``.
+``tensors/form/nodes`` has the nodes for torch's containers.
 """
 
 from __future__ import annotations
@@ -12,38 +12,38 @@ from shmbuffer.items import labels
 from shmbuffer.memory.format.leaf import Key, KeyPath
 
 NESTED = frozenset(("tensordict", "tensorclass"))
-"""Kinds whose keys are text; a tuple of it names what is in several of them."""
+"""Kinds with text as keys; a tuple of keys names a nested entry."""
 _DICTS = NESTED | {"dict"}
 
 
 class FormDiffersError(Exception):
-    """The data have another form than the tree; the caller finds the words for it."""
+    """Raised for data of another structure; the caller finds the message."""
 
 
 class LeafNode:
-    """One tensor or array."""
+    """A tensor or array."""
 
     kind = "leaf"
     batch: tuple[int, ...] = ()
 
     def collect(self, data: Any, out: list[Any]) -> None:
-        """Append the leaves of ``data`` to ``out``, in order, or raise FormDiffersError."""
+        """Appends the leaves of ``data`` to ``out`` in order; FormDiffersError for other data."""
         out.append(data)
 
     def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: Any) -> Any:
-        """The data again, from leaves ``[*lead, *shape]``."""
+        """Builds the data from leaves ``[*lead, *shape]``."""
         return next(leaves)
 
     def paths(self) -> Iterator[KeyPath]:
-        """Where each leaf is, in order."""
+        """Yields the path of each leaf in order."""
         yield ()
 
     def to_json(self) -> dict[str, Any]:
-        """The node in the words of the schema file; JSON where nothing in it is private."""
+        """Returns the node for the schema file; JSON unless a part is private."""
         return {"kind": self.kind}
 
     def private(self) -> str | None:
-        """The part that cannot leave this process, as the start of a sentence; None if all can."""
+        """Returns the reason why a part cannot leave this process, as the start of a sentence."""
         return None
 
 
@@ -51,10 +51,11 @@ LEAF = LeafNode()
 
 
 class BranchNode:
-    """A node with children under keys; ``about`` is what else the schema says of it.
+    """A container with children under keys; ``about`` has further attributes for the schema.
 
-    ``batch`` is the batch size of one item where it is a TensorDict, else ``()``. The keys of a
-    sequence are its positions. Here a namedtuple is a tuple, and a lazy stack a list.
+    ``batch`` is the batch size of one item if it is a TensorDict, else ``()``. The keys of a
+    sequence are its positions. This class treats a namedtuple as a tuple, and a lazy stack as a
+    list.
     """
 
     def __init__(self, kind: str, items: dict[Any, Node], **about: Any) -> None:
@@ -68,7 +69,7 @@ class BranchNode:
         self.pairs = tuple(items.items())
 
     def collect(self, data: Any, out: list[Any]) -> None:
-        """See `LeafNode.collect`."""
+        """Appends the leaves of ``data`` to ``out`` in order; FormDiffersError for other data."""
         source, start = self.opened(data), len(out)
         try:
             self._collect(source, out)
@@ -79,7 +80,7 @@ class BranchNode:
             self._collect(nested, out)
 
     def opened(self, data: Any) -> Mapping[Any, Any]:
-        """The entries of a container of this kind; FormDiffersError for any other data."""
+        """Returns the entries of a container of this kind; FormDiffersError for other data."""
         if self.kind in _DICTS:
             if isinstance(data, Mapping):
                 return data
@@ -88,27 +89,27 @@ class BranchNode:
         raise FormDiffersError
 
     def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: Any) -> Any:
-        """See `LeafNode.build`."""
+        """Builds the data from leaves ``[*lead, *shape]``."""
         children = self.children(leaves, lead, device)
         if self.kind in _DICTS:
             return children
         return (tuple if "tuple" in self.kind else list)(children.values())
 
     def paths(self) -> Iterator[KeyPath]:
-        """See `LeafNode.paths`."""
+        """Yields the path of each leaf in order."""
         for name, child in zip(self.names, self.items.values(), strict=True):
             for path in child.paths():
                 yield (name, *path)
 
     def children(self, leaves: Iterator[Any], lead: tuple[int, ...], device: Any) -> dict[Any, Any]:
-        """Build the entries, each from its own leaves."""
+        """Builds each entry from its own leaves."""
         if self.flat is not None:
-            # What is left of the iterator is for the nodes after this one.
+            # The other leaves belong to the nodes after this one.
             return dict(zip(self.flat, leaves, strict=False))
         return {key: child.build(leaves, lead, device) for key, child in self.pairs}
 
     def to_json(self) -> dict[str, Any]:
-        """See `LeafNode.to_json`."""
+        """Returns the node for the schema file; JSON unless a part is private."""
         return {
             "kind": self.kind,
             "items": [[labels.to_json(key), child.to_json()] for key, child in self.pairs],
@@ -116,7 +117,7 @@ class BranchNode:
         }
 
     def private(self) -> str | None:
-        """See `LeafNode.private`."""
+        """Returns the reason why a part cannot leave this process, as the start of a sentence."""
         for key, child in self.pairs:
             if not labels.is_json(key):
                 return f"has the key {key!r}, which is no text, number or tuple of them"
@@ -139,11 +140,11 @@ class BranchNode:
 
 
 Node = LeafNode | BranchNode
-"""A leaf, or a container with children under keys."""
+"""A leaf or a container."""
 
 
 def nest(data: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """A mapping with tuple keys as nested dicts; any other as it is."""
+    """Converts a mapping with tuple keys to nested dicts; returns others unchanged."""
     if not any(type(key) is tuple for key in data):
         return data
     nested: dict[Any, Any] = {}
@@ -157,7 +158,7 @@ def nest(data: Mapping[Any, Any]) -> Mapping[Any, Any]:
 
 
 def entry_of(data: Mapping[Any, Any], key: Key) -> Any:
-    """An entry of nested dicts, or of one with tuples for keys; None if it is missing."""
+    """Returns an entry of nested dicts or of a dict with tuple keys; None if it is missing."""
     if isinstance(key, str):
         return data.get(key)
     found: Any = nest(data)
@@ -167,7 +168,7 @@ def entry_of(data: Mapping[Any, Any], key: Key) -> Any:
 
 
 def named_entries(data: Mapping[Any, Any]) -> Mapping[str, Any]:
-    """The entries of a TensorDict, from a dict that may have tuples for keys; or TypeError."""
+    """Returns a dict with text or tuple keys as nested entries; TypeError for other keys."""
     data = nest(data)
     for key in data:
         if not isinstance(key, str):
@@ -179,7 +180,7 @@ def named_entries(data: Mapping[Any, Any]) -> Mapping[str, Any]:
 
 
 def tree_of(node: Node) -> tuple[Any, ...]:
-    """A node as the core takes it: ``((key, None or its tree), ...)``; ``()`` if it cannot."""
+    """Returns a node for the core: ``((key, None or its tree), ...)``; ``()`` if it has none."""
     if not isinstance(node, BranchNode) or node.kind not in ("tensordict", "dict"):
         return ()
     found = []
@@ -192,5 +193,5 @@ def tree_of(node: Node) -> tuple[Any, ...]:
 
 
 def as_dict(tree: tuple[Any, ...], values: Iterator[Any]) -> dict[str, Any]:
-    """The leaves under the keys of such a tree."""
+    """Arranges leaves under the keys of such a tree."""
     return {key: next(values) if below is None else as_dict(below, values) for key, below in tree}

@@ -1,4 +1,4 @@
-"""Raw priorities as the learner gives them: conversion, checks, and the result of an update."""
+"""Raw priorities of a learner: conversion, checks, and the result of an update."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ class PriorityUpdate(NamedTuple):
     """The result of a priority update."""
 
     applied: int
-    """Items whose priority was set."""
+    """Number of items whose priority was set."""
     stale: int
-    """Items that were overwritten since they were sampled; their priority was dropped."""
+    """Number of items that were overwritten since they were sampled; their priority was dropped."""
 
 
 def as_raw(priority: Any, count: int) -> Floats:
-    """Priorities as float64 ``[count]``, contiguous; a single one stands for all."""
+    """Returns priorities as contiguous float64 ``[count]``, repeating a single one."""
     if type(priority) is np.ndarray and priority.dtype == np.float64 and priority.shape == (count,):
         return priority if priority.flags.c_contiguous else np.ascontiguousarray(priority)
     return _spread(_flat(priority), count)
 
 
 def reduced(priority: Any, count: int, how: str) -> Floats:
-    """`as_raw` for several priorities an item, which are reduced to one."""
+    """Returns priorities like `as_raw`, and reduces several priorities per item to one."""
     raw = _flat(priority)
     if len(raw) <= 1 or len(raw) == count:
         return _spread(raw, count)
     if not count or len(raw) % count:
         raise RuntimeError(f"{len(raw)} priorities cannot be divided among {count} items")
     rows = raw.reshape(count, -1)
-    if how == "median":  # of an even number the lower one, as torch.median has it
+    if how == "median":  # the lower one of two, as in torch.median
         return np.ascontiguousarray(np.sort(rows, axis=1)[:, (rows.shape[1] - 1) // 2])
     return np.ascontiguousarray(getattr(np, how)(rows, axis=1))
 
 
 def _flat(priority: Any) -> Floats:
-    """Priorities of any shape, as one row."""
+    """Flattens priorities of any shape."""
     if hasattr(priority, "detach"):  # a tensor
         priority = priority.detach().cpu()
         try:
             priority = priority.numpy()
-        except TypeError:  # of a dtype that NumPy does not have
+        except TypeError:  # NumPy lacks the dtype
             priority = priority.double().numpy()
     return np.ascontiguousarray(np.asarray(priority, dtype=np.float64).reshape(-1))
 
 
 def _spread(raw: Floats, count: int) -> Floats:
-    """Repeat a single priority for all items; RuntimeError if there is another number of them."""
+    """Repeats a single priority for all items; RuntimeError if the number differs."""
     if len(raw) == count:
         return raw
     if len(raw) == 1:
@@ -66,16 +66,17 @@ def _spread(raw: Floats, count: int) -> Floats:
 
 
 def check_raw(raw: Floats) -> None:
-    """ValueError where a priority is NaN, infinite or negative."""
+    """Raises ValueError if a priority is NaN, infinite or negative."""
     if len(raw) and not 0 <= raw.min() <= raw.max() < np.inf:
         bad = raw[~((raw >= 0) & (raw < np.inf))][0]
         raise ValueError(f"priorities are finite and not negative, got {bad}; nothing was changed")
 
 
 def as_beta(value: float) -> float:
-    """The exponent of importance weights, at least 0; warns if it is far above 1.
+    """Returns the exponent of importance weights, at least 0; warns if it is far above 1.
 
-    1 corrects the bias of draws by priority in full (Schaul et al. 2016, section 3.4).
+    An exponent of 1 corrects the bias of prioritized sampling completely (Schaul et al. 2016,
+    section 3.4).
     """
     beta = from_zero("beta", value)
     if beta > _LARGE_BETA:
@@ -89,7 +90,7 @@ def as_beta(value: float) -> float:
 
 
 def from_zero(name: str, value: float) -> float:
-    """A value as a float; ValueError if it is negative or not finite, TypeError of no number."""
+    """Converts a value to a float; ValueError if negative or not finite, TypeError if no number."""
     words = f"{name} must be a finite number, greater or equal to 0, got {name}={value}"
     try:
         fits = 0 <= value < math.inf

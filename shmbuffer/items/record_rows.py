@@ -1,6 +1,6 @@
-"""Items of any size: as records into the ring, and out of it.
+"""Reads and writes items of any size as records of a ring.
 
-Loaded where a buffer has records only: zstandard is not needed for any other.
+This module is loaded for buffers of records only, because others do not need zstandard.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ class RecordRows(Mover):
     def write(
         self, items: Any, priorities: Floats | None, streams: GivenStreams = None
     ) -> tuple[int, int]:
-        """Append encoded items, at least one. The place of the first, and how many."""
+        """Appends at least one encoded item. Returns the first place and the number of items."""
         of = of_each(streams, len(items))
         return self.records.write(items, priorities, streams=of), len(items)
 
     def read(self, index: Any) -> tuple[RecordBatch, Any, int]:
-        """See `Mover.read`."""
+        """Returns copies of records, tickets (-1: no item), and the count of -1."""
         drawn = self.records.read(self.kit.as_numpy(index))
         missing = int((drawn.tickets < 0).sum())
         return drawn.batch, self.kit.from_numpy(drawn.tickets), missing
 
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
-        """See `Mover.sample`."""
+        """Draws, copies and validates records; uniformly if ``beta`` is None."""
         drawn = self.records.sample(count, key, beta=beta)
         as_own = self.kit.from_numpy
         weights = None if drawn.weights is None else as_own(drawn.weights)
         return drawn.batch, as_own(drawn.index), as_own(drawn.tickets), weights
 
     def build(self, found: RecordBatch, lead: tuple[int, ...]) -> Any:
-        """See `Mover.build`: a list of items."""
+        """Builds a list of items from records."""
         return self.codec.decoder.items(found)

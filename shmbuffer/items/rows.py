@@ -1,4 +1,4 @@
-"""Rows whose leaves lie in the ring's own memory: the C core moves them, one call a batch."""
+"""Rows whose leaves are in the ring's own memory. The C core copies them, one call per batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.leaf import path_of
 from shmbuffer.memory.format.streams import GivenStreams, of_each
 
-_MOST_DIMS = 32  # of a leaf; the core's limit
+_MOST_DIMS = 32  # dimensions of a leaf that the core supports
 
 
 class RingRows(Mover):
@@ -33,9 +33,9 @@ class RingRows(Mover):
         single: bool,
         priorities: Floats | None,
         streams: GivenStreams = None,
-        swapped: int = 0,  # the dimension of the data that becomes the first one
+        swapped: int = 0,  # dimension of the data that becomes the first one
     ) -> tuple[int, int]:
-        """Append a batch, or one item where ``single``. The first ticket, and how many slots."""
+        """Appends a batch, or one item if ``single``. Returns the first ticket and slot count."""
         addresses, kept, count = self.leaves.match(data, single, swapped)
         ring = self.ring
         if not count:
@@ -47,11 +47,11 @@ class RingRows(Mover):
             )
         given = None if priorities is None else address(priorities)
         ticket = ring.write(addresses, count, given, streams=of_each(streams, count))
-        del kept  # it owns the bytes that were written
+        del kept  # owned the bytes that were written
         return ticket, count
 
     def place(self, slots: Ints, data: Any, *, in_place: bool) -> None:
-        """Row i of ``data`` goes to ``slots[i]``; ``in_place`` keeps priority and write count."""
+        """Writes row i of ``data`` to ``slots[i]``; ``in_place`` keeps priorities and counts."""
         addresses, kept, count = self.leaves.match(data)
         require_one_each(slots, count)
         if count:
@@ -59,7 +59,7 @@ class RingRows(Mover):
         del kept
 
     def read(self, index: Any) -> tuple[list[Any], Any, int]:
-        """See `Mover.read`."""
+        """Returns copies of elements, tickets (-1: no item), and the count of -1."""
         count = index.shape[0]
         arrays, addresses = self.leaves.outputs((count,))
         tickets = self.leaves.kit.empty("int64", count)
@@ -67,24 +67,24 @@ class RingRows(Mover):
         return arrays, tickets, missing
 
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
-        """See `Mover.sample`."""
+        """Draws, copies and validates elements; uniformly if ``beta`` is None."""
         arrays, addresses = self.leaves.outputs((count,))
         drawn = elements_for(self.leaves.kit, count, beta)
         draw_into(self.ring, addresses, drawn, key, beta)
         return arrays, *drawn
 
     def build(self, found: list[Any], lead: tuple[int, ...]) -> Any:
-        """See `Mover.build`."""
+        """Builds items with the dimensions ``lead`` from their leaves."""
         return self.leaves.build(found, lead)
 
 
 def priority_of(
-    paths: Sequence[tuple[str, ...]],  # of the leaves
-    optional: Collection[str],  # root keys that a batch may carry beside them
-    # entry of the data whose numbers become priorities
+    paths: Sequence[tuple[str, ...]],  # paths of the leaves
+    optional: Collection[str],  # allowed root keys that are not leaves
+    # Entry of the data whose numbers become priorities.
     key: str | tuple[str, ...] | None,
 ) -> int | str | None:
-    """The priorities, as the core takes them: number of a leaf, key of another entry, or None."""
+    """Returns the priorities for the core: a leaf number, the key of another entry, or None."""
     if key is None:
         return None
     path = path_of(key)
@@ -96,11 +96,11 @@ def priority_of(
 def intake_form(
     ring: Ring,
     leaves: Leaves,
-    # for each leaf an array, a number and a tensor of its dtype; None where there is none
+    # For each leaf an array, a number and a tensor of its dtype, each of which may be None.
     examples: Iterable[tuple[Any, Any, Any]],
-    **how: Any,  # whether indices are tensors; what holds dicts, and where
+    **how: Any,  # whether indices are tensors; the containers of dicts
 ) -> dict[str, Any] | None:
-    """The arguments of `Seat.intake`; None if the core cannot write such data as they are."""
+    """Returns the arguments of `Seat.intake`; None if the core cannot write such data directly."""
     tree = None if leaves.node is LEAF else tree_of(leaves.node)
     shapes = [tuple(leaf.shape) for leaf in leaves.leaves]
     if (

@@ -1,4 +1,4 @@
-"""Data with dimensions for streams and time, as items in the order of time."""
+"""Converts data with dimensions for streams and time to items in time order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shmbuffer.memory.format.streams import Streams
 
 
 def require_rows(streams: int | Streams, ndim: int) -> None:
-    """ValueError if each item has a stream of its own, but a slot has several items."""
+    """Raises ValueError if each item has a stream, but a slot has several items."""
     if ndim > 1 and not isinstance(streams, int):
         raise ValueError(
             f"streams: on a storage with ndim={ndim} each lane of a slot is already a stream of "
@@ -23,7 +23,7 @@ def require_rows(streams: int | Streams, ndim: int) -> None:
 def steps_and_streams(
     leads: Iterable[tuple[int, ...]], dim: int, ndim: int
 ) -> tuple[tuple[int, int], Streams]:
-    """Numbers of steps and streams from the first two sizes of each leaf; each item's stream."""
+    """Returns the numbers of steps and streams in each leaf, and the stream of each item."""
     if dim not in (0, 1) or ndim > 1:
         raise ValueError(
             f"stream_dim={dim!r} on a storage with ndim={ndim}: it is 0 for data [streams, T, ...] "
@@ -41,13 +41,13 @@ def steps_and_streams(
 
 
 def in_time_order(data: Any, dim: int, ndim: int) -> tuple[Any, Streams, tuple[int, int]]:
-    """Items ``[T * streams, ...]`` of data with both dimensions, their streams, and both sizes."""
+    """Returns items ``[T * streams, ...]``, their streams, and the sizes of both dimensions."""
     leads: list[tuple[int, ...]] = []
     mapped(data, lambda leaf: leads.append(tuple(np.shape(leaf)[:2])))
     lead, streams = steps_and_streams(leads, dim, ndim)
 
     def ordered(leaf: Any) -> Any:
-        if isinstance(leaf, list):  # its numbers take the dtype of the buffer's leaf
+        if isinstance(leaf, list):  # its numbers take the dtype of the buffer
             return [item for row in (leaf if dim else zip(*leaf, strict=True)) for item in row]
         leaf = leaf if hasattr(leaf, "swapaxes") else np.asarray(leaf)
         rows = leaf if dim else leaf.swapaxes(0, 1)
@@ -57,7 +57,7 @@ def in_time_order(data: Any, dim: int, ndim: int) -> tuple[Any, Streams, tuple[i
 
 
 def mapped(data: Any, change: Callable[[Any], Any]) -> Any:
-    """Data of dicts and tuples with every leaf changed; a list is a leaf."""
+    """Changes every leaf of data of dicts and tuples; a list is a leaf."""
     if isinstance(data, Mapping):
         return {key: mapped(value, change) for key, value in data.items()}
     if isinstance(data, tuple):

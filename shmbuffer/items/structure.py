@@ -1,11 +1,11 @@
-"""The form of the data, as a tree over its leaves.
+"""The structure of data, as a tree over its leaves.
 
     data  ──collect──▶  [leaf, leaf, ...]  ──the engine moves the bytes──▶  [leaf, leaf, ...]
     ──build──▶  data
 
-The first batch decides the tree. It is stored as JSON in the schema, so that every process gives
-the data back in this form. Here TensorDicts, tensorclasses and dicts are dicts; lists, lazy stacks,
-tuples and namedtuples are lists and tuples.
+The first batch defines the tree. The schema stores it as JSON, so that every process returns data
+of this structure. This module treats TensorDicts, tensorclasses and dicts as dicts, and lists, lazy
+stacks, tuples and namedtuples as lists and tuples.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _sizes(sizes: Any) -> list[int]:
 
 
 Container = tuple[str, Mapping[Any, Any], dict[str, Any]]
-"""Its kind; what is under each key; what else the schema says of it."""
+"""Kind, entries by key, and further attributes for the schema."""
 
 _ABOUT: dict[str, dict[str, Callable[[Any], Any]]] = {
     "tensordict": {"batch": _sizes},
@@ -38,16 +38,16 @@ _ABOUT: dict[str, dict[str, Callable[[Any], Any]]] = {
     "tuple": {},
     "namedtuple": {"class": str},
 }
-"""For each kind of container, what the schema stores beside its items."""
+"""Attributes that the schema stores for each kind of container."""
 
 
 class Structure:
-    """Makes trees, of data or of what the schema says. Here leaves are arrays and numbers."""
+    """Makes trees from data or from a schema. Leaves are arrays and numbers."""
 
     def describe(self, data: Any, dims: int, *, mapping: str, root: bool = True) -> Node:
-        """The tree of a first batch whose ``dims`` leading dimensions are the storage's.
+        """Returns the tree of a first batch, whose first ``dims`` dimensions are the storage's.
 
-        ``mapping`` says what a plain dict is: ``"tensordict"`` or ``"dict"``.
+        ``mapping`` is the kind of a plain dict, ``"tensordict"`` or ``"dict"``.
         """
         if isinstance(data, (tuple, list)) and mapping == "tensordict":
             if root and not isinstance(data, Numbers):
@@ -66,11 +66,11 @@ class Structure:
 
     def leaves_of(
         self,
-        data: Any,  # of any form
+        data: Any,  # of any structure
         nested: bool = True,  # a TensorDict: keys may be tuples, and lists are leaves
-        prefix: KeyPath = (),  # where the data are
+        prefix: KeyPath = (),  # path of the data
     ) -> dict[KeyPath, Any]:
-        """The leaves of data by their place, without the entries that a sample adds."""
+        """Returns the leaves by path, without the entries that a sample adds."""
         held = self.held(data)
         if isinstance(held, Mapping):
             held = nest(held) if nested else held
@@ -87,14 +87,14 @@ class Structure:
         }
 
     def without(self, data: Any, keys: frozenset[str]) -> Any:
-        """``data`` without these root entries; a plain dict where there were any."""
-        names = getattr(data, "keys", None)  # of a named tuple that may be a field
+        """Returns ``data`` without these root entries, as a plain dict if there were any."""
+        names = getattr(data, "keys", None)  # a named tuple may have it as a field
         if not callable(names) or keys.isdisjoint(names()):
             return data
         return {key: value for key, value in self.held(data).items() if key not in keys}
 
     def from_json(self, spec: dict[str, Any]) -> Node:
-        """The tree that `Node.to_json` wrote."""
+        """Reverses `Node.to_json`."""
         try:
             return self._from_json(spec)
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
@@ -104,7 +104,7 @@ class Structure:
             ) from error
 
     def of_schema(self, recorded: dict[str, Any], paths: list[KeyPath], where: str) -> Node:
-        """The tree of a schema, which has leaves at these places; without one, a TensorDict."""
+        """Returns the tree of a schema with these leaves; by default that of a TensorDict."""
         if recorded.get("kind") == "leaf" or "items" in recorded:
             node = self.from_json(recorded)
         else:
@@ -139,19 +139,19 @@ class Structure:
             )
         return self.node(kind, items, **about)
 
-    # What a family has.
+    # Methods that a subclass may override.
 
     def name_of(self, cls: type) -> str:
-        """The name under which the schema has a class of the data."""
+        """Returns the name of a class in the schema."""
         return f"{cls.__module__}:{cls.__qualname__}"
 
     def held(self, data: Any) -> Any:
-        """The dict, list or tuple that data are taken for; something else of a leaf."""
+        """Returns the dict, list or tuple that represents the data; other objects are leaves."""
         return data
 
     def container(self, data: Any, dims: int, mapping: str) -> Container | None:
-        """A container, taken apart by one level; None of a leaf, TypeError of what is neither."""
-        if isinstance(data, Mapping) and len(data) == len(data.keys()):  # no TensorDict
+        """Splits a container by one level; None for a leaf, TypeError for other data."""
+        if isinstance(data, Mapping) and len(data) == len(data.keys()):  # a TensorDict differs
             if mapping == "tensordict":
                 return mapping, named_entries(data), {"batch": []}
             return "dict", data, {}
@@ -167,10 +167,10 @@ class Structure:
         return "tuple" if isinstance(data, tuple) else "list", entries, {}
 
     def node(self, kind: str, items: dict[Any, Node], **about: Any) -> Node:
-        """The node of a container."""
+        """Returns the node of a container."""
         return BranchNode(kind, items, **about)
 
 
 def paths_of(node: Node) -> list[KeyPath]:
-    """The paths of the leaves, in order; ``("data",)`` where the data are one leaf."""
+    """Returns the paths of the leaves in order; ``("data",)`` if the data are one leaf."""
     return [path or ("data",) for path in node.paths()]

@@ -1,7 +1,8 @@
-"""Calls that `torch.compile` leaves alone.
+"""Marks functions that `torch.compile` does not trace.
 
-A call of the C core is no graph: Dynamo would trace its addresses and counters, and compile again
-with every batch. So compiled code breaks its graph at the public calls that reach it.
+Dynamo cannot trace a call of the C core: it would treat addresses and counters as constants and
+recompile for every batch. Compiled code therefore breaks its graph at the public methods that call
+the core.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ R = TypeVar("R")
 
 
 def _leave_alone() -> Any:
-    """The value that has the hook for compiled code skip a frame and its calls, or None."""
+    """Returns the setter that makes Dynamo skip a function and all its calls, or None."""
     try:
         from torch._C._dynamo.eval_frame import (
             _FrameAction,
@@ -32,17 +33,17 @@ def _leave_alone() -> Any:
 
 _LEAVE_ALONE = _leave_alone()
 
-#: Frames that stand between a marked function and its caller.
+#: Frames between a marked function and its caller.
 FRAMES = 0 if _LEAVE_ALONE is not None else 1
 
 
 def eager(function: Callable[P, R]) -> Callable[P, R]:
-    """``function``, called as it is from compiled code; `torch.compiler.disable` costs 0.3 µs."""
+    """Marks ``function`` as not traced; `torch.compiler.disable` would cost 0.3 µs more."""
     if _LEAVE_ALONE is None:
         return cast(Callable[P, R], torch.compiler.disable(function))  # type: ignore[no-untyped-call]
     _LEAVE_ALONE(function.__code__)
-    # What torch.compiler.disable leaves on the function that it makes: Dynamo looks for it before
-    # it follows a call.
+    # The attributes that torch.compiler.disable sets: Dynamo looks for them before it traces a
+    # call.
     marked: Any = function
     marked._torchdynamo_disable = True
     marked._torchdynamo_disable_msg = None

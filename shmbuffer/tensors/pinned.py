@@ -1,13 +1,13 @@
-"""Batches in pinned memory, from which a GPU fetches by itself while the CPU goes on.
+"""Batches in pinned memory, which a GPU copies while the CPU continues.
 
     ring ──gather──▶ pinned tensors, the caller's ──to("cuda", non_blocking=True)──▶ GPU
                           ▲                                   │
                           └── torch's pool of pinned blocks ◀─┘ when nothing refers to them any more
 
-Rows are gathered there with no copy in between; what a transform, a ``collate_fn`` or a storage
-without columns makes is copied there. A batch belongs to the caller for as long as any part or view
-of it is held. Then torch gives its blocks to a later batch, after the transfers from them have
-ended. A ring of our own could promise less: it sees neither the views nor the streams.
+Rows are gathered directly into pinned memory. The results of a transform, a ``collate_fn`` or a
+storage without columns are copied there. A batch belongs to the caller while any part or view of it
+exists. Afterwards torch reuses its blocks, once the transfers from them have ended. A pool of the
+package could not guarantee this, because it knows neither the views nor the streams.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shmbuffer.tensors.form.tensors import reads_into
 
 
 def wanted(pin_memory: bool) -> bool:
-    """True if batches are pinned. Without a GPU they cannot be; warns then."""
+    """True if batches are pinned; warns and returns False if there is no GPU."""
     if pin_memory and not torch.cuda.is_available():
         warnings.warn(
             "pin_memory=True: torch finds no GPU here, so batches are in ordinary memory",
@@ -35,22 +35,22 @@ def wanted(pin_memory: bool) -> bool:
 
 
 def empty_like(form: torch.Tensor) -> torch.Tensor:
-    """A pinned tensor of the form of another one, with any content."""
+    """Returns a pinned tensor of the same form, with arbitrary contents."""
     return torch.empty_like(form, pin_memory=True)
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
-    """True if a tensor is pinned already, or on a GPU."""
+    """True if a tensor is pinned or on a GPU."""
     return tensor.device.type != "cpu" or tensor.is_pinned()
 
 
 def gathering(pins: bool) -> AbstractContextManager[None]:
-    """While it is held, and where ``pins``, storages read into pinned memory."""
+    """Context in which storages read into pinned memory if ``pins`` is set."""
     return reads_into(empty_like) if pins else nullcontext()
 
 
 def pin(data: Any) -> Any:
-    """``data`` in pinned memory; tensors that are not there are copied."""
+    """Returns ``data`` in pinned memory, and copies tensors that are not pinned."""
     return tree_map(_pinned, data, is_leaf=is_tensor_collection)
 
 
@@ -65,7 +65,7 @@ def _pinned(data: Any) -> Any:
 def _pin_tensor(tensor: torch.Tensor) -> torch.Tensor:
     if is_pinned(tensor):
         return tensor
-    if tensor.layout is not torch.strided:  # its parts are tensors of their own
+    if tensor.layout is not torch.strided:  # its parts are tensors
         return tensor.pin_memory()
     return empty_like(tensor).copy_(tensor)
 

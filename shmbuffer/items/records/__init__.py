@@ -1,10 +1,10 @@
-"""Items of any size as records: what they are made of, and their bytes.
+"""Records, which store items of any size as bytes.
 
-`Encoder` makes records of items, which the byte ring keeps; `Decoder` makes items of them.
+`Encoder` encodes items as records for the byte ring, and `Decoder` decodes them.
 
     items ──forms, columns──▶ Columns ──encoding_plan, planes──▶ pieces ──▶ RecordBatch
     RecordBatch ──table──▶ Columns ──transfer, cutting──▶ leaves ──building──▶ items
 
-Here items are made of dicts, lists, tuples, arrays, text and numbers; ``tensors/records`` adds
+These items consist of dicts, lists, tuples, arrays, text and numbers; ``tensors/records`` adds
 tensors and TensorDicts, and batches of them.
 """

@@ -1,7 +1,7 @@
-"""Items from their leaves: all items of one form at once, one column of leaves after the other.
+"""Builds all items of one form at once from their columns of leaves.
 
-A tree is in the grammar of `record_format.grammar`, as `record_format.Form` has it. It is walked
-once for all items, so that what an item costs is making its containers.
+The tree of a `record_format.Form` follows the grammar of `record_format.grammar`. It is traversed
+once for all items, so that the cost per item is that of its containers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _IMPOSSIBLE = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, Va
 
 
 def built(make: Callable[[], Made], where: str) -> Made:
-    """Call ``make`` on records, and turn the errors of tensordict into CorruptBufferError."""
+    """Calls ``make`` on records, and converts errors of tensordict to CorruptBufferError."""
     try:
         return make()
     except _IMPOSSIBLE as error:
@@ -33,10 +33,10 @@ def built(make: Callable[[], Made], where: str) -> Made:
 
 
 class ItemBuilder:
-    """Makes one thing for each item. It takes the sizes of batches as it meets them.
+    """Builds each item. It consumes the batch sizes in the order of the tree.
 
     Args:
-        batch_dims: int64[m, ...]: the sizes of all batches in the tree, in its order.
+        batch_dims: sizes of all batches in the tree, in its order, int64 ``[m, ...]``.
         columns: m leaves for each chunk, in order.
     """
 
@@ -47,7 +47,7 @@ class ItemBuilder:
         self._at = 0
 
     def rows(self, tree: Any) -> Sequence[Any]:
-        """Build one object an item; they share no containers."""
+        """Builds one object per item; they share no containers."""
         if tree[0] == "chunk":
             return self.columns[tree[1]]  # type: ignore[no-any-return]
         node, dims = self.node(tree)
@@ -56,11 +56,11 @@ class ItemBuilder:
         return self.made(node, rows, dims)
 
     def made(self, node: Container, rows: Sequence[Any], dims: Ints) -> Sequence[Any]:
-        """A container for each row of what is in them; ``dims`` are its batch sizes."""
+        """Makes one container for each row of entries; ``dims`` are its batch sizes."""
         return containers.made(node, rows)
 
     def node(self, tree: Any) -> tuple[Container, Ints]:
-        """A container as it is here, and its batch sizes: int64[m, rank]."""
+        """Returns a container with keys of this process, and its batch sizes, ``[m, rank]``."""
         node = split(tree)
         rank = node.batch[1] if node.batch else 0
         self._at += rank

@@ -1,7 +1,7 @@
-"""Items to records and back, as one buffer has been told to do it.
+"""Codec between items and records, with the options of one buffer.
 
-A buffer's dictionary for zstd is learned from its first items, kept in its directory, and followed
-by all who read and write there.
+A buffer's zstd dictionary is learned from its first items, kept in its directory, and used by all
+its readers and writers.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from shmbuffer.items.records.places import Places
 from shmbuffer.memory import Engine, RecordBatch
 from shmbuffer.memory.system.fork_lock import ForkLock
 
-_TIMES = 100  # as many times the size of the dictionary is learned from, as zstd advises
-_PIECES = 64  # and of so many pieces at least: from a few, nothing can be learned
+_TIMES = 100  # bytes to learn from per byte of dictionary, as zstd advises
+_PIECES = 64  # least number of pieces to learn from
 
 _log = logging.getLogger(__name__)
 
 
 class RecordCodec:
-    """How items are stored in a byte ring.
+    """Encodes and decodes the items of a byte ring.
 
-    It reads what others have written otherwise: a record says how it is stored. It follows the
-    dictionary of its buffer: there is none at first, and then one that stays.
+    Each record says how it is stored, so that a codec can read records of other codecs. A codec
+    uses the dictionary of its buffer, which never changes once it exists.
     """
 
     encoder: Encoder
@@ -43,17 +43,17 @@ class RecordCodec:
         self._compresses = level is not None  # with zstd
 
     def join(self, engine: Engine) -> None:
-        """Be the codec of this buffer: its dictionary is used, and its name in messages."""
+        """Joins a buffer: uses its dictionary, and its name in messages."""
         self._engine = engine
         self.decoder.where = engine.where
         self._look()
 
     def use(self, dictionary: bytes) -> None:
-        """Compress with this dictionary from now on, and read what was compressed with it."""
+        """Compresses with this dictionary from now on, and decodes records compressed with it."""
         self._zstd = Zstd(self._level, dictionary=dictionary)
 
     def expand(self, places: Places, where: str = "a batch of records") -> None:
-        """See `Zstd.expand`. A dictionary that is not known is looked for in the buffer."""
+        """Expands frames like `Zstd.expand`; searches the buffer for an unknown dictionary."""
         try:
             self._zstd.expand(places, where)
         except UnknownDictionaryError:
@@ -62,7 +62,7 @@ class RecordCodec:
             self._zstd.expand(places, where)
 
     def encode(self, data: Any, single: bool) -> RecordBatch:
-        """Records of one item, or of a batch; see `Encoder.encode`."""
+        """Encodes one item or a batch; see `Encoder.encode`."""
         zstd, trainer = self._zstd, self._trainer
         if self._compresses:
             self.encoder.zstd = zstd
@@ -86,7 +86,7 @@ class RecordCodec:
 
 
 class DictionaryTrainer:
-    """Collects what is compressed until a dictionary of ``nbytes`` can be made of it."""
+    """Collects pieces until a dictionary of ``nbytes`` can be learned from them."""
 
     _lock = ForkLock()
 
@@ -98,9 +98,9 @@ class DictionaryTrainer:
         self.done = False
 
     def learn(self, samples: Sequence[bytes], where: str) -> bytes | None:
-        """Looks at more pieces until `done`; returns the dictionary once, else None.
+        """Collects more pieces until `done`; returns the dictionary once, else None.
 
-        The log says if nothing can be learned. Cost: a second for a dictionary of 100 KB, once.
+        If no dictionary can be learned, the log says so. Cost: a second for 100 KB, once.
         """
         with self._lock:
             if self.done:

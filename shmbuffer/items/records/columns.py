@@ -1,4 +1,4 @@
-"""Items of one kind, side by side: where each leaf lies. A batch is not taken apart for it."""
+"""Arranges items of one kind in columns, with the address of each leaf."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from shmbuffer.memory.record_format import volumes
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """n items of one kind. A TypeError where a leaf has no memory."""
+    """n items of one kind; TypeError if a leaf has no memory."""
 
-    kind: Kind  # what they have in common
-    batch_dims: Ints  # int64[n, kind.batch_dims]
-    dims: tuple[Ints, ...]  # int64[n, rank], one for each leaf
-    addresses: Ints  # int64[n, leaves]: where the bytes of each leaf start
-    sizes: Ints  # int64[n, leaves]: how many they are
-    # whose memory it is; the addresses are good as long as these are there
+    kind: Kind  # kind of all items
+    batch_dims: Ints  # int64 ``[n, kind.batch_dims]``
+    dims: tuple[Ints, ...]  # int64 ``[n, rank]`` for each leaf
+    addresses: Ints  # int64 ``[n, leaves]``: addresses of the leaves' bytes
+    sizes: Ints  # int64 ``[n, leaves]``: numbers of bytes
+    # Owners of the memory at the addresses.
     keeps: list[Any] = field(repr=False)
-    # where the items were apart: as `forms.Walk` has them, a list for each leaf
+    # Leaves as `forms.Walk` has them, a list for each, if the items were not a batch.
     leaves: list[list[Any]] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -44,7 +44,7 @@ class Columns:
 
 
 def of_items(items: Sequence[Any]) -> list[tuple[Ints, Columns]]:
-    """Items by kind, positions ascending. Cost: that of `forms.describe`, and 0.3 µs a leaf."""
+    """Groups items by kind, with their positions. Cost: `forms.describe`, and 0.3 µs per leaf."""
     groups: dict[tuple[Any, ...], list[Walk]] = {}
     places: dict[tuple[Any, ...], list[int]] = {}
     for at, item in enumerate(items):
@@ -59,7 +59,7 @@ def of_items(items: Sequence[Any]) -> list[tuple[Ints, Columns]]:
 
 
 def of_described(group: list[Walk]) -> Columns:
-    """Items of one kind, at least one."""
+    """Arranges at least one item of one kind in columns."""
     kind, count = group[0].kind, len(group)
     batch_dims = _table([one.batch_dims for one in group], count)
     numbers = _table([one.dims for one in group], count)
@@ -86,7 +86,7 @@ def _table(rows: list[list[int]], count: int) -> Ints:
 
 
 def joined(values: list[bytes], sizes: Ints, keeps: list[Any]) -> Ints:
-    """Addresses of values, one behind the other in a memory of their own."""
+    """Copies values into one block of memory, and returns their addresses."""
     whole = np.frombuffer(b"".join(values), np.uint8)
     keeps.append(whole)
     starts: Ints = address(whole) + np.cumsum(sizes) - sizes

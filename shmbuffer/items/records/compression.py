@@ -1,9 +1,9 @@
-"""zstd for the pieces of a batch, all in one call, in threads that live as long as the call.
+"""Compresses the pieces of a batch with zstd in one call, whose threads end with it.
 
-A context (zstd's tables, some 100 KB) is made once and lent from call to call; from a megabyte on
-a call's threads have their own. To start a thread takes less than zstd needs for 64 KiB, and a
-process that forks has none of them. zstd runs without the GIL, and to take it again costs more than
-a small piece: so neighbouring pieces are expanded in one step.
+A context (zstd's tables, some 100 KB) is created once and reused by later calls. For more than a
+megabyte, each thread of a call has its own. Starting a thread takes less time than zstd needs for
+64 KiB, and no thread exists when the process forks. zstd runs without the GIL. Reacquiring the GIL
+costs more than expanding a small piece, so that neighbouring pieces are expanded in one step.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from shmbuffer.items.records.places import Places, Run, Runs
 from shmbuffer.items.records.views import writable
 
 _MAX_THREADS = 4
-# Work that one thread does in the time that another takes to start and end.
+# Bytes that a thread processes in the time that another needs to start and end.
 _COMPRESSED_ALONE = 2**20
 _EXPANDED_ALONE = 2**21
-_KEPT_BYTES = 2**22  # of what one frame at most expands to; more is given back
+_KEPT_BYTES = 2**22  # largest expanded frame whose memory is kept
 
-#: Whether zstandard has its threads; where it is not written in C, it has not.
+#: Whether zstandard supports threads, which its C backend does.
 _HAS_THREADS = "multi_compress_to_buffer" in zstandard.backend_features
 
-_LEAST_DICTIONARY = 256  # zstd makes none that is smaller
-_LEARNT = 100  # as many times the size of a dictionary is worth looking at
+_LEAST_DICTIONARY = 256  # zstd creates no smaller ones
+_LEARNT = 100  # bytes to learn from per byte of dictionary
 
 Buffer = bytes | memoryview
 Frames = Sequence[Any]
-"""Of `Buffer`s."""
+"""Sequence of `Buffer` objects."""
 Context = TypeVar("Context")
 
 
 class UnknownDictionaryError(CorruptBufferError):
-    """A frame needs a dictionary that is not known here. Attributes: ``dictionary_id``."""
+    """A frame needs a dictionary that is not loaded. Attributes: ``dictionary_id``."""
 
 
 class Zstd:
-    """Compresses and expands batches of pieces. Any number of threads may use it at once.
+    """Compresses and expands batches of pieces. Several threads may use it at once.
 
     Args:
-        level: of zstd, 1 (fast) to 22 (small).
-        dictionary: from `train`; None: none. Frames that were made without it can be read with it.
-        threads: of a call, the caller's among them; None: one for each CPU that this process may
-            use, up to 4. Small batches are done by the caller alone.
+        level: level of zstd, from 1 (fast) to 22 (small).
+        dictionary: result of `train`, or None. Frames without a dictionary can also be read.
+        threads: number of threads of a call, including the caller. None: one for each CPU that this
+            process may use, up to 4. The caller alone processes small batches.
 
     Raises:
-        ValueError: another level, or no threads.
+        ValueError: the level is out of range, or ``threads`` is below 1.
         CorruptBufferError: ``dictionary`` is invalid.
     """
 
@@ -69,12 +69,12 @@ class Zstd:
         self.dictionary_id = 0
         self.threads = threads or min(_MAX_THREADS, len(os.sched_getaffinity(0)))
         self._dictionary = None if dictionary is None else self._load(dictionary)
-        # Lent to one thread at a time.
+        # Each is used by one thread at a time.
         self._compressors: list[zstandard.ZstdCompressor] = []
         self._expanders: list[_Expander] = []
 
     def compress(self, pieces: Sequence[Buffer]) -> Frames:
-        """Each piece as a frame that knows its size, empty ones as no bytes. Cost: 1 µs a piece."""
+        """Compresses each piece to a frame with its size, or b"" if empty. Cost: 1 µs per piece."""
         total = sum(map(len, pieces))
         codec = _lent(self._compressors, self._compressor)
         try:
@@ -91,7 +91,7 @@ class Zstd:
         return [next(left) if len(piece) else b"" for piece in pieces]
 
     def expand(self, places: Places, where: str = "a batch of records") -> None:
-        """Writes what each frame holds to its places. Cost: zstd's, 0.1 µs a frame, 10 a run."""
+        """Expands frames to their places. Cost: zstd, 0.1 µs per frame, 10 per run."""
         frames = address(places.at), address(places.stored), len(places.at)
         if not _core.frames_say(*frames, address(places.whole), self.dictionary_id):
             self._look(_core.views(*frames), places.whole.tolist(), where)
@@ -110,7 +110,7 @@ class Zstd:
 
     @staticmethod
     def train(samples: Sequence[Buffer], nbytes: int, level: int = 3) -> bytes:
-        """A dictionary of what many samples have in common. Cost: 0.1 s a megabyte of samples."""
+        """Learns a dictionary from samples. Cost: 0.1 s per megabyte of samples."""
         if nbytes < _LEAST_DICTIONARY:
             raise ValueError(f"a dictionary has {_LEAST_DICTIONARY} bytes or more, got {nbytes!r}")
         step = max(1, sum(map(len, samples)) // (_LEARNT * nbytes))
@@ -147,7 +147,7 @@ class Zstd:
         return _Expander(zstandard.ZstdDecompressor(dict_data=self._dictionary))
 
     def _look(self, sources: Sequence[Buffer], sizes: list[int], where: str) -> None:
-        """Compares what frames say of themselves, before anything is done for it."""
+        """Checks the headers of frames before any of them is expanded."""
         known, parameters = (0, self.dictionary_id), zstandard.get_frame_parameters
         for at, (source, size) in enumerate(zip(sources, sizes, strict=True)):
             if not size:
@@ -174,7 +174,7 @@ class Zstd:
 
 
 def _lent(idle: list[Context], make: Callable[[], Context]) -> Context:
-    """A context that nobody uses, or a new one."""
+    """Returns an idle context, or a new one."""
     try:
         return idle.pop()
     except IndexError:
@@ -182,14 +182,14 @@ def _lent(idle: list[Context], make: Callable[[], Context]) -> Context:
 
 
 class _Expander:
-    """Expands runs of frames, one at a time: straight to their places, or by way of a memory."""
+    """Expands runs of frames one at a time, directly to their places or through a buffer."""
 
     def __init__(self, codec: zstandard.ZstdDecompressor) -> None:
         self._codec = codec
         self._memory = np.empty(0, np.uint8)
 
     def expand(self, run: Run, runs: Runs, places: Places, where: str) -> None:
-        """Writes to the places of a run; CorruptBufferError where its frames are damaged."""
+        """Expands the frames of a run to their places; CorruptBufferError if they are damaged."""
         frames = range(run.first, run.end)
         if run.other:
             for some, into in ((frames[::2], run.into), (frames[1::2], run.other)):
@@ -211,7 +211,7 @@ class _Expander:
         try:
             stream = self._codec.stream_reader(places.source(frames), read_across_frames=True)
             written = stream.readinto(out)
-            written += len(stream.read(1))  # a frame too many would stand where others belong
+            written += len(stream.read(1))  # an extra frame would overwrite others
         except (zstandard.ZstdError, ValueError) as error:
             self._find(frames, places, where)
             _damaged(where, frames, str(error), error)
@@ -220,7 +220,7 @@ class _Expander:
             _damaged(where, frames, f"{written} bytes or more where {len(out)} belong")
 
     def _find(self, frames: range, places: Places, where: str) -> None:
-        """Which of several frames it was; nothing if each of them is whole by itself."""
+        """Raises the error for the damaged frame; returns if each frame is valid by itself."""
         for at in frames if len(frames) > 1 else ():
             if places.stored[at]:
                 room = memoryview(bytearray(int(places.whole[at])))
@@ -241,20 +241,20 @@ def _damaged(
 def _in_threads(work: Callable[[Iterator[Any]], None], items: Iterable[Any], count: int) -> None:
     """Runs ``work`` in threads on one iterator; all have ended when it returns or raises.
 
-    Threads are started by hand: `threading.Thread` first waits until the new one runs.
+    Threads are started directly, because `threading.Thread` first waits until the new one runs.
     """
-    left = iter(items)  # its next is one step: each item goes to one thread
+    left = iter(items)  # next() is atomic, so each item is processed once
     errors: list[BaseException] = []
 
     def stop(error: BaseException) -> None:
         errors.append(error)
-        for _ in left:  # the others find nothing to do
+        for _ in left:  # the other threads find no more work
             pass
 
     def run() -> None:
         try:
             work(left)
-        except BaseException as error:  # raised again below, by the caller
+        except BaseException as error:  # raised again by the caller below
             stop(error)
 
     started: list[_Ended] = []
@@ -262,7 +262,7 @@ def _in_threads(work: Callable[[Iterator[Any]], None], items: Iterable[Any], cou
         ended = _Ended()
         try:
             _thread.start_new_thread(ended.after, (run,))
-        except RuntimeError:  # there can be no more of them: those that run do it all
+        except RuntimeError:  # no more threads: the others do the work
             break
         started.append(ended)
     run()
@@ -270,14 +270,14 @@ def _in_threads(work: Callable[[Iterator[Any]], None], items: Iterable[Any], cou
         while not ended.now:
             try:
                 ended.wait()
-            except KeyboardInterrupt as error:  # raised when the thread has done its run
+            except KeyboardInterrupt as error:  # raised after the thread has ended
                 stop(error)
     if errors:
         raise errors[0]
 
 
 class _Ended:
-    """The end of a thread, which others wait for."""
+    """End of a thread, for which others wait."""
 
     def __init__(self) -> None:
         self.now = False
@@ -285,7 +285,7 @@ class _Ended:
         self._lock.acquire()
 
     def after(self, run: Callable[[], None]) -> None:
-        """Run the work of the thread, and note its end."""
+        """Runs the work of the thread and signals its end."""
         try:
             run()
         finally:
@@ -293,5 +293,5 @@ class _Ended:
             self._lock.release()
 
     def wait(self) -> None:
-        """Wait until the thread has ended."""
+        """Waits until the thread has ended."""
         self._lock.acquire()

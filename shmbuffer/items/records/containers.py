@@ -1,7 +1,7 @@
-"""The containers that items are made of: how each is taken apart, and how it is made.
+"""Splits the containers of items into their entries and makes them again.
 
-Trees are in the grammar of `record_format.grammar`. A class is named, and nothing is imported on
-behalf of a tree: without the class here, a namedtuple is a tuple.
+Trees follow the grammar of `record_format.grammar`. They name classes, but no module is imported
+for a tree. If its class is unknown, a namedtuple becomes a tuple.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from shmbuffer.memory.record_format.grammar import Container
 
 Keys = tuple[Any, ...] | int | None
 Taken = tuple[str, Sequence[int], tuple[Any, ...], Keys, Iterable[Any]]
-"""A container, taken apart by one level: its kind; its batch size, empty where it has none of its
-own; what its tree says between that and what is in it, with the device ``"cpu"`` where it has any;
-the keys of a mapping, the length of a sequence, or None where it holds one thing; and what is in
-it."""
+"""A container split by one level.
+
+It has the kind, the batch size (empty if it has none), the attributes for its tree with device
+``"cpu"`` for any device, the keys, and the values. The keys are those of a mapping, the length of a
+sequence, or None for a container with one value.
+"""
 
 
 Take = Callable[[Any], Taken]
 
-# Namedtuples, and what else `class_of` is asked for, by name.
+# Namedtuples and other classes that `class_of` has found, by name.
 _classes: dict[str, type] = {}
 
 
 def take_of(kind: Any) -> Take | None:
-    """How things of this class are taken apart; None if they are no containers."""
+    """Returns the function that splits objects of this class; None if they are not containers."""
     found = TAKES.get(kind)
     return _namedtuple if found is None and is_namedtuple(kind) else found
 
@@ -54,16 +56,16 @@ TAKES: dict[type, Take] = {dict: _dict, OrderedDict: _dict, list: _list, tuple: 
 
 
 def names_of(keys: Keys) -> Sequence[Any]:
-    """A name for each thing that is in a container: its key or position, None if it has neither."""
+    """Returns a name for each entry of a container: its key or position, or None."""
     if keys is None:
         return (None,)
     return range(keys) if isinstance(keys, int) else keys
 
 
 def made(node: Container, rows: Sequence[Any]) -> Sequence[Any]:
-    """A container for each row of what is to be in them; of TensorDicts and what is in them dicts.
+    """Makes one container for each row of entries; dicts replace TensorDicts.
 
-    A lazy stack is a list; text and objects of a TensorDict are themselves.
+    Lists replace lazy stacks, and plain objects replace the NonTensorData of a TensorDict.
     """
     kind, _, about, keys, _ = node
     match kind:
@@ -82,9 +84,9 @@ def made(node: Container, rows: Sequence[Any]) -> Sequence[Any]:
 
 
 def class_of(name: str, fits: Callable[[type], bool] = is_namedtuple) -> type | None:
-    """The class of that name (``module:qualname``) if this process has it already, and it fits.
+    """Returns the class of a name (``module:qualname``) if it is already loaded and fits.
 
-    Imports nothing.
+    This function imports no module.
     """
     found = _classes.get(name)
     if found is None:
@@ -98,7 +100,7 @@ def class_of(name: str, fits: Callable[[type], bool] = is_namedtuple) -> type | 
 
 
 def register(cls: type) -> str:
-    """Remember a class of the data; the name under which trees have it."""
+    """Registers a class of the data, and returns the name under which trees have it."""
     name = f"{cls.__module__}:{cls.__qualname__}"
     _classes[name] = cls
     return name

@@ -1,4 +1,4 @@
-"""Cuts one piece of memory into the leaves of many items."""
+"""Cuts a block of memory into the leaves of many items."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shmbuffer.memory.record_format import Chunk
 
 
 def values(memory: Bytes, starts: Ints, dims: Ints, chunk: Chunk) -> list[Any]:
-    """Text and numbers; arrays, also for tensors, which are views of the memory."""
+    """Returns text, numbers, or arrays that are views of the memory; tensors become arrays."""
     at, data = starts.tolist(), memory.data
     match chunk.kind:
         case "array" | "tensor":

@@ -1,4 +1,4 @@
-"""Items of records, one by one."""
+"""Decodes records into items."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ from shmbuffer.memory.format.array_types import Bytes, Ints
 from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Located
 
-_SMALL_BYTES = 8192  # are moved in the time that it takes to cut out what is around them
+_SMALL_BYTES = 8192  # moving fewer bytes costs less than one view
 
 
 class Decoder:
-    """Makes items of records.
+    """Decodes records into items.
 
-    A batch that is given to a decoder is given away: the result may lie in its memory.
+    The items may share the memory of the batch, so that the caller must not use it afterwards.
     """
 
     def __init__(
         self,
-        # decompresses zstd (`Zstd.expand`); None where nothing is compressed with it
+        # Decompresses zstd (`Zstd.expand`); None if nothing is compressed with it.
         expand: Expand | None = None,
-        where: str = "this buffer",  # the buffer's name in messages
+        where: str = "this buffer",  # name of the buffer in messages
     ) -> None:
         self.expand = expand
         self.where = where
         self.own: Own | None = None
 
     def items(self, batch: RecordBatch) -> list[Any]:
-        """Every record as the item that was written.
+        """Returns the item of every record.
 
-        Leaves of one batch may be views of one memory that nobody else has: an item that is kept
-        keeps all of it. Cost: 2 µs an item and 0.6 µs a leaf; decompression.
+        Leaves of one batch may be views of one block of memory, which is freed with its last item.
+        Cost: 2 µs per item and 0.6 µs per leaf; decompression.
         """
         batch = writable(batch)
         return self.items_of(batch, record_format.locate(batch, self.where))
 
     def table(self, batch: RecordBatch) -> Table | None:
-        """All records as columns; None where there are none, or they differ in what they hold."""
+        """Returns all records as columns; None if there are none or their values differ in kind."""
         located = record_format.locate(batch, self.where)
         return Table.of(batch, located, self.own) if located else None
 
     def items_of(self, batch: RecordBatch, located: Sequence[Located]) -> list[Any]:
-        """The items of all forms, in order."""
+        """Returns the items of all forms in order."""
         items: list[Any] = [None] * len(batch)
         for one in located:
             for row, item in zip(one.rows.tolist(), self._items_of(batch, one), strict=True):
@@ -63,23 +63,23 @@ class Decoder:
 
     def _items_of(self, batch: RecordBatch, located: Located) -> Sequence[Any]:
         table = Table.of(batch, [located], self.own)
-        assert table is not None  # one form does not differ from itself
+        assert table is not None  # one form always makes a table
         reading = self.reading(batch.data)
         leaves = reading.read([reading.rows(column) for column in table.columns])
         rows = self.rows(table.batch_dims, leaves)
         return built(lambda: rows.rows(table.tree), self.where)
 
     def reading(self, data: Bytes) -> Reading:
-        """A reader for the columns of a batch with these bytes."""
+        """Returns a reader for the columns of a batch with these bytes."""
         return Reading(data, self.expand, self.where)
 
     def rows(self, batch_dims: Ints, leaves: list[Any]) -> ItemBuilder:
-        """A builder that makes items of leaves."""
+        """Returns a builder of items from their leaves."""
         return ItemBuilder(batch_dims, leaves)
 
 
 class Reading:
-    """Reads columns: what each of them becomes is said first, and is there after `read`."""
+    """Reads columns: each request returns a function that gives its result after `read`."""
 
     def __init__(self, data: Bytes, expand: Expand | None, where: str) -> None:
         self.transfer = Transfer(expand, data, where)
@@ -87,7 +87,7 @@ class Reading:
         self.where = where
 
     def rows(self, column: Column) -> Callable[[], Sequence[Any]]:
-        """A leaf for each row. Raw ones stay where they are, if they can."""
+        """Requests a leaf for each row. Raw leaves are views of the batch if possible."""
         home = self._at_home(column)
         if home is not None:
             return lambda: self.cut(column, self.data, home)
@@ -97,13 +97,13 @@ class Reading:
         return lambda: self.cut(column, memory, starts)
 
     def array(self, column: Column) -> Callable[[], NDArray[Any]]:
-        """A fresh array ``[n, ...]``; all rows have one shape, and numpy knows their dtype."""
+        """Requests a new array ``[n, ...]`` for rows of one shape and a dtype of numpy."""
         out = np.empty((len(column.dims), *column.dims[0].tolist()), column.chunk.dtype)
         self.transfer.add(column, np.arange(len(out)) * column.nbytes + address(out), out)
         return lambda: out
 
     def read(self, leaves: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Move the bytes, and return the leaves that the functions make of them."""
+        """Moves the bytes, and returns the results of the requests."""
         self.transfer.run()
         try:
             return [leaf() for leaf in leaves]
@@ -115,19 +115,19 @@ class Reading:
             ) from error
 
     def cut(self, column: Column, memory: Bytes, starts: Ints) -> Sequence[Any]:
-        """The leaves in a memory, that of the batch or one of their own."""
+        """Cuts the leaves of a column from memory of the batch or from their own."""
         return cutting.values(memory, starts, column.dims, column.chunk)
 
     def _at_home(self, column: Column) -> Ints | None:
-        """Where in the batch's own memory the rows are views; None if they must be moved."""
+        """Returns offsets in the batch at which rows can be views; None if they must be moved."""
         starts = column.in_place()
         if starts is None:
             return None
-        if len(starts) == 1:  # nothing is beside it
+        if len(starts) == 1:  # there are no other rows
             return None if int(starts[0]) % max(column.chunk.itemsize, 1) else starts
         ends = starts + column.nbytes
         apart = not (starts[1:] < ends[:-1]).any()
-        # 16 bytes may lie at a multiple of 8; a view needs a multiple of its own size.
+        # An offset is a multiple of 8, but a view of 16-byte numbers needs a multiple of 16.
         whole = not (starts % max(column.chunk.itemsize, 1)).any()
         return starts if apart and whole and self._pays(column, starts) else None
 
@@ -143,7 +143,7 @@ class Reading:
 
 
 def writable(batch: RecordBatch) -> RecordBatch:
-    """The batch, or a copy if its memory is read-only."""
+    """Returns the batch, or a copy if its memory is read-only."""
     if batch.data.flags.writeable:
         return batch
     return replace(batch, data=batch.data.copy())

@@ -1,4 +1,4 @@
-"""Records of items: raw, or compressed leaf by leaf.
+"""Encodes items as records, raw or compressed leaf by leaf.
 
 items ──taken apart, or as the rows of a batch──▶ Columns ──compressed──▶ pieces
 ──laid out──▶ RecordBatch
@@ -28,29 +28,29 @@ from shmbuffer.memory.format.record_batch import RecordBatch, gather
 from shmbuffer.memory.record_format import Codec, assemble, assemble_one, move
 
 _KEPT_PLANS = 4096
-_LOOKED_ROWS = slice(16)  # to see which leaves are compressed as one
+_LOOKED_ROWS = slice(16)  # rows that decide which leaves are compressed together
 _ALL = slice(None)
 
 
 class Encoder:
-    """Makes records of items. Several threads may use it at once.
+    """Encodes items as records. Several threads may use it at once.
 
     Raises:
-        TypeError: ``keys`` is text, and no list of keys.
+        TypeError: ``keys`` is text instead of a list of keys.
     """
 
     own: Callable[[Any], Any] | None = None
-    """In place of zstd: called with each leaf that can be compressed, gives bytes at an address."""
+    """Replaces zstd: takes a compressible leaf, and returns bytes at an address."""
 
     def __init__(
         self,
         *,
-        # compresses; None: nothing is compressed with zstd. The attribute may be set to another at
-        # any time: to one with a dictionary
+        # Compressor; None does not compress with zstd. The attribute may be replaced at any time by
+        # one with a dictionary.
         zstd: Zstd | None = None,
-        # which leaves are compressed: entries of TensorDicts and dicts, by key or tuple of keys,
-        # with all that is in them. None: tensors, arrays, bytes and text from 64 bytes on, where
-        # zstd makes them smaller
+        # Entries of TensorDicts and dicts to compress, by key or tuple of keys, with everything
+        # below them. None: tensors, arrays, bytes and text of at least 64 bytes that zstd makes
+        # smaller.
         keys: Iterable[Any] | None = None,
     ) -> None:
         if isinstance(keys, str):
@@ -64,11 +64,11 @@ class Encoder:
         self._plans = Kept(self._plan_of, _KEPT_PLANS)
 
     def encode(self, data: Any, single: bool = False) -> RecordBatch:
-        """Records of one item or of a batch, in its order.
+        """Encodes one item or a batch, in its order.
 
-        Cost: of a batch 10 µs a leaf and a copy of the bytes; of a list 2 µs an item and 1 µs a
-            leaf; of a single item 3 µs, 1 µs a leaf and a copy of the bytes. Compression: that of
-            zstd, and 2 µs a piece. With ``own`` 100 µs more of a single item.
+        Cost: a batch takes 10 µs per leaf and a copy of the bytes. A list takes 2 µs per item and 1
+            µs per leaf. A single item takes 3 µs, 1 µs per leaf and a copy of the bytes.
+            Compression: zstd, and 2 µs per piece. With ``own`` a single item costs 100 µs more.
         """
         if not single and len(data := self.listed(data)) == 1:
             (data,), single = self.items(data), True
@@ -80,7 +80,7 @@ class Encoder:
         return _in_order([(at, self._encode(columns)) for at, columns in groups])
 
     def samples(self, data: Any, single: bool = False) -> list[bytes]:
-        """The pieces of these items that are to be compressed with zstd: to train a dictionary."""
+        """Returns the pieces of items that zstd will compress, to train a dictionary."""
         found: list[bytes] = []
         for _, columns in of_items([data]) if single else self.columns(data):
             plan = self._plans[columns.kind.key]
@@ -92,15 +92,15 @@ class Encoder:
         return found
 
     def listed(self, data: Any) -> Any:
-        """A batch that can be looked at twice, and has a length."""
+        """Returns a batch that has a length and can be iterated twice."""
         return list(data)
 
     def items(self, data: Any) -> list[Any]:
-        """The items of a batch, as a list."""
+        """Returns the items of a batch as a list."""
         return list(data)
 
     def columns(self, data: Any) -> list[tuple[Ints, Columns]]:
-        """Items by kind, and where they are in a batch."""
+        """Groups the items of a batch by kind, with their positions."""
         return of_items(self.items(data))
 
     def _plan_of(self, key: tuple[Any, ...]) -> EncodingPlan:
@@ -116,12 +116,12 @@ class Encoder:
         return plan
 
     def _measured(self, addresses: Ints, sizes: Ints) -> int:
-        """Returns how many bytes these pieces take when each is compressed."""
-        assert self.zstd is not None  # else nothing is compressible
+        """Returns the total size of these pieces when each is compressed."""
+        assert self.zstd is not None  # otherwise no leaf is compressible
         return sum(map(len, self.zstd.compress(_views(addresses, sizes))))
 
     def _one(self, one: Walk) -> RecordBatch:
-        """The record of one item: as `_encode` makes it, in less time."""
+        """Encodes one item like `_encode`, but faster."""
         plan = self._plans[one.kind.key]
         sizes = [len(leaf) if type(leaf) is bytes else leaf.nbytes for leaf in one.leaves]
         tried = [leaf for leaf in plan.compressible if plan.tried(leaf, sizes[leaf])]
@@ -140,7 +140,7 @@ class Encoder:
         return self._encode(of_described([one]))
 
     def _turn(self, plan: EncodingPlan, one: Walk, pieces: list[Any]) -> Unit:
-        """Puts leaves that are stored plane by plane in the place of what they are; which."""
+        """Replaces leaves by their planes if that is smaller, and returns these leaves."""
         zstd, found = self.zstd, []
         for leaf in plan.planes.leaves if zstd is not None else ():
             size, planes = len(pieces[leaf]), int(one.leaves[leaf].shape[-1])
@@ -158,7 +158,7 @@ class Encoder:
         return tuple(found)
 
     def _planar(self, plan: EncodingPlan, columns: Columns) -> Unit:
-        """The leaves of these items that are stored plane by plane."""
+        """Returns the leaves of these items that are stored plane by plane."""
         found = []
         for leaf in plan.planes.leaves if self.zstd is not None else ():
             dims, sizes = columns.dims[leaf], columns.sizes[_LOOKED_ROWS, leaf]
@@ -181,7 +181,7 @@ class Encoder:
     def _compress(
         self, plan: EncodingPlan, pieces: list[Any], sizes: list[int], tried: list[int]
     ) -> tuple[Unit, ...]:
-        """Puts what zstd makes of leaves that are tried in their place; of which."""
+        """Replaces leaves by their compressed bytes if these are smaller; returns their units."""
         zstd = self.zstd
         if zstd is None or not tried:
             return ()
@@ -225,7 +225,7 @@ class Encoder:
     def _by_zstd(
         self, plan: EncodingPlan, columns: Columns, keeps: list[Any]
     ) -> tuple[Ints, Ints, list[Unit]]:
-        """Leaves as they are stored; ``keeps`` gets what owns the compressed ones."""
+        """Returns addresses and sizes of the stored leaves; ``keeps`` gets the compressed ones."""
         addresses, sizes = columns.addresses, columns.sizes
         tried = [leaf for leaf in plan.compressible if plan.tried(leaf, int(sizes[:, leaf].max()))]
         if self.zstd is None or not tried:
@@ -241,7 +241,7 @@ class Encoder:
                 self._measured(at.ravel(), nbytes.ravel()),
                 self._measured(starts, whole),
             )
-            del keep  # the addresses are good until here
+            del keep  # owned the memory at the addresses
             return len(whole), apart, together
 
         units = plan.units.of(tried, sizes[0].tolist(), compared)
@@ -269,9 +269,9 @@ class Encoder:
     def _by_own(
         self, plan: EncodingPlan, columns: Columns, keeps: list[Any]
     ) -> tuple[Ints, Ints, list[Unit]]:
-        """Leaves as they are stored, those that can be as `own` gives them."""
+        """Returns addresses and sizes of the leaves, compressed by `own` if possible."""
         assert self.own is not None
-        assert columns.leaves is not None  # they were taken apart for it
+        assert columns.leaves is not None  # the items were not a batch
         addresses, sizes = columns.addresses.copy(), columns.sizes.copy()
         for leaf in plan.compressible:
             for row in np.flatnonzero(sizes[:, leaf]).tolist():
@@ -281,7 +281,7 @@ class Encoder:
 
 
 def _pieces(leaves: list[Any], sizes: list[int], looked_at: Iterable[int]) -> list[Any] | None:
-    """Leaves as `assemble_one` takes them, these as buffers; None if one of these has no memory."""
+    """Returns leaves for `assemble_one`, these as buffers; None if one of them has no memory."""
     pieces = list(leaves)
     for at in looked_at:
         if type(leaf := leaves[at]) is not bytes:
@@ -292,17 +292,17 @@ def _pieces(leaves: list[Any], sizes: list[int], looked_at: Iterable[int]) -> li
 
 
 def _planar_in(units: Iterable[Unit], planar: Unit) -> tuple[Unit, list[int]]:
-    """Planar leaves that are compressed, and those that are not, and are stored as they were."""
+    """Returns the planar leaves that are compressed, and those that are stored as they were."""
     compressed = {leaf for unit in units for leaf in unit}
     stored = tuple(leaf for leaf in planar if leaf in compressed)
     return stored, [leaf for leaf in planar if leaf not in compressed]
 
 
 def _side_by_side(addresses: Ints, sizes: Ints) -> tuple[Any, Ints, Ints]:
-    """The pieces of each row one behind the other: their memory, addresses of rows, their sizes."""
+    """Joins the pieces of each row; returns their memory, the addresses and sizes of the rows."""
     if sizes.shape[1] == 1:
         return None, addresses[:, 0], sizes[:, 0]
-    if (addresses[:, 1:] - addresses[:, :-1] == sizes[:, :-1]).all():  # as they are
+    if (addresses[:, 1:] - addresses[:, :-1] == sizes[:, :-1]).all():  # already adjacent
         return None, addresses[:, 0], sizes.sum(axis=1)
     ends = np.cumsum(sizes.ravel()).reshape(sizes.shape)
     memory = lent(int(ends[-1, -1]))
@@ -312,7 +312,7 @@ def _side_by_side(addresses: Ints, sizes: Ints) -> tuple[Any, Ints, Ints]:
 
 
 def _views(addresses: Ints, sizes: Ints) -> list[memoryview]:
-    """Memory at addresses, to be read while its owner is there."""
+    """Returns views of memory at addresses, whose owner must outlive them."""
     addresses, sizes = np.ascontiguousarray(addresses), np.ascontiguousarray(sizes)
     return _core.views(address(addresses), address(sizes), len(sizes))
 

@@ -1,8 +1,8 @@
 """Decides once for all items of a kind which leaves are compressed, and how.
 
-Leaves may be compressed as one, because they hold partly the same: the next observation of a stack
-of frames is the observation but for one frame. Candidates have one dtype and size; whether it pays
-is seen from the first items.
+Leaves may be compressed as one frame because they share bytes: the next observation of a stack of
+frames differs from the observation in one frame only. Candidates have the same dtype and size, and
+the first items show whether they become smaller.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from shmbuffer.items.records.forms import Kind, TreePath
 from shmbuffer.items.records.planes import Planes, Trial
 from shmbuffer.memory.record_format import Chunk, Codec, Form, encode_form
 
-_LEAST_BYTES = 64  # of a leaf that is compressed without being named
-_LOOKED_PIECES = 32  # after so many it is known whether a leaf gets smaller
+_LEAST_BYTES = 64  # size of a leaf that is compressed without being named
+_LOOKED_PIECES = 32  # pieces that decide whether a leaf gets smaller
 _KEPT_FORMS = 64
 
-#: Kinds of leaves that can be compressed. Numbers that are one with their item are too small.
+#: Kinds of leaves that can be compressed. Plain numbers are too small.
 COMPRESSIBLE = {
     Codec.RAW: (),
     Codec.ZSTD: ("tensor", "array", "number", "bytes", "str"),
@@ -29,15 +29,15 @@ COMPRESSIBLE = {
 
 
 Unit = tuple[int, ...]
-"""Leaves of one frame, ascending; the first is the head, the others are joined to it."""
+"""Leaves of one frame, ascending. The first is the head, and the others are joined to it."""
 
-_LEAST_UNIT_BYTES = 256  # of a leaf
-_WORTH = 0.9  # together they take at most so much of what they take apart: to read one expands all
-_MOST_GROUPS = 32  # of a kind: sizes that are never the same are not worth a look
+_LEAST_UNIT_BYTES = 256  # size of a leaf
+_WORTH = 0.9  # largest ratio to separate sizes, since reading one expands all
+_MOST_GROUPS = 32  # per kind: sizes that always differ are not worth a trial
 
 
 class Units:
-    """Which leaves of one kind of items are compressed as one, as far as is known."""
+    """Decides which leaves of one kind of items are compressed together."""
 
     def __init__(self, chunks: Sequence[Chunk]) -> None:
         self._chunks = chunks
@@ -49,7 +49,7 @@ class Units:
         sizes: Sequence[int],
         measure: Callable[[Unit], tuple[int, int, int]],
     ) -> list[Unit]:
-        """Leaves that are to be compressed, those as one that belong together."""
+        """Returns the leaves to compress, grouped into units."""
         groups: dict[tuple[object, ...], Unit] = {}
         for leaf in leaves:
             chunk, size = self._chunks[leaf], sizes[leaf]
@@ -72,14 +72,14 @@ class Units:
 
 
 class EncodingPlan:
-    """How items of one kind are stored; ``units`` and ``planes`` say more about their leaves."""
+    """Form in which items of one kind are stored; ``units`` and ``planes`` refine it."""
 
     def __init__(
         self,
-        kind: Kind,  # of the items
-        codec: Codec,  # of what is compressed; RAW: nothing is
-        # which leaves are compressed: paths that lead to them; None: with zstd those of 64 bytes
-        # and more that it makes smaller, with the user's functions all
+        kind: Kind,  # kind of the items
+        codec: Codec,  # codec of compressed leaves; RAW: none is compressed
+        # Paths that lead to the compressed leaves. None: with zstd leaves of at least 64 bytes that
+        # become smaller, with the user's functions all leaves.
         keys: frozenset[TreePath] | None,
     ) -> None:
         self.kind = kind
@@ -103,7 +103,7 @@ class EncodingPlan:
         return self._looked[leaf] < _LOOKED_PIECES and largest >= _LEAST_BYTES
 
     def learn(self, unit: Unit, saved: int, pieces: int) -> bool:
-        """Note how many bytes compression has saved; True if the compressed pieces are stored."""
+        """Notes the bytes that compression has saved; True if the compressed pieces are stored."""
         for leaf in () if self._sure else unit:
             if self._looked[leaf] < _LOOKED_PIECES:
                 self._saved[leaf] += saved
@@ -111,7 +111,7 @@ class EncodingPlan:
         return self._sure or all(self._saved[leaf] > 0 for leaf in unit)
 
     def form(self, units: Iterable[Unit], planar: Unit) -> Form:
-        """Returns the form of items of which these leaves are compressed, and these planar."""
+        """Returns the form of items with these units compressed and these leaves planar."""
         return self._forms[tuple(units), planar]
 
     def _form(self, key: tuple[tuple[Unit, ...], Unit]) -> Form:

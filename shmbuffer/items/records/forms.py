@@ -1,20 +1,20 @@
-"""The parts of an item: its form, its sizes, and its leaves.
+"""Splits an item into its form, its sizes and its leaves.
 
     item ──describe──▶ Walk: kind, batch_dims, dims, leaves
 
-Two items are of one kind if they differ in numbers only: in sizes, and in what is in the leaves. An
-item is walked once, and its kind is looked up under what the walk has met (the key), so that the
-tree of a kind is made once for all items of it.
+Two items are of one kind if they differ only in sizes and in the values of leaves. A walk through
+an item records a key, under which its kind is looked up. The tree of a kind is thus made only once.
 
-The key is a prefix code: read from its start, each token says how many more belong to it.
+The key is a prefix code: each token determines how many more belong to it.
 
     what stands for a dtype (see `know`), rank           a tensor
     "array", numpy's dtype, rank                         "number", numpy's dtype
     "bytes" | "str" | "int" | "float" | "bool" | "none"
     a container of `grammar`, rank, about, keys            then what is under each key
 
-The tree of a kind is in the grammar of `record_format.grammar`, as `record_format.Form` has it. The
-device of a TensorDict is ``"cpu"`` if it has any: records lie in shared memory.
+The tree of a kind follows the grammar of `record_format.grammar`, like that of
+`record_format.Form`. The device of a TensorDict is ``"cpu"`` if it has any, because records are in
+shared memory.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ STORABLE = (
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """The form of items that differ in numbers only."""
+    """Form of items that differ only in sizes and values."""
 
-    key: tuple[Any, ...]  # what a walk through such an item meets
+    key: tuple[Any, ...]  # tokens of a walk through such an item
     tree: Any  # as in `record_format.Form`
-    batch_dims: int  # how many numbers belong to batch sizes
+    batch_dims: int  # number of sizes that belong to batches
     chunks: tuple[Chunk, ...]  # the leaves, raw and inline
-    # where each leaf is: keys of TensorDicts and dicts, positions in lists and tuples, of stacks
-    # those of what is in them
+    # Path of each leaf: keys of TensorDicts and dicts, and positions in lists and tuples. A stack
+    # has the paths of its items.
     paths: tuple[TreePath, ...]
 
 
@@ -63,30 +63,33 @@ Handler = Callable[[Any, "Walk"], None]
 
 
 class Walk:
-    """An item, taken apart by a walk through it."""
+    """Walk through an item, which splits it."""
 
     __slots__ = ("batch_dims", "dims", "key", "kind", "leaves")
     kind: Kind
-    """Once the walk is over."""
+    """Kind of the item, set at the end of the walk."""
 
     def __init__(self) -> None:
         self.key: list[Any] = []
-        """That of its kind: `Kind.key`."""
+        """Key of its kind; see `Kind.key`."""
         self.batch_dims: list[int] = []
         """Sizes of its batches, in the order of the tree."""
         self.dims: list[int] = []
-        """Sizes of its leaves, one leaf after the other: ``kind.chunks[k].rank`` of leaf k."""
+        """Sizes of its leaves in order: ``kind.chunks[k].rank`` of leaf k."""
         self.leaves: list[Any] = []
-        """One for each chunk: a contiguous tensor on the CPU, a C-contiguous numpy array (of a
-        numpy number: ``shape == ()``), or bytes. They share memory with the item where they can."""
+        """Leaves by chunk: a contiguous CPU tensor, a C-contiguous numpy array, or bytes.
+
+        An array with ``shape == ()`` stands for a numpy number. Leaves share memory with the item
+        if possible.
+        """
 
     def add(self, item: Any) -> None:
-        """Adds what this item is made of."""
+        """Adds the parts of an item."""
         _HANDLERS.get(type(item), _other)(item, self)
 
 
 def describe(item: Any) -> Walk:
-    """Takes an item apart. Cost: 1.2 µs, and 0.6 µs a leaf."""
+    """Splits an item. Cost: 1.2 µs, and 0.6 µs per leaf."""
     out = Walk()
     try:
         out.add(item)
@@ -99,12 +102,12 @@ def describe(item: Any) -> Walk:
 
 
 def kind_of(key: tuple[Any, ...]) -> Kind:
-    """The kind of the items that a walk has met this in; a bounded number of kinds is kept."""
+    """Returns the kind of a key; a limited number of kinds is cached."""
     return _kinds[key]
 
 
 def array_token(array: Any) -> str:
-    """Numpy's name of the dtype of an array or number."""
+    """Returns numpy's name of the dtype of an array or number."""
     dtype = array.dtype
     if not is_plain_array(array):
         raise RefusedError(
@@ -115,7 +118,7 @@ def array_token(array: Any) -> str:
 
 
 class RefusedError(TypeError):
-    """Something in an item cannot be stored; its `path` grows on the way out."""
+    """Raised for a part that cannot be stored; each container adds its key to `path`."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -127,7 +130,7 @@ class RefusedError(TypeError):
         return f"{f'entry {where}' if where else 'an item'} {self.reason}"
 
     def under(self, keys: Keys, parts: Iterable[Any], part: Any) -> RefusedError:
-        """This error, with the key of the container put before its path."""
+        """Returns this error, with the key of the container put before its path."""
         if keys is not None:
             self.path.insert(
                 0, next(key for key, one in zip(names_of(keys), parts, strict=True) if one is part)
@@ -135,7 +138,7 @@ class RefusedError(TypeError):
         return self
 
 
-# -- the walk: one function for each class of things -------------------------------------------
+# -- the walk: one function for each class -----------------------------------------------------
 
 
 def _array(item: Any, out: Walk) -> None:
@@ -185,7 +188,7 @@ def _none(item: None, out: Walk) -> None:
 
 
 def containing(take: Take) -> Handler:
-    """A handler of containers that are taken apart so."""
+    """Returns a handler of containers that ``take`` splits."""
 
     def handler(item: Any, out: Walk) -> None:
         kind, batch, about, keys, parts = take(item)
@@ -206,13 +209,13 @@ def containing(take: Take) -> Handler:
 
 
 def _other(item: Any, out: Walk) -> None:
-    """Adds what has no handler of its own."""
+    """Adds an item whose class has no handler of its own."""
     kind: Any = type(item)
     _handler(kind)(item, out)
 
 
 def _label(name: Any) -> tuple[str]:
-    """A key that is no text, as JSON: 1, True and 1.0 are one key to Python and three here."""
+    """Converts a key to JSON, which keeps 1, True and 1.0 apart although they are equal."""
     if not labels.is_json(name):
         raise RefusedError(
             f"has the key {name!r:.60}, which is no text, number, bool, None or tuple of them: "
@@ -228,7 +231,7 @@ def _refuse(item: Any, out: Walk) -> None:
 
 @lru_cache(maxsize=1024)
 def _handler(kind: Any) -> Handler:
-    """How things of this class are taken apart."""
+    """Returns the handler of a class."""
     for cls, found in _subclasses.items():
         if issubclass(kind, cls):
             return found
@@ -252,9 +255,9 @@ _HANDLERS: dict[type, Handler] = {
 }
 
 
-_subclasses: dict[type, Handler] = {}  # of classes whose subclasses are taken apart alike
-_takers: list[Callable[[Any], Take | None]] = [take_of]  # asked for containers, in this order
-_tensors: dict[Any, str] = {}  # torch's name of the dtype that stands in a key
+_subclasses: dict[type, Handler] = {}  # handlers for classes with all their subclasses
+_takers: list[Callable[[Any], Take | None]] = [take_of]  # asked for containers in this order
+_tensors: dict[Any, str] = {}  # torch's dtype name, by token of a key
 
 
 def know(
@@ -264,13 +267,13 @@ def know(
     *,
     tensors: Mapping[Any, str],
 ) -> None:
-    """Take other classes apart, too.
+    """Registers handlers for other classes.
 
     Args:
-        handlers: by class.
-        subclasses: the same, of classes with all that are derived from them.
-        taker: how things of a class are taken apart; None: as before.
-        tensors: names of dtypes, by what stands for them in a key.
+        handlers: handlers by class.
+        subclasses: handlers of classes with all their subclasses.
+        taker: returns the function that splits containers of a class; None adds none.
+        tensors: names of dtypes by their token in a key.
     """
     _HANDLERS.update(handlers)
     _subclasses.update(subclasses or {})
@@ -284,7 +287,7 @@ def know(
 
 
 class _KindReader:
-    """Reads a key: the tree, the chunks and their paths."""
+    """Reads the tree, the chunks and their paths from a key."""
 
     def __init__(self, key: tuple[Any, ...]) -> None:
         self._key = key

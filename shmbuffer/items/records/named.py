@@ -1,4 +1,4 @@
-"""Items with named entries, as a client with TensorDicts stores them: made of dicts of arrays.
+"""Converts dicts of arrays to items with named entries, as a TensorDict client stores them.
 
 {"obs": array, "text": "..."}  ──▶  a TensorDict of a tensor and of NonTensorData
 """
@@ -22,7 +22,7 @@ from shmbuffer.memory.format.dtypes import DTYPES
 
 
 class _Taken(NamedTuple):
-    """A container, taken apart already."""
+    """A container that is already split."""
 
     taken: Taken
 
@@ -35,10 +35,10 @@ class _Numbers(NamedTuple):
 
 
 def as_named(item: Any) -> Any:
-    """An item, as `forms.describe` takes it: its dicts are TensorDicts.
+    """Converts an item for `forms.describe`, with its dicts as TensorDicts.
 
     Raises:
-        TypeError: it has no names, or a key is no text.
+        TypeError: the item has no named entries, or a key is not text.
     """
     if isinstance(item, (tuple, list)):
         raise TypeError(no_names(item))
@@ -57,7 +57,7 @@ def _entry(value: Any) -> _Numbers | _Taken:
     if isinstance(value, (list, tuple)) or is_array(value):
         try:
             name, array = named_array(value)
-        except NO_ARRAY:  # a list of text and numbers, for instance
+        except NO_ARRAY:  # such as a list of text and numbers
             name = ""
         if name in DTYPES:
             return _Numbers(name, array)
@@ -71,7 +71,7 @@ def _object(value: Any) -> _Taken:
 
 
 def _token(dtype: str) -> str:
-    """The token of a dtype in a key; no other token is equal to it."""
+    """Returns the token of a dtype in a key, which equals no other token."""
     return f"tensor of {dtype}"
 
 

@@ -1,10 +1,10 @@
-"""Where compressed frames lie, where their bytes go, and which are expanded in one step.
+"""Sources and destinations of compressed frames, and runs of frames that are expanded together.
 
     frames      ├── 0 ──┼─ 1 ─┼──── 2 ────┤      what they expand to, one behind the other
     parts        a   b    c    c    d   e        each is some bytes of a frame, and an address
 
-A part may be any run of bytes of its frame. Bytes of which there is no part go nowhere, and those
-of which there are several go to each of them.
+A part may be any run of bytes of its frame. Bytes that are in no part are dropped, and bytes in
+several parts are copied to each of them.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ from shmbuffer.items.records.views import readable
 from shmbuffer.memory.format.array_types import Ints
 
 _LEAST_RUN_BYTES = 2**16
-_RUN_BYTES = 2**18  # stays in a processor's cache, and a thread does it while another does the next
-_WOVEN_BYTES = 2**21  # these go straight to their places
-_EACH = 4  # runs of a thread, or one would wait for the other at the end
+_RUN_BYTES = 2**18  # fits into a processor's cache
+_WOVEN_BYTES = 2**21  # woven frames of this size go directly to their places
+_EACH = 4  # runs per thread, so that none waits long for the last
 
 
 class Places(NamedTuple):
-    """The places of the parts that frames expand to.
+    """Sources and destinations of frames and their parts.
 
-    The arrays are contiguous; the caller keeps the memory alive.
+    The arrays are contiguous, and the caller keeps the memory alive.
     """
 
     at: Ints
-    """int64[n]: the address of each frame."""
+    """Address of each frame, int64 ``[n]``."""
     stored: Ints
-    """int64[n]: its bytes."""
+    """Stored bytes of each frame, int64 ``[n]``."""
     whole: Ints
-    """int64[n]: bytes that each frame expands to."""
+    """Expanded bytes of each frame, int64 ``[n]``."""
     frame: Ints
-    """int64[m]: the frame of each part, ascending."""
+    """Frame of each part, ascending, int64 ``[m]``."""
     before: Ints
-    """int64[m]: bytes of the frame in front of the part."""
+    """Offset of each part in its frame, int64 ``[m]``."""
     nbytes: Ints
-    """int64[m]: of the part."""
+    """Bytes of each part, int64 ``[m]``."""
     to: Ints
-    """int64[m]: the address that it goes to."""
+    """Destination address of each part, int64 ``[m]``."""
     planes: Ints
-    """int64[m]: how many lie one behind the other in it, and are to be joined; 1: as it lies."""
+    """Number of planes to join in each part, int64 ``[m]``; 1: copied as it is."""
 
     def source(self, frames: range) -> bytes | memoryview:
-        """Some frames, one behind the other."""
+        """Returns the stored bytes of some frames, one after the other."""
         first, end, step = frames.start, frames.stop, frames.step
         if len(frames) == 1:
             return readable(int(self.at[first]), int(self.stored[first]))
         return _core.bytes_of(address(self.at), address(self.stored), first, end, step)
 
     def runs(self, threads: int = 1) -> Runs:
-        """The frames in order, so many in a run as are worth a step to that many threads."""
+        """Groups the frames in order into runs that are worth a step for each thread."""
         frames, parts = len(self.whole), len(self.frame)
         share = max(int(self.whole.sum()) // (threads * _EACH), _LEAST_RUN_BYTES)
         at, table = np.empty(parts, np.int64), np.empty((frames, len(Run._fields)), np.int64)
@@ -82,24 +82,24 @@ class Run(NamedTuple):
     first: int
     end: int
     size: int
-    """Bytes of all of them."""
+    """Expanded bytes of all of them."""
     into: int
-    """The address that all of them go to, one behind the other; 0: they go there in parts."""
+    """Address of all frames, one after the other; 0: they are copied in parts."""
     other: int
-    """Of woven frames (see frames.h) every second one goes there, others to ``into``; else 0."""
+    """Address of every second woven frame (see frames.h), with the others at ``into``; else 0."""
     part: int
     parts_end: int
     planar: int
-    """True if some parts are planes that have to be joined."""
+    """True if some parts have planes to join."""
 
 
 class Runs:
-    """All runs of some places.
+    """All runs of frames of `Places`.
 
     Args:
-        runs: in order.
-        at: int64[m]: where each part is in the bytes of its run.
-        places: see there.
+        runs: the runs in order.
+        at: offset of each part in the bytes of its run, int64 ``[m]``.
+        places: sources and destinations.
     """
 
     def __init__(self, runs: list[Run], at: Ints, places: Places) -> None:
@@ -110,7 +110,7 @@ class Runs:
         self._planes, self._to = address(places.planes), address(places.to)
 
     def move(self, run: Run, base: int) -> None:
-        """Copy the expanded bytes of a run, at that address, to their places."""
+        """Copies the expanded bytes of a run from an address to their places."""
         skipped = 8 * run.part
         given, count = (self._from + skipped, self._sizes + skipped), run.parts_end - run.part
         to = self._to + skipped

@@ -1,11 +1,11 @@
-"""Leaves that are stored plane by plane, because zstd makes less of them so.
+"""Stores leaves plane by plane if zstd compresses them better that way.
 
     in an item   [84, 84, 4]      a0 b0 c0 d0 a1 b1 c1 d1 ...     the last dim runs fastest
     stored       four planes      a0 a1 a2 ... b0 b1 b2 ...       each is a frame, as a stack has it
 
-Frames that are stacked along the last dim lie byte beside byte, and zstd finds less in them. As
-planes they take as few bytes as frames that are stacked along the first dim. Whether it pays is
-seen from the first items.
+The bytes of frames that are stacked along the last dim alternate, and zstd finds fewer repetitions
+in them. As planes they compress as well as frames that are stacked along the first dim. The first
+items show whether they become smaller.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from shmbuffer.memory.format.array_types import Bytes, Ints
 from shmbuffer.memory.record_format import Chunk
 
 Measure = Callable[[], tuple[int, int, int]]
-"""Gives how many items it has looked at, and the bytes of these as usual and the other way."""
+"""Returns the number of measured items, and their size in the usual and the other form."""
 
 _LEAST_PLANE_BYTES = 64
-_MOST_PLANES = 16  # beyond, it is no stack of frames
+_MOST_PLANES = 16  # more are not a stack of frames
 _LOOKED_ITEMS = 32
-_WORTH = 0.95  # as planes they take at most so much: to turn them takes time, if little
+_WORTH = 0.95  # largest ratio, since splitting takes a little time
 
 
 class Trial:
-    """Finds out from the first items whether another way to store leaves is smaller."""
+    """Finds out from the first items whether another form of leaves is smaller."""
 
     def __init__(self, worth: float) -> None:
-        self._worth = worth  # at most so much of what it takes otherwise
+        self._worth = worth  # largest ratio to the usual size
         self._items = self._usual = self._other = 0
 
     def pays(self, measure: Measure) -> bool:
-        """True if it is smaller; measures again while few items have been seen."""
+        """True if the other form is smaller; measures again while few items have been measured."""
         if self._items < _LOOKED_ITEMS:
             items, usual, other = measure()
             self._items += items
@@ -48,7 +48,7 @@ class Trial:
 
 
 class Planes:
-    """Which leaves of one kind of items are stored plane by plane, as far as is known."""
+    """Decides which leaves of one kind of items are stored plane by plane."""
 
     def __init__(self, chunks: Sequence[Chunk], compressible: Collection[int]) -> None:
         self._seen = {
@@ -74,9 +74,10 @@ def _fits(chunk: Chunk) -> bool:
 
 
 def turned(addresses: Ints, sizes: Ints, planes: Sequence[int]) -> tuple[Bytes, Ints]:
-    """Leaves of items, int64[n, m], plane by plane: their memory, and where each begins.
+    """Splits leaves of items, int64 ``[n, m]``, into planes; returns memory and addresses.
 
-    ``planes`` has how many each of the m has. Those of one item lie side by side.
+    ``planes`` has the number of planes of each of the m leaves. The leaves of one item are
+    adjacent.
     """
     ends = np.cumsum(sizes).reshape(sizes.shape)
     memory = np.empty(int(ends[-1, -1]), np.uint8)
@@ -89,7 +90,7 @@ def turned(addresses: Ints, sizes: Ints, planes: Sequence[int]) -> tuple[Bytes, 
 
 
 def turned_one(at: int, size: int, planes: int) -> Bytes:
-    """A leaf, turned so that its planes follow each other."""
+    """Splits a leaf into consecutive planes."""
     memory = np.empty(size, np.uint8)
     given = address(one := np.array([at, size, planes, address(memory)]))
     _core.split_planes(given, given + 8, given + 16, given + 24, len(one) // 4)
@@ -97,7 +98,7 @@ def turned_one(at: int, size: int, planes: int) -> Bytes:
 
 
 def as_planes(columns: Columns, leaves: Sequence[int]) -> Columns:
-    """Items whose given leaves are turned plane by plane; their dims stay."""
+    """Returns columns with the given leaves split into planes; their dims stay."""
     if not leaves:
         return columns
     addresses, which = columns.addresses.copy(), list(leaves)

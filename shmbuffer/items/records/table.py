@@ -1,4 +1,4 @@
-"""Records as a table: a column for each leaf.
+"""Records as a table with a column for each leaf.
 
     records ──locate──▶ Located, one a form ──Table.of──▶ columns ──Transfer──▶ memory of ours
 
@@ -21,47 +21,46 @@ from shmbuffer.memory.record_format import Chunk, Codec, Located, volumes
 _ALL = slice(None)
 
 Rows = Ints | slice
-"""int64[m], or all of them in order."""
+"""Row numbers int64 ``[m]``, or a slice of all rows in order."""
 
 
 class Stored(NamedTuple):
-    """Where a column is in the records of one form."""
+    """Location of a column in the records of one form."""
 
     rows: Rows
     located: Located
     number: int
-    """Of its chunk."""
+    """Number of its chunk."""
 
     @property
     def chunk(self) -> Chunk:
-        """How it is stored there."""
+        """Chunk of the column in this form."""
         return self.located.form.chunks[self.number]
 
 
 class Raw(NamedTuple):
-    """The results of a user's function for the rows of a column that have one form."""
+    """Results of a user's function for the rows of a column that have one form."""
 
     rows: Rows
     addresses: Ints
-    """int64[m]."""
+    """Addresses, int64 ``[m]``."""
     sizes: Ints
-    """int64[m]."""
+    """Sizes in bytes, int64 ``[m]``."""
     kept: Any
-    """The owner of these bytes."""
+    """Owner of these bytes."""
 
 
 Own = Callable[[Bytes, Chunk, list[int]], Any]
-"""Calls the user's ``decompression_fn`` with the bytes of a piece, its chunk and its shape; the
-result has an address."""
+"""Calls the user's ``decompression_fn`` with bytes, their chunk and shape."""
 
 
 class Column:
-    """One leaf of n items.
+    """A leaf of n items.
 
     Args:
-        chunk: what it is; how it is stored, ``parts`` tell.
-        dims: int64[n, rank].
-        parts: where its bytes are; each row is in one of them.
+        chunk: kind, dtype and rank of the leaf; ``parts`` say how it is stored.
+        dims: shapes of the rows, int64 ``[n, rank]``.
+        parts: locations of the bytes; each row is in one of them.
     """
 
     def __init__(self, chunk: Chunk, dims: Ints, parts: Sequence[Stored | Raw]) -> None:
@@ -71,16 +70,16 @@ class Column:
 
     @cached_property
     def nbytes(self) -> Ints:
-        """int64[n]: size of each row, in bytes."""
+        """Size of each row in bytes, int64 ``[n]``."""
         return volumes(self.chunk, self.dims)
 
     @property
     def ragged(self) -> list[int]:
-        """The dims that differ between rows."""
+        """Dims that differ between rows."""
         return differing(self.dims)
 
     def in_place(self) -> Ints | None:
-        """int64[n]: offsets of rows that can be used where they are; None if they cannot."""
+        """Returns offsets int64 ``[n]`` of rows that can be used in place, or None."""
         if len(self.parts) != 1:
             return None
         found = self.parts[0]
@@ -95,14 +94,14 @@ class Table(NamedTuple):
     """Records of one tree."""
 
     tree: Any
-    """Of the form."""
+    """Tree of the form."""
     batch_dims: Ints
-    """int64[n, ...]."""
+    """Batch sizes, int64 ``[n, ...]``."""
     columns: list[Column]
 
     @classmethod
     def of(cls, batch: RecordBatch, located: Sequence[Located], own: Own | None) -> Table | None:
-        """The records of these forms; None where the forms differ in what they hold."""
+        """Returns a table of these records; None if their values differ in kind."""
         first = located[0].form
         for other in located[1:]:
             if other.form.tree != first.tree or not all(
@@ -118,7 +117,7 @@ class Table(NamedTuple):
 def columns_of(
     batch: RecordBatch, located: Sequence[Located], numbers: Collection[int], own: Own | None
 ) -> list[Column]:
-    """Some chunks of records whose forms differ only in how bytes are stored."""
+    """Returns some chunks of records whose forms differ only in how bytes are stored."""
     rows = _rows_of(located)
     columns = []
     for number in sorted(numbers):
@@ -151,26 +150,26 @@ def _by_own(batch: RecordBatch, part: Stored, own: Own | None) -> Raw:
 
 
 def differing(dims: Ints) -> list[int]:
-    """The columns in which rows differ."""
+    """Returns the columns of ``dims`` in which rows differ."""
     if not dims.shape[1] or (dims == dims[:1]).all():
         return []
     return [at for at, differs in enumerate((dims != dims[0]).any(axis=0).tolist()) if differs]
 
 
 def _alike(one: Chunk, other: Chunk) -> bool:
-    """True if two chunks hold the same kind of value, however it is stored."""
+    """True if two chunks have the same kind of value, regardless of how it is stored."""
     return (one.kind, one.dtype, one.rank) == (other.kind, other.dtype, other.rank)
 
 
 def _rows_of(located: Sequence[Located]) -> list[Rows]:
-    """Where in a table the records of each form are."""
+    """Returns the rows of the records of each form in the table."""
     if len(located) == 1:
         return [_ALL]
     return [one.rows for one in located]
 
 
 def _gathered(parts: Sequence[Ints], rows: Sequence[Rows]) -> Ints:
-    """Rows of several forms, each at its number."""
+    """Merges the rows of several forms, each at its number."""
     if len(parts) == 1:
         return parts[0]
     found = np.empty((sum(map(len, parts)), parts[0].shape[1]), np.int64)

@@ -1,7 +1,7 @@
-"""The way of leaves to their places.
+"""Copies leaves to their destinations.
 
-A transfer collects where the columns go. Then one native call a form moves what is stored raw, and
-one call of ``expand`` decompresses the rest to where it belongs.
+A transfer collects the destinations of columns. Then one native call per form copies raw leaves,
+and one call of ``expand`` decompresses the others.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from shmbuffer.memory.format.array_types import Bytes, Ints
 from shmbuffer.memory.record_format import Located
 
 Expand = Callable[[Places, str], None]
-"""Decompresses frames to their places. The text is where they are from, for messages."""
+"""Decompresses frames to their places. The text names the source in messages."""
 
 
 class Transfer:
-    """Pieces on their way to their places; each frame is decompressed once.
+    """Copies pieces to their destinations, and decompresses each frame once.
 
-    Cost: 15 µs, and 2 a column; beyond that a copy of each piece, or its decompression.
+    Cost: 15 µs, and 2 µs per column; a copy of each piece, or its decompression.
     """
 
     def __init__(
         self,
-        expand: Expand | None,  # decompresses what is stored with zstd; None: nothing is
-        data: Bytes,  # the bytes of the batch, in which all compressed pieces lie
-        where: str,  # the buffer's name in messages
+        expand: Expand | None,  # decompresses zstd; None: nothing is compressed
+        data: Bytes,  # bytes of the batch with all compressed pieces
+        where: str,  # name of the buffer in messages
     ) -> None:
         self._expand = expand
         self._data = data
         self._where = where
-        self._raw: list[tuple[Ints, ...]] = []  # from, sizes, to
-        # Where each piece of each record goes, int64[pieces, m], 0: nowhere; or int64[pieces]: the
-        # first of each, and the others behind it.
+        self._raw: list[tuple[Ints, ...]] = []  # sources, sizes, destinations
+        # Destination of each piece of each record, int64 ``[pieces, m]`` (0: none), or int64
+        # ``[pieces]``: that of the first row of each piece, with the others after it.
         self._stored: dict[int, tuple[Located, Ints]] = {}
         self._kept: list[Any] = []
 
     def add(self, column: Column, to: Ints, kept: Any) -> None:
-        """Row i of a column goes to address ``to[i]``, in one run; ``kept`` owns it."""
+        """Copies row i of a column to address ``to[i]``; ``kept`` owns the destinations."""
         self._kept.append(kept)
         for part in column.parts:
             goes = to[part.rows]
@@ -59,17 +59,17 @@ class Transfer:
             found[1][part.number] = goes
 
     def add_alike(self, located: Located, first: list[int], kept: list[Any]) -> None:
-        """Row 0 of the leaves of all pieces goes to these addresses, the next ones behind it."""
+        """Copies all leaves to these addresses, row after row; ``kept`` owns the destinations."""
         self._kept.append(kept)
         self._stored[id(located)] = located, np.array(first, np.int64)
 
     def move(self, addresses: Ints, sizes: Ints, to: Ints, kept: Any) -> None:
-        """So many bytes go from address to address. What is in ``kept`` is there until then."""
+        """Copies bytes between addresses, whose owners ``kept`` keeps alive until then."""
         self._kept.append(kept)
         self._raw.append((addresses, sizes, to))
 
     def run(self) -> None:
-        """Everything goes to its place."""
+        """Copies all bytes to their destinations."""
         if self._stored:
             self._take_apart()
         if self._raw:
@@ -77,7 +77,7 @@ class Transfer:
         self._raw, self._stored, self._kept = [], {}, []
 
     def _take_apart(self) -> None:
-        """Moves what is stored raw, and decompresses the rest."""
+        """Copies raw pieces, and decompresses the others."""
         base = address(self._data)
         room = sum([located.offsets.size for located, _ in self._stored.values()])
         out = np.empty((len(Places._fields), room), np.int64)
@@ -112,6 +112,6 @@ class Transfer:
 
 
 def homes(nbytes: Ints) -> tuple[Ints, int]:
-    """Places for runs of bytes one behind the other: int64[n], and where the last ends."""
+    """Returns offsets for consecutive runs of bytes, int64 ``[n]``, and the end of the last."""
     ends = np.cumsum(nbytes)
     return ends - nbytes, int(ends[-1]) if len(ends) else 0

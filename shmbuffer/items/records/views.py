@@ -1,11 +1,11 @@
-"""Memory at an address as a Python buffer, in 0.3 µs; the caller keeps its owner alive."""
+"""Python buffers over memory at an address, in 0.3 µs; the caller keeps its owner alive."""
 
 from __future__ import annotations
 
 import ctypes
 from typing import cast
 
-_READ, _WRITE = 0x100, 0x200  # of Python's PyBUF_READ and PyBUF_WRITE
+_READ, _WRITE = 0x100, 0x200  # Python's PyBUF_READ and PyBUF_WRITE
 
 _from_memory = ctypes.pythonapi.PyMemoryView_FromMemory
 _from_memory.restype = ctypes.py_object
@@ -13,10 +13,10 @@ _from_memory.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
 
 
 def readable(address: int, nbytes: int) -> memoryview:
-    """Memory to be read."""
+    """Returns a read-only view of memory."""
     return cast(memoryview, _from_memory(address, nbytes, _READ))
 
 
 def writable(address: int, nbytes: int) -> memoryview:
-    """Memory to be written."""
+    """Returns a writable view of memory."""
     return cast(memoryview, _from_memory(address, nbytes, _WRITE))

@@ -1,1 +1,1 @@
-"""The form of the data: taken apart into leaves, checked, described, and put together."""
+"""The structure of data: splitting into leaves, validation, description, and reassembly."""

@@ -1,4 +1,4 @@
-"""Items of a list as one batch, and a batch as items."""
+"""Conversion of a list of items to a batch, and of a batch to items."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from shmbuffer.tensors.form.objects import Objects, non_tensor
 from shmbuffer.tensors.form.structure import leaves_of
 from shmbuffer.tensors.form.tensors import as_tensor
 
-# torch.stack of unlike TensorDicts
+# raised by torch.stack for TensorDicts that differ
 _DIFFERS = (RuntimeError, KeyError, TypeError, ValueError, AttributeError)
 
 
 def stack(items: list[Any], mapping: str = "dict", *, tensors: bool = False) -> Any:
-    """Items of one form as a batch of that form: every leaf gets a dimension in front."""
+    """Stacks items of one structure; every leaf gets a new first dimension."""
     if not items:
         raise ValueError("an empty list has no form; write nothing, or a batch of size 0")
     return _Stacking(mapping == "tensordict", tensors=tensors).joined(items)
 
 
 def collate(items: list[Any]) -> Any:
-    """Items as a batch: as `stack` does it, else lazily stacked, else (mixed kinds) a list."""
+    """Stacks items, or stacks them lazily if they differ; a list if they are of mixed kinds."""
     return _Stacking(False, tensors=True, strict=False).joined(items) if items else items
 
 
 def stack_lazily(items: list[Any], dim: int = 0, *, fresh: bool = False) -> Any:
-    """TensorDicts or tensorclasses as a lazy stack; they do not get the entries that are set in it.
+    """Stacks TensorDicts or tensorclasses lazily; setting an entry of the stack keeps the items.
 
-    Cost: 0.1 µs an item; at the first look at the stack a shallow copy of each, 0.5 µs.
+    Cost: 0.1 µs per item; the first access to the stack makes a shallow copy of each item, 0.5 µs.
     """
     stack = lazy_stack_of(items, dim, fresh=fresh)
     if stack is None:
@@ -53,7 +53,7 @@ def stack_lazily(items: list[Any], dim: int = 0, *, fresh: bool = False) -> Any:
 
 
 def lazy_stack_of(items: list[Any], dim: int = 0, *, fresh: bool = False) -> Any:
-    """The result of `stack_lazily`, also for tensors of one shape; None if these do not stack."""
+    """Stacks like `stack_lazily`, also tensors of one shape; None if the items do not stack."""
     if not items:
         raise EmptyBufferError("there are no items here, and an empty stack has no form")
     if not fresh and (size := _size_of_plain(items)) is not None:
@@ -73,7 +73,7 @@ def lazy_stack_of(items: list[Any], dim: int = 0, *, fresh: bool = False) -> Any
 
 
 def shallow(item: TensorDict) -> TensorDict:
-    """`TensorDict.copy` of one that is a plain TensorDict, at a quarter of its cost."""
+    """Copies a plain TensorDict like `TensorDict.copy`, at a quarter of the cost."""
     entries = item._tensordict
     for value in entries.values():
         if type(value) is not torch.Tensor and is_collection(value):
@@ -84,7 +84,7 @@ def shallow(item: TensorDict) -> TensorDict:
 
 
 def _size_of_plain(items: list[Any]) -> torch.Size | None:
-    """The batch size of items that are all plain TensorDicts, -1 where it differs; else None."""
+    """Returns the batch size of plain TensorDicts, with -1 for sizes that differ, or None."""
     if type(items[0]) is not TensorDict:
         return None
     first: torch.Size = items[0]._batch_size
@@ -108,7 +108,7 @@ def is_batch(data: Any) -> bool:
 
 
 def as_tensordict(data: Mapping[Any, Any], dims: int) -> TensorDict:
-    """The TensorDict with these entries, nested or with tuple keys, but for those of a sample."""
+    """Makes a TensorDict from entries, nested or with tuple keys, without the keys of a sample."""
     entries = _as_entries(nest({key: data[key] for key in data if key not in OWN_KEYS}))
     if not dims:
         return TensorDict(entries, [])
@@ -144,7 +144,7 @@ def as_tensordict(data: Mapping[Any, Any], dims: int) -> TensorDict:
 
 
 def _as_entries(data: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Every array and list of numbers in there as a tensor; the rest as it is."""
+    """Converts the arrays and lists of numbers among the entries to tensors."""
     entries: dict[Any, Any] = {}
     for key, value in data.items():
         if isinstance(value, Mapping) and not is_collection(value):
@@ -152,7 +152,7 @@ def _as_entries(data: Mapping[Any, Any]) -> dict[Any, Any]:
             continue
         entries[key] = value
         if isinstance(value, (list, tuple)) or (is_array(value) and not is_collection(value)):
-            with suppress(*NO_ARRAY):  # text, for instance
+            with suppress(*NO_ARRAY):  # such as text
                 entries[key] = as_tensor(value)
     return entries
 
@@ -177,7 +177,7 @@ def _with_objects(entries: dict[Any, Any], lead: Sequence[int]) -> dict[Any, Any
 
 
 def unbound(data: Any) -> list[Any]:
-    """The items of an iterable; of a batch along its first dimension; of a dict of these: dicts."""
+    """Returns the items of an iterable or of a batch; of a dict of these, a list of dicts."""
     if isinstance(data, list):
         return list(data)
     if isinstance(data, Mapping) and not is_collection(data):
@@ -206,7 +206,7 @@ def unbound(data: Any) -> list[Any]:
 
 
 class _Stacking(batches.Stacking):
-    """Stacking where items may be TensorDicts; not ``strict``, what differs is no error."""
+    """Stacks items that may be TensorDicts; without ``strict``, differences are allowed."""
 
     instead = (
         "use a LazyStackStorage or a ListStorage for items that differ; a batch whose leaves have "
@@ -223,7 +223,7 @@ class _Stacking(batches.Stacking):
 
     @staticmethod
     def named(item: Any) -> tuple[None, torch.Tensor]:
-        """A tensor; one of another dtype is cast."""
+        """Returns the item as a tensor, which `torch.stack` may cast to another dtype."""
         return None, as_tensor(item)
 
     def kind(self, item: Any) -> type:

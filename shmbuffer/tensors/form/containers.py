@@ -1,7 +1,7 @@
-"""The containers that data are made of: taken apart and made, by the trees of `grammar`.
+"""Splits containers into their entries and makes them again, using the trees of `grammar`.
 
-Nothing is imported for a tree: without its class, a tensorclass is a TensorDict, and a namedtuple a
-tuple.
+No module is imported for a tree. If its class is unknown, a tensorclass becomes a TensorDict, and a
+namedtuple a tuple.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from shmbuffer.items.records.containers import Take, Taken, is_namedtuple, regis
 from shmbuffer.memory.record_format.grammar import Container
 
 new_tensordict = partial(TensorDict._new_unsafe, nested=False)
-"""A TensorDict that is not checked, at a tenth of the cost."""
+"""Makes a TensorDict without checks, at a tenth of the cost."""
 
 
 def take_of(kind: Any) -> Take | None:
-    """How things of this class are taken apart; None if they are no containers."""
+    """Returns the function that splits objects of this class; None if they are not containers."""
     return TAKES.get(kind) or _take_of(kind)
 
 
@@ -46,7 +46,7 @@ def _take_of(kind: Any) -> Take | None:
 
 
 def _tensordict(item: Any) -> Taken:
-    if type(item) is TensorDict:  # its private parts cost a tenth of the public ones
+    if type(item) is TensorDict:  # private attributes cost a tenth of the public ones
         batch, names, entries = item._batch_size, item._td_dim_names, item._tensordict
         device = item._device
     else:
@@ -81,7 +81,7 @@ TAKES: dict[type, Take] = {
 def made(
     node: Container, rows: Sequence[Any], sizes: Sequence[torch.Size], new: Any = new_tensordict
 ) -> Sequence[Any]:
-    """A container for each row of what is to be in them."""
+    """Makes one container for each row of entries."""
     kind, _, about, keys, _ = node
     match kind:
         case "tensordict":
@@ -112,15 +112,14 @@ def _tensordicts(
             )
             for row, size in zip(rows, sizes, strict=True)
         ]
-    # All have the attributes of a first one, but for their entries: half of what it costs to make
-    # each.
+    # The others copy the attributes of the first one except its entries, which halves the cost.
     attributes = new_tensordict({}, torch.Size(()), device).__dict__
     entries_of = type(attributes["_tensordict"])
     found = []
     for row in rows:
         one = TensorDict.__new__(TensorDict)
         one.__dict__.update(attributes)
-        one._tensordict = entries_of(zip(keys, row))  # noqa: B905 - they are as many
+        one._tensordict = entries_of(zip(keys, row))  # noqa: B905 - equally many
         found.append(one)
     return found
 
@@ -129,7 +128,7 @@ _attributes = NonTensorData(data=None, batch_size=[]).__dict__
 
 
 def _non_tensor(value: Any, size: torch.Size) -> Any:
-    """NonTensorData, a quarter as dear as its constructor: with the attributes of another one."""
+    """Makes NonTensorData at a quarter of the constructor's cost, from attributes of another."""
     one = NonTensorData.__new__(NonTensorData)
     attributes = one.__dict__
     attributes.update(_attributes)
@@ -139,5 +138,5 @@ def _non_tensor(value: Any, size: torch.Size) -> Any:
 
 
 def class_of(name: str) -> type | None:
-    """The tensorclass or namedtuple of that name if this process has it; nothing is imported."""
+    """Returns the tensorclass or namedtuple of that name if it is already loaded, else None."""
     return containers.class_of(name, lambda cls: is_tensorclass(cls) or is_namedtuple(cls))

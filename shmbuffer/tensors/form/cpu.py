@@ -1,12 +1,12 @@
-"""Creates tensors for the package's own use, whatever the caller has set for the thread.
+"""Creates tensors for the package's own use, independent of the caller's settings of torch.
 
 ``torch.set_default_device``, ``with torch.device(...)``, ``torch.set_default_dtype`` and
 ``torch.inference_mode`` change what ``torch.empty(3)`` makes. Indices, masks, weights and memory
-that the C core writes to have to lie on the CPU all the same, so that they are made here and
-nowhere else; ``tests/test_own_tensors.py`` refuses a bare call.
+that the C core writes to must be on the CPU regardless. Other modules therefore use these
+functions; ``tests/test_own_tensors.py`` refuses direct calls of torch's.
 
-The functions have the names and arguments of torch's, without ``device``. Those that fill in
-floating-point numbers need a ``dtype``, because torch's default is the caller's.
+The functions have the names and arguments of torch's, without ``device``. Functions that fill in
+floating-point numbers need a ``dtype``, because the caller may change torch's default.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ randperm = partial(torch.randperm, device=DEVICE)
 
 
 def as_tensor(value: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """``torch.as_tensor``: a tensor stays on its device, and anything else comes to the CPU."""
+    """Converts a value to a tensor on the CPU; a tensor stays on its device."""
     device = value.device if isinstance(value, torch.Tensor) else DEVICE
     return torch.as_tensor(value, dtype=dtype, device=device)
 
 
 def within() -> AbstractContextManager[Any]:
-    """A block in which tensordict, and torch itself, create tensors on the CPU for us."""
+    """Context in which tensordict and torch create their tensors on the CPU."""
     return DEVICE
 
 
 def lasting() -> AbstractContextManager[None]:
-    """A block whose tensors may be kept: they can be used and written outside inference mode."""
+    """Context for tensors that may be kept and written outside of inference mode."""
     return torch.inference_mode(mode=False)

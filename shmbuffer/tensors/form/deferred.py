@@ -1,6 +1,6 @@
-"""A lazy stack whose items are made at the first look at them; then it becomes an ordinary one.
+"""Lazy stack that creates its items on first access, and then becomes an ordinary one.
 
-A learner that pads, or reads a few entries, need not wait for hundreds of TensorDicts.
+A learner that pads the stack or reads a few entries does not wait for hundreds of TensorDicts.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from torch.utils import _pytree
 def deferred(
     make: Callable[[], list[Any]], count: int, batch_size: torch.Size, dim: int = 0
 ) -> LazyStackedTensorDict:
-    """The lazy stack of what ``make`` gives; of a subclass until the first look at entries.
+    """Returns a lazy stack of the items of ``make``, which is called on first access.
 
-    What ``make`` raises comes out at that look, and the next one tries again. Cost: 4 µs.
+    Until then the stack is of a subclass. Exceptions of ``make`` are raised by the access, and the
+    next access calls it again. Cost: 4 µs.
     """
     if count < 1 or not 0 <= dim <= len(batch_size):
         raise ValueError(
@@ -37,9 +38,10 @@ def deferred(
 def amended(
     stack: LazyStackedTensorDict, amend: Callable[[list[Any]], None], entries: dict[Any, Any]
 ) -> bool:
-    """Have the items of a stack changed when they are made; false if they are made already.
+    """Registers a change of the items when they are created; False if they already exist.
 
-    ``entries`` are those that they get, a row each; `to_come` has them until then.
+    ``entries`` are the entries that the items will get, one row each; `to_come` returns them until
+    then.
     """
     make = stack.__dict__.get("_make") if type(stack) is _Deferred else None
     if make is None:
@@ -56,26 +58,26 @@ def amended(
 
 
 def to_come(stack: LazyStackedTensorDict) -> dict[Any, Any]:
-    """The entries that a stack gets when its items are made; none where they are made already."""
+    """Returns the entries that a stack will get when its items are created."""
     found: dict[Any, Any] = stack.__dict__.get("_entries") or {}
     return found if type(stack) is _Deferred else {}
 
 
 def is_as_made(stack: LazyStackedTensorDict) -> bool:
-    """True if the stack has all items that the first look has made, in their order."""
+    """True if the stack still has the items that the first access created, in the same order."""
     made, items = stack.__dict__.get("_made", ()), stack.tensordicts
     return len(made) == len(items) and all(map(operator.is_, made, items))
 
 
 class _Deferred(LazyStackedTensorDict):
-    """A lazy stack before the first look: ``tensordicts`` is not there yet."""
+    """Lazy stack before the first access, while it has no ``tensordicts``."""
 
-    def __getattr__(self, name: str) -> Any:  # asked for what is not there
+    def __getattr__(self, name: str) -> Any:  # called for missing attributes
         attributes = self.__dict__
         if name == "tensordicts":
             make = attributes.get("_make")
             if make is not None:
-                items = attributes.setdefault(name, make())  # one step: other threads may be here
+                items = attributes.setdefault(name, make())  # atomic, because threads may race
                 if attributes.pop("_entries", None):
                     attributes["_made"] = tuple(items)
                 self.__class__ = LazyStackedTensorDict
@@ -85,7 +87,7 @@ class _Deferred(LazyStackedTensorDict):
         raise AttributeError(f"a {LazyStackedTensorDict.__name__} has no attribute {name!r}")
 
     def __init__(self, *tensordicts: Any, **options: Any) -> None:
-        """Make an ordinary stack, if others construct this class."""
+        """Makes an ordinary stack, for callers that construct this class."""
         self.__class__ = LazyStackedTensorDict
         LazyStackedTensorDict.__init__(self, *tensordicts, **options)
 
@@ -98,7 +100,7 @@ class _Deferred(LazyStackedTensorDict):
 
 
 def _looked_at(stack: LazyStackedTensorDict) -> LazyStackedTensorDict:
-    """The stack, after a look at its items, which makes it an ordinary one."""
+    """Creates the items of the stack, which makes it an ordinary one."""
     assert stack.tensordicts is not None
     return stack
 

@@ -1,4 +1,4 @@
-"""The kit of tensors and TensorDicts; see `items.kit`."""
+"""Kit for tensors and TensorDicts; see `items.kit`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from shmbuffer.tensors.form.tensors import (
     torch_dtype,
 )
 
-_KEPT = 64  # templates that are remembered
+_KEPT = 64  # number of cached templates
 _TEMPLATES: Kept[tuple[str, int], torch.Tensor] = Kept(
     lambda form: template(torch_dtype(form[0]), form[1:]), _KEPT
 )
@@ -39,7 +39,7 @@ _NO_BYTES = (AttributeError, RuntimeError, TypeError, ValueError)  # a list, spa
 
 
 class TensorKit(Kit):
-    """Tensors of torch; arrays are taken as they are, too."""
+    """Kit for tensors of torch. It also accepts arrays."""
 
     structure = structure.STRUCTURE
     private_remedy = (
@@ -49,7 +49,7 @@ class TensorKit(Kit):
     device = cpu.DEVICE
 
     def form_of(self, value: Any, path: KeyPath) -> tuple[str, Sequence[int]]:
-        """See `Kit.form_of`."""
+        """Returns the dtype and shape of a value; TypeError if it cannot become a tensor."""
         if is_non_tensor(value):
             return OBJECT, value.batch_size
         try:
@@ -59,29 +59,30 @@ class TensorKit(Kit):
         return dtype_name(tensor.dtype), tensor.shape
 
     def is_leaf(self, value: Any) -> bool:
-        """See `Kit.is_leaf`."""
+        """True if a value can be a leaf."""
         return super().is_leaf(value) and not is_collection(value)
 
     def like(self, value: Any, dtype: str) -> tuple[str, Any]:
-        """See `Kit.like`; without a gradient."""
+        """Returns the dtype of a value and the value as a tensor without a gradient."""
         name, tensor = like(value, dtype)
         return name, tensor.detach()
 
     def dtype(self, name: str) -> torch.dtype:
-        """See `Kit.dtype`."""
+        """Returns torch's dtype of that name; uint8 for objects."""
         return torch.uint8 if name == OBJECT else torch_dtype(name)
 
     def wanted(self, dtype: str, shape: tuple[int, ...]) -> tuple[Any, ...]:
-        """See `Kit.wanted`; and whether a tensor may hide a flag."""
+        """Returns what the C core checks of a leaf, including whether a tensor may have a flag."""
         form, size, known = self.dtype(dtype), torch.Size(shape), DTYPES.get(dtype)
         array = known.array if known and known.in_numpy else None
-        # torch keeps "conjugate" and "negative" as a flag, and the bytes alone do not tell.
-        # Negative are views of complex numbers, which are contiguous only where they hold one.
+        # torch stores "conjugate" and "negative" as flags, and the bytes are the numbers only
+        # without them. Negative tensors are views of complex numbers, which are contiguous only if
+        # they have one element.
         flags = form.is_complex or (form.is_floating_point and size.numel() == 1)
         return size, form, array, flags
 
     def addresses(self, values: list[Any], wanted: list[tuple[Any, ...]]) -> list[int]:
-        """See `Kit.addresses`."""
+        """Returns the address of each value whose bytes can be copied as they are, else 0."""
         found = []
         for value, (shape, dtype, form, flags) in zip(values, wanted, strict=True):
             try:
@@ -102,33 +103,33 @@ class TensorKit(Kit):
         return found
 
     def contiguous(self, array: Any) -> Any:
-        """See `Kit.contiguous`; on the CPU, without flags."""
+        """Returns a contiguous tensor on the CPU without flags."""
         return contiguous(array)
 
     def copied(self, array: Any) -> Any:
-        """See `Kit.copied`."""
+        """Returns a copy of a tensor."""
         return array.clone()
 
     def template(self, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """See `Kit.template`."""
+        """Returns a tensor from which `outputs` makes new ones of the same dtype and shape."""
         return template(self.dtype(dtype), shape)
 
     def outputs(self, templates: Sequence[Any]) -> tuple[list[Any], Sequence[int]]:
-        """See `Kit.outputs`. Cost: 0.7 µs a tensor."""
+        """Returns new tensors like the templates, and their addresses. Cost: 0.7 µs per tensor."""
         empty_like = reads.empty_like
         tensors = [empty_like(one) for one in templates]
         return tensors, [tensor.data_ptr() for tensor in tensors]
 
     def empty(self, dtype: str, count: int) -> torch.Tensor:
-        """See `Kit.empty`."""
+        """Returns a new tensor of ``count`` elements with arbitrary contents."""
         return torch.empty_like(_TEMPLATES[dtype, count])
 
     def from_numpy(self, array: NDArray[Any]) -> torch.Tensor:
-        """See `Kit.from_numpy`."""
+        """Returns a tensor over the memory of an array."""
         return torch.from_numpy(array)
 
     def as_numpy(self, array: torch.Tensor) -> NDArray[Any]:
-        """See `Kit.as_numpy`."""
+        """Returns an array over the memory of a tensor."""
         return array.numpy()
 
 
@@ -138,9 +139,9 @@ TENSORS = TensorKit()
 def values_of(
     leaves: Leaves, data: Any, lead: torch.Size | None = None
 ) -> tuple[list[Any], torch.Size]:
-    """Tensors or `Objects` ``[*lead, *lanes, *shape]`` for a write that torch does.
+    """Returns tensors or `Objects` ``[*lead, *lanes, *shape]`` for a write with torch.
 
-    ``lead`` None: one dimension, of the data's length.
+    Without ``lead`` there is one leading dimension, with the length of the data.
     """
     values = leaves.collect(data)
     if lead is None:
@@ -160,13 +161,13 @@ def values_of(
 
 
 def new_columns(leaves: Leaves, slots: int, device: torch.device) -> list[Any]:
-    """New columns of zeros ``[slots, *lanes, *shape]`` for data that torch moves."""
+    """Returns zero columns ``[slots, *lanes, *shape]`` for data that torch copies."""
     lead = (slots, *leaves.lanes)
     return [new_column(leaves, at, lead, device) for at in range(len(leaves.leaves))]
 
 
 def new_column(leaves: Leaves, at: int, lead: tuple[int, ...], device: torch.device) -> Any:
-    """A new column of zeros ``[*lead, *shape]`` for one leaf."""
+    """Returns a zero column ``[*lead, *shape]`` for one leaf."""
     shape = (*lead, *leaves.leaves[at].shape)
     if at in leaves.objects:
         return Objects.of((), shape)

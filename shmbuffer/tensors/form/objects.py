@@ -1,4 +1,4 @@
-"""Text and other Python objects where a tensor storage has a column of numbers."""
+"""Columns of text and other Python objects in a tensor storage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shmbuffer.tensors.form import cpu
 
 
 class Objects:
-    """Python objects in the shape of a tensor, with its methods for rows that torch moves."""
+    """Python objects in the shape of a tensor, with the methods that torch's rows need."""
 
     __slots__ = ("array",)
 
@@ -25,20 +25,20 @@ class Objects:
 
     @classmethod
     def of(cls, values: Iterable[Any], shape: Iterable[int]) -> Objects:
-        """Values, in C order, in that shape. None for an array of None."""
+        """Arranges values in C order in that shape; no values make an array of None."""
         array = np.empty(tuple(shape), dtype=object)
         flat = array.reshape(-1)
         for at, value in enumerate(values):
-            flat[at] = value  # one by one: numpy would make an array of a list
+            flat[at] = value  # one at a time, because numpy would convert a list
         return cls(array)
 
     @property
     def shape(self) -> torch.Size:
-        """As of a tensor."""
+        """Shape, as of a tensor."""
         return torch.Size(self.array.shape)
 
     def tolist(self) -> list[Any]:
-        """The objects in C order, flat: an object may be a list itself."""
+        """Returns the objects in C order as a flat list, because an object may itself be a list."""
         return list(self.array.reshape(-1))
 
     def __len__(self) -> int:
@@ -51,50 +51,50 @@ class Objects:
         self.array[_index(index)] = value.array
 
     def index_select(self, dim: int, index: torch.Tensor) -> Objects:
-        """Copies of those at ``index``."""
+        """Returns the objects at ``index`` in a new array."""
         return Objects(np.take(self.array, index.numpy(), axis=dim))
 
     def view(self, *shape: Any) -> Objects:
-        """These objects in another shape."""
+        """Returns the objects in another shape."""
         return Objects(self.array.reshape(_sizes(shape)))
 
     reshape = view
 
     def expand(self, *shape: Any) -> Objects:
-        """Repeated along dimensions of size 1, and along new ones in front."""
+        """Repeats the objects along dimensions of size 1 and along new leading dimensions."""
         try:
             return Objects(np.broadcast_to(self.array, _sizes(shape)))
         except ValueError as error:
-            raise RuntimeError(str(error)) from None  # what a tensor raises
+            raise RuntimeError(str(error)) from None  # as a tensor raises
 
     def transpose(self, one: int, other: int) -> Objects:
-        """Two dimensions exchanged."""
+        """Exchanges two dimensions."""
         return Objects(self.array.swapaxes(one, other))
 
     def unsqueeze(self, dim: int) -> Objects:
-        """A dimension of size 1 more."""
+        """Inserts a dimension of size 1."""
         return Objects(np.expand_dims(self.array, dim))
 
     def clone(self) -> Objects:
-        """Another array of the same objects."""
+        """Returns a new array of the same objects."""
         return Objects(self.array.copy())
 
     def copy_(self, other: Objects) -> Objects:
-        """Take over what ``other`` has, of the same shape."""
+        """Copies the objects of ``other``, which has the same shape."""
         self.array[...] = other.array
         return self
 
     def to(self, device: Any) -> Objects:
-        """These objects: they are nowhere else than in the memory of the process."""
+        """Returns self, because objects have no device."""
         return self
 
     def as_subclass(self, cls: type) -> Objects:
-        """These objects: they are no tensor, of whatever class."""
+        """Returns self, because objects have no tensor class."""
         return self
 
 
 def objects_in(data: Any) -> Objects:
-    """The objects of a NonTensorData or NonTensorStack, one for each element of its batch."""
+    """Returns the objects of a NonTensorData or NonTensorStack, one per element of its batch."""
     shape = data.batch_size
     if not isinstance(data, NonTensorStack):
         return Objects.of([data.data] * shape.numel(), shape)
@@ -105,7 +105,7 @@ def objects_in(data: Any) -> Objects:
 
 
 def as_objects(value: Any, shape: tuple[int, ...]) -> Objects:
-    """A value as objects in that shape."""
+    """Returns a value as objects in that shape."""
     if is_non_tensor(value):
         return objects_in(value).expand(*shape)
     if not isinstance(value, list) or not shape:
@@ -117,7 +117,7 @@ def as_objects(value: Any, shape: tuple[int, ...]) -> Objects:
 
 
 def non_tensor(objects: Objects) -> Any:
-    """Objects as tensordict stores them: NonTensorData, or a NonTensorStack of several."""
+    """Returns objects as tensordict stores them: NonTensorData, or a NonTensorStack of several."""
     array = objects.array
     if not array.ndim:
         return NonTensorData(data=array[()])
@@ -131,7 +131,7 @@ def non_tensor(objects: Objects) -> Any:
 
 
 def _index(index: Any) -> tuple[Any, ...]:
-    """An index of a tensor as one of an array, which gives an array also for a single object."""
+    """Converts an index of a tensor for an array, so that even one object gives an array."""
     parts = index if isinstance(index, tuple) else (index,)
     plain = tuple(part.numpy() if isinstance(part, torch.Tensor) else part for part in parts)
     return plain if any(part is Ellipsis for part in plain) else (*plain, ...)

@@ -1,4 +1,4 @@
-"""The form of the data, as a tree over its leaves, where they may be TensorDicts."""
+"""The structure of data that may contain TensorDicts, as a tree over its leaves."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _NODES: dict[str, Any] = {
 
 
 class _WithTensorDicts(Structure):
-    """Trees with nodes of TensorDicts, tensorclasses, lazy stacks and objects."""
+    """Trees with nodes for TensorDicts, tensorclasses, lazy stacks and objects."""
 
     name_of = staticmethod(register)
     held = staticmethod(held)
 
     def describe(self, data: Any, dims: int, *, mapping: str, root: bool = True) -> Node:
-        """See `Structure.describe`."""
+        """Returns the tree of the data; ``dims`` leading dimensions belong to the storage."""
         if root and is_collection(data) and len(data.batch_size) < dims:
             raise ValueError(
                 f"the data have batch size {list(data.batch_size)}, and the storage's {dims} "
@@ -48,7 +48,7 @@ class _WithTensorDicts(Structure):
         return ObjectNode(tuple(data.batch_size[dims:]))
 
     def container(self, data: Any, dims: int, mapping: str) -> Container | None:
-        """See `Structure.container`."""
+        """Returns kind, entries and attributes of a container; None if the data are a leaf."""
         if isinstance(data, LazyStackedTensorDict) and data.stack_dim >= dims and _differ(data):
             about = {"dim": data.stack_dim - dims, "batch_dims": data.batch_dims - dims}
             return "lazy_stack", dict(enumerate(data.tensordicts)), about
@@ -60,7 +60,7 @@ class _WithTensorDicts(Structure):
         return "tensordict", fields(data), {"batch": batch}
 
     def node(self, kind: str, items: dict[Any, Node], **about: Any) -> Node:
-        """See `Structure.node`."""
+        """Returns the node of a container with these entries."""
         if kind in _NODES:
             return _NODES[kind](items, **about)  # type: ignore[no-any-return]
         return PyTreeNode(kind, items, **about)

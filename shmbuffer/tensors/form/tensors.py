@@ -1,4 +1,4 @@
-"""Tensors, and what can become one: numbers, arrays, lists of them; their dtypes and bytes."""
+"""Tensors, their dtypes and bytes, and conversion of numbers, arrays and lists to tensors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KNOWN = (bool, int, float, complex, np.generic, np.ndarray)
 
 
 def as_tensor(value: Any) -> torch.Tensor:
-    """A tensor over the same memory where that is possible."""
+    """Converts a value to a tensor, over the same memory if possible."""
     if isinstance(value, torch.Tensor):
         require_memory(value)
         return value
@@ -43,28 +43,28 @@ def as_tensor(value: Any) -> torch.Tensor:
 
 
 def _fits_torch(array: np.ndarray[Any, Any]) -> bool:
-    """True if torch can share the memory: writable, native, without negative strides."""
+    """True if torch can share the memory: writable, native byte order, no negative strides."""
     forward = min(array.strides, default=0) >= 0
     return array.flags.writeable and array.dtype.isnative and forward
 
 
 def like(value: Any, dtype: str) -> tuple[str, torch.Tensor]:
-    """`as_tensor`, with the name of its dtype; plain numbers, and lists of them, as `arrays.like`.
+    """Returns the dtype name and tensor of a value; casts plain numbers and lists as `arrays.like`.
 
-    An integer may become any float, and a float a shorter one, but not infinite.
+    An integer may become any float, and a float a shorter one that is not infinite.
     """
-    value = bool(value) if isinstance(value, np.bool_) else value  # torch takes it for an index
+    value = bool(value) if isinstance(value, np.bool_) else value  # torch would use it as an index
     tensor, wanted = as_tensor(value), torch_dtype(dtype)
     name = dtype_name(tensor.dtype)
     if not is_plain(value) or not torch.can_cast(tensor.dtype, wanted):
         return name, tensor
     try:
-        cast = cpu.tensor(value, dtype=wanted)  # from the number: as_tensor may have rounded it
+        cast = cpu.tensor(value, dtype=wanted)  # from the value, since as_tensor may round
     except RuntimeError:  # out of range
         return name, tensor
     if _holds(cast, value if wanted.is_floating_point or wanted.is_complex else tensor):
         return dtype, cast
-    return ("float64" if name == dtype else name), tensor  # too large for the same one
+    return ("float64" if name == dtype else name), tensor  # too large for this dtype
 
 
 def _holds(cast: torch.Tensor, value: Any) -> bool:
@@ -73,24 +73,24 @@ def _holds(cast: torch.Tensor, value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return bool((numbers == as_numbers(value)).all())
     exact, form = np.asarray(value, np.complex128), torch.finfo(cast.dtype)
-    # A float8 without infinity has its largest number, or NaN, in place of one that is too large.
+    # A float8 without infinity replaces a number that is too large with its largest number or NaN.
     cut = (np.abs(numbers) == form.max) & (np.abs(exact) > form.max * (1 + form.eps))
     held = (np.isinf(numbers) == np.isinf(exact)) & (np.isnan(numbers) == np.isnan(exact)) & ~cut
     return bool(held.all())
 
 
 def template(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor of that form for ``torch.empty_like``, the cheapest allocation that torch offers."""
+    """Returns a tensor for ``torch.empty_like``, which is torch's fastest allocation."""
     with cpu.lasting():
-        one = cpu.empty((), dtype=dtype).expand(shape)  # one element, whatever the shape
+        one = cpu.empty((), dtype=dtype).expand(shape)  # one element for any shape
         made = torch.empty_like(one)
-        # A tensor of one element would keep strides of 0, with which torch refuses `view(dtype)`.
+        # A tensor of one element would keep strides of 0, for which torch refuses `view(dtype)`.
         fits = made.is_contiguous() and 0 not in made.stride()
         return one if fits else cpu.empty(shape, dtype=dtype)
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """``"float32"`` as torch's dtype."""
+    """Returns torch's dtype of a name such as ``"float32"``."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise SchemaMismatchError(
@@ -102,12 +102,12 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Torch's name of a dtype without the prefix."""
+    """Returns torch's name of a dtype without the prefix."""
     return str(dtype).removeprefix("torch.")
 
 
 def tensor_of(leaf: Any) -> torch.Tensor:
-    """A tensor as it is; an array of a dtype that torch has; of any other, and of bytes, these."""
+    """Converts an array, or bytes, to a tensor; as uint8 if torch does not have its dtype."""
     if isinstance(leaf, torch.Tensor):
         return leaf
     if not isinstance(leaf, bytes):
@@ -119,10 +119,10 @@ def tensor_of(leaf: Any) -> torch.Tensor:
 
 @lru_cache(maxsize=256)
 def torch_dtype_like(dtype: np.dtype[Any] | str) -> torch.dtype | None:
-    """Torch's dtype for arrays of one of numpy's; None if it has none."""
+    """Returns torch's dtype for one of numpy's; None if there is none."""
     try:
         return torch.from_numpy(np.empty(0, dtype)).dtype
-    except (TypeError, ValueError):  # text, times, another byte order
+    except (TypeError, ValueError):  # text, times, other byte orders
         return None
 
 
@@ -148,7 +148,7 @@ def as_numbers(tensor: torch.Tensor) -> NDArray[Any]:
 def take_rows(
     rows: torch.Tensor, index: torch.Tensor, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """``rows.index_select(0, index)``, also of the dtypes of `_ASSIGNED`; see `put_rows`."""
+    """Returns ``rows.index_select(0, index)``, also for the dtypes of `_ASSIGNED`."""
     assigned = _ASSIGNED.get(getattr(rows, "dtype", None))
     if assigned is None:
         if out is None:
@@ -159,8 +159,8 @@ def take_rows(
 
 
 def put_rows(into: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> None:
-    """``into[index] = rows``, also of dtypes that torch does not assign by an index."""
-    assigned = _ASSIGNED.get(getattr(into, "dtype", None))  # objects have none
+    """Does ``into[index] = rows``, also for dtypes that torch cannot assign by an index."""
+    assigned = _ASSIGNED.get(getattr(into, "dtype", None))  # None for objects
     if assigned is None:
         into[index] = rows
     else:
@@ -177,7 +177,7 @@ def require_memory(tensor: torch.Tensor) -> None:
     needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
     try:
         held = tensor.untyped_storage().nbytes() if tensor.data_ptr() else 0
-    except (RuntimeError, NotImplementedError):  # of a subclass without storage
+    except (RuntimeError, NotImplementedError):  # a subclass without storage
         held = 0
     if held < needed:
         raise TypeError(
@@ -200,13 +200,13 @@ def contiguous(tensor: torch.Tensor) -> torch.Tensor:
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """Returns the bytes of a tensor in C order, in its own memory if they lie so there."""
     flat = contiguous(tensor).reshape(-1)
-    if flat.stride(0) != 1:  # one number, of which torch says that it is contiguous anyway
+    if flat.stride(0) != 1:  # torch calls one number contiguous
         flat = flat.new_empty(flat.shape).copy_(flat)
     return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type] # of typeshed's 3.11
 
 
 class _Reads(threading.local):
-    """The allocator of this thread's reads; one buffer may set another, for itself alone."""
+    """Allocator of this thread's reads, which a buffer may replace for itself."""
 
     empty_like: Callable[[torch.Tensor], torch.Tensor] = staticmethod(torch.empty_like)
 
@@ -215,13 +215,13 @@ reads = _Reads()
 
 
 def reads_elsewhere() -> bool:
-    """True if this thread reads into memory of a chosen allocator."""
+    """True if this thread reads into memory of another allocator."""
     return reads.empty_like is not torch.empty_like
 
 
 @contextmanager
 def reads_into(empty_like: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-    """Have `Leaves.outputs` of this thread make its tensors so."""
+    """Sets the allocator of `Leaves.outputs` in this thread for the duration of a block."""
     before, reads.empty_like = reads.empty_like, empty_like
     try:
         yield

@@ -1,7 +1,6 @@
-"""Items of any size as records: their parts, and their bytes.
+"""Records, which store items of any size as bytes.
 
-`TensorEncoder` makes records of items, which the byte ring keeps; `TensorDecoder` makes items of
-records.
+`TensorEncoder` encodes items as records for the byte ring, and `TensorDecoder` decodes them.
 
     items ──forms, columns──▶ Columns ──plan, compression──▶ pieces ──▶ RecordBatch
     RecordBatch ──table──▶ Columns ──transfer, cutting──▶ leaves ──building──▶ items, or a batch

@@ -1,7 +1,7 @@
-"""Items from their leaves: all items of one form at once, one column of leaves after the other.
+"""Builds all items of one form at once from their columns of leaves.
 
-A tree is in the grammar of `record_format.grammar`, as `record_format.Form` has it. It is walked
-once for all items, so that what an item costs is making its containers.
+The tree of a `record_format.Form` follows the grammar of `record_format.grammar`. It is traversed
+once for all items, so that the cost per item is that of its containers.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from shmbuffer.tensors.form.batches import collate
 from shmbuffer.tensors.form.containers import made
 
 OBJECTS = frozenset(("object", "objects"))
-"""Nodes that are NonTensorData: one for each item, also in a batch."""
+"""Nodes of NonTensorData, of which a batch has one for each item."""
 APART = OBJECTS | {"lazy"}
-"""Nodes that stay one for each item where TensorDicts are joined to one."""
+"""Nodes that a batch of joined TensorDicts has one of for each item."""
 
 
 class NotDenseError(Exception):
-    """The items are no batch of one tensor a leaf; the caller takes them one by one."""
+    """Raised if the items do not form a batch with one tensor per leaf; the caller decodes each."""
 
 
 def is_layer(tree: Any) -> bool:
-    """True if items are TensorDicts or tensorclasses, and no lazy stacks."""
+    """True if items are TensorDicts or tensorclasses, but not lazy stacks."""
     inner = tree[2] if tree[0] == "tensorclass" else tree
     return bool(inner[0] == "tensordict")
 
 
 def chunks_under(tree: Any, kinds: Collection[str], inside: bool = False) -> set[int]:
-    """The chunks of a tree that belong to nodes of these kinds."""
+    """Returns the chunks of a tree that are below nodes of these kinds."""
     if tree[0] == "chunk":
         return {tree[1]} if inside else set()
     inside = inside or tree[0] in kinds
@@ -43,7 +43,7 @@ def chunks_under(tree: Any, kinds: Collection[str], inside: bool = False) -> set
 
 
 def chunks_at(tree: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], int]:
-    """The chunks under keys of TensorDicts, tensorclasses and dicts, by their path."""
+    """Returns the chunks below keys of TensorDicts, tensorclasses and dicts, by path."""
     if tree[0] == "chunk":
         return {path: tree[1]}
     if tree[0] == "tensorclass":
@@ -55,27 +55,26 @@ def chunks_at(tree: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], in
 
 
 class TensorItemBuilder(building.ItemBuilder):
-    """Makes one thing for each item, with TensorDicts; see `items.records.building`.
+    """Builds each item, which may contain TensorDicts; see `items.records.building`.
 
-    Cost: 1 µs an item for each TensorDict in it, 0.1 µs a leaf; 1.5 µs for each text in a
-        TensorDict.
+    Cost: for each item 1 µs per TensorDict, 0.1 µs per leaf, and 1.5 µs per text in a TensorDict.
     """
 
     def __init__(
         self,
         batch_dims: Ints,
         columns: Any,
-        device: torch.device | None,  # where the tensors are; that of each TensorDict that has one
+        device: torch.device | None,  # device of the tensors and TensorDicts, if they have one
     ) -> None:
         super().__init__(batch_dims, columns)
         self.device = device
 
     def made(self, node: Container, rows: Sequence[Any], dims: Ints) -> Sequence[Any]:
-        """See `items.records.building`."""
+        """Makes one container for each row of entries."""
         return made(node, rows, _sizes(dims) if node.batch else ())
 
     def node(self, tree: Any) -> tuple[Container, Ints]:
-        """See `items.records.building`."""
+        """Returns the container of a tree with its device, and its batch sizes."""
         node, dims = super().node(tree)
         if node.kind == "tensordict" and node.about[0] is not None:
             node.about[0] = self.device or torch.device(node.about[0])
@@ -83,13 +82,13 @@ class TensorItemBuilder(building.ItemBuilder):
 
 
 class Batch(TensorItemBuilder):
-    """Makes one batch of all items: as `torch.stack` does it, and `collate` what is no TensorDict.
+    """Builds one batch of all items, stacking TensorDicts and collating other items.
 
     A column is a tensor ``[m, ...]``, or a list of m. All batch sizes of a tree are equal.
     """
 
     def of(self, tree: Any, dims: Any = None) -> Any:
-        """One thing for all items; ``dims`` is the batch sizes that it is in."""
+        """Builds a tree for all items; ``dims`` are the batch sizes around it."""
         if tree[0] == "chunk":
             return self.leaf(self.columns[tree[1]], dims)
         if tree[0] in APART:
@@ -103,23 +102,23 @@ class Batch(TensorItemBuilder):
         return made(node, [parts], [torch.Size((self.count, *self.size(dims)))])[0]
 
     def leaf(self, column: Any, dims: Ints) -> Any:
-        """What a column becomes."""
+        """Returns a column as a leaf of the batch."""
         return column if isinstance(column, torch.Tensor) else _collated(column)
 
     def apart(self, tree: Any, dims: Ints) -> Any:
-        """What a part in `APART` becomes."""
+        """Builds a subtree in `APART` for each item."""
         if tree[0] == "lazy":
             raise NotDenseError
         return torch.stack(list(self.rows(tree)))
 
     def size(self, dims: Ints) -> list[int]:
-        """The batch size of a TensorDict, after its first dim."""
+        """Returns the batch size of a TensorDict without its first dim."""
         found: list[int] = dims[0].tolist()
         return found
 
 
 def _collated(values: Sequence[Any]) -> Any:
-    """Numbers as a tensor; anything else as a list."""
+    """Converts numbers to a tensor, and other values to a list."""
     try:
         return collate(list(values))
     except (OverflowError, RuntimeError, ValueError) as error:  # an int of more than 64 bits
@@ -127,7 +126,7 @@ def _collated(values: Sequence[Any]) -> Any:
 
 
 def _sizes(dims: Ints) -> list[torch.Size]:
-    """A batch size for each row."""
+    """Returns a batch size for each row."""
     if not dims.shape[1]:
         return [torch.Size(())] * len(dims)
     if not (dims != dims[:1]).any():

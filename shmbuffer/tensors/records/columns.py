@@ -1,4 +1,4 @@
-"""The items of a batch side by side, which is not taken apart for it: where each leaf lies."""
+"""Finds where each leaf of a batch's items is in memory, without splitting the batch."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ from shmbuffer.tensors.records.forms import NAMES, plain
 
 
 def of_batch(data: Any) -> Columns | None:
-    """The items of a tensor, array, TensorDict or tensorclass, along its first dimension.
+    """Returns the columns of a tensor, array, TensorDict or tensorclass along its first dimension.
 
-    None where they are no rows of one memory, or may be of several kinds: take them apart. Cost: 10
-    µs a leaf; tensors whose items are not contiguous are copied.
+    Returns None if the items are not rows in one block of memory or may be of several kinds; the
+    caller splits the batch then. Cost: 10 µs per leaf; tensors whose items are not contiguous are
+    copied.
     """
     rows = _Rows(len(data))
     try:
@@ -40,18 +41,18 @@ def of_batch(data: Any) -> Columns | None:
 
 
 class _ApartError(Exception):
-    """The items are to be taken apart."""
+    """Raised if the batch has to be split into its items."""
 
 
 class _Rows(Walk):
-    """A walk through a batch: what `Walk` finds in one item, for all of its items at once."""
+    """Finds in a batch for all items what `Walk` finds in one item."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
         self._count = count
-        self._shapes: list[Any] = []  # of a leaf, or int64[n, rank] where they differ
-        self._first: list[Any] = []  # addresses: of the first row, or of all of them
-        self._steps: list[int] = []  # from one to the next
+        self._shapes: list[Any] = []  # of a leaf, or int64 ``[n, rank]`` if they differ
+        self._first: list[Any] = []  # address of the first row, or of all rows
+        self._steps: list[int] = []  # distance between rows in bytes
         self._keeps: list[Any] = []
 
     def columns(self) -> Columns:
@@ -75,7 +76,7 @@ class _Rows(Walk):
         return Columns(kind, batch_dims, tuple(dims), addresses, sizes, self._keeps)
 
     def add(self, item: Any) -> None:
-        """See `Walk.add`; _ApartError where the items are no rows of one memory."""
+        """Adds the leaves of a part; _ApartError if its items are not rows of one memory."""
         if isinstance(item, torch.Tensor):
             self._tensor(item)
         elif isinstance(item, np.ndarray):
@@ -133,7 +134,7 @@ class _Rows(Walk):
         self._leaf(data.shape[1:], data.data_ptr(), data.stride(0) * data.itemsize, data)
 
     def _array(self, data: np.ndarray[Any, Any]) -> None:
-        if data.dtype.kind in "OVSU":  # of text each has a length of its own
+        if data.dtype.kind in "OVSU":  # each text has its own length
             raise _ApartError
         token, rank = array_token(data), data.ndim - 1
         data = np.ascontiguousarray(data)
@@ -141,7 +142,7 @@ class _Rows(Walk):
         self._leaf(data.shape[1:], address(data), data.strides[0], data)
 
     def _objects(self, data: Any) -> None:
-        """An object for each item, where all are text, or bytes, or one kind of number."""
+        """Adds an object per item if all are text, bytes, or numbers of one kind."""
         parts = data.tensordicts
         if (
             data.stack_dim

@@ -1,4 +1,4 @@
-"""One memory, cut into the leaves of many items."""
+"""Cuts a block of memory into the leaves of many items."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from shmbuffer.memory.format.array_types import Ints
 def tensors(
     memory: torch.Tensor, starts: Ints, dims: Ints, dtype: torch.dtype
 ) -> Sequence[torch.Tensor]:
-    """Views of a memory, one for each row.
+    """Returns views of a block of memory, one for each row.
 
-    Cost: 1 µs a view; 0.3 to 0.6 of one dim, or where all rows have one shape and distance.
+    Cost: 1 µs per view; 0.3 to 0.6 µs if it has one dim or all rows have the same shape and
+        distance.
     """
     count, rank = dims.shape
     if count == 1:
@@ -33,7 +34,8 @@ def tensors(
             strides = (step, *_strides(shape))
             return whole.as_strided((count, *shape), strides, int(at[0])).unbind(0)
     if rank == 1:
-        # The gaps are cut out too: one call for all is half of what a call for each costs.
+        # Also cuts out the gaps, because one call for all rows costs half as much as a call for
+        # each.
         sizes = np.empty(2 * count + 1, np.int64)
         sizes[1::2] = dims[:, 0]
         ends = at + dims[:, 0]

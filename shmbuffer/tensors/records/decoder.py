@@ -1,4 +1,4 @@
-"""Items of records: one by one, or as one dense batch."""
+"""Decodes records into items or into one dense batch."""
 
 from __future__ import annotations
 
@@ -41,38 +41,37 @@ _PLAIN = frozenset(("bytes", "str", "int", "float", "bool", "none"))
 
 
 class TensorDecoder(decoder.Decoder):
-    """Makes items of records, with tensors and TensorDicts; see `items.records.decoder`."""
+    """Decodes records into items of tensors and TensorDicts; see `items.records.decoder`."""
 
     def __init__(
         self,
-        # decompresses zstd (`Zstd.expand`); None where nothing is compressed with it
+        # Decompresses zstd (`Zstd.expand`); None if nothing is compressed with it.
         expand: Expand | None = None,
-        device: torch.device | None = None,  # where tensors of what comes out are; None is the CPU
-        # the user's ``decompression_fn``: called with a chunk (uint8) and a dict of ``"type"``
-        # (``"tensor"``), ``"shape"``, ``"dtype"`` and ``"device"`` of what was compressed
+        device: torch.device | None = None,  # device of decoded tensors; None is the CPU
+        # The user's ``decompression_fn``. It takes a chunk (uint8) and a dict of ``"type"``
+        # (``"tensor"``), ``"shape"``, ``"dtype"`` and ``"device"`` of the original tensor.
         own: Decompress | None = None,
-        where: str = "this buffer",  # the buffer's name in messages
+        where: str = "this buffer",  # name of the buffer in messages
     ) -> None:
         super().__init__(expand, where)
         self.device = device
         self.own = None if own is None else partial(expanded, own)
 
     def reading(self, data: Bytes) -> TensorReading:
-        """See `items.records.decoder`."""
+        """Returns a reading of these bytes."""
         return TensorReading(self, data)
 
     def rows(self, batch_dims: Ints, leaves: list[Any]) -> TensorItemBuilder:
-        """See `items.records.decoder`."""
+        """Returns a builder of items from their leaves."""
         return TensorItemBuilder(batch_dims, leaves, self.device)
 
     def stack(self, batch: RecordBatch, dim: int = 0) -> LazyStackedTensorDict | None:
-        """All records as a lazy stack, which makes its items at the first look at them.
+        """Returns all records as a lazy stack that decodes its items on first access.
 
-        Damage in compressed leaves is seen at that look. None where the items cannot be stacked so
-        (tensorclasses, no TensorDicts, several batch dims, no such ``dim``, no records): take
-        `items`.
+        Damage in compressed leaves is detected by that access. Returns None if the items cannot be
+        stacked, for example because they are tensorclasses or not TensorDicts; use `items` then.
 
-        Cost: 10 µs, and 0.1 to 0.5 µs a record; at the first look that of `items`.
+        Cost: 10 µs, and 0.1 to 0.5 µs per record; on first access that of `items`.
         """
         batch = writable(batch)
         located = record_format.locate(batch, self.where)
@@ -94,12 +93,14 @@ class TensorDecoder(decoder.Decoder):
         )
 
     def dense(self, batch: RecordBatch) -> Any:
-        """All records as one batch with fresh contiguous tensors ``[n, ...]``.
+        """Returns all records as one batch with new contiguous tensors ``[n, ...]``.
 
-        TensorDicts as `torch.stack` makes it; dicts and tuples as `batches.collate` does. None
-        where items differ in form or in the shape of a leaf, or hold lazy stacks: take `items`.
+        The batch is that of `torch.stack` for TensorDicts, and of `batches.collate` for dicts and
+        tuples. Returns None if the items differ in form or in the shape of a leaf, or contain lazy
+        stacks; use `items` then.
 
-        Cost: a copy of the bytes, or their decompression; 25 µs a leaf, and 0.1 to 0.5 µs a record.
+        Cost: a copy of the bytes, or their decompression; 25 µs per leaf, and 0.1 to 0.5 µs per
+            record.
         """
         located = record_format.locate(batch := writable(batch), self.where)
         reading = TensorReading(self, batch.data)
@@ -116,7 +117,7 @@ class TensorDecoder(decoder.Decoder):
                 if number in values or column.chunk.kind in _PLAIN:
                     leaves.append(reading.rows(column))
                 elif column.ragged or torch_dtype_of(column.chunk) is None:
-                    return None  # torch may not have the dtype of an array
+                    return None  # torch may not have the dtype
                 else:
                     leaves.append(reading.batch(column))
             dims, tree, read = table.batch_dims, table.tree, reading.read(leaves)
@@ -129,12 +130,13 @@ class TensorDecoder(decoder.Decoder):
     def entries(
         self, batch: RecordBatch, paths: Sequence[TreePath]
     ) -> list[Sequence[Any] | NDArray[Any]]:
-        """Some entries of every record, a sequence for each path; the others are not decompressed.
+        """Returns a sequence of entries per path, and decompresses no other entries.
 
-        Tensors, arrays, numbers; None where there is no such entry, or it is something else. Where
-        all are tensors of one shape, they are one array ``[n, ...]``, if numpy has their dtype.
+        An entry is a tensor, array or number; None if it is missing or of another kind. If all are
+        tensors of one shape and numpy has their dtype, they are one array ``[n, ...]``.
 
-        Cost: 30 µs, and 20 a form; 0.6 µs an entry that is not in such a tensor; decompression.
+        Cost: 30 µs, and 20 µs per form; 0.6 µs per entry that is not in such an array;
+            decompression.
         """
         batch = writable(batch)
         found: list[Any] = [[None] * len(batch) for _ in paths]
@@ -168,22 +170,22 @@ class TensorDecoder(decoder.Decoder):
 
 
 class RawBatch:
-    """Several items as they lie in a byte ring, validated; a result may lie in their bytes."""
+    """Validated bytes of several records of a byte ring; decoded items may share them."""
 
     def __init__(self, batch: RecordBatch, decoder: TensorDecoder) -> None:
         self.batch = batch
         self.decoder = decoder
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Number of records."""
         return len(self.batch)
 
     def items(self) -> list[Any]:
-        """One by one."""
+        """Returns the items as a list."""
         return self.decoder.items(self.batch)
 
     def stacked(self, dim: int) -> Any:
-        """As a lazy stack, whose items are decoded on access; as a list if they do not stack."""
+        """Returns a lazy stack that decodes its items on access; a list if they do not stack."""
         stack = self.decoder.stack(self.batch, dim)
         if stack is None:
             items = self.items()
@@ -192,7 +194,7 @@ class RawBatch:
         return stack
 
     def dense(self) -> Any:
-        """As one batch of their form; None where they differ in form or in the shape of a leaf."""
+        """Returns one batch; None if the items differ in form or in the shape of a leaf."""
         return self.decoder.dense(self.batch)
 
 
@@ -208,14 +210,14 @@ def _objects_of(form: Form) -> set[int]:
 
 @lru_cache(256)
 def _dtypes_of(form: Form) -> list[Any] | None:
-    """Torch's, of each leaf; None where some are no tensors, or not moved in one step."""
+    """Returns torch's dtype of each leaf; None if a leaf is no tensor or needs several steps."""
     refused = [one.codec is Codec.OWN for one in form.chunks]
     found = list(map(torch_dtype_of, form.chunks))
     return None if any(refused) or None in found or _objects_of(form) else found
 
 
 class TensorReading(decoder.Reading):
-    """Reads columns: what each of them becomes is said first, and is there after `read`."""
+    """Reads columns: each request returns a function that gives its result after `read`."""
 
     def __init__(self, of: TensorDecoder, data: Bytes = _NOTHING) -> None:
         super().__init__(data, of.expand, of.where)
@@ -223,9 +225,9 @@ class TensorReading(decoder.Reading):
         self._sent: torch.Tensor | None = None
 
     def batch(self, column: Column) -> Callable[[], torch.Tensor]:
-        """A fresh tensor ``[n, ...]``; all rows have one shape."""
+        """Requests a new tensor ``[n, ...]`` for rows of one shape."""
         dtype = torch_dtype_of(column.chunk)
-        assert dtype is not None  # the caller has looked
+        assert dtype is not None  # checked by the caller
         count = len(column.dims)
         out = empty((count, *column.dims[0].tolist()), dtype)
         at, step = out.data_ptr(), out.nbytes // count
@@ -233,7 +235,7 @@ class TensorReading(decoder.Reading):
         return self.sent(out)
 
     def alike(self, located: Located, dtypes: list[torch.dtype]) -> list[torch.Tensor]:
-        """Fresh tensors ``[n, ...]`` of all leaves of records whose dims are the same."""
+        """Reads all leaves of records with equal dims into new tensors ``[n, ...]``."""
         count, sizes = len(located.numbers), located.numbers[0].tolist()
         dims = located.form.columns.dims
         out = [empty((count, *sizes[at]), one) for at, one in zip(dims, dtypes, strict=True)]
@@ -242,11 +244,11 @@ class TensorReading(decoder.Reading):
         return [self.sent(one)() for one in out]
 
     def sent(self, out: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """What was moved to a tensor on the CPU, where it is to be."""
+        """Returns a function that moves a tensor from the CPU to the decoder's device."""
         return lambda: out if self.device is None else out.to(self.device)
 
     def cut(self, column: Column, memory: Bytes, starts: Ints) -> Sequence[Any]:
-        """See `items.records.decoder`: tensors, where they are tensors."""
+        """Cuts memory into the values of a column, which may be tensors."""
         if column.chunk.kind != "tensor":
             return super().cut(column, memory, starts)
         dtype = torch_dtype_of(column.chunk)

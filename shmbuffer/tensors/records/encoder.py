@@ -1,4 +1,4 @@
-"""Records of items with tensors, also by a user's function; of batches, which stay as they are."""
+"""Encodes items with tensors, and batches without splitting them, as records."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from shmbuffer.tensors.records.memory import Compress, compressed
 
 
 class TensorEncoder(encoder.Encoder):
-    """Makes records of items, tensors and TensorDicts too; see `items.records.encoder`.
+    """Encodes items, including tensors and TensorDicts; see `items.records.encoder`.
 
     Raises:
-        ValueError: ``own`` beside ``zstd``.
-        TypeError: ``keys`` is text, and no list of keys.
+        ValueError: both ``own`` and ``zstd`` are given.
+        TypeError: ``keys`` is text instead of a list of keys.
     """
 
     def __init__(
         self,
         *,
         zstd: Zstd | None = None,
-        # the user's ``compression_fn``, in place of zstd: called with each tensor that has a number
-        # in it (on the CPU), with the numbers of each numpy array as a tensor where torch has their
-        # dtype, else with their bytes, and with bytes. Gives a uint8 tensor
+        # The user's ``compression_fn``, instead of zstd. It takes each non-empty tensor on the CPU,
+        # each numpy array as a tensor (as bytes if torch does not have its dtype), and bytes. It
+        # returns a uint8 tensor.
         own: Compress | None = None,
         keys: Iterable[Any] | None = None,  # with ``own``, None is all but text
     ) -> None:
@@ -42,15 +42,15 @@ class TensorEncoder(encoder.Encoder):
             self.own = partial(compressed, own)
 
     def listed(self, data: Any) -> Any:
-        """See `items.records.encoder`."""
+        """Returns a batch unchanged, and other data as a list of items."""
         return data if is_batch(data) and len(data.shape) else unbound(data)
 
     def items(self, data: Any) -> list[Any]:
-        """See `items.records.encoder`."""
+        """Returns the items of a list or batch."""
         return unbound(data)
 
     def columns(self, data: Any) -> list[tuple[Ints, Columns]]:
-        """See `items.records.encoder`; of a batch as it is, where it can be."""
+        """Returns the columns of a batch, without splitting it if possible."""
         count = len(data) if self.own is None and is_batch(data) else 0
         columns = of_batch(data) if count else None
         return super().columns(data) if columns is None else [(np.arange(count), columns)]

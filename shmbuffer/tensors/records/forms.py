@@ -1,4 +1,4 @@
-"""What an item is made of, where it may hold tensors and TensorDicts: `items.records.forms`."""
+"""Forms of items that may contain tensors and TensorDicts; see `items.records.forms`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INTEGERS = frozenset(dtype for dtype in NAMES if not dtype.is_complex) - _FLOAT
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor as one whose bytes in a row are its numbers: contiguous, on the CPU, detached."""
+    """Returns a tensor whose bytes are its numbers in order: contiguous, on the CPU, detached."""
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.dtype not in NAMES:
         nested = "nested " if tensor.is_nested else ""
         words = f"{nested}{dtype_name(tensor.dtype)} tensor ({tensor.layout})"
@@ -30,15 +30,15 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 def _tensor(item: torch.Tensor, out: Walk) -> None:
     dtype = item.dtype
     try:
-        # Negative is a flag, and the bytes alone do not tell. Views of complex numbers have it, and
-        # those are contiguous where they hold one number.
+        # Negative tensors have a flag, so that their bytes are not their numbers. They are views of
+        # complex numbers, and contiguous only if they have one element.
         whole = (
             item.is_contiguous()
             and item.is_cpu
             and (dtype in _INTEGERS or (dtype in _FLOATS and not item.is_neg()))
         )
         shape = item.shape
-    except RuntimeError:  # of a layout that has no strides, or of a nested tensor
+    except RuntimeError:  # a layout without strides, or nested
         whole = False
     if not whole:
         item = plain(item)
@@ -50,7 +50,7 @@ def _tensor(item: torch.Tensor, out: Walk) -> None:
 
 
 def _subclass(item: torch.Tensor, out: Walk) -> None:
-    """Parameters, tensors over a file, and whatever else comes back as a plain tensor."""
+    """Adds a parameter, mapped tensor or other subclass, which is decoded as a plain tensor."""
     _tensor(plain(item), out)
 
 

@@ -1,4 +1,4 @@
-"""The leaves of items that differ, joined to one batch; `Nesting` makes jagged tensors of them."""
+"""Joins the leaves of items that differ to one batch; `Nesting` makes jagged tensors."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from shmbuffer.tensors.records.memory import empty, torch_dtype_of
 
 Leaf = Column | Tensors
 Later = Callable[[], Any]
-"""Gives what is there when everything has moved."""
+"""Returns a result once all bytes have been copied."""
 
 
 class Joining(Batch):
-    """Makes one batch of the leaves of items; subclasses say what becomes of a leaf.
+    """Builds one batch from the leaves of items; subclasses define how a leaf is joined.
 
     Raises:
-        KeyError: one of the leaves that are asked for is not there.
+        KeyError: a requested leaf does not exist.
     """
 
     def __init__(self, table: Table, reading: TensorReading, asked: Collection[KeyPath]) -> None:
@@ -52,7 +52,7 @@ class Joining(Batch):
                 )
 
     def joined(self) -> Any:
-        """The batch."""
+        """Returns the batch."""
         later: dict[int, Later] = {
             number: self._leaf(self.leaves[path], path) for path, number in self._numbers.items()
         }
@@ -63,15 +63,15 @@ class Joining(Batch):
         return self.of(self.tree)
 
     def leaf(self, column: Any, dims: Ints) -> Any:
-        """See `Batch.leaf`."""
+        """Returns a column as a leaf of the batch."""
         return self.listed(column, dims) if isinstance(column, list) else column
 
     def apart(self, tree: Any, dims: Ints) -> Any:
-        """See `Batch.apart`."""
+        """Builds a subtree in `APART` for each item."""
         return self.listed(built(lambda: list(self.rows(tree)), self.reading.where), dims)
 
     def listed(self, values: list[Any], dims: Ints) -> Any:
-        """What a list with one thing for each item becomes, in TensorDicts of these sizes."""
+        """Joins one value per item, in TensorDicts of these sizes."""
         if all(map(is_non_tensor, values)):
             return NonTensorStack(*values)
         return lazy_stack(values)
@@ -89,7 +89,7 @@ class Joining(Batch):
 
 
 class Nesting(Joining):
-    """See `densify`."""
+    """Joins leaves as nested tensors; see `densify`."""
 
     def __init__(self, table: Table, reading: TensorReading, keys: Collection[Key]) -> None:
         self._keys = {path_of(key) for key in ([keys] if isinstance(keys, str) else keys)}
@@ -97,7 +97,7 @@ class Nesting(Joining):
         self._offsets: dict[tuple[bytes, torch.device], torch.Tensor] = {}
 
     def size(self, dims: Ints) -> list[int]:
-        """See `Batch.size`."""
+        """Returns the batch size of a TensorDict, with -1 for sizes that differ."""
         sizes: list[int] = np.where((dims != dims[:1]).any(axis=0), -1, dims[0]).tolist()
         return sizes
 
@@ -119,14 +119,14 @@ class Nesting(Joining):
             return lambda: self._jagged(torch.cat([*rows()], dim), lengths, dim)
         starts, _ = homes(leaf.nbytes)
         dtype = torch_dtype_of(leaf.chunk)
-        assert dtype is not None  # it is a tensor's
+        assert dtype is not None  # the leaf is a tensor
         out = empty((int(lengths.sum()), *leaf.dims[0, 1:].tolist()), dtype)
         self.reading.transfer.add(leaf, starts + out.data_ptr(), out)
         sent = self.reading.sent(out)
         return lambda: self._jagged(sent(), lengths, dim)
 
     def _jagged(self, values: torch.Tensor, lengths: Ints, dim: int) -> torch.Tensor:
-        """A nested tensor over values; those of the same lengths share their offsets."""
+        """Returns a nested tensor; tensors of the same lengths share their offsets."""
         key = (lengths.tobytes(), values.device)
         offsets = self._offsets.get(key)
         if offsets is None:

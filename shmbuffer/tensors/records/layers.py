@@ -1,11 +1,12 @@
-"""TensorDicts side by side: a table, with what is under each key of all of them as a column.
+"""Table of TensorDicts with one column for each key.
 
     TensorDict ─┐
     TensorDict ─┼─▶ Table {"tokens": Column, "next": {...}, "text": [NonTensorData, ...]}
     TensorDict ─┘
 
-Records are such a table when they are read, items of this process become one here. A column is of
-records, or `Tensors`, or a list with a NonTensorData, NonTensorStack or lazy stack for each item.
+Records are read as such a table, and this module makes one from items of this process. A column is
+a `Column` of records, `Tensors`, or a list with a NonTensorData, NonTensorStack or lazy stack for
+each item.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from shmbuffer.tensors.form.tensors import dtype_name
 
 
 class Tensors:
-    """A leaf of all items of this process: of one dtype, rank and device."""
+    """A leaf of all items of this process, with one dtype, rank and device."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self.tensors = tensors
@@ -48,17 +49,17 @@ class Tensors:
 
     @property
     def is_plain(self) -> bool:
-        """True if bytes are all there is to move: on the CPU, and no gradient goes through."""
+        """True if copying bytes is sufficient: all tensors are on the CPU without gradients."""
         return all(one.is_cpu and not one.requires_grad for one in self.tensors)
 
     @property
     def ragged(self) -> list[int]:
-        """See `Column.ragged`."""
+        """Dims in which the items differ."""
         return differing(self.dims)
 
 
 def has(tree: Any, path: KeyPath) -> bool:
-    """True if there is anything at a path, or on the way to it what is no TensorDict."""
+    """True if there is an entry at a path, or an object other than a TensorDict on the way."""
     for key in path:
         tree = tree[2] if tree[0] == "tensorclass" else tree
         if tree[0] != "tensordict":
@@ -70,7 +71,7 @@ def has(tree: Any, path: KeyPath) -> bool:
 
 
 def name_of(path: KeyPath) -> str:
-    """A path as one writes the key, for messages."""
+    """Returns a path in the notation of keys, for messages."""
     return repr(key_of(path))
 
 
@@ -79,7 +80,7 @@ def _place(path: KeyPath) -> str:
 
 
 def items_of(data: Any) -> list[Any]:
-    """A list of TensorDicts; their tensorclasses are looked at later."""
+    """Returns a list of TensorDicts; tensorclasses are unwrapped later."""
     if isinstance(data, LazyStackedTensorDict):
         if data.stack_dim != 0:
             raise RuntimeError(
@@ -114,21 +115,21 @@ def _refuse_item(item: Any) -> NoReturn:
 
 
 def side_by_side(items: list[Any]) -> Table:
-    """TensorDicts as one table."""
+    """Arranges TensorDicts as one table."""
     sides = _Sides()
     tree = sides.tree(items, ())
     return Table(tree, np.concatenate(sides.batch_dims, axis=1), sides.columns)
 
 
 class _Sides:
-    """Collects what stands under each key of all items."""
+    """Collects the entries of all items under each key."""
 
     def __init__(self) -> None:
         self.columns: list[Any] = []
         self.batch_dims: list[Ints] = []
 
     def tree(self, items: list[Any], path: KeyPath) -> Any:
-        """The tree of a TensorDict of every item, or of a tensorclass."""
+        """Returns the tree of one TensorDict or tensorclass per item."""
         kinds = one_of_each(items)
         classes = [type(item) for item in kinds if is_tensorclass(item)]
         inner = [item._tensordict if type(item) in classes else item for item in items]
@@ -151,7 +152,7 @@ class _Sides:
         return tree
 
     def _entry(self, values: list[Any], sizes: list[torch.Size], path: KeyPath) -> Any:
-        """What is under one key of all items. None is an item without it."""
+        """Adds the values of all items under one key; None for an item without it."""
         kinds = [value for value in one_of_each(values) if value is not None]
         if all(isinstance(value, torch.Tensor) for value in kinds):
             return self._chunk(_tensors(values, sizes, path))
@@ -211,7 +212,7 @@ def _tensors(values: list[Any], sizes: list[torch.Size], path: KeyPath) -> Tenso
 
 
 def _filled(values: list[Any], sizes: list[torch.Size], path: KeyPath) -> list[torch.Tensor]:
-    """A leaf of length 0 for the items that do not have it."""
+    """Returns the values, with a leaf of length 0 for the items without one."""
     first = next(value for value in values if value is not None)
     filled = []
     for value, size in zip(values, sizes, strict=True):

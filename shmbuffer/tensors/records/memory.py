@@ -1,4 +1,4 @@
-"""The memory of tensors that records are read into, and what a user's function makes of records."""
+"""Memory for the tensors of decoded records, and calls of a user's compression functions."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from shmbuffer.tensors.form.tensors import (
     torch_dtype_like,
 )
 
-Compress = Callable[[torch.Tensor], Any]  # a uint8 tensor: looked at, since users write these
+Compress = Callable[[torch.Tensor], Any]  # its result is checked, because users write it
 Decompress = Callable[[torch.Tensor, dict[str, Any]], Any]
-"""Of a chunk, with the type, shape, dtype and device of the tensor that was compressed."""
+"""Takes a chunk, and a dict of the type, shape, dtype and device of the original tensor."""
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor to be written whole; see `lent` for the memory of a large one."""
+    """Returns a tensor with arbitrary contents; see `lent` for the memory of a large one."""
     nbytes = math.prod(shape) * dtype.itemsize
     if not is_lent(nbytes):
         return cpu.empty(shape, dtype=dtype)
@@ -35,14 +35,14 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def torch_dtype_of(chunk: Chunk) -> torch.dtype | None:
-    """Torch's dtype of a chunk: of a tensor, or of an array that torch can have; else None."""
+    """Returns torch's dtype of a chunk of a tensor or array, or None."""
     if chunk.kind == "tensor":
         return torch_dtype(chunk.dtype)
     return torch_dtype_like(chunk.dtype) if chunk.kind in ("array", "number") else None
 
 
 def compressed(compress: Compress, leaf: Any) -> torch.Tensor:
-    """Calls the user's ``compression_fn``. Its result is contiguous, uint8, on the CPU."""
+    """Calls the user's ``compression_fn``. The result is contiguous uint8 on the CPU."""
     chunk = compress(tensor_of(leaf))
     if not isinstance(chunk, torch.Tensor) or chunk.dtype is not torch.uint8:
         found = chunk.dtype if isinstance(chunk, torch.Tensor) else type(chunk).__name__
@@ -51,7 +51,7 @@ def compressed(compress: Compress, leaf: Any) -> torch.Tensor:
 
 
 def expanded(own: Decompress, stored: Bytes, chunk: Chunk, shape: list[int]) -> torch.Tensor:
-    """Calls the user's ``decompression_fn``. Gives bytes if torch does not have the dtype."""
+    """Calls the user's ``decompression_fn``. Returns bytes if torch does not have the dtype."""
     dtype, size = torch_dtype_of(chunk), torch.Size(shape)
     if dtype is None:
         dtype, size = torch.uint8, torch.Size((size.numel() * chunk.itemsize,))

@@ -1,4 +1,4 @@
-"""Leaves of different shapes padded to one, and the masks that say what is an item's own."""
+"""Pads leaves of different shapes to one shape, and makes masks of the original elements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_HOLLOW_STEPS = 2**20
 
 
 class Padding(Joining):
-    """See `pad`."""
+    """Joins leaves by padding them; see `pad`."""
 
     def __init__(
         self,
@@ -62,12 +62,12 @@ class Padding(Joining):
         self._masks: list[tuple[KeyPath, Ints]] = []
 
     def size(self, dims: Ints) -> list[int]:
-        """See `Batch.size`."""
+        """Returns the largest batch sizes."""
         longest: list[int] = dims.max(axis=0).tolist()
         return longest
 
     def listed(self, values: list[Any], dims: Ints) -> Any:
-        """See `Joining.listed`."""
+        """Joins one value per item; objects of fewer dims are followed by None."""
         if not (dims != dims[:1]).any():
             return super().listed(values, dims)
         if not all(map(is_non_tensor, values)):
@@ -106,11 +106,11 @@ class Padding(Joining):
         return self._padded(leaf, last, path) if ragged else self._dense(leaf)
 
     def _padded(self, leaf: Leaf, last: int, path: KeyPath) -> Later:
-        """A leaf whose rows differ; ``last`` is the last dim in which they do."""
+        """Pads a leaf whose rows differ; ``last`` is the last dim in which they do."""
         value = self._values.get(path, self._value)
         count, shape = len(leaf.dims), leaf.dims.max(axis=0).tolist()
         dtype = leaf.dtype if isinstance(leaf, Tensors) else torch_dtype_of(leaf.chunk)
-        assert dtype is not None  # it is a tensor's
+        assert dtype is not None  # the leaf is a tensor
         row_bytes = math.prod(shape) * dtype.itemsize
         _require_possible(path, shape, row_bytes)
         if last or not (isinstance(leaf, Column) or leaf.is_plain):
@@ -132,9 +132,9 @@ class Padding(Joining):
         return self.reading.sent(out)
 
     def joined(self) -> Any:
-        """The batch, with its masks."""
+        """Returns the batch with its masks."""
         batch = super().joined()
-        made: dict[bytes, torch.Tensor] = {}  # of the same lengths
+        made: dict[bytes, torch.Tensor] = {}  # masks by the lengths that they belong to
         masks: dict[KeyPath, torch.Tensor] = {}
         for path, dims in self._masks:
             mask = made.get(dims.tobytes())
@@ -161,12 +161,12 @@ class Padding(Joining):
         return batch
 
     def _mask(self, path: KeyPath, dims: Ints) -> torch.Tensor:
-        """bool[n, *longest]: True within ``dims``, int64[n, rank]."""
+        """Returns a mask, bool ``[n, *longest]``, True within ``dims``, int64 ``[n, rank]``."""
         shape: list[int] = dims.max(axis=0).tolist()
         _require_possible(path, shape, math.prod(shape))
         found = np.ones((len(dims), *shape), np.bool_)
         for dim, size in enumerate(shape):
-            numbers = np.arange(size, dtype=np.uint32)  # no dim is longer, and 64 bits take twice
+            numbers = np.arange(size, dtype=np.uint32)  # 32 bits suffice, and 64 take twice as long
             within = numbers < dims[:, dim, None].astype(np.uint32)
             where = [1] * len(shape)
             where[dim] = size
@@ -183,7 +183,7 @@ def _filled(tensors: Sequence[torch.Tensor], shape: list[int], value: float) -> 
 
 
 def _require_possible(path: KeyPath, shape: list[int], nbytes: int) -> None:
-    """Before anything is allocated: shapes with a zero in them may say anything."""
+    """Checks a size before it is allocated, because a shape with a zero may have any sizes."""
     if nbytes > MAX_RAW_BYTES:
         raise RuntimeError(
             f"{name_of(path)} would be padded to {shape}, which is {nbytes} bytes an item where "
@@ -192,7 +192,7 @@ def _require_possible(path: KeyPath, shape: list[int], nbytes: int) -> None:
 
 
 def _require_few(path: KeyPath, shape: list[int]) -> None:
-    """Steps without a byte in them may be any number, and a mask takes a byte for each."""
+    """Limits masks of leaves without bytes, which may have any number of steps."""
     if math.prod(shape) > _MAX_HOLLOW_STEPS:
         raise RuntimeError(
             f"{name_of(path)} holds no numbers, and its shape asks for a mask of {shape} an item: "

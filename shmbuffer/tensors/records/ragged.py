@@ -3,8 +3,8 @@
     records ─────┬─▶ columns ─┬─▶ pad       tokens [n, longest], mask [n, longest]
     TensorDicts ─┘            └─▶ densify   tokens [n, j]: torch's jagged tensor
 
-A column is a leaf of all items, and its rows go to their places by one native call. What torch must
-move itself, because a gradient goes through it or it is on another device, goes there one by one.
+A column is a leaf of all items, and one native call copies its rows to their places. torch copies
+rows one by one if they have a gradient or are on another device.
 """
 
 from __future__ import annotations
@@ -27,41 +27,39 @@ def pad(
     value: float | Mapping[Key, float] = 0.0,
     mask_key: Key | Mapping[Key, Key] | None = "mask",
 ) -> Any:
-    """TensorDicts whose leaves differ in shape as one dense batch, with a mask.
+    """Pads TensorDicts whose leaves differ in shape to one dense batch with a mask.
 
-    Every leaf becomes a tensor ``[n, *longest]``: behind the end of an item stands ``value``. The
-    mask says what is an item's own: bool, True there. It has the dims of the leaf as far as they
-    differ between items (``[n, longest]`` for sequences), and those of the batch.
+    Every leaf becomes a tensor ``[n, *longest]``, with ``value`` after the end of each item. The
+    mask is bool, and True for the elements of the item. Its dims are those of the batch and those
+    in which the items differ (``[n, longest]`` for sequences).
 
     Args:
-        data: a lazy stack (along dim 0) or a list of TensorDicts or tensorclasses. What an item
-            does not have is a leaf of length 0.
-        value: behind the end; or one for each leaf, by its key, and 0 for the others.
-        mask_key: where the mask is. Leaves that all differ in the same dims and lengths have one
-            mask, under this key. Otherwise there is a TensorDict of masks under it, each under the
-            key of its leaf. Where all items of a batch happen to be equally long, every leaf that
-            has dims counts as one that differs.
+        data: a lazy stack (along dim 0) or a list of TensorDicts or tensorclasses. A missing leaf
+            counts as a leaf of length 0.
+        value: the padding; or a dict from leaves to their padding, with 0 for the others.
+        mask_key: key of the mask. Leaves that differ in the same dims and lengths share one mask
+            under this key. Otherwise the key has a TensorDict of masks, each under the key of its
+            leaf. If all items of a batch happen to be equally long, every leaf with dims is masked.
 
-            A dict from leaves to masks says it beforehand, and gives every batch the same keys:
-            ``{"tokens": "mask", "logp": "mask", "prompt": "prompt_mask"}``. These leaves are
-            masked, also where they happen to be equally long; no other leaf may differ.
+            A dict from leaves to masks gives every batch the same keys:
+            ``{"tokens": "mask", "logp": "mask", "prompt": "prompt_mask"}``. These leaves are always
+            masked, and no other leaf may differ.
 
-            None is without a mask.
+            None makes no mask.
 
     Returns:
-        A TensorDict ``[n, *batch]``. Text and other objects are a NonTensorStack; where they are
-        fewer in some items, None follows them. A tensorclass comes out as a TensorDict if a mask
-        is added, for which it has no field.
+        A TensorDict ``[n, *batch]``. Text and other objects are a NonTensorStack, padded with None.
+            A tensorclass becomes a TensorDict if a mask is added, because it has no field for it.
 
     Raises:
         EmptyBufferError: there are no items.
-        TypeError: an item is something else; a leaf is no tensor in some items.
-        KeyError: a key that no item has; a mask under a key that they have.
-        RuntimeError: a leaf differs in dtype or in how many dims it has, or differs and is not
-            among those that ``mask_key`` names; leaves of one mask differ in length.
+        TypeError: an item has another type, or a leaf is not a tensor in some items.
+        KeyError: no item has a given leaf, or an item has an entry at the key of a mask.
+        RuntimeError: a leaf differs in dtype or number of dims, a leaf that ``mask_key`` does not
+            name differs in shape, or leaves of one mask differ in length.
 
-    Cost: 1.5 µs a leaf of an item, and a copy; of records of one form 0.5 µs a record, 40 µs a
-    leaf, and a copy or the decompression.
+    Cost: 1.5 µs per leaf of an item, and a copy. For records of one form 0.5 µs per record, 40 µs
+        per leaf, and a copy or the decompression.
 
     Example:
         >>> import torch
@@ -79,26 +77,26 @@ def pad(
 
 
 def densify(data: Any, keys: Collection[Key] = ()) -> Any:
-    """TensorDicts whose leaves differ in shape as one batch of nested tensors (``torch.jagged``).
+    """Joins TensorDicts whose leaves differ in shape to a batch of jagged nested tensors.
 
-    It is what ``LazyStackedTensorDict.densify(layout=torch.jagged)`` gives. Leaves of the same
+    The result is that of ``LazyStackedTensorDict.densify(layout=torch.jagged)``. Leaves of the same
     lengths share their offsets, so that torch can compute with them together.
 
     Args:
-        data: a lazy stack (along dim 0) or a list of TensorDicts or tensorclasses. What an item
-            does not have is a leaf of length 0.
-        keys: of leaves that are nested along their first dim also where all items of a batch happen
-            to be equally long.
+        data: a lazy stack (along dim 0) or a list of TensorDicts or tensorclasses. A missing leaf
+            counts as a leaf of length 0.
+        keys: leaves that are always nested along their first dim, even if all items are equally
+            long.
 
     Returns:
-        A TensorDict ``[n, *batch]``, -1 where batch sizes differ. A leaf that differs in no dim is
-        dense. Text and other objects are a NonTensorStack.
+        A TensorDict ``[n, *batch]``, with -1 for batch sizes that differ. A leaf of one shape is
+            dense. Text and other objects are a NonTensorStack.
 
     Raises:
         EmptyBufferError: there are no items.
-        TypeError: an item is something else; a leaf is no tensor in some items.
-        KeyError: a key that no item has.
-        RuntimeError: a leaf differs in dtype, in how many dims it has, or in several dims.
+        TypeError: an item has another type, or a leaf is not a tensor in some items.
+        KeyError: no item has a given leaf.
+        RuntimeError: a leaf differs in dtype, in number of dims, or in several dims.
 
     Cost: that of `pad`, and 70 µs for each nested tensor.
     """
@@ -106,7 +104,7 @@ def densify(data: Any, keys: Collection[Key] = ()) -> Any:
 
 
 def _columns(data: Any) -> tuple[Table, TensorReading]:
-    """Items as columns; records as they lie, where they are TensorDicts of one tree."""
+    """Returns the columns of items; records are read as they are if they have one tree."""
     decoder = TensorDecoder()
     if isinstance(data, RawBatch):
         decoder, batch = data.decoder, writable(data.batch)
