@@ -1,12 +1,12 @@
 """A handle on the buffer of another process: straight to its memory, or by way of its owner.
 
     handle.sample() ──▶ LocalHandle ──▶ the owner's directory, open here   if it can be reached
-                   └──▶ Owner, by RPC                                      everything else
+                   └──▶ Owner, by a request                                everything else
 
-It has every public method and property of the buffer's class. Calls that move data take the direct
-path if there is one; the owner makes changes to the buffer (`set_sampler`, `empty`, `dumps`, ...).
-The handle asks for the owner's address once, at the first use. Afterwards the owner may be busy,
-stopped or dead.
+A handle has every public method and property of the buffer's class. Calls that move data take the
+direct path if there is one; the owner makes changes to the buffer (`set_sampler`, `empty`, `dumps`,
+...). The handle asks for the owner's address once, at its first use. Afterwards the owner may be
+busy, stopped or dead.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from shmbuffer.distributed.nearby import (
     Unreachable,
     approach,
 )
-from shmbuffer.distributed.owner import METHODS, PROPERTIES, Itself, Message
+from shmbuffer.distributed.owner import GROUP_OF, Itself, Message
 from shmbuffer.errors import BufferInUseError
 from shmbuffer.memory.system.fork_lock import ForkLock
 
@@ -49,11 +49,11 @@ class Handle:
     _looking = ForkLock()
 
     def __init__(self, offer: Address | None = None, remote_only: str = "") -> None:
-        self._offer = offer  # if it is known already
+        self._offer = offer  # of the handle that this one is a copy of
         self._remote_only = remote_only  # why the direct path is not wanted; "": it is
         self._near: LocalHandle | None = None
         self._apart = remote_only  # why there is no direct path
-        self._settled = bool(remote_only)  # whether this cannot change
+        self._settled = bool(remote_only)  # whether this cannot change by itself
 
     def _ask(self, request: str, *args: Any) -> Any:
         """Calls a method of `Owner`, and returns or raises what it does."""
@@ -64,8 +64,7 @@ class Handle:
     @property
     def direct(self) -> bool:
         """True if this handle reads, writes and samples in the owner's memory; see `paths`."""
-        near = self._reach()
-        return near is not None and len(near.direct) == len(GROUPS)
+        return all(way == "direct" for way in self.paths.values())
 
     @property
     def paths(self) -> dict[str, str]:
@@ -85,8 +84,7 @@ class Handle:
 
     def _carried(self) -> Address | None:
         """The offer for a handle that is made from this one."""
-        near = self._near
-        return self._offer if near is None else replace(near.offer, mark=near.mark)
+        return self._offer if self._near is None else self._near.offer
 
     def _reach(self, group: str | None = None) -> LocalHandle | None:
         """The owner's buffer in this process, if it can do ``group``."""
@@ -97,22 +95,19 @@ class Handle:
 
     def _look(self) -> LocalHandle | None:
         """Finds out, if need be again, whether the owner's memory can be reached."""
+        if self._near is None and self._settled:
+            return None
         with self._looking:
             if self._near is not None:
                 self._catch_up(self._near)
             elif not self._settled:
-                self._approach()
+                carried, self._offer = self._offer, None
+                if carried is not None:
+                    self._follow(carried)
+                if self._near is None:  # another machine, or the offer is out of date
+                    self._settled = False
+                    self._follow(self._ask("offer"))
             return self._near
-
-    def _approach(self) -> None:
-        carried, self._offer = self._offer, None
-        if carried is not None:
-            try:
-                self._near = approach(carried)
-                return
-            except Unreachable:  # another machine, or the offer is out of date
-                pass
-        self._follow(self._ask("offer"))
 
     def _follow(self, offer: Address) -> None:
         """Opens an offer of the owner, in place of the one that is open."""
@@ -130,17 +125,17 @@ class Handle:
         try:
             offer = self._ask("offer")
         except self.owner_is_gone:
-            near.mark = mark  # not the owner's: a dead owner changes no configuration
-            return
-        if replace(offer, mark="") != replace(near.offer, mark=""):
+            offer = near.offer  # the mark is not the owner's: a dead owner changes nothing
+        if offer != near.offer:
             self._follow(offer)
-        if self._near is not None and self._near.offer.path == near.offer.path:
-            self._near.mark = mark
+        now = self._near
+        if now is not None and now.offer.path == near.offer.path:
+            now.offer = replace(now.offer, mark=mark)
 
     # -- the methods of a buffer ---------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        """Samples until the sampler has run out; the pass of an owner is one for all handles."""
+        """Samples until the sampler has run out. All handles share one pass of the owner's."""
         while (near := self._reach(SAMPLE)) is not None:  # direct draws never run out
             yield near.buffer.sample()
         while (batch := self._call("next")) is not None:
@@ -155,13 +150,15 @@ class Handle:
         for start in range(0, self._ask("extent"), chunk):
             yield self._call("__getitem__", slice(start, start + chunk))
 
-    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Calls a method of the buffer, directly or through the owner."""
-        group = METHODS.get(name)
-        near = None if group is None else self._reach(group)
+    @functools.wraps(TensorDictReplayBuffer.submit_update_if_present)
+    def _submit(self, **update: Any) -> Future[Any]:
+        near = self._reach(WRITE)
         if near is not None:
-            result = getattr(near.buffer, name)(*args, **kwargs)
-            return self if result is near.buffer else result
+            return near.buffer.submit_update_if_present(**update)
+        return done(functools.partial(self._call, "update_if_present", **update))
+
+    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Has the owner call a method of the buffer."""
         try:
             result = self._ask("call", name, args, kwargs)
         except BufferInUseError:  # nothing was changed
@@ -169,19 +166,19 @@ class Handle:
                 raise
             self.detach()  # this handle may be the one that uses it
             result = self._ask("call", name, args, kwargs)
-        if group is None:
+        if name not in GROUP_OF:
             self._look_again()
         if isinstance(result, Message):
             return pickle.loads(result.data)
         return self if result is Itself else result
 
     def _look_again(self) -> None:
-        """After a change of the buffer it may be reachable."""
+        """Looks for a direct path again, which there may be after a change of the buffer."""
         if self._near is None and not self._remote_only:
             self._settled = False
 
     def __getattr__(self, name: str) -> Any:
-        """Attributes of the owner's class that `TensorDictReplayBuffer` does not have."""
+        """Returns attributes of the owner's class that `TensorDictReplayBuffer` does not have."""
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if name in LIFECYCLE:
@@ -195,34 +192,21 @@ class Handle:
 
 
 def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    group = METHODS.get(name)
+    group = GROUP_OF.get(name)
 
     @functools.wraps(original)
     def method(self: Handle, *args: Any, **kwargs: Any) -> Any:
-        near = self._near  # the direct path first: a whole call may take only 10 µs
-        if near is not None and group in near.direct and near.is_current():
-            result = getattr(near.buffer, name)(*args, **kwargs)
-            return self if result is near.buffer else result
-        return self._call(name, *args, **kwargs)
+        near = None if group is None else self._reach(group)
+        if near is None:
+            return self._call(name, *args, **kwargs)
+        result = getattr(near.buffer, name)(*args, **kwargs)
+        return self if result is near.buffer else result
 
     return method
 
 
-def _submitting(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A change in the background; through the owner it is done at once."""
-
-    @functools.wraps(original)
-    def submit(self: Handle, **update: Any) -> Future[Any]:
-        near = self._reach(WRITE)
-        if near is not None:
-            return near.buffer.submit_update_if_present(**update)
-        return done(functools.partial(self._call, "update_if_present", **update))
-
-    return submit
-
-
 def _property(name: str, original: property) -> property:
-    group = PROPERTIES.get(name)
+    group = GROUP_OF.get(name)
 
     def get(self: Handle) -> Any:
         near = None if group is None else self._reach(group)
@@ -240,7 +224,7 @@ def _forward(cls: type[Handle]) -> None:
     for name in dir(TensorDictReplayBuffer):
         if name in LIFECYCLE or name in vars(cls):
             continue
-        if name.startswith("_") and name not in METHODS:
+        if name.startswith("_") and name not in GROUP_OF:
             continue
         original = getattr(TensorDictReplayBuffer, name)
         if isinstance(original, property):
@@ -250,6 +234,4 @@ def _forward(cls: type[Handle]) -> None:
 
 
 _forward(Handle)
-Handle.submit_update_if_present = _submitting(  # type: ignore[attr-defined]
-    TensorDictReplayBuffer.submit_update_if_present
-)
+Handle.submit_update_if_present = Handle._submit  # type: ignore[attr-defined]

@@ -1,15 +1,15 @@
-"""Whether the buffer of another process can be reached in memory, and how.
+"""Decides whether a process can reach another one's buffer in memory, and opens it there.
 
     owner's process                                  this process
     buffer ──Address.of──▶ Address ── by RPC ──▶ approach ──▶ LocalHandle: the same directory
                          machine, directory, and the buffer's configuration, pickled
 
 A host name proves nothing: containers share one or have several, and networks repeat them. The two
-processes have to see the same boot id of the kernel, and under the path the same file.
+processes have to see the same boot id of the kernel, and the same file under the path.
 
-The buffer pickles to its path and configuration, never to its contents. So the copy has the owner's
-class, arguments, transforms and `collate_fn`, and reads and writes the owner's memory. State that
-belongs to one process stays with the owner, and these calls go there:
+A buffer is pickled as its path and configuration, without its contents. So the copy has the
+owner's class, arguments, transforms and `collate_fn`, and reads and writes the owner's memory.
+State that belongs to one process stays with the owner, and these calls go there:
 
 - drawing, if the sampler remembers its draws (a pass without replacement), uses a generator that
   the buffer was given, or is not one of shmbuffer;
@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 from shmbuffer.buffers import ReplayBuffer
-from shmbuffer.distributed.runtime import own_node
 from shmbuffer.memory import Engine
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.format import layout
@@ -70,8 +69,8 @@ class Address:
     # why the owner has to do the calls of one of `GROUPS`, or under ``""`` all calls
     refused: dict[str, str] = field(default_factory=dict)
     later: bool = False  # the first write will make a directory
-    mark: str = ""  # what the owner left in the directory with this offer
-    node: str = ""  # name of its Ray node, if only processes of that node are near
+    # what the owner left in the directory with this offer, or a client found there
+    mark: str = field(default="", compare=False)
 
     @property
     def place(self) -> tuple[Any, ...]:
@@ -115,7 +114,6 @@ class LocalHandle:
     def __init__(self, buffer: ReplayBuffer, offer: Address) -> None:
         self.buffer = buffer
         self.offer = offer
-        self.mark = offer.mark  # the mark up to which the owner's configuration is known
         # those of `GROUPS` that do not need the owner
         self.direct = frozenset(GROUPS) - offer.refused.keys()
         self._control = engine_of(buffer).seat.control
@@ -132,7 +130,7 @@ class LocalHandle:
         """The mark in the directory, if it is another than the known one; else None."""
         sequences = self._control.sequences
         mark = str(self._control.superblock().settings["extra"].get(MARK, ""))
-        if mark != self.mark:
+        if mark != self.offer.mark:
             return mark
         self._sequences = sequences
         return None
@@ -155,8 +153,6 @@ def approach(offer: Address, near: LocalHandle | None = None) -> LocalHandle:
         raise Unreachable(offer.refused[""])
     if offer.boot_id == identity.UNKNOWN_BOOT or offer.boot_id != identity.boot_id():
         raise Unreachable("its owner runs on another machine")
-    if offer.node and offer.node != own_node():
-        raise Unreachable(f"its owner runs on the node {offer.node}")
     storage: Any = None
     try:
         cls, state = pickle.loads(offer.payload)  # may fail, so before the directory is opened

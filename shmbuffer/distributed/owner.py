@@ -1,12 +1,12 @@
 """The part in the owner's process that serves handles in other processes.
 
-    Handle ──call, get, put, offer──▶ Owner ──▶ buffer
-                                        └─ mark ──▶ its directory, read by every `LocalHandle`
+    Handle ──answer: call, get, put, offer──▶ Owner ──▶ buffer
+                                                └─ mark ──▶ its directory, read by `LocalHandle`
 
-A process that opens the owner's directory has the transforms, `collate_fn`, sampler and batch size
-of that moment. After a call that may have changed them the owner pickles them again. If the result
-differs, it leaves a new mark in the directory, and a process that sees an unknown mark asks for
-them again. Calls that move data change no configuration and skip the comparison.
+A process that opens the owner's directory also has the transforms, `collate_fn`, sampler and batch
+size of that time. After a call that may have changed them, the owner pickles them again. If the
+result differs, the owner leaves a new mark in the directory, and a process that sees an unknown
+mark asks for them again. Calls that move data change no configuration and skip the comparison.
 """
 
 from __future__ import annotations
@@ -30,45 +30,26 @@ from shmbuffer.storages.ring_backed import RingBacked
 from shmbuffer.tensors.form.nodes import is_collection
 from shmbuffer.writers import Writer
 
-METHODS = {
-    "__getitem__": READ,
-    "__len__": READ,
-    "flush": READ,
-    "newest": READ,
-    "publish": READ,
-    "read_all_in_order": READ,
-    "stats": READ,
-    "__setitem__": WRITE,
-    "add": WRITE,
-    "extend": WRITE,
-    "set_": WRITE,
-    "set_at_": WRITE,
-    "update_": WRITE,
-    "update_if_present": WRITE,
-    "write_all": WRITE,
-    "can_sample": SAMPLE,
-    "mark_update": SAMPLE,
-    "next": SAMPLE,
-    "sample": SAMPLE,
-    "synchronize": SAMPLE,
-    "update_priority": SAMPLE,
-    "update_tensordict_priority": SAMPLE,
+_IN_MEMORY = {
+    READ: (
+        *("__getitem__", "__len__", "flush", "newest", "publish", "read_all_in_order", "stats"),
+        *("batch_size", "dim_extend", "initialized", "priority_key", "shared", "storage"),
+        *("transform", "write_count", "writer"),
+    ),
+    WRITE: (
+        *("__setitem__", "add", "extend", "set_", "set_at_", "update_", "update_if_present"),
+        "write_all",
+    ),
+    SAMPLE: (
+        *("can_sample", "mark_update", "next", "sample", "sampler", "synchronize"),
+        *("update_priority", "update_tensordict_priority"),
+    ),
 }
-"""Methods that move data, by kind. All others are the owner's."""
+GROUP_OF = {name: group for group, names in _IN_MEMORY.items() for name in names}
+"""Methods that move data, and properties that any process with the directory can read.
 
-PROPERTIES = {
-    "batch_size": READ,
-    "dim_extend": READ,
-    "initialized": READ,
-    "priority_key": READ,
-    "shared": READ,
-    "storage": READ,
-    "transform": READ,
-    "write_count": READ,
-    "writer": READ,
-    "sampler": SAMPLE,
-}
-"""Properties of the configuration or the directory, by kind. All others are the owner's."""
+The owner answers for all other names. Such a method may change the configuration.
+"""
 
 _EXCHANGE = ("set_sampler", "set_storage", "set_writer")
 
@@ -85,47 +66,51 @@ class Message:
 
 
 class Owner:
-    """Serves the handles of a buffer, one call at a time. ``dumps`` pickles its configuration."""
+    """Serves the handles of a buffer. ``dumps`` pickles the buffer's configuration."""
+
+    fatal: tuple[type[Exception], ...] = ()
+    """Errors after which the process of the owner cannot go on."""
 
     lock = ForkLock()
 
     def __init__(self, buffer: ReplayBuffer, dumps: Callable[[Any], bytes]) -> None:
         self.buffer = buffer
-        self.node = ""  # see `Address`
         self._dumps = dumps
         self._published: Address | None = None
         self._engine: Engine | None = None  # of the directory that the offer names
         self._former: list[Storage] = []  # in directories
 
+    def answer(self, request: str, args: tuple[Any, ...]) -> Any:
+        """Calls a method of this class, one at a time."""
+        with self.lock:
+            return getattr(self, request)(*args)
+
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a method; returns its result, with `Itself` or a `Message` for what stays here."""
-        with self.lock:
-            if name in _EXCHANGE and args:
-                args = (_made(args[0]), *args[1:])
-            result = getattr(self.buffer, name)(*args, **kwargs)
-            if name not in METHODS:
-                self.announce()
-            if result is self.buffer:
-                return Itself
-            return self._given_up(result) if name in _EXCHANGE else detached(result)
+        if name in _EXCHANGE and args:
+            args = (_made(args[0]), *args[1:])
+        result = getattr(self.buffer, name)(*args, **kwargs)
+        if name not in GROUP_OF:
+            self.announce()
+        if result is self.buffer:
+            return Itself
+        return self._given_up(result) if name in _EXCHANGE else detached(result)
 
     def get(self, name: str) -> Any:
         """Returns an attribute of the buffer."""
-        with self.lock:
-            return getattr(self.buffer, name)
+        return getattr(self.buffer, name)
 
     def put(self, name: str, value: Any) -> None:
         """Sets an attribute of the buffer."""
-        with self.lock:
-            setattr(self.buffer, name, value)
-            self.announce()
+        setattr(self.buffer, name, value)
+        self.announce()
 
     def is_method(self, name: str) -> bool:
         """True if an attribute can be called."""
         return callable(getattr(self.buffer, name))
 
     def extent(self) -> int:
-        """Slots up to the last one that was written, for iteration in order."""
+        """Returns the number of slots up to the last one that was written."""
         storage = self.buffer.storage
         if not isinstance(storage, RingBacked):
             return len(storage)
@@ -133,17 +118,16 @@ class Owner:
         return 0 if ring is None else extent(ring)
 
     def offer(self) -> Address:
-        """The buffer's address, with a mark that is in its directory."""
-        with self.lock:
-            offer = replace(Address.of(self.buffer, self._dumps), node=self.node)
-            if self._published is None or replace(self._published, mark="") != offer:
-                try:
-                    self._tell(offer)
-                except (ShmBufferError, ValueError) as error:  # closed; no room for a mark
-                    reason = f"its directory takes no mark ({error})"
-                    self._published = Address(offer.boot_id, offer.pid, refused={"": reason})
-            assert self._published is not None
-            return self._published
+        """Returns the buffer's address, with a mark that is in its directory."""
+        offer = Address.of(self.buffer, self._dumps)
+        if self._published != offer:
+            try:
+                self._tell(offer)
+            except (ShmBufferError, ValueError) as error:  # closed; no room for a mark
+                reason = f"its directory takes no mark ({error})"
+                self._published = Address(offer.boot_id, offer.pid, refused={"": reason})
+        assert self._published is not None
+        return self._published
 
     def announce(self) -> None:
         """Leaves a new mark if the configuration differs from the last offer."""
@@ -152,13 +136,13 @@ class Owner:
 
     def leave(self) -> None:
         """Removes the temporary directories of this process and closes the buffer."""
-        with self.lock:
-            for storage in (*self._former, self.buffer.storage):
-                if storage._location is not None and storage._location.auto_cleanup:
-                    storage.cleanup()
-            self.buffer.close()
+        for storage in (*self._former, self.buffer.storage):
+            if storage._location is not None and storage._location.auto_cleanup:
+                storage.cleanup()
+        self.buffer.close()
 
     def _tell(self, offer: Address) -> None:
+        """Leaves a new mark in the directory of the offer, and in that of the one before."""
         storage = self.buffer.storage
         before, now = self._engine, None
         if offer.path is not None and isinstance(storage, RingBacked):
@@ -171,25 +155,26 @@ class Owner:
         self._engine, self._published = now, replace(offer, mark=mark)
 
     def _given_up(self, part: Any) -> Message:
-        """Packs a part that was replaced, for the caller; None if it does not pickle. Closes it."""
+        """Packs a part that was replaced, or None if it cannot be pickled, and closes the part."""
         try:
-            parcel = Message(self._dumps(part))
+            message = Message(self._dumps(part))
         except Exception:  # pickling runs the code of users' classes
-            parcel = Message(self._dumps(None))
+            message = Message(self._dumps(None))
         if isinstance(part, Storage):
             part.close()
             if part.shared:
                 self._former.append(part)
-        return parcel
+        return message
 
 
 def _made(part: Any) -> Any:
+    """Calls a function that makes a part; returns anything else as it is."""
     parts = (Storage, Sampler, Writer)
     return part() if callable(part) and not isinstance(part, parts) else part
 
 
 def detached(data: Any) -> Any:
-    """Data that can be pickled: views of memory maps (``rb[a:b]``, not shared) are copied."""
+    """Copies views of memory maps (``rb[a:b]``, not shared), which cannot be pickled."""
 
     def copied(leaf: Any) -> Any:
         leaves = leaf.values(True, True) if is_collection(leaf) else [leaf]
@@ -200,7 +185,7 @@ def detached(data: Any) -> Any:
 
 
 def changed(data: Any, change: Callable[[Any], Any]) -> Any:
-    """Nested tuples, lists and dicts with everything else in them changed."""
+    """Applies ``change`` to everything in nested tuples, lists and dicts."""
     if type(data) in (tuple, list):
         return type(data)(changed(part, change) for part in data)
     if type(data) is dict:

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import logging
-import pickle
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from shmbuffer.buffers import ReplayBuffer
 from shmbuffer.distributed.handle import Handle
-from shmbuffer.distributed.host import Host, made_of, opened
+from shmbuffer.distributed.keeper import Keeper, asked, ended, made_of, opened, started
 from shmbuffer.distributed.nearby import Address
-from shmbuffer.distributed.owner import METHODS, changed
-from shmbuffer.distributed.runtime import STARTS_SOONER, RayUse, require_ray
+from shmbuffer.distributed.owner import GROUP_OF, changed
+from shmbuffer.distributed.runtime import RayUse, require_ray
 from shmbuffer.errors import BufferClosedError
 
 DEFAULT_REMOTE_CONFIG = {"num_cpus": 1}
 """An actor's default resources."""
-
-START_S = 10.0
-"""After this time a constructor logs that Ray has not started the actor yet."""
-
-SLOW_START_S = 120.0
-"""After this time it also logs that Ray may be killing workers that start slowly."""
-
-LEAVE_S = 5.0
-"""An actor that has not left the buffer by then is killed."""
-
-_log = logging.getLogger(__name__)
 
 
 class RayClient(Handle):
@@ -63,16 +50,15 @@ class RayClient(Handle):
             )
         if not self.has_gpu and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             args = changed(args, _on_cpu)
-        message = self._ray.cloudpickle.dumps((request, args))
-        whole = request == "call" and args[0] not in METHODS  # a save may take a long time
+        whole = request == "call" and args[0] not in GROUP_OF  # a save may take a long time
         try:
-            answer = self._ray.get(
-                self._actor.answer.remote(message), timeout=None if whole else self.timeout
+            message = self._ray.get(
+                asked(self._actor, request, *args), timeout=None if whole else self.timeout
             )
         except self._ray.exceptions.RayActorError as error:
             error.add_note(self._obituary())
             raise
-        return opened(answer)
+        return opened(np.array(message))  # the caller may keep, and change, what is in it
 
     def _obituary(self) -> str:
         """A note on the items of a dead actor."""
@@ -172,19 +158,20 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
         _check_transport(transport, transport_options)
         if delayed_init:
             kwargs["delayed_init"] = True
-        message = made_of(replay_buffer_cls, args, kwargs)
+        message = made_of(replay_buffer_cls, args, kwargs, front="RayReplayBuffer")
         options = DEFAULT_REMOTE_CONFIG if remote_config is None else remote_config
         self._ray_use: RayUse | None = RayUse(ray_init_config)
         actor = None
         try:
-            actor = ray.remote(Host).options(**options).remote(message)
+            actor = ray.remote(Keeper).options(**options).remote(message)
             super().__init__(
                 actor,
                 has_gpu=(options.get("num_gpus") or 0) > 0,
                 remote_only="transport='ray' was asked for" if transport == "ray" else "",
             )
-            self._wait_for_start(options)
-            self._ask("")
+            where = f"a RayReplayBuffer that asks for {options}"
+            (answer,) = started(where, {"actor": asked(actor, "")})
+            opened(answer)
         except BaseException:
             if actor is not None:
                 ray.kill(actor, no_restart=True)
@@ -247,16 +234,10 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
         ray_use, self._ray_use = self._ray_use, None
         if actor is None or ray_use is None:
             return
-        ray = self._ray
         try:
-            if ray.is_initialized():
-                leaving = actor.answer.remote(pickle.dumps(("leave", ())))
-                with suppress(ray.exceptions.RayActorError):  # it has died already
-                    for answer in ray.get(ray.wait([leaving], timeout=LEAVE_S)[0]):
-                        opened(answer)
+            for answer in ended([actor]):
+                opened(answer)
         finally:
-            if ray.is_initialized():
-                ray.kill(actor, no_restart=True)
             ray_use.release()
 
     def shutdown(self, timeout: float | None = None) -> None:
@@ -276,25 +257,6 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
             raise BufferClosedError(
                 f"this {type(self).__name__} was closed and cannot be used or started again; make "
                 "a new one, with the same scratch_dir if there is one"
-            )
-
-    def _wait_for_start(self, options: dict[str, Any]) -> None:
-        started = [self._actor.answer.remote(pickle.dumps(("", ())))]
-        if self._ray.wait(started, timeout=START_S)[0]:
-            return
-        _log.warning(
-            "waiting for Ray to start the actor of a RayReplayBuffer: it asks for %s, and %s are "
-            "free; remote_config={'num_cpus': 0} asks for less",
-            options,
-            self._ray.available_resources(),
-        )
-        if not self._ray.wait(started, timeout=SLOW_START_S - START_S)[0]:
-            _log.warning(
-                "Ray has not started the actor of a RayReplayBuffer for %g seconds. On a busy "
-                "machine Ray's workers hardly get a processor, because their niceness is 15, and "
-                "Ray kills one that has not registered after 60 seconds; %s",
-                SLOW_START_S,
-                STARTS_SOONER,
             )
 
 

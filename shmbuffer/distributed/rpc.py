@@ -14,7 +14,7 @@ from torch.distributed import rpc
 from shmbuffer.buffers import TensorDictReplayBuffer
 from shmbuffer.distributed.handle import Handle
 from shmbuffer.distributed.nearby import Address
-from shmbuffer.distributed.owner import METHODS, Owner
+from shmbuffer.distributed.owner import GROUP_OF, Owner
 
 # What rpc.remote() returns; torch may be built without RPC.
 _RREF: tuple[type, ...] = (rpc.PyRRef,) if rpc.is_available() else ()  # type: ignore[attr-defined]
@@ -100,8 +100,8 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
 
 def _answer(request: str, args: tuple[Any, ...], rref: Any) -> tuple[bool, Any]:
     try:
-        return True, getattr(_owner_of(rref.local_value()), request)(*args)
-    except Exception as error:  # raised again by who asked
+        return True, _owner_of(rref.local_value()).answer(request, args)
+    except Exception as error:  # raised again by the process that asked
         return False, error
 
 
@@ -113,9 +113,9 @@ def _owner_of(buffer: Any) -> Owner:
 
 
 def _client_of(rref: Any) -> RemoteClient:
-    """The handle for calls with ``rref`` in this process; it lives as long."""
+    """Returns the handle for calls with ``rref`` in this process, which lives as long as it."""
     client = _clients.get(rref)
-    if client is None:  # of two threads that make one, both get the first
+    if client is None:  # if two threads make one, both get the first
         client = _clients.setdefault(rref, RemoteClient(rref, weak=True))
     return client
 
@@ -135,7 +135,7 @@ def _accepting_an_rref(name: str, method: Callable[..., Any]) -> Callable[..., A
             return method(self, *args, **kwargs)
         with owner.lock:
             result = method(self, *args, **kwargs)
-            if name not in METHODS:
+            if name not in GROUP_OF:
                 owner.announce()
             return result
 

@@ -11,11 +11,12 @@ import pytest
 
 ray = pytest.importorskip("ray")
 
+
+from shmbuffer.distributed.message import packed  # noqa: E402
 from shmbuffer.distributed.shards import member as member_module  # noqa: E402
 from shmbuffer.distributed.shards import members as members_module  # noqa: E402
 from shmbuffer.distributed.shards.member import Sent, Update  # noqa: E402
 from shmbuffer.distributed.shards.members import Members  # noqa: E402
-from shmbuffer.distributed.shards.message import packed  # noqa: E402
 from shmbuffer.memory import Totals  # noqa: E402
 
 DIED = ray.exceptions.ActorUnavailableError
@@ -44,6 +45,8 @@ class Wire:
 
 
 class Method:
+    """A method of an actor: the reference to an answer is its name, and how often it was called."""
+
     def __init__(self, name: str) -> None:
         self.name, self.calls = name, 0
 
@@ -52,14 +55,23 @@ class Method:
         return f"{self.name}{self.calls}"
 
 
+class Answer:
+    """The method of a keeper that calls one of its owner."""
+
+    def __init__(self, keeper: str) -> None:
+        self.methods = {name: Method(f"{keeper}.{name}") for name in ("news", "step")}
+
+    def remote(self, request: bytes) -> str:
+        name, args = pickle.loads(request)
+        return self.methods[name].remote(*args)
+
+
 class Actor:
-    """A keeper, or the map: its calls are called as itself, the method, and how often it was."""
+    """A keeper, or the map."""
 
     def __init__(self, name: str) -> None:
         self._actor_id = name
-        self.news, self.step, self.keepers = (
-            Method(f"{name}.{what}") for what in ("news", "step", "keepers")
-        )
+        self.keepers, self.answer = Method(f"{name}.keepers"), Answer(name)
 
 
 def news(length: int, identity: int = 7) -> Any:
@@ -141,7 +153,7 @@ def test_a_keeper_that_cannot_open_its_directory_is_missing_and_the_log_says_why
     members: Members, wire: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
     b, _c = members
-    broken = packed((False, pickle.dumps((False, OSError("the disk is away"), ""))))
+    broken = packed((False, OSError("the disk is away"), ""))
     wire.come |= {"b.news2": news(10), "c.news2": broken}
     members.refresh(all_of_them=True)
     assert members.living() == [b]

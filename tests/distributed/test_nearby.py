@@ -27,7 +27,7 @@ from shmbuffer import (
 )
 from shmbuffer.distributed.handle import Handle
 from shmbuffer.distributed.nearby import Address, LocalHandle, Unreachable, approach
-from shmbuffer.distributed.owner import METHODS, Owner
+from shmbuffer.distributed.owner import GROUP_OF, Owner
 from shmbuffer.memory.format import layout
 from tests.distributed.parts import (
     Oldest,
@@ -317,7 +317,7 @@ def test_an_attached_listener_keeps_writes_in_the_owners_process(make: Make) -> 
 def test_weights_go_by_the_owners_directory_or_by_the_owner(make: Make, near: Any) -> None:
     owner = Owner(make(writer=Picky()), pickle.dumps)
     theirs = near(owner.offer())
-    assert {METHODS["publish"], METHODS["newest"]} <= theirs.direct
+    assert {GROUP_OF["publish"], GROUP_OF["newest"]} <= theirs.direct
     assert theirs.buffer.publish({"w": torch.ones(2)}, 5) == 1
     found = pickle.loads(pickle.dumps(owner.call("newest", (), {"than": 0})))
     assert (found.version, found.step) == (1, 5)

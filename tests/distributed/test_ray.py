@@ -325,7 +325,7 @@ def test_saved_and_loaded(rb: RayReplayBuffer, tmp_path: Path) -> None:
 def test_what_the_class_has_beyond_the_family(rb: RayReplayBuffer) -> None:
     assert rb.motto == "nothing is lost"
     assert rb.pid() != os.getpid()
-    assert _command_of(rb.pid()).startswith("ray::Host")
+    assert _command_of(rb.pid()).startswith("ray::Keeper")
 
 
 def test_an_error_that_cannot_travel_arrives_in_words(rb: RayReplayBuffer) -> None:
@@ -729,10 +729,11 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_slow_start_says_what_ray_does_to_slow_workers(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("shmbuffer.distributed.ray.START_S", 0.0)
-    monkeypatch.setattr("shmbuffer.distributed.ray.SLOW_START_S", 0.0)
+    monkeypatch.setattr("shmbuffer.distributed.keeper.START_S", 0.0)
+    monkeypatch.setattr("shmbuffer.distributed.keeper.SLOW_START_S", 0.0)
     with made(storage=partial(LazyTensorStorage, 4)) as buffer:
         assert buffer.is_alive
     waits, killed = caplog.messages
-    assert waits.startswith("waiting for Ray to start the actor of a RayReplayBuffer")
+    assert waits.startswith("a RayReplayBuffer that asks for {'num_cpus': 0}: Ray has not started")
+    assert waits.endswith("remote_config={'num_cpus': 0} asks for less")
     assert "set RAY_worker_niceness=0 and RAY_worker_register_timeout_seconds=600" in killed

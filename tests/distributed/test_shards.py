@@ -21,13 +21,12 @@ from shmbuffer import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from shmbuffer.distributed.owner import Owner
-from shmbuffer.distributed.shards.keeper import face_of, updated
+from shmbuffer.distributed.message import packed, unpacked
 from shmbuffer.distributed.shards.member import Member
 from shmbuffer.distributed.shards.members import Members
-from shmbuffer.distributed.shards.message import packed, unpacked
+from shmbuffer.distributed.shards.shard import Shard
 from shmbuffer.distributed.shards.shard_batches import SHARD, ShardBatches
-from shmbuffer.distributed.shards.shard_pieces import identity_in, joined, piece_of
+from shmbuffer.distributed.shards.shard_pieces import identity_in, joined, piece_of, updated
 from shmbuffer.distributed.shards.shares import Weighed, effective_size, factors_of
 from tests.kit.rings import ring_of
 
@@ -110,7 +109,7 @@ def masses(shards: Three) -> np.ndarray:
 
 def batches_of(shards: Three, home: str | None = None) -> ShardBatches:
     first = next(iter(shards))
-    return ShardBatches(shards, face_of(Owner(first.buffer, lambda _: b"")), home)
+    return ShardBatches(shards, Shard(first.buffer, lambda _: b"", first.node).face(), home)
 
 
 def drawn(batches: ShardBatches, count: int, rounds: int, beta: float = 1.0) -> Iterator[Any]:

@@ -43,7 +43,7 @@ from shmbuffer import (
     TensorStorage,
 )
 from shmbuffer.cli import main
-from shmbuffer.distributed.host import Host, made_of, opened
+from shmbuffer.distributed.keeper import Keeper, made_of, opened
 from shmbuffer.distributed.shards.sharded_client import ShardedClient
 from tests.distributed.test_shard_saves import Shards
 
@@ -210,20 +210,21 @@ BUFFERS: dict[str, Make] = {
 class _InActor:
     """The actor of a `RayReplayBuffer`, in this process: a handle only sends it the call."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
 
     @classmethod
     @contextmanager
     def made(cls, where: Path) -> Iterator[_InActor]:
         storage = partial(LazyTensorStorage, SIZE)
-        found = cls(Host(made_of(TensorDictReplayBuffer, (), {"storage": storage})))
+        parts = made_of(TensorDictReplayBuffer, (), {"storage": storage}, front="RayReplayBuffer")
+        found = cls(Keeper(parts))
         found.extend(items())
         yield found
         found._ask("leave", ())
 
     def _ask(self, request: str, args: tuple[Any, ...]) -> Any:
-        return opened(self._host.answer(pickle.dumps((request, args))))
+        return opened(self._keeper.answer(pickle.dumps((request, args))))
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return lambda *args, **kwargs: self._ask("call", (name, args, kwargs))

@@ -12,8 +12,7 @@
     shard_batches   a batch: begun with a message to each shard, finished when they answer
     shares          how many items each shard draws, and their weights
     shard_pieces    the pieces of a batch, one from each shard, and how they are joined
-    message         a piece as one array of bytes
-    keeper          the actor that owns the buffer of a node, and draws from it
+    shard           the owner of a node's buffer, in its keeper, and draws from it
     shard_map       the actor that knows the keepers, and makes one on each node
     metrics         the numbers of all shards for Prometheus
     limited         a handle's access to flow control

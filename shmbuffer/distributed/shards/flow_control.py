@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from shmbuffer.distributed.keeper import asked, opened
 from shmbuffer.distributed.shards.bank import Bank, Report, latest
-from shmbuffer.distributed.shards.member import told
 from shmbuffer.distributed.shards.quota import HOLD, KEEP, LOOK, OPEN, KeeperReply
 from shmbuffer.errors import RateLimitError
 from shmbuffer.memory import RateLimiter
@@ -257,7 +257,7 @@ class FlowControl:
         """Sends all keepers the state with the order, or the room that was planned for them."""
         ray, bank = self._ray, self._bank
         state = None if bank is None or not bank.state.setting else bank.state
-        asked: dict[Any, str] = {}
+        sent: dict[Any, str] = {}
         for node, keeper in self._keepers().items():
             if (late := self._late.get(node)) is not None:
                 if not ray.wait([late], timeout=0)[0]:
@@ -267,19 +267,20 @@ class FlowControl:
                 continue
             shard = self._shards.get(node, "")
             room = self._orders.get(shard) if order == KEEP else None
-            asked[keeper.flow.remote(self._number, state, order if room is None else room)] = node
-        if not asked:
+            request = "flow", self._number, state, order if room is None else room
+            sent[asked(keeper, *request)] = node
+        if not sent:
             return {}
-        ready, late_ones = ray.wait(list(asked), num_returns=len(asked), timeout=timeout)
-        self._late |= {asked[ref]: ref for ref in late_ones}
+        ready, late_ones = ray.wait(list(sent), num_returns=len(sent), timeout=timeout)
+        self._late |= {sent[ref]: ref for ref in late_ones}
         found: dict[str, KeeperReply] = {}
         for ref in ready:
             try:
-                found[asked[ref]] = told(ray.get(ref))
+                found[sent[ref]] = opened(ray.get(ref))
             except ray.exceptions.RayError:
                 continue  # being started again
             except Exception as error:
-                _log.warning("%s: the shard of node %s: %s", self._where, asked[ref], error)
+                _log.warning("%s: the shard of node %s: %s", self._where, sent[ref], error)
         self._shards |= {node: one.shard for node, one in found.items()}
         return found
 

@@ -1,7 +1,7 @@
 """One shard, as a client sees it: in memory on its own node, else its keeper through Ray.
 
 A shard whose keeper has died, or does not answer in time, counts as empty until it answers again.
-With that a new life begins: answers to messages of the life before are dropped.
+Then a new life begins, and answers to messages of the life before are dropped.
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ import logging
 import time
 from typing import Any, NamedTuple
 
-from shmbuffer.distributed.host import opened
+from shmbuffer.distributed.keeper import asked, opened
 from shmbuffer.distributed.nearby import SAMPLE, WRITE
 from shmbuffer.distributed.ray import RayClient
-from shmbuffer.distributed.shards.keeper import updated
-from shmbuffer.distributed.shards.message import unpacked
-from shmbuffer.distributed.shards.shard_pieces import Piece, identity_in, pieces_of, ring_in
-from shmbuffer.errors import BufferUnlinkedError, EmptyBufferError
+from shmbuffer.distributed.shards.shard_pieces import NOTHING, Piece, news_of, pieces_of, updated
+from shmbuffer.errors import BufferUnlinkedError
 from shmbuffer.memory import Totals
 
 FRESH_S = 0.1
@@ -24,8 +22,6 @@ FRESH_S = 0.1
 
 PROBE_S = 0.5
 """The interval of requests to the map, and to a shard that does not answer."""
-
-_NOTHING = Totals(0.0, 0.0, None, 0)
 
 _log = logging.getLogger(__name__)
 
@@ -82,9 +78,10 @@ class Member:
         patience: int,  # updates that may wait for a draw, to be sent with it
     ) -> None:
         self.node, self._where = node, where
-        self._is_here, self._timeout = is_here, timeout
+        self._timeout = timeout
+        self._away = "" if is_here else f"its owner runs on the node {node}"
         self.identity: int | None = None
-        self.totals = _NOTHING
+        self.totals = NOTHING
         self.capacity = 0
         self.seen = -FRESH_S
         self.lives = True
@@ -99,8 +96,7 @@ class Member:
 
     def _take(self, keeper: Any) -> None:
         self.keeper = keeper
-        away = "" if self._is_here else f"its owner runs on the node {self.node}"
-        self.handle = RayClient(keeper, has_gpu=False, remote_only=away)
+        self.handle = RayClient(keeper, has_gpu=False, remote_only=self._away)
         self.handle.timeout = self._timeout
         self.handle.owner_is_gone = (self.handle._ray.exceptions.RayError,)
 
@@ -113,7 +109,7 @@ class Member:
 
     def near(self, group: str) -> Any:
         """The shard's buffer in this process; None if it cannot be reached."""
-        if not self._is_here or not (self.lives or self.handle._near is not None):
+        if not self.lives and self.handle._near is None:
             return None
         try:
             reached = self.handle._reach(group)
@@ -129,7 +125,7 @@ class Member:
     def is_empty(self) -> None:
         """Notes that it has no items any more."""
         if self.lives:
-            self.learn(_NOTHING._replace(max_priority=self.totals.max_priority), None)
+            self.learn(NOTHING._replace(max_priority=self.totals.max_priority), None)
 
     def learn(self, totals: Totals, identity: int | None) -> None:
         """Notes the state that the shard has reported."""
@@ -149,7 +145,7 @@ class Member:
             )
         elif why != self._why:
             _log.warning("%s: the shard of node %s: %s", self._where, self.node, why)
-        self.lives, self.totals, self._probe = False, _NOTHING, None
+        self.lives, self.totals, self._probe = False, NOTHING, None
         self.life += 1
         self._why = why
         self._probed = time.monotonic()
@@ -166,7 +162,7 @@ class Member:
     def whole(self, name: str, *args: Any) -> Any:
         """Calls a method for the whole shard without a timeout; RuntimeError if it died."""
         try:
-            return self.handle._call(name, *args)
+            return getattr(self.handle, name)(*args)
         except self.handle.owner_is_gone as error:
             self.lose(type(error).__name__)
             raise RuntimeError(
@@ -175,26 +171,25 @@ class Member:
             ) from error
 
     def look(self) -> bool:
-        """Reads its totals in memory; whether that was possible."""
+        """Reads its totals in memory; False if that is not possible."""
         buffer = self.near(SAMPLE)
         if buffer is None:
             return False
-        try:
-            totals = ring_in(buffer).totals()
-        except EmptyBufferError:
+        identity, totals, capacity = news_of(buffer, self.node)
+        if identity is None:
             return False
-        self.capacity = buffer.storage.max_size
-        self.learn(totals, identity_in(buffer, self.node))
+        self.capacity = capacity
+        self.learn(totals, identity)
         return True
 
-    def ask_news(self) -> Sent:
-        """Asks the keeper for its totals."""
-        return Sent(self.keeper.news.remote(), self.life)
+    def ask(self, name: str, *args: Any) -> Sent:
+        """Sends the keeper a call of a method of `Shard`."""
+        return Sent(asked(self.keeper, name, *args), self.life)
 
     def take_news(self, message: Any) -> None:
-        """Takes in the keeper's answer."""
+        """Takes in the keeper's answer to the call of `Shard.news`."""
         try:
-            identity, totals, self.capacity = told(message)
+            identity, totals, self.capacity = opened(message)
         except Exception as error:  # it answers, but cannot open its directory
             self.lose(f"{type(error).__name__}: {error}")
         else:
@@ -206,7 +201,7 @@ class Member:
         if self._probe is None:
             if time.monotonic() - self._probed >= PROBE_S:
                 self._probed = time.monotonic()
-                self._probe = self.keeper.news.remote()
+                self._probe = self.ask("news").ref
             return
         if ray.wait([self._probe], timeout=0)[0]:
             answer, self._probe = self._probe, None
@@ -252,13 +247,7 @@ class Member:
         """A message to the keeper, with the priorities that wait for one."""
         waiting, self._waiting = self._waiting, []
         given = [update.given for update in waiting]
-        answer = Sent(self.keeper.step.remote(given, orders), self.life)
+        answer = self.ask("step", given, orders)
         for at, update in enumerate(waiting):
             update.answer = answer, at
         return answer
-
-
-def told(message: Any) -> Any:
-    """Unpacks a message of a keeper: returns its result, or raises its error."""
-    done, result = unpacked(message)
-    return result if done else opened(result)

@@ -96,7 +96,7 @@ class Members:
             if member.look():
                 continue
             if member.lives:
-                asked.append((member, member.ask_news()))
+                asked.append((member, member.ask("news")))
             else:
                 member.probe(self._ray)
         for member, _, message in self.answers(asked):

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from shmbuffer.buffers import ReplayBuffer
-from shmbuffer.distributed.host import made_of
-from shmbuffer.distributed.ray import LEAVE_S
-from shmbuffer.distributed.runtime import STARTS_SOONER, RayUse, living_nodes, require_ray
+from shmbuffer.distributed.keeper import LEAVE_S, asked, ended, made_of, started
+from shmbuffer.distributed.runtime import RayUse, living_nodes, require_ray
 from shmbuffer.distributed.shards.limited import require_ratio
 from shmbuffer.distributed.shards.members import START_S
 from shmbuffer.distributed.shards.metrics import ShardMetrics
@@ -115,9 +114,10 @@ class ShardedReplayBuffer(ShardedClient):
             if kwargs.get(argument):
                 raise NotImplementedError(f"ShardedReplayBuffer({argument}=...): {instead}")
         require_ratio(rate_limiter)
-        parts = made_of(replay_buffer_cls, (), {"storage": storage, **kwargs})
+        options = {"storage": storage, **kwargs}
+        parts = made_of(replay_buffer_cls, (), options, front="ShardedReplayBuffer")
         name = name or f"buffer-{secrets.token_hex(4)}"
-        options = _options(name, prefetch, locality, rank, answer_timeout)
+        client_options = _options(name, prefetch, locality, rank, answer_timeout)
         self._ray_use: RayUse | None = RayUse(ray_init_config)
         self._map: Any = None
         self._metrics: ShardMetrics | None = None
@@ -138,11 +138,12 @@ class ShardedReplayBuffer(ShardedClient):
                     limiter=rate_limiter,
                 )
             )
-            ((keepers, _),) = _started(ray, name, {"map": self._map.keepers.remote()})
-            ready = {node: keeper.__ray_ready__.remote() for node, keeper in keepers.items()}
-            _started(ray, name, {f"keeper of {node}": ref for node, ref in ready.items()})
-            _started(ray, name, {"flow control": self._map.flow.remote("rate")})
-            super().__init__(options)
+            where = f"the sharded buffer {name!r}"
+            ((keepers, _),) = started(where, {"map": self._map.keepers.remote()}, START_S)
+            ready = {f"keeper of {node}": asked(one, "") for node, one in keepers.items()}
+            started(where, ready, START_S)
+            started(where, {"flow control": self._map.flow.remote("rate")}, START_S)
+            super().__init__(client_options)
             if metrics_port is not None:
                 base = Path(storage.keywords["scratch_dir"])
                 self._metrics = ShardMetrics(self.client, base, metrics_port)
@@ -221,11 +222,7 @@ class ShardedReplayBuffer(ShardedClient):
                 with suppress(ray.exceptions.RayError):  # it may be starting again
                     keepers |= ray.get(shard_map.end.remote(), timeout=LEAVE_S)
                 ray.kill(shard_map, no_restart=True)
-                leaving = [keeper.leave.remote() for keeper in keepers.values()]
-                if leaving:
-                    ray.wait(leaving, num_returns=len(leaving), timeout=LEAVE_S)
-                for keeper in keepers.values():
-                    ray.kill(keeper, no_restart=True)
+                ended(keepers.values())
         finally:
             if ray_use is not None:
                 ray_use.release()
@@ -245,20 +242,6 @@ def _options(
     if not 0 < answer_timeout < math.inf:
         raise ValueError(f"answer_timeout has to be a number of seconds, got {answer_timeout!r}")
     return Options(name, prefetch or 0, locality, require_rank(rank), answer_timeout)
-
-
-def _started(ray: Any, name: str, asked: dict[str, Any]) -> list[Any]:
-    """The answers of actors that are being started."""
-    _, late = ray.wait(list(asked.values()), num_returns=len(asked), timeout=START_S)
-    if late:
-        missing = ", ".join(what for what, ref in asked.items() if ref in late)
-        raise TimeoutError(
-            f"the sharded buffer {name!r}: Ray has not started its {missing} within {START_S:g} s; "
-            f"{ray.available_resources()} are free. They are ended, and nothing was written: try "
-            "again when the nodes are less busy, ask for less with remote_config, or "
-            f"{STARTS_SOONER}"
-        )
-    return list(ray.get(list(asked.values())))
 
 
 def _require_free(ray: Any, name: str) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shmbuffer.distributed.host import opened
+from shmbuffer.distributed.keeper import opened
 from shmbuffer.distributed.runtime import require_ray
 from shmbuffer.distributed.shards.limited import Gate
 from shmbuffer.distributed.shards.member import Member
@@ -81,10 +81,7 @@ def _save_at_once(written: list[Member], folder: Path, gate: Gate) -> None:
     """Has all keepers save their shards at the same time."""
     ray = require_ray()
     waiting = {
-        member.keeper.answer.remote(
-            ray.cloudpickle.dumps(("call", ("dumps", (folder / member.node,), {})))
-        ): member
-        for member in written
+        member.ask("call", "dumps", (folder / member.node,), {}).ref: member for member in written
     }
     while waiting:
         ready, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=_RENEW_S)

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from shmbuffer.distributed.shards.member import Coming, Member, told
+from shmbuffer.distributed.keeper import opened
+from shmbuffer.distributed.shards.member import Coming, Member
 from shmbuffer.distributed.shards.members import Members
 from shmbuffer.distributed.shards.shard_pieces import Piece, joined
 from shmbuffer.distributed.shards.shares import Weighed, counts_of, effective_size, factors_of
@@ -143,7 +144,7 @@ class ShardBatches:
         }
         waiting = [(member, sent) for sent, (member, _) in replies.items()]
         for member, sent, message in self._members.answers(waiting):
-            _, pieces = told(message)
+            _, pieces = opened(message)
             replies[sent][1].pieces = pieces
             _learn(member, pieces[-1])
         came = []

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from shmbuffer.distributed.keeper import Keeper
 from shmbuffer.distributed.runtime import living_nodes, require_ray
 from shmbuffer.distributed.shards.flow_control import FlowControl
-from shmbuffer.distributed.shards.keeper import InNode, Keeper
+from shmbuffer.distributed.shards.shard import Shard
 from shmbuffer.memory import RateLimiter
 
 _LOOK_S = 0.5
@@ -155,8 +158,9 @@ class ShardMap:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         cls, args, kwargs = self._parts
-        here = {**kwargs, "storage": InNode(kwargs["storage"], node)}
-        made_of = ray.cloudpickle.dumps((cls, args, here))
+        storage = kwargs["storage"]
+        own = partial(storage, scratch_dir=Path(storage.keywords["scratch_dir"]) / node)
+        made_of = ray.cloudpickle.dumps((cls, args, {**kwargs, "storage": own}))
         options = {
             "num_cpus": 0,
             "max_restarts": -1,
@@ -166,4 +170,4 @@ class ShardMap:
             "lifetime": "detached",
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
         }
-        return ray.remote(Keeper).options(**options).remote(made_of, node)
+        return ray.remote(Keeper).options(**options).remote(made_of, Shard, node)

@@ -15,7 +15,7 @@ from shmbuffer.buffers.data_path.drawing import drawn
 from shmbuffer.distributed.nearby import engine_of
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Ring, Totals
-from shmbuffer.samplers import PrioritizedSampler
+from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.storages.storage import ring_of
 from shmbuffer.tensors.form.nodes import is_collection
 
@@ -28,6 +28,9 @@ class Piece(NamedTuple):
     totals: Totals  # of the locked section in which they were drawn
     identity: int  # of the shard; see `identity_of`
 
+
+NOTHING = Totals(0.0, 0.0, None, 0)
+"""The totals of a shard without items."""
 
 _uuids: weakref.WeakKeyDictionary[Ring, bytes] = weakref.WeakKeyDictionary()
 
@@ -90,16 +93,36 @@ def pieces_of(
     return found
 
 
+def updated(
+    buffer: ReplayBuffer,
+    node: str,
+    shard: int,
+    index: Ints,
+    priority: Floats,
+    generation: Ints | None,
+) -> tuple[int, int, int]:
+    """Sets priorities if the items are of this shard: how many were applied, stale and lost."""
+    ring = ring_of(buffer.storage)
+    if ring is None or identity_in(buffer, node) != shard:
+        return 0, 0, len(priority)
+    found = buffer.update_priority(index, priority, generation=generation)
+    return found.applied, found.stale, 0
+
+
+def news_of(buffer: ReplayBuffer, node: str) -> tuple[int | None, Totals, int]:
+    """Returns identity, totals and capacity of a shard; before the first write without identity."""
+    capacity = buffer.storage.max_size
+    try:
+        return identity_in(buffer, node), ring_in(buffer).totals(), capacity
+    except EmptyBufferError:
+        return None, NOTHING, capacity
+
+
 def raise_largest(ring: Ring, largest: float) -> None:
     """Raises the priority of new items to this one."""
     seen = ring.tree.max_priority
     if largest > 0 and (seen is None or largest > seen) and ring.tree.prioritized:
         ring.raise_max_priority(largest)
-
-
-def is_prioritized(buffer: ReplayBuffer) -> bool:
-    """True if a shard draws by priority."""
-    return isinstance(buffer.sampler, PrioritizedSampler)
 
 
 def joined(parts: Sequence[Any], places: Sequence[torch.Tensor] | None = None) -> Any:

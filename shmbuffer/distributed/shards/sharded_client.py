@@ -16,11 +16,12 @@ from tensordict import TensorDictBase
 
 from shmbuffer.buffers import ReplayBuffer
 from shmbuffer.buffers.data_path import priority_entry
+from shmbuffer.distributed.keeper import opened
 from shmbuffer.distributed.nearby import WRITE
 from shmbuffer.distributed.runtime import own_node, require_ray
 from shmbuffer.distributed.shards.credits import Credits
 from shmbuffer.distributed.shards.limited import Limited
-from shmbuffer.distributed.shards.member import Member, Sent, told
+from shmbuffer.distributed.shards.member import Member
 from shmbuffer.distributed.shards.members import Members
 from shmbuffer.distributed.shards.sampling import Sampling
 from shmbuffer.distributed.shards.saving import load_shards, save_shards, saves_of_nodes
@@ -212,7 +213,7 @@ class ShardedClient(Sampling, Limited):
 
     def _identity_of(self, member: Member) -> int:
         if member.identity is None and not member.look():  # this was its first write
-            for _, _, message in self._members.answers([(member, member.ask_news())]):
+            for _, _, message in self._members.answers([(member, member.ask("news"))]):
                 member.take_news(message)
         return -1 if member.identity is None else member.identity
 
@@ -372,11 +373,11 @@ class ShardedClient(Sampling, Limited):
         self._members.leave()
 
     def _ask_face(self) -> dict[str, Any]:
-        asked = [(one, Sent(one.keeper.face.remote(), one.life)) for one in self._members]
+        asked = [(one, one.ask("face")) for one in self._members]
         failed: Exception | None = None
         for member, _, message in self._members.answers(asked):
             try:
-                face: dict[str, Any] = told(message)
+                face: dict[str, Any] = opened(message)
             except Exception as error:  # of a shard that cannot open its directory
                 member.lose(f"{type(error).__name__}: {error}")
                 failed = error

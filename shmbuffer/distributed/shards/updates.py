@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from shmbuffer.distributed.shards.member import Member, Update, told
+from shmbuffer.distributed.keeper import opened
+from shmbuffer.distributed.shards.member import Member, Update
 from shmbuffer.distributed.shards.members import Members
 from shmbuffer.memory.format.array_types import Floats, Ints
 
@@ -50,7 +51,7 @@ class ShardedUpdate:
                 asked.setdefault(update.answer[0], (member, []))[1].append(update)
         waiting = [(member, ref) for ref, (member, _) in asked.items()]
         for _, ref, message in self._members.answers(waiting):
-            found, _ = told(message)
+            found, _ = opened(message)
             for update in asked[ref][1]:
                 assert update.answer is not None
                 update.found = found[update.answer[1]]

@@ -1,9 +1,10 @@
-"""A piece of a batch as one array of bytes; it is unpacked without a copy of its tensors.
+"""A value as one array of bytes, from which its tensors are unpacked without a copy.
 
     bytes of the pickle (8) │ the pickle │ the bytes of each tensor and array, on whole cache lines
 
-In Ray one array costs less than many. The receiver's array lies in Ray's object store and is
-read-only: copy it before it is handed on.
+Ray sends one array more cheaply than many. The receiver's array lies in Ray's object store and is
+read-only. Copy the array if the tensors in it are handed to a user, and the tensors if they become
+a part of something else.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _BYTES = np.dtype("<u8").itemsize
 
 
 def packed(value: Any) -> Bytes:
-    """A value as a message, uint8 ``[bytes]``."""
+    """Packs a value into a message, uint8 ``[bytes]``."""
     try:
         data, parts = _pickled(_ByName, value)
     except Exception:  # a class or function that cannot be imported
@@ -45,8 +46,21 @@ def packed(value: Any) -> Bytes:
     return message
 
 
+def unpacked(message: Bytes) -> Any:
+    """Unpacks the value of a message; its tensors and arrays are views of the message."""
+    # torch only takes writable memory.
+    memory: Any = (ctypes.c_uint8 * message.size).from_address(message.ctypes.data)
+    memory.source = message  # keeps it alive
+    view = memoryview(memory).cast("B")
+    length = int.from_bytes(view[:_BYTES], "little")
+    sizes, data = pickle.loads(view[_BYTES : _BYTES + length])
+    places, _ = _places(length, sizes)
+    parts = [view[place : place + size] for place, size in zip(places, sizes, strict=True)]
+    return pickle.loads(data, buffers=parts)
+
+
 def _pickled(pickler: Any, value: Any) -> tuple[bytes, list[memoryview]]:
-    """The pickle, and the bytes that are not in it."""
+    """Returns the pickle, and the bytes that are not in it."""
     parts: list[memoryview] = []
     stream = io.BytesIO()
     collect = lambda part: parts.append(part.raw())  # noqa: E731
@@ -55,8 +69,9 @@ def _pickled(pickler: Any, value: Any) -> tuple[bytes, list[memoryview]]:
 
 
 def _reduced(part: torch.Tensor) -> Any:
-    """Pickles a tensor with its bytes out of band."""
-    if not part.is_cpu or part.layout is not torch.strided:
+    """Pickles a tensor with its bytes out of band, if these say everything about it."""
+    more = part.requires_grad or part.is_quantized or part.is_conj() or part.is_neg()
+    if more or not part.is_cpu or part.layout is not torch.strided:
         return part.__reduce_ex__(5)  # type: ignore[no-untyped-call]
     flat = part.detach().contiguous().reshape(-1).view(torch.uint8)
     return _tensor, (pickle.PickleBuffer(flat.numpy().data), part.dtype, tuple(part.shape))
@@ -70,27 +85,14 @@ class _ByName(pickle.Pickler):
 
 @functools.cache
 def _by_value() -> Any:
-    """Pickles classes and functions as Ray does."""
+    """Makes the class that pickles classes and functions as Ray does."""
     base: Any = require_ray().cloudpickle.CloudPickler
     table = ChainMap({torch.Tensor: _reduced}, base.dispatch_table)
     return type("_ByValue", (base,), {"dispatch_table": table})
 
 
-def unpacked(message: Bytes) -> Any:
-    """The value of a message; its tensors and arrays are views of it."""
-    # torch only takes writable memory.
-    memory: Any = (ctypes.c_uint8 * message.size).from_address(message.ctypes.data)
-    memory.source = message  # keeps it alive
-    view = memoryview(memory).cast("B")
-    length = int.from_bytes(view[:_BYTES], "little")
-    sizes, data = pickle.loads(view[_BYTES : _BYTES + length])
-    places, _ = _places(length, sizes)
-    parts = [view[place : place + size] for place, size in zip(places, sizes, strict=True)]
-    return pickle.loads(data, buffers=parts)
-
-
 def _places(head: int, sizes: list[int]) -> tuple[list[int], int]:
-    """The offset of each part, and the end of the last one."""
+    """Returns the offset of each part, and the end of the last one."""
     places, at = [], _BYTES + head
     for size in sizes:
         at += -at % _LINE
@@ -100,7 +102,7 @@ def _places(head: int, sizes: list[int]) -> tuple[list[int], int]:
 
 
 def _tensor(raw: memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor over the bytes of a message."""
+    """Makes a tensor over the bytes of a message."""
     if not raw.nbytes:
         return cpu.empty(shape, dtype=dtype)
     return torch.frombuffer(raw, dtype=dtype).view(shape)

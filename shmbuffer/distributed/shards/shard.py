@@ -1,0 +1,73 @@
+"""A shard, in the process of its keeper: handles on its buffer, and draws for other nodes.
+
+    Keeper ──▶ Shard ──▶ buffer in <scratch_dir>/<node>
+
+If the keeper dies, Ray starts it again on its node, and it recovers the directory. If the directory
+is removed, the keeper ends itself, and is started again with a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shmbuffer.buffers import ReplayBuffer
+from shmbuffer.buffers.data_path.sample_info import stack_dim_of
+from shmbuffer.distributed.nearby import engine_of
+from shmbuffer.distributed.owner import Owner
+from shmbuffer.distributed.shards.bank import BankState
+from shmbuffer.distributed.shards.quota import KeeperReply, Vault
+from shmbuffer.distributed.shards.shard_pieces import Piece, news_of, pieces_of, updated
+from shmbuffer.errors import BufferUnlinkedError, RateLimitError
+from shmbuffer.memory import Totals
+from shmbuffer.samplers import PrioritizedSampler
+from shmbuffer.watch.shards import NODE
+
+
+class Shard(Owner):
+    """Serves the shard of a node."""
+
+    fatal = (BufferUnlinkedError,)
+
+    def __init__(self, buffer: ReplayBuffer, dumps: Callable[[Any], bytes], node: str) -> None:
+        super().__init__(buffer, dumps)
+        self._node, self._vault = node, Vault(node)
+        engine_of(buffer).update_settings(extra={NODE: node})
+
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls a method of the buffer; see `Owner.call`."""
+        try:
+            return super().call(name, args, kwargs)
+        except RateLimitError:
+            self._vault.note_refusal(self.buffer)
+            raise
+
+    def flow(self, bank: int, state: BankState | None, order: str | int) -> KeeperReply:
+        """Follows an order of the map; see `Vault.obey`."""
+        return self._vault.obey(self.buffer, bank, state, order)
+
+    def step(
+        self, updates: list[Any], orders: list[tuple[Any, ...]]
+    ) -> tuple[list[tuple[int, int, int]], list[Piece | None]]:
+        """Sets priorities, the arguments of `updated`, then draws by the orders of `pieces_of`."""
+        found = [updated(self.buffer, self._node, *update) for update in updates]
+        return found, pieces_of(self.buffer, self._node, orders)
+
+    def news(self) -> tuple[int | None, Totals, int]:
+        """Returns identity, totals and capacity of the shard."""
+        return news_of(self.buffer, self._node)
+
+    def face(self) -> dict[str, Any]:
+        """Returns the properties of the buffer that samples depend on."""
+        buffer = self.buffer
+        sampler: Any = buffer.sampler
+        prioritized = isinstance(sampler, PrioritizedSampler)
+        return {
+            "batch_size": buffer.batch_size,
+            "priority_key": buffer._priority_key,
+            "weight_keys": buffer._weight_keys,
+            "samples_tensordicts": buffer._mapping == "tensordict",
+            "stack_dim": stack_dim_of(buffer.storage),
+            "beta": sampler.beta if prioritized else None,
+            "reduction": sampler.reduction if prioritized else "max",
+        }
