@@ -352,9 +352,7 @@ def test_an_answer_after_its_deadline_is_dropped(
     assert "the shard of node c does not answer (no answer within 5 s)" in caplog.text
     os.kill(keeper, signal.SIGCONT)
     until(lambda: not learner.stats()["missing"])
-    (member, late) = next(
-        (one, answer.reply.sent) for one, _, answer in second.asked if one.node == "c"
-    )
+    (member, late) = next((one, answer.sent) for one, _, answer in second.asked if one.node == "c")
     ray.wait([late.ref])
     assert not list(learner._members.answers([(member, late)]))
     data, _ = learner._batches.finish(second)

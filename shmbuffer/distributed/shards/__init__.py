@@ -6,7 +6,7 @@
                                                              ╰─▶ keepers: draw, update, totals
 
     replay_buffer   ShardedReplayBuffer: what only its creator may do
-    sharded_client  the handle of all clients; sampling and updates are parts of it
+    sharded_client  the handle of all clients: it writes, samples, updates priorities
     members         its view of the shards: which of them answer, and their masses
     member          one of them: its messages, its loss and its return
     shard_batches   a batch: begun with a message to each shard, finished when they answer
@@ -15,12 +15,11 @@
     shard           the owner of a node's buffer, in its keeper, and draws from it
     shard_map       the actor that knows the keepers, and makes one on each node
     metrics         the numbers of all shards for Prometheus
-    limited         a handle's access to flow control
     credits         the items that a learner may draw
     bank            how much may be written to all shards and drawn, computed from their reports
     flow_control    the map's part in it: a loop over the keepers
     quota           a keeper's part: the quota of its ring
-    saving          saves of all shards, loaded into as many or another number
+    saving          saves of all shards, which load into as many shards or another number
 
 No items pass through the map, and the keepers have all its state.
 

@@ -18,7 +18,7 @@ from shmbuffer.errors import BufferUnlinkedError
 from shmbuffer.memory import Totals
 
 FRESH_S = 0.1
-"""How old the totals of a shard may be when a batch is drawn by them."""
+"""The age up to which the totals of a shard decide how many items it draws."""
 
 PROBE_S = 0.5
 """The interval of requests to the map, and to a shard that does not answer."""
@@ -26,28 +26,22 @@ PROBE_S = 0.5
 _log = logging.getLogger(__name__)
 
 
-class Sent(NamedTuple):
-    """A message that was sent to a keeper."""
+class Sent:
+    """A message to a keeper."""
 
-    ref: Any  # Ray's reference to the answer
-    life: int  # of the shard
+    __slots__ = ("life", "ref", "result")
 
-
-class Reply:
-    """The pieces that a keeper draws for several batches, in one message."""
-
-    __slots__ = ("pieces", "sent")
-
-    def __init__(self, sent: Sent) -> None:
-        self.sent = sent
-        self.pieces: list[Piece | None] | None = None  # None until it arrives
+    def __init__(self, ref: Any, life: int) -> None:
+        self.ref = ref  # Ray's reference to the answer
+        self.life = life  # of the shard
+        self.result: Any = None  # of `Shard.step`, once it has arrived
 
 
 class Coming(NamedTuple):
-    """A piece that has not arrived yet."""
+    """A piece that has not arrived yet. One message asks for the pieces of several batches."""
 
-    reply: Reply
-    at: int  # its place in the reply
+    sent: Sent
+    at: int  # its place in the result
 
 
 class Update:
@@ -64,21 +58,32 @@ class Update:
         """Counts all as lost."""
         self.found = 0, 0, len(self.given[2])
 
+    def result(self) -> tuple[int, int, int]:
+        """How many were applied, stale and lost. Those without an answer are lost."""
+        if self.found is None and self.answer is not None and self.answer[0].result is not None:
+            self.found = self.answer[0].result[0][self.answer[1]]
+        if self.found is None:
+            self.lose()
+        assert self.found is not None
+        return self.found
+
 
 class Member:
-    """A shard, as a client uses it."""
+    """A shard, as a client uses it.
+
+    Args:
+        node: name of the shard's node.
+        keeper: the actor.
+        where: the buffer's name, for messages.
+        is_here: True if it is on this process's node.
+        timeout: seconds for an answer.
+        patience: number of updates that may wait for a draw, to be sent with it.
+    """
 
     def __init__(
-        self,
-        node: str,
-        keeper: Any,  # the actor
-        where: str,  # the buffer's name, for messages
-        is_here: bool,  # whether it is on this process's node
-        timeout: float,  # seconds for an answer
-        patience: int,  # updates that may wait for a draw, to be sent with it
+        self, node: str, keeper: Any, where: str, is_here: bool, timeout: float, patience: int
     ) -> None:
-        self.node, self._where = node, where
-        self._timeout = timeout
+        self.node, self._where, self._timeout = node, where, timeout
         self._away = "" if is_here else f"its owner runs on the node {node}"
         self.identity: int | None = None
         self.totals = NOTHING
@@ -108,7 +113,7 @@ class Member:
         self._take(keeper)
 
     def near(self, group: str) -> Any:
-        """The shard's buffer in this process; None if it cannot be reached."""
+        """Returns the shard's buffer in this process; None if it cannot be reached."""
         if not self.lives and self.handle._near is None:
             return None
         try:
@@ -119,7 +124,7 @@ class Member:
         return None if reached is None else reached.buffer
 
     def can_write(self) -> bool:
-        """True if it can be written to: it is here, or its keeper answers."""
+        """True if it can be written to: in memory, or because its keeper answers."""
         return self.lives or self.near(WRITE) is not None
 
     def is_empty(self) -> None:
@@ -155,7 +160,7 @@ class Member:
         self._waiting.clear()
 
     def leave(self, error: Exception) -> None:
-        """Leaves its directory, which was removed; the keeper will make another one."""
+        """Leaves its directory, which was removed. The keeper will make another one."""
         self.handle.detach()
         self.lose(type(error).__name__)
 
@@ -187,7 +192,7 @@ class Member:
         return Sent(asked(self.keeper, name, *args), self.life)
 
     def take_news(self, message: Any) -> None:
-        """Takes in the keeper's answer to the call of `Shard.news`."""
+        """Notes the keeper's answer to a call of `Shard.news`."""
         try:
             identity, totals, self.capacity = opened(message)
         except Exception as error:  # it answers, but cannot open its directory
@@ -215,14 +220,14 @@ class Member:
         """Draws by the orders of `pieces_of`; None for each if the shard is empty."""
         buffer = self.near(SAMPLE)
         if buffer is None:
-            reply = Reply(self._step(orders))
+            sent = self._step(orders)
         else:
             try:
                 return [*pieces_of(buffer, self.node, orders)]
             except BufferUnlinkedError as error:
                 self.leave(error)
-                reply = Reply(Sent(None, -1))  # there will be no answer
-        return [Coming(reply, at) for at in range(len(orders))]
+                sent = Sent(None, -1)  # there will be no answer
+        return [Coming(sent, at) for at in range(len(orders))]
 
     def update(self, update: Update) -> None:
         """Sets priorities: now if it is near, else with the next message to the keeper."""
@@ -244,10 +249,9 @@ class Member:
             self.sent.append(self._step([]).ref)
 
     def _step(self, orders: list[tuple[Any, ...]]) -> Sent:
-        """A message to the keeper, with the priorities that wait for one."""
+        """Sends the keeper orders, and the priorities that wait for a message."""
         waiting, self._waiting = self._waiting, []
-        given = [update.given for update in waiting]
-        answer = self.ask("step", given, orders)
+        sent = self.ask("step", [update.given for update in waiting], orders)
         for at, update in enumerate(waiting):
-            update.answer = answer, at
-        return answer
+            update.answer = sent, at
+        return sent

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+from shmbuffer.distributed.keeper import opened
 from shmbuffer.distributed.shards.member import FRESH_S, PROBE_S, Member, Sent
 
 MAX_SENT = 64
@@ -120,6 +121,15 @@ class Members:
             member, sent = waiting[ref]
             if sent.life == member.life:
                 yield member, sent, message
+
+    def collect(self, coming: Mapping[Sent, Member]) -> list[tuple[Member, Sent]]:
+        """Waits for results of `Shard.step`, and returns those that have arrived now."""
+        asked = ((member, sent) for sent, member in coming.items() if sent.result is None)
+        arrived = []
+        for member, sent, message in self.answers(asked):
+            sent.result = opened(message)
+            arrived.append((member, sent))
+        return arrived
 
     def _lose(self, member: Member, sent: Sent, why: str) -> None:
         if sent.life == member.life:

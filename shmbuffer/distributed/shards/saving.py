@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import itertools
 import os
+import secrets
 from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 
 from shmbuffer.distributed.keeper import opened
 from shmbuffer.distributed.runtime import require_ray
-from shmbuffer.distributed.shards.limited import Gate
 from shmbuffer.distributed.shards.member import Member
 from shmbuffer.distributed.shards.members import Members
 from shmbuffer.distributed.shards.shard_pieces import ring_in
@@ -75,6 +75,35 @@ def save_shards(
             for member in written:
                 member.whole("dumps", place / member.node)
         write_json(directory / LIST, {"nodes": nodes})
+
+
+class Gate:
+    """Keeps all shards from being written to; writers wait. RuntimeError if it cannot."""
+
+    def __init__(self, members: Members) -> None:
+        self._members, self._token = members, secrets.token_hex(8)
+
+    def _ask(self, what: str) -> Any:
+        return self._members.ask_map("flow", what, self._token)
+
+    def __enter__(self) -> Self:
+        if why := self._ask("hold"):
+            raise RuntimeError(f"a save of one moment cannot be made: {why}; nothing was saved")
+        return self
+
+    def keep(self) -> None:
+        """Keeps it closed; to be called every few seconds, and once at the end."""
+        if not self._ask("renew"):
+            raise RuntimeError(
+                "writers could not be paused until all shards were saved: the map of the shards "
+                "was started again meanwhile; this save is not kept, an earlier one is"
+            )
+
+    def __exit__(self, *exception: object) -> None:
+        try:
+            self._ask("release")
+        except RuntimeError:
+            return  # it opens after `HOLD_S`
 
 
 def _save_at_once(written: list[Member], folder: Path, gate: Gate) -> None:

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from shmbuffer.distributed.keeper import opened
 from shmbuffer.distributed.shards.member import Coming, Member
 from shmbuffer.distributed.shards.members import Members
 from shmbuffer.distributed.shards.shard_pieces import Piece, joined
@@ -137,23 +136,16 @@ class ShardBatches:
         self, asked: list[tuple[Member, int, Answer]]
     ) -> list[tuple[Member, int, Piece]]:
         """The pieces that have arrived."""
-        replies = {
-            answer.reply.sent: (member, answer.reply)
-            for member, _, answer in asked
-            if isinstance(answer, Coming) and answer.reply.pieces is None
-        }
-        waiting = [(member, sent) for sent, (member, _) in replies.items()]
-        for member, sent, message in self._members.answers(waiting):
-            _, pieces = opened(message)
-            replies[sent][1].pieces = pieces
-            _learn(member, pieces[-1])
+        coming = {one.sent: member for member, _, one in asked if isinstance(one, Coming)}
+        for member, sent in self._members.collect(coming):
+            _learn(member, sent.result[1][-1])
         came = []
         for member, n, answer in asked:
             piece: Piece | None
             if isinstance(answer, Coming):
-                if answer.reply.pieces is None:  # lost
+                if answer.sent.result is None:  # lost
                     continue
-                piece = answer.reply.pieces[answer.at]
+                piece = answer.sent.result[1][answer.at]
             else:
                 piece = answer
                 _learn(member, piece)

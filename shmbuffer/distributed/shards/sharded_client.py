@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from functools import partial
+from types import EllipsisType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,23 +17,25 @@ from tensordict import TensorDictBase
 
 from shmbuffer.buffers import ReplayBuffer
 from shmbuffer.buffers.data_path import priority_entry
+from shmbuffer.buffers.data_path.sample_info import with_info
 from shmbuffer.distributed.keeper import opened
 from shmbuffer.distributed.nearby import WRITE
 from shmbuffer.distributed.runtime import own_node, require_ray
 from shmbuffer.distributed.shards.credits import Credits
-from shmbuffer.distributed.shards.limited import Limited
 from shmbuffer.distributed.shards.member import Member
 from shmbuffer.distributed.shards.members import Members
-from shmbuffer.distributed.shards.sampling import Sampling
 from shmbuffer.distributed.shards.saving import load_shards, save_shards, saves_of_nodes
-from shmbuffer.distributed.shards.shard_batches import SHARD, ShardBatches
+from shmbuffer.distributed.shards.shard_batches import EFFECTIVE_SIZE, SHARD, Begun, ShardBatches
 from shmbuffer.distributed.shards.shard_map import found_map
 from shmbuffer.distributed.shards.updates import ShardedUpdate, sent_to
 from shmbuffer.errors import BufferUnlinkedError, EmptyBufferError, RateLimitTimeout
+from shmbuffer.items.indices import asked_size
 from shmbuffer.items.keys import GENERATION, INDEX
-from shmbuffer.items.raw_priorities import check_raw, reduced
+from shmbuffer.items.raw_priorities import as_beta, check_raw, reduced
+from shmbuffer.memory import RateLimiter
 from shmbuffer.samplers import RandomSampler
 from shmbuffer.samplers.rank import known_rank
+from shmbuffer.samplers.sampler import draw_key
 from shmbuffer.tensors.form import cpu
 
 TURN_S = 0.05
@@ -58,7 +61,7 @@ class Options(NamedTuple):
     answer_timeout: float = 5.0
 
 
-class ShardedClient(Sampling, Limited):
+class ShardedClient:
     """A handle on a `ShardedReplayBuffer`, for any process of the Ray cluster.
 
     It can be pickled into tasks and other actors. It writes in memory to the shard of the node that
@@ -74,8 +77,7 @@ class ShardedClient(Sampling, Limited):
     def __init__(self, options: Options) -> None:
         self._options = options
         self._ray = require_ray()
-        self._prefetch = options.prefetch
-        self._at_once = max(1, (options.prefetch + 1) // 2)
+        self._at_once = max(1, (options.prefetch + 1) // 2)  # batches that one message begins
         self._node = own_node()
         self._members = Members(
             self._ray,
@@ -85,14 +87,13 @@ class ShardedClient(Sampling, Limited):
             options.answer_timeout,
             self._at_once,
         )
-        face = self._ask_face()
-        self._face = face
+        self._face = self._ask_face()
         local = options.locality == "local"
-        self._batches = ShardBatches(self._members, face, self._node if local else None)
+        self._batches = ShardBatches(self._members, self._face, self._node if local else None)
         self._credits = Credits(self._ray, self._members, f"sharded buffer {options.name!r}")
         self._batches.drawn_again = self._credits.spend_more
-        self._beta: float | None = face["beta"]
-        self._begun = deque()
+        self._beta: float | None = self._face["beta"]
+        self._begun: deque[tuple[int, Begun]] = deque()  # sizes and batches that were begun ahead
         self._draws = RandomSampler()
         self._draws._rank_in_draws = known_rank(options.rank) or 0
 
@@ -110,9 +111,34 @@ class ShardedClient(Sampling, Limited):
         return {number: one.node for number, one in self._members.by_identity().items()}
 
     @property
+    def beta(self) -> float | None:
+        """Exponent of the importance weights of this handle's samples; None: they have none.
+
+        Raises:
+            TypeError: set to what is no number.
+            ValueError: set to a number that is negative or not finite.
+        """
+        return self._beta
+
+    @beta.setter
+    def beta(self, value: float) -> None:
+        self._beta = as_beta(value)
+
+    @property
+    def batch_size(self) -> int | None:
+        """The size of a batch of ``sample()`` and of iteration."""
+        size: int | None = self._face["batch_size"]
+        return size
+
+    @property
     def priority_key(self) -> Any:
         """Entry that holds priorities."""
         return self._face["priority_key"]
+
+    def __len__(self) -> int:
+        """Number of items in the shards that answer. One round trip."""
+        self._members.refresh(all_of_them=True)
+        return sum(member.totals.length for member in self._members.living())
 
     def stats(self) -> dict[str, Any]:
         """Counters of the shards that answer, and their sums.
@@ -217,6 +243,83 @@ class ShardedClient(Sampling, Limited):
                 member.take_news(message)
         return -1 if member.identity is None else member.identity
 
+    # -- sampling ------------------------------------------------------------------------------
+
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,
+        include_info: bool | None = None,
+        *,
+        min_size: int | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Draw a batch from all shards, as if they were one buffer.
+
+        Args:
+            batch_size: how many items; None is the constructor's.
+            return_info: return ``(data, info)``.
+            include_info: False leaves index, weights and shard out of a sample of TensorDicts.
+            min_size: wait until the shards that answer have so many items.
+            timeout: seconds to wait for them, and for the rate limiter; None: as long as it takes.
+
+        Returns:
+            The data ``[batch_size, ...]``, in random order. A sample has the entries of a sample of
+            one shard, and ``"shard"``, int64 ``[batch_size]``, which index and generation belong
+            to. The info of a prioritized sample has ``"effective_sample_size"``, a float: how many
+            items of equal weight have the same variance.
+
+        Raises:
+            EmptyBufferError: no shard that answers has an item.
+            RateLimitTimeout: ``min_size`` items, or those that the rate limiter demands, were not
+                written in time.
+            RateLimitError: the rate limiter can never admit it.
+            RuntimeError: no batch size anywhere.
+
+        Cost: one message to each shard on another node that draws, all at once; a copy of the
+            answers.
+        """
+        count = self._count(batch_size)
+        if min_size is not None and min_size < 0:
+            raise ValueError(f"min_size has to be at least 0, got {min_size}")
+        data, info = self._next(count, min_size or 0, timeout)
+        if self._face["samples_tensordicts"] and include_info is not False:
+            entries = {key: value for key, value in info.items() if key != EFFECTIVE_SIZE}
+            data = with_info(data, entries, stack_dim=self._face["stack_dim"])
+        return (data, info) if return_info else data
+
+    def __iter__(self) -> Iterator[Any]:
+        """Samples without end."""
+        while True:
+            yield self.sample()
+
+    def next(self) -> Any:
+        """A sample."""
+        return self.sample()
+
+    def _count(self, batch_size: int | None) -> int:
+        return asked_size(batch_size, self.batch_size, "the constructor of the buffer", 3, least=1)
+
+    def _next(self, count: int, min_size: int, timeout: float | None) -> tuple[Any, dict[str, Any]]:
+        """The oldest batch that was begun ahead, or one that is begun now."""
+        begun = self._begun
+        if begun and begun[0][0] != count:
+            begun.clear()
+        paid = 0
+        if not begun:
+            self._credits.spend(count, min_size, timeout)
+            paid = 1
+        elif min_size:
+            self._credits.spend(0, min_size, timeout)
+        missing = self._options.prefetch + 1 - len(begun)
+        if paid or missing >= self._at_once:
+            while paid < missing and self._credits.spend_now(count):
+                paid += 1
+            keys = [draw_key(self._draws, None) for _ in range(paid)]
+            begun.extend((count, one) for one in self._batches.begin(count, keys, self._beta))
+        _, first = begun.popleft()
+        return self._batches.finish(first)
+
     # -- priorities ----------------------------------------------------------------------------
 
     def update_tensordict_priority(self, data: TensorDictBase) -> ShardedUpdate:
@@ -299,6 +402,45 @@ class ShardedClient(Sampling, Limited):
         shards = np.broadcast_to(shards, (count,))
         self._batches.largest = max(self._batches.largest, float(raw.max(initial=0.0)))
         return sent_to(self._members, shards, where.numpy(), raw, tickets)
+
+    # -- flow control --------------------------------------------------------------------------
+
+    @property
+    def rate_limiter(self) -> RateLimiter | None:
+        """The rate limiter of all shards, or None. Costs a message. To set it, see `set_rate`."""
+        found: RateLimiter | None = self._members.ask_map("flow", "rate")
+        return found
+
+    @rate_limiter.setter
+    def rate_limiter(self, limiter: RateLimiter | None) -> None:
+        self.set_rate(limiter)
+
+    def set_rate(
+        self, limiter: RateLimiter | EllipsisType | None = ..., **changes: Any
+    ) -> RateLimiter | None:
+        """Change the rate limiter of all shards, while clients write and draw.
+
+            rb.set_rate(samples_per_insert=8)     # the rest stays as it is
+            rb.set_rate(RateLimiter(samples_per_insert=8, min_size=1_000))
+
+        None removes it. The ratio counts from now on, over all shards. Learners that have drawn
+        before wait up to 3 s for their first quota by the new ratio.
+
+        Returns:
+            The new rate limiter.
+
+        Raises:
+            TypeError: both a limiter and changes, or neither; no such argument of `RateLimiter`.
+            ValueError: see `RateLimiter`; a queue; ``min_size`` is larger than all shards.
+        """
+        if bool(changes) == (limiter is not ...):
+            raise TypeError("set_rate() takes a RateLimiter (or None), or changes to what is set")
+        if isinstance(limiter, EllipsisType):
+            limiter = (self.rate_limiter or RateLimiter()).changed(**changes)
+        require_ratio(limiter)
+        self._members.ask_map("flow", "set_rate", limiter)
+        self._credits.forget()
+        return limiter
 
     # -- the buffer as a whole -----------------------------------------------------------------
 
@@ -392,3 +534,12 @@ class ShardedClient(Sampling, Limited):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._options.name!r})"
+
+
+def require_ratio(limiter: RateLimiter | None) -> None:
+    """ValueError for a queue."""
+    if limiter is not None and limiter.max_times_sampled is not None:
+        raise ValueError(
+            "a sharded buffer cannot be a queue (max_times_sampled): the oldest items of all "
+            "shards are not known in one place; give samples_per_insert, min_size or both"
+        )

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
-from shmbuffer.distributed.keeper import opened
-from shmbuffer.distributed.shards.member import Member, Update
+from shmbuffer.distributed.shards.member import Member, Sent, Update
 from shmbuffer.distributed.shards.members import Members
 from shmbuffer.memory.format.array_types import Floats, Ints
 
@@ -42,21 +40,16 @@ class ShardedUpdate:
 
     def _settled(self) -> tuple[int, int, int]:
         sent, self._sent = self._sent, []
-        asked: dict[Any, tuple[Member, list[Update]]] = {}
+        asked: dict[Sent, Member] = {}
         for member, update in sent:
             if update.found is None:
                 if update.answer is None:
                     member.flush()
                 assert update.answer is not None
-                asked.setdefault(update.answer[0], (member, []))[1].append(update)
-        waiting = [(member, ref) for ref, (member, _) in asked.items()]
-        for _, ref, message in self._members.answers(waiting):
-            found, _ = opened(message)
-            for update in asked[ref][1]:
-                assert update.answer is not None
-                update.found = found[update.answer[1]]
+                asked[update.answer[0]] = member
+        self._members.collect(asked)
         for _, update in sent:
-            found = update.found or (0, 0, len(update.given[2]))
+            found = update.result()
             self._known = tuple(map(sum, zip(self._known, found, strict=True)))  # type: ignore[assignment]
         return self._known
 
