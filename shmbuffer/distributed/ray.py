@@ -43,11 +43,7 @@ class RayClient(Handle):
         self.owner_is_gone = (self._ray.exceptions.RayActorError,)
 
     def _ask(self, request: str, *args: Any) -> Any:
-        if self._actor is None:
-            raise BufferClosedError(
-                f"this {type(self).__name__} was closed; its actor has ended, and items that were "
-                "not in a directory are lost"
-            )
+        self._require_open()
         if not self.has_gpu and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             args = changed(args, _on_cpu)
         whole = request == "call" and args[0] not in GROUP_OF  # a save may take a long time
@@ -60,8 +56,16 @@ class RayClient(Handle):
             raise
         return opened(np.array(message))  # the caller may keep, and change, what is in it
 
+    def _require_open(self) -> None:
+        if self._actor is None:
+            raise BufferClosedError(
+                f"this {type(self).__name__} was closed: its actor has ended, and items that were "
+                "not in a directory are lost. Make a new one, with the same scratch_dir if there "
+                "is one"
+            )
+
     def _obituary(self) -> str:
-        """A note on the items of a dead actor."""
+        """Returns a note on the items of a dead actor."""
         offer = self._carried()
         if offer is None or offer.path is None:
             return "The buffer was in the memory of this actor, and is lost with it."
@@ -71,6 +75,7 @@ class RayClient(Handle):
         )
 
     def _state(self) -> tuple[Any, ...]:
+        """Returns the arguments of the constructor for a copy."""
         return self._actor, self.has_gpu, self._carried(), self._remote_only
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -85,24 +90,24 @@ class RayClient(Handle):
 class RayReplayBuffer(RayClient, ReplayBuffer):
     """A buffer in a Ray actor.
 
-    The actor holds the buffer; this object, its `client`s, and copies of either in tasks and other
+    The actor holds the buffer. This object, its clients, and copies of either in tasks and other
     actors are handles on it. They have all methods and properties of the buffer's class.
 
-    **Handles on the actor's machine do without Ray.** If the buffer's storage is a
+    **Handles on the actor's machine do not need Ray.** If the buffer's storage is a
     `LazyMemmapStorage` in a directory (``scratch_dir`` or ``shared_init=True``), a handle on the
     same machine opens that directory and reads, writes, samples and updates priorities in memory.
-    It has copies, by pickle, of the actor's transforms and ``collate_fn``. Only handles on other
-    machines move batches through Ray. `direct` says which way a handle takes, and `paths` why. Two
-    processes are on the same machine if they see the same boot id of the kernel, and under the
-    buffer's path the same files.
+    It has pickled copies of the actor's transforms and ``collate_fn``. Only handles on other
+    machines move batches through Ray. `direct` tells whether a handle works in memory, and `paths`
+    why it does not. Two processes are on the same machine if they see the same boot id of the
+    kernel, and the same files under the buffer's path.
 
     Only the actor changes the buffer itself (``empty``, ``set_sampler``, ``dumps``,
-    ``append_transform``, ...). It also draws if the sampler remembers its draws
-    (`SamplerWithoutReplacement`: one pass for all handles) or if a ``generator`` was given.
+    ``append_transform``, ...). It also draws all samples if the sampler remembers its draws, such
+    as `SamplerWithoutReplacement`, whose pass all handles share, or if a ``generator`` was given.
 
-    **Death.** A direct handle does not notice that the actor was killed. Committed items are in the
-    directory: a new `RayReplayBuffer` with the same ``scratch_dir`` and ``shared_init=True``
-    carries on, and so does the same one with ``remote_config={"max_restarts": -1}``.
+    **Death.** A direct handle continues after the actor was killed. Committed items are in the
+    directory. A new `RayReplayBuffer` with the same ``scratch_dir`` and ``shared_init=True`` has
+    them, and so has this one if ``remote_config={"max_restarts": -1}`` was given.
 
     Args:
         *args: positional arguments of ``replay_buffer_cls``.
@@ -111,20 +116,20 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
             down.
         remote_config: options of the actor, as for ``Actor.options()``; None is
             ``{"num_cpus": 1}``.
-        transport: ``"auto"``: see above. ``"ray"``: through Ray, on every machine.
-            ``"distributed"`` is not supported.
-        transport_options: of ``"distributed"``; has to be None.
-        delayed_init: make the buffer's parts at its first use, not now.
-        **kwargs: keyword arguments of ``replay_buffer_cls``. Give functions that make a storage, a
-            sampler, a writer or a transform in the actor (``storage=partial(LazyTensorStorage,
-            100)``, ``transform_factory=``); objects are pickled.
+        transport: ``"auto"`` uses memory on the actor's machine and Ray elsewhere; ``"ray"`` uses
+            Ray on every machine. ``"distributed"`` is not supported.
+        transport_options: options of ``"distributed"``; has to be None.
+        delayed_init: True makes the buffer's parts at its first use.
+        **kwargs: keyword arguments of ``replay_buffer_cls``. Objects are pickled. To make a
+            storage, a sampler, a writer or a transform in the actor, give a function
+            (``storage=partial(LazyTensorStorage, 100)``, ``transform_factory=``).
 
     Raises:
         ImportError: Ray is not installed.
         TypeError: an argument cannot be pickled, or is unknown to the class.
-        ValueError: an unknown ``transport``, or ``transport_options``.
+        ValueError: ``transport`` is unknown, or ``transport_options`` was given.
         NotImplementedError: ``transport="distributed"``.
-        Exception: what the constructor of the buffer raises in the actor.
+        Exception: any error that the constructor of the buffer raises in the actor.
 
     Cost: a direct call costs 1 µs more than the buffer's own; a call through Ray about 1 ms.
 
@@ -194,7 +199,7 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
         return self._actor is not None
 
     def start(self) -> RayReplayBuffer:
-        """The buffer; it was started by the constructor.
+        """Return the buffer, which its constructor has started.
 
         Raises:
             BufferClosedError: it was closed.
@@ -203,7 +208,7 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
         return self
 
     def client(self) -> RayClient:
-        """A handle that can be pickled, and cannot end the actor.
+        """Return a handle that can be pickled and cannot end the actor.
 
         Raises:
             BufferClosedError: this object was closed.
@@ -212,10 +217,10 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
         return RayClient(*self._state())
 
     def clients(self, num_clients: int) -> list[RayClient]:
-        """Several handles; on the actor's machine they write in parallel, also from threads.
+        """Return several handles. On the actor's machine they write in parallel, also in threads.
 
         Args:
-            num_clients: how many, at least 1.
+            num_clients: number of handles, at least 1.
         """
         if isinstance(num_clients, bool) or not isinstance(num_clients, int):
             raise TypeError(f"num_clients has to be an int, got {num_clients!r}")
@@ -226,7 +231,7 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
     def close(self) -> None:
         """End the actor. Committed items stay in its directory, unless that is temporary.
 
-        A copy that came by pickle does not end it. Idempotent.
+        `close` of an unpickled copy does not end the actor. Idempotent.
         """
         self.detach()
         self._offer, self._settled = None, True
@@ -251,13 +256,6 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
     def __reduce__(self) -> tuple[Any, ...]:
         self._require_open()
         return _arrived, (type(self), *self._state())
-
-    def _require_open(self) -> None:
-        if self._actor is None:
-            raise BufferClosedError(
-                f"this {type(self).__name__} was closed and cannot be used or started again; make "
-                "a new one, with the same scratch_dir if there is one"
-            )
 
 
 def _arrived(cls: type[RayReplayBuffer], *state: Any) -> RayReplayBuffer:

@@ -25,7 +25,7 @@ _clients: MutableMapping[Any, RemoteClient] = weakref.WeakKeyDictionary()
 class RemoteClient(Handle):
     """A handle on the `RemoteTensorDictReplayBuffer` of another process; it can be sent by RPC."""
 
-    owner_is_gone = (RuntimeError,)  # what torch raises without an answer
+    owner_is_gone = (RuntimeError,)  # torch raises it if there is no answer
 
     def __init__(self, rref: Any, offer: Address | None = None, *, weak: bool = False) -> None:
         super().__init__(offer)
@@ -54,26 +54,26 @@ class RemoteClient(Handle):
 class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
     """A `TensorDictReplayBuffer` whose methods also take an RRef in place of the buffer.
 
-    One process of the RPC group makes it with ``rpc.remote``, and all hold the RRef. Any of these
-    reaches it:
+    One process of the RPC group makes it with ``rpc.remote``, and all processes hold the RRef. They
+    have three ways to call a method:
 
     - ``rpc.rpc_sync(rref.owner(), RemoteTensorDictReplayBuffer.sample, (rref, 32))`` and
-      ``rref.rpc_sync().sample(32)`` run where the buffer is, and send the batch;
-    - ``RemoteTensorDictReplayBuffer.sample(rref, 32)`` does so too, **unless the caller is on the
+      ``rref.rpc_sync().sample(32)`` run in the buffer's process, and send the batch;
+    - ``RemoteTensorDictReplayBuffer.sample(rref, 32)`` does the same, **unless the caller is on the
       buffer's machine** and the buffer's storage is a `LazyMemmapStorage` in a directory
-      (``scratch_dir`` or ``shared_init=True``): then it reads the memory of the buffer itself;
-    - ``RemoteTensorDictReplayBuffer.client(rref)`` gives a handle that has all methods, and says
-      with ``direct`` and ``paths`` which way they go.
+      (``scratch_dir`` or ``shared_init=True``): then it reads the buffer's memory itself;
+    - ``RemoteTensorDictReplayBuffer.client(rref)`` returns a handle that has all methods, and tells
+      with ``direct`` and ``paths`` which of them work in memory.
 
-    What is direct, and what the owner alone does, is as for `RayReplayBuffer`. Transforms,
-    ``collate_fn`` and storages travel by pickle here: a lambda does not, and its buffer is served
-    by RPC.
+    A handle works in memory in the same cases as that of a `RayReplayBuffer`. Here transforms,
+    ``collate_fn`` and storages are pickled by name. A lambda cannot be, and its buffer is served by
+    RPC.
 
-    Calls that come by RRef take turns.
+    Calls by RRef run one at a time.
 
     Args:
-        **kwargs: see `TensorDictReplayBuffer`. A storage, a sampler or a writer may be given as
-            something to call that makes it, which is then called by the owner.
+        **kwargs: see `TensorDictReplayBuffer`. A function may be given in place of a storage, a
+            sampler or a writer. The owner calls it to make that part.
 
     Example::
 
@@ -89,7 +89,7 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
     """
 
     def client(self) -> Any:
-        """A handle on the buffer: itself for its owner, a `RemoteClient` elsewhere."""
+        """Return a handle on the buffer: the buffer itself, or a `RemoteClient` for an RRef."""
         return self
 
     def __getstate__(self) -> dict[str, Any]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,16 @@ def items(first: int, count: int) -> TensorDict:
     """Item i has ``a`` i and ``obs`` [i, -i]."""
     a = torch.arange(first, first + count)
     return TensorDict({"a": a, "obs": torch.stack([a, -a], -1).float()}, [count])
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Keeps a process from running."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def doubled(data: TensorDict) -> TensorDict:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -326,21 +328,47 @@ def test_weights_go_by_the_owners_directory_or_by_the_owner(make: Make, near: An
     assert theirs.buffer.newest(1).state_dict["w"].tolist() == [0, 0]
 
 
-# -- changes ---------------------------------------------------------------------------------------
+# -- handles ---------------------------------------------------------------------------------------
+
+
+class Asking(Handle):
+    """A handle whose requests are answered in this process, and pickled as for another one."""
+
+    def __init__(self, owner: Owner, remote_only: str = "") -> None:
+        super().__init__(None, remote_only)
+        self.owner = owner
+
+    def _ask(self, request: str, *args: Any) -> Any:
+        answer = self.owner.answer(*pickle.loads(pickle.dumps((request, args))))
+        return pickle.loads(pickle.dumps(answer))
+
+
+@pytest.fixture
+def handle_on() -> Iterator[Callable[..., Any]]:
+    """Makes handles, which are detached at the end."""
+    with contextlib.ExitStack() as held:
+
+        def handle(owner: Owner, remote_only: str = "") -> Any:
+            one = Asking(owner, remote_only)
+            held.callback(one.detach)
+            return one
+
+        yield handle
+
+
+@pytest.fixture
+def private() -> Iterator[Owner]:
+    """The owner of a buffer in its own memory, with items 0 to 9."""
+    owner = Owner(TensorDictReplayBuffer(storage=LazyTensorStorage(20), batch_size=4), pickle.dumps)
+    owner.buffer.extend(items(0, 10))
+    with contextlib.closing(owner.buffer):
+        yield owner
 
 
 @pytest.mark.parametrize("remote_only", ["", "it is far away"])
-def test_streams_go_straight_or_by_the_owner(make: Make, remote_only: str) -> None:
+def test_streams_go_straight_or_by_the_owner(make: Make, handle_on: Any, remote_only: str) -> None:
     buffer = make()
-    owner = Owner(buffer, pickle.dumps)
-
-    class Asking(Handle):
-        def _ask(self, request: str, *args: Any) -> Any:
-            return pickle.loads(
-                pickle.dumps(getattr(owner, request)(*pickle.loads(pickle.dumps(args))))
-            )
-
-    handle: Any = Asking(remote_only=remote_only)
+    handle = handle_on(Owner(buffer, pickle.dumps), remote_only)
     assert handle.direct is (not remote_only)
     handle.extend(items(8, 3), streams=np.array([4, 5, 6]))
     handle.add(items(11, 1)[0], streams=7)
@@ -350,7 +378,68 @@ def test_streams_go_straight_or_by_the_owner(make: Make, remote_only: str) -> No
     assert layout.stream_of(sources[8:12]).tolist() == [4, 5, 6, 7]
     mine = engine_of(buffer).seat.incarnation
     assert (layout.writer_of(sources[8:12]) == mine).all() == bool(remote_only)
-    handle.detach()
+
+
+def test_handles_follow_the_owners_changes(make: Make, handle_on: Any) -> None:
+    owner = Owner(make(transform=Scaled()), pickle.dumps)
+    near, far = handle_on(owner), handle_on(owner, "it is far away")
+    assert near.direct
+    assert near.storage[5]["obs"].tolist() == [0.5, -0.5]  # through Scaled.inv
+    assert near[5]["obs"].tolist() == far[5]["obs"].tolist() == [5.0, -5.0]
+
+    assert far.append_transform(doubled) is far
+    before = near._near
+    for handle in (near, far):
+        sample = handle.sample()
+        assert torch.equal(sample["twice"], 2 * sample["a"])
+    assert len(near.transform) == 2
+    assert near._near is not before
+    assert near._near.buffer.storage is before.buffer.storage  # attached once
+
+    # The owner draws a pass: each item goes to one of the handles.
+    assert isinstance(far.set_sampler(SamplerWithoutReplacement()), RandomSampler)
+    assert near.paths["read"] == "direct"
+    assert near.paths["sample"].startswith("SamplerWithoutReplacement remembers")
+    assert not near.direct
+    assert isinstance(near.sampler, SamplerWithoutReplacement)
+    first = near.next()["a"].tolist()
+    rest = [batch["a"].tolist() for batch in far]
+    assert sorted(chain(first, *rest)) == list(range(8))
+    for _ in range(2):
+        batches = [batch["a"].tolist() for batch in near]
+        assert [len(batch) for batch in batches] == [4, 4]
+        assert sorted(chain(*batches)) == list(range(8))
+
+
+def test_a_storage_in_a_directory_brings_the_buffer_nearer(
+    private: Owner, handle_on: Any, tmp_path: Path
+) -> None:
+    handle = handle_on(private)
+    assert handle.paths["read"] == "its LazyTensorStorage lies in the memory of its owner alone"
+    path = tmp_path / "buffer"
+    handle.set_storage(partial(LazyMemmapStorage, 20, scratch_dir=path, shared_init=True))
+    assert handle.direct
+    handle.extend(items(0, 5))
+    with contextlib.closing(handle.set_storage(partial(LazyTensorStorage, 20))) as former:
+        assert not handle.direct
+        assert former[:]["a"].tolist() == [0, 1, 2, 3, 4]
+    assert len(handle) == 0
+
+
+def test_a_storage_that_the_first_write_makes_is_direct_from_then_on(
+    private: Owner, handle_on: Any, tmp_path: Path
+) -> None:
+    handle = handle_on(private)
+    handle.set_storage(partial(LazyMemmapStorage, 20, scratch_dir=tmp_path / "buffer"))
+    assert handle.paths["write"] == "its directory is made by the first write"
+    handle.extend(items(0, 3))
+    assert handle.direct
+    assert handle[:]["a"].tolist() == [0, 1, 2]
+    with contextlib.closing(handle.set_storage(partial(LazyTensorStorage, 20))):
+        assert not handle.direct
+
+
+# -- changes ---------------------------------------------------------------------------------------
 
 
 def test_a_change_of_the_configuration_is_seen_before_the_next_call(make: Make, near: Any) -> None:

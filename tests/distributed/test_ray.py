@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,6 @@ from shmbuffer import (  # noqa: E402 - Ray is an extra
     RandomSampler,
     RayReplayBuffer,
     ReplayBuffer,
-    SamplerWithoutReplacement,
     SchemaMismatchError,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
@@ -44,7 +42,7 @@ from shmbuffer.distributed.ray import RayClient  # noqa: E402
 from shmbuffer.distributed.runtime import PATIENT, RayUse  # noqa: E402
 from shmbuffer.extras import command  # noqa: E402
 from tests.conftest import _command_of  # noqa: E402
-from tests.distributed.parts import Owned, Scaled, Tied, items  # noqa: E402
+from tests.distributed.parts import Owned, items, stopped  # noqa: E402
 from tests.kit.rings import ring_of  # noqa: E402
 
 SMALL = {"num_cpus": 0}  # an actor that waits for no CPU
@@ -337,15 +335,6 @@ def test_an_error_that_cannot_travel_arrives_in_words(rb: RayReplayBuffer) -> No
 # -- a client on the same machine ------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
 def elsewhere(buffer: RayReplayBuffer) -> RayClient:
     """A handle as a process on another machine has it."""
     return RayClient(buffer._actor, buffer.has_gpu, None, "on another machine")
@@ -444,61 +433,6 @@ def test_clients_are_independent(direct: RayReplayBuffer) -> None:
         direct.clients(0)
 
 
-@pytest.mark.full
-def test_direct_clients_follow_the_owners_changes(tmp_path: Path) -> None:
-    with made(
-        storage=memmap(tmp_path / "buffer"),
-        replay_buffer_cls=TensorDictReplayBuffer,
-        transform_factory=Scaled,
-        batch_size=4,
-    ) as buffer:
-        client = buffer.client()
-        client.extend(items(0, 8))
-        assert client.direct
-        assert client.storage[5]["obs"].tolist() == [0.5, -0.5]  # through Scaled.inv
-        assert client[5]["obs"].tolist() == elsewhere(buffer)[5]["obs"].tolist() == [5.0, -5.0]
-
-        assert buffer.append_transform(lambda data: data.set("twice", data["a"] * 2)) is buffer
-        near = client._near
-        for handle in (buffer, client, elsewhere(buffer)):
-            sample = handle.sample()
-            assert torch.equal(sample["twice"], 2 * sample["a"])
-        assert len(client.transform) == 2
-        assert client._near is not near
-        assert client._near.buffer.storage is near.buffer.storage  # attached once
-
-        # The owner draws a pass: each item goes to one of the handles.
-        assert isinstance(buffer.set_sampler(SamplerWithoutReplacement()), RandomSampler)
-        assert client.paths["read"] == "direct"
-        assert client.paths["sample"].startswith("SamplerWithoutReplacement remembers")
-        assert not client.direct
-        assert isinstance(client.sampler, SamplerWithoutReplacement)
-        first = client.next()["a"].tolist()
-        rest = [batch["a"].tolist() for batch in buffer]
-        assert sorted(chain(first, *rest)) == list(range(8))
-        assert sorted(chain(*(batch["a"].tolist() for batch in client))) == list(range(8))
-
-        client.detach()
-
-
-@pytest.mark.full
-def test_a_transform_that_cannot_travel_is_applied_by_the_actor(tmp_path: Path) -> None:
-    with made(
-        storage=memmap(tmp_path / "buffer"),
-        replay_buffer_cls=Owned,
-        alpha=0.7,
-        beta=0.5,
-        transform_factory=Tied,
-        batch_size=4,
-    ) as buffer:
-        buffer.extend(items(0, 8))
-        assert not buffer.direct
-        assert buffer.paths["sample"] == (
-            "its configuration cannot be pickled (TypeError: cannot pickle '_thread.lock' object)"
-        )
-        assert buffer.sample()["pid"].tolist() == [buffer.pid()] * 4
-
-
 # -- death -----------------------------------------------------------------------------------------
 
 
@@ -575,16 +509,6 @@ def test_memory_of_the_actor_is_served_by_the_actor(plain: RayReplayBuffer) -> N
 
 
 @pytest.mark.full
-def test_iteration_is_one_full_pass_and_can_be_repeated(plain: RayReplayBuffer) -> None:
-    before = plain.set_sampler(SamplerWithoutReplacement())
-    for _ in range(2):
-        batches = [batch["a"].tolist() for batch in plain]
-        assert [len(batch) for batch in batches] == [4, 4, 2]
-        assert sorted(chain(*batches)) == list(range(10))
-    assert isinstance(plain.set_sampler(before), SamplerWithoutReplacement)
-
-
-@pytest.mark.full
 def test_a_part_that_is_set_may_be_made_by_the_actor(plain: RayReplayBuffer) -> None:
     assert plain.set_storage(partial(ListStorage, 20)) is None  # the former one cannot leave it
     plain.extend([torch.arange(3).numpy() + i for i in range(2)])
@@ -600,33 +524,6 @@ def test_a_view_of_a_memory_map_arrives_as_a_copy(plain: RayReplayBuffer) -> Non
     plain.extend(items(0, 5))
     assert plain[1:3]["a"].tolist() == [1, 2]
     assert plain[4]["obs"].tolist() == [4.0, -4.0]
-
-
-@pytest.mark.full
-def test_a_storage_in_a_directory_brings_the_buffer_nearer(
-    plain: RayReplayBuffer, tmp_path: Path
-) -> None:
-    assert not plain.direct
-    plain.set_storage(memmap(tmp_path / "buffer"))
-    assert plain.direct
-    plain.extend(items(0, 5))
-    with contextlib.closing(plain.set_storage(partial(LazyTensorStorage, 20))) as former:
-        assert not plain.direct
-        assert former[:]["a"].tolist() == [0, 1, 2, 3, 4]
-    assert len(plain) == 0
-
-
-@pytest.mark.full
-def test_a_storage_that_the_first_write_makes_is_direct_from_then_on(
-    plain: RayReplayBuffer, tmp_path: Path
-) -> None:
-    plain.set_storage(partial(LazyMemmapStorage, 20, scratch_dir=tmp_path / "buffer"))
-    assert plain.paths["write"] == "its directory is made by the first write"
-    plain.extend(items(0, 3))
-    assert plain.direct
-    assert plain[:]["a"].tolist() == [0, 1, 2]
-    with contextlib.closing(plain.set_storage(partial(LazyTensorStorage, 20))):
-        assert not plain.direct
 
 
 # -- life ------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import signal
@@ -29,7 +28,7 @@ from shmbuffer import (
 )
 from shmbuffer.distributed.rpc import RemoteClient
 from tests.distributed.group import Group
-from tests.distributed.parts import Noting, Oldest, OwnedByRpc, doubled, items
+from tests.distributed.parts import Noting, Oldest, OwnedByRpc, doubled, items, stopped
 
 
 @pytest.fixture(scope="module")
@@ -178,19 +177,6 @@ def test_errors_are_those_of_the_buffer(group: Group, storage: Callable[[], Any]
     )
 
 
-def passes(storage: Callable[[], Any]) -> tuple[list[list[int]], str]:
-    client = RemoteTensorDictReplayBuffer.client(owned(storage))
-    before = client.set_sampler(SamplerWithoutReplacement())
-    return [batch["a"].tolist() for batch in client], type(before).__name__
-
-
-def test_a_pass_is_drawn_by_the_owner(group: Group, storage: Callable[[], Any]) -> None:
-    batches, before = group.run(passes, storage)
-    assert sorted(batches[0] + batches[1]) == list(range(8))
-    assert len(batches) == 2
-    assert before == "RandomSampler"
-
-
 # -- on the buffer's machine -----------------------------------------------------------------------
 
 
@@ -211,15 +197,6 @@ def test_the_way_is_visible(group: Group, tmp_path: Path) -> None:
         dict.fromkeys(("read", "write", "sample"), reason),
         "RemoteClient(RPC to buffer)",
     )
-
-
-@contextlib.contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def uses_a_stopped_buffer(storage: Callable[[], Any]) -> list[Any]:
@@ -256,7 +233,7 @@ def sees_changes(storage: Callable[[], Any]) -> list[Any]:
     rref.rpc_sync().append_transform(doubled)
     sample = client.sample()
     found += [torch.equal(sample["twice"], 2 * sample["a"]), client.direct]
-    rref.rpc_sync().set_sampler(Oldest())  # of somebody else: it stays where it is
+    rref.rpc_sync().set_sampler(Oldest())  # a user's sampler stays in the process of the owner
     found += [client.paths["sample"], client.sample()["a"].tolist(), client.sample()["a"].tolist()]
     return found
 
