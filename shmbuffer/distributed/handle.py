@@ -41,10 +41,10 @@ LIFECYCLE = frozenset(
 
 
 class Handle:
-    """The common part of the handles; a derived class defines how the owner is asked."""
+    """Base of the handles. A derived class defines how the owner is asked."""
 
     owner_is_gone: tuple[type[Exception], ...] = ()
-    """The errors that `_ask` raises if the owner is dead."""
+    """Errors that `_ask` raises if the owner is dead."""
 
     _looking = ForkLock()
 
@@ -53,10 +53,10 @@ class Handle:
         self._remote_only = remote_only  # why the direct path is not wanted; "": it is
         self._near: LocalHandle | None = None
         self._apart = remote_only  # why there is no direct path
-        self._settled = bool(remote_only)  # whether this cannot change by itself
+        self._settled = bool(remote_only)  # True until a change of the buffer
 
     def _ask(self, request: str, *args: Any) -> Any:
-        """Calls a method of `Owner`, and returns or raises what it does."""
+        """Calls a method of `Owner`; returns its result or raises its error."""
         raise NotImplementedError
 
     # -- which way -----------------------------------------------------------------------------
@@ -83,18 +83,18 @@ class Handle:
                 near.close()
 
     def _carried(self) -> Address | None:
-        """The offer for a handle that is made from this one."""
+        """Returns the offer for a copy of this handle."""
         return self._offer if self._near is None else self._near.offer
 
     def _reach(self, group: str | None = None) -> LocalHandle | None:
-        """The owner's buffer in this process, if it can do ``group``."""
+        """Returns the owner's buffer in this process, or None if it cannot do ``group``."""
         near = self._near
         if near is None or not near.is_current():
             near = self._look()
         return near if near is None or group is None or group in near.direct else None
 
     def _look(self) -> LocalHandle | None:
-        """Finds out, if need be again, whether the owner's memory can be reached."""
+        """Tries to reach the owner's memory, unless it is known that this fails."""
         if self._near is None and self._settled:
             return None
         with self._looking:
@@ -110,7 +110,7 @@ class Handle:
             return self._near
 
     def _follow(self, offer: Address) -> None:
-        """Opens an offer of the owner, in place of the one that is open."""
+        """Opens an offer of the owner in place of the offer that is open."""
         before, self._near = self._near, None
         try:
             self._near = approach(offer, before)

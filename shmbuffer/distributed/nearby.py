@@ -52,7 +52,7 @@ _OPERATIONS = {
 
 
 class Unreachable(Exception):  # noqa: N818 - a state, not a failure
-    """This process cannot reach the buffer's memory. The message says why."""
+    """This process cannot reach the buffer's memory, for the reason in the message."""
 
 
 @dataclass(frozen=True)
@@ -69,17 +69,17 @@ class Address:
     # why the owner has to do the calls of one of `GROUPS`, or under ``""`` all calls
     refused: dict[str, str] = field(default_factory=dict)
     later: bool = False  # the first write will make a directory
-    # what the owner left in the directory with this offer, or a client found there
+    # the mark in the directory that this offer belongs to
     mark: str = field(default="", compare=False)
 
     @property
     def place(self) -> tuple[Any, ...]:
-        """The identity of the memory."""
+        """Identity of the memory."""
         return (self.boot_id, self.path, self.uuid, self.file, self.storage)
 
     @classmethod
     def of(cls, buffer: ReplayBuffer, dumps: Callable[[Any], bytes]) -> Address:
-        """The address of a buffer in this process, without a mark."""
+        """Returns the address of a buffer in this process, without a mark."""
         storage = buffer.storage
         me = identity.current()
         here = (me.boot_id, me.pid)
@@ -114,7 +114,7 @@ class LocalHandle:
     def __init__(self, buffer: ReplayBuffer, offer: Address) -> None:
         self.buffer = buffer
         self.offer = offer
-        # those of `GROUPS` that do not need the owner
+        # the groups that do not need the owner
         self.direct = frozenset(GROUPS) - offer.refused.keys()
         self._control = engine_of(buffer).seat.control
         self._sequences: tuple[int, int] | None = None
@@ -127,7 +127,7 @@ class LocalHandle:
         return self._control.sequences == self._sequences or self.news() is None
 
     def news(self) -> str | None:
-        """The mark in the directory, if it is another than the known one; else None."""
+        """Returns the mark in the directory, or None if it is the known one."""
         sequences = self._control.sequences
         mark = str(self._control.superblock().settings["extra"].get(MARK, ""))
         if mark != self.offer.mark:
@@ -174,7 +174,7 @@ def approach(offer: Address, near: LocalHandle | None = None) -> LocalHandle:
 
 
 def engine_of(buffer: ReplayBuffer) -> Engine:
-    """The engine of a buffer that lies on a ring."""
+    """Returns the engine of a buffer whose items are in a ring."""
     storage = buffer.storage
     assert isinstance(storage, RingBacked)
     return storage.engine()
@@ -196,7 +196,7 @@ def _require_same(offer: Address) -> None:
 
 
 def _owners_business(buffer: ReplayBuffer) -> dict[str, str]:
-    """The `GROUPS` that need the owner although its memory can be reached, and why."""
+    """Returns why some of `GROUPS` need the owner although its memory can be reached."""
     storage, sampler, writer = buffer.storage, buffer.sampler, buffer.writer
     refused: dict[str, str] = {}
 
@@ -236,7 +236,7 @@ def _is_ours(function: Any) -> bool:
 
 
 def _configuration(buffer: ReplayBuffer, refused: dict[str, str]) -> dict[str, Any]:
-    """The buffer's state for another process, without what stays with the owner."""
+    """Returns the buffer's state for another process, without the parts that stay here."""
     state = {**buffer.__getstate__(), "_generator": None, "_rank_given": None}
     del state["_storage"]
     if SAMPLE in refused and not isinstance(buffer.sampler, PrioritizedSampler):

@@ -60,7 +60,7 @@ class Itself:
 
 @dataclass(frozen=True)
 class Message:
-    """A part of the buffer, pickled before it was closed; the handle unpickles it."""
+    """A part of the buffer that was pickled before it was closed. The handle unpickles it."""
 
     data: bytes
 
@@ -86,7 +86,7 @@ class Owner:
             return getattr(self, request)(*args)
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a method; returns its result, with `Itself` or a `Message` for what stays here."""
+        """Calls a method; returns its result, or `Itself` or a `Message` in place of a part."""
         if name in _EXCHANGE and args:
             args = (_made(args[0]), *args[1:])
         result = getattr(self.buffer, name)(*args, **kwargs)

@@ -17,7 +17,7 @@ from shmbuffer.distributed.runtime import RayUse, require_ray
 from shmbuffer.errors import BufferClosedError
 
 DEFAULT_REMOTE_CONFIG = {"num_cpus": 1}
-"""An actor's default resources."""
+"""Default options of the actor."""
 
 
 class RayClient(Handle):
@@ -54,7 +54,7 @@ class RayClient(Handle):
         except self._ray.exceptions.RayActorError as error:
             error.add_note(self._obituary())
             raise
-        return opened(np.array(message))  # the caller may keep, and change, what is in it
+        return opened(np.array(message))  # the caller may keep and change the result
 
     def _require_open(self) -> None:
         if self._actor is None:

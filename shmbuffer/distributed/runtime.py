@@ -29,7 +29,7 @@ _uses: set[RayUse] | None = None  # of a Ray that this process started
 
 
 def require_ray() -> Any:
-    """The module ``ray``."""
+    """Returns the module ``ray``, or raises an error that says how to install it."""
     try:
         import ray
     except ImportError as error:
@@ -38,7 +38,7 @@ def require_ray() -> Any:
 
 
 def living_nodes() -> dict[str, str]:
-    """Ids of the living nodes of the cluster by name; ValueError if two share a name."""
+    """Returns the ids of the living nodes by name; ValueError if two share a name."""
     found: dict[str, str] = {}
     for node in require_ray().nodes():
         if not node["Alive"]:
@@ -53,7 +53,7 @@ def living_nodes() -> dict[str, str]:
 
 
 def own_node() -> str:
-    """The name of this process's node; ``""`` if Ray is not initialized."""
+    """Returns the name of this process's node, or ``""`` if Ray is not initialized."""
     ray = require_ray()
     if not ray.is_initialized():
         return ""
@@ -70,7 +70,7 @@ class RayUse:
         with _lock:
             if not ray.is_initialized():
                 ray.init(**(config or {}))
-                _uses = set()  # without those of a Ray that was shut down meanwhile
+                _uses = set()  # without users of an earlier Ray, which was shut down
             if _uses is not None:
                 _uses.add(self)
 

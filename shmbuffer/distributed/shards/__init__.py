@@ -5,14 +5,14 @@
                          ╰───────── ShardMap ───────╯        │  counts by mass, one message a shard
                                                              ╰─▶ keepers: draw, update, totals
 
-    replay_buffer   ShardedReplayBuffer: what only its creator may do
+    replay_buffer   ShardedReplayBuffer: makes the buffer, and ends it
     sharded_client  the handle of all clients: it writes, samples, updates priorities
     members         its view of the shards: which of them answer, and their masses
     member          one of them: its messages, its loss and its return
     shard_batches   a batch: begun with a message to each shard, finished when they answer
     shares          how many items each shard draws, and their weights
     shard_pieces    the pieces of a batch, one from each shard, and how they are joined
-    shard           the owner of a node's buffer, in its keeper, and draws from it
+    shard           the part in a keeper: it owns a node's buffer, and draws from it
     shard_map       the actor that knows the keepers, and makes one on each node
     metrics         the numbers of all shards for Prometheus
     credits         the items that a learner may draw

@@ -101,7 +101,7 @@ class Bank:
 
     @classmethod
     def new(cls, number: int, found: BankState | None, now: float) -> Bank:
-        """A bank that starts with the last state that a keeper has."""
+        """Makes a bank that starts with the last state that a keeper has."""
         if found is None:
             return cls(BankState(number, 0, 0, None, 0, 0, 0, {}, {}))
         return cls(found._replace(bank=number), {}, now + GONE_S, found.samples)
@@ -236,7 +236,7 @@ class Bank:
     # -- quotas of writers -----------------------------------------------------------------------
 
     def plan(self, living: Mapping[str, Report], now: float) -> dict[str, int]:
-        """The new rooms of shards; an increase counts now, a decrease once the shard reports it."""
+        """Returns new rooms of shards. A decrease counts once the shard has reported it."""
         if self.ratio is None:
             return {}
         heard = self.state.heard
@@ -300,7 +300,7 @@ class Bank:
     # -- quotas of learners ----------------------------------------------------------------------
 
     @property
-    def somebody_waits(self) -> bool:
+    def is_waited_for(self) -> bool:
         """True if a writer or a learner waits for a quota."""
         return bool(self._waits) or any(one.wanted for one in self.learners.values())
 
@@ -319,7 +319,7 @@ class Bank:
         """Grants items to a learner; returns the total of its quotas by this `key`, to be spent.
 
         ``granted`` is that total as the learner knows it, ``spent`` its draws by it. RateLimitError
-        if ``wanted`` is too many at once, or nobody writes and ``when_no_peer`` is "error".
+        if ``wanted`` is too many at once, or there is no writer and ``when_no_peer`` is "error".
         """
         limiter = self.limiter
         assert limiter is not None
@@ -356,6 +356,6 @@ class Bank:
 
 
 def latest(states: Iterable[BankState | None]) -> BankState | None:
-    """The newest of these states."""
+    """Returns the newest state."""
     found = [one for one in states if one is not None]
     return max(found, key=lambda one: (one.bank, one.turn), default=None)

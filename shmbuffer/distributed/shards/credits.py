@@ -2,7 +2,7 @@
 
 It has the map grant items, draws them without further messages, and asks for more before they
 are used up. A quota lapses `LAPSE_S` after the request, so the items of a learner that dies go to
-others. Without a limiter, the map is asked now and then whether there is one.
+others. Without a limiter, it asks the map now and then if one was set.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Credits:
         self._limiter: RateLimiter | None = None
         self._text = "the map of the shards does not answer"
         self._ends = 0.0
-        self._known = False  # whether the map has ever answered
+        self._known = False  # True once the map has answered
         self._asked: Any = None
         self._asked_at = 0.0
 
     @property
     def limiter(self) -> RateLimiter | None:
-        """The rate limiter that the map reported last."""
+        """Rate limiter that the map reported last."""
         return self._limiter
 
     def forget(self) -> None:
@@ -77,7 +77,7 @@ class Credits:
         self._spent += count
 
     def _refused(self, count: int, min_size: int, end: float | None) -> str:
-        """Why so many items may not be drawn now; empty if they may."""
+        """Returns why this many items may not be drawn now; empty if they may."""
         self._hear()
         if not self._may(count) or not self._known:
             self._ask(count)
@@ -108,7 +108,7 @@ class Credits:
             )
 
     def _hear(self, timeout: float = 0.0) -> None:
-        """Takes in an answer that has arrived; asks again if it is time to, without waiting."""
+        """Reads an answer that has arrived, and asks again if that is due, without waiting."""
         if self._asked is None and time.monotonic() - self._asked_at > PROBE_S:
             self._ask(0)
         ray, asked = self._ray, self._asked

@@ -81,7 +81,7 @@ class FlowControl:
         self._ended.set()
 
     def rate(self) -> RateLimiter | None:
-        """The rate limiter that is set."""
+        """Returns the rate limiter that is set."""
         self._ready.wait(START_S)
         return None if self._bank is None else self._bank.limiter
 
@@ -95,7 +95,7 @@ class FlowControl:
             if limiter is not None and limiter.min_size > room:
                 raise ValueError(
                     f"{self._where}: min_size is {limiter.min_size:,}, and the shards have room "
-                    f"for {room:,} items: nobody could ever sample"
+                    f"for {room:,} items, so that no sample could be drawn; give a smaller min_size"
                 )
             with self._state:
                 assert self._bank is not None
@@ -186,7 +186,7 @@ class FlowControl:
         if bank.ratio is None:
             return _IDLE_S
         with self._state:
-            return _HURRY_S if self._orders or bank.somebody_waits else _PACE_S
+            return _HURRY_S if self._orders or bank.is_waited_for else _PACE_S
 
     def _start(self, *, patient: bool) -> None:
         """Reads the state from the keepers."""

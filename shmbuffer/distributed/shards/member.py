@@ -59,7 +59,7 @@ class Update:
         self.found = 0, 0, len(self.given[2])
 
     def result(self) -> tuple[int, int, int]:
-        """How many were applied, stale and lost. Those without an answer are lost."""
+        """Returns how many were applied, stale and lost. Without an answer all are lost."""
         if self.found is None and self.answer is not None and self.answer[0].result is not None:
             self.found = self.answer[0].result[0][self.answer[1]]
         if self.found is None:

@@ -1,4 +1,4 @@
-"""A client's view of all shards. The map is asked for changes now and then, without waiting."""
+"""A client's view of all shards. It asks the map for changes now and then, without waiting."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from shmbuffer.distributed.keeper import opened
 from shmbuffer.distributed.shards.member import FRESH_S, PROBE_S, Member, Sent
 
 MAX_SENT = 64
-"""Messages with only priorities that may be on their way to one shard."""
+"""Largest number of messages to one shard, with priorities alone, that are not answered."""
 
 START_S = 180.0
-"""How long the start of the actors may take: on a busy node, or from a cold disk, minutes."""
+"""Seconds for the start of the actors, which takes minutes on a busy node or a cold disk."""
 
 
 class Members:
@@ -38,7 +38,7 @@ class Members:
         self._take(self.ask_map("keepers"), lives=True)
 
     def ask_map(self, name: str, *args: Any) -> Any:
-        """The answer of the map, after a restart if need be; RuntimeError without an answer."""
+        """Asks the map, after a restart if it has died; RuntimeError without an answer."""
         ray, end = self._ray, time.monotonic() + START_S
         while True:
             try:
@@ -58,35 +58,35 @@ class Members:
         return iter(self._members.values())
 
     def living(self) -> list[Member]:
-        """The shards that answer."""
+        """Returns the shards that answer."""
         return [member for member in self if member.lives]
 
     def missing(self, without: Collection[str] = ()) -> str:
-        """A sentence on the shards that do not answer; empty if all do."""
+        """Returns a sentence on the shards that do not answer; empty if all do."""
         nodes = [node for node in self.missing_nodes() if node not in without]
         return f"no answer from the shards of {', '.join(nodes)}" if nodes else ""
 
     def missing_nodes(self) -> list[str]:
-        """The nodes whose shards do not answer."""
+        """Returns the nodes whose shards do not answer."""
         return [*(member.node for member in self if not member.lives), *self._absent]
 
     def require_all(self, done: str, without: Collection[str] = (), hint: str = "") -> None:
-        """RuntimeError if a shard does not answer, except those that are left out."""
+        """Raises RuntimeError if a shard does not answer that is not left out."""
         if missing := self.missing(without):
             raise RuntimeError(
                 f"{self._where}: {missing}; only all together can be {done}. Nothing was done{hint}"
             )
 
     def at(self, node: str) -> Member | None:
-        """The shard of a node."""
+        """Returns the shard of a node, or None."""
         return self._members.get(node)
 
     def by_identity(self) -> dict[int, Member]:
-        """The shards whose identity is known."""
+        """Returns the shards whose identity is known, by identity."""
         return {one.identity: one for one in self if one.identity is not None}
 
     def refresh(self, *, all_of_them: bool = False) -> None:
-        """Updates what is known of each shard, if it is old; waits for one round trip at most."""
+        """Asks shards for their totals if these are old; waits for one round trip at most."""
         self._follow_map()
         if all_of_them:
             self.send_what_waits()
@@ -104,7 +104,7 @@ class Members:
             member.take_news(message)
 
     def answers(self, asked: Iterable[tuple[Member, Sent]]) -> Iterator[tuple[Member, Sent, Any]]:
-        """The messages of the shards that answer in time and were not lost; the others are lost."""
+        """Yields the messages of shards that answer in time and were not lost; loses the others."""
         ray = self._ray
         waiting = {sent.ref: (member, sent) for member, sent in asked if sent.life == member.life}
         if not waiting:
@@ -136,7 +136,7 @@ class Members:
             member.lose(why)
 
     def send_what_waits(self) -> None:
-        """Sends the priorities that wait for a draw; waits for a shard with too many of them."""
+        """Sends the priorities that wait for a draw; waits for a shard that owes many answers."""
         for member in self:
             member.flush()
             excess = len(member.sent) - MAX_SENT
@@ -152,11 +152,11 @@ class Members:
         return getattr(self._map, name).remote(*args)
 
     def lose_map(self) -> None:
-        """Finds the map again, which is being started again; ValueError: the buffer has ended."""
+        """Finds the map again after a restart; ValueError: the buffer has ended."""
         self._map = self._find_map()
 
     def _follow_map(self) -> None:
-        """Asks the map for its keepers, and takes in an earlier answer, without waiting."""
+        """Asks the map for its keepers, and reads an earlier answer, without waiting."""
         ray, now = self._ray, time.monotonic()
         if self._asked is None:
             if now - self._asked_at >= PROBE_S:
@@ -184,7 +184,7 @@ class Members:
                 member.move(keeper)
 
     def leave(self) -> None:
-        """Leaves the directories that are open here."""
+        """Leaves the directories that are open in this process."""
         self.send_what_waits()
         for member in self:
             member.handle.detach()

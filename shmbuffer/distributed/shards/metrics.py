@@ -19,7 +19,7 @@ class ShardMetrics:
     """Serves them on loopback until it is closed; ``base`` is the directory above the nodes'."""
 
     def __init__(self, connect: Callable[[], ShardedClient], base: Path, port: int) -> None:
-        self._client, self._base = connect(), base  # a handle of its own, because of the lock
+        self._client, self._base = connect(), base  # a second handle, which the lock below protects
         self._asking = threading.Lock()  # each request has a thread
         self._server = MetricsServer(self._read, port)
         self.port = self._server.port

@@ -34,7 +34,7 @@ class KeeperReply(NamedTuple):
     state: BankState | None  # the last that it was sent
     shard: str  # node and uuid of its directory
     report: Report
-    holds: bool  # whether no write is possible or under way
+    holds: bool  # True if no write is possible or in progress
 
 
 class Vault:

@@ -28,42 +28,43 @@ _NOT_HERE = {
 
 
 class ShardedReplayBuffer(ShardedClient):
-    """One buffer over the nodes of a Ray cluster, a ring on each.
+    """One buffer over the nodes of a Ray cluster, with a ring on each node.
 
     An actor on each node, its keeper, owns the buffer there, in a directory of that node. Writers
     write into the ring of their own node, in memory. Learners draw from all shards by priority, as
     if they were one buffer, with the importance weights of that buffer.
 
-    **Death.** A shard whose keeper or node has died is left out of draws, and named in the log. Ray
-    starts the keeper again, or the map makes one when the node is back: the items are in its
-    directory. All depends on Ray's head node; a new cluster opens the directories again.
+    **Death.** A shard whose keeper or node has died is left out of draws, and the log names it. Ray
+    starts the keeper again, or the map makes a new one when the node is back. The items are in its
+    directory. The cluster ends with Ray's head node; a new cluster opens the directories again.
 
     **Limits.** Nothing is replicated: the items of a dead node are missing until it returns. Each
-    shard drops its own oldest items. Passes and slices of a sampler are of one shard.
+    shard drops its own oldest items. A pass or a slice of a sampler never crosses shards.
 
     Args:
         replay_buffer_cls: class of the buffer of each shard.
         storage: of each shard, ``partial(LazyMemmapStorage, capacity, scratch_dir=...,
             shared_init=True)``. Each node has a directory of its name in ``scratch_dir``.
-        nodes: names of the nodes that have a shard (``ray start --node-name``, by default their
-            address); or a number of nodes, the first by name; None: all nodes, also those that
-            come later.
-        locality: ``"global"``: a batch is drawn from all shards. ``"local"``: from that of the own
-            node, without the network; its weights make the mean over learners, one on each node,
-            unbiased at ``beta`` 1, with more variance.
-        name: of the buffer in the cluster, for `find`; None: a random one.
-        prefetch: batches that are begun ahead, so that a learner does not wait for other nodes.
-        rank: which of several learners this handle is; see `ReplayBuffer`.
+        nodes: names of the nodes that have a shard (``ray start --node-name``, by default the
+            address of the node), or a number of nodes, the first ones in order of name. None means
+            all nodes, also nodes that join later.
+        locality: ``"global"`` draws a batch from all shards. ``"local"`` draws it from the shard of
+            the learner's node, without the network. With a learner on each node, the weights make
+            the mean over the learners unbiased at ``beta`` 1, with more variance.
+        name: name of the buffer in the cluster, for `find`; None chooses a random one.
+        prefetch: number of batches that are begun ahead, so that a learner does not wait for other
+            nodes.
+        rank: rank of this learner among several; see `ReplayBuffer`.
         answer_timeout: seconds after which a shard that does not answer is left out.
-        metrics_port: serve ``http://127.0.0.1:PORT/metrics`` for Prometheus from this process, with
-            the numbers of all shards, by the label ``node``; 0 takes a free port, see
-            ``metrics_port``. Needs the extra "metrics".
+        metrics_port: port on which this process serves the numbers of all shards to Prometheus, at
+            ``http://127.0.0.1:PORT/metrics``, with the label ``node``. 0 takes a free port; the
+            attribute ``metrics_port`` has its number. Needs the extra "metrics".
         rate_limiter: keeps writers and learners of all shards in step, by a ratio, ``min_size``,
-            or both; a queue is not possible. See the guide on flow control.
+            or both. A queue is not possible. See the guide on flow control.
         ray_init_config: see `RayReplayBuffer`.
         remote_config: options of the keepers, as for ``Actor.options()``; None is
             ``{"num_cpus": 0}``.
-        **kwargs: of ``replay_buffer_cls``, as for `RayReplayBuffer`.
+        **kwargs: arguments of ``replay_buffer_cls``, as for `RayReplayBuffer`.
 
     Raises:
         ImportError: Ray is not installed.
@@ -159,23 +160,23 @@ class ShardedReplayBuffer(ShardedClient):
         rank: int | None = None,
         answer_timeout: float = 5.0,
     ) -> ShardedClient:
-        """A handle on a buffer of the cluster, by its name.
+        """Find a buffer of the cluster by its name, and return a handle on it.
 
         Args:
-            name: of the buffer.
-            prefetch: as of the constructor, as are the others.
-            locality: see there.
-            rank: see there.
-            answer_timeout: see there.
+            name: name of the buffer.
+            prefetch: see the constructor.
+            locality: see the constructor.
+            rank: see the constructor.
+            answer_timeout: see the constructor.
 
         Raises:
-            ValueError: there is no buffer of that name, or this process is in no Ray cluster; see
-                the constructor for others.
+            ValueError: there is no buffer of that name, or this process is in no Ray cluster; the
+                constructor has further reasons.
         """
         return ShardedClient(_options(name, prefetch, locality, rank, answer_timeout))
 
     def client(self) -> ShardedClient:
-        """A handle that can be pickled, and cannot end the buffer.
+        """Return a handle that can be pickled and cannot end the buffer.
 
         Raises:
             BufferClosedError: this object was closed.
@@ -186,7 +187,7 @@ class ShardedReplayBuffer(ShardedClient):
 
     @property
     def metrics_port(self) -> int | None:
-        """The port for Prometheus; None if the numbers are not served."""
+        """Port for Prometheus; None if the numbers are not served."""
         return None if self._metrics is None else self._metrics.port
 
     @property
@@ -255,7 +256,7 @@ def _require_free(ray: Any, name: str) -> None:
 
 
 def _chosen(nodes: int | list[str] | None) -> list[str] | None:
-    """Names of the nodes, which stay the same when the map is started again."""
+    """Returns the names of the nodes, which stay the same when the map is started again."""
     there = sorted(living_nodes())
     if nodes is None:
         return nodes
@@ -273,14 +274,14 @@ def _chosen(nodes: int | list[str] | None) -> list[str] | None:
     chosen = there[:nodes] if isinstance(nodes, int) else list(nodes)
     if not set(chosen) & set(there):
         raise ValueError(
-            f"ShardedReplayBuffer(nodes={nodes!r}): one of them at least has to be there; the Ray "
-            f"cluster has {', '.join(there)}"
+            f"ShardedReplayBuffer(nodes={nodes!r}): at least one of them has to be present; the "
+            f"Ray cluster has {', '.join(there)}"
         )
     return chosen
 
 
 def _dead(ray: Any) -> set[str]:
-    """Ids of the nodes that have died."""
+    """Returns the ids of the nodes that have died."""
     return {node["NodeID"] for node in ray.nodes() if not node["Alive"]}
 
 

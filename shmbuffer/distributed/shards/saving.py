@@ -4,9 +4,8 @@
     <path>/storage/shards.json   the nodes whose shards are in it
 
 `publication.publish` makes the work directory, syncs it, and puts it into the place of ``storage``
-as a whole.
-If a process dies here: the previous save or the new one is there. A keeper that answers too late
-finds the work directory gone, and saves nothing.
+as a whole. If a process dies meanwhile, either the previous save or the new one is there. A keeper
+that answers too late finds the work directory gone, and saves nothing.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def save_shards(
     target = Path(path).absolute()
     make_folders(target)
     with Directory.open(target, allow_unsafe_fs=True):
-        pass  # keepers go there by its name, so no other user may exchange what is in it
+        pass  # keepers open it by its name, so no other user may be able to exchange it
     with publish(target / "storage", "sharded buffer") as directory:
         place = shared_way(directory)  # other processes cannot use ``directory``
         if consistent:
@@ -78,7 +77,7 @@ def save_shards(
 
 
 class Gate:
-    """Keeps all shards from being written to; writers wait. RuntimeError if it cannot."""
+    """Pauses the writers of all shards; RuntimeError if that is not possible."""
 
     def __init__(self, members: Members) -> None:
         self._members, self._token = members, secrets.token_hex(8)
@@ -92,7 +91,7 @@ class Gate:
         return self
 
     def keep(self) -> None:
-        """Keeps it closed; to be called every few seconds, and once at the end."""
+        """Extends the pause; to be called every few seconds, and once at the end."""
         if not self._ask("renew"):
             raise RuntimeError(
                 "writers could not be paused until all shards were saved: the map of the shards "
@@ -166,7 +165,7 @@ def load_shards(members: Members, saves: dict[str, Path], parts: Any) -> None:
         for node, path in saves.items():
             ours[node].whole("loads", path)
         return
-    for path in saves.values():  # what cannot be loaded is refused before anything is changed
+    for path in saves.values():  # a save that cannot be loaded is refused first
         next(_items_of(parts, path), None)
     for member in members:
         member.whole("empty")
@@ -180,7 +179,7 @@ def load_shards(members: Members, saves: dict[str, Path], parts: Any) -> None:
 
 
 def _items_of(parts: Any, path: Path) -> Iterator[tuple[Any, Any]]:
-    """The items of a saved shard, the oldest first, in chunks, with their priorities."""
+    """Yields the items of a saved shard in chunks, oldest first, with their priorities."""
     cls, args, kwargs = parts
     with temporary_folder() as directory:
         storage = partial(kwargs["storage"], scratch_dir=directory / "buffer")
@@ -196,8 +195,8 @@ def _items_of(parts: Any, path: Path) -> Iterator[tuple[Any, Any]]:
             slots = ring.live.committed()
             slots = slots[np.argsort(buffer.storage.tickets(slots).numpy())]
             for at in range(0, len(slots), _CHUNK):
-                some = slots[at : at + _CHUNK]
-                raw = ring.tree.priorities(some) if ring.tree.prioritized else None
-                yield buffer.storage.get(torch.from_numpy(some)), raw
+                chunk = slots[at : at + _CHUNK]
+                raw = ring.tree.priorities(chunk) if ring.tree.prioritized else None
+                yield buffer.storage.get(torch.from_numpy(chunk)), raw
         finally:
             buffer.close()

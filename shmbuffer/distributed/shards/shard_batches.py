@@ -29,7 +29,7 @@ EFFECTIVE_SIZE = "effective_sample_size"
 """The entry in the info of a prioritized sample; see `shares.effective_size`."""
 
 Answer = Piece | Coming | None
-"""A piece that was drawn here, None of an empty shard; or a reference to one still to come."""
+"""A piece, None from an empty shard, or a piece that has not arrived yet."""
 
 
 class Begun(NamedTuple):
@@ -64,7 +64,7 @@ class ShardBatches:
         return [Begun(count, key, beta, shares, one) for key, one in zip(keys, asked, strict=True)]
 
     def _shares(self, members: list[Member]) -> dict[str, float]:
-        """The share of a batch for each shard, by node."""
+        """Returns the share of each shard in a batch, by node."""
         if self._home is not None:
             return {one.node: 1.0 for one in members if one.totals.length}
         weighed = any(one.totals.length and not one.totals.is_uniform for one in members)
@@ -106,7 +106,7 @@ class ShardBatches:
         return asked
 
     def _able(self, shares: dict[str, float]) -> dict[str, float]:
-        """The shares of the shards that answer and have items."""
+        """Returns the shares of the shards that answer and have items."""
         found = {}
         for node, share in shares.items():
             member = self._members.at(node)
@@ -115,7 +115,7 @@ class ShardBatches:
         return found
 
     def finish(self, begun: Begun) -> tuple[Any, dict[str, Any]]:
-        """The batch in random order, and its info; other shards draw the items that are missing."""
+        """Returns the batch in random order, and its info; draws missing items again."""
         pieces, asked, again = [], begun.asked, 0
         while True:
             came = self._collected(asked)
@@ -135,7 +135,7 @@ class ShardBatches:
     def _collected(
         self, asked: list[tuple[Member, int, Answer]]
     ) -> list[tuple[Member, int, Piece]]:
-        """The pieces that have arrived."""
+        """Waits for the pieces, and returns those that have arrived."""
         coming = {one.sent: member for member, _, one in asked if isinstance(one, Coming)}
         for member, sent in self._members.collect(coming):
             _learn(member, sent.result[1][-1])
@@ -178,7 +178,7 @@ class ShardBatches:
     def _weighed(
         self, begun: Begun, pieces: list[tuple[Member, int, Piece]]
     ) -> list[dict[str, Any]]:
-        """The info of each piece, with the weights among all shards under their first name."""
+        """Returns the info of each piece, with weights among all shards under their first key."""
         infos = [dict(piece.info) for _, _, piece in pieces]
         first, *others = self._weight_keys
         for info in infos:
@@ -205,7 +205,7 @@ class ShardBatches:
 
 
 def _learn(member: Member, piece: Piece | None) -> None:
-    """Updates what is known of a shard from its last piece."""
+    """Notes the state that a shard has reported with its last piece."""
     if piece is None:
         member.is_empty()
     else:

@@ -3,9 +3,9 @@
     Ray's list of nodes ──▶ ShardMap ──▶ a Keeper on each, pinned to it, under a name
                                ╰──▶ keepers by node, for clients
 
-When it is started again it gets all its state back: its arguments and the nodes, with those that
-have died, from Ray; the keepers by their names. Ray starts a dead keeper again; after the death of
-its node the map makes a new one when a node of that name is back.
+After a restart it recovers all its state. Ray has its arguments and the nodes, also the dead ones,
+and it finds the keepers by their names. Ray starts a dead keeper again. After the death of a node,
+the map makes a new keeper when a node of that name is back.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shmbuffer.distributed.shards.shard import Shard
 from shmbuffer.memory import RateLimiter
 
 _LOOK_S = 0.5
-"""The interval of its searches for new nodes."""
+"""Interval of its searches for new nodes."""
 
 _log = logging.getLogger(__name__)
 
@@ -33,12 +33,12 @@ NAMESPACE = "shmbuffer"
 
 
 def map_name(name: str) -> str:
-    """The name of the map of a buffer."""
+    """Returns the name of the map of a buffer."""
     return f"{name}/map"
 
 
 def found_map(name: str) -> Any:
-    """The map of a buffer; ValueError if there is none."""
+    """Returns the map of a buffer; ValueError if there is none."""
     ray = require_ray()
     if not ray.is_initialized():  # else Ray would start a cluster
         raise ValueError(
@@ -55,7 +55,7 @@ def found_map(name: str) -> Any:
 
 
 def keeper_name(name: str, node_id: str) -> str:
-    """The name of a keeper; after a death its node has another id, and gets another keeper."""
+    """Returns the name of a keeper. A node that died comes back with another id."""
     return f"{name}/keeper/{node_id}"
 
 
@@ -86,7 +86,7 @@ class ShardMap:
         self._flow = FlowControl(self._ray, self._there, limiter, where)
 
     def keepers(self) -> tuple[dict[str, Any], list[str]]:
-        """The keepers, by node, and nodes without one; raises the reason if there are none."""
+        """Returns the keepers by node, and nodes without one; if there are none, raises why."""
         with self._looking:
             if self._failure is not None and not self._keepers:
                 raise self._failure
@@ -108,7 +108,7 @@ class ShardMap:
         return getattr(self._flow, name)(*args)
 
     def end(self) -> dict[str, Any]:
-        """Makes no more keepers; returns those that it has made."""
+        """Stops making keepers, and returns the keepers that exist."""
         self._ended.set()
         self._flow.end()
         with self._looking:
@@ -134,7 +134,7 @@ class ShardMap:
                     _log.exception("the map of the sharded buffer %r could not look", self._name)
 
     def _all_nodes(self) -> set[str]:
-        """Names of the nodes that are to have a shard, with those that have died."""
+        """Returns the names of the nodes that are to have a shard, also of dead ones."""
         if self._wanted is not None:
             return set(self._wanted)
         nodes = self._ray.nodes()
@@ -148,7 +148,7 @@ class ShardMap:
         return {node: found[node] for node in self._wanted if node in found}
 
     def _keeper(self, node: str, node_id: str) -> Any:
-        """The keeper of a node, which is made if there is none."""
+        """Returns the keeper of a node, and makes it if there is none."""
         ray = self._ray
         name = keeper_name(self._name, node_id)
         try:

@@ -36,13 +36,13 @@ _uuids: weakref.WeakKeyDictionary[Ring, bytes] = weakref.WeakKeyDictionary()
 
 
 def identity_of(node: str, uuid: bytes) -> int:
-    """The number of a shard in samples, 63 bits: a late priority does not hit a new directory."""
+    """Returns the number of a shard in samples, 63 bits; a new directory has another number."""
     digest = hashlib.blake2b(node.encode(), key=uuid, digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def identity_in(buffer: ReplayBuffer, node: str) -> int:
-    """The identity of a buffer's shard; EmptyBufferError before the first write."""
+    """Returns the identity of a buffer's shard; EmptyBufferError before the first write."""
     ring = ring_in(buffer)
     uuid = _uuids.get(ring)
     if uuid is None:
@@ -51,7 +51,7 @@ def identity_in(buffer: ReplayBuffer, node: str) -> int:
 
 
 def ring_in(buffer: ReplayBuffer) -> Ring:
-    """The ring of a shard's buffer; EmptyBufferError before the first write."""
+    """Returns the ring of a shard's buffer; EmptyBufferError before the first write."""
     ring: Ring | None = ring_of(buffer.storage)
     if ring is None:
         raise EmptyBufferError("nothing was written to this shard yet")
@@ -83,7 +83,7 @@ def piece_of(
 def pieces_of(
     buffer: ReplayBuffer, node: str, orders: Sequence[tuple[Any, ...]]
 ) -> list[Piece | None]:
-    """A piece for each order, the arguments of `piece_of` after the node; None: it is empty."""
+    """Draws a piece for each order (arguments of `piece_of`); None for each if it is empty."""
     found: list[Piece | None] = []
     for order in orders:
         try:
@@ -101,7 +101,7 @@ def updated(
     priority: Floats,
     generation: Ints | None,
 ) -> tuple[int, int, int]:
-    """Sets priorities if the items are of this shard: how many were applied, stale and lost."""
+    """Sets priorities of items of this shard; returns how many were applied, stale and lost."""
     ring = ring_of(buffer.storage)
     if ring is None or identity_in(buffer, node) != shard:
         return 0, 0, len(priority)

@@ -1,4 +1,4 @@
-"""A handle on a buffer over several nodes: it writes on its own node, and draws from all."""
+"""A handle on a buffer over several nodes. It writes on its own node, and draws from all nodes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from shmbuffer.samplers.sampler import draw_key
 from shmbuffer.tensors.form import cpu
 
 TURN_S = 0.05
-"""How long a write through Ray waits in the keeper before it is sent again."""
+"""Seconds that a write through Ray waits in the keeper before it is sent again."""
 
 
 class ShardIndex(NamedTuple):
@@ -64,8 +64,8 @@ class Options(NamedTuple):
 class ShardedClient:
     """A handle on a `ShardedReplayBuffer`, for any process of the Ray cluster.
 
-    It can be pickled into tasks and other actors. It writes in memory to the shard of the node that
-    it is on; without one, through Ray to the shard that has the most room.
+    It can be pickled into tasks and other actors. It writes in memory to the shard of its node. On
+    a node without a shard it writes through Ray to the shard that has the most room.
 
     Args:
         options: see `ShardedReplayBuffer`.
@@ -101,7 +101,7 @@ class ShardedClient:
 
     @property
     def name(self) -> str:
-        """The name of the buffer in the cluster."""
+        """Name of the buffer in the cluster."""
         return self._options.name
 
     @property
@@ -115,7 +115,7 @@ class ShardedClient:
         """Exponent of the importance weights of this handle's samples; None: they have none.
 
         Raises:
-            TypeError: set to what is no number.
+            TypeError: set to something other than a number.
             ValueError: set to a number that is negative or not finite.
         """
         return self._beta
@@ -126,7 +126,7 @@ class ShardedClient:
 
     @property
     def batch_size(self) -> int | None:
-        """The size of a batch of ``sample()`` and of iteration."""
+        """Size of a batch of ``sample()`` and of iteration."""
         size: int | None = self._face["batch_size"]
         return size
 
@@ -141,7 +141,7 @@ class ShardedClient:
         return sum(member.totals.length for member in self._members.living())
 
     def stats(self) -> dict[str, Any]:
-        """Counters of the shards that answer, and their sums.
+        """Return the counters of the shards that answer, and their sums.
 
         Returns:
             ``"length"``, ``"capacity"``; ``"shards"``: `ReplayBuffer.stats` of each, by node;
@@ -168,25 +168,26 @@ class ShardedClient:
         return self._written("add", data, options)
 
     def extend(self, data: Any, **options: Any) -> ShardIndex:
-        """Write a batch into one shard: whole or not at all.
+        """Write a batch into one shard, as a whole or not at all.
 
-        In memory into the shard of this process's node; without a living one, through Ray into the
-        shard that has the most room. If a keeper dies while it writes, the batch is written into
-        another shard, and may be in the first one too when that returns.
+        The batch is written in memory to the shard of this process's node. If there is none that
+        lives, it is written through Ray to the shard that has the most room. If a keeper dies while
+        it writes, the batch is written to another shard, and may also be in the first one when that
+        returns.
 
         Args:
             data: see `ReplayBuffer.extend`.
-            **options: see there.
+            **options: see `ReplayBuffer.extend`.
 
         Returns:
             The shard and the index in it; `update_priority` takes both.
 
         Raises:
-            SchemaMismatchError, ValueError, TypeError: see there.
+            SchemaMismatchError, ValueError, TypeError: see `ReplayBuffer.extend`.
             EmptyBufferError: no shard answers.
             RateLimitTimeout: the rate limiter did not admit it in time; nothing was written.
 
-        Cost: on a node with a shard 2 µs more than the buffer's own, see `local`; else about 1 ms.
+        Cost: 2 µs more than the buffer's own on a node with a shard (see `local`), else about 1 ms.
         """
         return self._written("extend", data, options)
 
@@ -194,7 +195,7 @@ class ShardedClient:
     def local(self) -> ReplayBuffer | None:
         """The shard of this process's node, a ``replay_buffer_cls``; None without a shard.
 
-        For writers that count microseconds. Its samples are of this shard alone.
+        Its writes save 2 µs a call. Its samples are from this shard alone.
         """
         home = self._members.at(self._node)
         buffer: ReplayBuffer | None = None if home is None else home.near(WRITE)
@@ -230,7 +231,7 @@ class ShardedClient:
                 return ShardIndex(self._identity_of(member), index)
 
     def _emptiest(self) -> Member:
-        """The shard that has the most room."""
+        """Returns the shard that has the most room."""
         self._members.refresh()
         living = self._members.living()
         if not living:
@@ -257,24 +258,24 @@ class ShardedClient:
         """Draw a batch from all shards, as if they were one buffer.
 
         Args:
-            batch_size: how many items; None is the constructor's.
+            batch_size: number of items; None uses the constructor's.
             return_info: return ``(data, info)``.
             include_info: False leaves index, weights and shard out of a sample of TensorDicts.
-            min_size: wait until the shards that answer have so many items.
-            timeout: seconds to wait for them, and for the rate limiter; None: as long as it takes.
+            min_size: wait until the shards that answer have this many items.
+            timeout: seconds to wait for them and for the rate limiter; None waits without a limit.
 
         Returns:
             The data ``[batch_size, ...]``, in random order. A sample has the entries of a sample of
-            one shard, and ``"shard"``, int64 ``[batch_size]``, which index and generation belong
-            to. The info of a prioritized sample has ``"effective_sample_size"``, a float: how many
-            items of equal weight have the same variance.
+            one shard, and ``"shard"``, int64 ``[batch_size]``, the shard of each index and
+            generation. The info of a prioritized sample has ``"effective_sample_size"``, the number
+            of items of equal weight that would have the same variance, a float.
 
         Raises:
             EmptyBufferError: no shard that answers has an item.
-            RateLimitTimeout: ``min_size`` items, or those that the rate limiter demands, were not
+            RateLimitTimeout: the items that ``min_size`` or the rate limiter demands were not
                 written in time.
             RateLimitError: the rate limiter can never admit it.
-            RuntimeError: no batch size anywhere.
+            RuntimeError: no batch size was given.
 
         Cost: one message to each shard on another node that draws, all at once; a copy of the
             answers.
@@ -294,14 +295,14 @@ class ShardedClient:
             yield self.sample()
 
     def next(self) -> Any:
-        """A sample."""
+        """Return a sample."""
         return self.sample()
 
     def _count(self, batch_size: int | None) -> int:
         return asked_size(batch_size, self.batch_size, "the constructor of the buffer", 3, least=1)
 
     def _next(self, count: int, min_size: int, timeout: float | None) -> tuple[Any, dict[str, Any]]:
-        """The oldest batch that was begun ahead, or one that is begun now."""
+        """Returns the oldest batch that was begun ahead, or one that is begun now."""
         begun = self._begun
         if begun and begun[0][0] != count:
             begun.clear()
@@ -361,12 +362,12 @@ class ShardedClient:
         """Change priorities.
 
         Args:
-            index: what a write returned; or, with ``shard``, the index of a sample, ``[n]`` or
+            index: the result of a write; or, with ``shard``, the index of a sample, ``[n]`` or
                 ``[n, ndim]``; or a whole sample, as for `update_tensordict_priority`.
-            priority: ``[n]`` or one number; finite and not negative. None: the entry `priority_key`
-                of the sample.
-            generation: ``index_generation`` of the sample, ``[n]``: an item that was overwritten
-                since is left alone, and counted as stale.
+            priority: ``[n]`` or one number, finite and not negative. None takes the entry
+                `priority_key` of the sample.
+            generation: ``index_generation`` of the sample, ``[n]``. The priority of an item that
+                was overwritten since is dropped, and counted as stale.
             shard: the entry ``"shard"`` of the sample, ``[n]``, or one number.
 
         Returns:
@@ -407,7 +408,7 @@ class ShardedClient:
 
     @property
     def rate_limiter(self) -> RateLimiter | None:
-        """The rate limiter of all shards, or None. Costs a message. To set it, see `set_rate`."""
+        """Rate limiter of all shards, or None. Reading it costs a message; see `set_rate`."""
         found: RateLimiter | None = self._members.ask_map("flow", "rate")
         return found
 
@@ -467,9 +468,9 @@ class ShardedClient:
         """Save a snapshot of each shard; an error or a crash leaves the previous save or this one.
 
         Args:
-            path: a directory that all nodes see under this name; other files in it stay.
+            path: directory that all nodes see under this name; other files in it stay.
             consistent: save all shards at the same moment, while writers wait. If a write is in
-                the save, so are all writes before it. Priorities go on changing.
+                the save, so are all writes before it. Priorities may change meanwhile.
             without: names of nodes whose shards are left out because they will not come back.
 
         Raises:
@@ -477,23 +478,23 @@ class ShardedClient:
             ValueError: a node of ``without`` has no shard, or a node's name has a slash in it.
             BufferInUseError: another process is saving there.
             UnsafePathError: the directory belongs to another user, or everybody can write to it.
-            OSError: a node does not see the directory; no room, or no permission.
+            OSError: a node does not see the directory, or lacks room or permission.
         """
         self._members.refresh(all_of_them=True)
         save_shards(self._members, path, consistent=consistent, without=without)
 
     def loads(self, path: str | os.PathLike[str]) -> None:
-        """Load a save of `dumps`, also of another number of shards.
+        """Load a save of `dumps`, also one of another number of shards.
 
         Each shard loads the save of its node. If the nodes differ, the items are distributed over
         the shards in chunks, with their priorities. The rate limiter does not apply meanwhile; its
         ratio counts from then on.
 
         Args:
-            path: as of `dumps`.
+            path: directory of the save.
 
         Raises:
-            FileNotFoundError: there is no list of shards, or not every shard that it names.
+            FileNotFoundError: the list of shards, or a shard that it names, is missing.
             CorruptBufferError, UnsafePathError: the list is damaged, or the save contains a link.
             RuntimeError: a shard does not answer; nothing was changed, as after the other errors.
         """
@@ -510,7 +511,7 @@ class ShardedClient:
         self._members.refresh(all_of_them=True)
 
     def detach(self) -> None:
-        """Leave the directory that is open here. The next call opens it again."""
+        """Leave the directory that is open in this process. The next call opens it again."""
         self._begun.clear()
         self._members.leave()
 

@@ -23,7 +23,7 @@ import numpy as np
 
 
 class Weighed(NamedTuple):
-    """The numbers of a shard that the weights of a batch depend on."""
+    """Numbers of a shard that the weights of a batch depend on."""
 
     share: float  # by which it was given a part of the batch
     mass: float  # of all its items, when its part was drawn
@@ -31,7 +31,7 @@ class Weighed(NamedTuple):
 
 
 def counts_of(shares: Mapping[str, float], count: int, key: int) -> dict[str, int]:
-    """How many of ``count`` items each shard draws, by node, without those that draw none."""
+    """Returns how many of ``count`` items each shard draws, by node, if it draws any."""
     names = [name for name, share in shares.items() if share > 0]
     if len(names) == 1:
         return {names[0]: count}
@@ -42,7 +42,7 @@ def counts_of(shares: Mapping[str, float], count: int, key: int) -> dict[str, in
 
 
 def factors_of(drawn: Sequence[Weighed], others: Iterable[Weighed], beta: float) -> list[float]:
-    """Factors for the weights of each piece, which its shard computes as if there were no other."""
+    """Returns a factor for the weights of each piece, which its shard computed for itself alone."""
     known = [*drawn, *others]
     corrections = np.array([one.share / one.mass for one in known])
     corrections /= corrections.max()
@@ -52,7 +52,7 @@ def factors_of(drawn: Sequence[Weighed], others: Iterable[Weighed], beta: float)
 
 
 def effective_size(weights: Iterable[float]) -> float:
-    """How many items of equal weight have the same variance (Kish, Survey Sampling, 1965)."""
+    """Returns how many items of equal weight have this variance (Kish, Survey Sampling, 1965)."""
     array = np.asarray(weights, np.float64)
     squares = float((array**2).sum())
     return float(array.sum()) ** 2 / squares if squares else 0.0

@@ -12,7 +12,7 @@ from shmbuffer.memory.format.array_types import Floats, Ints
 
 
 class ShardedUpdate:
-    """How many priorities were applied, were stale, and were lost.
+    """Numbers of priorities that were applied, were stale, and were lost.
 
     Priorities for other nodes are sent with the next draw from them. Reading a number sends them
     now, and waits for the answers up to the timeout of the shards.
