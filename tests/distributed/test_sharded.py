@@ -273,8 +273,8 @@ def test_bad_arguments_are_refused_before_anything_is_made(
     for nodes, why in (
         (0, "has "),
         (-1, "has "),
-        ([], "has to be there"),
-        (["z"], "has to be there"),
+        ([], "has to be present"),
+        (["z"], "has to be present"),
     ):
         with pytest.raises(ValueError, match=why):
             ShardedReplayBuffer(**given, nodes=nodes)
