@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, cast
 
@@ -34,7 +35,15 @@ DEFAULT_CAPACITY = 1000  # of the ListStorage that a buffer without a storage ge
 
 
 class ReplayBuffer(
-    Writing, Reserving, Sampling, StorageOrder, Serving, Saving, Columnar, Publishing
+    Writing,
+    Reserving,
+    Sampling,
+    StorageOrder,
+    Serving,
+    Saving,
+    Columnar,
+    Publishing,
+    metaclass=ABCMeta,  # so that an ensemble counts as one
 ):
     """A replay buffer made of three parts.
 

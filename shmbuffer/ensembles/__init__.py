@@ -1,17 +1,21 @@
-"""Several buffers as one: `ReplayBufferEnsemble`, and its storages, samplers and writers.
+"""Several buffers as one: ensembles, and data sets mixed with collected items.
 
-offline_to_online  ──▶ a data set and what is collected, mixed (two_parts: under one index)
-buffers    ──▶ what is done to all of them; writes, each item into one
-ensemble   ──▶ samples: rows, each from one buffer (turns, where buffers are limited)
-storage, sampler, writer   TorchRL's three parts: views of the members' (members)
-stacked_rows ──▶ what belongs to which buffer
+ensemble            samples whose rows are each from one buffer; writes, each item into one buffer
+offline_to_online   a data set and collected items under one index, sampled in fixed shares
+joint_buffer        the calls that both have in common
+joint_parts         TorchRL's three parts: views of the members' parts (`sampler`: which buffers)
+stacked_rows        the part of a sample, or of data to write, that belongs to each buffer
+turns               rate limiters and queues of the buffers
 """
 
 from shmbuffer.ensembles.ensemble import ReplayBufferEnsemble
+from shmbuffer.ensembles.joint_parts import (
+    StorageEnsemble,
+    StorageEnsembleCheckpointer,
+    WriterEnsemble,
+)
 from shmbuffer.ensembles.offline_to_online import OfflineToOnlineReplayBuffer
 from shmbuffer.ensembles.sampler import SamplerEnsemble
-from shmbuffer.ensembles.storage import StorageEnsemble, StorageEnsembleCheckpointer
-from shmbuffer.ensembles.writer import WriterEnsemble
 
 __all__ = [
     "OfflineToOnlineReplayBuffer",

@@ -1,4 +1,4 @@
-"""Several buffers sampled as one: each row of a sample is from one of them.
+"""An ensemble: each row of a sample is from one of its buffers.
 
     ensemble[i].extend(data)  ──▶  buffer i
 
@@ -11,41 +11,45 @@ Each buffer reads and validates its rows as for its own samples, so shared items
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
 from shmbuffer.buffers import ReplayBuffer
 from shmbuffer.buffers.calls.access import is_key
-from shmbuffer.buffers.data_path import drawing
 from shmbuffer.buffers.data_path.prefetch import Batch
-from shmbuffer.ensembles.buffers import Buffers
-from shmbuffer.ensembles.members import Ensemble, named
+from shmbuffer.ensembles.joint_buffer import Collate, JointBuffer
+from shmbuffer.ensembles.joint_parts import (
+    StorageEnsemble,
+    WriterEnsemble,
+    named,
+    refusal,
+    select,
+)
 from shmbuffer.ensembles.sampler import SamplerEnsemble, Weights
 from shmbuffer.ensembles.stacked_rows import (
     BUFFER_IDS,
+    routed,
     stack_batches,
     stack_infos,
     with_infos,
+    written_tickets,
 )
-from shmbuffer.ensembles.storage import StorageEnsemble, local
-from shmbuffer.ensembles.turns import Row, Turns
-from shmbuffer.ensembles.writer import WriterEnsemble
+from shmbuffer.ensembles.turns import Row, Shares
 from shmbuffer.items.keys import GENERATION, INDEX
+from shmbuffer.memory.format.streams import checked, of_each
 from shmbuffer.memory.system import deadline
-from shmbuffer.samplers import PrioritizedSampler
 from shmbuffer.storages.indexing import is_one
+from shmbuffer.storages.storage import ring_of
 from shmbuffer.tensors.eager import eager
+from shmbuffer.tensors.form import cpu
 from shmbuffer.torchrl.transforms import Transform
 from shmbuffer.units import Transition
 
-Collate = Callable[[Any], Any]
 
-
-class ReplayBufferEnsemble(Buffers):
+class ReplayBufferEnsemble(JointBuffer):
     """Several buffers, sampled as one.
 
     A sample is ``[rows, batch_size / rows]``, each row from one buffer, chosen by a
@@ -100,6 +104,7 @@ class ReplayBufferEnsemble(Buffers):
     """
 
     family = "ReplayBufferEnsemble"
+    _what = "buffer"
 
     def __init__(
         self,
@@ -134,7 +139,6 @@ class ReplayBufferEnsemble(Buffers):
             raise ValueError(
                 f"collate_fns are one for each buffer, got {len(collate_fns)} for {count}"
             )
-        self._collate_fns = [None] * count if collate_fns is None else list(collate_fns)
         if rbs:
             if any(part is not None for part in (storages, samplers, writers)):
                 raise RuntimeError(
@@ -142,20 +146,16 @@ class ReplayBufferEnsemble(Buffers):
                     "make the buffers; give one or the other"
                 )
             for rb in rbs:
+                if issubclass(type(rb), JointBuffer):
+                    raise TypeError("an ensemble is not a part of another; give it the buffers")
                 if not isinstance(rb, ReplayBuffer):
                     raise TypeError(f"an ensemble is made of buffers, got {rb!r}")
-                if isinstance(rb, ReplayBufferEnsemble):
-                    raise TypeError("an ensemble is not a part of another; give it the buffers")
-            storages = StorageEnsemble(
-                *(rb._storage for rb in rbs), transforms=[rb._transform for rb in rbs]
-            )
             samplers = SamplerEnsemble(
                 *(rb._sampler for rb in rbs),
                 p=p,
                 sample_from_all=sample_from_all,
                 num_buffer_sampled=num_buffer_sampled,
             )
-            writers = WriterEnsemble(*(rb._writer for rb in rbs))
         elif storages is None or samplers is None or writers is None:
             raise TypeError(
                 "an ensemble is made of buffers, or of storages=, samplers= and writers=, all three"
@@ -167,82 +167,128 @@ class ReplayBufferEnsemble(Buffers):
                 samplers.num_buffer_sampled = num_buffer_sampled
             share = None if batch_size is None else batch_size // samplers.num_buffer_sampled
             rbs = _made_of(storages, samplers, writers, collate_fns, share)
-        self._members = rbs
-        self._turns = Turns(self._members)
         super().__init__(
-            storage=storages,
-            sampler=samplers,
-            writer=writers,
+            rbs,
+            samplers,
+            storages,
+            writers,
+            collate_fn=collate_fn,
+            collate_fns=collate_fns,
             transform=transform,
             batch_size=batch_size,
-            collate_fn=collate_fn,
             generator=generator,
             shared=shared,
             **kwargs,
         )
-        if shared:
-            for rb in self._members:
-                rb.share()
+
+    # -- writing -------------------------------------------------------------------------------
+
+    @eager
+    def add(self, data: Any, timeout: float | None = None, streams: int | None = None) -> Any:
+        """Write one item into the buffer of its ``routing_key``; see `extend`."""
+        if self._routing_key is None:
+            raise RuntimeError(refusal("an item was given to the ensemble"))
+        if not isinstance(data, TensorDictBase) or data.batch_dims:
+            raise ValueError("add() takes one item, a TensorDict with batch size []; use extend()")
+        return self.extend(data.unsqueeze(0), timeout=timeout, streams=streams)[0]
+
+    @eager
+    def extend(
+        self,
+        data: Any,
+        update_priority: bool | None = None,
+        timeout: float | None = None,
+        streams: Any = None,
+        stream_dim: int | None = None,
+    ) -> Any:
+        """Write each item of a batch into the buffer of its ``routing_key`` or ``routing_dim``.
+
+        Args:
+            data: a TensorDict ``[...]``; it is flattened.
+            update_priority: see `TensorDictReplayBuffer.extend`.
+            timeout: seconds to wait, in all; see `ReplayBuffer.add`.
+            streams: of the flat items, ``[n]``; see `ReplayBuffer.extend`.
+            stream_dim: has to be None.
+
+        Returns:
+            A TensorDict ``[n]``, in the order of the flat data: ``"buffer_ids"``, ``"index"`` in
+            that buffer, and, if samples of all buffers have it, ``"index_generation"``.
+
+        Raises:
+            RuntimeError: the ensemble has neither; write into ``ensemble[i]``.
+            TypeError, ValueError: invalid numbers of buffers; nothing was changed.
+            SchemaMismatchError, ...: see `ReplayBuffer.extend`; other buffers may have been written
+                already.
+        """
+        if self._routing_key is None and self._routing_dim is None:
+            raise RuntimeError(refusal("a batch was given to the ensemble"))
+        if stream_dim is not None:
+            raise TypeError(
+                "stream_dim: an ensemble takes items in any order apart by their buffer; give each "
+                "item its stream with streams. Nothing was written"
+            )
+        if len(self._transform):
+            data = self._transform.inv(data)
+        items, ids = routed(data, len(self._members), self._routing_key, self._routing_dim)
+        known: dict[str, Any] = (
+            {} if update_priority is None else {"update_priority": update_priority}
+        )
+        of = None if streams is None else of_each(checked(streams), len(ids))
+        written: list[tuple[torch.Tensor, torch.Tensor]] = []
+        tickets = cpu.full((len(ids),), -1, dtype=torch.int64)
+        with deadline.within(timeout):
+            for at in range(len(self._members)):
+                rows = torch.nonzero(ids == at).flatten()
+                if len(rows):
+                    if of is not None:
+                        known["streams"] = of[rows.numpy()]
+                    rb = self._members[at]
+                    ring = ring_of(rb._storage)
+                    before = 0 if ring is None else ring.head
+                    written.append((rows, rb.extend(items[rows], **known)))
+                    tickets[rows] = written_tickets(rb, before, written[-1][1])
+        index = cpu.zeros(
+            (len(ids), *(written[0][1].shape[1:] if written else ())), dtype=torch.int64
+        )
+        for rows, where in written:
+            index[rows] = where
+        found = TensorDict({BUFFER_IDS: ids, INDEX: index}, [len(ids)])
+        return found.set(GENERATION, tickets) if self._writer.tracks_generations else found
 
     # -- sampling ------------------------------------------------------------------------------
 
-    @eager
-    def sample(
-        self,
-        batch_size: int | None = None,
-        return_info: bool = False,
-        include_info: bool | None = None,
-        *,
-        min_size: int | None = None,
-        timeout: float | None = None,
-        lease: float | None = None,
-    ) -> Any:
-        """Draw a batch.
+    def _shares(self, count: int, min_size: int | None) -> tuple[Shares, dict[int, int]]:
+        chosen = self._sampler.shares(self._storage, count)
+        return [(at, count // len(chosen)) for at in chosen], {}
 
-        Each row waits for the `RateLimiter` of its buffer, and counts, as a sample of that buffer
-        does; rows of a queue are its oldest items. Prefetching needs buffers without a limiter.
+    def _batch(self, count: int, min_size: int | None) -> Batch:
+        if min_size is not None:
+            raise NotImplementedError(
+                "a sample of an ensemble has no min_size: wait for the items of each buffer, "
+                "ensemble[i].sample(min_size=...), or give the buffers a RateLimiter(min_size=...)"
+            )
+        return super()._batch(count, None)
 
-        Args:
-            batch_size: how many items in all; None is the constructor's.
-            return_info: return ``(data, info)``; info is a TensorDict, of an
-                `OfflineToOnlineReplayBuffer` a dict.
-            include_info: False leaves index and weights out of a sample of TensorDicts.
-            min_size: for an `OfflineToOnlineReplayBuffer`: wait until the online part has so many
-                items, if it has a share.
-            timeout: seconds to wait, in all; None: without end.
-            lease: for the buffers only.
-
-        Returns:
-            ``[rows, batch_size / rows, ...]``; of an `OfflineToOnlineReplayBuffer`
-            ``[batch_size, ...]``, rows of the data set first.
-
-        Raises:
-            RuntimeError: no batch size; it cannot be divided among the rows (also a ValueError); a
-                transform has changed it, so that index and weights do not fit.
-            EmptyBufferError: nothing to draw from in a chosen buffer.
-            RateLimitTimeout, RateLimitError: items have to be written into a chosen buffer first.
-            NotImplementedError: ``min_size``.
-
-        Cost: a draw and a read for each row, and a copy to stack them.
-        """
-        self._delivering(lease, self._next)
-        draw = self._drawing(min_size)
-        with deadline.within(timeout):
-            data, info = draw(self._count(batch_size))
-        if include_info is not False and isinstance(data, TensorDictBase):
-            data, info = self._with_info(data, info)
-        return (data, info) if return_info else data
-
-    def _drawing(self, min_size: int | None) -> Callable[[int], Batch]:
-        if min_size is None:
-            return self._next
-        raise NotImplementedError(
-            "a sample of an ensemble has no min_size: wait for the items of each buffer, "
-            "ensemble[i].sample(min_size=...), or give the buffers a RateLimiter(min_size=...)"
-        )
+    def _rows_of(self, index: Any, known: Any) -> Any:
+        return [
+            (int(row.get(BUFFER_IDS)), row.get(INDEX), dict(facts.items(True, True)))
+            for row, facts in zip(index.unbind(0), known.unbind(0), strict=True)
+        ]
 
     def _with_info(self, data: Any, info: Any) -> tuple[Any, Any]:
         return with_infos(data, info)
+
+    def _joined(self, rows: list[Row]) -> Batch:
+        buffer_ids, batches, infos = [], [], []
+        for at, data, info in rows:
+            if self._weight_key is not None:
+                keys = self._members[at].plan.info.weight_keys
+                weights = [info.pop(key) for key in keys if key in info]
+                info.update({self._weight_key: weights[0]} if weights else {})
+            buffer_ids.append(at)
+            batches.append(self._finished_row(at, data))
+            infos.append(info)
+        return self._collate(batches), stack_infos(buffer_ids, infos, self._fillings())
 
     # -- the buffers ---------------------------------------------------------------------------
 
@@ -254,102 +300,44 @@ class ReplayBufferEnsemble(Buffers):
         if is_key(index):
             return self[:, :][index]
         if not isinstance(index, tuple) or len(index) == 1:
-            return Ensemble.__getitem__(self, index)
+            return select(self, index)
         items = index[1] if len(index) == 2 else index[1:]
         found = named(index[0], len(self), "buffer")
         if isinstance(found, int):
             return self._items(found, items)
         data = self._collate([self._items(at, items) for at in found])
-        return self._transform(data) if len(self._transform) else data
+        return self._transformed(data)
 
     def _some(self, found: list[int]) -> ReplayBufferEnsemble:
         return ReplayBufferEnsemble(
             *(self._members[at] for at in found),
             transform=self._transform,
-            batch_size=self._batch_size,
+            batch_size=self.batch_size,
             collate_fn=self._collate_fn,
             collate_fns=[self._collate_fns[at] for at in found],
             routing_key=self._routing_key,
-            generator=self._generator,
-            shared=self._shared,
+            generator=self.generator,
+            shared=self._joint._shared,
             **self._sampler.choice(found),
         )
+
+    def __len__(self) -> int:
+        """Number of buffers."""
+        return len(self._members)
 
     def read_all_in_order(self, end: int | None = None) -> Any:
         """``ensemble[:, :end]``: every item of every buffer in storage order."""
         return self[:, :end]
-
-    def iter_in_order(self, chunk: int) -> Iterator[Any]:
-        """`ReplayBuffer.iter_in_order` of one buffer after the other."""
-        for rb in self._members:
-            yield from rb.iter_in_order(chunk)
-
-    # -- inside --------------------------------------------------------------------------------
-
-    def _next(self, count: int) -> Batch:
-        """The next batch, not made ahead if a buffer has a limiter."""
-        if not self._turns.are_needed():
-            return super()._next(count)
-        self._drop_prefetched()
-        chosen = self._sampler.shares(self._storage, count)
-        share = count // len(chosen)
-        return self._turns.sample(chosen, share, partial(self._drawn, share), self._joined)
-
-    def _drawn(self, share: int, at: int) -> Row:
-        """A row, chosen by the sampler of its buffer."""
-        index, known = self._sampler._draw(at, self._members[at]._storage, share)
-        return self._row(at, index, dict(known))
-
-    def _row(self, at: int, index: Any, known: dict[Any, Any]) -> Row:
-        """A row, read and validated by its buffer."""
-        rb = self._members[at]
-        return at, *drawing.chosen(rb.plan, local(index, rb._storage), known)
-
-    def _gathered(self, index: Any, found: Any) -> Batch:
-        """See `ReplayBuffer._gathered`."""
-        return self._joined(
-            [
-                self._row(int(row.get(BUFFER_IDS)), row.get(INDEX), dict(known.items(True, True)))
-                for row, known in zip(index.unbind(0), found.unbind(0), strict=True)
-            ]
-        )
-
-    def _joined(self, rows: list[Row]) -> Batch:
-        """A sample of these rows."""
-        buffer_ids, batches, infos = [], [], []
-        for at, data, info in rows:
-            rb = self._members[at]
-            if self._weight_key is not None:
-                weights = [info.pop(key) for key in rb._weight_keys if key in info]
-                info.update(dict.fromkeys(self._weight_keys, weights[0]) if weights else {})
-            buffer_ids.append(at)
-            batches.append(self._finished_row(at, data))
-            infos.append(info)
-        return self._finished(batches, stack_infos(buffer_ids, infos, self._fillings()))
-
-    def _fillings(self) -> dict[str, float]:
-        """For rows without: weights of 1, as drawn uniformly, and tickets of -1, as not shared."""
-        found: dict[str, float] = {}
-        for rb in self._members:
-            if isinstance(rb._sampler, PrioritizedSampler):
-                keys = rb._weight_keys if self._weight_key is None else self._weight_keys
-                found.update(dict.fromkeys(keys, 1.0))
-            if rb.plan.info.generation:
-                found[GENERATION] = -1
-        return found
-
-    def _finished_row(self, at: int, data: Any) -> Any:
-        """Items of one buffer, through its ``collate_fn`` and its transforms."""
-        rb, collate = self._members[at], self._collate_fns[at]
-        data = rb._collate(data) if collate is None else collate(rb._storage.uncollated(data))
-        return rb._transform(data) if len(rb._transform) else data
 
     def _items(self, at: int, index: Any) -> Any:
         """Items of one buffer, by index, as in its samples."""
         rb = self._members[at]
         if self._collate_fns[at] is None or is_one(index):
             return rb[index]
-        return self._finished_row(at, rb._fetch(index))
+        views = False if rb.shared else None
+        return self._finished_row(
+            at, rb.storage.fetch(index, dim_extend=rb.dim_extend, views=views)
+        )
 
     def _collate(self, data: Any) -> Any:
         return stack_batches(data) if self._collate_fn is None else self._collate_fn(data)

@@ -1,39 +1,55 @@
 """A fixed data set and collected items: each sample has a fixed share of both.
 
-extend(data)  ──▶  the online part
-sample(n)     ──▶  round(fraction * n) rows of the data set, the rest online, in one batch [n]
+    extend(data)  ──▶  the online part
+    sample(n)     ──▶  round(fraction * n) rows of the data set, the rest online, in one batch [n]
+
+Both parts are under one index. Items are read, and priorities and patches applied, in the part of
+their index:
+
+    0 .. capacity - 1              places of the online part, as its writes return them
+    capacity .. capacity + data    items of the data set
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
+from tensordict import TensorDict
+from torch.utils._pytree import tree_map
 
-from shmbuffer.buffers import TensorDictReplayBuffer
+from shmbuffer.buffers import ReplayBuffer, TensorDictReplayBuffer
+from shmbuffer.buffers.calls.access import is_key
 from shmbuffer.buffers.data_path import drawing
+from shmbuffer.buffers.data_path.parts import ring_backed
 from shmbuffer.buffers.data_path.plan import Plan
-from shmbuffer.buffers.data_path.prefetch import Batch, Order
+from shmbuffer.buffers.data_path.prefetch import Batch
+from shmbuffer.buffers.data_path.priority_entry import one_each
 from shmbuffer.buffers.data_path.sample_info import with_info
 from shmbuffer.datasets.loading import opened
+from shmbuffer.ensembles.joint_buffer import JointBuffer
 from shmbuffer.ensembles.one_batch import OneBatch
 from shmbuffer.ensembles.sampler import SamplerEnsemble
-from shmbuffer.ensembles.stacked_rows import filled
-from shmbuffer.ensembles.turns import Row
-from shmbuffer.ensembles.two_parts import OFFLINE, ONLINE, TwoParts
-from shmbuffer.items.keys import INDEX
+from shmbuffer.ensembles.stacked_rows import BUFFER_IDS, filled
+from shmbuffer.ensembles.turns import Row, Shares
+from shmbuffer.items.keys import INDEX, WEIGHT_KEYS
 from shmbuffer.memory.mixture import Mixture
 from shmbuffer.samplers import Sampler
 from shmbuffer.storages import LazyTensorStorage, Storage, TensorStorage
+from shmbuffer.storages.indexing import as_array, is_one
 from shmbuffer.storages.ring_backed import RingBacked
+from shmbuffer.tensors.form import cpu
+from shmbuffer.tensors.form.nodes import is_collection
 from shmbuffer.torchrl.transforms import Transform
 
+ONLINE, OFFLINE = 0, 1
 
-class OfflineToOnlineReplayBuffer(TwoParts):
+
+class OfflineToOnlineReplayBuffer(JointBuffer):
     """A data set and collected items, sampled in a fixed proportion.
 
     ``sample(n)`` is one flat batch of exactly ``round(offline_fraction * n)`` rows of the data set,
@@ -90,7 +106,7 @@ class OfflineToOnlineReplayBuffer(TwoParts):
     """
 
     family = "OfflineToOnlineReplayBuffer"
-    _one_batch: tuple[list[Plan], OneBatch | None] | None = None  # and what it was made of
+    _one_buffer = "online_buffer"
 
     def __init__(
         self,
@@ -134,22 +150,45 @@ class OfflineToOnlineReplayBuffer(TwoParts):
             offline._rank_given = rank
         if online_storage.shared:
             offline.share()  # so that ranks of one seed draw differently from it, too
-        offline._ask_rank()
+        offline.generator = offline.generator  # its next draw asks for the rank
         self._mixture = _mixture(online_storage, self._base)
         super().__init__(
-            online,
-            offline,
+            (online, offline),
+            _MixedSampler(self._mixture, (online, offline)),
             transform=transform,
             batch_size=batch_size,
             generator=generator,
             rank=rank,
             prefetch=prefetch,
         )
-        self._sampler = _MixedSampler(self._mixture, online._sampler, offline._sampler)
-        self._join()
+        self._sampler.prefetcher = self._prefetcher
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_one_batch": None}
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._sampler.prefetcher = self._prefetcher
+
+    def _exchange(self, name: str, new: Any) -> Any:
+        before = super()._exchange(name, new)
+        if name == "sampler":  # the shares stay
+            mixed = _MixedSampler(self._mixture, self._members)
+            mixed.prefetcher = self._prefetcher
+            super()._exchange(name, mixed)
+        return before
+
+    @property
+    def online_buffer(self) -> ReplayBuffer:
+        """The online part."""
+        return self._members[ONLINE]
+
+    @property
+    def offline_buffer(self) -> ReplayBuffer:
+        """The data set."""
+        return self._members[OFFLINE]
+
+    @property
+    def _start(self) -> int:
+        """The index of the data set's first item."""
+        return self.online_buffer._storage.max_size
 
     # -- the proportion ------------------------------------------------------------------------
 
@@ -208,7 +247,7 @@ class OfflineToOnlineReplayBuffer(TwoParts):
         return (
             f"{type(self).__name__}(offline={type(self.offline_buffer).__name__}, "
             f"offline_fraction={self.offline_fraction:.3f}, "
-            f"online_size={len(self.online_buffer)}, batch_size={self._batch_size})"
+            f"online_size={len(self.online_buffer)}, batch_size={self.batch_size})"
         )
 
     # -- writing -------------------------------------------------------------------------------
@@ -223,89 +262,33 @@ class OfflineToOnlineReplayBuffer(TwoParts):
 
     def empty(self, empty_write_count: bool = True) -> None:
         """Forget the items of the online part; see `ReplayBuffer.empty`."""
-        self._drop_prefetched()
+        self._joint._drop_prefetched()
         self.online_buffer.empty(empty_write_count)
         self._turns.forget()
 
     # -- sampling ------------------------------------------------------------------------------
 
-    def _drawing(self, min_size: int | None) -> Callable[[int], Batch]:
-        return partial(self._mixed, min_size=min_size) if min_size else self._next
+    def _shares(self, count: int, min_size: int | None) -> tuple[Shares, dict[int, int]]:
+        if min_size:
+            ring_backed(self.online_buffer._storage, "min_size needs")
+        shares = self._sampler.shares_of(count, waits=bool(min_size))
+        return shares, {ONLINE: min_size} if min_size else {}
 
-    def _with_info(self, data: Any, info: Any) -> tuple[Any, Any]:
-        return with_info(data, info), info
+    def _rows_of(self, index: Any, known: Any) -> Any:
+        return index
 
-    def _next(self, count: int) -> Batch:
-        if self._prefetcher is None or count != self._batch_size:
-            return self._mixed(count)
-        if self._turns.are_needed():
-            self._drop_prefetched()
-            return self._mixed(count)
-        return self._prefetcher.next()
+    def _made(self, rows: Any) -> Batch:
+        if isinstance(rows, tuple):  # read by the draw
+            return rows
+        return super()._made(rows)
 
-    def _shares(self, count: int, *, waits: bool = False) -> Iterator[tuple[int, int]]:
-        """The number of rows of each part."""
-        of_data = round(self.offline_fraction * count)
-        if not waits and not len(self.online_buffer):
-            of_data = count
-        yield from ((at, n) for at, n in ((OFFLINE, of_data), (ONLINE, count - of_data)) if n)
-
-    def _draws_now(self, count: int) -> bool:
-        return all(
-            self._members[at]._admits(share) and self._can_give(at, share)
-            for at, share in self._shares(count)
-        )
-
-    def _mixed(self, count: int, min_size: int | None = None) -> Batch:
-        shares = [*self._shares(count, waits=bool(min_size))]
-        if not min_size and (one := self._as_one()) is not None:
-            data, info = one.sample(shares, (0, self._start))
-            return self._finished([data], info)
-        rows: list[Row] = []
-        for at, share in shares:
-            draw = partial(self._drawn_from, at)
-            least = min_size if at == ONLINE else None
-            rows.append((at, *self._members[at]._in_turn(share, least, None, draw)))
-        return self._joined(rows)
-
-    def _as_one(self) -> OneBatch | None:
-        """Makes batches of both parts at once; None if their present plans do not allow it."""
-        plans = [rb.plan for rb in self._members]
-        if any(plan.limiter_version[0] for plan in plans):
-            return None
-        if self._one_batch is None or self._one_batch[0] != plans:
-            self._one_batch = plans, OneBatch.of(self._members, self._weight_keys)
-        return self._one_batch[1]
-
-    def _drawn_from(self, at: int, share: int) -> Batch:
-        """Items of a part, also across the end of a pass."""
-        rb = self._members[at]
-        plan = rb.plan
+    def _drawn(self, at: int, share: int) -> Row:
+        plan = self._members[at].plan
         if plan.draws:
-            return rb._finished(*drawing.drawn(plan, share, pins=False))
-        return rb._gathered(*self._sampler._draw(at, rb._storage, share))
-
-    def _order(self, at_once: bool) -> Order:
-        """See `Sampling._order`."""
-        assert self._batch_size is not None
-        with self._planned().choosing():
-            before, shares = self._draws(), [*self._shares(self._batch_size)]
-            if at_once and (one := self._as_one()) is not None:
-                data, info = one.sample(shares, (0, self._start))
-                return Order(partial(self._finished, [data], info), False, before)
-            drawn = [
-                (at, *self._sampler._draw(at, self._members[at]._storage, share))
-                for at, share in shares
-            ]
-            return Order(partial(self._gathered, drawn, None), False, before)
-
-    def _gathered(self, index: Any, found: Any) -> Batch:
-        return self._joined(
-            [(at, *self._members[at]._gathered(where, known)) for at, where, known in index]
-        )
+            return at, *drawing.drawn(plan, share, pins=False)
+        return super()._drawn(at, share)
 
     def _joined(self, rows: list[Row]) -> Batch:
-        """Join the rows of both parts into a batch."""
         fillings, infos = self._fillings(), []
         for at, _, known in rows:
             where = known[INDEX] + at * self._start
@@ -314,15 +297,99 @@ class OfflineToOnlineReplayBuffer(TwoParts):
         info = infos[0]
         if len(infos) > 1:
             info = {key: torch.cat([one[key] for one in infos]) for key in info}
-        return self._finished([data for _, data, _ in rows], info)
+        return _concatenated([self._finished_row(at, data) for at, data, _ in rows]), info
+
+    def _with_info(self, data: Any, info: Any) -> tuple[Any, Any]:
+        return with_info(data, info), info
+
+    # -- items by their index ------------------------------------------------------------------
+
+    def __getitem__(self, index: Any) -> Any:
+        """Items by the index of samples and writes; a slice leaves empty places out."""
+        if is_key(index):
+            return self[:][index]
+        start = self._start
+        end = start + self.offline_buffer._storage.max_size
+        if is_one(index):
+            place = int(index[0] if isinstance(index, tuple) else index)
+            place += end if place < 0 else 0
+            at = int(place >= start)
+            return self._transformed(self._members[at][place - at * start])
+        sliced = isinstance(index, slice) or index is Ellipsis
+        places = torch.from_numpy(np.arange(end)[index if sliced else as_array(index)].copy())
+        if sliced:
+            held = cpu.ones(len(places), dtype=torch.bool)
+            for rb, rows, local in self._by_part(places):
+                contains: Any = rb._storage.contains
+                held[rows] = contains(local)
+            places = places[held]
+        parts = [(rows, rb[local]) for rb, rows, local in self._by_part(places) if len(rows)]
+        if not parts:
+            return self._transformed(self.offline_buffer[:0])
+        order = torch.argsort(torch.cat([rows for rows, _ in parts]))
+        data = _concatenated([items for _, items in parts])
+        return self._transformed(tree_map(lambda leaf: leaf[order], data, is_leaf=is_collection))
+
+    def read_all_in_order(self, end: int | None = None) -> Any:
+        """``rb[:end]``: the items of the online part, then those of the data set."""
+        return self[:end]
+
+    def _by_part(
+        self, places: torch.Tensor
+    ) -> Iterator[tuple[ReplayBuffer, torch.Tensor, torch.Tensor]]:
+        """Each part, its rows of ``places``, and the index there."""
+        for at, rb in enumerate(self._members):
+            rows = torch.nonzero((places >= self._start) == bool(at)).flatten()
+            yield rb, rows, places[rows] - at * self._start
+
+    def _routable(self, index: Any) -> TensorDict:
+        """An index in the form of an ensemble's."""
+        places = cpu.as_tensor(index)
+        places = one_each(places) if places.dim() > 1 else places.reshape(-1)
+        ids = (places >= self._start).long()
+        return TensorDict({BUFFER_IDS: ids, INDEX: places - ids * self._start}, [len(places)])
+
+    def _can_change(self, at: int) -> bool:
+        return at == ONLINE
 
 
 class _MixedSampler(SamplerEnsemble):
     """The samplers of both parts, saved with the proportion."""
 
-    def __init__(self, mixture: Any, *samplers: Sampler) -> None:
-        super().__init__(*samplers)
+    def __init__(self, mixture: Any, parts: Sequence[ReplayBuffer]) -> None:
+        super().__init__(*(rb._sampler for rb in parts))
         self._mixture = mixture
+        self._parts = parts
+        self.prefetcher: Any = None  # of the buffer that draws
+        #: The plans of both parts, and what makes batches of both at once with these plans.
+        self._one_batch: tuple[list[Plan], OneBatch | None] | None = None
+
+    def shares_of(self, count: int, *, waits: bool = False) -> Shares:
+        """The number of rows of each part; all are of the data set while nothing is collected."""
+        of_data = round(self._mixture.fraction * count)
+        if not waits and not len(self._parts[ONLINE]):
+            of_data = count
+        return [(at, n) for at, n in ((OFFLINE, of_data), (ONLINE, count - of_data)) if n]
+
+    def sample(self, storage: Any, batch_size: int) -> tuple[Any, Any]:
+        """Draws rows of both parts; if one native call per part can read them too, the batch."""
+        shares = self.shares_of(batch_size)
+        if self.prefetcher is None or self.prefetcher.hand_over.at_once:
+            one = self._as_one()
+            if one is not None:
+                return one.sample(shares, (0, self._parts[ONLINE]._storage.max_size)), {}
+        return [(at, *self._draw(at, self._parts[at]._storage, n)) for at, n in shares], {}
+
+    def can_sample(self, storage: Any, batch_size: int) -> bool:
+        """True if both parts can give their shares of a batch."""
+        return all(self._parts[at].can_sample(share) for at, share in self.shares_of(batch_size))
+
+    def _as_one(self) -> OneBatch | None:
+        """Makes batches of both parts at once; None if their present plans do not allow it."""
+        plans = [rb.plan for rb in self._parts]
+        if self._one_batch is None or self._one_batch[0] != plans:
+            self._one_batch = plans, OneBatch.of(self._parts, WEIGHT_KEYS)
+        return self._one_batch[1]
 
     def _own_state(self) -> dict[str, Any]:
         return {**super()._own_state(), "_offline_fraction": self._mixture.fraction}
@@ -332,9 +399,45 @@ class _MixedSampler(SamplerEnsemble):
         if "_offline_fraction" in state:
             self._mixture.fraction = float(state["_offline_fraction"])
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "prefetcher": None, "_one_batch": None}
+
 
 def _mixture(storage: Storage, base: float) -> Any:
     """The share, stored with the storage if that is shared memory, else in this process."""
     if isinstance(storage, TensorStorage) or (isinstance(storage, RingBacked) and storage.shared):
         return Mixture(storage.engine(), base)
     return SimpleNamespace(fraction=base)
+
+
+def _concatenated(data: list[Any]) -> Any:
+    """The rows of both parts in one batch."""
+    if len(data) == 1:
+        return data[0]
+    try:
+        return tree_map(lambda *leaves: torch.cat(leaves), *data, is_leaf=is_collection)
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise RuntimeError(
+            "the items of the data set and of the online part differ in form and make no "
+            f"batch: {_differences(*data) or error}; write the same entries, or give one of "
+            "the parts a transform"
+        ) from error
+
+
+def _differences(*parts: Any) -> str:
+    """The entries that only one of the parts has."""
+    if not all(map(is_collection, parts)):
+        return ""
+    keys = [
+        {".".join(key) if isinstance(key, tuple) else key for key in part.keys(True, True)}
+        for part in parts
+    ]
+    said = [
+        f"only the {name} has {sorted(mine - others)}"
+        for name, mine, others in (
+            ("data set", keys[0], keys[1]),
+            ("online part", keys[1], keys[0]),
+        )
+        if mine - others
+    ]
+    return ", ".join(said)

@@ -9,15 +9,14 @@ The choice and the draws use the generator of the buffer, one after the other, r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from shmbuffer.ensembles.members import Ensemble
+from shmbuffer.ensembles.joint_parts import JointPart, PartsOf, StorageEnsemble
 from shmbuffer.ensembles.stacked_rows import known_tickets, routes, stack_index, stack_rows
-from shmbuffer.ensembles.storage import StorageEnsemble
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.samplers import PriorityUpdate, Sampler
 from shmbuffer.samplers.sampler import ask_rank, drawn_by
@@ -33,7 +32,7 @@ class IndivisibleBatchError(ValueError, RuntimeError):
     """A batch that cannot be divided among the buffers that are to be sampled."""
 
 
-class SamplerEnsemble(Ensemble, Sampler):
+class SamplerEnsemble(JointPart, Sampler):
     """The samplers of a `ReplayBufferEnsemble`, and the choice of buffers.
 
     ``samplers[i]`` is the i-th, any other index gives an ensemble.
@@ -131,21 +130,27 @@ class SamplerEnsemble(Ensemble, Sampler):
         return stack_index(chosen, [index for index, _ in drawn]), stack_rows([i for _, i in drawn])
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
-        """True if every buffer that may be chosen can give its share of such a batch."""
-        share, rest = divmod(batch_size, self.num_buffer_sampled)
-        members = storage._members
-        return not rest and self._all_can(
-            members, share, lambda at: self._members[at].can_sample(members[at], share)
-        )
+        """True if every buffer that may be chosen can give its share of such a batch.
 
-    def _all_can(self, storages: Sequence[Any], share: int, can: Callable[[int], bool]) -> bool:
-        """True if there are buffers to choose, and this is true of all of them."""
+        In an ensemble of buffers, the rate limiter of each of them has to admit its share as well.
+        """
+        share, rest = divmod(batch_size, self.num_buffer_sampled)
+        if rest:
+            return False
+        storages = storage._members
         p = None if self.sample_from_all else self._p
         weights: Sequence[Any] = [1] * len(storages) if p is None else list(p)
         if isinstance(p, str):
             weights = self._sampleable(storages, share)
         chosen = [at for at, weight in enumerate(weights) if weight]
-        return bool(chosen) and all(map(can, chosen))
+        if not chosen:
+            return False
+        members = self._members
+        if not isinstance(members, PartsOf):
+            return all(members[at].can_sample(storages[at], share) for at in chosen)
+        most = share if self.sample_from_all else batch_size  # one buffer may get all rows
+        buffers = [members.buffers[at] for at in chosen]
+        return all(rb.plan.limits.admits(most) and rb.can_sample(share) for rb in buffers)
 
     def shares(self, storage: Any, batch_size: int) -> list[int]:
         """The buffer of each row of a batch; raises as `sample`."""

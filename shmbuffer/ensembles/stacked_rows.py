@@ -99,6 +99,11 @@ def with_infos(data: TensorDictBase, info: TensorDictBase) -> tuple[Any, Any]:
     return stack_batches(list(rows_in)), stack_batches(list(infos_in))
 
 
+def local(index: torch.Tensor, storage: Any) -> Any:
+    """The index of a row for its storage: int64 ``[n]``, or a tuple of ``ndim`` of them."""
+    return tuple(index.unbind(-1)) if getattr(storage, "ndim", 1) > 1 else index
+
+
 class Route(NamedTuple):
     """The part of a sample that is from one buffer."""
 

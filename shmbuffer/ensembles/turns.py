@@ -1,7 +1,7 @@
-"""The rate limiters of an ensemble's buffers, each applied to the rows of its buffer.
+"""The rate limiters of several buffers, each applied to the rows of its own buffer.
 
-    chosen buffers ──▶ every row waits until it may be drawn, and counts
-                   ──▶ rows are drawn ──▶ those of queues are taken ──▶ the sample
+    rows ──▶ each waits until its buffer admits it, and counts
+         ──▶ all are drawn; rows of queues come out of their queue ──▶ the sample
 
 A sample that fails does not count. Items that it has taken out of a queue are kept for the next
 sample of this handle.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from shmbuffer.buffers import ReplayBuffer
@@ -19,6 +19,9 @@ from shmbuffer.buffers.data_path import drawing
 from shmbuffer.buffers.data_path.prefetch import Batch
 from shmbuffer.items.limits import Turn
 from shmbuffer.memory import Ring
+
+Shares = Sequence[tuple[int, int]]
+"""The rows of a sample in their order: the number of a buffer, and of the items from it."""
 
 Row = tuple[int, Any, dict[Any, Any]]
 """The number of a buffer, items of it, and their info."""
@@ -32,7 +35,7 @@ class _Taken(NamedTuple):
 
 
 class Turns:
-    """Samples of several buffers, once each buffer admits its rows."""
+    """Draws samples from several buffers when each buffer admits its rows."""
 
     def __init__(self, buffers: Sequence[ReplayBuffer]) -> None:
         self._buffers = buffers
@@ -45,38 +48,44 @@ class Turns:
 
     def sample(
         self,
-        chosen: list[int],
-        share: int,
-        draw: Callable[[int], Row],
+        shares: Shares,
+        draw: Callable[[int, int], Row],
         join: Callable[[list[Row]], Batch],
+        least: Mapping[int, int],
     ) -> Batch:
-        """A sample, once all of its rows are admitted."""
+        """Waits until all rows are admitted, then draws and joins them.
+
+        Args:
+            shares: the rows.
+            draw: draws a row that is not taken out of a queue.
+            join: makes the sample from the rows.
+            least: for some buffers, the number of items to wait for.
+        """
         turns: list[Turn | None] = []
-        taken: list[tuple[int, Batch]] = []
+        taken: list[tuple[int, _Taken]] = []
         try:
-            for at in chosen:
-                turns.append(self._buffers[at].plan.limits.turn(share))
+            for at, share in shares:
+                turns.append(self._buffers[at].plan.limits.turn(share, least.get(at, 0)))
             queues = {row: turn.ring for row, turn in enumerate(turns) if turn and turn.is_queue}
             found = dict[int, Row]()
-            # Rows of queues come last: they cannot be put back.
-            for row in sorted(range(len(chosen)), key=queues.__contains__):
-                at = chosen[row]
+            # Rows of queues come last, because they cannot be put back.
+            for row in sorted(range(len(shares)), key=queues.__contains__):
+                at, share = shares[row]
                 batch = self._out_of_queue(at, queues[row], share) if row in queues else None
                 if batch is not None:
-                    taken.append((at, batch))
-                found[row] = draw(at) if batch is None else (at, *batch)
-            return join([found[row] for row in range(len(chosen))])
+                    taken.append((at, _Taken(share, batch)))
+                found[row] = draw(at, share) if batch is None else (at, *batch)
+            return join([found[row] for row in range(len(shares))])
         except BaseException:
-            for at, batch in reversed(taken):
-                kept = self._kept.setdefault((os.getpid(), at), deque())
-                kept.appendleft(_Taken(share, batch))
+            for at, one in reversed(taken):
+                self._kept.setdefault((os.getpid(), at), deque()).appendleft(one)
             for turn in turns:
                 if turn is not None:
                     turn.give_back()
             raise
 
     def _out_of_queue(self, at: int, ring: Ring, share: int) -> Batch | None:
-        """A row, kept or new; None if it is no queue any more."""
+        """A row, kept or new; None if the buffer is not a queue any more."""
         kept = self._kept.get((os.getpid(), at), deque())
         try:
             first = kept.popleft()  # threads may share it
@@ -92,7 +101,7 @@ class Turns:
         )
 
     def forget(self) -> None:
-        """The buffers were emptied."""
+        """Forgets the kept items, because the buffers were emptied."""
         self._kept.clear()
 
     def __reduce__(self) -> Any:

@@ -11,6 +11,7 @@ from shmbuffer.items.indices import as_int
 from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.first_write import first_ring
 from shmbuffer.memory.format.array_types import Ints
+from shmbuffer.memory.format.layout import Side
 from shmbuffer.memory.system import deadline
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
 
@@ -81,6 +82,13 @@ class Limits:
         """Counts a draw and returns True, unless it has to wait."""
         return self.ring is not None and self.ring.admission.admit_now(count)
 
+    def admits(self, count: int) -> bool:
+        """True if a draw of ``count`` items would not have to wait now. It is not counted."""
+        if not self.hold:
+            return True
+        ring = self.ring
+        return ring is not None and ring.admission.rate_status().why(Side.INSERTS, count) is None
+
     def cancel(self, count: int) -> None:
         """Reverts the count of an admitted draw that was not made."""
         if self.ring is not None and self.version[0]:
@@ -109,8 +117,6 @@ class Limits:
             except BaseException:
                 self.cancel(count)
                 raise
-        if min_size is not None and (min_size := as_int("min_size", min_size)) < 0:
-            raise ValueError(f"min_size has to be at least 0, got {min_size}")
         with deadline.within(timeout):
             turn = self.turn(count, min_size or 0)
             if turn is None:
@@ -124,6 +130,8 @@ class Limits:
 
     def turn(self, count: int, min_size: int = 0) -> Turn | None:
         """Waits until ``count`` items may be drawn, and counts them; None without limits."""
+        if (min_size := as_int("min_size", min_size)) < 0:
+            raise ValueError(f"min_size has to be at least 0, got {min_size}")
         ring = self._first_ring(self._source, min_size) if self._source is not None else None
         if ring is None:
             return None

@@ -19,7 +19,7 @@ from shmbuffer import (
     SliceSampler,
     TensorDictReplayBuffer,
 )
-from shmbuffer.ensembles.ends import newest_of_streams
+from shmbuffer.ensembles.joint_buffer import newest_of_streams
 from shmbuffer.saves.parquet_file import in_order_of_age
 from tests.kit.rings import ring_of
 

@@ -21,7 +21,6 @@ from shmbuffer.buffers.data_path.parts import Parts
 from shmbuffer.errors import BufferClosedError
 from shmbuffer.extras import missing
 from shmbuffer.items.indices import as_int
-from shmbuffer.memory.format.layout import Side
 
 
 class Serving(Parts):
@@ -139,11 +138,7 @@ class Serving(Parts):
 
     def _admits(self, count: int) -> bool:
         """True if the rate limiter admits a sample of so many items now."""
-        limits = self._planned().limits
-        if not limits.hold:
-            return True
-        ring = limits.ring
-        return ring is not None and ring.admission.rate_status().why(Side.INSERTS, count) is None
+        return self._planned().limits.admits(count)
 
     @property
     def _is_queue(self) -> bool:

@@ -1,24 +1,111 @@
-"""Several storages as one: read by number of the storage and index in it, saved one by one."""
+"""TorchRL's three parts for several buffers: each joins the parts of the same kind.
+
+`StorageEnsemble` and `WriterEnsemble` are here, `SamplerEnsemble` is in `sampler`. A part has a
+list of members. In an ensemble of buffers, its members are the present parts of the buffers
+instead. So a part that is exchanged in a buffer is exchanged in the ensemble.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
+import numpy as np
 import torch
 
-from shmbuffer.ensembles.members import Ensemble
+from shmbuffer.ensembles.stacked_rows import BUFFER_IDS, local, routes
 from shmbuffer.memory.format.names import is_number
 from shmbuffer.saves.checkpointers.checkpointer import StorageCheckpointerBase
-from shmbuffer.saves.checkpoints import apply_part, dump_part, export_storage, read_part
+from shmbuffer.saves.checkpoints import (
+    apply_part,
+    dump_part,
+    export_storage,
+    read_part,
+    save_part,
+    saved_part,
+)
 from shmbuffer.saves.safe_files import make_folders
 from shmbuffer.saves.values import read_json, reading, write_json
 from shmbuffer.storages import Storage
+from shmbuffer.tensors.form import cpu
 from shmbuffer.torchrl.compat.buffers import load_plainly, save_plainly
+from shmbuffer.writers import ImmutableDatasetWriter, Writer
+from shmbuffer.writers.writer import write_count_of
 
 _METADATA = "metadata.json"
+
+
+class PartsOf(Sequence[Any]):
+    """The present storage, sampler or writer of each buffer."""
+
+    def __init__(self, buffers: Sequence[Any], name: str) -> None:
+        self.buffers, self._name = buffers, name
+
+    def __getitem__(self, at: Any) -> Any:
+        return getattr(self.buffers[at], self._name)
+
+    def __len__(self) -> int:
+        return len(self.buffers)
+
+    def __reduce__(self) -> Any:
+        return list, (list(self),)  # the parts without the buffers
+
+
+class JointPart:
+    """Several storages, samplers or writers as one. Each of them is saved under its number."""
+
+    _what: ClassVar[str]  # the name of a member in messages
+    _members: Sequence[Any]
+
+    def __getitem__(self, index: Any) -> Any:
+        return select(self, index)
+
+    def _some(self, found: list[int]) -> Any:
+        """A part of the same kind with some of the members."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        """Number of members."""
+        return len(self._members)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(repr, self._members))})"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Each member's state, under its number."""
+        return {str(at): member.state_dict() for at, member in enumerate(self._members)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state."""
+        for at, member in enumerate(self._members):
+            member.load_state_dict(state_dict[str(at)])
+
+    def _dump(self, directory: Path, moment: Any) -> Any:
+        make_folders(directory)
+        for at, member in enumerate(self._members):
+            dump_part(member, directory / str(at), None if moment is None else moment[at])
+
+    def _saved(self, moment: Any, folder: Path) -> Any:
+        of_each = [None] * len(self._members) if moment is None else moment
+        return [
+            save_part(member, folder.with_name(f"{folder.name}-{at}"), one)
+            for at, (member, one) in enumerate(zip(self._members, of_each, strict=True))
+        ]
+
+    def _of_saved(self, saved: Any, folder: Path) -> Any:
+        return [
+            saved_part(member, one, folder.with_name(f"{folder.name}-{at}"))
+            for at, (member, one) in enumerate(zip(self._members, saved, strict=True))
+        ]
+
+    def _read(self, directory: Path) -> Any:
+        return [read_part(member, directory / str(at)) for at, member in enumerate(self._members)]
+
+    def _apply(self, saved: Any, loaded: Any) -> Any:
+        for at, (member, one) in enumerate(zip(self._members, saved, strict=True)):
+            apply_part(member, one, None if loaded is None else loaded[at])
 
 
 class StorageEnsembleCheckpointer(StorageCheckpointerBase):
@@ -99,7 +186,7 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
         return loaded
 
 
-class StorageEnsemble(Ensemble, Storage):
+class StorageEnsemble(JointPart, Storage):
     """The storages of the buffers of a `ReplayBufferEnsemble`.
 
     Args:
@@ -166,6 +253,10 @@ class StorageEnsemble(Ensemble, Storage):
             found.append((at, data if transform is None else transform(data)))
         return found
 
+    def fetch(self, index: Any, *, dim_extend: int = 0, views: bool | None = None) -> Any:
+        """Returns chosen rows as they are, because each buffer reads its own; see `JointBuffer`."""
+        return index
+
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> NoReturn:
         """RuntimeError: say which storage."""
         raise RuntimeError(
@@ -224,6 +315,120 @@ class StorageEnsemble(Ensemble, Storage):
         )
 
 
-def local(index: torch.Tensor, storage: Any) -> Any:
-    """The index of a row for its storage: int64 ``[n]``, or a tuple of ``ndim`` of them."""
-    return tuple(index.unbind(-1)) if getattr(storage, "ndim", 1) > 1 else index
+class WriterEnsemble(JointPart, Writer):
+    """The writers of the buffers of a `ReplayBufferEnsemble`.
+
+    Args:
+        *writers: one for each buffer.
+
+    ``writers[i]`` is the i-th, any other index gives an ensemble.
+
+    Source: ``torchrl.data.WriterEnsemble``.
+    """
+
+    _what = "writer"
+
+    def __init__(self, *writers: Writer) -> None:
+        super().__init__()
+        self._members = list(writers)
+
+    def register_storage(self, storage: Any) -> None:
+        """Register each writer with its member of a `StorageEnsemble` of the same length."""
+        if not isinstance(storage, StorageEnsemble):
+            raise TypeError(
+                f"a WriterEnsemble writes into a StorageEnsemble, got {type(storage).__name__}"
+            )
+        if len(storage) != len(self):
+            raise ValueError(f"{len(self)} writers cannot serve {len(storage)} storages")
+        super().register_storage(storage)
+        for writer, member in zip(self._members, storage._members, strict=True):
+            writer.register_storage(member)
+
+    def add(self, data: Any) -> NoReturn:
+        """RuntimeError: say which buffer."""
+        raise RuntimeError(refusal("an item was given to the ensemble"))
+
+    def extend(self, data: Any) -> NoReturn:
+        """RuntimeError: say which buffer."""
+        raise RuntimeError(refusal("a batch was given to the ensemble"))
+
+    @property
+    def tracks_generations(self) -> bool:
+        """True if all of them track generations."""
+        return all(writer.tracks_generations for writer in self._members)
+
+    def generations_of(self, index: Any) -> torch.Tensor:
+        """`Writer.generations_of` for an index of a write or a sample; flat."""
+        found = cpu.full(index.get(BUFFER_IDS).shape, -1, dtype=torch.int64).reshape(-1)
+        for part in routes(index, self._storage, {}):
+            found[part.rows] = self._members[part.at].generations_of(part.where)
+        return found
+
+    @property
+    def write_count(self) -> int:
+        """Elements written so far into all buffers."""
+        return sum(map(write_count_of, self._members))
+
+    _write_count = write_count
+
+    def _empty(self, empty_write_count: bool = True) -> None:
+        self.require_no_data_set()
+        for writer in self._members:
+            writer._empty(empty_write_count)
+
+    def require_no_data_set(self) -> None:
+        """RuntimeError if one of them cannot be emptied."""
+        for writer in self._members:
+            if isinstance(writer, ImmutableDatasetWriter):
+                writer._empty()
+
+    def _some(self, found: list[int]) -> WriterEnsemble:
+        return WriterEnsemble(*(self._members[at] for at in found))
+
+
+def select(joint: Any, index: Any) -> Any:
+    """The member at an int; for anything else that names members, a joint object of these."""
+    if isinstance(index, tuple):
+        if len(index) != 1:
+            raise IndexError(f"a {joint._what} has no items, so {index!r} selects nothing")
+        index = index[0]
+    if index is Ellipsis or (isinstance(index, slice) and index == slice(None)):
+        return joint
+    found = named(index, len(joint._members), joint._what)
+    return joint._members[found] if isinstance(found, int) else joint._some(found)
+
+
+def named(index: Any, count: int, what: str) -> int | list[int]:
+    """The number of the member at an int, or the numbers of the members at any other index."""
+    if index is Ellipsis:
+        return list(range(count))
+    if isinstance(index, slice):
+        return list(range(count))[index]
+    if isinstance(index, torch.Tensor):
+        index = index.detach().cpu().numpy()
+    if not isinstance(index, (int, np.integer, list, range, np.ndarray)):
+        raise IndexError(
+            f"{index!r} names no {what}: an int, a slice, Ellipsis, or a list, range, array or "
+            "tensor of ints does"
+        )
+    numbers = np.asarray(index)
+    if numbers.ndim > 1:
+        raise RuntimeError(
+            f"an index of the {what}s of an ensemble has one dimension; this one has {numbers.ndim}"
+        )
+    if numbers.dtype == np.bool_ and numbers.shape == (count,):
+        numbers = np.nonzero(numbers)[0]
+    if not np.issubdtype(numbers.dtype, np.integer) and numbers.size:
+        raise TypeError(f"{what}s are named by integers, got {numbers.dtype} in {index!r}")
+    beyond = numbers[(numbers < -count) | (numbers >= count)]
+    if beyond.size:
+        raise IndexError(f"there is no {what} {int(beyond.flat[0])}; this ensemble has {count}")
+    return (numbers.astype(np.int64) % count).tolist()  # type: ignore[no-any-return]
+
+
+def refusal(what: str) -> str:
+    """The message for a write into an ensemble."""
+    return (
+        f"{what}, which cannot choose the buffer for it: write into one of them, "
+        "ensemble[i].extend(data)"
+    )

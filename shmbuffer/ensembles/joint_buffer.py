@@ -1,0 +1,732 @@
+"""Several buffers behind the calls of one, beside `ReplayBuffer` and not derived from it.
+
+    sample ──▶ the joint sampler chooses rows ──▶ each buffer reads and validates its row
+           ──▶ the rows are joined ──▶ transform
+
+The storages, samplers and writers of the buffers are joined into three parts. One `ReplayBuffer` of
+these parts, the joint buffer, makes batches ahead, saves and loads. What is done to items or to all
+buffers at once is done here, with the public calls of each buffer.
+"""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABCMeta, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn, Self
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from shmbuffer.buffers import ConditionalUpdateResult, ReplayBuffer, TensorDictReplayBuffer
+from shmbuffer.buffers.calls.dataset import BatchDataset
+from shmbuffer.buffers.data_path import drawing
+from shmbuffer.buffers.data_path.prefetch import Batch
+from shmbuffer.buffers.data_path.priority_entry import (
+    no_index,
+    sample_alone,
+    say_what_is_missing,
+)
+from shmbuffer.ensembles.joint_parts import JointPart, PartsOf, StorageEnsemble, WriterEnsemble
+from shmbuffer.ensembles.sampler import SamplerEnsemble
+from shmbuffer.ensembles.stacked_rows import known_tickets, local, routes
+from shmbuffer.ensembles.turns import Row, Shares, Turns
+from shmbuffer.items.indices import asked_size, elements_of
+from shmbuffer.items.keys import GENERATION, INDEX
+from shmbuffer.items.raw_priorities import reduced
+from shmbuffer.memory.format import slots
+from shmbuffer.memory.format.leaf import Key
+from shmbuffer.memory.system import deadline
+from shmbuffer.samplers import PrioritizedSampler, PriorityUpdate, Sampler, SliceSampler
+from shmbuffer.samplers.sampler import in_storage
+from shmbuffer.saves.checkpoints import Saves
+from shmbuffer.storages import Storage
+from shmbuffer.tensors import pinned
+from shmbuffer.tensors.eager import FRAMES, eager
+from shmbuffer.tensors.form import cpu
+from shmbuffer.units import SampleUnit
+from shmbuffer.writers import ImmutableDatasetWriter, Writer
+
+Collate = Callable[[Any], Any]
+
+_PARTS = {"storage": StorageEnsemble, "sampler": SamplerEnsemble, "writer": WriterEnsemble}
+_VERSION = ("", "version")  # among the entries of a patch, which have names
+
+
+class _OfJoint:
+    """An attribute or a method of an ensemble that is that of its joint buffer."""
+
+    def __set_name__(self, owner: Any, name: str) -> None:
+        self._name = name
+
+    def __get__(self, rb: Any, owner: Any = None) -> Any:
+        return getattr(ReplayBuffer if rb is None else rb._joint, self._name)
+
+    def __set__(self, rb: Any, value: Any) -> None:
+        setattr(rb._joint, self._name, value)
+
+
+class _ReturnsSelf(_OfJoint):
+    """A method of the joint buffer that returns the buffer: here it returns the ensemble."""
+
+    def __get__(self, rb: Any, owner: Any = None) -> Any:
+        call = super().__get__(rb, owner)
+        return call if rb is None else lambda *given, **options: (call(*given, **options), rb)[1]
+
+
+class _OfOneBuffer:
+    """A method of a buffer that several buffers together do not have: TypeError."""
+
+    def __set_name__(self, owner: Any, name: str) -> None:
+        self._name = name
+
+    def __get__(self, rb: Any, owner: Any) -> Callable[..., NoReturn]:
+        def refuse(*_: Any, **__: Any) -> NoReturn:
+            raise TypeError(
+                f"{owner.__name__}.{self._name}: only a single buffer has this method. Nothing was "
+                f"changed. Call {owner._one_buffer}.{self._name}(...)"
+            )
+
+        return refuse
+
+
+class JointBuffer(Saves, metaclass=ABCMeta):
+    """The calls of several buffers together.
+
+    Derived classes choose rows (`_chosen`, `_shares`), join them (`_joined`) and write items.
+    """
+
+    _one_buffer = "ensemble[i]"  # how a user reaches a single buffer
+    _said_what_is_missing = False  # warned of a sample without priorities
+
+    storage, sampler, writer, transform = (_OfJoint() for _ in range(4))
+    batch_size, generator, set_rng, shared = (_OfJoint() for _ in range(4))
+    initialized, plan, write_count, rate_limiter = (_OfJoint() for _ in range(4))
+    dim_extend, compilable, is_alive, service_backend = (_OfJoint() for _ in range(4))
+    synchronize, can_sample, submit_update_if_present = (_OfJoint() for _ in range(3))
+    dumps, loads, register_save_hook, register_load_hook = (_OfJoint() for _ in range(4))
+    _storage, _sampler, _writer, _transform = (_OfJoint() for _ in range(4))
+    _rank_given, _prefetcher = _OfJoint(), _OfJoint()
+
+    start, client, append_transform, insert_transform = (_ReturnsSelf() for _ in range(4))
+
+    ack, consumers, leased, remove_consumer = (_OfOneBuffer() for _ in range(4))
+    publish, newest, reserve, resume, partials = (_OfOneBuffer() for _ in range(5))
+    set_, set_at_, update_, write_all = (_OfOneBuffer() for _ in range(4))
+    to_parquet, from_parquet = _OfOneBuffer(), _OfOneBuffer()
+
+    def __init__(
+        self,
+        members: Sequence[ReplayBuffer],
+        sampler: SamplerEnsemble,
+        storage: StorageEnsemble | None = None,
+        writer: WriterEnsemble | None = None,
+        *,
+        collate_fn: Collate | None = None,
+        collate_fns: Sequence[Collate | None] | None = None,
+        weight_key: str | None = None,
+        pin_memory: bool = False,
+        shared: bool = False,
+        **options: Any,
+    ) -> None:
+        self._members = tuple(members)
+        if storage is None or writer is None:
+            transforms = [rb._transform for rb in members]
+            storage = StorageEnsemble(*(rb._storage for rb in members), transforms=transforms)
+            writer = WriterEnsemble(*(rb._writer for rb in members))
+        self._collate_fn = collate_fn
+        self._collate_fns = [None] * len(members) if collate_fns is None else list(collate_fns)
+        self._weight_key = weight_key
+        self._pin_memory = pinned.wanted(pin_memory)
+        self._turns = Turns(self._members)
+        for name, part in (("_storage", storage), ("_sampler", sampler), ("_writer", writer)):
+            part._members = PartsOf(self._members, name)
+        options.pop("sample_unit", None)
+        self._rows = _Rows(self)
+        self._joint = _Joint(
+            self._members,
+            storage=storage,
+            sampler=sampler,
+            writer=writer,
+            pin_memory=pin_memory,
+            shared=shared,
+            sample_unit=self._rows,
+            **options,
+        )
+        if shared:
+            for rb in self._members:
+                rb.share()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._rows.owner = weakref.ref(self)
+        for name in ("_storage", "_sampler", "_writer"):
+            getattr(self, name)._members = PartsOf(self._members, name)
+
+    def __repr__(self) -> str:
+        return type(self).__name__ + repr(self._joint).removeprefix(_Joint.__name__)
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    def set_storage(self, storage: Storage, collate_fn: Collate | None = None) -> Storage:
+        """Uses other storages, and another ``collate_fn``; returns the ensemble of the old ones.
+
+        Raises:
+            TypeError: ``storage`` is not a `StorageEnsemble`.
+            ValueError: it has another number of members.
+        """
+        before = self._exchange("storage", storage)
+        self._collate_fn = collate_fn
+        return before  # type: ignore[no-any-return]
+
+    def set_sampler(self, sampler: Sampler) -> Sampler:
+        """Uses the samplers of a `SamplerEnsemble`, and its choice; see `set_storage`."""
+        return self._exchange("sampler", sampler)  # type: ignore[no-any-return]
+
+    def set_writer(self, writer: Writer) -> Writer:
+        """Uses the writers of a `WriterEnsemble`; see `set_storage`."""
+        return self._exchange("writer", writer)  # type: ignore[no-any-return]
+
+    def _exchange(self, name: str, new: Any) -> Any:
+        cls: type[JointPart] = _PARTS[name]
+        if not isinstance(new, cls):
+            raise TypeError(f"the {name} of an ensemble is a {cls.__name__}, got {new!r}")
+        if len(new) != len(self._members):
+            raise ValueError(f"{len(new)} {name}s cannot serve {len(self._members)} buffers")
+        self._joint._drop_prefetched()
+        before = getattr(self._joint, name)
+        parts = list(before._members)
+        for rb, one in zip(self._members, list(new._members), strict=True):
+            getattr(rb, f"set_{name}")(one)
+        before._members = parts
+        new._members = PartsOf(self._members, f"_{name}")
+        getattr(self._joint, f"set_{name}")(new)
+        return before
+
+    # -- sampling ------------------------------------------------------------------------------
+
+    @eager
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,
+        include_info: bool | None = None,
+        *,
+        min_size: int | None = None,
+        timeout: float | None = None,
+        lease: float | None = None,
+    ) -> Any:
+        """Draws a batch.
+
+        Each row waits for the `RateLimiter` of its buffer, and counts, as a sample of that buffer
+        does. Rows of a queue are its oldest items. Prefetching needs buffers without a limiter.
+
+        Args:
+            batch_size: number of items in all; None is the constructor's.
+            return_info: return ``(data, info)``; info is a TensorDict, or a dict for an
+                `OfflineToOnlineReplayBuffer`.
+            include_info: False leaves index and weights out of a sample of TensorDicts.
+            min_size: for an `OfflineToOnlineReplayBuffer`: wait until the online part has so many
+                items, if it has a share.
+            timeout: seconds to wait in all; None waits without end.
+            lease: only single buffers have leases.
+
+        Returns:
+            ``[rows, batch_size / rows, ...]``; for an `OfflineToOnlineReplayBuffer`
+            ``[batch_size, ...]``, rows of the data set first.
+
+        Raises:
+            RuntimeError: no batch size; it cannot be divided among the rows (also a ValueError); or
+                a transform has changed it, so that index and weights do not fit.
+            EmptyBufferError: a chosen buffer has nothing to draw from.
+            RateLimitTimeout, RateLimitError: items have to be written into a chosen buffer first.
+            NotImplementedError: ``min_size`` for a `ReplayBufferEnsemble`.
+            TypeError: ``lease``.
+
+        Cost: a draw and a read for each row, and a copy to join them.
+        """
+        if lease is not None:
+            raise TypeError(
+                f"{type(self).__name__}.sample: lease needs a single buffer whose sampler has a "
+                f"consumer. Nothing was drawn. Call {self._one_buffer}.sample(lease=...)"
+            )
+        own = self._joint.batch_size
+        count = asked_size(batch_size, own, "the constructor of the buffer", 2 + FRAMES)
+        with deadline.within(timeout):
+            data, info = self._batch(count, min_size)
+        if include_info is not False and isinstance(data, TensorDictBase):
+            data, info = self._with_info(data, info)
+        return (data, info) if return_info else data
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yields samples without end."""
+        if self._joint.batch_size is None:
+            raise RuntimeError("iteration needs a batch size: give batch_size to the constructor")
+        return self._batches(self.sample)
+
+    def next(self) -> Any:
+        """The next sample of an iteration."""
+        return self.sample()
+
+    def as_dataset(
+        self,
+        batch_size: int | None = None,
+        *,
+        return_info: bool = False,
+        min_size: int | None = None,
+        timeout: float | None = None,
+    ) -> BatchDataset:
+        """The samples as a data set for torch's ``DataLoader``; see `ReplayBuffer.as_dataset`."""
+        if batch_size is None and self._joint.batch_size is None:
+            raise RuntimeError("no batch size: give batch_size to as_dataset() or to the buffer")
+        options = {"return_info": return_info, "min_size": min_size, "timeout": timeout}
+        return BatchDataset(self, batch_size=batch_size, **options)
+
+    def _batches(self, sample: Callable[[], Any]) -> Iterator[Any]:
+        while True:
+            yield sample()
+
+    def _batch(self, count: int, min_size: int | None) -> Batch:
+        """A sample, from the prefetched ones unless a buffer has a limiter."""
+        if min_size or self._turns.are_needed():
+            self._joint._drop_prefetched()
+            shares, least = self._shares(count, min_size)
+            return self._turns.sample(shares, self._drawn, self._finished, least)
+        prefetcher = self._joint._prefetcher
+        if prefetcher is not None and count == self._joint.batch_size:
+            return prefetcher.next()
+        return self._passed_on(*self._made(self._chosen(count)))
+
+    @abstractmethod
+    def _shares(self, count: int, min_size: int | None) -> tuple[Shares, dict[int, int]]:
+        """The rows of a sample, and for some buffers the number of items to wait for."""
+
+    def _chosen(self, count: int) -> Any:
+        """The rows of a sample, chosen by the joint sampler, for `_made`."""
+        return self._rows_of(*self._sampler.sample(self._storage, count))
+
+    @abstractmethod
+    def _rows_of(self, index: Any, known: Any) -> Any:
+        """The rows in the answer of the joint sampler."""
+
+    def _made(self, rows: Any) -> Batch:
+        """Reads the chosen rows, ``(buffer, index, info)`` each, and joins them."""
+        return self._joined([self._row(at, index, known) for at, index, known in rows])
+
+    @abstractmethod
+    def _joined(self, rows: list[Row]) -> Batch:
+        """Joins rows into a sample."""
+
+    @abstractmethod
+    def _with_info(self, data: Any, info: Any) -> tuple[Any, Any]:
+        """A sample of TensorDicts with its info among its entries."""
+
+    def _drawn(self, at: int, share: int) -> Row:
+        """Draws a row, also across the end of a pass."""
+        return self._row(at, *self._sampler._draw(at, self._members[at]._storage, share))
+
+    def _row(self, at: int, index: Any, known: dict[Any, Any]) -> Row:
+        """A row, read and validated by its buffer."""
+        rb = self._members[at]
+        return at, *drawing.chosen(rb.plan, local(index, rb._storage), dict(known))
+
+    def _finished(self, rows: list[Row]) -> Batch:
+        return self._passed_on(*self._joined(rows))
+
+    def _passed_on(self, data: Any, info: Any) -> Batch:
+        """A joined sample, transformed and in pinned memory."""
+        data = self._transformed(data)
+        return (pinned.pin(data), pinned.pin(info)) if self._pin_memory else (data, info)
+
+    def _transformed(self, data: Any) -> Any:
+        transform = self._joint._transform
+        return transform(data) if len(transform) else data
+
+    def _finished_row(self, at: int, data: Any) -> Any:
+        """Items of one buffer, collated and transformed."""
+        rb = self._members[at]
+        collate = self._collate_fns[at] or rb._collate_fn
+        storage = rb._storage
+        data = storage.collate(data) if collate is None else collate(storage.uncollated(data))
+        return rb._transform(data) if len(rb._transform) else data
+
+    def _fillings(self) -> dict[str, float]:
+        """Info of rows that lack it: weights of 1, as drawn uniformly; and tickets of -1."""
+        found: dict[str, float] = {}
+        for rb in self._members:
+            info = rb.plan.info
+            if isinstance(rb._sampler, PrioritizedSampler):
+                own = info.weight_keys if self._weight_key is None else (self._weight_key,)
+                found.update(dict.fromkeys(own, 1.0))
+            if info.generation:
+                found[GENERATION] = -1
+        return found
+
+    # -- changes of items ----------------------------------------------------------------------
+
+    @abstractmethod
+    def __getitem__(self, index: Any) -> Any:
+        """Items by index."""
+
+    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+        """RuntimeError: items are changed in their buffer."""
+        raise RuntimeError(
+            f"the ensemble was told to change {index!r}, but not in which of its buffers: "
+            f"{self._one_buffer}[index] = data"
+        )
+
+    def _routable(self, index: Any) -> Any:
+        """An index in the form that `routes` divides among the buffers."""
+        return index
+
+    @eager
+    def update_priority(
+        self, index: Any, priority: Any = None, *, generation: Any = None
+    ) -> PriorityUpdate:
+        """Changes priorities, each in its buffer; see `ReplayBuffer.update_priority`."""
+        if priority is None:
+            return self._update_by_sample(sample_alone(index, index_generation=generation))
+        return self._sampler.update_priority(  # type: ignore[no-any-return]
+            self._routable(index), priority, storage=self._storage, generation=generation
+        )
+
+    def mark_update(self, index: Any) -> None:
+        """Gives the items at ``index`` the default priority of their buffer."""
+        self._sampler.mark_update(self._routable(index), storage=self._storage)
+
+    @eager
+    def update_tensordict_priority(self, data: TensorDictBase) -> PriorityUpdate:
+        """`TensorDictReplayBuffer.update_tensordict_priority`, each item in its buffer.
+
+        The result is the sum over all buffers; those without priorities count none. After an error,
+        other buffers may have been changed.
+        """
+        return self._update_by_sample(data)
+
+    def _update_by_sample(self, data: Any) -> PriorityUpdate:
+        index = data.get(INDEX, None)
+        if index is None:
+            raise no_index(data)
+        keys = {GENERATION, *map(_priority_key, self._members)}
+        entries = {key: data.get(key, None) for key in keys}
+        applied = stale = 0
+        for part in routes(self._routable(index), self._storage, entries, several=True):
+            member = self._members[part.at]
+            sampler = member._sampler
+            if not isinstance(sampler, PrioritizedSampler):
+                continue
+            key = _priority_key(member)
+            priority = part.entries[key]
+            if priority is None and not self._said_what_is_missing:
+                self._said_what_is_missing = True
+                say_what_is_missing(key, data)
+            raw = (
+                sampler.default_priority
+                if priority is None
+                else reduced(priority, len(part.where), sampler.reduction)
+            )
+            tickets = known_tickets(part.entries[GENERATION])
+            update = sampler.update_priority(
+                part.where, raw, storage=part.storage, generation=tickets
+            )
+            applied, stale = applied + update.applied, stale + update.stale
+        return PriorityUpdate(applied, stale)
+
+    @eager
+    def update_if_present(
+        self,
+        *,
+        index: Any,
+        generation: Any,
+        patch: Any,
+        version_key: str | tuple[str, ...] | None = None,
+        version: int | torch.Tensor | None = None,
+        require_newer: bool = False,
+    ) -> Any:
+        """`ReplayBuffer.update_if_present`, each item in its buffer.
+
+        ``patch`` and ``version`` have the leading shape of the sample; the result is flat. After an
+        error, other buffers may have been changed.
+        """
+        patch = patch if isinstance(patch, TensorDictBase) else TensorDict(patch)
+        entries = dict(patch.items(True, True))
+        own: dict[Any, Any] = {GENERATION: generation, _VERSION: version}
+        results = []
+        for part in routes(self._routable(index), self._storage, {**entries, **own}):
+            tickets, versions = (part.entries.pop(key) for key in own)
+            if not self._can_change(part.at):
+                found = cpu.zeros(len(part.rows), dtype=torch.bool)
+                results.append((part.rows, ConditionalUpdateResult(found)))
+                continue
+            result = self._members[part.at].update_if_present(
+                index=part.where,
+                generation=tickets,
+                patch=TensorDict(part.entries),
+                version_key=version_key,
+                version=versions,
+                require_newer=require_newer,
+            )
+            results.append((part.rows, result))
+        return _together(results, compared=version_key is not None)
+
+    def _can_change(self, at: int) -> bool:
+        """True if `update_if_present` may change items of this buffer."""
+        return True
+
+    def end_streams(
+        self,
+        *,
+        end_key: Key = ("next", "done"),
+        terminated_key: Key | None = ("next", "terminated"),
+        truncated_key: Key | None = ("next", "truncated"),
+    ) -> None:
+        """Ends every open trajectory, before collectors begin again after a resume.
+
+        The newest item of each stream of each collector, in every buffer, becomes the end of its
+        trajectory; unless it is one already, it is truncated. Readers of the flags need it, slices
+        do not: they never cross from a collector to its successor. No collector may write
+        meanwhile. A data set (`ImmutableDatasetWriter`) and prefetched batches do not change.
+
+        Args:
+            end_key: flag of the last step of a trajectory; becomes True.
+            terminated_key: flag of a step that ends by itself, read only; may be None or missing.
+            truncated_key: flag of a step that was cut off; becomes True if the step was neither an
+                end nor terminated. May be None or missing.
+
+        Raises:
+            RuntimeError: a storage that cannot change items in place; nothing was changed.
+            KeyError: the items have no ``end_key``; nothing was changed.
+            TypeError: a flag is not bool; nothing was changed.
+            ValueError: two of the keys are the same; nothing was changed.
+
+        Cost: O(capacity).
+        """
+        self.synchronize()
+        patches = []
+        for rb in self._members:
+            if isinstance(rb._writer, ImmutableDatasetWriter):
+                continue
+            rb.synchronize()
+            newest = newest_of_streams(rb._storage)
+            if newest is not None:
+                data = rb._storage.get(newest.index)
+                patch = _patch_of(data, end_key, terminated_key, truncated_key)
+                patches.append((rb, newest, patch))
+        for rb, newest, patch in patches:
+            rb.update_if_present(index=newest.index, generation=newest.tickets, patch=patch)
+            if isinstance(rb._sampler, SliceSampler):
+                rb._sampler._boundaries.forget()
+
+    def iter_in_order(self, chunk: int) -> Iterator[Any]:
+        """Yields the items of `ReplayBuffer.iter_in_order` of one buffer after the other."""
+        for rb in self._members:
+            yield from rb.iter_in_order(chunk)
+
+    # -- all buffers at once -------------------------------------------------------------------
+
+    def share(self, shared: bool = True) -> Self:
+        """`ReplayBuffer.share` for each buffer."""
+        for rb in self._members:
+            rb.share(shared)
+        self._joint.share(shared)
+        return self
+
+    def empty(self, empty_write_count: bool = True) -> None:
+        """`ReplayBuffer.empty` for each buffer, unless one has an `ImmutableDatasetWriter`."""
+        self._joint._drop_prefetched()
+        self._writer.require_no_data_set()
+        for rb in self._members:
+            rb.empty(empty_write_count)
+        self._turns.forget()
+
+    def stats(self) -> dict[str, Any]:
+        """TorchRL's keys, summed over all buffers, and ``num_buffers``."""
+        each = [rb.stats() for rb in self._members]
+        size, capacity = (sum(one[name] for one in each) for name in ("size", "capacity"))
+        return {
+            "size": size,
+            "capacity": capacity,
+            "utilization": size / capacity,
+            "write_count": sum(one["write_count"] for one in each),
+            "prefetch_queue_size": self._joint.stats()["prefetch_queue_size"],
+            "initialized": self.initialized,
+            "num_buffers": len(each),
+        }
+
+    def flush(self) -> None:
+        """`ReplayBuffer.flush` for each buffer."""
+        for rb in self._members:
+            rb.flush()
+
+    def close(self) -> None:
+        """Leaves every buffer. Idempotent."""
+        if self._joint._prefetcher is not None:
+            self._joint._prefetcher.close()
+        for rb in self._members:
+            rb.close()
+        self._joint.close()
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """`synchronize`, then `close`, also after an error. Idempotent; ``timeout`` is accepted."""
+        try:
+            self.synchronize()
+        finally:
+            self.close()
+
+    @classmethod
+    def as_remote(cls, remote_config: dict[str, Any] | None = None) -> Any:
+        """The class as a Ray actor; see `ReplayBuffer.as_remote`."""
+        return ReplayBuffer.as_remote.__func__(cls, remote_config)  # type: ignore[attr-defined]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything of every buffer, in memory; see `ReplayBuffer.state_dict`."""
+        own = []
+        for rb in self._members:
+            rng = rb.generator
+            state = None if rng is None or rng is self.generator else rng.get_state()
+            own.append({"_transforms": rb._transform.state_dict(), "_rng": state})
+        return {**self._joint.state_dict(), "_buffers": own}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a state; see `ReplayBuffer.load_state_dict`.
+
+        Raises:
+            ValueError: the state has another number of buffers.
+        """
+        for rb in self._members:
+            rb._drop_prefetched()
+        self._joint.load_state_dict(state_dict)
+        for rb, own in zip(self._members, state_dict["_buffers"], strict=True):
+            rb._transform.load_state_dict(own["_transforms"])
+            if own["_rng"] is not None:
+                mine = rb.generator
+                if mine is None or mine is self.generator:
+                    mine = rb.generator = torch.Generator()
+                mine.set_state(own["_rng"])
+
+
+ReplayBuffer.register(JointBuffer)  # type: ignore[type-abstract] # as in TorchRL
+
+
+class _Rows(SampleUnit):
+    """Reads and joins the rows of a sample, where the joint buffer makes it ahead."""
+
+    owner: Any = None  # a weak reference, so that an unused ensemble is freed at once
+
+    def __init__(self, owner: JointBuffer | None = None) -> None:
+        if owner is not None:
+            self.owner = weakref.ref(owner)
+
+    def expand(self, index: Any, info: Any, storage: Any) -> tuple[Any, dict[Any, Any]]:
+        """The chosen rows, which the joint storage returns as they are."""
+        return self.owner()._rows_of(index, info), {}
+
+    _expand = expand
+
+    def assemble(self, data: Any, info: dict[str, Any]) -> Batch:
+        """The sample of the rows, with an info of its own."""
+        return self.owner()._made(data)  # type: ignore[no-any-return]
+
+    def __reduce__(self) -> Any:
+        return _Rows, ()
+
+
+class _Joint(ReplayBuffer):
+    """A buffer of joint parts."""
+
+    def __init__(self, members: Sequence[ReplayBuffer], **options: Any) -> None:
+        self._members = members
+        super().__init__(**options)
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        """The generator of the choice of buffers and, once it is set, of all draws."""
+        return self._generator
+
+    @generator.setter
+    def generator(self, generator: torch.Generator | None) -> None:
+        ReplayBuffer.generator.fset(self, generator)  # type: ignore[attr-defined]
+        if generator is not None:
+            for rb in self._members:
+                rb.generator = generator
+
+    def update_if_present(self, **update: Any) -> Any:
+        """`JointBuffer.update_if_present`, after the batches that were ordered before."""
+        return self._sample_unit.owner().update_if_present(**update)  # type: ignore[union-attr]
+
+    def _seeded(self) -> dict[str, Any]:
+        members = {f"rng_state_{at}": rb for at, rb in enumerate(self._members)}
+        return {**super()._seeded(), **members}
+
+
+def _priority_key(rb: ReplayBuffer) -> str | tuple[str, ...]:
+    return rb.priority_key if isinstance(rb, TensorDictReplayBuffer) else "td_error"
+
+
+def _together(
+    results: Iterable[tuple[torch.Tensor, ConditionalUpdateResult]],
+    *,
+    compared: bool,  # whether versions were
+) -> ConditionalUpdateResult:
+    """One result for all items, from those for some rows each."""
+    count = sum(len(rows) for rows, _ in results)
+    updated, rejected = cpu.zeros((2, count), dtype=torch.bool)
+    for rows, result in results:
+        updated[rows] = result.updated
+        if result.version_rejected is not None:
+            rejected[rows] = result.version_rejected
+    return ConditionalUpdateResult(updated, rejected if compared else None)
+
+
+class Newest(NamedTuple):
+    """Items of a storage."""
+
+    index: Any  # for `Storage.get`
+    tickets: torch.Tensor
+
+
+def newest_of_streams(storage: Storage) -> Newest | None:
+    """The newest item of each stream of each collector, or None; RuntimeError: not changeable."""
+    if not storage.supports_conditional_update:
+        raise RuntimeError(
+            f"end_streams: a {type(storage).__name__} cannot change items in place; use a "
+            "LazyTensorStorage or a LazyMemmapStorage. Nothing was changed"
+        )
+    ring = storage.ring()
+    if ring is None:
+        return None
+    words = ring.live.words[: ring.live.used()].copy()
+    held = np.flatnonzero(slots.committed(words))
+    held = held[np.argsort(-((held - ring.head) % ring.capacity))]  # a change gives a new ticket
+    found = held[np.unique(ring.live.sources[held], return_index=True)[1]]
+    if not len(found):
+        return None
+    elements = elements_of(found, ring.width)
+    tickets = np.repeat(slots.tickets(words[found]), ring.width)
+    return Newest(in_storage(storage, torch.from_numpy(elements)), torch.from_numpy(tickets))
+
+
+def _patch_of(data: Any, end: Key, terminated: Key | None, truncated: Key | None) -> dict[Any, Any]:
+    """The patch that ends trajectories at these items; raises as `JointBuffer.end_streams`."""
+    keys = [end, *(key for key in (terminated, truncated) if key is not None)]
+    if len(set(keys)) < len(keys):
+        raise ValueError(f"end_streams: the keys have to differ, got {keys}. Nothing was changed")
+    flags = {key: data.get(key, None) for key in keys}
+    if flags[end] is None:
+        raise KeyError(f"end_streams: the items have no entry {end!r}. Nothing was changed")
+    for key, flag in flags.items():
+        if flag is not None and flag.dtype is not torch.bool:
+            raise TypeError(f"end_streams: {key!r} is {flag.dtype}, not bool. Nothing was changed")
+    patch = {end: torch.ones_like(flags[end])}
+    if truncated is not None and flags[truncated] is not None:
+        own = None if terminated is None else flags[terminated]
+        over = flags[end] if own is None else flags[end] | own
+        patch[truncated] = flags[truncated] | ~over
+    return patch
