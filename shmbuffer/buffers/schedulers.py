@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from shmbuffer.buffers import ReplayBuffer
+from shmbuffer.buffers.view import BufferView
 from shmbuffer.samplers import Sampler
 from shmbuffer.tensors.form import cpu
 
@@ -41,7 +42,7 @@ class ParameterScheduler(ABC):
 
     def __init__(
         self,
-        obj: ReplayBuffer | Sampler,
+        obj: BufferView | Sampler,
         param_name: str,
         min_value: Number | None = None,
         max_value: Number | None = None,
@@ -129,7 +130,7 @@ class LinearScheduler(ParameterScheduler):
     """
 
     def __init__(
-        self, obj: ReplayBuffer | Sampler, param_name: str, final_value: Number, num_steps: int
+        self, obj: BufferView | Sampler, param_name: str, final_value: Number, num_steps: int
     ) -> None:
         super().__init__(obj, param_name)
         _at_least_one("num_steps", num_steps)
@@ -172,7 +173,7 @@ class StepScheduler(ParameterScheduler):
 
     def __init__(
         self,
-        obj: ReplayBuffer | Sampler,
+        obj: BufferView | Sampler,
         param_name: str,
         gamma: Number = 0.9,
         n_steps: int = 1,
@@ -217,7 +218,7 @@ class LambdaScheduler(ParameterScheduler):
 
     def __init__(
         self,
-        obj: ReplayBuffer | Sampler,
+        obj: BufferView | Sampler,
         param_name: str,
         lambda_fn: Callable[[int], Number],
         min_value: Number | None = None,

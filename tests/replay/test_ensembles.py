@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, tensor
 from shmbuffer import (
     EmptyBufferError,
     ImmutableDatasetWriter,
+    LambdaScheduler,
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
+    OfflineToOnlineReplayBuffer,
     PrioritizedSampler,
     PrioritizedSliceSampler,
     RandomSampler,
@@ -34,6 +37,7 @@ from shmbuffer import (
     TensorStorage,
     WriterEnsemble,
 )
+from shmbuffer.buffers.view import BufferView
 from tests.kit.rings import ring_of
 
 pytestmark = pytest.mark.product(few=4)
@@ -971,7 +975,7 @@ def test_writing_into_the_ensemble_says_where_to_write() -> None:
         rb[0] = torch.zeros(())
     with pytest.raises(TypeError, match=r"was changed. Call ensemble\[i\].write_all\(...\)"):
         rb.write_all(torch.zeros(3))
-    with pytest.raises(TypeError, match="ReplayBufferEnsemble.set_at_: only a single buffer has"):
+    with pytest.raises(TypeError, match=r"ReplayBufferEnsemble\.set_at_: only a single buffer has"):
         rb.set_at_("x", torch.zeros(3), 0)
     for part in (rb.writer, rb.storage):
         ensemble: Any = part
@@ -1194,6 +1198,38 @@ def test_a_state_holds_what_the_buffers_have_of_their_own() -> None:
     again.load_state_dict(rb.state_dict())
     assert again.sample().tolist() == rb.sample().tolist()
     assert again[0, 3].item() == 6.0
+
+
+@pytest.mark.parametrize("kind", ["ensemble", "offline to online"])
+def test_several_buffers_count_as_a_buffer_and_are_freed_when_they_are_unused(kind: str) -> None:
+    one, other = prioritized(0, 100)
+    rb: Any
+    if kind == "ensemble":
+        rb = ReplayBufferEnsemble(one, other, batch_size=4)
+    else:
+        rb = OfflineToOnlineReplayBuffer(one, online_capacity=SIZE, batch_size=4)
+    view: BufferView = rb
+    assert isinstance(view, ReplayBuffer)
+    scheduler = LambdaScheduler(view, "num_buffer_sampled", lambda step: step + 1)
+    scheduler.step()
+    assert view.sampler.num_buffer_sampled == 4  # type: ignore[attr-defined]
+    assert not isinstance(one, type(rb))
+    used = weakref.ref(rb)
+    del rb, view, scheduler
+    assert used() is None
+
+
+@pytest.mark.parametrize("name", ["reserve", "publish", "ack", "to_parquet", "set_"])
+def test_a_method_of_a_single_buffer_names_the_buffer_to_call(name: str) -> None:
+    one, other = dicts(0, 100)
+    rbs: list[Any] = [
+        ReplayBufferEnsemble(one, batch_size=4),
+        OfflineToOnlineReplayBuffer(other, online_capacity=SIZE, batch_size=4),
+    ]
+    for rb, single in zip(rbs, (r"ensemble\[i\]", "online_buffer"), strict=True):
+        message = rf"{type(rb).__name__}.{name}: only a single .* Call {single}.{name}\(...\)"
+        with pytest.raises(TypeError, match=message):
+            getattr(rb, name)("x")
 
 
 def test_repr_names_the_parts() -> None:

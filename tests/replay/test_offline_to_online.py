@@ -25,6 +25,7 @@ from shmbuffer import (
     RateLimitTimeout,
     ReadOnlyStorage,
     ReplayBuffer,
+    SamplerEnsemble,
     SamplerWithoutReplacement,
     TensorDictReplayBuffer,
     load_dataset,
@@ -145,6 +146,18 @@ def test_a_pass_of_a_part_that_ends_within_a_batch_keeps_the_shares() -> None:
     assert [offline.count(one) for one in range(DATA)] == [7] * DATA
     of_passes = online[: 25 * 11]
     assert all(of_passes.count(COLLECTED + one) == 25 for one in range(11))
+
+
+def test_other_samplers_draw_in_the_same_shares() -> None:
+    rb = mixed(0.25, prefetch=2)
+    rb.extend(collected(50))
+    rb.sample()
+    old = rb.set_sampler(SamplerEnsemble(prioritized(CAPACITY), prioritized(DATA)))
+    assert [type(old[at]).__name__ for at in range(2)] == ["RandomSampler", "RandomSampler"]
+    rb.offline_buffer.update_priority(torch.arange(DATA), torch.eye(DATA)[3])
+    rb.online_buffer.update_priority(torch.arange(50), torch.eye(50)[7])
+    assert number(rb.sample()).tolist() == [3] * 4 + [COLLECTED + 7] * 12
+    rb.close()
 
 
 def test_a_transform_sees_the_rows_of_both_parts() -> None:
