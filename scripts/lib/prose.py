@@ -33,7 +33,6 @@ PENDING: tuple[str, ...] = (
     "shmbuffer/buffers",
     "shmbuffer/datasets",
     "shmbuffer/distributed",
-    "shmbuffer/ensembles",
     "shmbuffer/environments",
     "shmbuffer/errors.py",
     "shmbuffer/memory",

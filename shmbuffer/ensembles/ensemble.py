@@ -50,41 +50,48 @@ from shmbuffer.units import Transition
 
 
 class ReplayBufferEnsemble(JointBuffer):
-    """Several buffers, sampled as one.
+    """Samples several buffers as one.
 
-    A sample is ``[rows, batch_size / rows]``, each row from one buffer, chosen by a
-    `SamplerEnsemble`. Of TensorDicts it has the entries of a `TensorDictReplayBuffer`'s sample,
-    ``"index"`` being a nested TensorDict of ``"buffer_ids"`` and ``"index"``. Rows that differ in
-    keys or shapes are stacked lazily. Samples go back to `update_tensordict_priority`.
+    A sample is ``[rows, batch_size / rows]``. Each row is from one buffer, which a
+    `SamplerEnsemble` chooses. A sample of TensorDicts has the entries of a
+    `TensorDictReplayBuffer`'s sample, and its ``"index"`` is a nested TensorDict of
+    ``"buffer_ids"`` and ``"index"``. Rows that differ in keys or shapes are stacked lazily.
+    `update_tensordict_priority` takes a sample with priorities.
 
-    Write into the buffers: ``ensemble[i].extend(data)``. ``ensemble[i]`` is the i-th buffer,
-    ``ensemble[:, index]`` reads from all, any other index gives an ensemble of some. Its ``len`` is
-    the number of buffers; ``stats()`` counts items. It can be pickled if its buffers can.
+    Items are written into the buffers: ``ensemble[i].extend(data)``. ``ensemble[i]`` is a buffer,
+    ``ensemble[:, index]`` reads from all of them, and any other index gives an ensemble of some.
+    The length is the number of buffers; ``stats()`` counts items. An ensemble can be pickled if
+    its buffers can. It counts as a `ReplayBuffer`, and a method that only a single buffer has, such
+    as ``reserve``, is a TypeError.
 
     Args:
         *rbs: the buffers.
-        storages: instead of buffers, with ``samplers`` and ``writers``: the parts to make them of.
-        samplers: see there; may have ``p``, ``sample_from_all`` and ``num_buffer_sampled`` already.
-        writers: see there.
-        transform: called with every sample, after those of the buffers.
-        batch_size: of ``sample()`` and of iteration, over all buffers.
+        storages: with ``samplers`` and ``writers``, the parts to make buffers of, instead of
+            ``rbs``.
+        samplers: one sampler for each storage. The ensemble may have ``p``, ``sample_from_all`` and
+            ``num_buffer_sampled`` already.
+        writers: one writer for each storage.
+        transform: called with every sample, after the transforms of the buffers.
+        batch_size: number of items of a sample, over all buffers.
         collate_fn: called with the list of the buffers' rows; None stacks them.
-        collate_fns: one for each buffer; None keeps its own.
+        collate_fns: one for each buffer, instead of its own; None keeps its own.
         p: see `SamplerEnsemble`.
-        sample_from_all: see there.
-        num_buffer_sampled: see there.
-        routing_key: entry of the data with the number of the buffer for an item; allows
+        sample_from_all: see `SamplerEnsemble`.
+        num_buffer_sampled: see `SamplerEnsemble`.
+        routing_key: entry of the data with the number of the buffer for each item. It allows
             ``ensemble.extend(data)``.
-        routing_dim: the same, for data with a dimension of one entry a buffer.
-        generator: of the choice and of all draws. None leaves the buffers theirs.
+        routing_dim: dimension of the data with one entry for each buffer, instead of
+            ``routing_key``.
+        generator: of the choice of buffers and of all draws. None leaves the buffers theirs.
         shared: see `ReplayBuffer`.
-        **kwargs: see there.
+        **kwargs: see `ReplayBuffer`.
 
     Raises:
-        RuntimeError: both buffers and parts.
-        TypeError: neither, or an argument that is no buffer.
-        NotImplementedError: a ``sample_unit``, also of one of the buffers.
-        ValueError: different numbers of parts; both ``routing_key`` and ``routing_dim``.
+        RuntimeError: both buffers and parts were given.
+        TypeError: neither was given, or an argument is not a buffer.
+        NotImplementedError: the ensemble or one of the buffers has a ``sample_unit``.
+        ValueError: the numbers of parts differ, or both ``routing_key`` and ``routing_dim`` were
+            given.
 
     Example:
         >>> import torch
@@ -185,7 +192,7 @@ class ReplayBufferEnsemble(JointBuffer):
 
     @eager
     def add(self, data: Any, timeout: float | None = None, streams: int | None = None) -> Any:
-        """Write one item into the buffer of its ``routing_key``; see `extend`."""
+        """Writes one item into the buffer of its ``routing_key``; see `extend`."""
         if self._routing_key is None:
             raise RuntimeError(refusal("an item was given to the ensemble"))
         if not isinstance(data, TensorDictBase) or data.batch_dims:
@@ -201,14 +208,14 @@ class ReplayBufferEnsemble(JointBuffer):
         streams: Any = None,
         stream_dim: int | None = None,
     ) -> Any:
-        """Write each item of a batch into the buffer of its ``routing_key`` or ``routing_dim``.
+        """Writes each item of a batch into the buffer of its ``routing_key`` or ``routing_dim``.
 
         Args:
             data: a TensorDict ``[...]``; it is flattened.
             update_priority: see `TensorDictReplayBuffer.extend`.
             timeout: seconds to wait, in all; see `ReplayBuffer.add`.
             streams: of the flat items, ``[n]``; see `ReplayBuffer.extend`.
-            stream_dim: has to be None.
+            stream_dim: not supported; it has to be None.
 
         Returns:
             A TensorDict ``[n]``, in the order of the flat data: ``"buffer_ids"``, ``"index"`` in
@@ -217,7 +224,7 @@ class ReplayBufferEnsemble(JointBuffer):
         Raises:
             RuntimeError: the ensemble has neither; write into ``ensemble[i]``.
             TypeError, ValueError: invalid numbers of buffers; nothing was changed.
-            SchemaMismatchError, ...: see `ReplayBuffer.extend`; other buffers may have been written
+            SchemaMismatchError: as `ReplayBuffer.extend`. Other buffers may have been written
                 already.
         """
         if self._routing_key is None and self._routing_dim is None:
@@ -293,7 +300,7 @@ class ReplayBufferEnsemble(JointBuffer):
     # -- the buffers ---------------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Any:
-        """A buffer, ``ensemble[i]``; its items, ``ensemble[i, index]``; or an ensemble.
+        """Returns a buffer, ``ensemble[i]``; its items, ``ensemble[i, index]``; or an ensemble.
 
         ``ensemble[:, index]`` has the items of each, stacked as in a sample.
         """
@@ -326,7 +333,7 @@ class ReplayBufferEnsemble(JointBuffer):
         return len(self._members)
 
     def read_all_in_order(self, end: int | None = None) -> Any:
-        """``ensemble[:, :end]``: every item of every buffer in storage order."""
+        """Reads every item of every buffer in storage order: ``ensemble[:, :end]``."""
         return self[:, :end]
 
     def _items(self, at: int, index: Any) -> Any:
@@ -350,7 +357,7 @@ def _made_of(
     collate_fns: Sequence[Collate | None] | None,
     share: int | None,
 ) -> tuple[ReplayBuffer, ...]:
-    """A buffer of each storage, sampler and writer."""
+    """Makes a buffer of each storage, sampler and writer."""
     count = len(storages)
     if not count == len(samplers) == len(writers):
         raise ValueError(

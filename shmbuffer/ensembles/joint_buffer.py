@@ -675,7 +675,7 @@ def _together(
     *,
     compared: bool,  # whether versions were
 ) -> ConditionalUpdateResult:
-    """One result for all items, from those for some rows each."""
+    """Combines the results for some rows each into one for all items."""
     count = sum(len(rows) for rows, _ in results)
     updated, rejected = cpu.zeros((2, count), dtype=torch.bool)
     for rows, result in results:

@@ -78,7 +78,7 @@ class JointPart:
         return {str(at): member.state_dict() for at, member in enumerate(self._members)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state."""
+        """Loads a state."""
         for at, member in enumerate(self._members):
             member.load_state_dict(state_dict[str(at)])
 
@@ -145,7 +145,7 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
         return all(member.saves_snapshots for member in storage._members)
 
     def loads(self, storage: Any, path: str | os.PathLike[str]) -> list[Any]:
-        """Load each member, and empty those that were empty; what became of each.
+        """Loads each member, and empties those that were empty; returns the result for each.
 
         Raises:
             ValueError: the checkpoint has another number of members; nothing was changed.
@@ -153,7 +153,7 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
         return self.loads_beside(storage, Path(path), None)
 
     def loads_beside(self, storage: Any, path: Path, written: list[Any] | None) -> list[Any]:
-        """See `StorageCheckpointerBase.loads_beside`."""
+        """Loads each member as `StorageCheckpointerBase.loads_beside` does."""
         members = storage._members
         file = path / _METADATA
         with reading(file):
@@ -189,15 +189,17 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
 class StorageEnsemble(JointPart, Storage):
     """The storages of the buffers of a `ReplayBufferEnsemble`.
 
+    ``storages[i]`` is a storage, ``storages[i, index]`` reads from it, and ``storages[:, index]``
+    returns a list with a batch of each. Any other index gives an ensemble of some storages. The
+    length is the number of storages.
+
     Args:
         *storages: one for each buffer.
         transforms: one for each storage, called with items read from it, or None.
 
-    ``storages[i]`` is the i-th, ``storages[i, index]`` reads from it, ``storages[:, index]`` gives
-    a list with a batch of each; any other index gives an ensemble. Its ``len`` is their number.
-
     Raises:
-        TypeError: another number of transforms than of storages.
+        ValueError: there are no storages.
+        TypeError: the number of transforms is not the number of storages.
 
     Source: ``torchrl.data.StorageEnsemble``.
     """
@@ -235,7 +237,7 @@ class StorageEnsemble(JointPart, Storage):
         return all(storage.initialized for storage in self._members)
 
     def get(self, index: Any) -> list[tuple[int, Any]]:
-        """For each row of an index of `SamplerEnsemble` its storage's number and the batch.
+        """Reads each row of a `SamplerEnsemble` index: the number of its storage, and a batch.
 
         Raises:
             TypeError: another kind of index.
@@ -258,22 +260,26 @@ class StorageEnsemble(JointPart, Storage):
         return index
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> NoReturn:
-        """RuntimeError: say which storage."""
+        """Raises RuntimeError: write into one of the storages."""
         raise RuntimeError(
             "a StorageEnsemble cannot choose the storage for the data: write into one of them, "
             "ensemble[i].set(index, data)"
         )
 
     def add(self, data: Any) -> NoReturn:
-        """RuntimeError, as `set`."""
+        """Raises RuntimeError as `set` does."""
         self.set(0, data)
 
     def extend(self, data: Any) -> NoReturn:
-        """RuntimeError, as `set`."""
+        """Raises RuntimeError as `set` does."""
         self.set(0, data)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state; ValueError: it has another number of storages, nothing was changed."""
+        """Loads a state.
+
+        Raises:
+            ValueError: it has another number of storages; nothing was changed.
+        """
         if sorted(state_dict) != sorted(str(at) for at in range(len(self))):
             raise ValueError(
                 f"the state is of storages {sorted(state_dict)}, this ensemble has {len(self)}"
@@ -290,11 +296,11 @@ class StorageEnsemble(JointPart, Storage):
         return False
 
     def cleanup(self) -> bool:
-        """Remove the files of all storages; whether there were any."""
+        """Removes the files of all storages; True if there were any."""
         return bool(sum(storage.cleanup() for storage in self._members))
 
     def close(self) -> None:
-        """Close each of them."""
+        """Closes each storage."""
         for storage in self._members:
             storage.close()
 
@@ -318,10 +324,10 @@ class StorageEnsemble(JointPart, Storage):
 class WriterEnsemble(JointPart, Writer):
     """The writers of the buffers of a `ReplayBufferEnsemble`.
 
+    ``writers[i]`` is a writer; any other index gives an ensemble of some writers.
+
     Args:
         *writers: one for each buffer.
-
-    ``writers[i]`` is the i-th, any other index gives an ensemble.
 
     Source: ``torchrl.data.WriterEnsemble``.
     """
@@ -333,7 +339,7 @@ class WriterEnsemble(JointPart, Writer):
         self._members = list(writers)
 
     def register_storage(self, storage: Any) -> None:
-        """Register each writer with its member of a `StorageEnsemble` of the same length."""
+        """Registers each writer with its member of a `StorageEnsemble` of the same length."""
         if not isinstance(storage, StorageEnsemble):
             raise TypeError(
                 f"a WriterEnsemble writes into a StorageEnsemble, got {type(storage).__name__}"
@@ -345,20 +351,20 @@ class WriterEnsemble(JointPart, Writer):
             writer.register_storage(member)
 
     def add(self, data: Any) -> NoReturn:
-        """RuntimeError: say which buffer."""
+        """Raises RuntimeError: write into one of the buffers."""
         raise RuntimeError(refusal("an item was given to the ensemble"))
 
     def extend(self, data: Any) -> NoReturn:
-        """RuntimeError: say which buffer."""
+        """Raises RuntimeError: write into one of the buffers."""
         raise RuntimeError(refusal("a batch was given to the ensemble"))
 
     @property
     def tracks_generations(self) -> bool:
-        """True if all of them track generations."""
+        """True if all writers track generations."""
         return all(writer.tracks_generations for writer in self._members)
 
     def generations_of(self, index: Any) -> torch.Tensor:
-        """`Writer.generations_of` for an index of a write or a sample; flat."""
+        """Returns `Writer.generations_of` for an index of a write or a sample, flat."""
         found = cpu.full(index.get(BUFFER_IDS).shape, -1, dtype=torch.int64).reshape(-1)
         for part in routes(index, self._storage, {}):
             found[part.rows] = self._members[part.at].generations_of(part.where)
@@ -377,7 +383,7 @@ class WriterEnsemble(JointPart, Writer):
             writer._empty(empty_write_count)
 
     def require_no_data_set(self) -> None:
-        """RuntimeError if one of them cannot be emptied."""
+        """Raises RuntimeError if a writer is an `ImmutableDatasetWriter`: it is never emptied."""
         for writer in self._members:
             if isinstance(writer, ImmutableDatasetWriter):
                 writer._empty()

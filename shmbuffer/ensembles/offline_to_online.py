@@ -50,43 +50,44 @@ ONLINE, OFFLINE = 0, 1
 
 
 class OfflineToOnlineReplayBuffer(JointBuffer):
-    """A data set and collected items, sampled in a fixed proportion.
+    """Samples a data set and collected items in a fixed proportion.
 
-    ``sample(n)`` is one flat batch of exactly ``round(offline_fraction * n)`` rows of the data set,
-    first, and rows of the online part. While the online part is empty, all rows are of the data
-    set. ``extend`` and ``add`` write into the online part; the data set never changes.
+    ``sample(n)`` is one flat batch: first exactly ``round(offline_fraction * n)`` rows of the data
+    set, then rows of the online part. While the online part is empty, all rows are of the data set.
+    ``extend`` and ``add`` write into the online part; the data set never changes.
 
     All processes with the online part share the proportion: after `anneal` in one of them, the next
     sample of each has it. It is stored with the online part.
 
-    An ``"index"`` below the capacity of the online part is a place there, others are items of the
-    data set. Both parts may have priorities, set by `update_tensordict_priority` and
-    `update_priority`. An importance weight corrects for the priorities of its own part, not for the
-    proportion. Rows of a part without priorities weigh 1.
+    An ``"index"`` below the capacity of the online part is a place there, and others are items of
+    the data set. Both parts may have priorities, set by `update_tensordict_priority` and
+    `update_priority`. An importance weight corrects for the priorities of its own part, and leaves
+    the proportion as it is. Rows of a part without priorities weigh 1.
 
     Args:
         offline_dataset: a buffer; a directory (`pathlib.Path`), opened as a `ReadOnlyStorage`,
             which all learners share; or a name for `load_dataset`, such as
             ``"minari:door/human-v2"`` or ``"parquet:runs.parquet"``.
-        online_storage: of the online part, with one storage dimension. A `LazyMemmapStorage` is
-            shared.
-        online_capacity: instead, the size of a `LazyTensorStorage`.
+        online_storage: storage of the online part, with one storage dimension. A
+            `LazyMemmapStorage` is shared.
+        online_capacity: size of a `LazyTensorStorage`, instead of ``online_storage``.
         offline_fraction: share of the data set in a sample, between 0 and 1; the same initial value
             for all handles of a shared online part.
-        batch_size: of ``sample()``; and of a data set that is loaded by name.
+        batch_size: number of items of a sample, and of one of a data set that is loaded by name.
         transform: called with every sample.
-        online_sampler: of the online part; None is a `RandomSampler`.
+        online_sampler: sampler of the online part; None is a `RandomSampler`.
         priority_key: see `TensorDictReplayBuffer`.
         generator: of the draws in both parts.
         rank: see `ReplayBuffer`; for both parts.
-        prefetch: see there.
+        prefetch: see `ReplayBuffer`.
         **dataset_kwargs: for `load_dataset`.
 
     Raises:
-        ValueError: both or none of ``online_storage`` and ``online_capacity``; a fraction that is
-            not between 0 and 1, or not the initial one of a shared online part; a storage of
-            several dimensions, or without a limit; ``dataset_kwargs`` for a loaded data set.
-        TypeError: another kind of ``offline_dataset``.
+        ValueError: both or none of ``online_storage`` and ``online_capacity`` were given. The
+            fraction is not between 0 and 1, or not the initial one of a shared online part. A
+            storage has several dimensions, or no limit. ``dataset_kwargs`` were given for a data
+            set that is a buffer.
+        TypeError: ``offline_dataset`` is something else.
 
     Example:
         >>> import torch
@@ -198,7 +199,7 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
         return float(self._mixture.fraction)
 
     def anneal(self, step: int, total_steps: int) -> None:
-        """Set the share of the data set, for every process, falling linearly to 0.
+        """Sets the share of the data set for every process; it falls linearly to 0.
 
         Args:
             step: the present step, from 0.
@@ -231,7 +232,7 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
     # -- both parts ----------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Items of both parts."""
+        """Number of items of both parts."""
         return sum(len(rb) for rb in self._members)
 
     def stats(self) -> dict[str, Any]:
@@ -253,15 +254,15 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
     # -- writing -------------------------------------------------------------------------------
 
     def add(self, data: Any, timeout: float | None = None, streams: int | None = None) -> Any:
-        """Write one item into the online part; see `ReplayBuffer.add`."""
+        """Writes one item into the online part; see `ReplayBuffer.add`."""
         return self.online_buffer.add(data, timeout, streams=streams)
 
     def extend(self, data: Any, *given: Any, **options: Any) -> Any:
-        """Write a batch into the online part; see `TensorDictReplayBuffer.extend`."""
+        """Writes a batch into the online part; see `TensorDictReplayBuffer.extend`."""
         return self.online_buffer.extend(data, *given, **options)
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Forget the items of the online part; see `ReplayBuffer.empty`."""
+        """Forgets the items of the online part; see `ReplayBuffer.empty`."""
         self._joint._drop_prefetched()
         self.online_buffer.empty(empty_write_count)
         self._turns.forget()

@@ -54,7 +54,7 @@ class OneBatch:
         return cls(plans, weight_keys) if fits else None
 
     def sample(self, shares: Shares, starts: Sequence[int]) -> Batch:
-        """Draw; an index of buffer i begins at ``starts[i]``."""
+        """Draws a batch. The indices of buffer i begin at ``starts[i]``."""
         count = sum(share for _, share in shares)
         tensors, _ = self._leaves.outputs((count,))
         index = cpu.empty(count, dtype=torch.int64)

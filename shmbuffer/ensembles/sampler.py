@@ -35,19 +35,19 @@ class IndivisibleBatchError(ValueError, RuntimeError):
 class SamplerEnsemble(JointPart, Sampler):
     """The samplers of a `ReplayBufferEnsemble`, and the choice of buffers.
 
-    ``samplers[i]`` is the i-th, any other index gives an ensemble.
+    ``samplers[i]`` is a sampler; any other index gives an ensemble of some samplers.
 
     Args:
         *samplers: one for each buffer.
         p: relative frequency of each buffer, not negative. ``"sampleable"`` is the number of
             possible draws at that moment: items, or places where a slice can begin. None: equal.
-            Can be set later.
+            It can be set later.
         sample_from_all: every batch has a share of every buffer; excludes ``p``.
-        num_buffer_sampled: how many shares a batch has; a buffer may have several, or none. None,
-            and with ``sample_from_all``, it is the number of buffers.
+        num_buffer_sampled: number of shares of a batch; a buffer may have several, or none. It is
+            the number of buffers if it is None, and with ``sample_from_all``.
 
     Raises:
-        RuntimeError: ``p`` and ``sample_from_all``.
+        RuntimeError: both ``p`` and ``sample_from_all`` were given.
         ValueError: ``p`` has another length, a negative number or NaN.
 
     Source: ``torchrl.data.SamplerEnsemble``.
@@ -69,7 +69,7 @@ class SamplerEnsemble(JointPart, Sampler):
 
     @property
     def p(self) -> torch.Tensor | str | None:
-        """How often each buffer is chosen: ``[buffers]`` with sum 1; or see the class."""
+        """Relative frequency of each buffer: ``[buffers]`` with sum 1, ``"sampleable"`` or None."""
         return self._p
 
     @p.setter
@@ -98,7 +98,7 @@ class SamplerEnsemble(JointPart, Sampler):
 
     @property
     def num_buffer_sampled(self) -> int:
-        """How many shares a batch is made of."""
+        """Number of shares of a batch."""
         if self._given_number is None or self.sample_from_all:
             return len(self._members)
         return self._given_number
@@ -112,7 +112,7 @@ class SamplerEnsemble(JointPart, Sampler):
     # -- drawing -------------------------------------------------------------------------------
 
     def sample(self, storage: Any, batch_size: int) -> tuple[Any, Any]:
-        """Draw from a `StorageEnsemble`.
+        """Draws from a `StorageEnsemble`.
 
         Returns:
             A TensorDict ``[rows]`` with ``"buffer_ids"`` int64 ``[rows]`` and ``"index"`` int64
@@ -120,9 +120,9 @@ class SamplerEnsemble(JointPart, Sampler):
             keys or shapes are stacked lazily.
 
         Raises:
-            TypeError: ``storage`` is no `StorageEnsemble`.
+            TypeError: ``storage`` is not a `StorageEnsemble`.
             RuntimeError: ``num_buffer_sampled`` does not divide the batch (also a ValueError).
-            EmptyBufferError: nothing to draw from in a chosen buffer, or no buffer to choose.
+            EmptyBufferError: a chosen buffer has nothing to draw from, or no buffer can be chosen.
         """
         chosen = self.shares(storage, batch_size)
         share = batch_size // len(chosen)
@@ -153,7 +153,7 @@ class SamplerEnsemble(JointPart, Sampler):
         return all(rb.plan.limits.admits(most) and rb.can_sample(share) for rb in buffers)
 
     def shares(self, storage: Any, batch_size: int) -> list[int]:
-        """The buffer of each row of a batch; raises as `sample`."""
+        """Chooses the buffer of each row of a batch; raises as `sample`."""
         if not isinstance(storage, StorageEnsemble):
             raise TypeError(
                 f"a SamplerEnsemble draws from a StorageEnsemble, got {type(storage).__name__}"
@@ -173,7 +173,7 @@ class SamplerEnsemble(JointPart, Sampler):
         return [sampler._sampleable_count(storage, share) for sampler, storage in each]
 
     def _choose(self, storages: Sequence[Any], share: int) -> list[int]:
-        """Choose the buffer of each row."""
+        """Chooses the buffer of each row."""
         count = self.num_buffer_sampled
         if self.sample_from_all:
             return list(range(count))
@@ -192,7 +192,7 @@ class SamplerEnsemble(JointPart, Sampler):
         return drawn_by(self, torch.multinomial, p, count, True).tolist()
 
     def _draw(self, at: int, storage: Any, count: int) -> tuple[torch.Tensor, dict[Any, Any]]:
-        """Draw one row; if a pass of its sampler ends in it, the next pass fills it."""
+        """Draws one row; if a pass of its sampler ends in it, the next pass fills it."""
         if not len(storage):
             raise EmptyBufferError(
                 f"buffer {at} of the ensemble is empty: write into ensemble[{at}] before sampling, "
@@ -235,7 +235,7 @@ class SamplerEnsemble(JointPart, Sampler):
     def update_priority(
         self, index: Any, priority: Any, *, storage: Any = None, generation: Any = None
     ) -> PriorityUpdate:
-        """`PrioritizedSampler.update_priority`, each item in its buffer.
+        """Changes priorities as `PrioritizedSampler.update_priority`, each item in its buffer.
 
         The result is the sum over all buffers; those without priorities count none. After an error,
         other buffers may have been changed.
@@ -258,7 +258,7 @@ class SamplerEnsemble(JointPart, Sampler):
         return PriorityUpdate(applied, stale)
 
     def mark_update(self, index: Any, *, storage: Any = None) -> None:
-        """The items at ``index`` get the default priority of their buffers."""
+        """Gives the items at ``index`` the default priority of their buffers."""
         for part in routes(index, storage, {}):
             self._members[part.at].mark_update(part.where, storage=part.storage)
 
@@ -269,7 +269,7 @@ class SamplerEnsemble(JointPart, Sampler):
         return {**super().state_dict(), **self._own_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state."""
+        """Loads a state."""
         super().load_state_dict(state_dict)
         self._take_state(state_dict)
 

@@ -24,7 +24,7 @@ BUFFER_IDS = "buffer_ids"
 
 
 def stack_index(buffer_ids: list[int], indices: list[torch.Tensor]) -> Any:
-    """The index of a sample: a TensorDict ``[rows]`` with ``"buffer_ids"`` and ``"index"``."""
+    """Makes the index of a sample: a TensorDict ``[rows]`` of ``"buffer_ids"`` and ``"index"``."""
     ids = cpu.tensor(buffer_ids).unbind(0)
     return stack_rows([{BUFFER_IDS: at, INDEX: i} for at, i in zip(ids, indices, strict=True)])
 
@@ -117,7 +117,7 @@ class Route(NamedTuple):
 def routes(
     index: Any, storage: Any, entries: dict[Any, Any], *, several: bool = False
 ) -> Iterator[Route]:
-    """Divide the entries of a sample among its buffers."""
+    """Divides the entries of a sample among its buffers."""
     if not isinstance(index, TensorDictBase) or BUFFER_IDS not in index.keys():  # noqa: SIM118
         raise TypeError(
             f"an index of an ensemble is a TensorDict with {BUFFER_IDS!r} and {INDEX!r}, as a "
