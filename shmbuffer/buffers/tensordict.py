@@ -267,19 +267,19 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
         Cost: one native call.
         """
+        updates = self._plan.updates
+        if updates is not None and type(data) is TensorDict:
+            get = data._tensordict.get
+            found = updates.update_given(get(INDEX), get(self._priority_key), get(GENERATION))
+            if found is not None:
+                return found
         return self._update_by_sample(data)
 
     # -- inside --------------------------------------------------------------------------------
 
     def _update_by_sample(self, data: Any) -> PriorityUpdate:
         """See `update_tensordict_priority`."""
-        key, updates = self._priority_key, self._plan.updates
-        if updates is not None and type(data) is TensorDict:
-            get = data._tensordict.get
-            found = updates.update_given(get(INDEX), get(key), get(GENERATION))
-            if found is not None:
-                return found
-        sampler, storage = self._sampler, self._storage
+        key, sampler, storage = self._priority_key, self._sampler, self._storage
         if not isinstance(sampler, PrioritizedSampler):
             return PriorityUpdate(0, 0)
         given = data

@@ -22,7 +22,7 @@ from shmbuffer.items.mismatch import (
     refuse_list,
     refuse_number,
 )
-from shmbuffer.items.nodes import NESTED, FormDiffersError, Node
+from shmbuffer.items.nodes import NESTED, FormDiffersError, Node, as_dict
 from shmbuffer.items.structure import paths_of
 from shmbuffer.memory import Leaf, Schema
 from shmbuffer.memory.format.dtypes import DTYPES
@@ -160,6 +160,13 @@ class Leaves:
                     values[at] = self._moved(values[at], self.leaves[at], wanted[at][0])
                     addresses[at] = address(values[at])
         return addresses, values, 1 if single else count
+
+    def converted_batch(
+        self, data: Any, single: bool, tree: tuple[Any, ...] | None
+    ) -> tuple[Any, int]:
+        """A batch under the keys of `tree_of`, as `match` converts it, and its slots."""
+        _, values, count = self.match(data, single)
+        return values[0] if tree is None else as_dict(tree, iter(values)), count
 
     def outputs(self, lead: tuple[int, ...]) -> tuple[list[Any], Sequence[int]]:
         """Returns new arrays ``[*lead, *shape]`` for a read, and their addresses."""

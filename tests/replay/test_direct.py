@@ -70,7 +70,7 @@ def mixed(data: dict[str, Any]) -> dict[str, Any]:
 
 def went_in(buffer: Any, data: Any, *, single: bool = False) -> Any:
     """The index that the shortest way gives; None where it leaves the data to the usual one."""
-    return buffer.plan.fast_write.write(data, single)
+    return buffer.plan.fast_write.write(data, single, converts=False)
 
 
 def contents(buffer: Any) -> list[Any]:

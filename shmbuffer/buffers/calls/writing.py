@@ -59,8 +59,6 @@ class Writing(Parts):
             return cpu.zeros((0,) if ndim == 1 else (0, ndim), dtype=torch.int64)
         if plan.fast_write is not None and update_priority is None:
             index = plan.fast_write.write(data, single, streams) if changed else None
-            if index is None:
-                index = plan.fast_write.convert(data, single, streams)
             if index is not None:
                 return index
         priorities = None if update_priority is False else self._priorities_in(data, single)

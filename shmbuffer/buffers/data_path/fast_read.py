@@ -46,6 +46,8 @@ class FastRead:
         "_rows",
         "_sampler",
         "_storage",
+        "_tracks",
+        "_weight_keys",
         "reader",
         "refills",
     )
@@ -62,6 +64,7 @@ class FastRead:
         assert type(rows.leaves.node) is TensorDictNode
         self._storage, self._rows, self._node = storage, rows, rows.leaves.node
         self._sampler, self._by_priority, self._info = sampler, by_priority, info
+        self._weight_keys, self._tracks = info.weight_keys, info.generation
         self.reader = reader
         self.refills = OutputReuse()
 
@@ -88,11 +91,13 @@ class FastRead:
         tensors, index, tickets, weights = drawn
         if by_priority is not None and by_priority.dtype is not torch.float32:
             weights = by_priority._weights(index, weights)
-        info = self._info.entries(index, weights, tickets)
-        node, size, device = self._node, index.shape, rows.leaves.device
-        source = node.children(iter(tensors), size, device)
-        source.update(info)
-        return node.wrap(source, size, device), info
+        info = {INDEX: index}  # as `SampleInfo.entries`, without a call
+        if weights is not None:
+            for name in self._weight_keys:
+                info[name] = weights
+        if self._tracks and tickets is not None:
+            info[GENERATION] = tickets
+        return self._node.batch_of(tensors, info, index.shape, rows.leaves.device), info
 
     def read(self, index: Any, known: dict[Any, Any]) -> tuple[Any, dict[str, Any]] | None:
         """Read what a sampler chose, as `sample` does; None: take the longer way.
@@ -115,11 +120,10 @@ class FastRead:
             info = self.reader.of_anchors(info)
         if tensors is None:
             return None
-        node, size, device = self._node, info[INDEX].shape, rows.leaves.device
-        source = node.children(iter(tensors), size, device)
-        if all(type(key) is str and _has_rows(value, size) for key, value in info.items()):
-            source.update(info)
-        return node.wrap(source, size, device), info
+        size = info[INDEX].shape
+        whole = all(type(key) is str and _has_rows(value, size) for key, value in info.items())
+        others = info if whole else {}
+        return self._node.batch_of(tensors, others, size, rows.leaves.device), info
 
     def refill(self, out: TensorDict, count: int) -> tuple[Any, dict[str, Any]] | None:
         """`sample` into ``out``."""

@@ -1,7 +1,7 @@
 """The fast way in: a batch is checked and written in one native call.
 
     data ──▶ write ──▶ one call of the C core ──▶ index
-               └─ None ──▶ convert ──▶ the same call, after `Leaves.match`
+               └─ None ──▶ the same call, after `Leaves.converted`
                               └─ None: the storage writes it, waits, or raises
 
 It accepts what the storage would accept. What only the storage does (new columns, watchers, a
@@ -19,7 +19,6 @@ from tensordict import TensorDict
 
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.items.leaves import Leaves
-from shmbuffer.items.nodes import as_dict
 from shmbuffer.items.raw_priorities import as_raw
 from shmbuffer.items.rows import intake_form, priority_of
 from shmbuffer.memory.format.streams import GivenStreams
@@ -61,8 +60,10 @@ class FastWrite:
         form = intake_form(rows.ring, rows.leaves, _examples(rows.leaves), **how)
         return None if form is None else cls(storage, rows, form, key)
 
-    def write(self, data: Any, single: bool, streams: GivenStreams = None) -> Any:
-        """Write a batch, or one item; None: it has to be converted, refused or waited for."""
+    def write(
+        self, data: Any, single: bool, streams: GivenStreams = None, converts: bool = True
+    ) -> Any:
+        """Writes a batch, or one item; None: the storage has to write it, wait, or refuse it."""
         storage = self._storage
         if storage._mover is not self._rows or storage._watchers or self._of_ring.initial:
             return None
@@ -76,17 +77,20 @@ class FastWrite:
                 return None
         if single:
             index = core.add(data, streams)
-            if index is None or index >= 0:
-                return index
+            refused = index is not None and index < 0
         else:
             index = core.extend(data, streams)
-            if type(index) is not int:
-                return index
-        self._rows.ring.refused(index)
-        return None
+            refused = type(index) is int
+        if refused:
+            self._rows.ring.refused(index)
+        elif index is not None:
+            return index
+        return self._write_converted(data, single, streams) if converts else None
 
-    def convert(self, data: Any, single: bool, streams: GivenStreams = None) -> Any:
-        """Convert data and `write` them; None: the storage has to."""
+    def _write_converted(self, data: Any, single: bool, streams: GivenStreams) -> Any:
+        """Converts data and writes them; None as of `write`."""
+        if data is None or type(data) is list:  # nothing, or items that are stacked first
+            return None
         key, given = self._key, None
         beside = isinstance(key, str) and not isinstance(self._priority, int)
         if beside and (isinstance(data, Mapping) or is_collection(data)):
@@ -94,16 +98,15 @@ class FastWrite:
             if given is not None and self._priority is None:
                 return None
         try:
-            _, values, count = self._rows.leaves.match(data, single)
+            plain, count = self._rows.leaves.converted_batch(data, single, self._tree)
         except SchemaMismatchError:  # the storage raises it, unless it accepts another form now
             return None
-        plain: Any = values[0] if self._tree is None else as_dict(self._tree, iter(values))
         if given is not None:
             size = given.numel() if isinstance(given, torch.Tensor) else getattr(given, "size", 0)
             if size != count:
                 return None
             plain[self._priority] = as_raw(given, count)
-        return self.write(plain, single, streams)
+        return self.write(plain, single, streams, converts=False)
 
 
 def _examples(leaves: Leaves) -> Iterator[tuple[Any, Any, Any]]:

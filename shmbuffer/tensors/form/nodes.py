@@ -77,6 +77,18 @@ class TensorDictNode(BranchNode):
         )
         return TensorDict._new_unsafe(source, size, device, nested=False)
 
+    def batch_of(
+        self, tensors: list[Any], others: dict[str, Any], lead: torch.Size, device: torch.device
+    ) -> TensorDict:
+        """A TensorDict ``lead`` over tensors and other entries, of items without a batch size."""
+        source = (
+            self.children(iter(tensors), lead, device)
+            if self.flat is None
+            else dict(zip(self.flat, tensors, strict=True))
+        )
+        source.update(others)
+        return TensorDict._new_unsafe(source, lead, device, nested=False)
+
 
 class TensorClassNode(TensorDictNode):
     """A tensorclass, stored as its TensorDict and restored as its class if that is loaded."""
