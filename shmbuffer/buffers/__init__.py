@@ -5,7 +5,7 @@ flow        items for consumers, room for rollouts, weights for collectors
 calls       what a buffer does: samples, writes, items in storage order, saves
 """
 
-from shmbuffer.buffers.calls.access import ConditionalUpdateResult
+from shmbuffer.buffers.calls.stored_items import ConditionalUpdateResult
 from shmbuffer.buffers.flow.reservation import Reservation
 from shmbuffer.buffers.hindsight import HERReplayBuffer, HindsightStrategy
 from shmbuffer.buffers.prioritized import (

@@ -27,7 +27,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from shmbuffer.buffers.data_path.drawing import Choice
-from shmbuffer.buffers.data_path.prefetch import Batch
+from shmbuffer.buffers.data_path.plan import Plan
 from shmbuffer.buffers.tensordict import TensorDictReplayBuffer
 from shmbuffer.items.keys import GENERATION
 from shmbuffer.memory.format.array_types import Ints
@@ -61,6 +61,144 @@ class HindsightStrategy(StrEnum):
     FINAL = "final"
     EPISODE = "episode"
     RANDOM = "random"
+
+
+class Goals:
+    """Chooses goals for rows of a batch, and relabels the rows."""
+
+    def __init__(
+        self,
+        reward_fn: Judge,
+        terminated_fn: Judge | None,
+        her_ratio: float,
+        strategy: HindsightStrategy,
+        goal_key: Key,
+        achieved_goal_key: Key,
+        reward_key: Key,
+        end_key: Key,
+    ) -> None:
+        self.reward_fn, self.terminated_fn = reward_fn, terminated_fn
+        self.her_ratio, self.strategy = her_ratio, strategy
+        self.goal_key, self.achieved_goal_key = goal_key, achieved_goal_key
+        self.reward_key, self.end_key = reward_key, end_key
+        beside = path_of(end_key)[:-1]
+        self._terminated, self._truncated = (*beside, "terminated"), (*beside, "truncated")
+        self._reached: KeyPath = path_of(achieved_goal_key)
+        if self._reached[0] != "next" and beside[:1] == ("next",):
+            self._reached = ("next", *self._reached)
+        ends = [end_key, self._terminated]
+        # With cached values no sample reads the flags again.
+        options = TrajectoryOptions(end_keys=ends, cache_values=True)
+        self._boundaries = Boundaries(options, [self._reached])
+
+    def forget(self) -> None:
+        """Forgets the trajectories, as the buffer was emptied."""
+        self._boundaries.forget()
+
+    # -- choosing ------------------------------------------------------------------------------
+
+    def with_goals(self, plan: Plan, index: Any, known: dict[Any, Any]) -> Choice:
+        """A choice of the sampler, with the goals of its first rows."""
+        for _ in range(ATTEMPTS):
+            rows = len(index[0] if isinstance(index, tuple) else index)
+            count = int(rows * self.her_ratio)
+            if not count:
+                return index, known
+            ask_rank(plan.sampler, plan.storage)
+            numbers = random_numbers(plan.sampler, count)
+            with self._boundaries.lock:
+                found = self._reached_by(plan.storage, index, known.get(GENERATION), numbers)
+            if found is not None:
+                return index, {**known, **found}
+            index, known = plan.sampler._again(plan.storage, index)
+        raise RuntimeError(
+            f"rows, or steps whose goals they were to get, were written over each of the {ATTEMPTS}"
+            " times that they were chosen; make the buffer larger, or write slower"
+        )
+
+    def _reached_by(
+        self, storage: Any, index: Any, tickets: torch.Tensor | None, numbers: Ints
+    ) -> dict[str, torch.Tensor] | None:
+        """Goals for the first rows, and the tickets of all rows; None if an item is gone."""
+        elements = ravel(index, lanes_of(storage))
+        found = self._boundaries.of(storage)
+        table = found.table
+        if not found.entries.has(self._reached):
+            raise _not_there("achieved_goal_key", self._reached)
+        rows = table.rows_of(elements)
+        if (rows < 0).any():
+            return None
+        others = table.elements_of(self._aimed_at(table, rows[: len(numbers)], numbers))
+        goals = found.entries.take(self._reached, others)
+        ring = ring_of(storage)
+        if ring is None:
+            return {_GOALS: goals}
+        there = table.are_there(ring, np.concatenate((elements, others)))
+        if there is None:
+            return None
+        now = torch.from_numpy(there[: len(elements)])
+        if tickets is not None and not torch.equal(now, tickets.reshape(-1)):
+            return None
+        return {_GOALS: goals, GENERATION: now}
+
+    def _aimed_at(self, table: Trajectories, rows: Ints, numbers: Ints) -> Ints:
+        """The row of the table whose goal each row gets."""
+        strategy = self.strategy
+        if strategy == HindsightStrategy.RANDOM:
+            return table.rows_at(numbers % table.rows)
+        which = table.of_rows(rows)
+        first = table.starts(which)
+        last = first + table.lengths(which) - 1
+        if strategy == HindsightStrategy.FUTURE:
+            first = rows
+        elif strategy == HindsightStrategy.FINAL:
+            first = last
+        return first + numbers % (last - first + 1)
+
+    # -- relabelling ---------------------------------------------------------------------------
+
+    def relabelled(self, data: Any, info: dict[Any, Any]) -> Any:
+        """A batch, its first rows with the goals of its choice and what follows from them."""
+        goals = info.pop(_GOALS, None)
+        if goals is None:
+            return data
+        if isinstance(data, LazyStackedTensorDict):
+            data = data.clone()  # its items may be the stored ones
+        rows = data[: len(goals)]
+        _set(rows, "goal_key", path_of(self.goal_key), goals)
+        after = ("next", *path_of(self.goal_key))
+        if rows.get(after, None) is not None:
+            _set(rows, "goal_key", after, goals)
+        _set(rows, "reward_key", path_of(self.reward_key), self.reward_fn(rows))
+        if self.terminated_fn is not None:
+            self._end(rows, info, self.terminated_fn(rows))
+        return data
+
+    def _end(self, rows: TensorDictBase, info: dict[Any, Any], ended: torch.Tensor) -> None:
+        """Set the end flags of rows, and those in ``info``; truncated rows stay truncated."""
+        end = path_of(self.end_key)
+        flags: dict[KeyPath, torch.Tensor] = {}
+        for path in (self._truncated, self._terminated, end):
+            flag = info[path][: len(rows)] if path in info else rows.get(path, None)
+            if flag is not None:
+                flags[path] = flag
+        cut_off = flags.get(self._truncated)
+        if cut_off is None and self._terminated in flags and end in flags:
+            cut_off = flags[end] & ~flags[self._terminated]
+        done = ended if cut_off is None else cut_off | _fitted(end, ended, cut_off)
+        for path, values in ((end, done), (self._terminated, ended)):
+            if rows.get(path, None) is not None:
+                _set(rows, "end_key", path, values)
+            if path in info:
+                info[path][: len(rows)] = _fitted(path, values, flags[path])
+
+
+def _of_goals(name: str) -> Any:
+    """An option of a buffer's `Goals`, as an attribute of the buffer."""
+    return property(
+        lambda rb: getattr(rb._parts.goals, name),
+        lambda rb, value: setattr(rb._parts.goals, name, value),
+    )
 
 
 class HERReplayBuffer(TensorDictReplayBuffer):
@@ -130,7 +268,16 @@ class HERReplayBuffer(TensorDictReplayBuffer):
     Source: ``torchrl.data.HERReplayBuffer``.
     """
 
-    _also_chooses = "hindsight"
+    _own_options = (*TensorDictReplayBuffer._own_options, "goals")
+
+    reward_fn = _of_goals("reward_fn")
+    terminated_fn = _of_goals("terminated_fn")
+    her_ratio = _of_goals("her_ratio")
+    strategy = _of_goals("strategy")
+    goal_key = _of_goals("goal_key")
+    achieved_goal_key = _of_goals("achieved_goal_key")
+    reward_key = _of_goals("reward_key")
+    end_key = _of_goals("end_key")
 
     def __init__(
         self,
@@ -153,140 +300,26 @@ class HERReplayBuffer(TensorDictReplayBuffer):
                 "hindsight gives goals to single steps: HERReplayBuffer has no sample_unit; draw "
                 "windows from a TensorDictReplayBuffer"
             )
-        self.reward_fn = reward_fn
-        self.terminated_fn = terminated_fn
-        self.her_ratio = her_ratio
-        self.strategy = HindsightStrategy(strategy)
-        self.goal_key = goal_key
-        self.achieved_goal_key = achieved_goal_key
-        self.reward_key = reward_key
-        self.end_key = end_key
-        beside = path_of(end_key)[:-1]
-        self._terminated, self._truncated = (*beside, "terminated"), (*beside, "truncated")
-        self._reached: KeyPath = path_of(achieved_goal_key)
-        if self._reached[0] != "next" and beside[:1] == ("next",):
-            self._reached = ("next", *self._reached)
-        ends = [end_key, self._terminated]
-        # With cached values no sample reads the flags again.
-        options = TrajectoryOptions(end_keys=ends, cache_values=True)
-        self._boundaries = Boundaries(options, [self._reached])
-        super().__init__(sampler=sampler, **kwargs)
+        goals = Goals(
+            reward_fn,
+            terminated_fn,
+            her_ratio,
+            HindsightStrategy(strategy),
+            goal_key,
+            achieved_goal_key,
+            reward_key,
+            end_key,
+        )
+        super().__init__(sampler=sampler, goals=goals, **kwargs)
 
     def empty(self, empty_write_count: bool = True) -> None:
         """See `ReplayBuffer.empty`."""
         super().empty(empty_write_count)
-        self._boundaries.forget()
+        self._parts.goals.forget()
 
     def __repr__(self) -> str:
         how = f"strategy={self.strategy.value!r}, her_ratio={self.her_ratio}"
         return super().__repr__().replace("(", f"(\n    {how},", 1)
-
-    # -- choosing ------------------------------------------------------------------------------
-
-    def _choose(self, count: int) -> Choice:
-        return self._with_goals(*super()._choose(count))
-
-    def _choose_again(self, index: Any) -> Choice:
-        return self._with_goals(*super()._choose_again(index))
-
-    def _with_goals(self, index: Any, known: dict[Any, Any]) -> Choice:
-        """A choice of the sampler, with the goals of its first rows."""
-        for _ in range(ATTEMPTS):
-            rows = len(index[0] if isinstance(index, tuple) else index)
-            count = int(rows * self.her_ratio)
-            if not count:
-                return index, known
-            ask_rank(self._sampler, self._storage)
-            numbers = random_numbers(self._sampler, count)
-            with self._boundaries.lock:
-                found = self._reached_by(index, known.get(GENERATION), numbers)
-            if found is not None:
-                return index, {**known, **found}
-            index, known = super()._choose_again(index)
-        raise RuntimeError(
-            f"rows, or steps whose goals they were to get, were written over each of the {ATTEMPTS}"
-            " times that they were chosen; make the buffer larger, or write slower"
-        )
-
-    def _reached_by(
-        self, index: Any, tickets: torch.Tensor | None, numbers: Ints
-    ) -> dict[str, torch.Tensor] | None:
-        """Goals for the first rows, and the tickets of all rows; None if an item is gone."""
-        storage = self._storage
-        elements = ravel(index, lanes_of(storage))
-        found = self._boundaries.of(storage)
-        table = found.table
-        if not found.entries.has(self._reached):
-            raise _not_there("achieved_goal_key", self._reached)
-        rows = table.rows_of(elements)
-        if (rows < 0).any():
-            return None
-        others = table.elements_of(self._aimed_at(table, rows[: len(numbers)], numbers))
-        goals = found.entries.take(self._reached, others)
-        ring = ring_of(storage)
-        if ring is None:
-            return {_GOALS: goals}
-        there = table.are_there(ring, np.concatenate((elements, others)))
-        if there is None:
-            return None
-        now = torch.from_numpy(there[: len(elements)])
-        if tickets is not None and not torch.equal(now, tickets.reshape(-1)):
-            return None
-        return {_GOALS: goals, GENERATION: now}
-
-    def _aimed_at(self, table: Trajectories, rows: Ints, numbers: Ints) -> Ints:
-        """The row of the table whose goal each row gets."""
-        strategy = self.strategy
-        if strategy == HindsightStrategy.RANDOM:
-            return table.rows_at(numbers % table.rows)
-        which = table.of_rows(rows)
-        first = table.starts(which)
-        last = first + table.lengths(which) - 1
-        if strategy == HindsightStrategy.FUTURE:
-            first = rows
-        elif strategy == HindsightStrategy.FINAL:
-            first = last
-        return first + numbers % (last - first + 1)
-
-    # -- relabelling ---------------------------------------------------------------------------
-
-    def _passed_on(self, data: Any, info: dict[Any, Any]) -> Batch:
-        goals = info.pop(_GOALS, None)
-        if goals is not None:
-            data = self._relabelled(data, info, goals)
-        return super()._passed_on(data, info)
-
-    def _relabelled(self, data: Any, info: dict[Any, Any], goals: torch.Tensor) -> Any:
-        """A batch, its first rows with these goals and what follows from them."""
-        if isinstance(data, LazyStackedTensorDict):
-            data = data.clone()  # its items may be the stored ones
-        rows = data[: len(goals)]
-        _set(rows, "goal_key", path_of(self.goal_key), goals)
-        after = ("next", *path_of(self.goal_key))
-        if rows.get(after, None) is not None:
-            _set(rows, "goal_key", after, goals)
-        _set(rows, "reward_key", path_of(self.reward_key), self.reward_fn(rows))
-        if self.terminated_fn is not None:
-            self._end(rows, info, self.terminated_fn(rows))
-        return data
-
-    def _end(self, rows: TensorDictBase, info: dict[Any, Any], ended: torch.Tensor) -> None:
-        """Set the end flags of rows, and those in ``info``; truncated rows stay truncated."""
-        end = path_of(self.end_key)
-        flags: dict[KeyPath, torch.Tensor] = {}
-        for path in (self._truncated, self._terminated, end):
-            flag = info[path][: len(rows)] if path in info else rows.get(path, None)
-            if flag is not None:
-                flags[path] = flag
-        cut_off = flags.get(self._truncated)
-        if cut_off is None and self._terminated in flags and end in flags:
-            cut_off = flags[end] & ~flags[self._terminated]
-        done = ended if cut_off is None else cut_off | _fitted(end, ended, cut_off)
-        for path, values in ((end, done), (self._terminated, ended)):
-            if rows.get(path, None) is not None:
-                _set(rows, "end_key", path, values)
-            if path in info:
-                info[path][: len(rows)] = _fitted(path, values, flags[path])
 
 
 def _set(rows: TensorDictBase, argument: str, path: KeyPath, values: torch.Tensor) -> None:

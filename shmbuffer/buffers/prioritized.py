@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from shmbuffer.buffers.replay_buffer import DEFAULT_CAPACITY, ReplayBuffer, made
+from shmbuffer.buffers.data_path.parts import DEFAULT_CAPACITY, made
+from shmbuffer.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.buffers.tensordict import TensorDictReplayBuffer
 from shmbuffer.samplers import PrioritizedSampler, Sampler
 from shmbuffer.storages import ListStorage, Storage
@@ -51,7 +52,7 @@ class Prioritized(ReplayBuffer):
     @property
     def prioritized_sampler(self) -> Sampler:
         """`ReplayBuffer.sampler`, under TorchRL's name."""
-        return self._sampler
+        return self.sampler
 
 
 class PrioritizedReplayBuffer(Prioritized):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from shmbuffer.buffers.data_path.parts import made
 from shmbuffer.buffers.prioritized import (
     Prioritized,
     PrioritizedReplayBuffer,
     TensorDictPrioritizedReplayBuffer,
 )
-from shmbuffer.buffers.replay_buffer import ReplayBuffer, made
+from shmbuffer.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.buffers.tensordict import TensorDictReplayBuffer
 from shmbuffer.memory import Engine
 from shmbuffer.memory.format import recorded

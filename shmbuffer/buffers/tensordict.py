@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
-from shmbuffer.buffers.data_path import priority_entry
-from shmbuffer.buffers.data_path.drawing import written_over
-from shmbuffer.buffers.data_path.fast_read import NO_OUT, FastRead
-from shmbuffer.buffers.data_path.prefetch import Batch
-from shmbuffer.buffers.data_path.sample_info import (
-    ANCHORS,
-    has_info,
-    stack_dim_of,
-    stacks_items,
-    with_info,
-    without_info,
-)
 from shmbuffer.buffers.replay_buffer import ReplayBuffer
-from shmbuffer.items.batches import one_of_each
-from shmbuffer.items.keys import GENERATION, INDEX, OWN_KEYS
-from shmbuffer.items.mismatch import no_names
-from shmbuffer.items.raw_priorities import check_raw, reduced
-from shmbuffer.memory.format.array_types import Floats
-from shmbuffer.samplers import PrioritizedSampler, PriorityUpdate
-from shmbuffer.samplers.sampler import ATTEMPTS, lanes_of
-from shmbuffer.storages.tensor import TensorStorage
+from shmbuffer.items.keys import GENERATION, INDEX
+from shmbuffer.samplers import PriorityUpdate
 from shmbuffer.tensors.eager import eager
-from shmbuffer.tensors.form.batches import as_tensordict
-from shmbuffer.tensors.form.nodes import is_collection
 from shmbuffer.writers import TensorDictRoundRobinWriter
 
 
@@ -75,24 +53,20 @@ class TensorDictReplayBuffer(ReplayBuffer):
     family = "TensorDictReplayBuffer"
     default_writer = TensorDictRoundRobinWriter
     _mapping = "tensordict"
-    _priority_key: str | tuple[str, ...]
-    _said_what_is_missing = False  # warned of a sample without priorities
+    _own_options: ClassVar[tuple[str, ...]] = ("priority_key",)
 
     def __init__(self, *, priority_key: str | tuple[str, ...] = "td_error", **kwargs: Any) -> None:
-        self._priority_key = priority_key
-        super().__init__(**kwargs)
+        super().__init__(priority_key=priority_key, **kwargs)
 
     @property
     def priority_key(self) -> str | tuple[str, ...]:
         """Entry that holds priorities."""
-        return self._priority_key
+        return self._parts.priority_key  # type: ignore[return-value] # not None here
 
     @priority_key.setter
     def priority_key(self, key: str | tuple[str, ...]) -> None:
-        self._priority_key = key
-        self._join()
-
-    # -- writing -------------------------------------------------------------------------------
+        self._parts.priority_key = key
+        self._parts.join()
 
     @eager
     def extend(
@@ -116,19 +90,14 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
         Returns and raises as `ReplayBuffer.extend`; a tuple is a TypeError, too.
         """
-        if streams is not None or stream_dim is not None:
-            return self._in_streams(  # type: ignore[no-any-return]
-                tensordicts, False, streams, stream_dim, update_priority, timeout
-            )
-        if timeout is None and update_priority is None:
-            plan = self._plan
-            if plan.fast_write is not None and not plan.transforms:
-                index = plan.fast_write.write(tensordicts, False)
-                if index is not None:
-                    return index  # type: ignore[no-any-return]
-        return self._written(tensordicts, False, update_priority, timeout)  # type: ignore[no-any-return]
-
-    # -- sampling ------------------------------------------------------------------------------
+        plan = self._parts.plan
+        if timeout is update_priority is streams is stream_dim is None and not plan.transforms:
+            fast = plan.fast_write
+            if fast is not None and (index := fast.write(tensordicts, False)) is not None:
+                return index  # type: ignore[no-any-return]
+        return self._writes.write(  # type: ignore[no-any-return]
+            tensordicts, False, update_priority, timeout, streams, stream_dim
+        )
 
     @eager
     def sample(
@@ -171,79 +140,11 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
         Cost: one native call; 0.4 µs a leaf for new tensors, nothing with ``out``.
         """
-        count = self._batch_size if batch_size is None else None
+        count = self._parts.batch_size if batch_size is None else None
         if count is None:
-            count = self._count(batch_size)
-        plan, found = self._plan, None
-        fast = plan.fast
-        if (
-            fast is not None
-            and out is None
-            and include_info is None
-            and not plan.transforms
-            and not plan.limiter_version[0]
-            and min_size is None
-            and timeout is None
-            and lease is None
-        ):
-            if plan.fast_read is not None:
-                found = fast.sample(count)
-            elif plan.draws and count == self._batch_size and plan.prefetcher is not None:
-                found = plan.prefetcher.next_of_one_call(fast.sample, count)
-                if found is not None and not has_info(*found):
-                    found = self._shown(None, None, found)
-        if found is None:
-            draw = self._delivering(lease, partial(self._sampled, include_info, out))
-            shown = partial(self._shown, include_info, out)
-            found = self._in_turn(count, min_size, timeout, draw, shown)
-        return found if return_info else found[0]
-
-    def _sampled(self, include_info: bool | None, out: TensorDict | None, count: int) -> Batch:
-        """`sample`, now."""
-        plan = self._planned()
-        if out is not None:
-            if plan.fast_read is not None and include_info is None and not plan.transforms:
-                found = plan.fast_read.refill(out, count)
-                if found is None and plan.fast_read.reader is not None:
-                    found = self._refilled(plan.fast_read, out, count)
-                if found is not None:
-                    return found
-            if not (plan.payload is None and isinstance(self._storage, TensorStorage)):
-                raise ValueError(NO_OUT)
-        return self._shown(include_info, None, self._next(count))
-
-    def _refilled(self, fast: FastRead, out: TensorDict, count: int) -> Batch:
-        """`sample` into ``out``, of steps that are drawn before their stacks are read."""
-        index, known = self._choose(count)
-        for _ in range(ATTEMPTS):
-            found = fast.refill_chosen(out, count, index, known)
-            if found is not None:
-                return found
-            index, known = self._choose_again(known.get(ANCHORS, index))
-        raise written_over(self._plan)
-
-    def _draw_batch(self, count: int) -> Callable[[], Batch]:
-        """See `Sampling._draw_batch`; the batch may have its index and weights already."""
-        plan = self._plan
-        if plan.transforms or plan.fast is None:
-            return super()._draw_batch(count)
-        if plan.draws:
-            whole = plan.fast.sample(count)
-            return super()._draw_batch(count) if whole is None else partial(tuple, whole)
-        chosen = self._choose(count)
-        read = plan.fast.read(*chosen)
-        return partial(self._gathered, *chosen) if read is None else partial(tuple, read)
-
-    def _shown(self, include_info: bool | None, out: TensorDict | None, batch: Batch) -> Batch:
-        """A batch as `sample` gives it."""
-        if out is not None:
-            raise ValueError(NO_OUT)
-        data, info = batch
-        if include_info is False:
-            data = without_info(data, info)
-        elif not has_info(data, info):
-            data = with_info(data, info, stack_dim=stack_dim_of(self._storage))
-        return data, info
+            count = self._reads.count(batch_size)
+        batch = self._reads.sample(count, include_info, out, min_size, timeout, lease)
+        return batch if return_info else batch[0]
 
     @eager
     def update_tensordict_priority(self, data: TensorDictBase) -> PriorityUpdate:
@@ -267,87 +168,11 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
         Cost: one native call.
         """
-        updates = self._plan.updates
+        parts = self._parts
+        updates = parts.plan.updates
         if updates is not None and type(data) is TensorDict:
             get = data._tensordict.get
-            found = updates.update_given(get(INDEX), get(self._priority_key), get(GENERATION))
+            found = updates.update_given(get(INDEX), get(parts.priority_key), get(GENERATION))
             if found is not None:
                 return found
-        return self._update_by_sample(data)
-
-    # -- inside --------------------------------------------------------------------------------
-
-    def _update_by_sample(self, data: Any) -> PriorityUpdate:
-        """See `update_tensordict_priority`."""
-        key, sampler, storage = self._priority_key, self._sampler, self._storage
-        if not isinstance(sampler, PrioritizedSampler):
-            return PriorityUpdate(0, 0)
-        given = data
-        lanes: tuple[int, ...] = () if storage.ndim == 1 else lanes_of(storage)
-        if self._plan.unit is not None:
-            data = self._plan.unit._by_anchor(data, key, sampler.reduction, lanes)
-        if stacks_items(data, stack_dim_of(storage)):
-            data = priority_entry.of_items(data, key, sampler.reduction)
-        entries = data._tensordict if type(data) is TensorDict else data
-        index = entries.get(INDEX, None)
-        if index is None:
-            raise priority_entry.no_index(data)
-        priority = entries.get(key, None) if type(key) is str else data.get(key, None)
-        generation = entries.get(GENERATION, None)
-        if lanes:
-            count = index.numel() // index.shape[-1]
-        else:
-            index = index if index.dim() < 2 else priority_entry.one_each(index)
-            count = index.numel()
-        if generation is not None and generation.dim() > 1:
-            generation = priority_entry.one_each(generation)
-        raw: Any = priority
-        if priority is None:
-            if not self._said_what_is_missing:
-                self._said_what_is_missing = True
-                priority_entry.say_what_is_missing(key, given)
-            raw = sampler.default_priority
-        elif not (isinstance(priority, torch.Tensor) and priority.numel() == count):
-            raw = reduced(priority, count, sampler.reduction)
-        return sampler.update_priority(index, raw, storage=storage, generation=generation)
-
-    def _named(self, data: Any, single: bool) -> Any:
-        """Dicts as TensorDicts, for transforms and storages that do not take them apart."""
-        rows = isinstance(self._storage, TensorStorage)
-        if is_collection(data) or (rows and not self._plan.transforms):
-            return data
-        if isinstance(data, list) and not single:
-            if rows or all(map(is_collection, one_of_each(data))):
-                return data
-            return [self._named(item, True) for item in data]
-        if isinstance(data, tuple) and not rows:
-            raise TypeError(no_names(data))
-        if not isinstance(data, Mapping):
-            return data
-        return as_tensordict(data, self._storage.ndim - single)
-
-    def _join(self) -> None:
-        storage = self._storage
-        if isinstance(storage, TensorStorage):
-            key = self._priority_key
-            extra = [name for name in (key, self._weight_key) if isinstance(name, str)]
-            storage.allow(OWN_KEYS.union(extra))
-        super()._join()
-
-    def _priorities_in(self, data: Any, single: bool) -> Floats | None:
-        """Raw priorities in the data, float64 ``[n * lanes]``; None if there are none."""
-        sampler = self._sampler
-        if not isinstance(sampler, PrioritizedSampler):
-            return None
-        storage, key = self._storage, self._priority_key
-        rows = isinstance(storage, TensorStorage)
-        if not (single or rows) and isinstance(data, (list, LazyStackedTensorDict)):
-            items = data if isinstance(data, list) else list(data.unbind(0))
-            raw = priority_entry.in_items(items, key, sampler.reduction)
-        else:
-            dims = storage.ndim - 1 if single else storage.ndim
-            raw = priority_entry.in_batch(data, key, dims, sampler.reduction)
-        plan = self._plan
-        if raw is not None and not (rows and plan.payload is not None and plan.gives_priorities):
-            check_raw(raw)  # before anything is made or written
-        return raw
+        return self._priorities.update_by_sample(data)

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from shmbuffer.buffers import TensorDictReplayBuffer
-from shmbuffer.buffers.calls.serving import done
+from shmbuffer.buffers.calls.stored_items import done
 from shmbuffer.distributed.nearby import (
     GROUPS,
     READ,

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from shmbuffer.buffers import ReplayBuffer
+from shmbuffer.buffers.data_path.parts import Parts
 from shmbuffer.memory import Engine
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.format import layout
@@ -237,14 +238,17 @@ def _is_ours(function: Any) -> bool:
 
 def _configuration(buffer: ReplayBuffer, refused: dict[str, str]) -> dict[str, Any]:
     """Returns the buffer's state for another process, without the parts that stay here."""
-    state = {**buffer.__getstate__(), "_generator": None, "_rank_given": None}
-    del state["_storage"]
+    state = buffer.__getstate__()
+    parts = {**state.pop("_parts").__getstate__(), "generator": None, "rank_given": None}
+    del parts["storage"]
     if SAMPLE in refused and not isinstance(buffer.sampler, PrioritizedSampler):
-        state["_sampler"] = RandomSampler()  # never asked
-    return state
+        parts["sampler"] = RandomSampler()  # never asked
+    return {**state, "parts": parts}
 
 
 def _rebuilt(cls: type[ReplayBuffer], state: dict[str, Any], storage: RingBacked) -> ReplayBuffer:
+    parts = Parts.__new__(Parts)
+    parts.__setstate__({**state.pop("parts"), "storage": storage})
     buffer = cls.__new__(cls)
-    buffer.__setstate__({**state, "_storage": storage})
+    buffer.__setstate__({**state, "_parts": parts})
     return buffer

@@ -18,7 +18,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from shmbuffer.buffers import ReplayBuffer
-from shmbuffer.buffers.calls.access import is_key
+from shmbuffer.buffers.calls.stored_items import is_key
 from shmbuffer.buffers.data_path.prefetch import Batch
 from shmbuffer.ensembles.joint_buffer import Collate, JointBuffer
 from shmbuffer.ensembles.joint_parts import (
@@ -134,7 +134,8 @@ class ReplayBufferEnsemble(JointBuffer):
     ) -> None:
         if routing_key is not None and routing_dim is not None:
             raise ValueError("routing_key and routing_dim exclude each other; give one of them")
-        for unit in (kwargs.get("sample_unit"), *(getattr(rb, "_sample_unit", None) for rb in rbs)):
+        units = [rb._parts.unit for rb in rbs if hasattr(rb, "_parts")]
+        for unit in (kwargs.get("sample_unit"), *units):
             if unit is not None and type(unit) is not Transition:
                 raise NotImplementedError(
                     f"an ensemble draws items, no {type(unit).__name__}: its samples are rows of "
@@ -324,7 +325,7 @@ class ReplayBufferEnsemble(JointBuffer):
             collate_fns=[self._collate_fns[at] for at in found],
             routing_key=self._routing_key,
             generator=self.generator,
-            shared=self._joint._shared,
+            shared=self._parts.treated_as_shared,
             **self._sampler.choice(found),
         )
 

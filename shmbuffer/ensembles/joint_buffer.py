@@ -107,7 +107,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
     synchronize, can_sample, submit_update_if_present = (_OfJoint() for _ in range(3))
     dumps, loads, register_save_hook, register_load_hook = (_OfJoint() for _ in range(4))
     _storage, _sampler, _writer, _transform = (_OfJoint() for _ in range(4))
-    _rank_given, _prefetcher = _OfJoint(), _OfJoint()
+    _parts, _reads = _OfJoint(), _OfJoint()
 
     start, client, append_transform, insert_transform = (_ReturnsSelf() for _ in range(4))
 
@@ -194,7 +194,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
             raise TypeError(f"the {name} of an ensemble is a {cls.__name__}, got {new!r}")
         if len(new) != len(self._members):
             raise ValueError(f"{len(new)} {name}s cannot serve {len(self._members)} buffers")
-        self._joint._drop_prefetched()
+        self._parts.drop_prefetched()
         before = getattr(self._joint, name)
         parts = list(before._members)
         for rb, one in zip(self._members, list(new._members), strict=True):
@@ -281,7 +281,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         if batch_size is None and self._joint.batch_size is None:
             raise RuntimeError("no batch size: give batch_size to as_dataset() or to the buffer")
         options = {"return_info": return_info, "min_size": min_size, "timeout": timeout}
-        return BatchDataset(self, batch_size=batch_size, **options)
+        return BatchDataset(self, self._batches, batch_size=batch_size, **options)
 
     def _batches(self, sample: Callable[[], Any]) -> Iterator[Any]:
         while True:
@@ -290,12 +290,12 @@ class JointBuffer(Saves, metaclass=ABCMeta):
     def _batch(self, count: int, min_size: int | None) -> Batch:
         """A sample, from the prefetched ones unless a buffer has a limiter."""
         if min_size or self._turns.are_needed():
-            self._joint._drop_prefetched()
+            self._parts.drop_prefetched()
             shares, least = self._shares(count, min_size)
             return self._turns.sample(shares, self._drawn, self._finished, least)
-        prefetcher = self._joint._prefetcher
+        prefetcher = self._parts.prefetcher
         if prefetcher is not None and count == self._joint.batch_size:
-            return prefetcher.next()
+            return prefetcher.next(self._reads.order)  # type: ignore[no-any-return]
         return self._passed_on(*self._made(self._chosen(count)))
 
     @abstractmethod
@@ -346,7 +346,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
     def _finished_row(self, at: int, data: Any) -> Any:
         """Items of one buffer, collated and transformed."""
         rb = self._members[at]
-        collate = self._collate_fns[at] or rb._collate_fn
+        collate = self._collate_fns[at] or rb._parts.collate_fn
         storage = rb._storage
         data = storage.collate(data) if collate is None else collate(storage.uncollated(data))
         return rb._transform(data) if len(rb._transform) else data
@@ -534,7 +534,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
 
     def empty(self, empty_write_count: bool = True) -> None:
         """`ReplayBuffer.empty` for each buffer, unless one has an `ImmutableDatasetWriter`."""
-        self._joint._drop_prefetched()
+        self._parts.drop_prefetched()
         self._writer.require_no_data_set()
         for rb in self._members:
             rb.empty(empty_write_count)
@@ -561,8 +561,8 @@ class JointBuffer(Saves, metaclass=ABCMeta):
 
     def close(self) -> None:
         """Leaves every buffer. Idempotent."""
-        if self._joint._prefetcher is not None:
-            self._joint._prefetcher.close()
+        if self._parts.prefetcher is not None:
+            self._parts.prefetcher.close()
         for rb in self._members:
             rb.close()
         self._joint.close()
@@ -601,7 +601,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
             ValueError: the state has another number of buffers.
         """
         for rb in self._members:
-            rb._drop_prefetched()
+            rb._parts.drop_prefetched()
         self._joint.load_state_dict(state_dict)
         for rb, own in zip(self._members, state_dict["_buffers"], strict=True):
             rb._transform.load_state_dict(own["_transforms"])
@@ -641,29 +641,15 @@ class _Rows(SampleUnit):
 class _Joint(ReplayBuffer):
     """A buffer of joint parts."""
 
-    def __init__(self, members: Sequence[ReplayBuffer], **options: Any) -> None:
-        self._members = members
-        super().__init__(**options)
+    _own_options = ("members",)
 
-    @property
-    def generator(self) -> torch.Generator | None:
-        """The generator of the choice of buffers and, once it is set, of all draws."""
-        return self._generator
-
-    @generator.setter
-    def generator(self, generator: torch.Generator | None) -> None:
-        ReplayBuffer.generator.fset(self, generator)  # type: ignore[attr-defined]
-        if generator is not None:
-            for rb in self._members:
-                rb.generator = generator
+    def __init__(self, buffers: Sequence[ReplayBuffer], **options: Any) -> None:
+        super().__init__(members=[rb._parts for rb in buffers], **options)
 
     def update_if_present(self, **update: Any) -> Any:
         """`JointBuffer.update_if_present`, after the batches that were ordered before."""
-        return self._sample_unit.owner().update_if_present(**update)  # type: ignore[union-attr]
-
-    def _seeded(self) -> dict[str, Any]:
-        members = {f"rng_state_{at}": rb for at, rb in enumerate(self._members)}
-        return {**super()._seeded(), **members}
+        unit: Any = self._parts.unit
+        return unit.owner().update_if_present(**update)
 
 
 def _priority_key(rb: ReplayBuffer) -> str | tuple[str, ...]:

@@ -23,7 +23,7 @@ from tensordict import TensorDict
 from torch.utils._pytree import tree_map
 
 from shmbuffer.buffers import ReplayBuffer, TensorDictReplayBuffer
-from shmbuffer.buffers.calls.access import is_key
+from shmbuffer.buffers.calls.stored_items import is_key
 from shmbuffer.buffers.data_path import drawing
 from shmbuffer.buffers.data_path.parts import ring_backed
 from shmbuffer.buffers.data_path.plan import Plan
@@ -148,7 +148,7 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
             storage=online_storage, sampler=online_sampler, priority_key=priority_key, rank=rank
         )
         if rank is not None:
-            offline._rank_given = rank
+            offline._parts.rank_given = rank
         if online_storage.shared:
             offline.share()  # so that ranks of one seed draw differently from it, too
         offline.generator = offline.generator  # its next draw asks for the rank
@@ -162,17 +162,17 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
             rank=rank,
             prefetch=prefetch,
         )
-        self._sampler.prefetcher = self._prefetcher
+        self._sampler.prefetcher = self._parts.prefetcher
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._sampler.prefetcher = self._prefetcher
+        self._sampler.prefetcher = self._parts.prefetcher
 
     def _exchange(self, name: str, new: Any) -> Any:
         before = super()._exchange(name, new)
         if name == "sampler":  # the shares stay
             mixed = _MixedSampler(self._mixture, self._members)
-            mixed.prefetcher = self._prefetcher
+            mixed.prefetcher = self._parts.prefetcher
             super()._exchange(name, mixed)
         return before
 
@@ -263,7 +263,7 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
 
     def empty(self, empty_write_count: bool = True) -> None:
         """Forgets the items of the online part; see `ReplayBuffer.empty`."""
-        self._joint._drop_prefetched()
+        self._parts.drop_prefetched()
         self.online_buffer.empty(empty_write_count)
         self._turns.forget()
 

@@ -97,7 +97,7 @@ def _is_plain(rb: ReplayBuffer, plan: Plan) -> bool:
         and not leaves.objects
         and getattr(plan.storage, "device", None) in (None, leaves.device)
         and not plan.transforms
-        and rb._collate_fn is None
-        and not rb._pin_memory
+        and rb._parts.collate_fn is None
+        and not rb._parts.pin_memory
         and (plan.by_priority is None or plan.by_priority.dtype is torch.float32)
     )

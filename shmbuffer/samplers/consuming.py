@@ -127,3 +127,23 @@ class ConsumingSampler(Consumes):
             return cls(count)
         except (TypeError, ValueError) as error:
             raise type(error)("consume_after_n_samples must be a positive integer.") from None
+
+
+def consuming_instead(sampler: Any, count: Any, prefetch: int | None) -> ConsumingSampler:
+    """The sampler that ``consume_after_n_samples`` asks for."""
+    wanted = ConsumingSampler.of(count)
+    if prefetch:
+        raise ValueError("Prefetching is not supported when consume_after_n_samples is set.")
+    if sampler is None:
+        return wanted
+    if isinstance(sampler, ConsumingSampler):
+        if sampler.max_sample_count == wanted.max_sample_count:
+            return sampler
+        raise ValueError(
+            f"consume_after_n_samples={count} conflicts with the sampler's max_sample_count="
+            f"{sampler.max_sample_count}; give one of them"
+        )
+    raise ValueError(
+        "consume_after_n_samples only supports the default sampler, or a ConsumingSampler; got "
+        f"{sampler!r}"
+    )

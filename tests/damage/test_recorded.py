@@ -76,7 +76,7 @@ def require_refused_or_served(path: Path) -> None:
     """A client gets a sample, or an error that names the directory and what to do."""
     try:
         with attach(path) as buffer:
-            assert len(buffer.sample(None if buffer._batch_size else 4)) >= 1
+            assert len(buffer.sample(None if buffer.batch_size else 4)) >= 1
             return
     except ShmBufferError as error:
         said = str(error)

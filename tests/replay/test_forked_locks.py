@@ -89,7 +89,7 @@ def labels(_: Path) -> tuple[Any, Callable[[], object]]:
 
 def ahead(_: Path) -> tuple[Any, Callable[[], object]]:
     rb = filled(LazyTensorStorage(8), prefetch=1)
-    return rb._prefetcher.choosing, rb.sample
+    return rb._parts.prefetcher.choosing, rb.sample
 
 
 def dictionaries(_: Path) -> tuple[Any, Callable[[], object]]:

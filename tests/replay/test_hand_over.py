@@ -57,8 +57,8 @@ WAYS = {"at once": lambda: Forced(AT_ONCE), "threads": lambda: Forced(THREADS), 
 
 
 def force(rb: ReplayBuffer, way: str) -> None:
-    assert rb._prefetcher is not None
-    rb._prefetcher.hand_over = WAYS[way]()
+    assert rb._parts.prefetcher is not None
+    rb._parts.prefetcher.hand_over = WAYS[way]()
 
 
 def buffer(way: str | None, sampler: Any = None, **options: Any) -> TensorDictReplayBuffer:

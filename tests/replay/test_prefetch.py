@@ -223,8 +223,8 @@ def test_a_batch_that_waited_is_of_items_that_were_there_and_says_so(tmp_path: P
     )
     rb.extend(numbered(0, 8))
     rb.sample()  # the next one is ordered with it
-    assert rb._prefetcher is not None
-    rb._prefetcher.settle()
+    assert rb._parts.prefetcher is not None
+    rb._parts.prefetcher.settle()
     rb.extend(numbered(100, 8))  # over all of them
     late = rb.sample()
     assert (late["number"] < 8).all()

@@ -622,7 +622,7 @@ def test_items_taken_by_a_failed_sample_come_with_the_next_one_in_order() -> Non
     for _ in range(2):
         with pytest.raises(ArithmeticError):
             rb.sample()
-    rb[1]._transform = rb[1]._transform[:0]
+    rb[1]._parts.transform = rb[1].transform[:0]
     with pytest.raises(
         RuntimeError, match=r"taken 4 items out of the queue of buffer 0.* and this one needs 2"
     ):

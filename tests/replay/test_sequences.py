@@ -425,7 +425,7 @@ def priorities(rb: Any) -> list[float]:
 
 def drawn_for(rb: Any, anchors: Iterable[int]) -> TensorDict:
     """A sample whose anchors are these."""
-    index, known = rb._sample_unit.expand(torch.tensor([*anchors]), {}, rb.storage)
+    index, known = rb._parts.unit.expand(torch.tensor([*anchors]), {}, rb.storage)
     data = rb.storage.get(index)
     return data.update({"index": index, **known})
 

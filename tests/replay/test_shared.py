@@ -140,7 +140,7 @@ def test_the_directory_remembers_class_and_arguments(
         assert type(again) is type(first)
         assert again.batch_size == 7
         assert getattr(again, "priority_key", 0) == getattr(first, "priority_key", 0)
-        assert again._weight_keys == first._weight_keys
+        assert again._parts.weight_keys == first._parts.weight_keys
         assert type(again.sampler) is type(first.sampler)
         assert again.writer.track_generations == first.writer.track_generations  # type: ignore[attr-defined]
         for name in ("alpha", "beta", "eps", "reduction"):

@@ -183,7 +183,7 @@ def test_the_tail_that_a_killed_collector_leaves_is_truncated_and_mixed_with_not
             tell(survivor, count)
         with opened(path, capacity) as rb:
             rb.set_sampler(SliceSampler(slice_len=3))
-            rb._batch_size = 300
+            rb._parts.batch_size = 300
             legal = triples(0, 6, 0) | triples(0, 4, 1)
             assert numbers_and_sources(rb) == legal
             kill(victim)  # between two writes
@@ -205,7 +205,7 @@ def test_the_tail_that_a_killed_collector_leaves_is_truncated_and_mixed_with_not
     with opened(path, capacity) as rb:  # nobody is alive: recovered
         assert engine_of(rb).report.reason == "nobody alive"
         rb.set_sampler(SliceSampler(slice_len=3))
-        rb._batch_size = 300
+        rb._parts.batch_size = 300
         assert numbers_and_sources(rb) == legal
 
 
@@ -217,7 +217,7 @@ def test_slices_stay_whole_while_collectors_write(tmp_path: Path, kind: Any) -> 
         began(*running)
         with opened(path, capacity) as rb:
             rb.set_sampler(kind(slice_len=4, strict_length=False))
-            rb._batch_size = 32
+            rb._parts.batch_size = 32
             seen = set()
             newest = [0, 0]
             while min(newest) < 5 * capacity:

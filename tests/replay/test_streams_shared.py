@@ -111,7 +111,7 @@ def test_slices_of_three_collectors_are_exactly_those_of_each_of_their_streams(
                 PrioritizedSliceSampler(CAPACITY, 0.7, 0.9, slice_len=LENGTH),
             ):
                 rb.set_sampler(sampler)
-                rb._batch_size = LENGTH * (
+                rb._parts.batch_size = LENGTH * (
                     9 if sampler.__class__.__name__.endswith("ment") else 300
                 )
                 found = drawn(rb, 20)

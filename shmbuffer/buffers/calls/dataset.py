@@ -9,7 +9,7 @@ has the rank r * n + i, and torch's default generator with the loader's seed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from multiprocessing.util import Finalize
@@ -27,16 +27,21 @@ _IN_THE_PIPE = 1 << 20  # bytes
 class BatchDataset(IterableDataset[Any]):
     """See ``ReplayBuffer.as_dataset``."""
 
-    def __init__(self, buffer: Any, **options: Any) -> None:
-        self._buffer, self._options = buffer, options
-        self._rank = known_rank(buffer._rank_given) or 0
+    def __init__(
+        self,
+        buffer: Any,
+        batches: Callable[[Callable[[], Any]], Iterator[Any]],  # of a function that samples
+        **options: Any,  # of ``buffer.sample``
+    ) -> None:
+        self._buffer, self._batches, self._options = buffer, batches, options
+        self._rank = known_rank(buffer._parts.rank_given) or 0
         self._is_ours = True  # not in a worker
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         if self._is_ours and worker is not None:
             self._become(worker)
-        yield from self._buffer._batches(partial(self._buffer.sample, **self._options))
+        yield from self._batches(partial(self._buffer.sample, **self._options))
 
     @staticmethod
     def collate_fn(batch: Any) -> Any:
@@ -46,7 +51,7 @@ class BatchDataset(IterableDataset[Any]):
     def _become(self, worker: Any) -> None:
         """In each worker, once: become a learner of its own."""
         buffer, count = self._buffer, worker.num_workers
-        buffer._rank_given = self._rank * count + worker.id
+        buffer._parts.rank_given = self._rank * count + worker.id
         buffer.generator = None  # a copy of it would draw the same in all of them
         buffer.sampler._divide(worker.id, count, self._rank, worker.seed - worker.id)
         Finalize(None, buffer.close, exitpriority=0)

@@ -59,35 +59,35 @@ def is_ours(place: Path) -> bool:
     return False
 
 
-def export(buffer: Any, directory: Path, extra: Any) -> None:
+def export(saving: Any, directory: Path, extra: Any) -> None:
     """Writes a buffer into an empty directory."""
     parts = directory / PARTS
     make_folders_below(directory, parts / _EXTRA)
-    moment = export_storage(buffer._storage, directory / "storage")
-    dump_part(buffer._writer, directory / "writer", moment)
-    with buffer._as_delivered(parts):
-        dump_part(buffer._sampler, directory / "sampler", moment)
-        for name, (state, device) in buffer._generator_states().items():
+    moment = export_storage(saving.parts.storage, directory / "storage")
+    dump_part(saving.parts.writer, directory / "writer", moment)
+    with saving.as_delivered(parts):
+        dump_part(saving.parts.sampler, directory / "sampler", moment)
+        for name, (state, device) in saving.generator_states().items():
             write_generator(directory / name, state, torch.device(device))
-    write_states(directory / _TRANSFORM, buffer._transform)
-    write_consumed(parts, ring_of(buffer._storage), moment)
+    write_states(directory / _TRANSFORM, saving.parts.transform)
+    write_consumed(parts, ring_of(saving.parts.storage), moment)
     if extra is not None:
         write_value(parts, _EXTRA, extra, "extra")
-    write_metadata(directory, buffer._batch_size, optional_parts(parts))
+    write_metadata(directory, saving.parts.batch_size, optional_parts(parts))
 
 
-def read_export(buffer: Any, path: Path) -> SavedBuffer:
+def read_export(saving: Any, path: Path) -> SavedBuffer:
     """Reads what `export` or TorchRL wrote; nothing is changed yet."""
     batch_size, beside = read_metadata(path)
     if (path / _PREFETCHED).exists():
         _log.info("%s: ignored: it is pickled, and nothing is unpickled", path / _PREFETCHED)
-    names = buffer._seeded()
+    names = saving.seeded()
     return SavedBuffer(
         where=path / _TRANSFORM,
-        transforms=read_states(path / _TRANSFORM, buffer._transform),
-        sampler=read_part(buffer._sampler, path / "sampler"),
-        writer=read_part(buffer._writer, path / "writer"),
-        storage=read_part(buffer._storage, path / "storage"),
+        transforms=read_states(path / _TRANSFORM, saving.parts.transform),
+        sampler=read_part(saving.parts.sampler, path / "sampler"),
+        writer=read_part(saving.parts.writer, path / "writer"),
+        storage=read_part(saving.parts.storage, path / "storage"),
         extra=read_value(path / PARTS, _EXTRA) if _EXTRA in beside else None,
         consumers=read_consumed(path / PARTS) if "consumers" in beside else [],
         ahead=read_prefetched(path / PARTS) if "ahead" in beside else [],

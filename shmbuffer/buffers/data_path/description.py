@@ -12,40 +12,40 @@ from shmbuffer.storages.ring_backed import RingBacked
 from shmbuffer.writers import RoundRobinWriter
 
 
-def describe(buffer: Any) -> None:
+def describe(parts: Any) -> None:
     """Write the kind of the buffer into its directory, if any, unless it is there already."""
-    storage, engine = buffer.storage, buffer.storage.open_engine
+    storage, engine = parts.storage, parts.storage.open_engine
     if isinstance(storage, RingBacked):
-        known = weakref.ref(buffer)
+        known = weakref.ref(parts)
         storage.described = lambda settings: _described(known(), settings)
     if engine is None or not engine.shared:
         return
     found = engine.settings
-    wanted = _described(buffer, found)
+    wanted = _described(parts, found)
     if wanted != found:
         engine.update_settings(alpha=wanted.alpha, eps=wanted.eps, extra=wanted.extra)
 
 
-def _described(buffer: Any, settings: Settings) -> Settings:
+def _described(parts: Any, settings: Settings) -> Settings:
     """The settings with the description of a buffer, unless that is gone."""
-    if buffer is None:
+    if parts is None:
         return settings
     if "buffer" not in settings.extra:
-        settings = replace(settings, extra={**settings.extra, **_content(buffer)})
-    sampler = buffer.sampler
+        settings = replace(settings, extra={**settings.extra, **_content(parts)})
+    sampler = parts.sampler
     if settings.alpha is None and isinstance(sampler, PrioritizedSampler):
         settings = replace(settings, alpha=sampler.alpha, eps=sampler.eps)
     return settings
 
 
-def _content(buffer: Any) -> dict[str, Any]:
-    sampler, writer = buffer.sampler, buffer.writer
+def _content(parts: Any) -> dict[str, Any]:
+    sampler, writer = parts.sampler, parts.writer
     return {
-        "buffer": buffer.family,
-        "batch_size": buffer.batch_size,
-        "dim_extend": buffer._dim_extend,
-        "weight_key": buffer._weight_key,
-        "priority_key": getattr(buffer, "priority_key", None),
+        "buffer": parts.family,
+        "batch_size": parts.batch_size,
+        "dim_extend": parts.dim_given,
+        "weight_key": parts.weight_key,
+        "priority_key": parts.priority_key,
         "reduction": getattr(sampler, "reduction", None),
         "max_priority_within_buffer": getattr(sampler, "max_priority_within_buffer", None),
         "beta": sampler.beta if isinstance(sampler, PrioritizedSampler) else None,

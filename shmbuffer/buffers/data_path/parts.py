@@ -1,31 +1,44 @@
-"""The parts of a buffer, how they are exchanged, and what is done to all at once."""
+"""The parts of a buffer, how they are exchanged, and the plan made from them.
+
+    ReplayBuffer ─┬─ Writes ──────┐
+                  ├─ Reads ───────┤
+                  ├─ StoredItems ─┼──▶ Parts ──▶ storage, sampler, writer, transforms, Plan
+                  ├─ Priorities ──┤
+                  └─ Saving ──────┘
+
+The collaborators of a buffer know its parts, and never the buffer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Self, cast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from shmbuffer.buffers.data_path.description import describe
-from shmbuffer.buffers.data_path.late import LatePart, in_child
 from shmbuffer.buffers.data_path.plan import Plan
 from shmbuffer.buffers.data_path.prefetch import Draws, Prefetcher
 from shmbuffer.errors import ShmBufferError
+from shmbuffer.items.keys import OWN_KEYS, WEIGHT_KEYS
 from shmbuffer.memory import Engine, RateLimiter
+from shmbuffer.memory.format.leaf import Key
 from shmbuffer.memory.system.fork_lock import ForkLock
-from shmbuffer.samplers import PrioritizedSampler, Sampler
+from shmbuffer.samplers import PrioritizedSampler, RandomSampler, Sampler
 from shmbuffer.samplers.rank import UNKNOWN
 from shmbuffer.samplers.sampler import between_forks
 from shmbuffer.samplers.taking import Consumes
-from shmbuffer.storages import Storage
+from shmbuffer.storages import ListStorage, Storage
 from shmbuffer.storages.ring_backed import RingBacked
 from shmbuffer.storages.tensor import TensorStorage
-from shmbuffer.tensors.eager import eager
-from shmbuffer.torchrl.transforms import Compose, Transform
+from shmbuffer.torchrl.transforms import Compose, compose
 from shmbuffer.units import SampleUnit
 from shmbuffer.writers import Writer
-from shmbuffer.writers.writer import write_count_of
+
+DEFAULT_CAPACITY = 1000  # of the ListStorage that a buffer without a storage gets, as in TorchRL
+
+_MADE = ("storage", "sampler", "writer", "transform", "plan")
 
 
 def ring_backed(storage: Storage, what: str) -> RingBacked:
@@ -46,332 +59,292 @@ def shareable(storage: Storage, what: str) -> Engine:
         raise RuntimeError(f"there is no flow control here: {error}") from error
 
 
+def made(part: Any) -> Any:
+    """A part, or the result of its factory."""
+    if isinstance(part, (Storage, Sampler, Writer)):
+        return part
+    if not callable(part):
+        raise TypeError(f"a storage, sampler or writer is needed, or what makes one; got {part!r}")
+    return part()
+
+
+def _in_child(parts: Parts, abandoned: bool) -> None:
+    """Forgets the parts that another thread was making: that thread is not in this process."""
+    if abandoned and parts.makers is not None:
+        parts.unmake()
+
+
+@dataclass(eq=False)
 class Parts:
-    """Storage, sampler, writer and transforms, and the plan made from them."""
+    """Storage, sampler, writer and transforms of a buffer, its options, and the plan of them."""
 
-    _storage: Storage = cast(Any, LatePart())
-    _sampler: Sampler = cast(Any, LatePart())
-    _writer: Writer = cast(Any, LatePart())
-    _transform: Compose = cast(Any, LatePart())
-    _plan: Plan
-    _sample_unit: SampleUnit | None
-    _collate_fn: Callable[[Any], Any] | None
-    _batch_size: int | None
-    _dim_extend: int | None
-    _generator: torch.Generator | None
-    _rank_given: int | None  # of this learner among several, if given
-    _prefetcher: Prefetcher | None
-    _shared: bool
-    _pin_memory: bool
-    _weight_keys: tuple[str, ...]  # names of the importance weights in a sample
-    _making = ForkLock(in_child)  # while the parts are made
-    _makers: dict[str, Any] | None  # of the parts; None once they are made
-    _also_chooses = ""  # what chooses items besides the sampler; then samples are made by parts
-    _closed = False
-    _mapping = "dict"  # what a plain dict is in the data
-    _priority_key: str | tuple[str, ...] | None = None  # entry of the data that holds priorities
+    family: str  # the name of the buffer's class in a directory
+    mapping: str  # what a plain dict is in the data: this, or ``"tensordict"``
+    makers: dict[str, Any] | None  # of the parts; None once they are made
+    unit: SampleUnit | None
+    collate_fn: Callable[[Any], Any] | None
+    pin_memory: bool
+    batch_size: int | None
+    dim_given: int | None  # ``dim_extend``, if given
+    generator: torch.Generator | None
+    rank_given: int | None  # of this learner among several, if given
+    treated_as_shared: bool
+    weight_key: str | None
+    priority_key: Key | None = None  # the entry of the data that holds priorities
+    goals: Any = None  # of samples; see `hindsight`
+    members: Sequence[Parts] = ()  # of buffers that are drawn from and saved with this one
+    prefetcher: Prefetcher | None = None
+    is_closed: bool = False
+    storage: Storage = field(init=False)
+    sampler: Sampler = field(init=False)
+    writer: Writer = field(init=False)
+    transform: Compose = field(init=False)
+    plan: Plan = field(init=False)
+    _making = ForkLock(_in_child)  # while the parts are made
 
-    @property
-    def storage(self) -> Storage:
-        """Where the items are."""
-        return self._storage
+    def make(self) -> None:
+        """Makes the parts, once."""
+        makers = self.makers
+        assert makers is not None
+        storage, sampler = makers["storage"], makers["sampler"]
+        self.storage = ListStorage(DEFAULT_CAPACITY) if storage is None else made(storage)
+        self.sampler = RandomSampler() if sampler is None else made(sampler)
+        self.writer = made(makers["writer"])
+        transform = makers["transform"]
+        self.transform = compose(transform() if makers["is_factory"] else transform)
+        if makers["checkpointer"] is not None:
+            self.storage.checkpointer = makers["checkpointer"]
+        if self.batch_size is None and getattr(self.sampler, "drop_last", False):
+            raise ValueError(
+                "Samplers with drop_last=True must work with a predictable batch-size: give "
+                f"batch_size to the constructor of the buffer, or {type(self.sampler).__name__} "
+                "drop_last=False"
+            )
+        if self.dim_extend < 0 or (self.dim_given and 1 < self.storage.ndim <= self.dim_given):
+            raise ValueError(
+                f"dim_extend has to be from 0 to ndim - 1 = {self.storage.ndim - 1}, "
+                f"got {self.dim_given}"
+            )
+        self.join()
+        limiter = makers["rate_limiter"]
+        same = isinstance(limiter, RateLimiter) and limiter.says_the_same(self.rate_limiter)
+        if limiter is not None and not same:
+            self.set_rate_limiter(limiter)  # only then does the ratio start from zero
+        self.makers = None
 
-    @property
-    def sampler(self) -> Sampler:
-        """Draws items."""
-        return self._sampler
+    def unmake(self) -> None:
+        """Forgets the parts, as they are not all made."""
+        for name in vars(self).keys() & _MADE:
+            delattr(self, name)
 
-    @property
-    def writer(self) -> Writer:
-        """Places new items."""
-        return self._writer
+    def __getstate__(self) -> dict[str, Any]:
+        self.drop_prefetched()
+        own = ("plan", "_making")
+        state = {name: value for name, value in vars(self).items() if name not in own}
+        return {**state, "prefetcher": None if self.prefetcher is None else self.prefetcher.depth}
 
-    def set_storage(
-        self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None
-    ) -> Storage:
-        """Use another storage, with its items, and another ``collate_fn``; returns the old one."""
-        self._drop_prefetched()
-        before = self._storage
-        if isinstance(self._sampler, PrioritizedSampler):
-            self._sampler.release(before)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.prefetch(state["prefetcher"])
+        if self.makers is None:
+            self.join()
+
+    # -- how they are exchanged ----------------------------------------------------------------
+
+    def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None) -> Storage:
+        """See `ReplayBuffer.set_storage`."""
+        self.drop_prefetched()
+        before = self.storage
+        if isinstance(self.sampler, PrioritizedSampler):
+            self.sampler.release(before)
         before.detach(self)
-        self._storage, self._collate_fn = storage, collate_fn
-        self._join()
+        self.storage, self.collate_fn = storage, collate_fn
+        self.join()
         return before
 
-    def set_sampler(self, sampler: Sampler) -> Sampler:
-        """Use another sampler; returns the old one.
-
-        A `PrioritizedSampler` takes over existing priorities; without any, all items get the
-        default one.
-
-        Raises:
-            ValueError: the storage is shared, with priorities of another alpha or eps.
-        """
-        self._drop_prefetched()
-        if isinstance(self._sampler, PrioritizedSampler):
-            self._sampler.release(self._storage)
-        return self._replace("_sampler", sampler)  # type: ignore[no-any-return]
-
-    def set_writer(self, writer: Writer) -> Writer:
-        """Use another writer; returns the old one. RuntimeError: it cannot share the storage."""
-        self._drop_prefetched()
-        return self._replace("_writer", writer)  # type: ignore[no-any-return]
-
-    def _replace(self, name: str, part: Any) -> Any:
-        """Exchange a part, unless the new one does not fit; returns the old one."""
+    def replace(self, name: str, part: Any) -> Any:
+        """Exchanges sampler or writer, unless the new one does not fit; returns the old one."""
+        self.drop_prefetched()
         before = getattr(self, name)
+        if isinstance(before, PrioritizedSampler):
+            before.release(self.storage)
         setattr(self, name, part)
         try:
-            self._join()
+            self.join()
         except BaseException:
             setattr(self, name, before)
-            self._join()
+            self.join()
             raise
         return before
 
-    @property
-    def batch_size(self) -> int | None:
-        """The batch size of ``sample()`` and of iteration."""
-        return self._batch_size
-
-    @property
-    def generator(self) -> torch.Generator | None:
-        """The generator of the draws; None is torch's default one."""
-        return self._generator
-
-    @generator.setter
-    def generator(self, generator: torch.Generator | None) -> None:
-        self._generator = generator
-        for part in (self._storage, self._sampler, self._writer):
-            part._rng = generator  # TorchRL's name, for foreign parts
-        self._ask_rank()
-
-    def set_rng(self, generator: torch.Generator | None) -> None:
-        """Set `generator`."""
+    def set_generator(self, generator: torch.Generator | None) -> None:
+        """Has the parts draw by this generator."""
         self.generator = generator
+        for part in (self.storage, self.sampler, self.writer):
+            part._rng = generator  # TorchRL's name, for foreign parts
+        if generator is not None:
+            for member in self.members:
+                member.set_generator(generator)
+        self.ask_rank()
+
+    def seed_with(self, state: torch.Tensor, device: torch.device) -> None:
+        """Sets the state of the generator, or of a new one if it is on another device."""
+        if self.generator is None or self.generator.device.type != device.type:
+            self.set_generator(torch.Generator(device))
+        assert self.generator is not None
+        between_forks(self.generator.set_state, state)
+
+    def share(self, shared: bool) -> None:
+        """See `ReplayBuffer.share`."""
+        self.treated_as_shared = shared
+        if self.makers is None:
+            self.ask_rank()
+            self.make_plan()
+
+    def set_dim_extend(self, dim: int) -> None:
+        """See `ReplayBuffer.dim_extend`."""
+        if self.dim_given is not None and dim != self.dim_given:
+            raise RuntimeError(
+                f"dim_extend is {self.dim_given} and what is stored was appended along it; make "
+                f"a new buffer for dim_extend={dim}"
+            )
+        self.dim_given = dim
+        if self.makers is None:
+            self.make_plan()
+
+    def set_rate_limiter(self, limiter: RateLimiter | None) -> None:
+        """See `ReplayBuffer.rate_limiter`."""
+        if not (limiter is None or isinstance(limiter, RateLimiter)):
+            raise TypeError(f"rate_limiter is a RateLimiter, or None; got {limiter!r}")
+        shareable(self.storage, "a rate_limiter needs").set_limiter(limiter)
+
+    def mark_update(self, index: Any) -> None:
+        """Gives the items at ``index`` the default priority; a storage may call it."""
+        self.sampler.mark_update(index, storage=self.storage)
+
+    # -- what they are together ----------------------------------------------------------------
 
     @property
     def shared(self) -> bool:
         """True if reads are validated, and samples have ``index_generation``."""
-        return self._shared or self._storage.shared
-
-    def share(self, shared: bool = True) -> Self:
-        """Treat the buffer as shared, or not; a storage in a directory always is."""
-        self._shared = shared
-        if self.initialized:
-            self._ask_rank()
-            self._make_plan()
-        return self
-
-    @property
-    def transform(self) -> Any:
-        """The chain of transforms."""
-        return self._transform
-
-    @property
-    def initialized(self) -> bool:
-        """True if the parts are made: always, unless ``delayed_init`` was asked for."""
-        return self._makers is None
-
-    @property
-    def plan(self) -> Plan:
-        """The ways that data take now, and why no shorter ones; to be printed."""
-        return self._planned()
+        return self.treated_as_shared or self.storage.shared
 
     @property
     def dim_extend(self) -> int:
-        """Dimension of the data along which ``extend`` appends."""
-        return self._storage.ndim - 1 if self._dim_extend is None else self._dim_extend
-
-    @dim_extend.setter
-    def dim_extend(self, dim: int) -> None:
-        if self._dim_extend is not None and dim != self._dim_extend:
-            raise RuntimeError(
-                f"dim_extend is {self._dim_extend} and what is stored was appended along it; make "
-                f"a new buffer for dim_extend={dim}"
-            )
-        self._dim_extend = dim
-        if self.initialized:
-            self._make_plan()
+        """The dimension of the data along which ``extend`` appends."""
+        return self.storage.ndim - 1 if self.dim_given is None else self.dim_given
 
     @property
-    def write_count(self) -> int:
-        """Elements written so far through ``add`` and ``extend``, by all processes."""
-        return write_count_of(self._writer)
+    def weight_keys(self) -> tuple[str, ...]:
+        """The names of the importance weights in a sample."""
+        return WEIGHT_KEYS if self.weight_key is None else (self.weight_key,)
 
     @property
     def rate_limiter(self) -> RateLimiter | None:
-        """Keeps writers and samplers in step, for all processes; can be set at any time.
-
-        Raises:
-            TypeError: set, and the storage is not one of this package.
-            RuntimeError: set, and the items are objects of this process (`ListStorage`).
-            ValueError: set, and ``min_size`` is larger than the buffer, or a prioritized buffer
-                would be a queue.
-        """
-        engine = getattr(self._storage, "open_engine", None)
+        """The limiter of the storage."""
+        engine = getattr(self.storage, "open_engine", None)
         return None if engine is None else engine.limiter
 
-    @rate_limiter.setter
-    def rate_limiter(self, limiter: RateLimiter | None) -> None:
-        if not (limiter is None or isinstance(limiter, RateLimiter)):
-            raise TypeError(f"rate_limiter is a RateLimiter, or None; got {limiter!r}")
-        shareable(self._storage, "a rate_limiter needs").set_limiter(limiter)
+    def collate(self, data: Any) -> Any:
+        """A batch from items of the storage."""
+        if self.collate_fn is None:
+            return self.storage.collate(data)
+        return self.collate_fn(self.storage.uncollated(data))
 
-    def append_transform(self, transform: Transform, *, invert: bool = False) -> Self:
-        """Add a transform at the end.
-
-        Args:
-            transform: called with every sample and every ``rb[i]``; its ``inv``, if any, with
-                new data.
-            invert: call the transform with new data instead.
-
-        Returns:
-            The buffer.
-        """
-        self._transform.append(transform, invert=invert)
-        self._measure_hand_over()
-        return self
-
-    def insert_transform(self, index: int, transform: Transform, *, invert: bool = False) -> Self:
-        """Add a transform before the one at ``index``; see `append_transform`."""
-        self._transform.insert(index, transform, invert=invert)
-        self._measure_hand_over()
-        return self
-
-    # -- all of them at once -------------------------------------------------------------------
-
-    def empty(self, empty_write_count: bool = True) -> None:
-        """Forget every item; the cursor goes to 0.
-
-        If no other handle has the buffer, the next write may have another form (keys, dtypes,
-        shapes), which it defines.
-
-        Args:
-            empty_write_count: set the write count to 0 too.
-
-        Raises:
-            RuntimeError: the writer is an `ImmutableDatasetWriter`; nothing was changed.
-        """
-        self._drop_prefetched()
-        storage = self._storage
-        self._writer._empty(empty_write_count)  # first: it may refuse
-        storage.forget(keep_write_count=not empty_write_count)
-        self._sampler._empty()
-        storage.notify_emptied()
-
-    @eager
-    def __len__(self) -> int:
-        """Number of elements."""
-        return len(self._storage)
-
-    def stats(self) -> dict[str, Any]:
-        """One flat dict: TorchRL's keys, and what the engine counts."""
-        if self._makers is not None:  # stats do not make the parts
-            storage = self._makers["storage"]
-            empty = {"size": 0, "write_count": 0, "prefetch_queue_size": 0, "utilization": 0.0}
-            capacity = storage.max_size if isinstance(storage, Storage) else 0
-            return {**empty, "capacity": capacity, "initialized": False}
-        storage = self._storage
-        engine = storage.open_engine
-        counted = {} if engine is None else engine.stats()
-        one_moment = engine is not None and engine.shared  # size and counters of one snapshot
-        size: int | float = counted["length"] if one_moment else len(storage)
-        capacity = storage.max_size
-        return {
-            **counted,
-            "size": size,
-            "capacity": capacity,
-            "utilization": size / capacity,
-            "write_count": counted["write_count"] if one_moment else self.write_count,
-            "prefetch_queue_size": 0 if self._prefetcher is None else len(self._prefetcher),
-            "initialized": True,
-        }
-
-    def flush(self) -> None:
-        """Write all committed items to disk, so that they survive a power cut.
-
-        Raises:
-            DurabilityError: the disk has failed.
-        """
-        engine = self._storage.open_engine
-        if engine is not None:
-            engine.flush()
-
-    def close(self) -> None:
-        """Leave the buffer; committed items stay in its directory. Idempotent."""
-        if self._prefetcher is not None:
-            self._prefetcher.close()
-        self._storage.close()
-        self._closed = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    # -- inside --------------------------------------------------------------------------------
-
-    def _ask_rank(self) -> None:
-        """Have the sampler's next draw find out the rank."""
-        self._sampler._rank_in_draws = UNKNOWN
-        self._sampler._rank_given = self._rank_given, self._shared
-
-    def _draws(self) -> Draws:
-        """The position of the draws."""
-        generator = self._generator
-        state = None if generator is None else between_forks(generator.get_state)
-        return Draws(self._sampler._position(), generator, state)
-
-    def _go_to(self, draws: Draws) -> None:
-        """Continue drawing from a position."""
-        with self._plan.choosing():
-            self._sampler._rewind(draws.position)
-            if draws.generator is not None and draws.state is not None:
-                between_forks(draws.generator.set_state, draws.state)
-
-    def _drop_prefetched(self) -> None:
-        """Forget the batches that were made ahead, as if they had never been drawn."""
-        if self._prefetcher is not None:
-            self._prefetcher.drop()
-
-    def _measure_hand_over(self) -> None:
-        """Measure again where the next batches are made, because they have changed."""
-        if self._prefetcher is not None:
-            self._prefetcher.hand_over.restart()
-
-    def _join(self) -> None:
-        """Make the parts know each other."""
-        storage = self._storage
-        self.generator = self._generator
-        self._writer.register_storage(storage)
+    def join(self) -> None:
+        """Makes the parts know each other."""
+        storage = self.storage
+        self.set_generator(self.generator)
+        self.writer.register_storage(storage)
         if isinstance(storage, TensorStorage):
-            storage.mapping = self._mapping
+            if self.mapping == "tensordict":
+                extra = (self.priority_key, self.weight_key)
+                storage.allow(OWN_KEYS.union(key for key in extra if isinstance(key, str)))
+            storage.mapping = self.mapping
         elif not isinstance(storage, RingBacked):
             storage.attach(self)  # a ring gives new items their priority itself
-        self._make_plan()
+        self.make_plan()
 
-    def _make_plan(self) -> Plan:
-        """Make the plan from the present parts."""
+    def make_plan(self) -> Plan:
+        """Makes the plan from the present parts."""
         describe(self)
-        if isinstance(self._sampler, PrioritizedSampler | Consumes):
-            self._sampler.bind(self._storage)
-        self._plan = Plan(self)
-        self._measure_hand_over()
-        return self._plan
+        if isinstance(self.sampler, PrioritizedSampler | Consumes):
+            self.sampler.bind(self.storage)
+        self.plan = Plan(self)
+        self.measure_hand_over()
+        return self.plan
 
-    def _planned(self) -> Plan:
+    def planned(self) -> Plan:
         """The plan; a new one if the storage has a new ring or new rows."""
-        plan = self._plan
+        plan = self.plan
         backed = plan.ring_backed
         if backed is None or plan.payload is (backed._mover or backed.mover()):
             return plan
-        return self._make_plan()
+        return self.make_plan()
 
-    def _collate(self, data: Any) -> Any:
-        """A batch from items of the storage."""
-        if self._collate_fn is None:
-            return self._storage.collate(data)
-        return self._collate_fn(self._storage.uncollated(data))
+    # -- the position of the draws -------------------------------------------------------------
+
+    def ask_rank(self) -> None:
+        """Has the sampler's next draw find out the rank."""
+        self.sampler._rank_in_draws = UNKNOWN
+        self.sampler._rank_given = self.rank_given, self.treated_as_shared
+
+    def draws(self) -> Draws:
+        """The position of the draws."""
+        generator = self.generator
+        state = None if generator is None else between_forks(generator.get_state)
+        return Draws(self.sampler._position(), generator, state)
+
+    def go_to(self, draws: Draws) -> None:
+        """Continues drawing from a position."""
+        with self.plan.choosing():
+            self.sampler._rewind(draws.position)
+            if draws.generator is not None and draws.state is not None:
+                between_forks(draws.generator.set_state, draws.state)
+
+    def prefetch(self, depth: int | None) -> None:
+        """Makes so many batches ahead."""
+        self.prefetcher = Prefetcher(depth, self.draws, self.go_to) if depth else None
+
+    def drop_prefetched(self) -> None:
+        """Forgets the batches that were made ahead, as if they had never been drawn."""
+        if self.prefetcher is not None:
+            self.prefetcher.drop()
+
+    def measure_hand_over(self) -> None:
+        """Measures again where the next batches are made, because they have changed."""
+        if self.prefetcher is not None:
+            self.prefetcher.hand_over.restart()
+
+
+class UnmadeParts(Parts):
+    """Parts that are made when one of them is first asked for; other threads wait."""
+
+    # A class of its own, because ``__getattr__`` in a class makes all attributes slower.
+
+    _is_making = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _MADE:
+            with self._making:
+                if self.makers is not None and not self._is_making:
+                    self._make_once()
+            if name in vars(self):
+                return vars(self)[name]
+            raise AttributeError("a buffer cannot be used by what makes its parts")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _make_once(self) -> None:
+        self._is_making = True
+        try:
+            self.make()
+        except BaseException:
+            self.unmake()
+            raise
+        self._is_making = False
+        self.__class__ = Parts  # type: ignore[assignment] # whose attributes are faster
+
+    def unmake(self) -> None:
+        """See `Parts.unmake`."""
+        super().unmake()
+        self._is_making = False

@@ -60,33 +60,33 @@ class Plan:
     info: SampleInfo  # entries of samples besides their items
     limits: Limits  # that samples wait for
 
-    def __init__(self, buffer: Any) -> None:
-        self.storage: Storage = buffer._storage
-        self.sampler: Sampler = buffer._sampler
-        self.transforms: list[Transform] = buffer._transform.transforms
-        self.prefetcher: Prefetcher | None = buffer._prefetcher
-        self.shared: bool = buffer.shared
+    def __init__(self, parts: Any) -> None:
+        self.storage: Storage = parts.storage
+        self.sampler: Sampler = parts.sampler
+        self.transforms: list[Transform] = parts.transform.transforms
+        self.prefetcher: Prefetcher | None = parts.prefetcher
+        self.shared: bool = parts.shared
         storage, sampler = self.storage, self.sampler
         self.ring_backed = backed = storage if isinstance(storage, RingBacked) else None
         self.payload: Any = None if backed is None else backed._mover or backed.mover()
-        unit = buffer._sample_unit
+        unit = parts.unit
         self.unit: SampleUnit | None = None if type(unit) is Transition else unit
-        self.reader = self._reader_of(buffer)
+        self.reader = self._reader_of(parts)
         self.by_priority = by = sampler if isinstance(sampler, PrioritizedSampler) else None
         plain = type(sampler).update_priority is PrioritizedSampler.update_priority
-        as_they_come = plain and self.unit is None and not buffer.dim_extend
+        as_they_come = plain and self.unit is None and not parts.dim_extend
         self.updates = by if as_they_come else None
-        self._samples_tensordicts = buffer._mapping == "tensordict"
+        self._samples_tensordicts = parts.mapping == "tensordict"
         ring = ring_of(storage)
         self._own_table = self.by_priority is not None and self.by_priority.ring() is not ring
-        self._choose_write(buffer._writer, buffer.dim_extend, buffer._priority_key)
-        self._choose_sample(buffer)
+        self._choose_write(parts.writer, parts.dim_extend, parts.priority_key)
+        self._choose_sample(parts)
         self.limiter_version = self.limits.version
 
-    def _reader_of(self, buffer: Any) -> Any:
+    def _reader_of(self, parts: Any) -> Any:
         """The reader of whole samples of the unit; see `SampleUnit._reader`."""
         storage, rows = self.storage, self.payload
-        if self.unit is None or buffer._collate_fn is not None or not storage.draws_natively:
+        if self.unit is None or parts.collate_fn is not None or not storage.draws_natively:
             return None
         return self.unit._reader(rows) if isinstance(rows, Rows) else None
 
@@ -129,10 +129,10 @@ class Plan:
             self._samples_tensordicts and not isinstance(storage, TensorStorage)
         )
 
-    def _choose_sample(self, buffer: Any) -> None:
+    def _choose_sample(self, parts: Any) -> None:
         """Choose the way out."""
         storage, sampler, by_priority = self.storage, self.sampler, self.by_priority
-        writer, prefetcher = buffer._writer, self.prefetcher
+        writer, prefetcher = parts.writer, self.prefetcher
         uniform = type(sampler).sample is RandomSampler.sample
         own_draw = _first(
             (
@@ -144,7 +144,7 @@ class Plan:
         )
         more = _first(
             (not storage.draws_natively, f"a {_name(storage)} does not draw by itself"),
-            (bool(buffer._also_chooses), f"{buffer._also_chooses} chooses, too"),
+            (parts.goals is not None, "hindsight chooses, too"),
         )
         makes_more = (
             "" if self.unit is None else f"a {_name(self.unit)} makes more of what is drawn"
@@ -156,8 +156,8 @@ class Plan:
             (bool(makes_more) and self.reader is None, makes_more),
             (not self._samples_tensordicts, "samples do not have index and weights as entries"),
             (not isinstance(storage, TensorStorage), f"a {_name(storage)} has no columns"),
-            (buffer._collate_fn is not None, "there is a collate_fn"),
-            (buffer._pin_memory, "samples are in pinned memory"),
+            (parts.collate_fn is not None, "there is a collate_fn"),
+            (parts.pin_memory, "samples are in pinned memory"),
             (device is not None and device.type != "cpu", f"samples are on {device}"),
             (self.payload is None, _NOT_YET),
             (not (leaves is None or leaves.is_flat), "items are no plain TensorDicts"),
@@ -172,7 +172,7 @@ class Plan:
             what = "prefetch" if self.unit is None else "a sample_unit"
             raise ValueError(f"{what} is not supported with a {_name(sampler)}")
         dtype = None if by_priority is None else by_priority.dtype
-        self.info = SampleInfo(buffer._weight_keys, dtype, tracked or self.shared or is_consumed)
+        self.info = SampleInfo(parts.weight_keys, dtype, tracked or self.shared or is_consumed)
         self.draws = not by_parts
         self.fast = None
         if not why and isinstance(storage, TensorStorage):
@@ -180,9 +180,12 @@ class Plan:
                 storage, self.payload, sampler, by_priority, self.info, self.reader
             )
         self.fast_read = None if own_draw or ahead else self.fast
-        chooses = "prefetch" if prefetcher is not None else buffer._also_chooses
-        chooses = chooses or ("" if self.unit is None else f"a {_name(self.unit)}")
-        chooses = chooses or ("" if uniform else f"a {_name(sampler)}")
+        chooses = _first(
+            (prefetcher is not None, "prefetch"),
+            (parts.goals is not None, "hindsight"),
+            (self.unit is not None, f"a {_name(self.unit)}"),
+            (not uniform, f"a {_name(sampler)}"),
+        )
         self.limits = Limits(self.ring_backed, chooses)
 
     def choosing(self) -> AbstractContextManager[Any]:

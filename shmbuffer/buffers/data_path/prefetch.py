@@ -94,13 +94,11 @@ class Prefetcher:
     def __init__(
         self,
         depth: int,
-        order: Callable[[bool], Order],
         draws: Callable[[], Draws],
         go_to: Callable[[Draws], None],
     ) -> None:
         self.depth = depth
         self.hand_over = HandOver(depth)
-        self._order = order
         self._draws = draws
         self._go_to = go_to
         self._queue: deque[Made] = deque()
@@ -108,13 +106,13 @@ class Prefetcher:
         self._change: Future[Any] | None = None  # the last one, which new orders wait for
         self.ran_out = False  # the last delivered batch has ended a pass
 
-    def next(self) -> Batch:
-        """Order the next batches, then wait for the oldest one."""
+    def next(self, order: Callable[[bool], Order]) -> Batch:
+        """Orders the next batches, at once or for a worker, then waits for the oldest one."""
         self._own()
         hand_over = self.hand_over
         began = hand_over.clock()
         with self._lock:
-            orders = self._fill()
+            orders = self._fill(order)
             oldest = self._queue.popleft()
             self.ran_out = oldest.ends_pass
         batch = oldest.result()
@@ -235,33 +233,32 @@ class Prefetcher:
         """The futures of the batches that workers make."""
         return [one.batch for one in self._queue if isinstance(one.batch, Future)]
 
-    def _fill(self) -> int:
+    def _fill(self, order: Callable[[bool], Order]) -> int:
         """Order the batches that are missing; returns how many."""
         change, self._change = self._change, None
         if change is not None:
             change.result()
         if not self.hand_over.at_once:
-            return self._ordered(self._by_a_worker)
+            return self._ordered(order, at_once=False)
         if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
-            return self._ordered(self._at_once)
+            return self._ordered(order, at_once=True)
         # A later call delivers the batch, perhaps in another mode. Workers have the default one.
         with torch.inference_mode(False), torch.enable_grad():
-            return self._ordered(self._at_once)
+            return self._ordered(order, at_once=True)
 
-    def _ordered(self, begin: Callable[[], Made]) -> int:
+    def _ordered(self, order: Callable[[bool], Order], *, at_once: bool) -> int:
+        make = self._at_once if at_once else self._by_a_worker
         before = len(self._queue)
         while len(self._queue) <= self.depth:
             if self._queue and self._queue[-1].ends_pass:
                 break
-            self._queue.append(begin())
+            self._queue.append(make(order(at_once)))
         return len(self._queue) - before
 
-    def _by_a_worker(self) -> Made:
-        order = self._order(False)
+    def _by_a_worker(self, order: Order) -> Made:
         return Made(self._threads().submit(order.make), order.ends_pass, order.before)
 
-    def _at_once(self) -> Made:
-        order = self._order(True)
+    def _at_once(self, order: Order) -> Made:
         try:
             made: Batch | Exception = order.make()
         except Exception as error:

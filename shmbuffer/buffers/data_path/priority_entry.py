@@ -1,4 +1,4 @@
-"""Priorities as entries of TensorDicts: of new data, and of samples that come back."""
+"""Priorities of new data, and of samples that come back: by index, or as entries of TensorDicts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,82 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
+from shmbuffer.buffers.data_path.parts import Parts
+from shmbuffer.buffers.data_path.sample_info import stack_dim_of, stacks_items
 from shmbuffer.items.keys import GENERATION, INDEX, OWN_KEYS
 from shmbuffer.items.raw_priorities import reduced
 from shmbuffer.memory.format.array_types import Floats
 from shmbuffer.memory.format.leaf import Key
+from shmbuffer.samplers import PrioritizedSampler, PriorityUpdate
+from shmbuffer.samplers.sampler import lanes_of
 from shmbuffer.tensors.eager import FRAMES
 from shmbuffer.tensors.form import cpu
+from shmbuffer.tensors.form.batches import swap_dims
 from shmbuffer.tensors.form.nodes import entry_at, is_collection
 from shmbuffer.tensors.form.tensors import as_tensor
+
+
+class PriorityUpdates:
+    """Sets the priorities of items in a buffer."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._said_what_is_missing = False  # warned of a sample without priorities
+
+    def update(self, index: Any, priority: Any, generation: Any) -> Any:
+        """Sets priorities by index; see `ReplayBuffer.update_priority`."""
+        parts = self._parts
+        if priority is None:
+            return self.update_by_sample(sample_alone(index, index_generation=generation))
+        if (updates := parts.plan.updates) is not None:
+            found = updates.update_given(index, priority, generation)
+            if found is not None:
+                return found
+        if parts.dim_extend and np.ndim(priority) > 1:
+            priority = swap_dims(cpu.as_tensor(priority), parts.dim_extend).flatten()
+        known = {} if generation is None else {"generation": generation}
+        return parts.sampler.update_priority(index, priority, storage=parts.storage, **known)
+
+    def update_by_sample(self, data: Any) -> PriorityUpdate:
+        """Sets the priorities of a sample from its own entries."""
+        parts, key = self._parts, self._parts.priority_key
+        sampler, storage = parts.sampler, parts.storage
+        if key is None:
+            raise TypeError(
+                f"update_priority: samples of a {parts.family} have no entry for priorities. "
+                "Nothing was changed. Call sample(return_info=True) and "
+                'update_priority(info["index"], priority), or use a TensorDictReplayBuffer'
+            )
+        if not isinstance(sampler, PrioritizedSampler):
+            return PriorityUpdate(0, 0)
+        given = data
+        lanes: tuple[int, ...] = () if storage.ndim == 1 else lanes_of(storage)
+        if parts.plan.unit is not None:
+            data = parts.plan.unit._by_anchor(data, key, sampler.reduction, lanes)
+        if stacks_items(data, stack_dim_of(storage)):
+            data = of_items(data, key, sampler.reduction)
+        entries = data._tensordict if type(data) is TensorDict else data
+        index = entries.get(INDEX, None)
+        if index is None:
+            raise no_index(data)
+        priority = entries.get(key, None) if type(key) is str else data.get(key, None)
+        generation = entries.get(GENERATION, None)
+        if lanes:
+            count = index.numel() // index.shape[-1]
+        else:
+            index = index if index.dim() < 2 else one_each(index)
+            count = index.numel()
+        if generation is not None and generation.dim() > 1:
+            generation = one_each(generation)
+        raw: Any = priority
+        if priority is None:
+            if not self._said_what_is_missing:
+                self._said_what_is_missing = True
+                say_what_is_missing(key, given)
+            raw = sampler.default_priority
+        elif not (isinstance(priority, torch.Tensor) and priority.numel() == count):
+            raw = reduced(priority, count, sampler.reduction)
+        return sampler.update_priority(index, raw, storage=storage, generation=generation)
 
 
 def in_batch(data: Any, key: Key, dims: int, how: str) -> Floats | None:

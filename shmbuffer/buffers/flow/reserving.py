@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.buffers.data_path.parts import Parts, shareable
+from shmbuffer.buffers.data_path.parts import shareable
 from shmbuffer.buffers.flow.reservation import Reservation
 from shmbuffer.errors import (
     CorruptBufferError,
@@ -22,200 +22,157 @@ from shmbuffer.memory.directory import partials
 from shmbuffer.memory.directory.partials import Partial, PartialFile
 from shmbuffer.memory.system.deadline import require_time, within
 from shmbuffer.memory.system.region import Directory
+from shmbuffer.storages import Storage
 
 _log = logging.getLogger(__name__)
 
 _BESIDE_TENSORS = 200
-"""Bytes of an item in the byte ring beside its tensors, about; see `Reserving.reserve`."""
+"""Bytes of an item in the byte ring beside its tensors, about; see `ReplayBuffer.reserve`."""
 
 
-class Reserving(Parts):
-    """Reserves room for items."""
+def reserve(
+    rb: Any,  # a buffer
+    n: int,
+    bytes: int | None,
+    timeout: float | None,
+    lease: float | None,
+    version: int | None,
+) -> Reservation:
+    """See `ReplayBuffer.reserve`."""
+    n = _whole("n", n)
+    engine, ring = _shared_ring(rb.storage)
+    capacity = ring.capacity if ring else engine.settings.capacity
+    if n > capacity:
+        raise ValueError(
+            f"{engine.where}: reserve({n:,}): the buffer has room for {capacity:,}; reserve "
+            "fewer at once, or make it larger"
+        )
+    if bytes is not None and (ring is None or ring.records is None):
+        raise ValueError(
+            f"{engine.where}: reserve(bytes={bytes:,}): bytes are of items that have any size, "
+            "and these are rows; leave it out"
+        )
+    if lease is not None:
+        require_time("lease", lease)
+    if version is not None:
+        version = consumer_version.require_version(version, "reserve: version")
+    nbytes = 0 if bytes is None else _whole("bytes", bytes)
+    granted = np.zeros(1, np.uint64)
+    # Made before the grant, so that an interrupt behind it ends the reservation.
+    room = Reservation(rb, engine, n, granted, version, nbytes)
+    if ring is not None:
+        with within(timeout):
+            _reserve(engine, ring, n, nbytes, lease, granted)
+    return room
 
-    def reserve(
-        self,
-        n: int,
-        bytes: int | None = None,
-        timeout: float | None = None,
-        *,
-        lease: float | None = None,
-        version: int | None = None,
-    ) -> Reservation:
-        """Reserve room for ``n`` items that a rollout is about to make.
 
-        It waits as a write of them would: for a full queue, a ratio, ``max_staleness``. Then the
-        limiter counts the items as written, and `Reservation.commit` no longer waits for it. A
-        reservation has no slot, so a slow rollout does not hold up others. There are 4096
-        reservations for all handles.
-
-        Args:
-            n: items (steps, of a storage with lanes), at most the capacity.
-            bytes: bytes of records, headers included (about 200 an item besides its tensors).
-                None reserves no bytes, and `commit` waits for them.
-            timeout: seconds to wait; None: without end.
-            lease: seconds until it ends, also while the machine sleeps. None: it ends with this
-                handle, or its process.
-            version: of the policy that makes the items, for `Reservation.commit`.
-
-        Returns:
-            The reservation: commit it, or abort it.
-
-        Raises:
-            RateLimitTimeout, RateLimitError: as `extend`; nothing is reserved.
-            ShmBufferError: all reservations are in use.
-            ValueError: more items than there is room for, or an invalid number.
-            TypeError, RuntimeError: processes cannot share the storage.
-
-        Cost: some microseconds. Before the first write to a buffer nothing is reserved:
-            `Reservation.commit` is then a write.
-        """
-        n = _whole("n", n)
-        engine, ring = self._shared_ring()
-        capacity = ring.capacity if ring else engine.settings.capacity
-        if n > capacity:
-            raise ValueError(
-                f"{engine.where}: reserve({n:,}): the buffer has room for {capacity:,}; reserve "
-                "fewer at once, or make it larger"
-            )
-        if bytes is not None and (ring is None or ring.records is None):
-            raise ValueError(
-                f"{engine.where}: reserve(bytes={bytes:,}): bytes are of items that have any size, "
-                "and these are rows; leave it out"
-            )
-        if lease is not None:
-            require_time("lease", lease)
-        if version is not None:
-            version = consumer_version.require_version(version, "reserve: version")
-        nbytes = 0 if bytes is None else _whole("bytes", bytes)
-        granted = np.zeros(1, np.uint64)
-        # Made before the grant, so that an interrupt behind it ends the reservation.
-        room = Reservation(self, engine, n, granted, version, nbytes)
-        if ring is not None:
-            with within(timeout):
-                self._reserve(engine, ring, n, nbytes, lease, granted)
-        return room
-
-    def partials(self) -> list[Partial]:
-        """Rollouts whose process died, or closed its handle, before `commit`; see `resume`.
-
-        A file that cannot be one of them is left out, and a warning is logged that names it.
-
-        Cost: each file is read.
-        """
-        engine, ring = self._shared_ring()
-        directory = engine.seat.ground.directory
-        if directory is None or ring is None:
-            return []
-        engine.seat.reap_dead()
-        self._forget_done(engine, ring)
-        found = []
-        for number in partials.orphans(directory):
-            try:
-                partial = partials.look(directory, number)
-                if partial is not None:
-                    _require_possible(directory, ring, partial)
-            except (CorruptBufferError, UnsafePathError) as error:
-                _log.warning("%s", str(error))  # a record of the error would keep the buffer mapped
-                continue
-            if partial is None or not partial.pieces or ring.reservations.is_done(number):
-                self._see_off(engine, ring, number)
-            else:
-                found.append(partial)
-        return found
-
-    def resume(self, partial: Partial | int, timeout: float | None = None) -> Reservation:
-        """Continue the rollout of a dead process, as the only one; see `Reservation.pieces`.
-
-        It reserves as much room as the dead process had, in items and in bytes. If bytes were
-        reserved, and the appended pieces need more, it reserves room for the pieces.
-
-        Args:
-            partial: one of `partials`, or its id.
-            timeout: seconds to wait for room; None: without end.
-
-        Raises:
-            ReservationLostError: it is committed, gone, or continued by another process.
-            CorruptBufferError: the file cannot be of a reservation of this buffer.
-            RateLimitTimeout, RateLimitError: as `reserve`; the pieces stay for others.
-        """
-        number = partial.id if isinstance(partial, Partial) else _whole("partial", partial)
-        engine, ring = self._shared_ring()
-        directory = engine.seat.ground.directory
-        file = None if directory is None or ring is None else PartialFile.take(directory, number)
-        if file is None or ring is None:
-            raise ReservationLostError(
-                f"{engine.where}: resume({number}): its pieces are gone, or another process goes "
-                "on with them; take another one of partials()"
-            )
+def unfinished(storage: Storage) -> list[Partial]:
+    """See `ReplayBuffer.partials`."""
+    engine, ring = _shared_ring(storage)
+    directory = engine.seat.ground.directory
+    if directory is None or ring is None:
+        return []
+    engine.seat.reap_dead()
+    _forget_done(engine, ring)
+    found = []
+    for number in partials.orphans(directory):
         try:
-            engine.seat.reap_dead()
+            partial = partials.look(directory, number)
+            if partial is not None:
+                _require_possible(directory, ring, partial)
+        except (CorruptBufferError, UnsafePathError) as error:
+            _log.warning("%s", str(error))  # a record of the error would keep the buffer mapped
+            continue
+        if partial is None or not partial.pieces or ring.reservations.is_done(number):
+            _see_off(engine, ring, number)
+        else:
+            found.append(partial)
+    return found
+
+
+def resume(rb: Any, partial: Partial | int, timeout: float | None) -> Reservation:
+    """See `ReplayBuffer.resume`."""
+    number = partial.id if isinstance(partial, Partial) else _whole("partial", partial)
+    engine, ring = _shared_ring(rb.storage)
+    directory = engine.seat.ground.directory
+    file = None if directory is None or ring is None else PartialFile.take(directory, number)
+    if file is None or ring is None:
+        raise ReservationLostError(
+            f"{engine.where}: resume({number}): its pieces are gone, or another process goes "
+            "on with them; take another one of partials()"
+        )
+    try:
+        engine.seat.reap_dead()
+        told = file.told()
+        if told is None or ring.reservations.is_done(number):
+            file.remove()
+            ring.reservations.is_done(number, forget=True)
+            raise ReservationLostError(
+                f"{engine.where}: resume({number}): its items were committed; take another one "
+                "of partials()"
+            )
+        assert directory is not None
+        _require_possible(directory, ring, told)
+        file.cut()
+        granted = np.zeros(1, np.uint64)
+        nbytes = _bytes_of(ring, told)
+        room = Reservation(rb, engine, told.reserved, granted, told.version, nbytes, file)
+        given = told.reserved, nbytes
+        with within(timeout):
+            ring.reservations.reserve(*given, number=number, name=granted)
+    except BaseException:
+        file.close()
+        raise
+    return room
+
+
+def _shared_ring(storage: Storage) -> tuple[Engine, Ring | None]:
+    engine = shareable(storage, "reserve needs")
+    ring = engine.ring()
+    if ring is not None and not engine.seat.is_ours():
+        engine.seat.rejoin()  # of a forked child, before it is noted whose reservation it is
+    return engine, ring
+
+
+def _reserve(
+    engine: Engine,
+    ring: Ring,
+    n: int,
+    nbytes: int,
+    lease: float | None,
+    granted: NDArray[np.uint64],
+) -> None:
+    try:
+        ring.reservations.reserve(n, nbytes, seconds=lease, name=granted)
+        return
+    except ShmBufferError as error:
+        if "reservations" not in error.parts:
+            raise
+    engine.seat.reap_dead()  # dead processes may hold some
+    _forget_done(engine, ring)
+    ring.reservations.reserve(n, nbytes, seconds=lease, name=granted)
+
+
+def _forget_done(engine: Engine, ring: Ring) -> None:
+    """Clean up after processes that died after their commit, before removing their files."""
+    done, directory = ring.reservations.done(), engine.seat.ground.directory
+    if done and directory is not None:
+        for number in set(done).difference(partials.numbers(directory)):
+            ring.reservations.is_done(number, forget=True)
+        for number in done:
+            _see_off(engine, ring, number)
+
+
+def _see_off(engine: Engine, ring: Ring, number: int) -> None:
+    """Remove a file that is empty or committed, unless another process holds it."""
+    directory = engine.seat.ground.directory
+    file = None if directory is None else PartialFile.take(directory, number)
+    if file is not None:
+        with file:
             told = file.told()
-            if told is None or ring.reservations.is_done(number):
+            if told is None or not told.pieces or ring.reservations.is_done(number):
                 file.remove()
                 ring.reservations.is_done(number, forget=True)
-                raise ReservationLostError(
-                    f"{engine.where}: resume({number}): its items were committed; take another one "
-                    "of partials()"
-                )
-            assert directory is not None
-            _require_possible(directory, ring, told)
-            file.cut()
-            granted = np.zeros(1, np.uint64)
-            nbytes = _bytes_of(ring, told)
-            room = Reservation(self, engine, told.reserved, granted, told.version, nbytes, file)
-            given = told.reserved, nbytes
-            with within(timeout):
-                ring.reservations.reserve(*given, number=number, name=granted)
-        except BaseException:
-            file.close()
-            raise
-        return room
-
-    def _shared_ring(self) -> tuple[Engine, Ring | None]:
-        engine = shareable(self._storage, "reserve needs")
-        ring = engine.ring()
-        if ring is not None and not engine.seat.is_ours():
-            engine.seat.rejoin()  # of a forked child, before it is noted whose reservation it is
-        return engine, ring
-
-    def _reserve(
-        self,
-        engine: Engine,
-        ring: Ring,
-        n: int,
-        nbytes: int,
-        lease: float | None,
-        granted: NDArray[np.uint64],
-    ) -> None:
-        try:
-            ring.reservations.reserve(n, nbytes, seconds=lease, name=granted)
-            return
-        except ShmBufferError as error:
-            if "reservations" not in error.parts:
-                raise
-        engine.seat.reap_dead()  # dead processes may hold some
-        self._forget_done(engine, ring)
-        ring.reservations.reserve(n, nbytes, seconds=lease, name=granted)
-
-    def _forget_done(self, engine: Engine, ring: Ring) -> None:
-        """Clean up after processes that died after their commit, before removing their files."""
-        done, directory = ring.reservations.done(), engine.seat.ground.directory
-        if done and directory is not None:
-            for number in set(done).difference(partials.numbers(directory)):
-                ring.reservations.is_done(number, forget=True)
-            for number in done:
-                self._see_off(engine, ring, number)
-
-    def _see_off(self, engine: Engine, ring: Ring, number: int) -> None:
-        """Remove a file that is empty or committed, unless another process holds it."""
-        directory = engine.seat.ground.directory
-        file = None if directory is None else PartialFile.take(directory, number)
-        if file is not None:
-            with file:
-                told = file.told()
-                if told is None or not told.pieces or ring.reservations.is_done(number):
-                    file.remove()
-                    ring.reservations.is_done(number, forget=True)
 
 
 def _require_possible(directory: Directory, ring: Ring, partial: Partial) -> None:

@@ -64,9 +64,9 @@ class Shard(Owner):
         prioritized = isinstance(sampler, PrioritizedSampler)
         return {
             "batch_size": buffer.batch_size,
-            "priority_key": buffer._priority_key,
-            "weight_keys": buffer._weight_keys,
-            "samples_tensordicts": buffer._mapping == "tensordict",
+            "priority_key": buffer._parts.priority_key,
+            "weight_keys": buffer._parts.weight_keys,
+            "samples_tensordicts": buffer._parts.mapping == "tensordict",
             "stack_dim": stack_dim_of(buffer.storage),
             "beta": sampler.beta if prioritized else None,
             "reduction": sampler.reduction if prioritized else "max",

@@ -66,7 +66,7 @@ def piece_of(
     raise_largest(ring, largest)
     plan = buffer.plan
     if plan.draws:
-        data, info = buffer._finished(*drawn(plan, count, pins=False, key=key, beta=beta))
+        data, info = buffer._reads.finish(*drawn(plan, count, pins=False, key=key, beta=beta))
         totals = ring.drawn_from()
         assert totals is not None
     else:
@@ -74,7 +74,7 @@ def piece_of(
         before, sampler._rng = sampler._rng, torch.Generator().manual_seed(key)
         try:
             totals = ring.totals()
-            data, info = buffer._gathered(*sampler.sample(buffer.storage, count))
+            data, info = buffer._reads.read(*sampler.sample(buffer.storage, count))
         finally:
             sampler._rng = before
     return Piece(data, info, totals, identity_in(buffer, node))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDict, lazy_stack
+from torch.utils._pytree import tree_map
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.items import batches
@@ -262,3 +263,20 @@ _APART = (
     "give the buffer a collate_fn (list keeps the items apart), or use a LazyStackStorage for "
     "TensorDicts that differ"
 )
+
+
+def swap_dims(data: Any, dim: int) -> Any:
+    """``data`` with the dimensions 0 and ``dim`` exchanged, of every leaf."""
+
+    def swapped(leaf: Any) -> Any:
+        size = tuple(leaf.batch_size if is_collection(leaf) else leaf.shape)
+        if len(size) <= dim:
+            raise ValueError(
+                f"items are along dimension {dim} of the data (dim_extend), and these have the "
+                f"{'batch size' if is_collection(leaf) else 'shape'} {list(size)}. Nothing was "
+                "changed. Give data of more dimensions, or the buffer another dim_extend; "
+                f"{ONE_ITEM}"
+            )
+        return leaf.transpose(0, dim) if is_collection(leaf) else leaf.swapaxes(0, dim)
+
+    return tree_map(swapped, data, is_leaf=is_collection)

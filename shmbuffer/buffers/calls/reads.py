@@ -1,0 +1,240 @@
+"""Samples: items are chosen, read, and finished into a batch.
+
+             ┌────────────── FastRead.sample ──────────────┐      all in one native call
+    sample ──┤  choose ───────▶ read ─────────▶ finish     ├──▶ batch
+             │  sampler, unit   FastRead.read   collate_fn, transforms, pinned memory, entries
+             └─ a queue ──────▶ taken ────────▶ finish ────┘
+
+A rate limiter, or ``min_size``, is waited for first. With ``prefetch`` a batch is chosen when it is
+ordered, and read and finished in a thread. The plan tells which steps are one native call; a step
+that cannot take its shortest way takes the next longer one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from tensordict import TensorDict
+
+from shmbuffer.buffers.data_path.drawing import Choice, chosen, drawn, expanded, taken, written_over
+from shmbuffer.buffers.data_path.fast_read import NO_OUT
+from shmbuffer.buffers.data_path.parts import Parts, ring_backed
+from shmbuffer.buffers.data_path.plan import Plan
+from shmbuffer.buffers.data_path.prefetch import Batch, Order
+from shmbuffer.buffers.data_path.sample_info import (
+    ANCHORS,
+    has_info,
+    stack_dim_of,
+    with_info,
+    without_info,
+)
+from shmbuffer.buffers.flow.consuming import delivering
+from shmbuffer.errors import EmptyBufferError
+from shmbuffer.items.indices import as_int, asked_size
+from shmbuffer.memory import Ring
+from shmbuffer.samplers.sampler import ATTEMPTS
+from shmbuffer.samplers.taking import consumes
+from shmbuffer.storages.tensor import TensorStorage
+from shmbuffer.tensors import pinned
+from shmbuffer.tensors.eager import FRAMES
+
+
+class Reads:
+    """Makes the samples of a buffer."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def sample(
+        self,
+        count: int,
+        include_info: bool | None = None,
+        out: TensorDict | None = None,
+        min_size: int | None = None,
+        timeout: float | None = None,
+        lease: float | None = None,
+    ) -> Batch:
+        """Waits until the items may be drawn, then chooses, reads and finishes them."""
+        parts = self._parts
+        plan = parts.plan
+        if (
+            plan.fast is not None
+            and not plan.limiter_version[0]
+            and out is include_info is min_size is timeout is lease is None
+            and not plan.transforms
+        ):
+            batch = None
+            if plan.fast_read is not None:
+                batch = plan.fast_read.sample(count)
+            elif plan.draws and count == parts.batch_size and plan.prefetcher is not None:
+                batch = plan.prefetcher.next_of_one_call(plan.fast.sample, count)
+                batch = None if batch is None else self._shown(None, None, batch)
+            if batch is not None:
+                return batch
+        if min_size is not None or timeout is not None:
+            ring_backed(parts.storage, "min_size and timeout need")
+        draw = delivering(parts.sampler, lease, partial(self._next, include_info, out))
+
+        def oldest(ring: Ring, count: int) -> Batch | None:
+            found = taken(parts.planned(), ring, count)
+            return None if found is None else self._shown(include_info, out, self.finish(*found))
+
+        return parts.planned().limits.in_turn(count, min_size, timeout, draw, oldest)
+
+    def _next(self, include_info: bool | None, out: TensorDict | None, count: int) -> Batch:
+        """The next batch, now: made ahead, into ``out``, or new."""
+        parts, plan = self._parts, self._parts.planned()
+        if out is not None:
+            found = None
+            if plan.fast_read is not None and include_info is None and not plan.transforms:
+                found = self._refilled(plan, out, count)
+            if found is not None:
+                return found
+            if not (plan.payload is None and isinstance(parts.storage, TensorStorage)):
+                raise ValueError(NO_OUT)  # before the first write a sample says so itself
+        if parts.prefetcher is not None and count == parts.batch_size:
+            return self._shown(include_info, None, parts.prefetcher.next(self.order))
+        return self._shown(include_info, None, self._begin(count)())
+
+    def order(self, at_once: bool) -> Order:
+        """Chooses the next batch ahead, and reads its items, too, unless a thread does that."""
+        parts = self._parts
+        assert parts.batch_size is not None
+        with parts.planned().choosing():
+            before = parts.draws()
+            make = self._begin(parts.batch_size, is_for_thread=not at_once)
+            return Order(make, parts.sampler.ran_out, before)
+
+    # -- the three steps -----------------------------------------------------------------------
+
+    def _begin(self, count: int, is_for_thread: bool = False) -> Callable[[], Batch]:
+        """Chooses a batch; the call that is returned reads and finishes it."""
+        plan = self._parts.plan
+        if is_for_thread or not plan.draws:
+            return partial(self._made, *self.choose(count))
+        whole = None if plan.fast is None or plan.transforms else plan.fast.sample(count)
+        if whole is not None:
+            return partial(tuple, whole)
+        return partial(self.finish, *drawn(plan, count, pins=self._parts.pin_memory))
+
+    def choose(self, count: int) -> Choice:
+        """Chooses items, by the plan that the caller has looked at."""
+        plan = self._parts.plan
+        return self._completed(plan, plan.sampler.sample(plan.storage, count))
+
+    def choose_again(self, index: Any) -> Choice:
+        """Chooses again, instead of a choice that was overwritten before it was read."""
+        plan = self._parts.plan
+        return self._completed(plan, plan.sampler._again(plan.storage, index))
+
+    def _completed(self, plan: Plan, choice: Choice) -> Choice:
+        """A sampler's choice with the items of its unit, or with goals."""
+        goals = self._parts.goals
+        return expanded(plan, *choice) if goals is None else goals.with_goals(plan, *choice)
+
+    def read(self, index: Any, known: dict[Any, Any]) -> Batch:
+        """Reads a choice step by step, and finishes it."""
+        plan = self._parts.planned()
+        with pinned.gathering(self._parts.pin_memory):
+            data, info = chosen(plan, index, known, self.choose_again)
+        if plan.reader is not None:
+            return self._passed_on(data, plan.reader.of_anchors(info))
+        return self.finish(data, info)
+
+    def _made(self, index: Any, known: dict[Any, Any]) -> Batch:
+        """Reads a choice in one native call, if possible, and finishes it."""
+        plan = self._parts.plan
+        whole = None if plan.fast is None or plan.transforms else plan.fast.read(index, known)
+        return self.read(index, known) if whole is None else whole
+
+    def finish(self, data: Any, info: dict[str, Any]) -> Batch:
+        """The user's batch: items collated, assembled, transformed, in pinned memory."""
+        data = self._parts.collate(data)
+        if (unit := self._parts.plan.unit) is not None:
+            data, info = unit.assemble(data, info)
+        return self._passed_on(data, info)
+
+    def _passed_on(self, data: Any, info: dict[str, Any]) -> Batch:
+        """A collated batch, with its goals, transformed and in pinned memory."""
+        parts = self._parts
+        if parts.goals is not None:
+            data = parts.goals.relabelled(data, info)
+        if parts.transform.transforms:
+            data = parts.transform(data)
+        if parts.pin_memory:
+            return pinned.pin(data), pinned.pin(info)
+        return data, info
+
+    def _shown(self, include_info: bool | None, out: TensorDict | None, batch: Batch) -> Batch:
+        """A batch as `sample` gives it: a TensorDict has its index and weights as entries."""
+        if out is not None:
+            raise ValueError(NO_OUT)  # the batch is in other tensors
+        data, info = batch
+        if self._parts.mapping == "dict":
+            return batch
+        if include_info is False:
+            return without_info(data, info), info
+        if not has_info(data, info):
+            data = with_info(data, info, stack_dim=stack_dim_of(self._parts.storage))
+        return data, info
+
+    # -- special cases of a step ---------------------------------------------------------------
+
+    def _refilled(self, plan: Plan, out: TensorDict, count: int) -> Batch | None:
+        """A sample in the tensors of ``out``; None if it takes more than one native call."""
+        fast: Any = plan.fast_read
+        found: Batch | None = fast.refill(out, count)
+        if found is not None or fast.reader is None:
+            return found
+        index, known = self.choose(count)  # steps that are drawn before their stacks are read
+        for _ in range(ATTEMPTS):
+            found = fast.refill_chosen(out, count, index, known)
+            if found is not None:
+                return found
+            index, known = self.choose_again(known.get(ANCHORS, index))
+        raise written_over(plan)
+
+    # -- sizes, passes -------------------------------------------------------------------------
+
+    def count(self, batch_size: int | None) -> int:
+        """The number of items to sample; another one than the constructor's warns."""
+        own = self._parts.batch_size
+        return asked_size(batch_size, own, "the constructor of the buffer", 3 + FRAMES)
+
+    def can_sample(self, batch_size: int | None) -> bool:
+        """See `ReplayBuffer.can_sample`."""
+        batch_size = self._parts.batch_size if batch_size is None else batch_size
+        if batch_size is None:
+            raise RuntimeError(
+                "batch_size not specified: give it to can_sample, or to the constructor of the "
+                "buffer"
+            )
+        count = as_int("batch_size", batch_size)
+        parts, limits = self._parts, self._parts.planned().limits
+        if not limits.admits(count):
+            return False
+        is_queue = limits.ring is not None and limits.ring.admission.is_queue
+        return is_queue or bool(parts.sampler.can_sample(parts.storage, count))
+
+    def batches(self, sample: Callable[[], Any]) -> Iterator[Any]:
+        """Samples to the end of the pass."""
+        if self._passes.ran_out:
+            self._passes.ran_out = False
+        delivered = False
+        while not self._passes.ran_out:
+            try:
+                batch = sample()
+            except EmptyBufferError:
+                if delivered and consumes(self._parts.sampler):
+                    return  # the consumer has every item, and there is no writer
+                raise
+            delivered = True
+            yield batch
+
+    @property
+    def _passes(self) -> Any:
+        """Tells where a pass ends; looked up each time, as the sampler may be exchanged."""
+        prefetcher = self._parts.prefetcher
+        return self._parts.sampler if prefetcher is None else prefetcher

@@ -1,0 +1,233 @@
+"""Writes: data as they come, converted, transformed, and with their priorities and streams.
+
+extend ──▶ FastWrite.write ──▶ index
+└─ None ──▶ Writes.write ──▶ named ──▶ stacked, transformed ──▶ FastWrite.write
+└─▶ storage.append, or writer ──▶ storage.set
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import LazyStackedTensorDict
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from shmbuffer.buffers.data_path import priority_entry
+from shmbuffer.buffers.data_path.parts import Parts
+from shmbuffer.items.batches import one_of_each
+from shmbuffer.items.mismatch import no_names
+from shmbuffer.items.raw_priorities import check_raw
+from shmbuffer.items.streams import require_rows, steps_and_streams
+from shmbuffer.memory.format.array_types import Floats
+from shmbuffer.memory.format.streams import GivenStreams, Streams, checked, of_each
+from shmbuffer.memory.system import deadline
+from shmbuffer.samplers import PrioritizedSampler
+from shmbuffer.storages.ring_backed import RingBacked
+from shmbuffer.storages.tensor import TensorStorage
+from shmbuffer.tensors.form import cpu
+from shmbuffer.tensors.form.batches import as_tensordict, stack, swap_dims
+from shmbuffer.tensors.form.nodes import is_collection
+from shmbuffer.writers.round_robin import length_of
+
+
+class Writes:
+    """Writes what `FastWrite` does not accept as it is."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def write(
+        self,
+        data: Any,
+        single: bool,
+        update_priority: bool | None = None,
+        timeout: float | None = None,
+        streams: Any = None,
+        stream_dim: int | None = None,
+    ) -> Any:
+        """Writes a batch, or one item, that the fast way was not given, or has refused."""
+        parts = self._parts
+        if stream_dim is not None:
+            if streams is not None:
+                raise TypeError("streams and stream_dim exclude each other; give one of them")
+            items, streams, lead = _in_time_order(data, stream_dim, parts.storage.ndim)
+            index = self.write(items, single, update_priority, timeout, streams)
+            return _as_given(index, lead, stream_dim)
+        if streams is not None:
+            streams = _checked_streams(streams, parts)
+        if timeout is None:
+            return self._write(data, single, update_priority, streams, is_new=streams is not None)
+        with deadline.within(timeout):
+            return self._write(data, single, update_priority, streams, is_new=True)
+
+    def _write(
+        self,
+        data: Any,
+        single: bool,
+        update_priority: bool | None,
+        streams: GivenStreams,
+        *,
+        is_new: bool,  # for the fast way
+    ) -> Any:
+        if data is None:
+            call, what = "add", "an item"
+            if not single:
+                call, what = "extend", "a batch (an empty list writes nothing)"
+            raise TypeError(
+                f"{self._parts.family}.{call}(None): there is nothing to write; give it {what}, "
+                "or leave the call out"
+            )
+        plan = self._parts.plan
+        if plan.rewrites or plan.transforms or type(data) is list:
+            data, is_new = self._taken_in(self._named(data, single), single), True
+        if data is None:  # a transform keeps all back, or the list is empty
+            ndim = self._parts.storage.ndim
+            return cpu.zeros((0,) if ndim == 1 else (0, ndim), dtype=torch.int64)
+        if is_new and plan.fast_write is not None and update_priority is None:
+            index = plan.fast_write.write(data, single, streams)
+            if index is not None:
+                return index
+        priorities = None if update_priority is False else self._priorities_in(data, single)
+        return self._store(data, single, priorities, streams)
+
+    def _named(self, data: Any, single: bool) -> Any:
+        """Dicts as TensorDicts, for transforms and storages that do not take them apart."""
+        storage = self._parts.storage
+        rows = isinstance(storage, TensorStorage)
+        if self._parts.mapping == "dict" or is_collection(data):
+            return data
+        if rows and not self._parts.plan.transforms:
+            return data
+        if isinstance(data, list) and not single:
+            if rows or all(map(is_collection, one_of_each(data))):
+                return data
+            return [self._named(item, True) for item in data]
+        if isinstance(data, tuple) and not rows:
+            raise TypeError(no_names(data))
+        if not isinstance(data, Mapping):
+            return data
+        return as_tensordict(data, storage.ndim - single)
+
+    def _taken_in(self, data: Any, single: bool) -> Any:
+        """Data for the storage: stacked, transformed, the right dimension first."""
+        parts, plan = self._parts, self._parts.plan
+        if single:
+            return self._inverted(data) if plan.transforms else data
+        if type(data) is list and isinstance(parts.storage, TensorStorage):
+            if not data:
+                return None
+            # Transforms and foreign writers get tensors.
+            seen = not plan.appends or bool(plan.transforms or parts.dim_extend)
+            data = stack(data, parts.mapping, tensors=seen)
+        if plan.transforms:
+            data = parts.transform.inv(data)
+        if parts.dim_extend and data is not None:
+            data = swap_dims(data, parts.dim_extend)
+        return data
+
+    def _inverted(self, item: Any) -> Any:
+        """One new item, transformed with an additional dimension of size 1."""
+        inverse = self._parts.transform.inv
+        if not is_collection(item):
+            return inverse(item)
+        with item.unsqueeze(-1) as batch:
+            found = inverse(batch)
+            return None if found is None else found.squeeze(-1)
+
+    def _priorities_in(self, data: Any, single: bool) -> Floats | None:
+        """Raw priorities in the data, float64 ``[n * lanes]``; None if there are none."""
+        sampler, key = self._parts.sampler, self._parts.priority_key
+        if key is None or not isinstance(sampler, PrioritizedSampler):
+            return None
+        storage, plan = self._parts.storage, self._parts.plan
+        rows = isinstance(storage, TensorStorage)
+        if not (single or rows) and isinstance(data, (list, LazyStackedTensorDict)):
+            items = data if isinstance(data, list) else list(data.unbind(0))
+            raw = priority_entry.in_items(items, key, sampler.reduction)
+        else:
+            dims = storage.ndim - 1 if single else storage.ndim
+            raw = priority_entry.in_batch(data, key, dims, sampler.reduction)
+        if raw is not None and not (rows and plan.payload is not None and plan.gives_priorities):
+            check_raw(raw)  # before anything is made or written
+        return raw
+
+    def _store(
+        self, data: Any, single: bool, priorities: Floats | None, streams: GivenStreams
+    ) -> Any:
+        parts, plan = self._parts, self._parts.planned()
+        storage, sampler = plan.ring_backed, parts.sampler
+        if storage is None or not plan.appends:
+            index = (parts.writer.add if single else parts.writer.extend)(data)
+            if index is not None:
+                (sampler.add if single else sampler.extend)(index)
+                if priorities is not None:
+                    sampler.update_priority(index, priorities, storage=parts.storage)
+            return index
+        if plan.payload is None:  # so that priorities go with the write
+            data = data if single or not isinstance(data, Iterator) else list(data)
+            if not isinstance(streams, int | None):  # before anything is made
+                of_each(streams, 1 if single else length_of(data))
+            storage.prepare(data, single)
+            plan = parts.planned()
+        given = priorities if plan.gives_priorities else None
+        # A storage of the user's may know no streams.
+        known: tuple[Any, ...] = () if streams is None else (streams,)
+        first, count = storage.append(data, single, given, *known)
+        index = storage.written(first, count, single=single)
+        if (plan.payload is None or given is not None) and parts.planned() is not plan:
+            given = None  # of another form, or the first of a list: another ring
+        if plan.tells_sampler:
+            (sampler.add if single else sampler.extend)(index)
+        if given is not priorities:
+            sampler.update_priority(index, priorities, storage=storage)
+        return index
+
+
+def _checked_streams(streams: Any, parts: Parts) -> int | Streams:
+    """The user's ``streams``, checked; TypeError if the items of this buffer have none."""
+    found, storage = checked(streams), parts.storage
+    if not parts.plan.appends or not isinstance(storage, RingBacked):
+        raise TypeError(
+            f"streams: a {type(storage).__name__} with a {type(parts.writer).__name__} keeps no "
+            "streams; they belong to items that a RoundRobinWriter appends to a storage of this "
+            "package. Nothing was written"
+        )
+    require_rows(found, storage.ndim)
+    return found
+
+
+def _in_time_order(data: Any, dim: int, ndim: int) -> tuple[Any, Streams, tuple[int, int]]:
+    """Items ``[T * streams, ...]`` step by step, their streams, and both sizes, from a PyTree."""
+    leaves, form = tree_flatten(data, is_leaf=is_collection)
+    lead, streams = steps_and_streams([tuple(_lead(leaf)) for leaf in leaves], dim, ndim)
+    if dim == 0:
+        leaves = [
+            leaf.transpose(0, 1) if _is_torch(leaf) else leaf.swapaxes(0, 1) for leaf in leaves
+        ]
+    items = [_flat(leaf) for leaf in leaves]
+    return tree_unflatten(items, form), streams, lead
+
+
+def _as_given(index: torch.Tensor, lead: tuple[int, int], dim: int) -> torch.Tensor:
+    """The index of `_in_time_order`'s items in the form of the data."""
+    if index.numel() != lead[0] * lead[1]:
+        return index  # a transform has kept some back
+    shaped = index.view(lead)
+    return shaped.t() if dim == 0 else shaped
+
+
+def _is_torch(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) or is_collection(leaf)
+
+
+def _lead(leaf: Any) -> Any:
+    return (leaf.batch_size if is_collection(leaf) else np.shape(leaf))[:2]
+
+
+def _flat(leaf: Any) -> Any:
+    if is_collection(leaf):
+        return leaf.reshape(leaf.batch_size[:2].numel(), *leaf.batch_size[2:])
+    return leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])
