@@ -2,7 +2,7 @@
 
 data_path   the parts of a buffer, and the way of data through them
 flow        items for consumers, room for rollouts, weights for collectors
-calls       what a buffer does: samples, writes, items in storage order, saves
+calls       the objects that a buffer passes its calls on to: writes, reads, items, saves
 """
 
 from shmbuffer.buffers.calls.stored_items import ConditionalUpdateResult

@@ -36,6 +36,7 @@ from shmbuffer.samplers.sampler import ATTEMPTS, Sampler, ask_rank, lanes_of, ra
 from shmbuffer.samplers.slicing.boundaries import Boundaries
 from shmbuffer.samplers.slicing.options import TrajectoryOptions
 from shmbuffer.samplers.slicing.trajectories import Trajectories
+from shmbuffer.samplers.taking import Taking
 from shmbuffer.storages.indexing import ravel
 from shmbuffer.storages.storage import ring_of
 from shmbuffer.units import Transition
@@ -97,7 +98,7 @@ class Goals:
 
     # -- choosing ------------------------------------------------------------------------------
 
-    def with_goals(self, plan: Plan, index: Any, known: dict[Any, Any]) -> Choice:
+    def with_goals(self, plan: Plan, index: Any, known: dict[Any, Any], *taking: Taking) -> Choice:
         """A choice of the sampler, with the goals of its first rows."""
         for _ in range(ATTEMPTS):
             rows = len(index[0] if isinstance(index, tuple) else index)
@@ -110,7 +111,7 @@ class Goals:
                 found = self._reached_by(plan.storage, index, known.get(GENERATION), numbers)
             if found is not None:
                 return index, {**known, **found}
-            index, known = plan.sampler._again(plan.storage, index)
+            index, known = plan.sampler._again(plan.storage, index, *taking)
         raise RuntimeError(
             f"rows, or steps whose goals they were to get, were written over each of the {ATTEMPTS}"
             " times that they were chosen; make the buffer larger, or write slower"

@@ -31,7 +31,7 @@ from shmbuffer.memory.flow.sides import ALONE_S
 from shmbuffer.memory.flow.waiting import LOOK_S
 from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.format.ledger import LEASES, Standings, Taken
-from shmbuffer.samplers.taking import Consumes
+from shmbuffer.samplers.taking import Consumes, Taking
 
 _EVERY_S = 1.0  # between two looks at what others have
 _SHORT_S = 0.02  # the same, while there are too few units
@@ -280,9 +280,11 @@ class ClaimingSampler(Consumes):
         """Describe what the consumer was given, for the error if nothing is left."""
         raise NotImplementedError
 
-    def _claimed(self, storage: Any, wanted: int, size: int) -> tuple[Any, dict[Any, Any]]:
+    def _claimed(
+        self, storage: Any, wanted: int, size: int, taking: Taking | None
+    ) -> tuple[Any, dict[Any, Any]]:
         """Claims so many units of ``size`` items; waits as `Consumer.wait_for`."""
-        if (taking := self._taking) is None:
+        if taking is None:
             return self._acknowledged(storage, wanted * size)
         consumer = self.opened(storage)
         parts: list[Taken] = []

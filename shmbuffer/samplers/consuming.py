@@ -10,7 +10,7 @@ import torch
 from shmbuffer.items.keys import GENERATION, LEASE
 from shmbuffer.memory.flow.consumers import Start
 from shmbuffer.memory.format.ledger import Taken
-from shmbuffer.samplers.taking import Consumes
+from shmbuffer.samplers.taking import Consumes, Taking
 from shmbuffer.tensors.form import cpu
 
 
@@ -79,8 +79,10 @@ class ConsumingSampler(Consumes):
 
     # -- drawing -------------------------------------------------------------------------------
 
-    def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[str, Any]]:
-        """Draw; see `Sampler.sample`. What is drawn without a buffer is acknowledged at once.
+    def sample(
+        self, storage: Any, batch_size: int, taking: Taking | None = None
+    ) -> tuple[Any, dict[Any, Any]]:
+        """Draws; see `Consumes.sample`.
 
         Returns:
             The oldest items that the consumer has not been given.
@@ -89,7 +91,7 @@ class ConsumingSampler(Consumes):
             EmptyBufferError: there is none, and nobody writes.
             ConsumerError: the consumer was removed.
         """
-        if (taking := self._taking) is None:
+        if taking is None:
             return self._acknowledged(storage, batch_size)
         consumer = self.opened(storage)
         slots = cpu.empty(batch_size, dtype=torch.int64)

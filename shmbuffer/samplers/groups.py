@@ -22,6 +22,7 @@ from shmbuffer.samplers.labelled.index import LabelIndex
 from shmbuffer.samplers.labelled.source import WholeGroups
 from shmbuffer.samplers.passes import described
 from shmbuffer.samplers.sampler import draw_key, lanes_of, unchanged
+from shmbuffer.samplers.taking import Taking
 
 _STRATEGIES = ("random", "recency", "reward", "variance")
 _SHOWN = ("num_groups", "samples_per_group", "group_key", "strategy", "group_size")
@@ -169,12 +170,15 @@ class PromptGroupSampler(ClaimingSampler):
                 return GroupCounts(0, 0, 0, 0)
             return GroupCounts(table.marked, table.open, table.withdrawn, table.given_up)
 
-    def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[str, Any]]:
-        """Draw; see `Sampler.sample`.
+    def sample(
+        self, storage: Any, batch_size: int, taking: Taking | None = None
+    ) -> tuple[Any, dict[Any, Any]]:
+        """Draws; see `Consumes.sample`.
 
         Args:
             storage: where from.
             batch_size: items of all groups together.
+            taking: see `Consumes.sample`.
 
         Returns:
             Element indices int64 ``[n]``, group behind group.
@@ -199,7 +203,7 @@ class PromptGroupSampler(ClaimingSampler):
                     f"batch wants {wanted} items of each; draw {groups * (self.group_size or 0)} "
                     "items"
                 )
-            return self._claimed(storage, groups, wanted)
+            return self._claimed(storage, groups, wanted, taking)
 
         def draw() -> tuple[Ints, Ints | None] | None:
             ring = self._look(storage)

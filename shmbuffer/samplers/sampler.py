@@ -135,7 +135,11 @@ class Sampler(Checkpoints):
 
     def _again(self, storage: Any, index: Any) -> tuple[Any, dict[str, Any]]:
         """Draw again, as items were overwritten; in a pass, the same places as they are now."""
-        return self.sample(storage, len(index[0] if isinstance(index, tuple) else index))
+        return self.sample(storage, self._size_of(index))
+
+    def _size_of(self, index: Any) -> int:
+        """The batch size of a draw, from its index."""
+        return len(index[0] if isinstance(index, tuple) else index)
 
     def _divide(self, worker: int, workers: int, rank: int, seed: int) -> None:
         """Share each pass with other workers of this learner; all get the same ``seed``."""

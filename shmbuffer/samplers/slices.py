@@ -322,11 +322,10 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         first, count = places(table.lengths(chosen), steps, self.span)
         return first + random_numbers(self, len(chosen)) % count
 
-    def _again(self, storage: Any, index: Any) -> tuple[Any, dict[Any, Any]]:
-        """Another draw of the same size, which the index of short slices does not tell."""
-        rows = len(index[0] if isinstance(index, tuple) else index)
+    def _size_of(self, index: Any) -> int:
+        """The batch size of a draw, which the index of short slices does not tell."""
         whole = self.strict_length and not any(self.span)
-        return self.sample(storage, rows if whole else self._asked)
+        return super()._size_of(index) if whole else self._asked
 
     # -- the rest ------------------------------------------------------------------------------
 

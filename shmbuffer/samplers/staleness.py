@@ -23,6 +23,7 @@ from shmbuffer.samplers.labelled.source import LabelSource
 from shmbuffer.samplers.labelled.versions import ConsumerVersion, versions_of
 from shmbuffer.samplers.passes import described
 from shmbuffer.samplers.sampler import draw_key, unchanged
+from shmbuffer.samplers.taking import Taking
 from shmbuffer.saves.checkpoints import Loaded
 from shmbuffer.tensors.form import cpu
 from shmbuffer.torchrl.compat.samplers import INTEGERS
@@ -149,8 +150,10 @@ class StalenessAwareSampler(ClaimingSampler):
 
     # -- drawing -------------------------------------------------------------------------------
 
-    def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[str, Any]]:
-        """Draw; see `Sampler.sample`.
+    def sample(
+        self, storage: Any, batch_size: int, taking: Taking | None = None
+    ) -> tuple[Any, dict[Any, Any]]:
+        """Draws; see `Consumes.sample`.
 
         Returns:
             Indices, and the staleness of each item under ``"staleness"``, float32 ``[n]``.
@@ -164,7 +167,7 @@ class StalenessAwareSampler(ClaimingSampler):
         """
         self.bind(storage)
         if self.consumer is not None:
-            return self._claimed(storage, batch_size, 1)
+            return self._claimed(storage, batch_size, 1, taking)
 
         def draw() -> tuple[Ints, NDArray[np.float32], Ints | None] | None:
             ring = self._index.look(storage)

@@ -25,6 +25,7 @@ from shmbuffer.samplers.slicing.options import Side, SliceOptions
 from shmbuffer.samplers.slicing.trajectories import Trajectories
 from shmbuffer.samplers.slicing.window_source import WindowSource
 from shmbuffer.samplers.slicing.windows import Used, Windows, as_bits, of_bits
+from shmbuffer.samplers.taking import Taking
 from shmbuffer.saves.checkpoints import Loaded
 from shmbuffer.storages.indexing import ravel
 from shmbuffer.storages.storage import ring_of
@@ -153,7 +154,9 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
 
     # -- drawing -------------------------------------------------------------------------------
 
-    def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[Any, Any]]:
+    def sample(
+        self, storage: Any, batch_size: int, taking: Taking | None = None
+    ) -> tuple[Any, dict[Any, Any]]:
         """Draw; see `SliceSampler.sample`. Windows that are new first, then slices at random.
 
         Raises:
@@ -163,7 +166,7 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
         ring = self._windows.ring_of(storage)
         if self.consumer is not None:
             self._asked = batch_size
-            return self._claimed(storage, *self._sizes(batch_size))
+            return self._claimed(storage, *self._sizes(batch_size), taking)
         with self._boundaries.lock:
             self._windows.race.begin(ring)
         found = SliceSampler.sample(self, storage, batch_size)
@@ -235,10 +238,12 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
             self._windows.rewind(position)
             self._windows.race.is_overtaken(ring)
 
-    def _again(self, storage: Any, index: Any) -> tuple[Any, dict[Any, Any]]:
+    def _again(
+        self, storage: Any, index: Any, taking: Taking | None = None
+    ) -> tuple[Any, dict[Any, Any]]:
         """The slices that are still there, and others for those that were written over."""
         if self.consumer is not None:
-            return super()._again(storage, index)
+            return super()._again(storage, index, taking)
         count, steps = self._sizes(self._asked)
         elements, ring = ravel(index, lanes_of(storage)), ring_of(storage)
         assert ring is not None
@@ -340,5 +345,5 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
         return {**super().__getstate__(), "_drawn": deque(maxlen=_REMEMBERED)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        self.__dict__.update(state)
         self._units = WindowSource(self._windows, self._marks, pad=self.pad_output)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,9 +65,6 @@ class Consumes(Sampler):
         self._times = times
         self._found: Consumer | None = None
         self._of: weakref.ref[Any] | None = None  # the ring that it was found in
-        # `sample` has TorchRL's signature, so that a buffer cannot pass a lease to it. Each thread
-        # has its own, because several threads may draw with one sampler.
-        self._own = threading.local()
 
     def bind(self, storage: Any) -> Consumer | None:
         """The consumer in a storage, opened once; None before the first write, or without one."""
@@ -106,33 +102,38 @@ class Consumes(Sampler):
 
     @contextmanager
     def taking(self, lease_s: float | None) -> Iterator[Taking]:
-        """Items that this thread draws in the block are given back if it ends by an exception."""
-        before = self._taking
-        try:
-            with given_back_unless_delivered() as leases:
-                self._own.taking = taking = Taking(lease_s, leases)
-                yield taking
-        finally:
-            self._own.taking = before
+        """A call of a buffer; its items are given back if the block ends by an exception."""
+        with given_back_unless_delivered() as leases:
+            yield Taking(lease_s, leases)
 
-    @property
-    def _taking(self) -> Taking | None:
-        """The call of a buffer that this thread draws for; None without a buffer."""
-        found: Taking | None = getattr(self._own, "taking", None)
-        return found
+    def sample(
+        self, storage: Any, batch_size: int, taking: Taking | None = None
+    ) -> tuple[Any, dict[Any, Any]]:
+        """Draws; see `Sampler.sample`.
+
+        Args:
+            storage: see there.
+            batch_size: see there.
+            taking: the call of a buffer that the items are for. None: items for the consumer are
+                acknowledged at once.
+        """
+        return super().sample(storage, batch_size)
 
     def _acknowledged(self, storage: Any, batch_size: int) -> tuple[Any, dict[Any, Any]]:
         """Draws without a buffer, and acknowledges the items."""
         with self.taking(None) as taking:
-            found = self.sample(storage, batch_size)
+            found = self.sample(storage, batch_size, taking)
             taking.acknowledge()
         return found
 
-    def _again(self, storage: Any, index: Any) -> tuple[Any, dict[str, Any]]:
+    def _again(
+        self, storage: Any, index: Any, taking: Taking | None = None
+    ) -> tuple[Any, dict[Any, Any]]:
         """Draws other items, because the buffer was emptied before these were read."""
-        if (taking := self._taking) is not None:
-            taking.give_back()
-        return super()._again(storage, index)
+        if taking is None:
+            return super()._again(storage, index)
+        taking.give_back()
+        return self.sample(storage, self._size_of(index), taking)
 
     def ack(self, storage: Any, leases: Any, index: Any, tickets: Any) -> Acknowledged:
         """Acknowledge items; see `ReplayBuffer.ack`."""
@@ -146,11 +147,7 @@ class Consumes(Sampler):
         return self.opened(storage).ack_at(leases, index, tickets, rows[0].numel(), rows[0])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_found": None, "_of": None, "_own": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._own = threading.local()
+        return {**super().__getstate__(), "_found": None, "_of": None}
 
 
 def consumes(sampler: Any) -> TypeGuard[Consumes]:

@@ -35,7 +35,7 @@ from shmbuffer.errors import EmptyBufferError
 from shmbuffer.items.indices import as_int, asked_size
 from shmbuffer.memory import Ring
 from shmbuffer.samplers.sampler import ATTEMPTS
-from shmbuffer.samplers.taking import consumes
+from shmbuffer.samplers.taking import Taking, consumes
 from shmbuffer.storages.tensor import TensorStorage
 from shmbuffer.tensors import pinned
 from shmbuffer.tensors.eager import FRAMES
@@ -83,7 +83,9 @@ class Reads:
 
         return parts.planned().limits.in_turn(count, min_size, timeout, draw, oldest)
 
-    def _next(self, include_info: bool | None, out: TensorDict | None, count: int) -> Batch:
+    def _next(
+        self, include_info: bool | None, out: TensorDict | None, count: int, *taking: Taking
+    ) -> Batch:
         """The next batch, now: made ahead, into ``out``, or new."""
         parts, plan = self._parts, self._parts.planned()
         if out is not None:
@@ -96,7 +98,7 @@ class Reads:
                 raise ValueError(NO_OUT)  # before the first write a sample says so itself
         if parts.prefetcher is not None and count == parts.batch_size:
             return self._shown(include_info, None, parts.prefetcher.next(self.order))
-        return self._shown(include_info, None, self._begin(count)())
+        return self._shown(include_info, None, self._begin(count, False, *taking)())
 
     def order(self, at_once: bool) -> Order:
         """Chooses the next batch ahead, and reads its items, too, unless a thread does that."""
@@ -104,50 +106,56 @@ class Reads:
         assert parts.batch_size is not None
         with parts.planned().choosing():
             before = parts.draws()
-            make = self._begin(parts.batch_size, is_for_thread=not at_once)
+            make = self._begin(parts.batch_size, not at_once)
             return Order(make, parts.sampler.ran_out, before)
 
     # -- the three steps -----------------------------------------------------------------------
 
-    def _begin(self, count: int, is_for_thread: bool = False) -> Callable[[], Batch]:
-        """Chooses a batch; the call that is returned reads and finishes it."""
+    def _begin(self, count: int, is_for_thread: bool, *taking: Taking) -> Callable[[], Batch]:
+        """Chooses a batch; the call that is returned reads and finishes it.
+
+        A sampler with a consumer is given the ``taking`` of this call, others have no such
+        argument.
+        """
         plan = self._parts.plan
         if is_for_thread or not plan.draws:
-            return partial(self._made, *self.choose(count))
+            return partial(self._made, *self.choose(count, *taking), *taking)
         whole = None if plan.fast is None or plan.transforms else plan.fast.sample(count)
         if whole is not None:
             return partial(tuple, whole)
         return partial(self.finish, *drawn(plan, count, pins=self._parts.pin_memory))
 
-    def choose(self, count: int) -> Choice:
+    def choose(self, count: int, *taking: Taking) -> Choice:
         """Chooses items, by the plan that the caller has looked at."""
         plan = self._parts.plan
-        return self._completed(plan, plan.sampler.sample(plan.storage, count))
+        return self._completed(plan, plan.sampler.sample(plan.storage, count, *taking), taking)
 
-    def choose_again(self, index: Any) -> Choice:
+    def choose_again(self, index: Any, *taking: Taking) -> Choice:
         """Chooses again, instead of a choice that was overwritten before it was read."""
         plan = self._parts.plan
-        return self._completed(plan, plan.sampler._again(plan.storage, index))
+        return self._completed(plan, plan.sampler._again(plan.storage, index, *taking), taking)
 
-    def _completed(self, plan: Plan, choice: Choice) -> Choice:
+    def _completed(self, plan: Plan, choice: Choice, taking: tuple[Taking, ...]) -> Choice:
         """A sampler's choice with the items of its unit, or with goals."""
         goals = self._parts.goals
-        return expanded(plan, *choice) if goals is None else goals.with_goals(plan, *choice)
+        if goals is None:
+            return expanded(plan, *choice)
+        return goals.with_goals(plan, *choice, *taking)  # type: ignore[no-any-return]
 
-    def read(self, index: Any, known: dict[Any, Any]) -> Batch:
+    def read(self, index: Any, known: dict[Any, Any], *taking: Taking) -> Batch:
         """Reads a choice step by step, and finishes it."""
         plan = self._parts.planned()
         with pinned.gathering(self._parts.pin_memory):
-            data, info = chosen(plan, index, known, self.choose_again)
+            data, info = chosen(plan, index, known, lambda drawn: self.choose_again(drawn, *taking))
         if plan.reader is not None:
             return self._passed_on(data, plan.reader.of_anchors(info))
         return self.finish(data, info)
 
-    def _made(self, index: Any, known: dict[Any, Any]) -> Batch:
+    def _made(self, index: Any, known: dict[Any, Any], *taking: Taking) -> Batch:
         """Reads a choice in one native call, if possible, and finishes it."""
         plan = self._parts.plan
         whole = None if plan.fast is None or plan.transforms else plan.fast.read(index, known)
-        return self.read(index, known) if whole is None else whole
+        return self.read(index, known, *taking) if whole is None else whole
 
     def finish(self, data: Any, info: dict[str, Any]) -> Batch:
         """The user's batch: items collated, assembled, transformed, in pinned memory."""

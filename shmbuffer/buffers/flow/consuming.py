@@ -37,9 +37,9 @@ def consumer_of(sampler: Any) -> Consumes:
 
 
 def delivering(
-    sampler: Any, lease: float | None, draw: Callable[[int], Batch]
+    sampler: Any, lease: float | None, draw: Callable[..., Batch]
 ) -> Callable[[int], Batch]:
-    """A draw that leases what it takes, if the sampler draws for a consumer."""
+    """A draw that is also given the `Taking` of this call, if the sampler has a consumer."""
     if not consumes(sampler):
         if lease is not None:
             consumer_of(sampler)  # raises
@@ -50,10 +50,10 @@ def delivering(
 
 
 def _delivered(
-    consumer: Consumes, lease: float | None, draw: Callable[[int], Batch], count: int
+    consumer: Consumes, lease: float | None, draw: Callable[..., Batch], count: int
 ) -> Batch:
     with consumer.taking(lease) as taking:
-        batch = draw(count)
+        batch = draw(count, taking)
         if lease is None:
             taking.acknowledge()
     return batch
