@@ -30,7 +30,7 @@ from shmbuffer import (
     attach,
 )
 from shmbuffer.buffers import hindsight
-from shmbuffer.samplers.slicing.single_entries import LeafEntries
+from shmbuffer.samplers.item_entries import RowEntries
 from shmbuffer.storages.rows import Rows
 from tests.kit.rings import ring_of
 from tests.replay.conformance import RINGS, Maker, cases
@@ -563,14 +563,14 @@ def test_a_goal_that_is_written_over_while_it_is_copied_is_not_taken(
     others.extend(numbered(0, 6))
     monkeypatch.setattr(hindsight, "random_numbers", lambda *_: np.zeros(4, np.int64))
     assert set(pairs(rb.sample())) == {(5, 3)}
-    take, writes = LeafEntries.take, [numbered(6, 4)]  # as far as the place of step 3
+    take, writes = RowEntries.take, [numbered(6, 4)]  # as far as the place of step 3
 
     def overtaken(self: Any, path: Any, elements: Any) -> Any:
         if writes:
             others.extend(writes.pop())
         return take(self, path, elements)
 
-    monkeypatch.setattr(LeafEntries, "take", overtaken)
+    monkeypatch.setattr(RowEntries, "take", overtaken)
     assert set(pairs(rb.sample())) == {(5, 4)}
     assert not writes
 
@@ -588,7 +588,7 @@ def test_only_the_goals_are_read_beside_the_rows(monkeypatch: pytest.MonkeyPatch
     rb.extend(episodes(100))
     rb.sample()
     read: list[Any] = []
-    for cls, name in ((LeafEntries, "take"), (type(rb.storage.mover()), "read")):  # type: ignore[attr-defined]
+    for cls, name in ((RowEntries, "take"), (type(rb.storage.mover()), "read")):  # type: ignore[attr-defined]
         method = getattr(cls, name)
 
         def noted(self: Any, *args: Any, method: Any = method, name: str = name) -> Any:
@@ -602,8 +602,8 @@ def test_only_the_goals_are_read_beside_the_rows(monkeypatch: pytest.MonkeyPatch
 
 
 def test_flags_are_looked_at_once_a_write(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    at, looks = LeafEntries.at, []
-    monkeypatch.setattr(LeafEntries, "at", lambda *args: looks.append(1) or at(*args))
+    at, looks = RowEntries.at, []
+    monkeypatch.setattr(RowEntries, "at", lambda *args: looks.append(1) or at(*args))
     rb, data = buffer(make(40), 10), episodes(20)
     data["next", "done"] = data["next", "done"].float()  # the core reads whole numbers
     for start in (0, 10):

@@ -24,9 +24,9 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     TensorStorage,
 )
+from shmbuffer.samplers.item_entries import RowEntries
 from shmbuffer.samplers.slicing import boundaries
 from shmbuffer.samplers.slicing.cuts import Shown
-from shmbuffer.samplers.slicing.single_entries import LeafEntries
 from tests.kit.rings import ring_of
 from tests.replay.slice_model import History, cut_up, drawn, slices
 from tests.selection import seeds
@@ -697,13 +697,13 @@ def test_a_look_reads_what_was_written_since_the_one_before(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
-    at = LeafEntries.at
+    at = RowEntries.at
 
-    def noted(entries: LeafEntries, path: Any, slots: Any) -> Any:
+    def noted(entries: RowEntries, path: Any, slots: Any) -> Any:
         read.extend(slots.tolist())
         return at(entries, path, slots)
 
-    monkeypatch.setattr(LeafEntries, "at", noted)
+    monkeypatch.setattr(RowEntries, "at", noted)
     monkeypatch.setattr(boundaries, "cut_columns", lambda *_: None)  # the core reads what it can
     rb = buffer(make(6), 4, slice_len=2)
     rb.extend(episodes(4))

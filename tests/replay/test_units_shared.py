@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 from shmbuffer import FrameStack, NStep, RandomSampler, Sequence, TensorDictReplayBuffer
 from shmbuffer.memory.upkeep.check import check
-from shmbuffer.samplers.slicing.single_entries import LeafEntries
+from shmbuffer.samplers.item_entries import RowEntries
 from tests.kit.rings import engine_of, ring_of
 from tests.replay import unit_programs
 from tests.replay.unit_programs import UNITS, learn, opened, require_right
@@ -121,14 +121,14 @@ def test_a_reward_that_is_written_over_while_it_is_copied_is_not_summed(
     )
     writer.extend(steps(0, 5))
     assert set(rb.sample()["next", "reward"].tolist()) == {3.0}
-    take, writes = LeafEntries.take, [steps(1_000, 1, reward=1_000.0)]
+    take, writes = RowEntries.take, [steps(1_000, 1, reward=1_000.0)]
 
     def overtaken(self: Any, path: Any, elements: Any) -> Any:
         if writes:
             other.storage.set(torch.tensor([2]), writes.pop())
         return take(self, path, elements)
 
-    monkeypatch.setattr(LeafEntries, "take", overtaken)
+    monkeypatch.setattr(RowEntries, "take", overtaken)
     sample = rb.sample()
     assert not writes
     # What is there now is of another collector: the next ones of this one are the steps 3 and 4.

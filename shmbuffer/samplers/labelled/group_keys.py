@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from shmbuffer.memory.format.array_types import Ints
-from shmbuffer.samplers.labelled.reading import Column
+from shmbuffer.samplers.item_entries import Column
 
 _ITSELF = 2**61  # a number below is its own label
 _FEW = 2**16  # keys that are kept though nothing has them any more

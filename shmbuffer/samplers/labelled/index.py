@@ -1,7 +1,7 @@
 """The items of a storage by label, kept up to date with what is written.
 
     ring ──▶ Follower           what was committed and what went, since this process looked last
-                 └──▶ reading       the entry of the new items
+                 └──▶ labels_of     the entry of the new items
                           └──▶ Labels   items of each label, oldest first
 
 Nothing of it is shared, and writers go on while somebody looks. What is written from then on has
@@ -30,11 +30,10 @@ from shmbuffer.memory.format import slots as slot_words
 from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.memory.system.fork_lock import ForkLock
-from shmbuffer.samplers.labelled.reading import Column, as_column, columns_of, entries_of
+from shmbuffer.samplers.item_entries import Column, ForeignItems, as_column, columns_of, labels_of
 from shmbuffer.samplers.passes import wait_for_items
 from shmbuffer.samplers.sampler import NOTHING_THERE
 from shmbuffer.storages.storage import ring_of
-from shmbuffer.tensors.form.nodes import entry_at
 
 _PIECE = 2**15  # items that are told of together
 
@@ -160,8 +159,8 @@ class LabelIndex:
             self.forget()
             self._storage = weakref.ref(storage)
         self._begin(count)
-        data = storage.get(np.arange(count).tolist())
-        found = [as_column([entry_at(one, path) for one in data], path) for path in self._paths]
+        values, _ = ForeignItems(storage).entries(np.arange(count), self._paths)
+        found = [as_column(each, path) for each, path in zip(values, self._paths, strict=True)]
         self._put(np.arange(count), found, np.arange(count), 0)
         self.table.settle(None)
 
@@ -214,7 +213,7 @@ class LabelIndex:
 
     def tell(self, ring: Ring, slots: Ints) -> None:
         """Puts the items of these slots, as far as they are still there."""
-        columns, there = entries_of(self._mover, self._paths, slots, self.head)
+        columns, there = labels_of(self._mover, self._paths, slots, self.head)
         elements = elements_of(slots[there], ring.width)
         if len(elements):
             head = self.head

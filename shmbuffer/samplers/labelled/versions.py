@@ -10,7 +10,7 @@ import numpy as np
 from shmbuffer.memory import consumer_version
 from shmbuffer.memory.directory.seat import Seat
 from shmbuffer.memory.format.array_types import Ints
-from shmbuffer.samplers.labelled.reading import Column
+from shmbuffer.samplers.item_entries import Column
 from shmbuffer.storages.ring_backed import RingBacked
 
 

@@ -4,5 +4,5 @@ options      ──▶ boundaries   ──▶ following           ──▶ traj
 the user's       where one        what was written        which items           slices, and flags
 arguments        ends             since the last look     follow each other     of their steps
 
-windows are given once each. single_entries reads an entry of items.
+`windows` are given once each. The entries of items are read by `samplers.item_entries`.
 """

@@ -14,18 +14,12 @@ from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.format.leaf import KeyPath, key_of, path_of
 from shmbuffer.memory.system.fork_lock import ForkLock
+from shmbuffer.samplers.item_entries import Entries, ForeignItems, KeptEntries, RowEntries, any_of
 from shmbuffer.samplers.passes import wait_for_items
 from shmbuffer.samplers.sampler import ATTEMPTS, lanes_of
 from shmbuffer.samplers.slicing.following import Following, put_in_order
 from shmbuffer.samplers.slicing.interleaved import Interleaved
 from shmbuffer.samplers.slicing.options import TrajectoryOptions
-from shmbuffer.samplers.slicing.single_entries import (
-    Entries,
-    LeafEntries,
-    ObjectEntries,
-    RecordEntries,
-    any_of,
-)
 from shmbuffer.samplers.slicing.trajectories import Trajectories, given_trajectories
 from shmbuffer.samplers.slicing.windows import Windows
 from shmbuffer.storages.record_store import RecordStore
@@ -140,11 +134,12 @@ class Boundaries:
         following: Following | None = None
         if ring is None:
             count = len(storage)
-            entries = self._objects(storage, np.arange(count))
+            entries = self._kept(storage, ForeignItems(storage), count)
+            entries.read(np.arange(count))
             table = self._of_foreign(entries, count)
         elif self._options.are_given:
             there = ring.live.committed_slots()
-            entries = self._entries(storage, mover, there)
+            entries = self._entries(storage, mover)
             entries.read(there)
             assert moment is not None
             room = ring.capacity, ring.width
@@ -155,8 +150,7 @@ class Boundaries:
                 following, self._asked, seen = Following(ring), None, None
                 if self._windows is not None:
                     self._windows.follow(ring, following)
-            there = np.zeros(0, np.int64) if lies_open else ring.live.committed_slots()
-            entries = self._entries(storage, mover, there) if seen is None else seen.entries
+            entries = self._entries(storage, mover) if seen is None else seen.entries
             table = following.table
             if seen is None and self._step is None and isinstance(mover, Rows):
                 ids, ends = self._keys(entries)
@@ -230,21 +224,20 @@ class Boundaries:
             table.append(slots, nothing, self._cuts(entries, 1, slots, slots - 1))
         return table
 
-    def _entries(self, storage: Any, mover: Any, there: Ints) -> Entries:
+    def _entries(self, storage: Any, mover: Any) -> Entries:
         if isinstance(mover, Rows):
-            return LeafEntries(mover)
-        if isinstance(mover, RecordStore):
-            return RecordEntries(mover, self._paths)
-        return self._objects(storage, there)
+            return RowEntries(mover)
+        return self._kept(storage, mover, mover.ring.capacity)
 
-    def _objects(self, storage: Any, there: Ints) -> Entries:
-        self._asked = None
-        if lanes_of(storage):
-            raise TypeError(
-                f"slices of a {type(storage).__name__} need one with ndim=1, or a storage of "
-                "tensors of this package"
-            )
-        return ObjectEntries(storage, there, self._paths)
+    def _kept(self, storage: Any, items: Any, capacity: int) -> Entries:
+        if not isinstance(items, RecordStore):
+            self._asked = None
+            if lanes_of(storage):
+                raise TypeError(
+                    f"slices of a {type(storage).__name__} need one with ndim=1, or a storage of "
+                    "tensors of this package"
+                )
+        return KeptEntries(items, capacity, self._paths)
 
     @property
     def _paths(self) -> tuple[KeyPath, ...]:
@@ -291,7 +284,7 @@ def cut_columns(
     entries: Entries, ids: KeyPath | None, ends: Sequence[KeyPath], begins: Sequence[KeyPath]
 ) -> Ints | None:
     """Addresses of the columns by which trajectories are cut; None if one is not a column."""
-    if not isinstance(entries, LeafEntries):
+    if not isinstance(entries, RowEntries):
         return None
     wanted = [(path, _ENDS) for path in ends] + ([] if ids is None else [(ids, _IDS)])
     wanted += [(path, _BEGINS) for path in begins if entries.has(path)]

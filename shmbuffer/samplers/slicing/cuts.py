@@ -13,8 +13,8 @@ import torch
 
 from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.format.leaf import Key, KeyPath, key_of, path_of
+from shmbuffer.samplers.item_entries import Entries, RowEntries
 from shmbuffer.samplers.slicing.options import Span
-from shmbuffer.samplers.slicing.single_entries import Entries, LeafEntries
 from shmbuffer.samplers.slicing.trajectories import Trajectories
 from shmbuffer.tensors.form import cpu
 
@@ -166,7 +166,7 @@ class Shown:
     @classmethod
     def of(cls, marks: Marks, entries: Entries) -> Shown | None:
         """None if a flag is not a column of booleans."""
-        if not isinstance(entries, LeafEntries):
+        if not isinstance(entries, RowEntries):
             return None
         stored: dict[KeyPath, torch.Tensor] = {}
         for path in marks.paths:

@@ -18,7 +18,7 @@ import torch
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.leaf import KeyPath, key_of
-from shmbuffer.samplers.slicing.single_entries import pick
+from shmbuffer.samplers.item_entries import pick
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.structure import leaves_of
 

@@ -17,8 +17,8 @@ from shmbuffer._native import _core
 from shmbuffer._native._core import address
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Flags, Ints
+from shmbuffer.samplers.item_entries import any_of
 from shmbuffer.samplers.slicing.options import TrajectoryOptions
-from shmbuffer.samplers.slicing.single_entries import any_of
 from shmbuffer.storages.indexing import tickets_at
 from shmbuffer.tensors.form.tensors import as_numbers, as_tensor
 

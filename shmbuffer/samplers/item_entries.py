@@ -1,0 +1,363 @@
+"""Entries of the items of a storage, read by its mover without the rest of the items.
+
+Slices need one or two small entries (``done``, a trajectory id) of every item, and some flags of
+the items that they draw. Samplers by version or group need a label of every item.
+
+    RowEntries     reads the columns of rows where they are stored
+    KeptEntries    reads records and objects once each, and keeps the entries by ticket
+    labels_of      reads the labels of new items, as numbers or as objects
+    columns_of     tells the core where labels are, so that it reads them by itself
+
+A storage without a ring has no mover; `ForeignItems` reads its items.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shmbuffer.items.indices import elements_of
+from shmbuffer.items.nodes import LEAF
+from shmbuffer.memory.format import slots as slot_words
+from shmbuffer.memory.format.array_types import Flags, Floats, Ints
+from shmbuffer.memory.format.dtypes import DTYPES
+from shmbuffer.memory.format.leaf import KeyPath, key_of
+from shmbuffer.memory.record_format.chunks import Codec
+from shmbuffer.storages.record_store import RecordStore
+from shmbuffer.storages.rows import Rows
+from shmbuffer.tensors.form import cpu
+from shmbuffer.tensors.form.nodes import entry_at, is_collection
+from shmbuffer.tensors.form.tensors import as_numbers, as_tensor
+
+Column = NDArray[Any] | list[Any]
+
+_PIECE_BYTES = 2**24  # of records that are read at once
+_NUMBERS = (torch.Tensor, np.ndarray, np.generic, bool, int, float)
+_READ = {*((kind, size) for kind in "iu" for size in (1, 2, 4, 8)), ("f", 4), ("f", 8)}
+"""Kinds and sizes of numbers that the core reads."""
+
+
+class RowEntries:
+    """Entries of rows, read where they are stored."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        leaves = rows.leaves
+        self._at: dict[KeyPath, int] = {}
+        if leaves.node is not LEAF:  # one tensor has no entries
+            self._at = {leaf.path: at for at, leaf in enumerate(leaves.leaves)}
+
+    @property
+    def elements(self) -> int:
+        """Elements of the storage."""
+        return self._rows.ring.elements
+
+    def shape(self, path: KeyPath) -> tuple[int, ...]:
+        """The shape of an entry of one element."""
+        return tuple(self._rows.leaves.leaves[self._at[path]].shape)
+
+    def column(self, path: KeyPath) -> torch.Tensor | None:
+        """An entry of all elements; None unless it is contiguous in memory."""
+        return self._rows.contiguous(self._at[path])
+
+    def has(self, path: KeyPath) -> bool:
+        """True if the items have a tensor at this path."""
+        return path in self._at
+
+    def read(self, slots: Ints) -> None:
+        """Keeps nothing, because entries are read where they are stored."""
+
+    def at(self, path: KeyPath, slots: Ints) -> NDArray[Any]:
+        """A copy of an entry of some slots, ``[n, lanes, numbers]``."""
+        width = self._rows.ring.width
+        found = self._rows.take(self._at[path], elements_of(slots, width))
+        return as_numbers(found).reshape(len(slots), width, -1)
+
+    def take(self, path: KeyPath, elements: Ints) -> torch.Tensor:
+        """A copy of an entry of some elements, ``[n, *shape]``."""
+        return self._rows.take(self._at[path], elements)
+
+
+class KeptEntries:
+    """Entries of records and objects, read once for each item and kept by ticket."""
+
+    def __init__(self, items: Any, capacity: int, paths: Sequence[KeyPath]) -> None:
+        self._items = items  # a mover, or `ForeignItems`
+        self._paths = paths
+        self._tickets = np.full(capacity, -1, np.int64)  # of the items that were read
+        self._columns = {path: _KeptColumn(path, capacity) for path in paths}
+
+    def read(self, slots: Ints) -> None:
+        """Reads the items of these slots that are new."""
+        ring = self._items.ring
+        now = 0 if ring is None else slot_words.tickets(ring.live.words[slots])
+        new = np.unique(slots[now != self._tickets[slots]])
+        for part in self._pieces(new) if len(new) else ():
+            found, tickets = self._items.entries(part, self._paths)
+            there = tickets >= 0
+            for path, values in zip(self._paths, found, strict=True):
+                self._columns[path].lose(part[~there])
+                self._columns[path].put(part[there], values)
+            self._tickets[part] = tickets  # last, because other threads look at them first
+
+    def _pieces(self, slots: Ints) -> list[Ints]:
+        if not isinstance(self._items, RecordStore):
+            return [slots]
+        nbytes = self._items.records.extents["bytes"][slots].astype(np.int64)
+        piece = np.cumsum(np.clip(nbytes, 0, _PIECE_BYTES)) // _PIECE_BYTES
+        return np.split(slots, np.flatnonzero(np.diff(piece)) + 1)
+
+    def has(self, path: KeyPath) -> bool:
+        """True if all items that were read have a tensor at this path."""
+        return path in self._columns and self._columns[path].is_in_all()
+
+    def at(self, path: KeyPath, slots: Ints) -> NDArray[Any]:
+        """A copy of an entry of some slots, ``[n, lanes, numbers]``."""
+        return np.asarray(self._columns[path].values[slots])
+
+    def take(self, path: KeyPath, elements: Ints) -> torch.Tensor:
+        """A copy of an entry of some elements, ``[n, *shape]``."""
+        column = self._columns[path]
+        found = torch.from_numpy(column.values[elements])
+        return found.reshape(len(elements), *(column.shape or ()))
+
+
+Entries = RowEntries | KeptEntries
+
+
+class _KeptColumn:
+    """An entry of all slots."""
+
+    def __init__(self, path: KeyPath, capacity: int) -> None:
+        self._path = path
+        self._lacks = np.zeros(capacity, np.bool_)  # items that were read and do not have it
+        self._without = 0  # how many
+        self.values: NDArray[Any] = np.zeros((capacity, 1, 0), np.bool_)
+        self.shape: tuple[int, ...] | None = None
+
+    def lose(self, slots: Ints) -> None:
+        """Forgets the items of these slots, which are gone."""
+        self._without -= int(self._lacks[slots].sum())
+        self._lacks[slots] = False
+
+    def put(self, slots: Ints, values: Any) -> None:
+        """Keeps the entries of the items of these slots; an entry that is no number is missing."""
+        self.lose(slots)
+        if isinstance(values, torch.Tensor | np.ndarray):  # of all of them
+            there, rows = np.ones(len(slots), np.bool_), as_tensor(values).detach().cpu()
+        else:
+            each = values if isinstance(values, list) else [None] * len(slots)
+            there = np.array([_is_number(value) for value in each], np.bool_)
+            self._lacks[slots] = ~there
+            self._without += int((~there).sum())
+            tensors = [as_tensor(value).detach().cpu() for value in each if _is_number(value)]
+            for tensor in tensors:
+                self._require_shape(tensor.shape)
+            rows = torch.stack(tensors) if tensors else cpu.empty(0, dtype=torch.bool)
+        if not len(rows):
+            return
+        self._require_shape(rows.shape[1:])
+        numbers = as_numbers(rows).reshape(len(rows), 1, -1)
+        if not self.values.shape[-1]:
+            self.values = np.zeros((len(self._lacks), *numbers.shape[1:]), numbers.dtype)
+        dtype = np.result_type(self.values, numbers)
+        if dtype != self.values.dtype:
+            self.values = self.values.astype(dtype)
+        self.values[slots[there]] = numbers
+
+    def _require_shape(self, shape: Sequence[int]) -> None:
+        """Raises RuntimeError if an entry has another shape than the entries before it."""
+        self.shape = tuple(shape) if self.shape is None else self.shape
+        if tuple(shape) != self.shape:
+            raise RuntimeError(
+                f"the entry {key_of(self._path)!r} ends trajectories, and its shape is "
+                f"{list(shape)} in one item and {list(self.shape)} in another; give it the "
+                "same shape in all items"
+            )
+
+    def is_in_all(self) -> bool:
+        """True if every item that was read has the entry."""
+        return self.shape is not None and not self._without
+
+
+class ForeignItems:
+    """The items of a storage without a ring, in the order of its indices."""
+
+    ring = None
+
+    def __init__(self, storage: Any) -> None:
+        self._storage = storage
+
+    def entries(self, slots: Ints, paths: Sequence[KeyPath]) -> tuple[list[Any], Ints]:
+        """Some entries of items, as a mover gives them; all items have the ticket 0."""
+        data = self._storage.get(torch.from_numpy(slots))
+        return [entries_in(data, path) for path in paths], np.zeros_like(slots)
+
+
+def entries_in(data: Any, path: KeyPath) -> Any:
+    """An entry of a batch, or of each item of a list; None if the batch does not have it."""
+    if isinstance(data, list | tuple):
+        return [entry_at(item, path) for item in data]
+    return entry_at(data, path)
+
+
+def pick(data: Any, path: KeyPath) -> torch.Tensor | None:
+    """An entry of a batch or of a list of items; None if it is missing or not a tensor."""
+    found = entries_in(data, path)
+    if isinstance(found, list):
+        if not found or not all(map(_is_number, found)):
+            return None
+        found = torch.stack([cpu.as_tensor(one) for one in found])
+    if _is_number(found):
+        found = cpu.as_tensor(found)
+    return found.detach().cpu() if isinstance(found, torch.Tensor) else None
+
+
+def any_of(numbers: NDArray[Any]) -> Flags:
+    """True for each item with a number other than 0, ``[slots, lanes]``."""
+    if numbers.shape[-1] != 1:
+        return np.asarray(numbers.any(-1))
+    return numbers[..., 0] if numbers.dtype == np.bool_ else numbers[..., 0] != 0
+
+
+# -- labels ----------------------------------------------------------------------------------------
+
+
+def labels_of(
+    mover: Any, paths: Sequence[KeyPath], slots: Ints, seen: int
+) -> tuple[list[Column], Flags]:
+    """Reads entries of the items with tickets below ``seen``.
+
+    An item that a writer overwrites meanwhile is left out, and told of again at the next look.
+
+    Returns:
+        For each path numbers ``[elements, k]``, or a list of objects, one for each element; and
+        which slots had such an item while they were read.
+
+    Raises:
+        KeyError: an item does not have an entry.
+    """
+    found, tickets = mover.entries(slots, paths)
+    if isinstance(mover, RecordStore) and not all(map(_are_numbers, found)):
+        kept, known, _ = mover.read(torch.from_numpy(slots))  # text and objects: whole records
+        tickets = known.numpy()
+        items = mover.codec.decoder.items(mover.some(kept, tickets >= 0))
+        found = [entries_in(items, path) for path in paths]
+    columns = [as_column(values, path) for values, path in zip(found, paths, strict=True)]
+    there: Flags = tickets < seen
+    if not there.all():
+        which = there[tickets >= 0].repeat(mover.ring.width)
+        columns = [_some(column, which) for column in columns]
+    return columns, there & (tickets >= 0)
+
+
+def columns_of(
+    mover: Any, paths: Sequence[KeyPath], means: Floats | None
+) -> tuple[Any, ...] | None:
+    """The places of the numbers of a label, and of a value, in an item, as the core takes them.
+
+    None if the core cannot read them. For records, the places are those in the first record that is
+    there, and the core tells if another record has another form.
+    """
+    if isinstance(mover, RecordStore) and len(paths) == 1:
+        return _of_records(mover, paths[0])
+    if not isinstance(mover, Rows):
+        return None
+    found: list[Any] = []
+    for path in paths:
+        at = mover.leaf_at(path)
+        column = None if at is None else mover.contiguous(at)
+        if at is None or column is None:
+            return None
+        numbers = as_numbers(column[:0]).dtype
+        kind, size = _kind_of(numbers)
+        if size != column.element_size() or (kind, size) not in _READ:
+            return None
+        count = math.prod(mover.leaves.leaves[at].shape)
+        if count > 1 and not found:
+            return None
+        found += [column.data_ptr(), *((count,) if found else ()), size, kind]
+    if len(paths) == 1:
+        found += [0, 0, 1, "u"]
+    return (*found, 0 if means is None else means.ctypes.data, b"", b"", 0)
+
+
+def _of_records(store: RecordStore, path: KeyPath) -> tuple[Any, ...] | None:
+    """The place of the number of a label in records; None if it is compressed."""
+    found = store.form_and_chunk(path)
+    if found is None:
+        return None
+    form, number = found
+    chunk = form.chunks[number]
+    if chunk.codec is not Codec.RAW or chunk.kind not in ("tensor", "array"):
+        return None
+    if chunk.kind == "tensor" and not DTYPES[chunk.dtype].in_numpy:
+        return None
+    dtype = np.dtype(chunk.dtype)
+    kind, size = _kind_of(dtype)
+    if (kind, size) not in _READ or not dtype.isnative:
+        return None
+    steps = form.columns.steps.tobytes()
+    return 0, size, kind, 0, 0, 1, "u", 0, steps, form.code, number
+
+
+def _kind_of(dtype: np.dtype[Any]) -> tuple[str, int]:
+    """Kind and size of a dtype, as the core knows them: booleans are unsigned."""
+    return {"b": "u"}.get(dtype.kind, dtype.kind), dtype.itemsize
+
+
+def as_column(values: Any, path: KeyPath) -> Column:
+    """The entries of some items at a path; KeyError if an item has none."""
+    if values is None or (isinstance(values, list) and any(value is None for value in values)):
+        name = repr(path[0] if len(path) == 1 else path)
+        raise KeyError(
+            f"the items have no entry {name}, by which the sampler tells them apart; write it with "
+            "every item, or name another entry"
+        )
+    return _stacked(values) if _are_numbers(values) else [_as_object(value) for value in values]
+
+
+def _some(column: Column, which: Flags) -> Column:
+    if isinstance(column, np.ndarray):
+        chosen: NDArray[Any] = column[which]
+        return chosen
+    return [value for value, there in zip(column, which.tolist(), strict=True) if there]
+
+
+def _as_object(value: Any) -> Any:
+    """A key that Python can compare: the number of a tensor, or a tuple of its numbers."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    elif is_collection(value) and hasattr(value, "data"):
+        value = value.data
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _is_number(value: Any) -> bool:
+    """True for numbers and tensors, and for arrays of numbers."""
+    return isinstance(value, _NUMBERS) and not (
+        isinstance(value, np.ndarray) and value.dtype.kind not in "biuf"
+    )
+
+
+def _are_numbers(values: Any) -> bool:
+    if isinstance(values, np.ndarray):
+        return bool(values.dtype.kind != "O")
+    return all(map(_is_number, values))
+
+
+def _stacked(values: Any) -> NDArray[Any]:
+    """Numbers ``[n, k]``."""
+    if not len(values):
+        return np.zeros((0, 1), np.int64)
+    if isinstance(values, np.ndarray):
+        return values.reshape(len(values), -1)
+    parts = [as_numbers(as_tensor(value)).reshape(-1) for value in values]
+    if len({len(part) for part in parts}) > 1:
+        raise ValueError("an entry that names versions or groups has one shape in all items")
+    return np.stack(parts)
