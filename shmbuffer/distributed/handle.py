@@ -186,9 +186,8 @@ class Handle:
                 f"{type(self).__name__} has no {name!r}: it is a handle, and the buffer belongs to "
                 "its creator; to leave it call detach()"
             )
-        if self._ask("is_method", name):
-            return functools.partial(self._call, name)
-        return self._ask("get", name)
+        value = self._ask("get", name)
+        return functools.partial(self._call, name) if value is Itself else value
 
 
 def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ mark asks for them again. Calls that move data change no configuration and skip 
 
 from __future__ import annotations
 
+import inspect
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -55,7 +56,7 @@ _EXCHANGE = ("set_sampler", "set_storage", "set_writer")
 
 
 class Itself:
-    """Stands for the owner's buffer in a result; the caller gets its handle instead."""
+    """Stands for the buffer or a method of it, for which the caller gets a part of its handle."""
 
 
 @dataclass(frozen=True)
@@ -97,17 +98,14 @@ class Owner:
         return self._given_up(result) if name in _EXCHANGE else detached(result)
 
     def get(self, name: str) -> Any:
-        """Returns an attribute of the buffer."""
-        return getattr(self.buffer, name)
+        """Returns an attribute of the buffer; `Itself` for a method."""
+        value = getattr(self.buffer, name)
+        return Itself if inspect.ismethod(value) else value
 
     def put(self, name: str, value: Any) -> None:
         """Sets an attribute of the buffer."""
         setattr(self.buffer, name, value)
         self.announce()
-
-    def is_method(self, name: str) -> bool:
-        """True if an attribute can be called."""
-        return callable(getattr(self.buffer, name))
 
     def extent(self) -> int:
         """Returns the number of slots up to the last one that was written."""

@@ -34,13 +34,13 @@ class RayClient(Handle):
         has_gpu: bool,  # of the actor; if not, tensors are sent from the CPU
         offer: Address | None = None,
         remote_only: str = "",
+        timeout: float | None = None,  # seconds that the actor may take to move data
     ) -> None:
         super().__init__(offer, remote_only)
         self._ray = require_ray()
-        self._actor = actor
+        self._actor, self._timeout = actor, timeout
         self.has_gpu = has_gpu
-        self.timeout: float | None = None  # seconds that the actor may take to move data
-        self.owner_is_gone = (self._ray.exceptions.RayActorError,)
+        self.owner_is_gone = (self._ray.exceptions.RayError,)
 
     def _ask(self, request: str, *args: Any) -> Any:
         self._require_open()
@@ -49,7 +49,7 @@ class RayClient(Handle):
         whole = request == "call" and args[0] not in GROUP_OF  # a save may take a long time
         try:
             message = self._ray.get(
-                asked(self._actor, request, *args), timeout=None if whole else self.timeout
+                asked(self._actor, request, *args), timeout=None if whole else self._timeout
             )
         except self._ray.exceptions.RayActorError as error:
             error.add_note(self._obituary())

@@ -33,6 +33,7 @@ from shmbuffer.distributed.shards import replay_buffer  # noqa: E402
 from shmbuffer.distributed.shards.sharded_client import ShardedClient, ShardIndex  # noqa: E402
 from shmbuffer.examples.loopback import Loopback  # noqa: E402
 from tests.distributed.cluster import cluster_of, on  # noqa: E402
+from tests.distributed.parts import Tied  # noqa: E402
 
 Sizes = dict[str, int]
 
@@ -265,6 +266,8 @@ def test_bad_arguments_are_refused_before_anything_is_made(
     given = options(tmp_path)
     with pytest.raises(ValueError, match="locality is 'global' or 'local'"):
         ShardedReplayBuffer(**given, locality="near")
+    with pytest.raises(TypeError, match=r"^ShardedReplayBuffer\(transform=...\): this Tied cannot"):
+        ShardedReplayBuffer(**given, transform=Tied())
     with pytest.raises(NotImplementedError, match="draws differ by rank="):
         ShardedReplayBuffer(**given, generator=torch.Generator())
     has = f"{len(sizes)}, {', '.join(sizes)}"

@@ -101,9 +101,9 @@ class Member:
 
     def _take(self, keeper: Any) -> None:
         self.keeper = keeper
-        self.handle = RayClient(keeper, has_gpu=False, remote_only=self._away)
-        self.handle.timeout = self._timeout
-        self.handle.owner_is_gone = (self.handle._ray.exceptions.RayError,)
+        self.handle = RayClient(
+            keeper, has_gpu=False, remote_only=self._away, timeout=self._timeout
+        )
 
     def move(self, keeper: Any) -> None:
         """Takes another keeper, after the node died and came back. It has to answer first."""
