@@ -32,7 +32,6 @@ PENDING: tuple[str, ...] = (
     "shmbuffer/_native",
     "shmbuffer/buffers",
     "shmbuffer/datasets",
-    "shmbuffer/distributed",
     "shmbuffer/environments",
     "shmbuffer/errors.py",
     "shmbuffer/memory",

@@ -93,10 +93,10 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
     The actor holds the buffer. This object, its clients, and copies of either in tasks and other
     actors are handles on it. They have all methods and properties of the buffer's class.
 
-    **Handles on the actor's machine do not need Ray.** If the buffer's storage is a
-    `LazyMemmapStorage` in a directory (``scratch_dir`` or ``shared_init=True``), a handle on the
-    same machine opens that directory and reads, writes, samples and updates priorities in memory.
-    It has pickled copies of the actor's transforms and ``collate_fn``. Only handles on other
+    **Handles on the actor's machine do not need Ray.** They use memory if the buffer's storage is a
+    `LazyMemmapStorage` in a directory (``scratch_dir`` or ``shared_init=True``). Such a handle
+    opens the directory itself, and reads, writes, samples and updates priorities there. It has
+    pickled copies of the actor's transforms and ``collate_fn``. Only handles on other
     machines move batches through Ray. `direct` tells whether a handle works in memory, and `paths`
     why it does not. Two processes are on the same machine if they see the same boot id of the
     kernel, and the same files under the buffer's path.

@@ -59,11 +59,13 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
 
     - ``rpc.rpc_sync(rref.owner(), RemoteTensorDictReplayBuffer.sample, (rref, 32))`` and
       ``rref.rpc_sync().sample(32)`` run in the buffer's process, and send the batch;
-    - ``RemoteTensorDictReplayBuffer.sample(rref, 32)`` does the same, **unless the caller is on the
-      buffer's machine** and the buffer's storage is a `LazyMemmapStorage` in a directory
-      (``scratch_dir`` or ``shared_init=True``): then it reads the buffer's memory itself;
+    - ``RemoteTensorDictReplayBuffer.sample(rref, 32)`` does the same for a caller on another
+      machine, and **reads the buffer's memory itself on the buffer's machine**;
     - ``RemoteTensorDictReplayBuffer.client(rref)`` returns a handle that has all methods, and tells
       with ``direct`` and ``paths`` which of them work in memory.
+
+    Memory can be read if the buffer's storage is a `LazyMemmapStorage` in a directory
+    (``scratch_dir`` or ``shared_init=True``).
 
     A handle works in memory in the same cases as that of a `RayReplayBuffer`. Here transforms,
     ``collate_fn`` and storages are pickled by name. A lambda cannot be, and its buffer is served by

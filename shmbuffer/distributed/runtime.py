@@ -14,9 +14,9 @@ PATIENT = {
 }
 """Environment variables with which Ray's workers start on a busy machine.
 
-By default a worker has niceness 15 and about a thirtieth of the time that any other process gets,
-so that on a machine without an idle processor its imports take many minutes; and Ray kills a
-worker that has not registered after 60 seconds and starts another.
+By default a worker has niceness 15, and gets about a thirtieth of the time of any other process.
+On a machine without an idle processor its imports take many minutes. Ray kills a worker that has
+not registered after 60 seconds, and starts another.
 """
 
 STARTS_SOONER = (

@@ -1,4 +1,4 @@
-"""One buffer over the nodes of a Ray cluster: a ring on each, sampled as if they were one.
+"""A buffer over the nodes of a Ray cluster: a ring on each node, sampled as if they were one.
 
     node 1                     node 2                     node 3
     writers ─▶ ring ◀─ keeper  writers ─▶ ring ◀─ keeper  learner

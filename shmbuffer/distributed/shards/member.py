@@ -1,4 +1,4 @@
-"""One shard, as a client sees it: in memory on its own node, else its keeper through Ray.
+"""A shard, as a client sees it: in memory on its own node, else its keeper through Ray.
 
 A shard whose keeper has died, or does not answer in time, counts as empty until it answers again.
 Then a new life begins, and answers to messages of the life before are dropped.

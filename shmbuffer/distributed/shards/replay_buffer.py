@@ -28,7 +28,7 @@ _NOT_HERE = {
 
 
 class ShardedReplayBuffer(ShardedClient):
-    """One buffer over the nodes of a Ray cluster, with a ring on each node.
+    """A buffer over the nodes of a Ray cluster, with a ring on each node.
 
     An actor on each node, its keeper, owns the buffer there, in a directory of that node. Writers
     write into the ring of their own node, in memory. Learners draw from all shards by priority, as
