@@ -22,12 +22,20 @@ def _directory(text: str) -> str:
 
 def add_timeout(parser: argparse.ArgumentParser) -> None:
     """Adds ``--timeout``."""
+    description = "how long to wait for another process that makes or recovers it"
+    add_seconds(parser, "--timeout", 60.0, description)
+
+
+def add_seconds(
+    parser: argparse.ArgumentParser, name: str, default: float, description: str
+) -> None:
+    """Adds an option that takes a number of seconds."""
     parser.add_argument(
-        "--timeout",
+        name,
         type=seconds,
-        default=60.0,
+        default=default,
         metavar="SECONDS",
-        help="how long to wait for another process that makes or recovers it (default 60)",
+        help=f"{description} (default {default:g})",
     )
 
 

@@ -20,13 +20,7 @@ EXAMPLES = "shmbuffer stop run/buffer\nshmbuffer stop run/buffer --grace 30"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the verb."""
     arguments.add_directory(parser)
-    parser.add_argument(
-        "--grace",
-        type=arguments.seconds,
-        default=5.0,
-        metavar="SECONDS",
-        help="time between SIGTERM and SIGKILL (default 5)",
-    )
+    arguments.add_seconds(parser, "--grace", 5.0, "time between SIGTERM and SIGKILL")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -32,13 +32,7 @@ EXAMPLES = "shmbuffer top run/buffer\nshmbuffer top run/buffer --once --json"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the verb."""
     arguments.add_directory(parser)
-    parser.add_argument(
-        "--interval",
-        type=arguments.seconds,
-        default=1.0,
-        metavar="SECONDS",
-        help="time between two updates (default 1)",
-    )
+    arguments.add_seconds(parser, "--interval", 1.0, "time between two updates")
     parser.add_argument(
         "--once", action="store_true", help=f"watch for {_SOON_S:g} seconds, print, and exit"
     )
