@@ -12,6 +12,7 @@ benchmarks/README.md for what to expect of others.
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -144,21 +145,25 @@ def _turns(of: Sequence[Any]) -> Iterator[Any]:
 def _echoes(
     setting: Setting, rb: ShardedReplayBuffer, remote: int, depth: int, stack: ExitStack
 ) -> Contender:
-    """Actors in the places of the keepers that are asked as much, and answer with as many bytes."""
+    """Actors in place of the keepers, with requests and answers of the same size."""
     import ray
 
+    from shmbuffer.distributed.keeper import asked
+
     share = DRAWN // remote
+    orders = [(share, 1, BETA, 0.0)]
     keeper = next(iter(rb._members)).keeper
-    size = len(ray.get(keeper.step.remote([], [(share, 1, BETA, 0.0)])))
-    asked = (1, np.zeros(share, np.int64), np.zeros(share), np.zeros(share, np.int64))
+    size = len(ray.get(asked(keeper, "step", [], orders)))
+    update = (1, np.zeros(share, np.int64), np.zeros(share), np.zeros(share, np.int64))
 
     @ray.remote
     class Echo:
         def __init__(self) -> None:
-            self.answer = np.zeros(size, np.uint8)
+            self.message = np.zeros(size, np.uint8)
 
-        def step(self, *_: Any) -> Any:
-            return self.answer
+        def answer(self, request: bytes) -> Any:
+            pickle.loads(request)
+            return self.message
 
     echoes = [Echo.options(**_on(node)).remote() for node in REMOTE[remote]]
     for echo in echoes:
@@ -167,7 +172,7 @@ def _echoes(
 
     def cycle() -> None:
         while len(waiting) < depth:
-            waiting.append([echo.step.remote([asked], [(share, 1, BETA, 0.0)]) for echo in echoes])
+            waiting.append([asked(echo, "step", [update], orders) for echo in echoes])
         ray.get(waiting.popleft())
 
     return Contender(_rates(remote, depth, EMPTY), lambda: _rate(setting, cycle))

@@ -175,7 +175,7 @@ def ended(keepers: Collection[Any]) -> list[Bytes]:
     try:
         leaving = [asked(keeper, "leave") for keeper in keepers]
         for ref in ray.wait(leaving, num_returns=len(leaving), timeout=LEAVE_S)[0]:
-            with suppress(ray.exceptions.RayActorError):  # it has died already
+            with suppress(ray.exceptions.RayError):  # it has died already
                 answers.append(ray.get(ref))
     finally:
         for keeper in keepers:
