@@ -1,4 +1,4 @@
-"""Samplers, which draw the items: one a file."""
+"""Samplers, which choose the items of a batch, one per module."""
 
 from shmbuffer.items.raw_priorities import PriorityUpdate
 from shmbuffer.samplers.consuming import ConsumingSampler

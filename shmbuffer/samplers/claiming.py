@@ -1,4 +1,4 @@
-"""Claims: what a learner chooses by itself, and takes so that no other of its consumer has it.
+"""Claims: a learner chooses units itself, and claims them so that no other learner gets them.
 
     Source ──choose──▶ units ──Consumer.claim──▶ those that no other learner has
       ▲                                              ╰──▶ leave_out: all that were chosen
@@ -7,7 +7,8 @@
       └── lost        items that can never be given, such as those of a group that lost an item
 
 A unit is an item, a group or a window. Lost items are acknowledged without a delivery, so that
-writers do not wait for them. So is a group that blocks all writers and can never be complete.
+writers do not wait for them. The same applies to a group that blocks all writers and can never be
+complete.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.format.ledger import LEASES, Standings, Taken
 from shmbuffer.samplers.taking import Consumes, Taking
 
-_EVERY_S = 1.0  # between two looks at what others have
-_SHORT_S = 0.02  # the same, while there are too few units
-_RARELY = 20  # a look takes at most one part in so many of a learner's time
+_EVERY_S = 1.0  # seconds between two looks at other learners' units
+_SHORT_S = 0.02  # seconds between them if there are too few units
+_RARELY = 20  # a look takes at most this fraction of a learner's time
 
 
 Under = tuple[float, Leases]  # see `Consumer.take`
@@ -46,7 +47,7 @@ class Units(NamedTuple):
 
     elements: Ints
     tickets: Ints
-    """-1 for an item that is not in the source any more."""
+    """-1 for an item that is no longer in the source."""
 
     def select(self, which: Flags | slice) -> Units:
         """Selects units."""
@@ -58,13 +59,13 @@ class Units(NamedTuple):
 
 
 class Source(ABC):
-    """The units that one learner chooses from. The caller holds the sampler's lock.
+    """Units that one learner chooses from. The caller holds the sampler's lock.
 
     Attributes:
-        ring: the ring that has the items.
-        size: items of a unit.
-        table: what the units are chosen from; another object once everything was read again.
-        laps: a look is due after the ring was overwritten so many times, even if that is early.
+        ring: the ring of the items.
+        size: number of items in a unit.
+        table: table of the units; replaced by a new object when all items are read again.
+        laps: number of times that the ring is overwritten before a look becomes due early.
     """
 
     ring: Ring
@@ -74,11 +75,11 @@ class Source(ABC):
 
     @abstractmethod
     def count(self) -> int:
-        """How many units may be chosen."""
+        """Returns the number of units that may be chosen."""
 
     @abstractmethod
     def choose(self, most: int) -> Units:
-        """Chooses so many units, or all there are. They stay in the source until `leave_out`."""
+        """Chooses up to ``most`` units. They stay in the source until `leave_out`."""
 
     @abstractmethod
     def leave_out(self, chosen: Units, which: Flags) -> None:
@@ -86,45 +87,45 @@ class Source(ABC):
 
     @abstractmethod
     def put_back(self, slots: Ints, tickets: Ints) -> None:
-        """Lets items be chosen again whose leases have ended."""
+        """Allows items to be chosen again, because their leases have ended."""
 
     @abstractmethod
     def look(self, standings: Standings, *, is_new: bool) -> Ints:
-        """Removes what other learners have, and puts back what they have given back.
+        """Removes the items of other learners, and puts back items that they have returned.
 
         Returns:
-            Slots of items that no learner has and that can never be given.
+            Slots of items that no learner has and that can never be delivered.
         """
 
     def lost(self) -> Units | None:
-        """Items that can never be given and were not returned before, as units of one item."""
+        """Returns items that became undeliverable since the last call, as units of one item."""
         return None
 
     def missing(self, oldest: Oldest) -> int:
-        """How many items the group of this item lacks; 0: it is complete, or has no group."""
+        """Returns how many items the group of this item lacks; 0 without a group."""
         return 0
 
     def give_up(self, oldest: Oldest) -> None:
-        """Gives up the group of this item, which is `missing` others, so that all are `lost`."""
+        """Gives up the group of this item, so that all its items become `lost`."""
         raise NotImplementedError
 
     def facts(self, elements: Ints) -> dict[Any, torch.Tensor]:
-        """Entries of a sample of these elements."""
+        """Returns entries of a sample of these elements."""
         return {}
 
 
 class Claims:
-    """One learner's view of its consumer's leases. The caller holds the sampler's lock."""
+    """State of one learner among its consumer's leases. The caller holds the sampler's lock."""
 
     def __init__(self) -> None:
         self._table: Any = None
         self._known = np.zeros(LEASES, np.uint64)  # ended leases whose items were put back
-        self._asked_s = 0.0  # when it last asked for ended leases
+        self._asked_s = 0.0  # time of the last request for ended leases
         self._looked_s, self._looked_at, self._took_s = 0.0, 0, 0.0  # time, head, and duration
-        self._held_up: tuple[int, float] | None = None  # the head, and since when it stands
+        self._held_up: tuple[int, float] | None = None  # head, and the time since it has not moved
 
     def __reduce__(self) -> Any:
-        return Claims, ()  # all of it belongs to one handle
+        return Claims, ()  # the state belongs to one handle
 
     def take(
         self, source: Source, consumer: Consumer, wanted: tuple[int, int], under: Under
@@ -132,14 +133,14 @@ class Claims:
         """Claims units.
 
         Args:
-            source: where they are chosen from.
-            consumer: whose they are.
-            wanted: how many units, and how many there have to be at least.
-            under: seconds of the leases, and where they are noted; see `Consumer.claim`.
+            source: source of the units.
+            consumer: consumer that claims them.
+            wanted: number of units, and the least number.
+            under: seconds of the leases, and the list that records them; see `Consumer.claim`.
 
         Returns:
-            The items of each lease. Nothing if there are too few units, unless the others cannot be
-            written before these are acknowledged.
+            The items of each lease. There are none if there are too few units, unless more cannot
+                be written before these are acknowledged.
         """
         most, least = wanted
         self._follow(source, consumer)
@@ -151,13 +152,13 @@ class Claims:
                 taken = self._claim(source, consumer, there, under)
                 if sum(len(part.slots) for part in taken) == there * source.size:
                     return taken
-                for part in taken:  # the source has not what other learners have by now
+                for part in taken:  # now the source excludes what other learners have
                     consumer.give_back(part.lease)
             elif not self._unblock(source, consumer):
                 return []
 
     def can_take(self, source: Source, consumer: Consumer, wanted: int) -> bool:
-        """True if `take` would give so many units now, or no more can be written."""
+        """True if `take` would return ``wanted`` units now, or no more units can be written."""
         self._follow(source, consumer, is_short=True)
         while True:
             there = self._free(source, consumer, wanted)
@@ -211,7 +212,7 @@ class Claims:
         return taken
 
     def _free(self, source: Source, consumer: Consumer, wanted: int) -> int:
-        """How many units could be claimed, up to ``wanted``."""
+        """Returns the number of units that could be claimed, up to ``wanted``."""
         while len((chosen := source.choose(wanted)).elements):
             kept = _claimed(chosen, consumer.could_claim)
             if kept.all():
@@ -222,8 +223,9 @@ class Claims:
     def _unblock(self, source: Source, consumer: Consumer) -> bool:
         """Gives up the group of the oldest item if it can never be complete.
 
-        Its other items have no room before this one is acknowledged. Or all writers wait for that,
-        long enough that a writer which died would have been restarted.
+        A group can never be complete if its other items have no room before this one is
+        acknowledged. The same is assumed if all writers have waited for so long that a dead writer
+        would have been restarted.
         """
         oldest = consumer.oldest_to_give()
         if oldest is None:
@@ -249,7 +251,7 @@ class Claims:
 
 
 def _claimed(chosen: Units, claim: Callable[[Ints, Ints, Ints], Flags]) -> Flags:
-    """Which units are there, and claimed."""
+    """Returns True for each unit that is present and claimed."""
     there = chosen.tickets >= 0
     if not there.all():
         kept: Flags = np.all(there, axis=1)
@@ -261,7 +263,7 @@ def _claimed(chosen: Units, claim: Callable[[Ints, Ints, Ints], Flags]) -> Flags
 
 
 class ClaimingSampler(Consumes):
-    """A sampler that chooses what its consumer is given; with a consumer, each unit once."""
+    """A sampler that chooses the units of its consumer; each unit is delivered once."""
 
     def __init__(self, consumer: str | None, start: Start) -> None:
         super().__init__(consumer, 1, start)
@@ -269,21 +271,21 @@ class ClaimingSampler(Consumes):
 
     @property
     def _lock(self) -> AbstractContextManager[Any]:
-        """Held while the source is used."""
+        """Lock that is held while the source is used."""
         raise NotImplementedError
 
     def _source(self, storage: Any, consumer: Consumer) -> Source:
-        """The units of a storage as they are now. EmptyBufferError if it has no items."""
+        """Returns the current units of a storage; EmptyBufferError if it has no items."""
         raise NotImplementedError
 
     def _exhausted(self) -> str:
-        """Describe what the consumer was given, for the error if nothing is left."""
+        """Describes what the consumer was given, for the error if nothing is left."""
         raise NotImplementedError
 
     def _claimed(
         self, storage: Any, wanted: int, size: int, taking: Taking | None
     ) -> tuple[Any, dict[Any, Any]]:
-        """Claims so many units of ``size`` items; waits as `Consumer.wait_for`."""
+        """Claims ``wanted`` units of ``size`` items; waits as `Consumer.wait_for` does."""
         if taking is None:
             return self._acknowledged(storage, wanted * size)
         consumer = self.opened(storage)

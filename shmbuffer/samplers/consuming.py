@@ -1,4 +1,4 @@
-"""Each item once, to one of the learners of a consumer."""
+"""Sampler that delivers each item once, to one of the learners of a consumer."""
 
 from __future__ import annotations
 
@@ -15,37 +15,38 @@ from shmbuffer.tensors.form import cpu
 
 
 class ConsumingSampler(Consumes):
-    """Each item once, oldest first; whichever of the consumer's learners draws it.
+    """Delivers each item once, oldest first, to one of the consumer's learners.
 
-    A consumer is known by its name, to every process that has the buffer, and it stays when they
-    end. All learners with a sampler of that name share its items; those of another name get every
-    item themselves. Up to eight consumers go through a buffer, each with a position of its own.
+    A consumer has a name, which all processes of the buffer know, and outlives these processes. All
+    learners with a sampler of that name share the items; another consumer gets every item again. A
+    buffer has up to eight consumers, each with its own position.
 
-    An item is delivered under a lease: ``sample(lease=60.0)`` gives the learner so many seconds to
-    train on it and to say so with `ReplayBuffer.ack`. It is delivered again, before anything else,
-    only where its holder died or its lease was over before that; an `ack` that comes too late is
-    refused and counted, so two learners never both own an item. Without ``lease`` a sample is
+    An item is delivered under a lease: ``sample(lease=60.0)`` gives the learner this many seconds
+    to train on it and to acknowledge it with `ReplayBuffer.ack`. If the learner dies or the lease
+    expires before that, the item is delivered again, before any other. A late `ack` is refused and
+    counted, so that two learners never own the same item. Without ``lease`` a sample is
     acknowledged before it is returned.
 
-    Writers wait rather than write over what a consumer has not acknowledged; items that have
-    places of their own (``rb[3] = item``) cannot be written meanwhile. A consumer that nobody
-    serves any more holds them up: the wait names it, and ``shmbuffer consumers DIR --remove NAME``
-    or `ReplayBuffer.remove_consumer` ends it.
+    Writers wait instead of overwriting items that a consumer has not acknowledged, and items cannot
+    be written at given places (``rb[3] = item``). A consumer without learners blocks writers: the
+    wait names it, and ``shmbuffer consumers DIR --remove NAME`` or `ReplayBuffer.remove_consumer`
+    removes it.
 
-    A sample waits for ``batch_size`` items; where nobody is there to write more, it has what is
-    left, and with nothing left it is an `EmptyBufferError`.
+    A sample waits for ``batch_size`` items. If no writer is left, it returns the remaining items,
+    or raises `EmptyBufferError` if there are none.
 
     Args:
-        max_sample_count: how often each item is to be acknowledged, up to 1023.
-        consumer: its name, up to 48 bytes.
-        start: where one begins that is not there yet: with the ``"oldest"`` item that is there, or
-            with the next that is written, ``"newest"``.
+        max_sample_count: number of times that each item has to be acknowledged, up to 1023.
+        consumer: name of the consumer, up to 48 bytes.
+        start: position of a new consumer: ``"oldest"`` starts with the oldest item, and
+            ``"newest"`` with the next one that is written.
 
     Raises:
-        TypeError: ``max_sample_count`` is no int, or ``consumer`` no str.
-        ValueError: it is below 1.
+        TypeError: ``max_sample_count`` is not an int, or ``consumer`` is not a str.
+        ValueError: ``max_sample_count`` is below 1.
 
-    Cost: a native call for the draw, and one for the acknowledgement; 16 bytes a slot and consumer.
+    Cost: one native call for the draw and one for the acknowledgement; 16 bytes per slot and
+        consumer.
 
     Example:
         >>> import torch
@@ -59,7 +60,7 @@ class ConsumingSampler(Consumes):
         >>> rb.sample().tolist(), rb.sample().tolist()
         ([0, 1, 2], [3])
 
-    Source: ``torchrl.data.replay_buffers.ConsumingSampler``, which draws at random.
+    Source: ``torchrl.data.replay_buffers.ConsumingSampler``, which samples at random.
     """
 
     def __init__(
@@ -82,13 +83,13 @@ class ConsumingSampler(Consumes):
     def sample(
         self, storage: Any, batch_size: int, taking: Taking | None = None
     ) -> tuple[Any, dict[Any, Any]]:
-        """Draws; see `Consumes.sample`.
+        """Draws items; see `Consumes.sample`.
 
         Returns:
-            The oldest items that the consumer has not been given.
+            The oldest items that have not been delivered to the consumer.
 
         Raises:
-            EmptyBufferError: there is none, and nobody writes.
+            EmptyBufferError: there is no such item and no writer.
             ConsumerError: the consumer was removed.
         """
         if taking is None:
@@ -108,7 +109,7 @@ class ConsumingSampler(Consumes):
         return slots, known
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
-        """See `Sampler.can_sample`: whether there are items that it was not given."""
+        """True if there are items that have not been delivered, or no more can come."""
         consumer = self.bind(storage)
         return consumer is not None and consumer.can_give(batch_size)
 
@@ -124,7 +125,7 @@ class ConsumingSampler(Consumes):
 
     @classmethod
     def of(cls, count: Any) -> Self:
-        """Convert ``consume_after_n_samples``; TypeError or ValueError if it is invalid."""
+        """Converts ``consume_after_n_samples``; TypeError or ValueError if it is invalid."""
         try:
             return cls(count)
         except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Whole groups of items: the completions of a prompt, drawn together or not at all."""
+"""Sampler of whole groups, such as all completions of one prompt."""
 
 from __future__ import annotations
 
@@ -29,59 +29,61 @@ _SHOWN = ("num_groups", "samples_per_group", "group_key", "strategy", "group_siz
 
 
 class GroupCounts(NamedTuple):
-    """The groups of a buffer, as one sampler has seen them."""
+    """Numbers of groups in a buffer, as one sampler has seen them."""
 
     whole: int
-    """Groups that may be drawn."""
+    """Groups that can be sampled."""
     open: int
-    """Groups whose last items are still to come."""
+    """Groups that lack items."""
     withdrawn: int
-    """Groups that lost an item: it was overwritten, or evicted."""
+    """Groups that were removed because an item was overwritten or evicted."""
     given_up: int
-    """That were not whole after ``give_up_after`` seconds, or could not be any more."""
+    """Groups that were incomplete after ``give_up_after`` seconds or can never be complete."""
 
 
 class PromptGroupSampler(ClaimingSampler):
-    """Batches of whole groups: items that have the same key, such as the prompt.
+    """Samples whole groups of items that share a key, such as all completions of one prompt.
 
-    A batch is one group behind the other. Groups are chosen uniformly, each once in a batch; which
-    items of a group are drawn, where it has more than are wanted, says ``strategy``.
+    A batch is the concatenation of its groups. Groups are chosen uniformly without replacement. If
+    a group has more items than requested, ``strategy`` decides which of them are drawn.
 
-    With ``group_size`` a group is whole once it has so many items, from any writers and in
-    any order, and is never drawn before. It is withdrawn, for good, once one of them is
-    written over or evicted. One whose items do not come is given up after ``give_up_after`` seconds
-    from its first item on, and not because a writer died: another may finish it. Each process gives
-    up what it has waited for itself; where there is a consumer, no learner of it gets those items,
-    and a group is given up, too, that holds writers up and can never be whole. `groups` counts
-    them, in this process. A key that comes again after ``group_size`` items begins another group.
+    With ``group_size``, a group can be sampled once it has that many items. Its items may come from
+    any writer and in any order. The group is removed permanently when one of its items is
+    overwritten or evicted. An incomplete group is abandoned ``give_up_after`` seconds after its
+    first item was written. The death of a writer alone does not abandon a group, because another
+    writer may finish it. Each process decides this for itself, and counts its decisions in
+    `groups`. With a consumer, no learner gets the items of an abandoned group. A group that blocks
+    writers and can never be complete is abandoned, too. After ``group_size`` items the same key
+    starts a new group.
 
-    Without ``group_size`` a group is what has the key now, as in TorchRL, and what is missing in a
-    batch is drawn twice, with one warning.
+    Without ``group_size`` a group has all items that have the key now, as in TorchRL. If there are
+    too few, some items are drawn twice, with one warning.
 
     Args:
-        num_groups: groups of a batch; the batch size is a multiple of it.
-        samples_per_group: items of each; the batch size is a multiple of it. Exactly one of the
-            two, or neither: ``group_size`` items of each.
-        group_key: entry of an item that says its group: a number, a text, or a row of numbers.
-        strategy: ``"random"``; ``"recency"``, the newest items; ``"reward"``, those of the largest
-            rewards; ``"variance"``, those whose rewards differ most (RePO).
-        reward_key: entry with the reward; of several numbers their mean.
-        cache_groups: accepted; what was written since the draw before is read in any case.
-        group_size: items of a whole group.
-        give_up_after: seconds; None: never.
-        consumer: a name: every group is given once among all learners with a sampler of this name,
-            under leases, as by a `ConsumingSampler`. Needs ``group_size``, all of which are drawn.
-        start: where a consumer begins that is not there yet: ``"oldest"`` or ``"newest"``.
+        num_groups: number of groups in a batch; divides the batch size.
+        samples_per_group: number of items from each group; divides the batch size. Pass one of the
+            two, or neither for ``group_size`` items from each group.
+        group_key: entry of an item with its group: a number, a text, or a row of numbers.
+        strategy: ``"random"``; ``"recency"``, the newest items; ``"reward"``, the items with the
+            largest rewards; ``"variance"``, those whose rewards differ most (RePO).
+        reward_key: entry with the reward; the mean is used if it has several numbers.
+        cache_groups: accepted; only items written since the last draw are read in any case.
+        group_size: number of items in a complete group.
+        give_up_after: seconds after which an incomplete group is abandoned; None: never.
+        consumer: name of a consumer. All learners with this name share the groups under leases, as
+            with a `ConsumingSampler`. Requires ``group_size``; groups are drawn completely.
+        start: position of a new consumer, ``"oldest"`` or ``"newest"``.
 
     Raises:
-        TypeError: both of ``num_groups`` and ``samples_per_group``, or none without ``group_size``;
-            a number that is no int; ``give_up_after`` without ``group_size``.
-        ValueError: a number below 1, another ``strategy``, or more samples than ``group_size``.
+        TypeError: both ``num_groups`` and ``samples_per_group`` are given, or neither without
+            ``group_size``; a number is not an int; or ``give_up_after`` is given without
+            ``group_size``.
+        ValueError: a number is below 1, ``strategy`` is unknown, or there are more samples than
+            ``group_size``.
 
-    Cost: 50 ns an item that was written since the draw before, of records 1 µs; 80 µs a batch of
-        256 in groups of 8. The first draw looks at every item: 100 ms a million, of keys that are
-        text in tensor storages one second. Text in records has each new record read as a whole. 20
-        bytes an item.
+    Cost: 50 ns per item written since the last draw, 1 µs per record; 80 µs per batch of 256 in
+        groups of 8. The first draw reads every item: 100 ms per million, and one second for text
+        keys in tensor storages. For text keys, new records are read completely. 20 bytes per item.
 
     Example:
         >>> import torch
@@ -164,7 +166,7 @@ class PromptGroupSampler(ClaimingSampler):
 
     @property
     def groups(self) -> GroupCounts:
-        """How many groups there were at the last draw, and how many were lost until then."""
+        """Numbers of groups at the last draw, and of groups lost until then."""
         with self._index.lock:
             if (table := self._index.table) is None:
                 return GroupCounts(0, 0, 0, 0)
@@ -173,21 +175,21 @@ class PromptGroupSampler(ClaimingSampler):
     def sample(
         self, storage: Any, batch_size: int, taking: Taking | None = None
     ) -> tuple[Any, dict[Any, Any]]:
-        """Draws; see `Consumes.sample`.
+        """Draws items; see `Consumes.sample`.
 
         Args:
-            storage: where from.
-            batch_size: items of all groups together.
+            storage: the storage to draw from.
+            batch_size: total number of items.
             taking: see `Consumes.sample`.
 
         Returns:
-            Element indices int64 ``[n]``, group behind group.
+            Element indices int64 ``[n]``, group by group.
 
         Raises:
-            EmptyBufferError: nothing to draw from; with ``group_size``, fewer whole groups than a
-                batch has. With a consumer: no whole group is left, and nobody writes.
+            EmptyBufferError: the storage is empty; with ``group_size``, there are too few complete
+                groups for a batch. With a consumer: no complete group and no writer is left.
             KeyError: items have no ``group_key``, or no reward.
-            ValueError: ``batch_size`` is no multiple, or asks for more than a group has.
+            ValueError: ``batch_size`` is not a multiple, or requests more items than a group has.
             NotImplementedError: the storage has several dimensions.
         """
         if lanes_of(storage):
@@ -220,14 +222,14 @@ class PromptGroupSampler(ClaimingSampler):
 
     def _source(self, storage: Any, consumer: Consumer) -> WholeGroups:
         ring = self._look(storage)
-        assert ring is not None  # or there was no consumer
+        assert ring is not None  # otherwise there is no consumer
         return WholeGroups(self, self._index, storage, ring)
 
     def _exhausted(self) -> str:
         return f"was given every whole group ({self._others()})"
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
-        """See `Sampler.can_sample`: with ``group_size``, there are whole groups enough."""
+        """True if the storage has items; with ``group_size``, if it has enough complete groups."""
         groups, _ = self._shape(batch_size)
         if not len(storage):
             return False
@@ -241,7 +243,7 @@ class PromptGroupSampler(ClaimingSampler):
             return int(self._index.table.marked) >= (1 if self.group_size is None else groups)
 
     def _shape(self, batch_size: int) -> tuple[int, int]:
-        """Groups of a batch, and items of each."""
+        """Returns the number of groups in a batch, and of items from each."""
         name = "samples_per_group" if self.num_groups is None else "num_groups"
         value = self.samples_per_group if self.num_groups is None else self.num_groups
         assert value is not None
@@ -269,7 +271,7 @@ class PromptGroupSampler(ClaimingSampler):
         return ring
 
     def _choose(self, key: int, groups: int, wanted: int) -> Ints:
-        """Elements, group behind group."""
+        """Returns the elements of chosen groups, group by group."""
         table = self._index.table
         numbers = self._numbers(key, table.marked, groups)
         elements = np.empty((groups, wanted), np.int64)
@@ -293,7 +295,7 @@ class PromptGroupSampler(ClaimingSampler):
         return elements.reshape(-1)
 
     def _numbers(self, key: int, there: int, groups: int) -> Ints:
-        """Which groups, by the age of their first items."""
+        """Chooses groups, which are numbered by the age of their first items."""
         numbers = np.empty(groups, np.int64)
         if there < groups and (self.group_size is not None or not there):
             raise self._too_few(groups, there)
@@ -319,7 +321,7 @@ class PromptGroupSampler(ClaimingSampler):
         )
 
     def _within(self, members: Ints, wanted: int) -> Ints:
-        """Items of groups that have more than are wanted, or as many; ``[groups, wanted]``."""
+        """Selects ``wanted`` of the items of each group, ``[groups, wanted]``."""
         if self.strategy == "recency":
             return within.last(members, wanted)
         assert self._index.values is not None
@@ -345,7 +347,7 @@ class PromptGroupSampler(ClaimingSampler):
         super()._empty()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing: what there is of groups lies in the storage."""
+        """Does nothing, because the storage has all data of groups."""
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={getattr(self, name)!r}" for name in _SHOWN)

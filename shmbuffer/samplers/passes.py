@@ -1,16 +1,16 @@
-"""A pass: each item once, in an order that is decided when the pass begins.
+"""A pass draws each item once, in an order that is chosen when the pass starts.
 
-Others may write meanwhile, so a pass is an order of places, not of items. When a place is next, its
-slot word decides:
+Other processes may write meanwhile, so a pass is an order of places instead of items. When a place
+is next, its slot word decides:
 
     COMMITTED          the item that is there now is drawn
     WRITING, ABORTED   the place is left out
     EMPTY              the storage was emptied: the pass is over; or its record was evicted, which
                        the counter of evictions tells: the place is left out
 
-A pass begins without a look at the slots if they are known to be filled from the first one on, see
-`filled_elements`. A `Permutation` is their order then. So neither a write nor the next pass costs
-more in a large storage than in a small one.
+If the slots are known to be filled from the first one on (see `filled_elements`), a pass starts
+without reading them, and its order is a `Permutation`. The cost of a write or a new pass then does
+not depend on the size of the storage.
 """
 
 from __future__ import annotations
@@ -35,38 +35,38 @@ from shmbuffer.samplers.permutation import Permutation
 from shmbuffer.samplers.sampler import in_storage
 from shmbuffer.tensors.form.kit import TENSORS
 
-_LOOKS = 8  # at counters that change meanwhile
+_LOOKS = 8  # reads of counters that change meanwhile
 
 
 class Pass(NamedTuple):
-    """The position of a sampler; immutable."""
+    """Position of a sampler; immutable."""
 
     order: Ints | Permutation | None = None
-    """Elements in the order of the pass, or the first items of trajectories; None: between two."""
+    """Elements, or first items of trajectories, in the order of the pass; None between passes."""
     at: int = 0
-    """How many of them were drawn."""
+    """Number of drawn elements."""
     whole: int = 0
-    """How many the pass began with."""
+    """Number of elements at the start of the pass."""
     items: int = 0
-    """Items of the storage then."""
+    """Number of items in the storage at the start of the pass."""
     ran_out: bool = False
     tickets: Ints | None = None
-    """Tickets of the elements; None: not compared."""
+    """Tickets of the elements; None if they are not compared."""
     evicted: int = 0
-    """Items that the ring had evicted when the pass began."""
+    """Number of items that the ring had evicted at the start of the pass."""
 
     def left(self) -> Ints | None:
-        """The elements that are still to be drawn; None between two passes."""
+        """Returns the elements that remain to be drawn; None between two passes."""
         return None if self.order is None else self.order[self.at :]
 
     def count_left(self) -> int:
-        """The number of elements that are still to be drawn."""
+        """Returns the number of elements that remain to be drawn."""
         if self.order is None:
             return 0 if self.ran_out else self.whole
         return len(self.order) - self.at
 
     def reaches(self, elements: int) -> bool:
-        """True if the order has other elements than the first so many."""
+        """True if the order contains elements other than the first ``elements``."""
         if isinstance(self.order, Permutation):
             return self.order.count > elements
         return self.order is not None and bool((self.order >= elements).any())
@@ -77,15 +77,15 @@ class PassDraw(NamedTuple):
 
     elements: Ints
     tickets: Ints | None
-    """None if the storage has none."""
+    """None if the storage has no tickets."""
     at: int
-    """Position of the pass after them."""
+    """Position of the pass after these items."""
     filling: bool
-    """Whether a place was left out because it is being written."""
+    """True if a place was skipped because it is being written."""
 
 
 def held_next(ring: Ring | None, now: Pass, count: int) -> PassDraw | None:
-    """The next ``count`` items of a pass, fewer at its end; None if the storage was emptied."""
+    """Returns the next ``count`` items of a pass; None if the storage was emptied."""
     order, at = now.order, now.at
     assert order is not None
     elements = order[at : at + count]
@@ -107,7 +107,7 @@ def held_next(ring: Ring | None, now: Pass, count: int) -> PassDraw | None:
 
 
 def is_over(ring: Ring | None, now: Pass, count: int) -> bool:
-    """True if fewer than ``count`` items are left of a pass."""
+    """True if fewer than ``count`` items remain in a pass."""
     assert now.order is not None
     if len(now.order) - now.at < count:
         return True
@@ -116,7 +116,7 @@ def is_over(ring: Ring | None, now: Pass, count: int) -> bool:
 
 
 def wait_for(ring: Ring | None, elements: Ints | None) -> bool:
-    """Wait up to 5 s while one of these places is being written. Whether all of them are done."""
+    """Waits up to 5 s for writes to these places. Returns True if all are complete."""
     deadline = time.monotonic() + WRITE_TIMEOUT_S
     while ring is not None and elements is not None:
         if not (slots.states(ring.live.words[elements // ring.width]) == SlotState.WRITING).any():
@@ -128,7 +128,7 @@ def wait_for(ring: Ring | None, elements: Ints | None) -> bool:
 
 
 def wait_for_items(storage: Any, ring: Ring | None, otherwise: str) -> None:
-    """Wait for an item, if others are overwriting all of them right now; EmptyBufferError."""
+    """Waits while all items are being overwritten; EmptyBufferError if there are none."""
     if ring is None:
         if not len(storage):
             raise EmptyBufferError(otherwise)
@@ -137,16 +137,16 @@ def wait_for_items(storage: Any, ring: Ring | None, otherwise: str) -> None:
 
 
 def evictions(ring: Ring | None) -> int:
-    """Items that were evicted so far, because the bytes of their records were needed."""
+    """Returns the number of items evicted so far to free bytes for records."""
     if ring is None or ring.records is None:
         return 0
     return int(ring.seat.control.runtime["evicted"][0])
 
 
 def filled_elements(storage: Any, ring: Ring | None) -> int | None:
-    """Number of elements if all from the first one on have an item, or are being written.
+    """Returns the number of elements if all of them, from the first on, hold or will hold an item.
 
-    None: the slots have to be looked at, because they are in use in another way or change too fast.
+    None means that the slots must be read, because they are used in another way or change too fast.
     The cost does not depend on their number.
     """
     if ring is None:
@@ -157,7 +157,7 @@ def filled_elements(storage: Any, ring: Ring | None) -> int | None:
         phases = entries["phase"]
         writing = int(entries["count"][phases == Phase.PAYLOAD].sum())
         moves = ((phases != Phase.IDLE) & (phases != Phase.PAYLOAD)).any()
-        # A claim moves the head and a commit adds items: if both are the same, there was neither.
+        # A claim moves the head and a commit adds items, so neither occurred if both are unchanged.
         if not moves and (head, length) == (ring.head, ring.length):
             reached = min(head, ring.capacity)
             return reached * ring.width if length == (reached - writing) * ring.width else None
@@ -165,10 +165,10 @@ def filled_elements(storage: Any, ring: Ring | None) -> int | None:
 
 
 def places_of(storage: Any, ring: Ring | None) -> Ints:
-    """Elements with an item, committed or being written, in storage order.
+    """Returns elements with a committed or unfinished item, in storage order.
 
-    The cost is that of the items if they were written since the storage was emptied, else that of
-    the slots in use; see `SlotsFile.used`.
+    The cost is linear in the items written since the storage was emptied, or in the slots in use;
+    see `SlotsFile.used`.
     """
     if ring is None:
         return np.arange(len(storage), dtype=np.int64)
@@ -187,6 +187,6 @@ def _places_in(states: Bytes, width: int) -> Ints:
 
 
 def described(storage: Any, elements: Ints, tickets: Ints | None) -> tuple[Any, dict[str, Any]]:
-    """The answer of a sampler that has chosen these elements."""
+    """Returns the result of `Sampler.sample` for these elements."""
     info = {} if tickets is None or not storage.shared else {GENERATION: torch.from_numpy(tickets)}
     return in_storage(storage, torch.from_numpy(elements)), info

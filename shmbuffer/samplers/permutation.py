@@ -1,8 +1,9 @@
-"""A random order of many numbers, computed piece by piece.
+"""Random order of many numbers, computed piece by piece.
 
-A table of the order would cost its whole length before the first number is known. Here a number is
-the image of its position under a keyed permutation: a generalized Feistel network, repeated until
-the image is below the count (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
+A table of the order would have to be computed completely before the first draw. Here a number is
+the image of its position under a keyed permutation. This is a generalized Feistel network, repeated
+until the image is below the count (Black and Rogaway, "Ciphers with arbitrary finite domains",
+2002).
 
     position = high * columns + low          columns is about the root of the count
     high = (high + hash(low)) mod rows       low = (low + hash(high)) mod columns, and so on
@@ -20,22 +21,22 @@ from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.samplers.rank import mixed
 
 FEWEST = 8192
-"""Fewer numbers are better shuffled in a table: they are soon done, and each order is possible."""
+"""Least count for which a table is not used; smaller tables are fast, and allow every order."""
 
-_PIECE = 4096  # numbers that are computed together: the calls of numpy cost more than the numbers
-_TURNS = 3  # of two hashes each; with two, small orders are not quite even
+_PIECE = 4096  # numbers per step: fewer would be dominated by numpy's calls
+_TURNS = 3  # rounds of two hashes each; two rounds are uneven for small orders
 _FACTORS = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 _FOLD, _TOP, _BITS = np.uint64(32), np.uint64(33), np.uint64(31)  # a hash is the upper 31 bits
 
 
 class Permutation:
-    """The numbers below ``count`` in a random order; immutable.
+    """Numbers below ``count`` in a random order; immutable.
 
     Args:
-        count: of the numbers.
-        key: chooses the order, 63 bits; None: the numbers ascend.
+        count: how many numbers.
+        key: 63 bits that determine the order; None is ascending order.
 
-    Cost: 30 ns a number that is looked at, and 50 µs for the first ones.
+    Cost: 30 ns per number, and 50 µs for the first ones.
     """
 
     def __init__(self, count: int, key: int | None) -> None:
@@ -43,13 +44,13 @@ class Permutation:
         columns = max(1, math.isqrt(count))
         self._columns, self._rows = np.uint64(columns), np.uint64(-(-count // columns))
         self._keys = [np.uint64(mixed(key or 0, turn + 1)) for turn in range(2 * _TURNS)]
-        self._first, self._piece = 0, np.empty(0, np.int64)  # that was computed last
+        self._first, self._piece = 0, np.empty(0, np.int64)  # last computed piece
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, positions: slice) -> Ints:
-        """The numbers at consecutive positions."""
+        """Returns the numbers at consecutive positions."""
         first, end, _ = positions.indices(self.count)
         if self.key is None:
             return np.arange(first, max(first, end), dtype=np.int64)
@@ -57,7 +58,7 @@ class Permutation:
         if first < start or end > start + len(piece):
             start, last = first, min(self.count, max(end, first + _PIECE))
             piece = np.empty(last - first, np.int64)
-            for at in range(0, len(piece), _PIECE):  # which stays in the cache
+            for at in range(0, len(piece), _PIECE):  # a piece fits into the cache
                 part = piece[at : at + _PIECE]
                 part[:] = self._images(np.arange(first + at, first + at + len(part), dtype="u8"))
             if len(piece) <= _PIECE:
@@ -86,8 +87,8 @@ class Permutation:
 def _shifted(
     half: NDArray[np.uint64], by: NDArray[np.uint64], key: np.uint64, size: np.uint64
 ) -> NDArray[np.uint64]:
-    """``half`` plus a keyed hash of the other half, modulo ``size``."""
-    bits = by + key  # sums and products wrap, as they should
+    """Adds a keyed hash of the other half to ``half``, modulo ``size``."""
+    bits = by + key  # sums and products wrap intentionally
     bits *= _FACTORS[0]
     bits ^= bits >> _FOLD
     bits *= _FACTORS[1]

@@ -1,4 +1,4 @@
-"""Drawing in proportion to priority (Schaul et al., Prioritized Experience Replay, ICLR 2016)."""
+"""Sampling in proportion to priority (Schaul et al., Prioritized Experience Replay, ICLR 2016)."""
 
 from __future__ import annotations
 
@@ -25,49 +25,48 @@ from shmbuffer.tensors.form.kit import TENSORS
 from shmbuffer.torchrl.compat.samplers import PRIORITIES, moved
 
 DTYPES = (torch.float32, torch.float64)
-# A weight computed in float64 may differ so much from the core's float32; beyond that the
-# priorities have changed since the draw.
+# A weight computed in float64 may differ by this much from the core's float32. A larger difference
+# means that the priorities have changed since the draw.
 _SAME_WEIGHT = 1e-4
 
 
 class PrioritizedSampler(PriorityStore):
-    """Item i is drawn with probability ``mass_i / sum(mass)``.
+    """Draws item i with probability ``mass_i / sum(mass)``.
 
-    ``mass = (priority + eps) ** alpha``.
+    The mass of an item is ``(priority + eps) ** alpha``.
 
-    The importance weight is ``(mass_i / min(mass)) ** -beta``, in (0, 1], the minimum over all
-    items. A new item has the largest priority ever given, before that 1.0. If all masses are zero
-    (``eps=0``) the draw is uniform, with weights of 1.
+    The importance weight is ``(mass_i / min(mass)) ** -beta``, in (0, 1], with the minimum over all
+    items. A new item gets the largest priority ever given, initially 1.0. If all masses are zero
+    (``eps=0``), sampling is uniform with weights of 1.
 
-    Storages of this package keep the priorities in their own memory. In a directory all processes
-    share one tree: collectors give initial priorities, several learners sample and update at once.
-    All samplers of a shared directory have the same alpha and eps. For other storages (and a second
-    sampler of a storage that is not shared) the sampler keeps a table of its own.
+    Storages of this package store the priorities in their own memory. In a directory all processes
+    share one tree: collectors set initial priorities, and several learners sample and update at
+    once. All samplers of a shared directory need the same alpha and eps. For other storages, and
+    for a second sampler of a storage that is not shared, the sampler has its own table.
 
     Args:
-        max_capacity: elements that a table of its own has room for.
+        max_capacity: capacity of the sampler's own table in elements.
         alpha: priority exponent, at least 0; 0 is uniform.
-        beta: exponent of the importance weights, at least 0; one far above 1 warns.
+        beta: exponent of the importance weights, at least 0; a value far above 1 warns.
         eps: added to every priority, at least 0.
-        dtype: of the weights and their computation, ``torch.float`` or ``torch.double``.
-            Priorities and masses are float64 in any case.
-        reduction: how several priorities of an item (a stored trajectory) become one: ``"max"``,
-            ``"min"``, ``"mean"``, ``"median"`` (of an even number the lower of the two in the
-            middle) or ``"sum"``.
-        max_priority_within_buffer: a new item has the largest priority of the items that remain in
-            the buffer, not the largest ever given. All processes that write into a shared directory
+        dtype: dtype of the weights and their computation, ``torch.float`` or ``torch.double``.
+            Priorities and masses are always float64.
+        reduction: reduction of several priorities of one item (a stored trajectory): ``"max"``,
+            ``"min"``, ``"mean"``, ``"median"`` (the lower of two middle values) or ``"sum"``.
+        max_priority_within_buffer: whether a new item gets the largest priority of the items in the
+            buffer instead of the largest ever given. All processes that write to a shared directory
             have to set it.
         device: None or the CPU; the tree is in shared memory.
 
     Raises:
-        ValueError: ``alpha``, ``beta`` or ``eps`` below 0 or no finite number, ``max_capacity``
-            below 1, or an unknown ``reduction``.
-        NotImplementedError: another ``dtype``, or a ``device`` that is not the CPU.
+        ValueError: ``alpha``, ``beta`` or ``eps`` is negative or not finite, ``max_capacity`` is
+            below 1, or ``reduction`` is unknown.
+        NotImplementedError: ``dtype`` is another one, or ``device`` is not the CPU.
 
-    Cost: draw, gather and weights of 256 items are one native call of about ten microseconds; it
-        grows with the logarithm of the capacity, to base 16. With ``max_priority_within_buffer`` a
-        write without priorities looks at the items written since the last one, and at all masses
-        (a millisecond a million) if the largest is gone or others have set priorities.
+    Cost: draw, gather and weights of 256 items are one native call of about ten microseconds. It
+        grows with the base-16 logarithm of the capacity. With ``max_priority_within_buffer`` a
+        write without priorities reads the items written since the last one. It reads all masses (a
+        millisecond per million) if the largest is gone or another process has set priorities.
 
     Example:
         >>> import torch
@@ -120,17 +119,17 @@ class PrioritizedSampler(PriorityStore):
 
     @property
     def max_capacity(self) -> int:
-        """Elements that a table of its own has room for."""
+        """Capacity of the sampler's own table in elements."""
         return self._max_capacity
 
     @property
     def max_size(self) -> int:
-        """The capacity, under TorchRL's name."""
+        """Capacity of the sampler's own table, under TorchRL's name."""
         return self._max_capacity
 
     @property
     def device(self) -> torch.device:
-        """Where the priorities are: on the CPU."""
+        """Device of the priorities, which is the CPU."""
         return cpu.DEVICE
 
     @property
@@ -140,7 +139,7 @@ class PrioritizedSampler(PriorityStore):
 
     @property
     def beta(self) -> float:
-        """Exponent of the importance weights; ValueError: below 0, or no finite number."""
+        """Exponent of the importance weights; ValueError if negative or not finite."""
         return self._beta
 
     @beta.setter
@@ -150,9 +149,9 @@ class PrioritizedSampler(PriorityStore):
     # -- drawing -------------------------------------------------------------------------------
 
     def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[str, Any]]:
-        """Draw; see `Sampler.sample`. Weights are under ``"_weight"`` and ``"priority_weight"``."""
+        """Draws items, with weights under ``"_weight"`` and ``"priority_weight"``."""
         ring: Ring | None = ring_of(storage)
-        if not len(storage) and (ring is None or not batch_size):  # else the draw waits, or raises
+        if not len(storage) and (ring is None or not batch_size):  # else the draw waits or raises
             raise EmptyBufferError(NOTHING_THERE)
         if ring is None or not self.bind(storage):
             ring = self._keep_table(storage).ring
@@ -165,7 +164,7 @@ class PrioritizedSampler(PriorityStore):
         return in_storage(storage, elements), info
 
     def _weights(self, elements: torch.Tensor, weights: Any) -> torch.Tensor:
-        """The core's weights in our dtype; in float64, computed again from unchanged masses."""
+        """Converts the core's weights to our dtype; recomputes float64 from unchanged masses."""
         ring = self.ring()
         assert ring is not None  # a draw has found it
         least = ring.tree.p_min
@@ -179,11 +178,11 @@ class PrioritizedSampler(PriorityStore):
     # -- state ---------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """alpha, eps, beta, and every raw priority.
+        """Returns alpha, eps, beta, and all raw priorities.
 
         Returns:
             ``_alpha``, ``_eps``, ``_beta``; ``_max_priority``, the largest ever given or None;
-            ``_priorities``, float64 ``[elements]``, NaN where there is no item, or None.
+                ``_priorities``, float64 ``[elements]`` with NaN for missing items, or None.
         """
         ring = self.ring()
         return {
@@ -195,7 +194,7 @@ class PrioritizedSampler(PriorityStore):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state, after the items.
+        """Loads a state; load the items first.
 
         Raises:
             ValueError: the storage had another capacity; nothing was changed.
@@ -213,7 +212,7 @@ class PrioritizedSampler(PriorityStore):
         self._beta = beta
 
     def _load(self, raw: Floats, largest: float | None) -> None:
-        """Replace all priorities, and the largest that was ever given."""
+        """Replaces all priorities and the largest priority ever given."""
         if self._greatest is not None:
             self._greatest.forget()
         if self._table is not None:
@@ -223,14 +222,14 @@ class PrioritizedSampler(PriorityStore):
         assert ring is not None
         present = ring.live.committed()
         present = present[~np.isnan(raw[present])]
-        if largest is not None and len(present):  # of an item that is gone: set, then replaced
+        if largest is not None and len(present):  # priority of a removed item: set, then replaced
             ring.update(present[:1], np.array([largest]))
         ring.update(present, raw[present])
         if ring.seat.is_alone():
             ring.restore(ring.head % ring.capacity, ring.write_count, largest)
 
     def _fitted(self, raw: Floats) -> Floats:
-        """Priorities of a state as ``[elements]``; a ring that grows may be of another size."""
+        """Returns priorities of a state as ``[elements]``, also for a ring that grows."""
         if self._ring is None:
             return raw
         storage, elements = self._known, self._ring.elements
@@ -246,12 +245,12 @@ class PrioritizedSampler(PriorityStore):
     def _saved(self, moment: Any, folder: Path) -> dict[str, Any]:
         state = self.state_dict()
         if self._ring is not None and (moment is LIVE_READS or isinstance(moment, ItemSnapshot)):
-            state["_priorities"] = None  # they are in the save of the storage
+            state["_priorities"] = None  # the save of the storage has them
         return state
 
     def _apply(self, saved: dict[str, Any], loaded: Loaded | None) -> None:
         state = dict(saved)
-        if loaded is not None and loaded.in_place:  # the directory has the newer priorities
+        if loaded is not None and loaded.in_place:  # the directory has newer priorities
             self.beta = state["_beta"]
             return
         in_storage = state.pop("_in_storage", False) or state["_priorities"] is None
@@ -273,7 +272,7 @@ class PrioritizedSampler(PriorityStore):
 
     @property
     def _max_priority(self) -> tuple[float | None, int | None]:
-        """The largest raw priority, and an element that has it, or had it at the last call."""
+        """The largest raw priority, and an element that has it or had it at the last call."""
         ring = self.ring()
         if ring is None or (self._within and not ring.length):
             return None, None
@@ -290,13 +289,13 @@ class PrioritizedSampler(PriorityStore):
 
     @property
     def _sum_tree(self) -> torch.Tensor:
-        """A copy of all masses, ``[elements]``, 0 without an item."""
+        """Copy of all masses, ``[elements]``, with 0 for missing items."""
         ring = self.ring()
         mass = np.zeros(self._max_capacity) if ring is None else ring.tree.mass()
         return torch.from_numpy(mass).to(self.dtype)
 
     @property
     def _min_tree(self) -> torch.Tensor:
-        """The masses, with the largest number of the dtype where there is no item."""
+        """Copy of all masses, with the largest number of the dtype for missing items."""
         mass = self._sum_tree
         return torch.where(mass > 0, mass, torch.finfo(self.dtype).max)

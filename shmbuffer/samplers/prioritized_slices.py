@@ -1,4 +1,4 @@
-"""Slices of trajectories, drawn by the priority of the first step."""
+"""Sampling of trajectory slices by the priority of their first step."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from shmbuffer.samplers.slicing.trajectories import Long, Trajectories
 from shmbuffer.storages.indexing import ravel
 from shmbuffer.tensors.form import cpu
 
-_ROUNDS = 4  # of rejection sampling; then exactly, in O(items)
-_SPARE = 2  # items drawn for each slice
-_PIECE = 1024  # trajectories to look at together
+_ROUNDS = 4  # rounds of rejection sampling, followed by an exact draw in O(items)
+_SPARE = 2  # items drawn per slice
+_PIECE = 1024  # trajectories that are checked together
 
 
 class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
-    """Slices as of a `SliceSampler`, that begin at item i in proportion to its mass.
+    """Draws slices like a `SliceSampler`, with first items in proportion to their mass.
 
-    Priorities, masses, weights and sharing are those of a `PrioritizedSampler`. A slice begins
-    where it has room: with ``strict_length``, never at the last ``slice length - 1`` steps of a
-    trajectory, whatever their priority. A trajectory whose priorities are all zero is never drawn,
-    unless all priorities are zero. Every step of a slice has the weight of the first.
+    Priorities, masses, weights and sharing are those of a `PrioritizedSampler`. With
+    ``strict_length`` a slice never starts at the last ``slice length - 1`` steps of a trajectory,
+    regardless of their priority. A trajectory whose priorities are all zero is never drawn, unless
+    all priorities are zero. Every step of a slice has the weight of the first step.
 
     Args:
         max_capacity, alpha, beta, eps, dtype, reduction, max_priority_within_buffer: see
             `PrioritizedSampler`.
-        **slices: see `SliceSampler`; all but ``pad_output`` and ``use_gpu``. With a ``span`` short
-            trajectories are drawn in spite of ``strict_length``. Its left side is ignored, with a
-            warning: a slice begins at an item.
+        **slices: arguments of `SliceSampler` except ``pad_output`` and ``use_gpu``. With a
+            ``span``, short trajectories are drawn despite ``strict_length``. Its left side is
+            ignored with a warning, because a slice starts at an item.
 
     Raises:
-        SliceArgumentsError, ValueError, NotImplementedError: as these two.
-        RuntimeError: as these two; and a sample with ``eps=0``, if the priorities of all items that
-            a slice can begin with are 0, but not all priorities.
+        SliceArgumentsError, ValueError, NotImplementedError: as those two classes.
+        RuntimeError: as those two classes. A sample with ``eps=0`` raises it, too, if all possible
+            first items have priority 0 but other items have not.
 
-    Cost: O(log capacity) a slice; O(items) if slices can begin at hardly any item. And see
+    Cost: O(log capacity) per slice; O(items) if few items can start a slice. See also
         `SliceSampler`.
 
     Example:
@@ -97,7 +97,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
             self.span = self.span._replace(left=False)
 
     def _choose(self, storage: Any, table: Trajectories, count: int, steps: int) -> Cuts:
-        """The next slices."""
+        """Chooses the next slices."""
         self._allowed(table, steps)
         chosen, weights = self._by_rejection(storage, table, count, steps)
         if len(chosen) < count:
@@ -109,7 +109,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     def _by_rejection(
         self, storage: Any, table: Trajectories, count: int, steps: int
     ) -> tuple[Ints, torch.Tensor]:
-        """Rows drawn from the tree that a slice can begin with; perhaps fewer than ``count``."""
+        """Draws rows that can start a slice from the tree; may return fewer than ``count``."""
         rows, weights, missing = [], [], count
         for _ in range(_ROUNDS):
             index, info = PrioritizedSampler.sample(self, storage, _SPARE * missing)
@@ -123,7 +123,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         return np.concatenate(rows), torch.cat(weights)
 
     def _can_begin(self, table: Trajectories, drawn: Ints, steps: int) -> Ints:
-        """Positions in ``drawn`` of the rows (-1: none) that a slice can begin with."""
+        """Returns positions in ``drawn`` of the rows (-1: none) that can start a slice."""
         at = np.flatnonzero(drawn >= 0)
         rows = drawn[at]
         trajectories = table.of_rows(rows)
@@ -136,7 +136,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         return at[kept]
 
     def _exactly(self, table: Trajectories, count: int, steps: int) -> tuple[Ints, torch.Tensor]:
-        """Rows that a slice can begin with, drawn from the sum over all of them. O(items)."""
+        """Draws rows that can start a slice from the sum over all of them. O(items)."""
         rows, mass = self._candidates(table, steps)
         before = np.cumsum(mass)
         if not before[-1] > 0:
@@ -147,13 +147,13 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
             )
         numbers = drawn_by(self, partial(cpu.rand, dtype=torch.float64), count).numpy()
         at = np.searchsorted(before, numbers * before[-1], side="right")
-        at = np.minimum(at, np.flatnonzero(mass)[-1])  # rounding may lead beyond the last one
+        at = np.minimum(at, np.flatnonzero(mass)[-1])  # rounding may exceed the last one
         least = self._tree.p_min
         weights = (mass[at] / least) ** -self.beta if least > 0 else np.ones(count)
         return rows[at], torch.from_numpy(weights).to(self.dtype)
 
     def _candidates(self, table: Trajectories, steps: int) -> tuple[Ints, Floats]:
-        """Every row that a slice can begin with, and the mass of each. O(items)."""
+        """Returns all rows that can start a slice, and their masses. O(items)."""
         allowed = self._allowed(table, steps)
         trajectories = allowed[np.arange(len(allowed))]
         wanted = self._or_all(table, self._wanted(table, trajectories, steps), steps)
@@ -165,22 +165,22 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         return rows, self._tree.mass(table.elements_of(rows))
 
     def _suffice(self, table: Trajectories, allowed: Long, count: int, steps: int) -> bool:
-        """See `SliceSampler._suffice`: without ``eps`` a priority of 0 is never drawn."""
+        """True if these trajectories make a batch; without ``eps``, not those of priority 0."""
         if not len(allowed) or self.eps or self.ring() is None:
             return len(allowed) > 0
         return bool(self._candidates(table, steps)[1].any())
 
     def _room(self, lengths: Ints, steps: int) -> Ints:
-        """How many steps of trajectories of these lengths a slice can begin with."""
+        """Returns how many steps of trajectories of these lengths can start a slice."""
         room = places(lengths, steps, self.span)[1]
         return np.where(lengths < self._shortest(steps), 0, room)
 
     def _shortest(self, steps: int) -> int:
-        """The shortest trajectory to draw from: 1 if slices may be cut off, as in TorchRL."""
+        """Returns the least length to draw from; 1 if slices may be cut off, as in TorchRL."""
         return 1 if self.span.right else super()._shortest(steps)
 
     def _wanted(self, table: Trajectories, trajectories: Ints, steps: int) -> Flags:
-        """Which of these trajectories have a positive priority, bool ``[n]``. O(their items)."""
+        """True for each trajectory with a positive priority, bool ``[n]``. O(their items)."""
         each, at = np.unique(trajectories, return_inverse=True)
         lengths = table.lengths(each)
         rows, stops = consecutive(table.starts(each), lengths)
@@ -188,7 +188,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         return np.logical_or.reduceat(some, stops - lengths)[at]
 
     def _or_all(self, table: Trajectories, wanted: Flags, steps: int) -> Flags:
-        """The wanted trajectories, or all if none can be drawn from. O(items)."""
+        """Returns the wanted trajectories, or all if none has a priority above 0. O(items)."""
         if wanted.any():
             return wanted
         allowed = self._allowed(table, steps)

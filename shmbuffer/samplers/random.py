@@ -1,4 +1,4 @@
-"""Uniform drawing, with replacement."""
+"""Uniform sampling with replacement."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class RandomSampler(Sampler, metaclass=WithOrWithout):
     """Draws every item with the same probability, with replacement.
 
     Args:
-        replacement: False makes a `SamplerWithoutReplacement` instead.
-        **options: its arguments, ``drop_last`` and ``shuffle``.
+        replacement: False creates a `SamplerWithoutReplacement` instead.
+        **options: arguments of `SamplerWithoutReplacement`, ``drop_last`` and ``shuffle``.
 
     Raises:
-        TypeError: options together with replacement.
+        TypeError: options are given with replacement.
 
-    Cost: with a storage of this package one native call for draw and gather.
+    Cost: one native call for draw and gather with a storage of this package.
 
     Example:
         >>> from shmbuffer import RandomSampler
@@ -52,7 +52,7 @@ class RandomSampler(Sampler, metaclass=WithOrWithout):
             )
 
     def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[str, Any]]:
-        """Draw; see `Sampler.sample`."""
+        """Draws items; see `Sampler.sample`."""
         ring = ring_of(storage)
         if ring is not None and (batch_size or ring.length):
             elements, tickets, _ = draw_from(

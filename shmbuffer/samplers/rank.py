@@ -1,9 +1,9 @@
-"""The rank of a learner, which makes its draws differ from those of others with the same seed.
+"""Rank of a learner, which makes its draws differ from other learners with the same seed.
 
     key of a draw = mixed(63 bits of torch's default generator, rank)
 
-Rank 0 leaves the bits as they are, and so does a generator that was passed in, or a buffer that is
-not shared. A draw depends on no process id and no incarnation, so a run can be repeated.
+The bits are unchanged for rank 0, for a generator of the user, and for a buffer that is not shared.
+A draw does not depend on process ids or incarnations, so that a run can be repeated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shmbuffer.memory.format.names import is_number
 from shmbuffer.tensors.form import cpu
 
 UNKNOWN = -1
-"""Instead of a rank: the next draw finds it out."""
+"""Placeholder for a rank that the next draw determines."""
 
 _BITS = 2**64 - 1
 _KEY = 2**63 - 1
@@ -29,7 +29,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def require_rank(rank: Any) -> int | None:
-    """ValueError unless it is a rank, or None."""
+    """Raises ValueError unless ``rank`` is a rank or None."""
     if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 0):
         raise ValueError(
             f"rank is the number of this learner, 0, 1, 2 and so on, or None; not {rank!r}"
@@ -38,7 +38,7 @@ def require_rank(rank: Any) -> int | None:
 
 
 def known_rank(given: int | None) -> int | None:
-    """``given``, else torch.distributed's, else that in the variable RANK, else None."""
+    """Returns ``given``, torch.distributed's rank, the variable RANK, or None, in that order."""
     if given is not None:
         return given
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -53,14 +53,14 @@ def known_rank(given: int | None) -> int | None:
 
 
 def mixed(key: int, rank: int) -> int:
-    """Another key of 63 bits for each rank above 0 (the finalizer of SplitMix64)."""
+    """Returns a different 63-bit key for each rank above 0 (the finalizer of SplitMix64)."""
     if not rank:
         return key
     return int(_scrambled(key ^ _scrambled(rank * _GOLDEN))) & _KEY
 
 
 def _scrambled(bits: Any) -> Any:
-    """Scramble the bits of an int, or of uint64s."""
+    """Scrambles the bits of an int or of uint64s."""
     bits &= _BITS
     bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _BITS
     bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _BITS
@@ -70,20 +70,20 @@ def _scrambled(bits: Any) -> Any:
 class Share(NamedTuple):
     """A learner's share of a pass: one of every ``world_size`` successive places."""
 
-    # Which one differs from pass to pass. It depends on the place, not on their number.
+    # The share differs from pass to pass. It depends on the place, but not on the number of places.
     rank: int
     world_size: int
     seed: int
     number: int
-    """The number of the pass, from 0."""
+    """Number of the pass, from 0."""
 
     def of(self, places: Ints, *, shuffle: bool, even: bool) -> Ints:
-        """Our share of some places, in order; ``even``: as many as every learner has."""
+        """Returns our share of places, in order; ``even`` makes all shares equally large."""
         common = mixed(self.seed & _KEY, self.number + 1)
         block, at = np.divmod(places, self.world_size)
         turn = np.zeros(len(places), np.int64)
         if shuffle:
-            blocks = block.astype(np.uint64) * np.uint64(_GOLDEN)  # wraps, as it should
+            blocks = block.astype(np.uint64) * np.uint64(_GOLDEN)  # wraps intentionally
             turn = (_scrambled(blocks ^ np.uint64(common)) % self.world_size).astype(np.int64)
         owner = (at + turn) % self.world_size
         ours: Ints = places[owner == self.rank]
@@ -96,7 +96,7 @@ class Share(NamedTuple):
 
 
 def share_rank(given: int | None, world_size: int) -> int:
-    """The rank of a learner that shares its passes; ValueError if unknown or too large."""
+    """Returns the rank of a learner that shares its passes; ValueError if unknown or too large."""
     rank = known_rank(given)
     if rank is None and world_size > 1:
         raise ValueError(
@@ -114,12 +114,12 @@ def share_rank(given: int | None, world_size: int) -> int:
 def rank_of_draws(
     storage: Any, generator: torch.Generator | None, given: int | None, *, shared: bool
 ) -> int:
-    """The rank to mix into draws; warns if another process draws from the same random state."""
+    """Returns the rank to mix into draws; warns if another process draws from the same state."""
     engine = getattr(storage, "open_engine", None)
     seat = None if engine is None else engine.seat
     if seat is not None and not seat.is_ours():
         seat.rejoin()
-    shared = shared or getattr(storage, "shared", False)  # a foreign storage may not have it
+    shared = shared or getattr(storage, "shared", False)  # other storages may lack it
     if not (shared or (seat is not None and seat.was_joined())):
         return 0
     rank = (known_rank(given) if generator is None else given) or 0

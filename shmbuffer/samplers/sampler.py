@@ -1,4 +1,4 @@
-"""The base of all samplers: they give indices of items, and facts about the draw."""
+"""Base class of samplers, which return indices of items and data about the draw."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _T = TypeVar("_T")
 
 NOTHING_THERE = "Cannot sample from an empty storage: write something into it first"
 ATTEMPTS = 16
-"""How often a draw is repeated, if others overwrite its choice, before it fails."""
+"""Number of attempts if other processes overwrite the chosen items."""
 
 
 class WithOrWithout(type):
-    """Makes ``RandomSampler(replacement=False)`` a `SamplerWithoutReplacement`."""
+    """Makes ``RandomSampler(replacement=False)`` create a `SamplerWithoutReplacement`."""
 
     _without_replacement: Any
 
     def __call__(cls, *args: Any, replacement: bool = True, **options: Any) -> Any:
-        """A sampler; derived classes draw with replacement."""
+        """Creates a sampler; only a class that defines it has a form without replacement."""
         if replacement:
             return super().__call__(*args, **options)
         if "_without_replacement" not in vars(cls):
@@ -45,18 +45,18 @@ class WithOrWithout(type):
 
 
 class Sampler(Checkpoints):
-    """Draws items.
+    """Base class of samplers, which choose items.
 
-    A sampler of your own needs ``sample``; the buffer reads the items at its indices. Those of this
-    package draw, gather and validate in one call of the C core, if the storage has a ring.
+    A custom sampler needs ``sample``; the buffer reads the items at its indices. Samplers of this
+    package draw, gather and validate in one call of the C core if the storage has a ring.
 
     Source: ``torchrl.data.replay_buffers.Sampler``.
     """
 
     _rng: torch.Generator | None = None
-    """The buffer's generator; None is torch's default one."""
+    """Generator of the buffer; None is torch's default generator."""
     _rank_in_draws: int = UNKNOWN
-    """Mixed into draws: 0 changes nothing, `UNKNOWN` until the first draw."""
+    """Rank that is mixed into draws: 0 changes nothing, `UNKNOWN` until the first draw."""
     _rank_given: tuple[int | None, bool] = None, False
     """The buffer's ``rank``, and whether it is treated as shared."""
     _own_rank: int | None = None
@@ -69,111 +69,111 @@ class Sampler(Checkpoints):
         return self._rank_given[0] if self._own_rank is None else self._own_rank
 
     def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[str, Any]]:
-        """Draw.
+        """Draws items.
 
         Args:
             storage: the storage to draw from.
-            batch_size: how many items.
+            batch_size: number of items.
 
         Returns:
             Element indices: int64 ``[batch_size]``, or a tuple of ``ndim`` of them; and a dict of
             tensors ``[batch_size]`` that become part of the sample.
 
         Raises:
-            EmptyBufferError: nothing to draw from.
+            EmptyBufferError: the storage is empty.
         """
         raise NotImplementedError(f"{type(self).__name__} has no sample()")
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
-        """True if `sample` would give a batch now."""
+        """True if `sample` would return a batch now."""
         return len(storage) > 0
 
     def _sampleable_count(self, storage: Any, batch_size: int) -> int:
-        """How many different draws are possible: items, or places where a slice can begin."""
+        """Returns the number of different draws: items, or places where a slice can start."""
         return len(storage)
 
     def add(self, index: Any) -> None:
-        """An item was written at ``index``."""
+        """Notes that an item was written at ``index``."""
 
     def extend(self, index: Any) -> None:
-        """Items were written at ``index``."""
+        """Notes that items were written at ``index``."""
 
     def mark_update(self, index: Any, *, storage: Any = None) -> None:
-        """The items at ``index`` were written again."""
+        """Notes that the items at ``index`` were rewritten."""
 
     def update_priority(
         self, index: Any, priority: Any, *, storage: Any = None, generation: Any = None
     ) -> PriorityUpdate:
-        """Change priorities, where the sampler has any."""
+        """Changes priorities, if the sampler has any."""
         return PriorityUpdate(0, 0)
 
     @property
     def default_priority(self) -> float:
-        """The priority of a new item."""
+        """Priority of a new item."""
         return 1.0
 
     @property
     def ran_out(self) -> bool:
-        """True if the last draw ended a pass; can be set to False if the sampler has passes."""
+        """True if the last draw ended a pass; samplers with passes allow setting it to False."""
         return False
 
     def _position(self) -> Any:
-        """The position to which `_rewind` takes back draws; cheap. None if draws change nothing."""
+        """Returns a position for `_rewind`, at low cost; None if draws change nothing."""
         return None
 
     def _rewind(self, position: Any) -> None:
-        """Take back all draws since `_position`, as of prefetched batches never delivered."""
+        """Reverts all draws since `_position`, such as prefetched batches never delivered."""
 
     def _to_plain(self, position: Any, before: Any) -> Any:
-        """A position for a save, after ``before``; TypeError: prefetched batches are redrawn."""
+        """Converts a position for a save; TypeError if prefetched batches have to be redrawn."""
         if position is not None:
             raise TypeError(f"the position of a {type(self).__name__} has no plain form")
 
     def _of_plain(self, plain: Any, before: Any) -> Any:
-        """The position from `_to_plain`."""
+        """Reverses `_to_plain`."""
         return None
 
     def _again(self, storage: Any, index: Any) -> tuple[Any, dict[str, Any]]:
-        """Draw again, as items were overwritten; in a pass, the same places as they are now."""
+        """Repeats a draw because items were overwritten; in a pass, at the same places."""
         return self.sample(storage, self._size_of(index))
 
     def _size_of(self, index: Any) -> int:
-        """The batch size of a draw, from its index."""
+        """Returns the batch size of a draw from its index."""
         return len(index[0] if isinstance(index, tuple) else index)
 
     def _divide(self, worker: int, workers: int, rank: int, seed: int) -> None:
-        """Share each pass with other workers of this learner; all get the same ``seed``."""
+        """Shares each pass with other workers of this learner; all get the same ``seed``."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the sampler, without its arguments."""
+        """Returns the state of the sampler without its arguments."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state."""
+        """Loads a state."""
 
     def _empty(self) -> None:
-        """The storage was emptied."""
+        """Notes that the storage was emptied."""
 
     def _loaded_into(self, storage: Any) -> None:
-        """The loaded state belongs to the items in ``storage`` now."""
+        """Notes that the loaded state belongs to the items in ``storage``."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_rank_in_draws": UNKNOWN}  # another process, another learner
+        return {**self.__dict__, "_rank_in_draws": UNKNOWN}  # may be another learner
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
 
 def lanes_of(storage: Any) -> tuple[int, ...]:
-    """Sizes of a storage's dimensions after the first; ``()`` where it has one dimension."""
+    """Returns the sizes of a storage's dimensions after the first; ``()`` for one dimension."""
     if isinstance(storage, RingBacked):
         return storage.lanes()
-    ndim = getattr(storage, "ndim", 1)  # a foreign storage: TorchRL uses its shape
+    ndim = getattr(storage, "ndim", 1)  # other storage: use its shape, as TorchRL does
     return tuple(storage.shape[1:ndim]) if ndim > 1 else ()
 
 
 def in_storage(storage: Any, elements: torch.Tensor) -> Any:
-    """Elements as an index of ``storage``: coordinates if it has lanes."""
+    """Converts elements to an index of ``storage``: coordinates if it has lanes."""
     lanes = lanes_of(storage)
     return unravel(elements, lanes) if lanes else elements
 
@@ -189,9 +189,9 @@ def unchanged(storage: Any, draw: Callable[[], _T | None], what: str) -> _T:
     """Draws until no chosen item was overwritten meanwhile.
 
     Args:
-        storage: to draw from.
-        draw: chooses; None: a chosen item was overwritten.
-        what: was chosen, for the message.
+        storage: the storage to draw from.
+        draw: chooses items; returns None if one was overwritten.
+        what: name of the chosen items, for the message.
 
     Raises:
         RuntimeError: items were overwritten in each attempt.
@@ -213,15 +213,15 @@ _gate = threading.RLock()  # reentrant: a signal handler may fork while its thre
 
 
 def between_forks(call: Callable[..., _T], *arguments: Any, **options: Any) -> _T:
-    """Call a function that uses a generator of torch, with no fork of this process meanwhile."""
+    """Calls a function that uses a generator of torch, while no fork can happen."""
     # A child forked while another thread draws would inherit the generator's mutex locked.
     with _gate:
         return call(*arguments, **options)
 
 
 def draw_key(sampler: Sampler, storage: Any) -> int:
-    """Draw a key of 63 bits from the sampler's generator and the `rank`; 0.5 µs."""
-    # The tensor that torch fills is kept, one a thread, and read in place.
+    """Draws a 63-bit key from the sampler's generator and the `rank`; 0.5 µs."""
+    # Each thread reuses one tensor, which torch fills and which is read in place.
     if rank := sampler._rank_in_draws:
         rank = ask_rank(sampler, storage)
     try:
@@ -238,7 +238,7 @@ def draw_key(sampler: Sampler, storage: Any) -> int:
 
 
 def drawn_by(sampler: Sampler, call: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
-    """Draw with a function of torch, for a sampler that knows its rank."""
+    """Draws with a function of torch, for a sampler that knows its rank."""
     generator = sampler._rng
     if sampler._rank_in_draws > 0:
         generator = torch.Generator().manual_seed(draw_key(sampler, None))
@@ -246,13 +246,13 @@ def drawn_by(sampler: Sampler, call: Callable[..., torch.Tensor], *arguments: An
 
 
 def random_numbers(sampler: Sampler, count: int) -> Ints:
-    """Random numbers below 2**62; modulo the number of choices, the bias is below 2**-30."""
+    """Returns random numbers below 2**62; their bias modulo a count is below 2**-30."""
     numbers: Ints = drawn_by(sampler, cpu.randint, 2**62, (count,)).numpy()
     return numbers
 
 
 def ask_rank(sampler: Sampler, storage: Any) -> int:
-    """The rank to mix into draws, found out at the first draw of a process."""
+    """Returns the rank to mix into draws, which the first draw of a process determines."""
     if sampler._rank_in_draws < 0:
         sampler._rank_in_draws = between_forks(
             rank_of_draws,
@@ -270,7 +270,7 @@ def _forget_ranks() -> None:
         sampler._rank_in_draws = UNKNOWN
 
 
-# Methods of C, because Ctrl-C may interrupt the start of a Python function.
+# C functions, because Ctrl-C may interrupt the start of a Python function.
 os.register_at_fork(
     before=_gate.acquire, after_in_parent=_gate.release, after_in_child=_gate.release
 )

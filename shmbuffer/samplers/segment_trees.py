@@ -1,4 +1,4 @@
-"""Trees of sums and of minima in the memory of this process, on the C core's tree."""
+"""Trees of sums and minima in the memory of this process, using the C core's tree."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from shmbuffer.memory.format.array_types import Ints
 
 
 class SegmentTree:
-    """Numbers by index, and their sum or minimum over any range, in O(log size).
+    """Numbers by index with their sum or minimum over any range in O(log size).
 
     Indices and values may be numbers, arrays or tensors; a result has the type of the index. The
-    tree is not shared; that of a `PrioritizedSampler` is.
+    tree is not shared, unlike that of a `PrioritizedSampler`.
 
     Args:
-        size: how many numbers, at least 1.
+        size: number of elements, at least 1.
     """
 
     _dtype: ClassVar[type[np.floating[Any]]]
@@ -35,36 +35,37 @@ class SegmentTree:
 
     @property
     def size(self) -> int:
-        """How many numbers the tree has."""
+        """Number of elements."""
         return self._size
 
     @property
     def capacity(self) -> int:
-        """The power of two above ``size``, as in TorchRL."""
+        """Power of two above ``size``, as in TorchRL."""
         return 1 << self._size.bit_length()
 
     @property
     def identity_element(self) -> float:
-        """The number at indices that were never set."""
+        """Value of elements that were never set."""
         return float(np.finfo(self._dtype).max) if self._least else 0.0
 
     def __len__(self) -> int:
         return self._size
 
     def at(self, index: Any) -> Any:
-        """The numbers at ``index``; IndexError: out of range."""
+        """Returns the numbers at ``index``; IndexError if it is out of range."""
         return _like(index, self._nodes[self._places(index)].astype(self._dtype))
 
     def update(self, index: Any, value: Any) -> None:
-        """Set numbers; for an index that is given twice, the last one counts.
+        """Sets numbers; if an index occurs twice, the last number is used.
 
         Args:
-            index: ``[n]``, or one.
-            value: ``[n]``, or one for all.
+            index: ``[n]``, or one index.
+            value: ``[n]``, or one number for all.
 
         Raises:
-            IndexError: out of range; nothing was changed.
-            ValueError: NaN, or another number of values; nothing was changed.
+            IndexError: an index is out of range; nothing was changed.
+            ValueError: a value is NaN, or the numbers of values and indices differ; nothing was
+                changed.
         """
         places, values = self._places(index), _numbers(value, self._dtype)
         if values.size not in (1, places.size) or np.isnan(values).any():
@@ -79,7 +80,7 @@ class SegmentTree:
     __setitem__ = update
 
     def query(self, left: Any, right: Any) -> Any:
-        """The sum or minimum from ``left`` to before ``right``; `identity_element` if empty."""
+        """Returns the sum or minimum of ``[left, right)``; `identity_element` if it is empty."""
         ends = [_numbers(end, np.int64).clip(0, self._size) for end in (left, right)]
         first, end = (np.ascontiguousarray(one) for one in np.broadcast_arrays(*ends))
         found = np.empty(first.size)
@@ -102,7 +103,7 @@ class SegmentTree:
         return self._nodes.ctypes.data
 
     def _places(self, index: Any) -> Ints:
-        """A copy of an index, ``[n]``."""
+        """Returns a copy of an index, ``[n]``."""
         places = _numbers(index, np.int64).copy()
         wrong = places[(places < 0) | (places >= self._size)]
         if len(wrong):
@@ -117,9 +118,9 @@ class _Sums(SegmentTree):
     _least = False
 
     def scan_lower_bound(self, value: Any) -> Any:
-        """The first index at which the running sum reaches ``value``, an int or int64 ``[n]``.
+        """Returns the first index at which the running sum reaches ``value``, an int or ``[n]``.
 
-        It is ``size`` if the sum of all is less, and undefined with negative numbers.
+        The result is ``size`` if the total is less, and undefined for negative numbers.
         """
         values = _numbers(value, np.float64)
         found = np.empty(values.size, np.int64)
@@ -130,7 +131,7 @@ class _Sums(SegmentTree):
 
 
 class SumSegmentTreeFp32(_Sums):
-    """Sums of float32 numbers, computed in float64; see `SegmentTree`.
+    """Tree of sums of float32 numbers, computed in float64; see `SegmentTree`.
 
     Example:
         >>> from shmbuffer import SumSegmentTreeFp32
@@ -146,7 +147,7 @@ class SumSegmentTreeFp32(_Sums):
 
 
 class SumSegmentTreeFp64(_Sums):
-    """Sums of float64 numbers; see `SumSegmentTreeFp32`.
+    """Tree of sums of float64 numbers; see `SumSegmentTreeFp32`.
 
     Source: ``torchrl.data.replay_buffers.SumSegmentTreeFp64``.
     """
@@ -155,7 +156,7 @@ class SumSegmentTreeFp64(_Sums):
 
 
 class MinSegmentTreeFp32(SegmentTree):
-    """Minima of float32 numbers; see `SegmentTree`.
+    """Tree of minima of float32 numbers; see `SegmentTree`.
 
     Example:
         >>> from shmbuffer import MinSegmentTreeFp32
@@ -172,7 +173,7 @@ class MinSegmentTreeFp32(SegmentTree):
 
 
 class MinSegmentTreeFp64(SegmentTree):
-    """Minima of float64 numbers; see `MinSegmentTreeFp32`.
+    """Tree of minima of float64 numbers; see `MinSegmentTreeFp32`.
 
     Source: ``torchrl.data.replay_buffers.MinSegmentTreeFp64``.
     """
@@ -182,16 +183,16 @@ class MinSegmentTreeFp64(SegmentTree):
 
 
 def _numbers(value: Any, dtype: type[np.generic]) -> NDArray[Any]:
-    """Numbers as an array ``[n]``."""
+    """Converts numbers to an array ``[n]``."""
     array = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
     if dtype is np.int64 and array.size and array.dtype.kind not in "iu":
         raise TypeError(f"an index is made of integers, got {array.dtype}")
-    with np.errstate(over="ignore"):  # float32 has no more than infinity
+    with np.errstate(over="ignore"):  # too large for float32: infinity
         return np.ascontiguousarray(array.reshape(-1), dtype)
 
 
 def _like(given: Any, values: NDArray[Any]) -> Any:
-    """Values in the form of the index."""
+    """Returns values in the form of the index."""
     if isinstance(given, torch.Tensor):
         return torch.from_numpy(values).reshape(given.shape).to(given.device)
     return values.reshape(np.shape(given)) if np.ndim(given) else values[0].item()

@@ -1,4 +1,4 @@
-"""Slices of trajectories, with replacement."""
+"""Sampling of trajectory slices with replacement."""
 
 from __future__ import annotations
 
@@ -36,63 +36,65 @@ _SHOWN = (
 
 
 class SliceSampler(Sampler, metaclass=WithOrWithout):
-    """Slices of trajectories: draws a trajectory, then a place in it for the slice to begin.
+    """Draws slices of trajectories: first a trajectory, then the start of a slice in it.
 
-    Every trajectory that is long enough is equally likely, and so is every slice in it; with
-    replacement. A batch is a concatenation of slices.
+    Trajectories that are long enough are equally likely, and so are the slices of one. Slices are
+    drawn with replacement, and a batch concatenates them.
 
-    - A slice is contiguous in time and from one trajectory. It never crosses the ring's head, nor a
-      slot without an item. With several collectors it is from one life of one of them.
+    - A slice is contiguous in time and from one trajectory. It never crosses the ring's head or an
+      empty slot. With several collectors it comes from one of them, without a restart in between.
     - Its last step is marked ``True`` under ``truncated_key``, and under ``done`` next to it;
-      ``terminated`` next to it is as stored. Items with an entry ``init_key`` have it ``True`` on
-      the first step. The marks are entries of a `TensorDictReplayBuffer`'s sample, and of ``info``.
-    - The newest item of a collector ends an open trajectory, as does a collector's death: slices
+      ``terminated`` next to it is as stored. If items have an entry ``init_key``, it is ``True`` on
+      the first step. These marks are entries of a `TensorDictReplayBuffer`'s sample, and of
+      ``info``.
+    - The newest item of a collector ends an open trajectory, as does the collector's death. Slices
       that reach it are truncated there.
 
-    Trajectories end where ``end_key`` (or one of ``end_keys``) is true and where ``traj_key``
-    changes. With neither, the ids under ``("collector", "traj_ids")`` or ``"episode"`` are used if
-    the items have them, else ``("next", "done")``. A flag of several numbers is true if any of them
-    is. Changes are seen if they are made by a write, or by an assignment to the buffer or storage;
-    changes through a view of the memory, ``rb[:]["done"][3] = True``, are not.
+    A trajectory ends if ``end_key`` (or one of ``end_keys``) is true or ``traj_key`` changes. By
+    default the ids under ``("collector", "traj_ids")`` or ``"episode"`` are used if the items have
+    them, else ``("next", "done")``. A flag of several numbers is true if any of them is. Writes and
+    assignments to the buffer or storage are noticed; changes through a view of the memory, such as
+    ``rb[:]["done"][3] = True``, are not.
 
     Args:
-        num_slices: slices of a batch; the batch size is a multiple of it.
-        slice_len: steps of a slice; the batch size is a multiple of it. Exactly one of the two.
+        num_slices: number of slices in a batch; divides the batch size.
+        slice_len: number of steps in a slice; divides the batch size. Pass exactly one of the two.
         end_key: flag of the last step of a trajectory.
-        end_keys: several flags, combined with or; missing ones are ignored.
-        traj_key: id of the trajectory; if the items lack it, end keys are used.
+        end_keys: several flags, any of which ends a trajectory; missing ones are ignored.
+        traj_key: id of the trajectory; if the items lack it, the end keys are used.
         step_key: number of the step, for ``fragmented``.
-        fragmented: a trajectory's items are anywhere, in the order of ``step_key``, for each
-            collector separately. A missing step cuts.
-        ends: bool ``[items]``, instead of stored flags; the first item follows the last one unless
-            that is an end. Needs ``cache_values=True``.
-        trajectories: integers ``[items]``, the same with ids.
-        cache_values: do not read items that are objects again while nothing is written. Of tensors
-            and records only new ones are read in any case.
-        truncated_key: see above; None marks nothing.
-        init_key: see above; None marks nothing.
-        strict_length: draw only from trajectories that are long enough. False takes shorter ones
-            whole, which makes the batch shorter.
-        pad_output: repeat the last step of a short slice, so that the batch has its size; real
-            steps are ``True`` under ``("collector", "mask")``, ``[n]``. Needs
-            ``strict_length=False``.
-        compile: accepted; nothing here is compiled.
-        span: cut slices off at the beginning or end of a trajectory, so that its first and last
-            steps are drawn as often as others: True down to one step, an int i down to
-            ``slice length - i``. A tuple: at the beginning, at the end.
-        use_gpu: accepted; trajectories are found on the CPU.
+        fragmented: whether items of a trajectory may be anywhere; they are ordered by ``step_key``
+            for each collector. A missing step ends a trajectory.
+        ends: bool ``[items]``, replaces stored flags; the first item follows the last one unless
+            that is an end. Requires ``cache_values=True``.
+        trajectories: integers ``[items]``, replaces stored ids in the same way.
+        cache_values: whether objects are read again only after a write. Tensors and records are
+            never read twice.
+        truncated_key: see above; None sets no marks.
+        init_key: see above; None sets no marks.
+        strict_length: whether only trajectories that are long enough are drawn from. False also
+            takes shorter ones completely, which makes the batch shorter.
+        pad_output: whether the last step of a short slice is repeated to fill the batch; real steps
+            are ``True`` under ``("collector", "mask")``, ``[n]``. Requires ``strict_length=False``.
+        compile: accepted without effect.
+        span: whether slices may be cut off at the start or end of a trajectory, so that its first
+            and last steps are drawn as often as others. True allows one step, an int i ``slice
+            length - i`` steps. A tuple has a value for the start and one for the end.
+        use_gpu: accepted without effect; trajectories are found on the CPU.
 
     Raises:
-        SliceArgumentsError: (TypeError, ValueError) both or none of ``num_slices``, ``slice_len``.
-        ValueError: a number below 1; ``pad_output`` with ``strict_length``; a ``span`` that is no
-            bool, int or pair of them; ``fragmented`` without ``step_key`` or with given tensors.
-        RuntimeError: arguments that exclude each other, or ``ends`` or ``trajectories`` without
-            ``cache_values``.
+        SliceArgumentsError: (TypeError, ValueError) both or neither of ``num_slices`` and
+            ``slice_len`` are given.
+        ValueError: a number is below 1; ``pad_output`` with ``strict_length``; ``span`` is not a
+            bool, an int or a pair of them; ``fragmented`` without ``step_key`` or with ``ends`` or
+            ``trajectories``.
+        RuntimeError: arguments exclude each other, or ``ends`` or ``trajectories`` are given
+            without ``cache_values``.
 
-    Cost: 60 to 100 µs a batch of 256, whatever the capacity, and 80 ns for each item written since
-        the last draw. The first draw reads every slot, 50 ms a million; one after a write into
-        named slots, or in place, every slot's word, 2 ms a million. 12 to 16 bytes an item. Every
-        draw reads all objects, and all items of a storage of your own, again.
+    Cost: 60 to 100 µs per batch of 256 at any capacity, and 80 ns per item written since the last
+        draw. The first draw reads every slot, 50 ms per million. A draw after a write at given
+        places, or in place, reads every slot word, 2 ms per million. 12 to 16 bytes per item.
+        Objects, and items of a custom storage, are all read again by every draw.
 
     Example:
         >>> import torch
@@ -122,7 +124,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
     end_key: Key | None
     end_keys: Sequence[Key] | None
     traj_key: Key | None
-    step_key: Key | None = "step_count"  # of the class too, as in TorchRL
+    step_key: Key | None = "step_count"  # also an attribute of the class, as in TorchRL
     fragmented: bool = False
     cache_values: bool
     truncated_key: Key | None
@@ -158,34 +160,34 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         self._apply_options(SliceOptions.from_arguments(locals()))
 
     def _apply_options(self, options: SliceOptions, windows: Windows | None = None) -> None:
-        """Takes the arguments of a constructor over, as attributes and rules."""
+        """Sets the arguments of a constructor as attributes and rules."""
         vars(self).update(options.attributes())
         if not options.are_given and options.end_key is None and options.end_keys is None:
             self.end_key = DONE
         self._marks = Marks.of(options.truncated_key, options.init_key)
         self._boundaries = Boundaries(options, self._marks.paths, windows)
-        self._asked = 0  # the last batch size, for `_again`
+        self._asked = 0  # last batch size, for `_again`
 
     # -- drawing -------------------------------------------------------------------------------
 
     def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[Any, Any]]:
-        """Draw; see `Sampler.sample`.
+        """Draws slices; see `Sampler.sample`.
 
         Args:
-            storage: where from.
-            batch_size: steps of all slices together.
+            storage: the storage to draw from.
+            batch_size: total number of steps.
 
         Returns:
-            Element indices int64 ``[n]``, or a tuple of ``ndim`` of them; and the marks of the
-            steps, bool ``[n, *shape]`` (``[n, 1]`` if no such flag is stored), under tuples, and,
-            with a ring, ``"index_generation"``, int64 ``[n]``. n is ``batch_size`` if every slice
-            has its full length.
+            Element indices int64 ``[n]``, or a tuple of ``ndim`` of them, and a dict. It has the
+                marks under tuples, bool ``[n, *shape]`` (``[n, 1]`` if no such flag is stored).
+                With a ring it also has ``"index_generation"``, int64 ``[n]``. n is ``batch_size``
+                if every slice has its full length.
 
         Raises:
-            EmptyBufferError: nothing to draw from.
-            RuntimeError: ``batch_size`` is no multiple, no trajectory is long enough, or the items
-                have no entry that ends one.
-            ValueError: ``span`` would leave nothing of a slice.
+            EmptyBufferError: the storage is empty.
+            RuntimeError: ``batch_size`` is not a multiple, no trajectory is long enough, or the
+                items have no entry that ends one.
+            ValueError: ``span`` would leave no step of a slice.
         """
         count, steps = self._sizes(batch_size)
         self._asked = batch_size
@@ -196,7 +198,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         return self._draw(storage, steps, lambda table: self._choose(storage, table, count, steps))
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
-        """See `Sampler.can_sample`: a trajectory is long enough. Raises as `sample` does."""
+        """True if a trajectory is long enough. Raises the errors of `sample`."""
         count, steps = self._sizes(batch_size)
         with self._boundaries.lock:
             try:
@@ -206,7 +208,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
             return self._suffice(table, table.long(self._shortest(steps)), count, steps)
 
     def _sampleable_count(self, storage: Any, batch_size: int) -> int:
-        """Places where a slice can begin; O(trajectories)."""
+        """Returns the number of places where a slice can start; O(trajectories)."""
         steps = self._sizes(batch_size)[1]
         with self._boundaries.lock:
             try:
@@ -218,13 +220,13 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         return int(np.maximum(lengths - steps + 1, 1).sum())
 
     def _suffice(self, table: Trajectories, allowed: Long, count: int, steps: int) -> bool:
-        """True if these trajectories make a batch."""
+        """True if these trajectories suffice for a batch."""
         return len(allowed) > 0
 
     def _from_columns(
         self, storage: Any, count: int, steps: int
     ) -> tuple[Any, dict[Any, Any]] | None:
-        """Slices of full length, cut and marked by the core; None if it cannot read the flags."""
+        """Draws slices of full length in the core; None if it cannot read the flags."""
         ask_rank(self, storage)
         ring, position = ring_of(storage), self._position()
         with self._boundaries.lock:
@@ -247,7 +249,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         return in_storage(storage, elements), info
 
     def _put(self, table: Trajectories, count: int, steps: int, out: int) -> None:
-        """Write the elements of random slices to an address."""
+        """Writes the elements of random slices to an address."""
         which, begins = random_numbers(self, count), random_numbers(self, count)
         if not table.slices_at(which, begins, steps, out):
             self._allowed(table, steps)  # raises
@@ -255,7 +257,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
     def _draw(
         self, storage: Any, steps: int, choose: Callable[[Trajectories], Cuts]
     ) -> tuple[Any, dict[Any, Any]]:
-        """Choose slices, and read their flags; again if they are overwritten meanwhile."""
+        """Chooses slices and reads their flags, repeated if they are overwritten meanwhile."""
         ask_rank(self, storage)
         ring, position = ring_of(storage), self._position()
 
@@ -281,11 +283,11 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         return unchanged(storage, draw, "slices")
 
     def _overtaken(self, ring: Ring, position: Any) -> None:
-        """Take back draws since that position: their items were overwritten."""
+        """Reverts draws since that position, because their items were overwritten."""
         self._rewind(position)
 
     def _sizes(self, batch_size: int) -> tuple[int, int]:
-        """Slices of a batch, and steps of a slice."""
+        """Returns the number of slices in a batch and of steps in a slice."""
         count, steps = self.num_slices, self.slice_len
         name, value = ("num_slices", count) if steps is None else ("slice_len", steps)
         assert value is not None
@@ -297,13 +299,13 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         return (value, batch_size // value) if steps is None else (batch_size // value, value)
 
     def _choose(self, storage: Any, table: Trajectories, count: int, steps: int) -> Cuts:
-        """The next slices."""
+        """Chooses the next slices."""
         allowed = self._allowed(table, steps)
         chosen = allowed[random_numbers(self, count) % len(allowed)]
         return Cuts(chosen, self._begins(table, chosen, steps))
 
     def _allowed(self, table: Trajectories, steps: int) -> Long:
-        """Trajectories to draw from; RuntimeError if there are none."""
+        """Returns the trajectories to draw from; RuntimeError if there are none."""
         allowed = table.long(self._shortest(steps))
         if not len(allowed):
             raise RuntimeError(
@@ -314,16 +316,16 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         return allowed
 
     def _shortest(self, steps: int) -> int:
-        """How many steps a trajectory needs to be drawn from."""
+        """Returns the least length of a trajectory to draw from."""
         return steps if self.strict_length else 1
 
     def _begins(self, table: Trajectories, chosen: Ints, steps: int) -> Ints:
-        """A step of each trajectory to begin at, uniformly over the possible ones."""
+        """Chooses a first step in each trajectory, uniformly over the possible ones."""
         first, count = places(table.lengths(chosen), steps, self.span)
         return first + random_numbers(self, len(chosen)) % count
 
     def _size_of(self, index: Any) -> int:
-        """The batch size of a draw, which the index of short slices does not tell."""
+        """Returns the batch size of a draw, which the index of short slices does not show."""
         whole = self.strict_length and not any(self.span)
         return super()._size_of(index) if whole else self._asked
 

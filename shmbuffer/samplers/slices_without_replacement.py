@@ -1,4 +1,4 @@
-"""Slices of trajectories, one of each a pass."""
+"""Sampling of one slice per trajectory in each pass."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from shmbuffer.tensors.form import cpu
 
 
 class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
-    """Draws one slice of every trajectory that is long enough, then begins the next pass.
+    """Draws one slice of every trajectory that is long enough, then starts the next pass.
 
-    Each pass draws other slices. The last batch of a pass may be short; after it `ran_out` is True,
-    which ends an iteration over the buffer.
+    Each pass draws different slices. The last batch of a pass may be short. After it `ran_out` is
+    True, which ends an iteration over the buffer.
 
-    A write of this buffer begins a new pass, as in TorchRL. Writes of others into a shared storage
-    join at the next pass, so that a pass ends although they go on writing; a trajectory whose first
-    item was overwritten is left out.
+    A write of this buffer starts a new pass, as in TorchRL. Writes of other processes are included
+    in the next pass, so that a pass ends while they continue to write. A trajectory whose first
+    item was overwritten is skipped.
 
     Args:
-        drop_last: leave out the last batch of a pass if it would be short.
-        shuffle: a new random order each pass; False is the order of age.
-        world_size: number of learners that share a pass, each trajectory drawn by one of them,
-            exactly so as long as nothing is written; see `SamplerWithoutReplacement`.
-        rank: see there.
-        seed: see there.
-        **slices: see `SliceSampler`; all but ``fragmented``, ``pad_output``, ``span`` and
+        drop_last: whether the last batch of a pass is dropped if it would be short.
+        shuffle: whether each pass has a new random order; False uses the order of age.
+        world_size: number of learners that share a pass. While nothing is written, exactly one of
+            them draws each trajectory; see `SamplerWithoutReplacement`.
+        rank: see `SamplerWithoutReplacement`.
+        seed: see `SamplerWithoutReplacement`.
+        **slices: arguments of `SliceSampler` except ``fragmented``, ``pad_output``, ``span`` and
             ``step_key``. ``cache_values`` is True.
 
     Raises:
-        ValueError: as these two; and a sample with ``drop_last``, of more slices than there are
-            trajectories.
+        ValueError: as those two classes. A sample with ``drop_last`` raises it, too, if a batch
+            needs more slices than there are trajectories.
 
-    Cost: O(trajectories) for a new pass, else what is drawn; and see `SliceSampler`.
+    Cost: O(trajectories) for a new pass, else O(slices); see also `SliceSampler`.
 
     Example:
         >>> import torch
@@ -85,7 +85,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
     # -- drawing -------------------------------------------------------------------------------
 
     def _choose(self, storage: Any, table: Trajectories, count: int, steps: int) -> Cuts:
-        """The next ``count`` of the pass."""
+        """Chooses the next ``count`` slices of the pass."""
         allowed = self._allowed(table, steps)
         least = count if self.drop_last else min(count, 1)
         ring: Ring | None = ring_of(storage)
@@ -109,11 +109,11 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         return Cuts(chosen, self._begins(table, chosen, steps))
 
     def _suffice(self, table: Trajectories, allowed: Long, count: int, steps: int) -> bool:
-        """See `SliceSampler._suffice`: with ``drop_last`` a batch is whole."""
+        """True if these trajectories suffice for a batch; with ``drop_last``, for a full one."""
         return len(self._ours(np.arange(len(allowed)))) >= self._least(count)
 
     def _left(self, ring: Ring | None, table: Trajectories, steps: int) -> Ints | None:
-        """The trajectories of ``table`` that are left of the pass; None if it is over."""
+        """Returns the trajectories that remain in the pass; None if it is over."""
         now = self._pass
         if not isinstance(now.order, np.ndarray) or self._written:
             return None
@@ -129,7 +129,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         return left
 
     def _again(self, storage: Any, index: Any) -> tuple[Any, dict[Any, Any]]:
-        """Draw as many slices of different trajectories; the pass does not change."""
+        """Draws as many slices of different trajectories without changing the pass."""
         steps = self._sizes(self._asked)[1]
         count = -(-len(index[0] if isinstance(index, tuple) else index) // steps)
 
@@ -143,11 +143,11 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
     # -- state ---------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the pass is; see `SamplerWithoutReplacement.state_dict`.
+        """Returns the position of the pass; see `SamplerWithoutReplacement.state_dict`.
 
-        ``_heads`` has the first element of each trajectory that is left, or is None between two
-        passes, ``_trajectories`` their number in the pass. ``_sample_list`` is None: TorchRL, whose
-        trajectories have other numbers, begins a new pass.
+        ``_heads`` has the first element of each remaining trajectory, or is None between passes.
+        ``_trajectories`` is the number of trajectories in the pass. ``_sample_list`` is None, so
+        that TorchRL, which numbers trajectories differently, starts a new pass.
         """
         state = super().state_dict()
         return {
@@ -158,11 +158,11 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state; of TorchRL's, ``drop_last`` and ``_ran_out``.
+        """Loads a state; from TorchRL's state, only ``drop_last`` and ``_ran_out``.
 
-        If the storage has another number of items than the pass had, a new pass begins.
+        If the storage has another number of items than the pass had, a new pass starts.
         """
-        # Without tickets: the items that were loaded have others.
+        # Without tickets, because loaded items have different ones.
         super().load_state_dict({**state_dict, "_sample_list": state_dict.get("_heads")})
         self._pass = self._pass._replace(whole=int(state_dict.get("_trajectories", 0)))
 

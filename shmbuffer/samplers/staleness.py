@@ -1,4 +1,4 @@
-"""Items by how stale they are: for collectors that lag behind the policy."""
+"""Sampling by staleness, for collectors that lag behind the policy."""
 
 from __future__ import annotations
 
@@ -32,37 +32,37 @@ _LARGEST = 2**62
 
 
 class StalenessAwareSampler(ClaimingSampler):
-    """Items in proportion to a weight that falls with their staleness, and none that is too stale.
+    """Draws items by a weight that falls with their staleness, up to a maximum staleness.
 
-    The staleness of an item is `consumer_version` less the version that the item has under
-    ``version_key``: how many updates ago the policy was that made it. Collectors lag differently,
-    so versions lie in the storage in any order; every item is weighed by its own.
+    The staleness of an item is `consumer_version` minus the item's version under ``version_key``.
+    It is the number of policy updates since the item was collected. Versions may be in any order in
+    the storage, because each collector lags differently.
 
-    No item comes twice in a batch, unless fewer than the batch are fresh enough: then with
-    replacement, as in TorchRL. The next item is each of those that are left with probability
-    ``weight / sum(weights)``, exactly.
+    A batch has no item twice, unless there are too few fresh items. Then it is drawn with
+    replacement, as in TorchRL. Each draw chooses one of the remaining items with probability
+    ``weight / sum(weights)``.
 
-    A sample has the staleness of its items under ``"staleness"``, float32 ``[n]``, and where the
-    storage is shared their tickets under ``"index_generation"``.
+    A sample has the staleness of its items under ``"staleness"``, float32 ``[n]``. With a shared
+    storage it also has their tickets under ``"index_generation"``.
 
     Args:
-        max_staleness: items that are staler are never drawn; -1: none is too stale.
-        staleness_weight_fn: of float32 ``[versions]``, the staleness of each version that is there;
-            gives as many weights, not negative. None: ``1 / (staleness + 1)``, and 1 of items that
-            are newer than `consumer_version`.
+        max_staleness: the largest staleness of a drawn item; -1 sets no limit.
+        staleness_weight_fn: takes the staleness of each present version, float32 ``[versions]``,
+            and returns as many non-negative weights. None: ``1 / (staleness + 1)``, and 1 for items
+            that are newer than `consumer_version`.
         version_key: entry of an item with the version, one whole number.
-        freshest_first: the freshest items instead, the newest of a version first, without chance.
-        consumer: a name: every item is given once among all learners with a sampler of this name,
-            under leases, as by a `ConsumingSampler`. What is too stale is given to nobody.
-        start: where a consumer begins that is not there yet: ``"oldest"`` or ``"newest"``.
+        freshest_first: whether to return the freshest items instead, newest first within a version,
+            without randomness.
+        consumer: name of a consumer. All learners with this name share the items under leases, as
+            with a `ConsumingSampler`. Items that are too stale are not delivered.
+        start: position of a new consumer, ``"oldest"`` or ``"newest"``.
 
     Raises:
         ValueError: ``max_staleness`` is below -1.
 
-    Cost: 20 ns an item that was written since the draw before, of records 1 µs; 80 µs a batch of
-        256 tensors, a quarter of them the choice; 10 µs for each
-        thousand different versions that are there, however many items have them. The first draw
-        looks at every item, 100 ms a million. 12 to 16 bytes an item.
+    Cost: 20 ns per item written since the last draw, 1 µs per record. A batch of 256 tensors takes
+        80 µs, and 10 µs per thousand present versions, regardless of their items. The first draw
+        reads every item, 100 ms per million. 12 to 16 bytes per item.
 
     Example:
         >>> import torch
@@ -109,13 +109,13 @@ class StalenessAwareSampler(ClaimingSampler):
 
     @property
     def consumer_version(self) -> int:
-        """The version of the policy that learners have.
+        """Policy version of the learners.
 
-        On a storage that processes share it is one number for all of them, which a learner sets,
-        and which ``buffer.publish`` raises to the version of the weights. 0 until then.
+        With a shared storage, all processes share this number. A learner sets it, and
+        ``buffer.publish`` raises it to the version of the weights. It is initially 0.
 
         Raises:
-            ValueError, TypeError: set to something that is no number from 0 to 2**62 - 1.
+            ValueError, TypeError: the new value is not a number from 0 to 2**62 - 1.
         """
         return self._version.read()
 
@@ -124,15 +124,15 @@ class StalenessAwareSampler(ClaimingSampler):
         self._version.store(value)
 
     def increment_consumer_version(self) -> None:
-        """Add 1 to it; two learners that do so at once add 2."""
+        """Adds 1 to the version; two learners that do so at once add 2."""
         self._version.increment()
 
     @property
     def max_staleness(self) -> int:
-        """The largest staleness of an item that is drawn; -1: any.
+        """The largest staleness of a drawn item; -1 sets no limit.
 
         Raises:
-            ValueError: below -1.
+            ValueError: the new value is below -1.
         """
         return self._max_staleness
 
@@ -144,7 +144,7 @@ class StalenessAwareSampler(ClaimingSampler):
         self._max_staleness = number
 
     def bind(self, storage: Any) -> Consumer | None:
-        """Share the version of the consumer with who else has this storage; see `Consumes.bind`."""
+        """Uses the version of this storage, and binds the consumer; see `Consumes.bind`."""
         self._version.bind(storage)
         return super().bind(storage)
 
@@ -153,16 +153,15 @@ class StalenessAwareSampler(ClaimingSampler):
     def sample(
         self, storage: Any, batch_size: int, taking: Taking | None = None
     ) -> tuple[Any, dict[Any, Any]]:
-        """Draws; see `Consumes.sample`.
+        """Draws items; see `Consumes.sample`.
 
         Returns:
             Indices, and the staleness of each item under ``"staleness"``, float32 ``[n]``.
 
         Raises:
-            EmptyBufferError: nothing to draw from; with a consumer: nothing is left, and nobody
-                writes.
+            EmptyBufferError: the storage is empty; with a consumer: no item and no writer is left.
             KeyError: items have no ``version_key``.
-            RuntimeError: without a consumer: all items are too stale, or weigh nothing.
+            RuntimeError: without a consumer: all items are too stale or have weight 0.
             RateLimitTimeout, RateLimitError: with a consumer; see `ReplayBuffer.sample`.
         """
         self.bind(storage)
@@ -184,14 +183,14 @@ class StalenessAwareSampler(ClaimingSampler):
 
     def _source(self, storage: Any, consumer: Consumer) -> FreshItems:
         ring = self._index.look(storage)
-        assert ring is not None  # or there was no consumer
+        assert ring is not None  # otherwise there is no consumer
         return FreshItems(self, storage, ring)
 
     def _exhausted(self) -> str:
         return "was given every item that is fresh enough"
 
     def _drawable(self, version: int) -> int:
-        """Items that are fresh enough, and weigh anything."""
+        """Returns the number of items that are fresh enough and have a positive weight."""
         staleness, counts = self._stalenesses(version)
         there = self._are_fresh(staleness)
         if self.staleness_weight_fn is not None and there.any():
@@ -199,7 +198,7 @@ class StalenessAwareSampler(ClaimingSampler):
         return int(counts[there].sum())
 
     def _too_stale(self, version: int) -> Ints:
-        """Elements that are too stale; they will not become fresher."""
+        """Returns elements that are too stale, which is permanent."""
         staleness, counts = self._stalenesses(version)
         old = ~self._are_fresh(staleness)
         if not old.any():
@@ -212,7 +211,7 @@ class StalenessAwareSampler(ClaimingSampler):
     def _drawn(
         self, ring: Ring | None, key: int, count: int
     ) -> tuple[Ints, NDArray[np.float32], Ints | None] | None:
-        """Elements, staleness and tickets (None without a ring); None if one was written over."""
+        """Returns elements, staleness and tickets (None without a ring); None if overwritten."""
         index, version = self._index, self.consumer_version
         chosen, stale = np.empty(count, np.int64), np.empty(count, np.float32)
         held: Ints | None = np.empty(count, np.int64)
@@ -229,7 +228,7 @@ class StalenessAwareSampler(ClaimingSampler):
         return chosen, stale, held
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
-        """See `Sampler.can_sample`: an item is fresh enough."""
+        """True if an item is fresh enough."""
         consumer = self.bind(storage)
         if not len(storage):
             return False
@@ -244,7 +243,7 @@ class StalenessAwareSampler(ClaimingSampler):
             return bool(counts[self._are_fresh(staleness)].any())
 
     def _stalenesses(self, version: int) -> tuple[Ints, Ints]:
-        """The staleness of each version, the smallest first, and the number of its items."""
+        """Returns the staleness of each version, in ascending order, and its number of items."""
         labels, counts = self._index.table.order()
         return version - np.frombuffer(labels, np.int64), np.frombuffer(counts, np.int64)
 
@@ -256,7 +255,7 @@ class StalenessAwareSampler(ClaimingSampler):
         return _LARGEST if self._max_staleness < 0 else self._max_staleness
 
     def _choose(self, key: int, version: int, batch_size: int) -> tuple[Ints, Ints]:
-        """Elements, and how stale each is."""
+        """Chooses elements, and returns the staleness of each."""
         table = self._index.table
         staleness, counts = self._stalenesses(version)
         weights = self._weights(staleness, counts, version)
@@ -271,7 +270,7 @@ class StalenessAwareSampler(ClaimingSampler):
         return elements, version - labels
 
     def _weights(self, staleness: Ints, counts: Ints, version: int) -> Floats:
-        """The weight of an item of each version; 0 if it is not drawn."""
+        """Returns the weight of an item of each version; 0 if it is not drawn."""
         if self.staleness_weight_fn is None:
             weights = 1.0 / (np.maximum(staleness, 0) + 1.0)
         else:
@@ -287,7 +286,7 @@ class StalenessAwareSampler(ClaimingSampler):
         return weights
 
     def _given_weights(self, staleness: Ints) -> Floats:
-        """Call the user's function, and check the weights that it returns."""
+        """Calls the user's function, and checks the weights that it returns."""
         assert self.staleness_weight_fn is not None
         given = self.staleness_weight_fn(torch.from_numpy(staleness.astype(np.float32)))
         weights: Floats = cpu.as_tensor(given).detach().to("cpu", torch.float64).numpy().copy()
@@ -308,16 +307,16 @@ class StalenessAwareSampler(ClaimingSampler):
         super()._empty()
 
     def state_dict(self) -> dict[str, Any]:
-        """``consumer_version`` and ``max_staleness``."""
+        """Returns ``consumer_version`` and ``max_staleness``."""
         return {"consumer_version": self.consumer_version, "max_staleness": self._max_staleness}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the result of `state_dict`, of this class or of TorchRL's."""
+        """Loads a `state_dict` of this class or of TorchRL's."""
         self.max_staleness = int(state_dict["max_staleness"])
         self.consumer_version = int(state_dict["consumer_version"])
 
     def _apply(self, saved: dict[str, Any], loaded: Loaded | None) -> None:
-        if loaded is not None and loaded.in_place:  # the buffer there knows its version better
+        if loaded is not None and loaded.in_place:  # the buffer has a newer version
             self.max_staleness = saved["max_staleness"]
             return
         self.load_state_dict(saved)
@@ -330,19 +329,19 @@ class StalenessAwareSampler(ClaimingSampler):
 
 
 class FreshItems(LabelSource):
-    """Items that are fresh enough for the consumer's version as it is now."""
+    """Items that are fresh enough for the current version of the consumer."""
 
     def __init__(self, sampler: StalenessAwareSampler, storage: Any, ring: Ring) -> None:
         super().__init__(sampler._index, ring, 1)
         self._sampler, self._storage, self._version = sampler, storage, sampler.consumer_version
-        self._staleness: dict[int, int] = {}  # of elements that were chosen
+        self._staleness: dict[int, int] = {}  # staleness of chosen elements
 
     def count(self) -> int:
-        """See `Source.count`."""
+        """Returns the number of items that may be chosen."""
         return self._sampler._drawable(self._version)
 
     def choose(self, most: int) -> Units:
-        """See `Source.choose`."""
+        """Chooses up to ``most`` items."""
         if not (there := min(most, self.count())):
             return self.with_tickets(np.empty((0, 1), np.int64))
         key = draw_key(self._sampler, self._storage)
@@ -351,11 +350,11 @@ class FreshItems(LabelSource):
         return self.with_tickets(elements[:, None])
 
     def leave_out(self, chosen: Units, which: Flags) -> None:
-        """See `Source.leave_out`."""
+        """Removes chosen items, because a learner has them."""
         self._index.leave_out(chosen.elements[which, 0])
 
     def lost(self) -> Units | None:
-        """See `Source.lost`: items that are too stale."""
+        """Returns the items that are too stale."""
         stale = self._sampler._too_stale(self._version)
         if not len(stale):
             return None
@@ -364,16 +363,16 @@ class FreshItems(LabelSource):
         return units
 
     def add(self, elements: Ints) -> None:
-        """See `LabelSource.add`."""
+        """Allows items to be chosen again."""
         if len(back := elements[self._index.kins(elements) < 0]):
             self._index.tell(self.ring, back)
 
     def remove_taken(self, given: Ints, free: Ints, states: Bytes) -> Ints:
-        """See `LabelSource.remove_taken`."""
+        """Removes items that learners have or had."""
         self._index.leave_out(given[self._index.kins(given) >= 0])
         return free[:0]
 
     def facts(self, elements: Ints) -> dict[Any, torch.Tensor]:
-        """See `Source.facts`."""
+        """Returns the staleness of a sample of these elements."""
         stale = [self._staleness[one] for one in elements.tolist()]
         return {"staleness": cpu.tensor(stale, dtype=torch.float32)}

@@ -1,4 +1,4 @@
-"""Windows of trajectories as they are completed, each once; between them, slices at random."""
+"""Sampling of trajectory windows as they are completed, each once, and of random slices."""
 
 from __future__ import annotations
 
@@ -32,56 +32,56 @@ from shmbuffer.storages.storage import ring_of
 from shmbuffer.tensors.form import cpu
 
 _BEGINS = ("is_init",)
-_REMEMBERED = 64  # batches that may be on their way
+_REMEMBERED = 64  # number of batches that may be in use
 _UNKNOWN = None, cpu.zeros(0, dtype=torch.int64), 0
 
 
 class StreamingSliceSampler(ClaimingSampler, SliceSampler):
-    """Every window of ``slice_len`` steps once, when it is complete; then slices at random.
+    """Draws each window of ``slice_len`` steps once, when it is complete, and random slices.
 
-    A trajectory is cut from its first step into windows that follow each other without an overlap.
-    A batch has the windows that nobody has seen yet, the one that was completed first before the
-    others, and is filled up with what a `SliceSampler` draws. Steps at the end of a trajectory that
-    fill no window are in no window.
+    A trajectory is cut from its first step into consecutive windows without overlap. A batch has
+    the windows that have not been drawn, in the order of their completion, and is filled up with
+    slices as of a `SliceSampler`. Steps at the end of a trajectory that fill no window are in no
+    window.
 
-    - Streams and collectors may write in turn into one buffer: each is followed for itself. A
-      window never lies across the end of a trajectory, nor before a step whose ``is_init`` is true.
-    - Items that are being written right now hold up the windows behind them, of all streams: until
-      then nobody knows whose they are. Those of a writer that has died do for 0.1 s.
-    - A window of which an item was written over before it was drawn is left out, and counted:
-      `lost`, unless it was also completed since the last draw. Where writers are faster than a
-      draw, so are those that they would write over before it has read them. A trajectory whose
-      first steps were, before this process looked, is cut from what is left of it.
-    - The position is that of this process. It is saved with the buffer, and by `state_dict`. A copy
-      in another process begins with the oldest window.
+    - Streams and collectors may write alternately to one buffer; each is followed separately. A
+      window never crosses the end of a trajectory or a step whose ``is_init`` is true.
+    - Items that are being written block the later windows of all streams, because their stream is
+      not known yet. Items of a dead writer do so for 0.1 s.
+    - A window is skipped if an item is overwritten before it is drawn. It counts as `lost` unless
+      it was also completed since the last draw. If writers are faster than a draw, windows that
+      they would overwrite before the read are skipped, too. If the first steps of a trajectory were
+      overwritten before this process read them, the rest of the trajectory is cut.
+    - The position belongs to this process. It is saved with the buffer and by `state_dict`. A copy
+      in another process starts with the oldest window.
 
     Args:
-        slice_len: steps of a window, and of a slice.
-        end_key: see `SliceSampler`, also for the others.
-        end_keys: several.
+        slice_len: number of steps in a window or slice.
+        end_key: flag of the last step of a trajectory; see `SliceSampler`.
+        end_keys: several flags.
         traj_key: id of the trajectory.
-        cache_values: see there.
-        truncated_key: is true on the last step of each window.
-        init_key: is true on the first step of each window; None leaves it as it is stored.
-        strict_length: of slices at random: from trajectories that are long enough only.
-        pad_output: of slices at random.
-        compile: accepted; nothing here is compiled.
-        span: of slices at random.
-        use_gpu: accepted.
-        consumer: a name: every window is given once among all learners with a sampler of this name,
-            under leases, as by a `ConsumingSampler`. A batch has windows alone then.
-        start: where a consumer begins that is not there yet: ``"oldest"`` or ``"newest"``.
+        cache_values: see `SliceSampler`.
+        truncated_key: entry that is true on the last step of each window.
+        init_key: entry that is true on the first step of each window; None does not change it.
+        strict_length: whether random slices are drawn only from trajectories that are long enough.
+        pad_output: for random slices; see `SliceSampler`.
+        compile: accepted without effect.
+        span: for random slices; see `SliceSampler`.
+        use_gpu: accepted without effect.
+        consumer: name of a consumer. All learners with this name share the windows under leases, as
+            with a `ConsumingSampler`. A batch then has windows only.
+        start: position of a new consumer, ``"oldest"`` or ``"newest"``.
 
     Raises:
-        TypeError: ``slice_len`` is no integer. When it draws: the storage is somebody else's.
-        ValueError: it is less than 1.
+        TypeError: ``slice_len`` is not an integer. On sampling: the storage is of another package.
+        ValueError: ``slice_len`` is below 1.
 
-    Writers wait for what a consumer has not acknowledged. A step that is in no window when the ring
-    has written half a lap behind it never will be, and is not waited for: the end of a trajectory,
-    and of a stream that goes on too slowly.
+    Writers wait for items that a consumer has not acknowledged. A step that is still outside any
+    window after half a lap of the ring is given up, and writers do not wait for it. This applies to
+    the ends of trajectories and to slow streams.
 
-    Cost: see `SliceSampler`; 8 bytes an item more, and a write into named slots, or in place, has
-        all items looked at again: 50 ms a million.
+    Cost: see `SliceSampler`; 8 more bytes per item. After a write at given places, or in place, all
+        items are read again, 50 ms per million.
 
     Example:
         >>> import torch
@@ -132,21 +132,21 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
         )
         self._units = WindowSource(self._windows, self._marks, pad=self.pad_output)
         self._drawn: deque[tuple[Any, torch.Tensor, int]] = deque(maxlen=_REMEMBERED)
-        self._taken = 0  # windows of the last choice; the others are slices at random
+        self._taken = 0  # windows of the last choice; the others are random slices
 
     # -- what there is -------------------------------------------------------------------------
 
     @property
     def waiting(self) -> int:
-        """Windows that were complete at the last draw and are still to come."""
+        """Number of windows that were complete at the last draw and have not been drawn."""
         with self._boundaries.lock:
             return self._windows.waiting
 
     @property
     def lost(self) -> int:
-        """Complete windows that were written over before they were drawn, or were about to be.
+        """Number of complete windows that were overwritten, or about to be, before they were drawn.
 
-        Those that came and went between two draws are not among them: nobody has looked.
+        Windows that were completed and overwritten between two draws are not counted.
         """
         with self._boundaries.lock:
             position = self._windows.position
@@ -157,11 +157,11 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
     def sample(
         self, storage: Any, batch_size: int, taking: Taking | None = None
     ) -> tuple[Any, dict[Any, Any]]:
-        """Draw; see `SliceSampler.sample`. Windows that are new first, then slices at random.
+        """Draws new windows first, then random slices; see `SliceSampler.sample`.
 
         Raises:
-            TypeError: the storage is somebody else's, and has no ring.
-            EmptyBufferError: for a consumer: no window is left, and nobody writes.
+            TypeError: the storage is of another package, and has no ring.
+            EmptyBufferError: with a consumer: no window and no writer is left.
         """
         ring = self._windows.ring_of(storage)
         if self.consumer is not None:
@@ -186,13 +186,13 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
         return "was given every complete window"
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
-        """See `SliceSampler.can_sample`; for a consumer, whether there are windows enough."""
+        """True if a trajectory is long enough; with a consumer, if there are enough windows."""
         if (consumer := self.bind(storage)) is None:
             return super().can_sample(storage, batch_size)
         return self._can_claim(storage, consumer, self._sizes(batch_size)[0])
 
     def _choose(self, storage: Any, table: Trajectories, count: int, steps: int) -> Cuts:
-        """The next windows, and slices for the rest."""
+        """Chooses the next windows, and slices for the rest."""
         return self._with(np.zeros(0, np.int64), storage, table, count, steps)
 
     def _put(self, table: Trajectories, count: int, steps: int, out: int) -> None:
@@ -208,7 +208,7 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
             raise
 
     def _with(self, kept: Ints, storage: Any, table: Trajectories, count: int, steps: int) -> Cuts:
-        """Windows that begin at these rows; then the next ones, and slices for the rest."""
+        """Cuts windows at these rows, then the next windows, and slices for the rest."""
         before = self._windows.position
         rows = np.concatenate([kept, table.rows_of(self._windows.take(count - len(kept)))])
         self._taken = len(rows)
@@ -229,7 +229,7 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
         )
 
     def _remember(self, found: tuple[Any, dict[Any, Any]]) -> None:
-        """Remember a draw until its items have been read."""
+        """Remembers a draw until its items have been read."""
         index, info = found
         self._drawn.append((index, info[GENERATION], self._taken))
 
@@ -241,7 +241,7 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
     def _again(
         self, storage: Any, index: Any, taking: Taking | None = None
     ) -> tuple[Any, dict[Any, Any]]:
-        """The slices that are still there, and others for those that were written over."""
+        """Repeats a draw: keeps slices that are still present, and replaces the others."""
         if self.consumer is not None:
             return super()._again(storage, index, taking)
         count, steps = self._sizes(self._asked)
@@ -267,7 +267,7 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
         self._remember(found)
         return found
 
-    # -- told by the buffer --------------------------------------------------------------------
+    # -- called by the buffer ----------------------------------------------------------------------
 
     def _loaded_into(self, storage: Any) -> None:
         ring = ring_of(storage)
@@ -301,19 +301,19 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Which windows were drawn: a state that is loaded goes on with the others.
+        """Returns which windows were drawn; after loading, the others are drawn.
 
         Returns:
-            ``slice_len``; ``_used``, uint8, a bit an element: its item was in a window that was
-            drawn, or is in none; ``_below``, the ring's head.
+            ``slice_len``; ``_used``, uint8, with one bit per element, set if its item was in a
+                drawn window or is in none; ``_below``, the ring's head.
         """
         return self._state(None)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the result of `state_dict`; of TorchRL's, with other slot numbers, only the length.
+        """Loads a `state_dict`; from TorchRL's, whose slots differ, only the length.
 
         Raises:
-            RuntimeError: it is of windows of another length; nothing was changed.
+            RuntimeError: the state has windows of another length; nothing was changed.
         """
         steps = int(state_dict["slice_len"])
         if steps != self._windows.steps:
@@ -325,7 +325,7 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
         with self._boundaries.lock:
             self._boundaries.forget()
             self._units.forget()
-            if self.consumer is None:  # else the ledger says it
+            if self.consumer is None:  # else the ledger has the state
                 self._windows.load(used)
             else:
                 self._windows.forget()

@@ -1,4 +1,4 @@
-"""The base of samplers that may draw for a consumer: each item once among all its learners."""
+"""Base of samplers that may draw for a consumer, whose learners get each item once in total."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from shmbuffer.storages.storage import ring_of
 class Taking:
     """Items claimed by one `sample` call. They are returned to the consumer unless delivered."""
 
-    lease_s: float | None  # None: they are acknowledged before the call returns
+    lease_s: float | None  # None: acknowledged before the call returns
     leases: Leases
     taken: list[tuple[Consumer, Taken]] = field(default_factory=list)
 
     @property
     def under(self) -> tuple[float, Leases]:
-        """The seconds of a lease, and where it is noted; see `Consumer.take`."""
+        """Seconds of a lease, and the list that records leases; see `Consumer.take`."""
         return math.inf if self.lease_s is None else self.lease_s, self.leases
 
     def give_back(self) -> None:
@@ -47,12 +47,12 @@ class Taking:
 
 
 class Consumes(Sampler):
-    """A sampler that may draw for a consumer.
+    """Base class of samplers that may draw for a consumer.
 
     Args:
-        consumer: its name; None: items may be drawn again and again.
-        times: how often each item is to be acknowledged.
-        start: where one begins that is not there yet.
+        consumer: name of the consumer; None: items may be drawn repeatedly.
+        times: number of times that each item has to be acknowledged.
+        start: position of a new consumer.
     """
 
     consumer: str | None = None
@@ -64,10 +64,10 @@ class Consumes(Sampler):
         self.start: Start = start
         self._times = times
         self._found: Consumer | None = None
-        self._of: weakref.ref[Any] | None = None  # the ring that it was found in
+        self._of: weakref.ref[Any] | None = None  # ring of the consumer
 
     def bind(self, storage: Any) -> Consumer | None:
-        """The consumer in a storage, opened once; None before the first write, or without one."""
+        """Returns the open consumer of a storage; None before the first write or without one."""
         if self.consumer is None:
             return None
         if isinstance(storage, ListStorage) and not storage.shared:
@@ -90,31 +90,31 @@ class Consumes(Sampler):
         return self._found
 
     def opened(self, storage: Any) -> Consumer:
-        """The open consumer; EmptyBufferError before the first write."""
+        """Returns the open consumer; EmptyBufferError before the first write."""
         found = Consumes.bind(self, storage)
         if found is None:
             raise EmptyBufferError(NOTHING_THERE)
         return found
 
     def _empty(self) -> None:
-        self._found = self._of = None  # a load removes the consumer and opens it again
+        self._found = self._of = None  # a load replaces the consumer
         super()._empty()
 
     @contextmanager
     def taking(self, lease_s: float | None) -> Iterator[Taking]:
-        """A call of a buffer; its items are given back if the block ends by an exception."""
+        """Starts a call of a buffer, and gives its items back if the block raises an exception."""
         with given_back_unless_delivered() as leases:
             yield Taking(lease_s, leases)
 
     def sample(
         self, storage: Any, batch_size: int, taking: Taking | None = None
     ) -> tuple[Any, dict[Any, Any]]:
-        """Draws; see `Sampler.sample`.
+        """Draws items; see `Sampler.sample`.
 
         Args:
-            storage: see there.
-            batch_size: see there.
-            taking: the call of a buffer that the items are for. None: items for the consumer are
+            storage: the storage to draw from.
+            batch_size: number of items.
+            taking: the call of a buffer that gets the items. With None, items for the consumer are
                 acknowledged at once.
         """
         return super().sample(storage, batch_size)
@@ -136,13 +136,13 @@ class Consumes(Sampler):
         return self.sample(storage, self._size_of(index), taking)
 
     def ack(self, storage: Any, leases: Any, index: Any, tickets: Any) -> Acknowledged:
-        """Acknowledge items; see `ReplayBuffer.ack`."""
+        """Acknowledges items; see `ReplayBuffer.ack`."""
         rows = (np.ascontiguousarray(one, np.int64) for one in (leases, index, tickets))
         under, slots, theirs = rows
         return self.opened(storage).ack(under.view(np.uint64), slots, theirs)
 
     def ack_rows(self, storage: Any, rows: list[torch.Tensor]) -> Acknowledged:
-        """Acknowledge items by index, tickets and leases, int64 ``[n]`` each and contiguous."""
+        """Acknowledges items by contiguous index, tickets and leases, int64 ``[n]`` each."""
         index, tickets, leases = (row.data_ptr() for row in rows)
         return self.opened(storage).ack_at(leases, index, tickets, rows[0].numel(), rows[0])
 
@@ -151,5 +151,5 @@ class Consumes(Sampler):
 
 
 def consumes(sampler: Any) -> TypeGuard[Consumes]:
-    """Whether a sampler draws for a consumer."""
+    """True if a sampler draws for a consumer."""
     return isinstance(sampler, Consumes) and sampler.consumer is not None

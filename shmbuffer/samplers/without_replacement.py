@@ -1,4 +1,4 @@
-"""Each item once a pass."""
+"""Sampling without replacement: each item once per pass."""
 
 from __future__ import annotations
 
@@ -40,42 +40,45 @@ from shmbuffer.torchrl.compat.samplers import PASS, moved_pass
 
 
 class SamplerWithoutReplacement(Sampler):
-    """Every item once, then the next pass.
+    """Draws every item once, then starts the next pass.
 
-    10 items by 3 are batches of 3, 3, 3 and 1; with ``drop_last`` 3, 3 and 3. After the last batch
-    of a pass `ran_out` is True, which ends an iteration over the buffer; the next draw begins a new
-    pass. An iteration that stops in the middle of a pass is continued by the next one.
+    With a batch size of 3, a pass over 10 items has batches of 3, 3, 3 and 1, or 3, 3 and 3 with
+    ``drop_last``. After the last batch of a pass `ran_out` is True, which ends an iteration over
+    the buffer; the next draw starts a new pass. An iteration that stops in the middle of a pass is
+    continued by the next one.
 
     Writes in the middle of a pass:
 
-    - If the storage grows, a new pass begins, as in TorchRL. Items that other processes add to a
-      shared storage join at the next pass instead, so that a pass ends although they go on writing.
-    - A slot that is overwritten is drawn once, with its item at that time; one without an item,
-      as after an eviction, is left out.
-    - Emptying the storage begins a new pass.
+    - If the storage grows, a new pass starts, as in TorchRL. Items that other processes add to a
+      shared storage are included in the next pass instead, so that a pass ends while they continue
+      to write.
+    - A slot that is overwritten is drawn once, with its item at that time. A slot without an item,
+      as after an eviction, is skipped.
+    - Emptying the storage starts a new pass.
 
-    The pass belongs to this sampler, in this process. With ``world_size`` several learners share
-    each pass: every item is drawn by one of them. Their shares differ by at most one item, with
-    ``drop_last`` by none, so that all make equally many batches. ``seed``, rank, slot and number of
-    the pass decide the shares, no generator does. Shares are exact if all learners begin the same
-    passes at the same length of the storage: a learner whose own write begins a new pass is one
-    pass ahead of the others. An overwritten slot stays with its learner.
+    The pass belongs to this sampler in this process. With ``world_size`` several learners share
+    each pass, and one of them draws each item. Their shares differ by at most one item. With
+    ``drop_last`` they are equal, so that all learners get the same number of batches. The shares
+    depend on ``seed``, rank, slot and number of the pass, but not on a generator. They are exact if
+    all learners start the same passes with the same length of the storage. A learner whose own
+    write starts a new pass is one pass ahead of the others. An overwritten slot stays with its
+    learner.
 
     Args:
-        drop_last: leave out the last batch of a pass if it would be short; the buffer then needs a
-            ``batch_size``.
-        shuffle: a new random order each pass; False is the order of the storage.
-        world_size: number of learners that share a pass; None: it is not shared.
-        rank: which of them this is, from 0; None is the buffer's, else torch.distributed's, else
-            that in the variable ``RANK``.
-        seed: of shared passes, the same in all learners.
+        drop_last: whether the last batch of a pass is dropped if it would be short; the buffer then
+            needs a ``batch_size``.
+        shuffle: whether each pass has a new random order; False uses the order of the storage.
+        world_size: number of learners that share a pass; None does not share it.
+        rank: number of this learner, from 0; None uses the buffer's rank, else torch.distributed's,
+            else the variable ``RANK``.
+        seed: seed of shared passes, the same for all learners.
 
     Raises:
-        ValueError: ``world_size`` is no int or below 1, or ``rank`` is not below it.
+        ValueError: ``world_size`` is not an int or is below 1, or ``rank`` is not below
+            ``world_size``.
 
-    Cost: what is drawn, also for the first batch of a pass and after a write. A new pass is
-    O(items) if slots in between have no item, as after an eviction or an aborted write, and with
-    ``world_size``.
+    Cost: O(batch), also for the first batch of a pass and after a write. A new pass is O(items)
+        with ``world_size``, or if there are empty slots, as after an eviction or an aborted write.
 
     Example:
         >>> import torch
@@ -113,24 +116,24 @@ class SamplerWithoutReplacement(Sampler):
                 f"world_size={world_size!r} learners have the ranks from 0 to world_size - 1; got "
                 f"rank={rank}"
             )
-        self._begun = 0  # passes that were shared
+        self._begun = 0  # number of shared passes
         self._pass = Pass()
-        self._storage: weakref.ref[Any] | None = None  # of the pass
+        self._storage: weakref.ref[Any] | None = None  # storage of the pass
         self._written = False  # our buffer has written since the last draw
-        self._loaded = False  # the pass was loaded, and is still to be compared with the storage
+        self._loaded = False  # the loaded pass has not been compared with the storage
 
     # -- drawing -------------------------------------------------------------------------------
 
     def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[str, Any]]:
-        """Draw; see `Sampler.sample`.
+        """Draws items; see `Sampler.sample`.
 
         Returns:
-            The next ``batch_size`` items of the pass, or the rest of it; of a shared storage with
-            ``"index_generation"``.
+            The next ``batch_size`` items of the pass, or its rest; with ``"index_generation"`` for
+                a shared storage.
 
         Raises:
-            EmptyBufferError: nothing to draw from.
-            ValueError: with ``drop_last``, a batch is larger than the storage's content.
+            EmptyBufferError: the storage is empty.
+            ValueError: with ``drop_last``, a batch is larger than the content of the storage.
         """
         if self.world_size is None:
             ask_rank(self, storage)
@@ -159,18 +162,18 @@ class SamplerWithoutReplacement(Sampler):
         return described(storage, drawn.elements.copy(), drawn.tickets)  # not a view of the pass
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
-        """See `Sampler.can_sample`: with ``drop_last`` a batch is whole."""
+        """True if there are enough items; with ``drop_last``, for a full batch."""
         count = len(storage)
         if count and self.world_size is not None:
             count = len(self._ours(places_of(storage, ring_of(storage))))
         return count >= self._least(batch_size)
 
     def _least(self, wanted: int) -> int:
-        """How many a batch of so many needs."""
+        """Returns the least number of items for a batch of ``wanted``."""
         return max(1, wanted if self.drop_last else 1)
 
     def _has_changed(self, storage: Any, ring: Ring | None, now: Pass) -> bool:
-        """True if the storage has changed so that a new pass begins."""
+        """True if the storage has changed so that a new pass starts."""
         assert now.order is not None
         if self._storage is not None and self._storage() is not storage:
             return True
@@ -179,13 +182,13 @@ class SamplerWithoutReplacement(Sampler):
             return length != now.items
         if self._loaded:
             return length != now.items or now.reaches(ring.elements)
-        # Fewer is no sign: a slot that is being overwritten holds no item for a moment.
+        # Fewer items are no change: a slot that is being overwritten briefly holds no item.
         return length > now.items and (self._written or not storage.shared)
 
     def _new_pass(self, storage: Any, ring: Ring | None, batch_size: int) -> Pass:
-        """A pass over all items; see `filled_elements` and `places_of` for what it costs."""
+        """Starts a pass over all items; `filled_elements` and `places_of` have the costs."""
         wait_for_items(storage, ring, NOTHING_THERE)
-        evicted = evictions(ring)  # before the look at the slots
+        evicted = evictions(ring)  # read before the slots
         if self.world_size is None and (count := filled_elements(storage, ring)):
             self._require(batch_size, count)
             return Pass(self._order_of(count), 0, count, count, evicted=evicted)
@@ -200,7 +203,7 @@ class SamplerWithoutReplacement(Sampler):
         return Pass(self._in_order(ours), 0, len(ours), len(places), evicted=evicted)
 
     def _require(self, batch_size: int, count: int) -> None:
-        """ValueError if a batch may not be short, and a pass over so many items has none."""
+        """Raises ValueError if a pass over ``count`` items has no full batch but needs one."""
         if self.drop_last and count < batch_size:
             raise ValueError(
                 f"The batch size ({batch_size}) is greater than the storage capacity in use "
@@ -209,7 +212,7 @@ class SamplerWithoutReplacement(Sampler):
             )
 
     def _order_of(self, count: int) -> Ints | Permutation:
-        """The order of a pass over so many places."""
+        """Returns the order of a pass over ``count`` places."""
         if not self.shuffle:
             return Permutation(count, None)
         if count < FEWEST:
@@ -218,7 +221,7 @@ class SamplerWithoutReplacement(Sampler):
         return Permutation(count, int(random_numbers(self, 1)[0]))
 
     def _ours(self, places: Ints) -> Ints:
-        """This learner's share of these places."""
+        """Returns this learner's share of these places."""
         if self.world_size is None:
             return places
         rank = share_rank(self._given_rank, self.world_size)
@@ -226,15 +229,15 @@ class SamplerWithoutReplacement(Sampler):
         return share.of(places, shuffle=self.shuffle, even=self.drop_last)
 
     def _in_order(self, ours: Ints) -> Ints:
-        """Begin a pass: its places in their order."""
+        """Starts a pass, and returns its places in order."""
         if self.world_size is not None:
             self._begun += 1
-        elif self.shuffle:  # the order depends on the number of places alone, as in a new pass
+        elif self.shuffle:  # depends only on the number of places
             ours = ours[self._order_of(len(ours))[:]]
         return ours
 
     def _again(self, storage: Any, index: Any) -> tuple[Any, dict[str, Any]]:
-        """The places of a draw with the items that they hold now, or will within 5 s."""
+        """Repeats a draw at the same places, with items present now or within 5 s."""
         ring: Ring | None = ring_of(storage)
         elements = ravel(index, lanes_of(storage))
         if ring is None:
@@ -255,14 +258,14 @@ class SamplerWithoutReplacement(Sampler):
     def ran_out(self, value: bool) -> None:
         self._pass = self._pass._replace(ran_out=bool(value))
 
-    # -- told by the buffer --------------------------------------------------------------------
+    # -- called by the buffer ----------------------------------------------------------------------
 
     def add(self, index: Any) -> None:
-        """An item was written by the buffer."""
+        """Notes that the buffer wrote an item."""
         self._written = True
 
     def extend(self, index: Any) -> None:
-        """Items were written by the buffer."""
+        """Notes that the buffer wrote items."""
         self._written = True
 
     def _empty(self) -> None:
@@ -304,12 +307,13 @@ class SamplerWithoutReplacement(Sampler):
     # -- state ---------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the pass is; `load_state_dict` continues it.
+        """Returns the position of the pass, which `load_state_dict` continues.
 
         Returns:
-            ``len_storage``, items of the pass; ``_sample_list``, int64, the elements that are left,
-            in order, or None between two passes; ``drop_last``; ``_ran_out``; with ``world_size``
-            ``_begun``, the number of passes begun; ``_written``, if our buffer has written since.
+            ``len_storage``, the number of items in the pass; ``drop_last``; ``_ran_out``; and
+                ``_sample_list``, the remaining elements in order, int64, or None between passes.
+                With ``world_size`` also ``_begun``, the number of started passes, and ``_written``
+                if the buffer has written since the last draw.
         """
         left = self._pass.left()
         known = {} if self.world_size is None else {"_begun": self._begun}
@@ -324,9 +328,9 @@ class SamplerWithoutReplacement(Sampler):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state, also TorchRL's.
+        """Loads a state, also one of TorchRL.
 
-        If the storage has another number of items than the pass had, a new pass begins.
+        If the storage has another number of items than the pass had, a new pass starts.
         """
         left = state_dict["_sample_list"]
         order = None
@@ -343,7 +347,7 @@ class SamplerWithoutReplacement(Sampler):
 
     @property
     def len_storage(self) -> int:
-        """Items of the storage when the pass began; for slices, at the last draw."""
+        """Number of items at the start of the pass; for slices, at the last draw."""
         return self._pass.items
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Sample units: they turn a drawn item into a window of steps, n steps in one, or a stack."""
+"""Sample units, which turn a drawn item into a window, a transition or a stack of frames."""
 
 from shmbuffer.units.frame_stack import FrameStack
 from shmbuffer.units.n_step import NStep

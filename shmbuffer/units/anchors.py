@@ -1,8 +1,8 @@
-"""Where the drawn items lie in their trajectories, and whether what is around them is still there.
+"""Finds drawn items in their trajectories, and checks that their neighbours are still present.
 
-Rows of a trajectory are of one stream of one life of a collector, and follow each other in time,
-wherever the ring has them. Elements of one table that are there have not been written over since it
-was made, so a window is of one moment.
+The rows of a trajectory come from one stream of one collector without a restart, in time order,
+wherever they are in the ring. Elements of a table that are still present have not been overwritten
+since it was made, so that a window is consistent.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from shmbuffer.units.unit import Expanded, SampleUnit
 
 
 class Anchors(NamedTuple):
-    """Drawn items, and the trajectory of each as it was at one moment."""
+    """Drawn items, and the trajectory of each as of one moment."""
 
     storage: Any
     ring: Ring | None
     found: Found
     elements: Ints
-    """int64 ``[n]``, as are the next four."""
+    """Elements, int64 ``[n]``; the next four are also int64 ``[n]``."""
     rows: Ints
     """Rows of the table."""
     first: Ints
-    """The first row of its trajectory."""
+    """First row of each item's trajectory."""
     last: Ints
-    """The last one."""
+    """Last row of each item's trajectory."""
     tickets: Ints | None
-    """Their tickets; None if there is no ring."""
+    """Tickets of the items; None without a ring."""
 
     def items(self, rows: Ints) -> TrajectoryItems | None:
-        """The items in these rows of the table; None if one was overwritten."""
+        """Returns the items in these rows of the table; None if one was overwritten."""
         table = self.found.table
         elements = table.elements_of(rows)
         tickets = None if self.ring is None else table.are_there(self.ring, elements)
@@ -55,14 +55,14 @@ class Anchors(NamedTuple):
         )
 
     def named(self, items: TrajectoryItems, info: dict[Any, Any]) -> Expanded:
-        """Items as a unit gives them out, with what is known of them."""
+        """Returns the result of `SampleUnit.expand` for these items."""
         if items.tickets is not None:
             info = {**info, GENERATION: torch.from_numpy(items.tickets)}
         return in_storage(self.storage, torch.from_numpy(items.elements)), info
 
 
 class AnchorTrajectories:
-    """Finds the trajectories of anchors; ``others`` are entries that will be asked for."""
+    """Finds the trajectories of anchors; ``others`` are further entries to read."""
 
     def __init__(self, done_key: Key | None, others: Sequence[KeyPath] = ()) -> None:
         self._done_key = done_key
@@ -71,11 +71,11 @@ class AnchorTrajectories:
 
     @property
     def lock(self) -> Any:
-        """Held while rows are used: another thread may look again."""
+        """Lock that is held while rows are used, because another thread may update them."""
         return self._boundaries.lock
 
     def of(self, index: Any, info: dict[Any, Any], storage: Any) -> Anchors | None:
-        """Where anchors lie; None: one of them is not there, or not the item that was drawn."""
+        """Finds anchors; None if one of them is missing or was replaced since the draw."""
         elements = ravel(index, lanes_of(storage))
         ring: Ring | None = ring_of(storage)
         found = self.found(storage)
@@ -97,10 +97,10 @@ class AnchorTrajectories:
     def histories(
         self, index: Any, info: dict[Any, Any], storage: Any, steps: int
     ) -> TrajectoryItems | None:
-        """The ``steps`` items up to each anchor, one history behind the other.
+        """Returns the ``steps`` items up to each anchor, one history after the other.
 
-        The first step of a trajectory is repeated if there are fewer. None: an item is not there,
-        or an anchor is not the item that was drawn.
+        The first step of a trajectory is repeated if there are fewer steps. Returns None if an item
+        is missing, or an anchor was replaced since the draw.
         """
         elements = ravel(index, lanes_of(storage))
         found, drawn = self.found(storage), info.get(GENERATION)
@@ -109,7 +109,7 @@ class AnchorTrajectories:
         return found.table.histories(follower, elements, tickets, steps)
 
     def found(self, storage: Any) -> Found:
-        """The trajectories of a storage now."""
+        """Returns the current trajectories of the storage."""
         try:
             return self._boundaries.of(storage)
         except KeyError as error:
@@ -120,12 +120,12 @@ class AnchorTrajectories:
 
 
 class OfTrajectories(SampleUnit):
-    """A unit whose items are of the trajectory of their anchor."""
+    """Base class of units whose items are from the trajectory of their anchor."""
 
     _trajectories: AnchorTrajectories
 
     def expand(self, index: Any, info: dict[Any, Any], storage: Any) -> Expanded:
-        """See `SampleUnit.expand`; IndexError where an anchor names no item, or another one."""
+        """Returns the items of a batch; IndexError if an anchor is missing or was replaced."""
         for attempt in range(ATTEMPTS):
             if attempt > 1:
                 wait_for_marks(storage)
@@ -139,25 +139,25 @@ class OfTrajectories(SampleUnit):
 
     @abstractmethod
     def _expand(self, index: Any, info: dict[Any, Any], storage: Any) -> Expanded | None:
-        """See `SampleUnit._expand`."""
+        """Returns the items of a batch; None if one was overwritten."""
 
 
 class AroundAnchors(OfTrajectories):
-    """A unit that chooses rows of the trajectory of each anchor."""
+    """Base class of units that choose rows of the trajectory of each anchor."""
 
     @abstractmethod
     def _around(self, anchors: Anchors, info: dict[Any, Any]) -> Expanded | None:
-        """The items of each anchor; None: one has been written over."""
+        """Returns the items of each anchor; None if one was overwritten."""
 
     def _expand(self, index: Any, info: dict[Any, Any], storage: Any) -> Expanded | None:
-        """See `SampleUnit._expand`."""
+        """Returns the items of a batch; None if one was overwritten."""
         with self._trajectories.lock:
             anchors = self._trajectories.of(index, info, storage)
             return None if anchors is None else self._around(anchors, info)
 
 
 def at_least(name: str, value: Any, least: int) -> int:
-    """An argument that is a number of steps."""
+    """Converts an argument to a number of steps, which is at least ``least``."""
     number = as_int(name, value)
     if number < least:
         raise ValueError(f"{name} has to be at least {least}, got {number}")

@@ -1,4 +1,4 @@
-"""Stacks of the last frames, made at the draw from steps that hold one frame each.
+"""Stacks of the last frames, built on sampling from steps with one frame each.
 
 stored      ... o1    o2    o3    o4    o5 ...      one frame a step
 sample of step 4
@@ -25,7 +25,7 @@ from shmbuffer.units.unit import Expanded
 
 
 class FrameStack(OfTrajectories):
-    """Gives each sampled step the stack of its last frames, and the next stack.
+    """Returns the stack of the last frames for each sampled step, and the next stack.
 
     Each step is stored with one frame under each of ``keys``, and with the next frame under
     ``("next", key)``. A sample has stacks instead:
@@ -35,7 +35,7 @@ class FrameStack(OfTrajectories):
     | ``key`` | ``[n, stack, *frame]``, dtype of the frame | the frames of the step and of the
       ``stack - 1`` steps before it, oldest first |
     | ``("next", key)`` | the same | the last ``stack - 1`` of these frames, then the next frame |
-    | any other entry | ``[n, ...]`` | that of the step itself |
+    | any other entry | ``[n, ...]`` | the entry of the step |
 
     If ``("next", key)`` is not stored, only ``key`` is stacked. ``index``, weights, priorities and
     ``index_generation`` are those of the step, so `update_priority` works as without a unit.
@@ -43,9 +43,9 @@ class FrameStack(OfTrajectories):
     - A stack never crosses the start of an episode: the first frame of the episode is repeated
       instead, as in gymnasium's ``FrameStackObservation`` with its default
       ``padding_type="reset"``. An episode ends where ``done_key`` is true.
-    - A stack has frames of one collector, one life of that collector and one stream only.
-    - The oldest steps of the ring lose their history when the ring overwrites it. The oldest frame
-      that is still there is repeated for them, as `Sequence` does with ``burn_in``. The same holds
+    - A stack only has frames of one stream of one collector, without a restart in between.
+    - The oldest steps of the ring lose their history when the ring overwrites it. The oldest
+      remaining frame is repeated for them, as `Sequence` does with ``burn_in``. The same holds
       after a slot that a crash left without an item. At most ``stack - 1`` steps of a trajectory
       are affected.
     - All frames of a sample are validated against the tickets of their items. A step is drawn again
@@ -67,9 +67,9 @@ class FrameStack(OfTrajectories):
             ``done_key``.
 
     Cost: that of `SliceSampler` for the boundaries, and one native call that copies ``stack + 1``
-        frames of each step out of the buffer. Items that are no rows of tensors in the ring's own
+        frames of each step from the buffer. Items that are not rows of tensors in the ring's own
         memory (`ListStorage`, records, GPU storages), several storage dimensions and a
-        ``collate_fn`` take a slower way: ``n * stack`` items are read and then stacked. The client
+        ``collate_fn`` use a slower path: ``n * stack`` items are read and then stacked. The client
         without torch (``shmbuffer.numpy``) has no sample units.
 
     Example:
@@ -114,7 +114,7 @@ class FrameStack(OfTrajectories):
         return f"{type(self).__name__}({shown})"
 
     def _expand(self, index: Any, info: dict[Any, Any], storage: Any) -> Expanded | None:
-        """See `SampleUnit._expand`: the frames of each step, one stack behind the other."""
+        """Returns the frames of each step, one stack after the other; None if overwritten."""
         with self._trajectories.lock:
             items = self._trajectories.histories(index, info, storage, self.stack)
         if items is None:
@@ -124,7 +124,7 @@ class FrameStack(OfTrajectories):
         return in_storage(storage, torch.from_numpy(items.elements)), info
 
     def assemble(self, data: Any, info: dict[Any, Any]) -> tuple[Any, dict[Any, Any]]:
-        """See `SampleUnit.assemble`."""
+        """Builds the batch from the frames of all steps."""
         sample = rows_of(data, slice(self.stack - 1, None, self.stack))
         for path in self._paths:
             frames = _tensor_at(data, path)
@@ -145,7 +145,7 @@ class FrameStack(OfTrajectories):
         found = dict(info)
         for key in (INDEX, GENERATION):
             of_frames = found.get(key)
-            if isinstance(of_frames, tuple):  # of several storage dimensions
+            if isinstance(of_frames, tuple):  # one per storage dimension
                 found[key] = tuple(map(self._newest, of_frames))
             elif of_frames is not None:
                 found[key] = self._newest(of_frames)
@@ -155,7 +155,7 @@ class FrameStack(OfTrajectories):
         return of_frames[self.stack - 1 :: self.stack].contiguous()
 
     def _reader(self, rows: Any) -> StackReader | None:
-        """See `SampleUnit._reader`."""
+        """Returns a native reader of samples; None if the rows do not allow it."""
         leaves = rows.leaves
         if type(self).assemble is not FrameStack.assemble or not isinstance(rows, NativeRows):
             return None
@@ -182,13 +182,13 @@ class StackReader:
 
     def __init__(self, unit: FrameStack, stacked: StackedRows) -> None:
         self._unit, self._stacked = unit, stacked
-        self.leaves = stacked.leaves  # of a sample
+        self.leaves = stacked.leaves  # leaves of a sample
         self.read, self.fill = stacked.read, stacked.fill
 
     def draw(
         self, storage: Any, given: tuple[int, int, float | None], *into: tuple[int, ...]
     ) -> Any:
-        """Draws a sample in one native call, see `StackedRows.draw`; None: take the longer way."""
+        """Draws a sample in one native call, see `StackedRows.draw`; None if that is impossible."""
         trajectories = self._unit._trajectories
         with trajectories.lock:
             found = trajectories.found(storage)
@@ -198,7 +198,7 @@ class StackReader:
             return self._stacked.draw(given, known, *into)
 
     def build(self, tensors: list[torch.Tensor]) -> Any:
-        """The data of a sample in their own form."""
+        """Builds the data of a sample in their own structure."""
         return self.leaves.build(tensors, (len(tensors[0]),))
 
     def of_anchors(self, info: dict[Any, Any]) -> dict[Any, Any]:
@@ -207,7 +207,7 @@ class StackReader:
 
 
 def _checked(keys: Any) -> tuple[Key, ...]:
-    """Keys of frames; ValueError or TypeError if they cannot be."""
+    """Returns the checked keys of frames; ValueError or TypeError for invalid ones."""
     if isinstance(keys, str) or not isinstance(keys, Sequence):
         raise TypeError(f"keys is a sequence of keys such as ('observation',), got {keys!r}")
     if not keys:
@@ -236,13 +236,13 @@ def _is_flat(node: Any, path: KeyPath) -> bool:
 
 
 def _tensor_at(data: Any, path: KeyPath) -> torch.Tensor | None:
-    """The tensor of an entry; None if there is none."""
+    """Returns the tensor of an entry, or None."""
     found = entry_at(data, path)
     return found if isinstance(found, torch.Tensor) else None
 
 
 def _put(data: Any, path: KeyPath, value: torch.Tensor) -> None:
-    """Set an entry of a batch whose nodes are its own."""
+    """Sets an entry of a batch, whose nodes are not shared."""
     *inside, name = path
     for key in inside:
         data = get_entry(data, key)

@@ -1,10 +1,10 @@
-"""Transitions over n steps, made of single steps when they are drawn.
+"""Transitions over n steps, built on sampling from single steps.
 
     item t     observation, action, ...                          │
     t .. last  rewards ──▶ next.reward = r + gamma r' + ...      ├─▶ one transition
     last       next: observation, done, terminated, ...          │
 
-``last`` is n - 1 steps on, or where the episode ends before, or the newest step of its stream.
+``last`` is n - 1 steps later, or the end of the episode, or the newest step of the stream.
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ from shmbuffer.units.batch_entries import get_entry, own_node, rows_of, set_entr
 from shmbuffer.units.unit import Expanded
 
 _GAMMA, _STEPS = "gamma", "steps_to_next_obs"
-_REWARD = "n_step_reward"  # from `_around` to `assemble`
+_REWARD = "n_step_reward"  # passed from `_around` to `assemble`
 
 
 class NStep(AroundAnchors):
-    """One transition over up to n steps, for each single step that is drawn.
+    """Returns a transition over up to n steps for each sampled step.
 
-    What is stored are single steps, whatever n is: it may be changed, or two learners may have two.
-    A sample is like one of transitions that were written with n steps:
+    The buffer stores single steps for any n, so that n may be changed or differ between learners. A
+    sample is like one of transitions that were written with n steps:
 
-    - ``next`` is that of the last step, with all of its entries: observation, ``done``,
+    - ``next`` comes from the last step, with all of its entries: observation, ``done``,
       ``terminated``, ``truncated``.
     - ``reward_key`` has the discounted sum of the rewards.
-    - ``"gamma"`` is the discount of what follows, ``gamma ** steps``, and ``"steps_to_next_obs"``
-      how many steps there were; both of the shape of a reward. The target is ``reward + gamma *
+    - ``"gamma"`` is the discount of later values, ``gamma ** steps``, and ``"steps_to_next_obs"``
+      the number of steps. Both have the shape of a reward. The target is ``reward + gamma *
       ~terminated * value(next observation)``; TorchRL's losses read ``"steps_to_next_obs"``.
 
-    Steps are of one episode, one collector, one life of it and one stream, and are read together or
-    drawn again. Where the episode ends, by termination or truncation, there are fewer; so there are
-    at the newest step of a stream, which another sample may find with more, and before a slot that
-    a death has left without an item. A sum is never over steps that are not there.
+    The steps come from one episode and one stream of one collector, without a restart in between.
+    They are read consistently, or drawn again. A transition has fewer steps before the end of an
+    episode, the newest step of a stream, and a slot that a crash left empty. A sum never includes
+    missing steps.
 
-    ``index``, weights and priorities are those of the first step. It equals what `Recorder` writes
-    with ``n_step=n`` where that has written all of an episode.
+    ``index``, weights and priorities are those of the first step. For complete episodes the result
+    equals what `Recorder` writes with ``n_step=n``.
 
     Args:
-        n: steps of a transition, from 1.
-        gamma: discount of one step, from 0 to 1.
-        reward_key: the reward of a step.
-        done_key: flag of the last step of an episode, terminated or truncated. None: nothing ends
-            one.
+        n: number of steps in a transition, from 1.
+        gamma: discount per step, from 0 to 1.
+        reward_key: entry with the reward of a step.
+        done_key: flag of the last step of an episode, terminated or truncated. None: only the end
+            of a stream ends an episode.
 
     Raises:
         ValueError: a number is out of range, or ``reward_key`` is not below ``next``.
 
-    Cost: that of `SliceSampler` for the boundaries, and one read of the first and the last step and
-        of the rewards.
+    Cost: that of `SliceSampler` for the boundaries, and one read of the first and last steps and of
+        the rewards.
 
     Example:
         >>> import torch
@@ -104,7 +104,7 @@ class NStep(AroundAnchors):
         return f"{type(self).__name__}(n={self.n}, gamma={self.gamma})"
 
     def _around(self, anchors: Anchors, info: dict[Any, Any]) -> Expanded | None:
-        """First and last step of each, one behind the other."""
+        """Returns the first and last step of each transition, one after the other."""
         entries = anchors.found.entries
         if not entries.has(self._reward):
             raise KeyError(f"the items have no entry {self.reward_key!r}; name it with reward_key")
@@ -112,7 +112,7 @@ class NStep(AroundAnchors):
         steps = np.minimum(anchors.last - anchors.rows + 1, n)
         rows = anchors.rows[:, None] + np.minimum(np.arange(n), steps[:, None] - 1)
         rewards = entries.take(self._reward, anchors.found.table.elements_of(rows.ravel()))
-        items = anchors.items(rows.ravel())  # behind the rewards: they were read while it was so
+        items = anchors.items(rows.ravel())  # checked after the rewards were read
         if items is None:
             return None
         dtype = rewards.dtype if rewards.is_floating_point() else torch.float32
@@ -134,7 +134,7 @@ class NStep(AroundAnchors):
         return anchors.named(ends, {**info, **made})
 
     def assemble(self, data: Any, info: dict[Any, Any]) -> tuple[Any, dict[Any, Any]]:
-        """See `SampleUnit.assemble`."""
+        """Builds the transitions from the first and last steps."""
         made = {key: info[key] for key in (_REWARD, _STEPS, _GAMMA)}
         said = {key: value for key, value in info.items() if key not in made}
         count = len(made[_REWARD])
@@ -151,7 +151,7 @@ class NStep(AroundAnchors):
             if isinstance(first, (TensorDictBase, dict)) or hasattr(first, key):
                 set_entry(first, key, made[key].to(device))
             else:
-                said[key] = made[key]  # the fields of a tensorclass are what they are
+                said[key] = made[key]  # a tensorclass takes no other fields
         for key in (INDEX, GENERATION):
             if key in said:
                 said[key] = tree_map(lambda one: one[:count], said[key])

@@ -1,10 +1,10 @@
-"""Windows of steps around the items that are drawn, for learners with a memory.
+"""Windows of steps around sampled items, for recurrent learners.
 
     burn_in          length                  bootstrap
     ├─ ... ─┤ anchor ├─ ... ────────────────┤├─ ... ─┤        one window, dilation steps apart
     False            True                     False           "learning_mask"
 
-The priority of a window is that of its anchor: `Sequence._by_anchor`.
+A window has the priority of its anchor; see `Sequence._by_anchor`.
 """
 
 from __future__ import annotations
@@ -32,45 +32,45 @@ _SHOWN = ("length", "episode_boundary", "done_key", "burn_in", "bootstrap", "dil
 
 
 class Sequence(AroundAnchors):
-    """A window of steps around each item that is drawn.
+    """Returns a window of steps around each sampled item.
 
     The item is the anchor. Its window has ``burn_in`` steps before it, ``length`` steps from it on,
-    and ``bootstrap`` steps behind those; ``dilation`` is the distance of two of them. A batch of n
-    is n windows, one behind the other: ``n * (burn_in + length + bootstrap)`` items.
+    and ``bootstrap`` steps after those; ``dilation`` is the distance between steps. A batch of n
+    has n consecutive windows, ``n * (burn_in + length + bootstrap)`` items.
 
-    - A window is of one collector, of one life of it, and of one stream, and never lies across the
-      place where the ring writes next, nor across a slot without an item. It is read together
-      or drawn again, so that no part of it has been written over.
-    - Steps that are not there repeat the step at the boundary, and are False in the mask.
+    - A window comes from one stream of one collector, without a restart in between. It never
+      crosses the ring's head or an empty slot. It is read consistently, or drawn again.
+    - Missing steps repeat the step at the boundary, and are False in the mask.
 
-    A sample has, beside the items and what the sampler says of their anchor (weights):
+    Besides the items and the weights of their anchors, a sample has:
 
-    | key | shape, dtype | what |
+    | key | shape, dtype | content |
     |---|---|---|
-    | ``"validity_mask"`` | ``[n]`` bool | False where a step was not there |
-    | ``"learning_mask"`` | ``[n]`` bool | True for the ``length`` steps that are learned from |
-    | ``"anchor_index"`` | ``[n]`` int64, or ``[n, ndim]`` | the item that was drawn |
-    | ``"anchor_generation"`` | ``[n]`` int64 | its ticket; of a shared buffer |
+    | ``"validity_mask"`` | ``[n]`` bool | False for a missing step |
+    | ``"learning_mask"`` | ``[n]`` bool | True for the ``length`` steps to learn from |
+    | ``"anchor_index"`` | ``[n]`` int64, or ``[n, ndim]`` | the sampled item |
+    | ``"anchor_generation"`` | ``[n]`` int64 | its ticket, in a shared buffer |
     | ``"sequence_id"``, ``"step_in_sequence"`` | ``[n]`` int64 | number of window, of step |
 
-    ``update_tensordict_priority`` gives the anchor one priority from those of the steps that are
-    learned from: ``eta * max + (1 - eta) * mean``. The sample may be reshaped to ``[windows,
-    steps]``, or cut, before.
+    ``update_tensordict_priority`` computes one priority for the anchor from those of the steps to
+    learn from: ``eta * max + (1 - eta) * mean``. The sample may be reshaped to ``[windows, steps]``
+    or cut before.
 
     Args:
-        length: steps to learn from, the anchor first.
-        episode_boundary: ``"pad"``: where the episode ends, or begins, the window does, too.
-            ``"stop"``: where it ends, the window begins earlier, as far as the episode goes back.
-            ``"include_reset"``: windows go on into the next episode of the stream.
-        done_key: flag of the last step of an episode. None: nothing ends one.
-        burn_in: steps before the anchor, to warm up the state of a recurrent network.
-        bootstrap: steps behind, for targets of several steps.
-        dilation: 2 is every other step.
-        eta: of the priority: 1 is the largest, 0 the mean, 0.9 what R2D2 takes (Kapturowski et al.,
+        length: number of steps to learn from, starting with the anchor.
+        episode_boundary: ``"pad"`` ends the window at the ends of the episode. ``"stop"`` starts
+            the window earlier if the episode ends in it, as far as possible. ``"include_reset"``
+            continues windows into the next episode of the stream.
+        done_key: flag of the last step of an episode. None: only the end of a stream ends an
+            episode.
+        burn_in: number of steps before the anchor, to warm up the state of a recurrent network.
+        bootstrap: number of steps after those, for multi-step targets.
+        dilation: distance between steps; 2 uses every other step.
+        eta: weight of the largest priority against the mean; R2D2 uses 0.9 (Kapturowski et al.,
             ICLR 2019).
 
     Raises:
-        ValueError: a number is out of range, or ``episode_boundary`` is none of the three.
+        ValueError: a number is out of range, or ``episode_boundary`` is unknown.
 
     Cost: that of `SliceSampler` for the boundaries, and one read of the steps.
 
@@ -128,7 +128,7 @@ class Sequence(AroundAnchors):
         return f"{type(self).__name__}({shown})"
 
     def _around(self, anchors: Anchors, info: dict[Any, Any]) -> Expanded | None:
-        """See `AroundAnchors._around`."""
+        """Returns the steps of each window; None if one was overwritten."""
         steps = np.arange(self.burn_in + self.length + self.bootstrap)
         begins = anchors.rows
         if self.episode_boundary == "stop":
@@ -147,7 +147,7 @@ class Sequence(AroundAnchors):
             _NUMBER: cpu.arange(count),
         }
         for key, value in info.items():
-            # What a slice sampler says of the last step of a slice is not said of a window's.
+            # The marks of a slice sampler for the last step of a slice do not apply to windows.
             if isinstance(key, str) and key not in (GENERATION, INDEX):
                 said[key] = cpu.as_tensor(value)
         said = {
@@ -163,7 +163,7 @@ class Sequence(AroundAnchors):
         return anchors.named(items, said)
 
     def _by_anchor(self, data: Any, key: Key, reduction: str, lanes: tuple[int, ...]) -> Any:
-        """See `SampleUnit._by_anchor`."""
+        """Reduces the priorities of a sample to one row for each anchor."""
         anchors = data.get(_ANCHOR, None)
         if anchors is None:
             return data
@@ -192,7 +192,7 @@ class Sequence(AroundAnchors):
         return TensorDict(found, [len(begins)])
 
     def _mixed(self, priorities: Any, begins: Ints) -> Any:
-        """The priority of each window, whose steps begin there."""
+        """Returns the priority of each window, given the first step of each."""
         if not len(begins):
             return np.zeros(0)
         largest = np.maximum.reduceat(priorities, begins)

@@ -1,4 +1,4 @@
-"""The base class of sample units, which make the items of a batch from drawn items."""
+"""Base class of sample units, which build a batch from the drawn items."""
 
 from __future__ import annotations
 
@@ -9,49 +9,49 @@ from shmbuffer.items.keys import GENERATION
 from shmbuffer.memory.format.leaf import Key
 
 Expanded = tuple[Any, dict[Any, Any]]
-"""The index of the items to read, and the info about them."""
+"""Index of the items to read, and the info about them."""
 
 
 class SampleUnit(ABC):
-    """Makes the part of a batch that belongs to a drawn item.
+    """Base class of units, which build the part of a batch that belongs to a drawn item.
 
-    A sampler decides which items are drawn: the anchors. A unit decides what each of them becomes.
-    `Transition` is the item itself, `Sequence` a window of steps, `NStep` one transition over n
-    steps, `FrameStack` the item with the frames before it. Any sampler goes with any unit:
+    A sampler draws items, the anchors, and a unit expands each of them. `Transition` returns the
+    item itself, `Sequence` a window of steps, `NStep` one transition over n steps, and `FrameStack`
+    the item with the frames before it. Any sampler works with any unit:
     ``ReplayBuffer(sampler=..., sample_unit=...)``.
 
-    A unit of your own needs `expand`. On a shared buffer each item that it names is read as one
-    piece. That all of them are of one moment is known where it says their tickets, as
-    ``storage.tickets(index)`` gives them, under ``"index_generation"``.
+    A custom unit needs `expand`. In a shared buffer each of its items is read consistently. To have
+    all items from one moment, return their tickets from ``storage.tickets(index)`` under
+    ``"index_generation"``.
 
     Source: ``torchrl.data.SampleUnit``.
     """
 
     @abstractmethod
     def expand(self, index: Any, info: dict[Any, Any], storage: Any) -> Expanded:
-        """Name the items of a batch.
+        """Returns the items of a batch.
 
         Args:
-            index: the anchors: int64 ``[n]``, or a tuple of ``ndim`` of them.
-            info: what the sampler says of them, ``[n]`` each, such as weights. It is not changed.
-            storage: where the items are. It is not changed.
+            index: the anchors, int64 ``[n]`` or a tuple of ``ndim`` of them.
+            info: data of the sampler about them, ``[n]`` each, such as weights. Do not change it.
+            storage: storage of the items. Do not change it.
 
         Returns:
-            The index of the items that are read, in the same form, and what the sample says beside
-            them: tensors with a row for each.
+            The index of the items to read, in the same form, and further entries of the sample:
+                tensors with a row for each item.
         """
 
     def assemble(self, data: Any, info: dict[Any, Any]) -> tuple[Any, dict[Any, Any]]:
-        """Make the batch of the items that were read; here they are the batch.
+        """Builds the batch from the items that were read; the default returns them.
 
         Args:
             data: the items, collated, before any transform.
-            info: what `expand` gave, with ``"index"``.
+            info: the info from `expand`, with ``"index"``.
         """
         return data, info
 
     def _expand(self, index: Any, info: dict[Any, Any], storage: Any) -> Expanded | None:
-        """`expand`, with tickets where the anchors have some; None: draw other anchors."""
+        """Calls `expand`, and adds tickets if the anchors have any; None to draw other anchors."""
         known = dict(info)
         tickets = known.pop(GENERATION, None)
         items, found = self.expand(index, known, storage)
@@ -61,19 +61,19 @@ class SampleUnit(ABC):
         return None if (now < 0).any() else (items, {**found, GENERATION: now})
 
     def _reader(self, rows: Any) -> Any:
-        """Reads whole samples of this unit out of rows, see `StackReader`.
+        """Returns a reader of complete samples from rows; see `StackReader`.
 
-        None: the items that `expand` names are read, and `assemble` makes the sample.
+        With None, the items of `expand` are read, and `assemble` builds the sample.
         """
         return None
 
     def _by_anchor(self, data: Any, key: Key, reduction: str, lanes: tuple[int, ...]) -> Any:
-        """A sample that comes back with priorities, as one row for each item that they are of."""
+        """Reduces a sample with priorities to one row for each anchor."""
         return data
 
 
 class Transition(SampleUnit):
-    """Each item that is drawn is an item of the batch, as without a unit.
+    """Returns each sampled item as it is, as without a unit.
 
     Example:
         >>> import torch
@@ -91,5 +91,5 @@ class Transition(SampleUnit):
     """
 
     def expand(self, index: Any, info: dict[Any, Any], storage: Any) -> Expanded:
-        """See `SampleUnit.expand`."""
+        """Returns the anchors."""
         return index, info

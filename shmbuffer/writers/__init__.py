@@ -1,4 +1,4 @@
-"""Writers, which place new items: one a file."""
+"""Writers, which choose the places of new items, one per module."""
 
 from shmbuffer.writers.immutable import ImmutableDatasetWriter
 from shmbuffer.writers.max_value import TensorDictMaxValueWriter

@@ -1,4 +1,4 @@
-"""No writes: for a fixed data set."""
+"""Writer that refuses all writes, for a fixed data set."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shmbuffer.writers.writer import Writer
 
 
 class ImmutableDatasetWriter(Writer):
-    """Refuses to write: ``add``, ``extend`` and ``empty`` of the buffer are a RuntimeError.
+    """Refuses to write: ``add``, ``extend`` and ``empty`` of the buffer raise RuntimeError.
 
     Example:
         >>> import torch
@@ -30,11 +30,11 @@ class ImmutableDatasetWriter(Writer):
     WRITING_ERR = "this buffer holds a data set that stays as it is"
 
     def add(self, data: Any) -> NoReturn:
-        """RuntimeError."""
+        """Raises RuntimeError."""
         raise RuntimeError(_refusal("an item cannot be added"))
 
     def extend(self, data: Any) -> NoReturn:
-        """RuntimeError."""
+        """Raises RuntimeError."""
         raise RuntimeError(_refusal("a batch cannot be added"))
 
     def _empty(self, empty_write_count: bool = True) -> NoReturn:

@@ -1,10 +1,10 @@
-"""The best items so far: a better item replaces the worst one.
+"""Writer that keeps the best items: a better item replaces the worst one.
 
     rank of an item  ──  not full: the next free slot
                      └─  full: above the lowest rank, the slot of that item; else -1
 
-A heap has the ranks of stored items, lowest first. It is a cache, made again from the items after
-the storage was written, emptied or loaded by others.
+A heap has the ranks of stored items, lowest first. It is a cache, rebuilt from the items after
+other code writes, empties or loads the storage.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ from shmbuffer.writers.writer import Writer
 
 
 class TensorDictMaxValueWriter(Writer):
-    """Keeps the items with the highest ranks, as many as the storage has room for.
+    """Keeps as many items with the highest ranks as the storage can hold.
 
-    In a full storage, an item is rejected unless its rank is above the lowest one; then it replaces
-    that item, of several the one with the smallest index. A batch is judged item by item, in order,
-    and then written once. Items may be whole trajectories ``[T]``, with one rank.
+    In a full storage, an item is rejected unless its rank is above the lowest one. It then replaces
+    the item with the lowest rank, or among equals the one with the smallest index. The items of a
+    batch are compared in order and then written once. Items may be complete trajectories ``[T]``
+    with one rank.
 
     Existing items of a storage (a `TensorStorage`) are ranked too. `rb[i] = ...` changes an item
     but not its rank. The ranks are in this process: the writer cannot be pickled, and does not
     write where other processes write (RuntimeError), as a `RoundRobinWriter` does.
 
     Args:
-        rank_key: entry that holds the rank; None is ``("next", "reward")``.
-        reduction: how several values of an item become its rank: ``"max"``, ``"min"``, ``"mean"``,
-            ``"median"`` (of an even number the lower one of the two in the middle) or ``"sum"``.
+        rank_key: entry with the rank; None is ``("next", "reward")``.
+        reduction: reduction of several values of an item to its rank: ``"max"``, ``"min"``,
+            ``"mean"``, ``"median"`` (the lower of two middle values) or ``"sum"``.
         compilable: accepted; `torch.compile` leaves the native calls alone either way.
 
     Raises:
-        ValueError: an unknown ``reduction``; or the storage has more than one dimension.
+        ValueError: ``reduction`` is unknown, or the storage has more than one dimension.
 
-    Cost: one comparison for a rejected item, O(log capacity) for others; one write a batch.
+    Cost: one comparison for a rejected item, O(log capacity) for others; one write per batch.
 
     Example:
         >>> import torch
@@ -76,29 +77,29 @@ class TensorDictMaxValueWriter(Writer):
         self._rank_key: Key = ("next", "reward") if rank_key is None else rank_key
         self._reduction = reduction
         self._current_top_values: list[tuple[Rank, int]] = []  # a heap of (rank, index)
-        self._cursor = 0  # where the search for a free slot begins
+        self._cursor = 0  # start of the search for a free slot
         self._count = 0
-        self._seen: tuple[int, ...] | None = None  # the storage as it was after our last write
+        self._seen: tuple[int, ...] | None = None  # state of the storage after our last write
 
     @property
     def rank_key(self) -> Key:
-        """Entry that holds the rank."""
+        """Entry with the rank."""
         return self._rank_key
 
     @property
     def reduction(self) -> str:
-        """How several values of an item become its rank."""
+        """Reduction of several values of an item to its rank."""
         return self._reduction
 
     @property
     def write_count(self) -> int:
-        """Items accepted so far, also those that were replaced since."""
+        """Number of accepted items so far, including replaced ones."""
         return self._count
 
     _write_count = write_count
 
     def register_storage(self, storage: Any) -> None:
-        """Write into ``storage``; RuntimeError if it was opened to be shared."""
+        """Sets the storage to write to; RuntimeError if it was opened to be shared."""
         if getattr(storage, "ndim", 1) > 1:
             raise ValueError(
                 f"TensorDictMaxValueWriter needs a storage with ndim=1, this one has "
@@ -113,12 +114,12 @@ class TensorDictMaxValueWriter(Writer):
         super().register_storage(storage)
 
     def add(self, data: Any) -> int | None:
-        """Write one item, a TensorDict of any batch size; its index, or None if rejected.
+        """Writes one TensorDict of any batch size. Returns its index, or None if rejected.
 
         Raises:
-            RuntimeError: ``data`` is no TensorDict, or other processes have the storage open.
-            KeyError: it has no entry ``rank_key``.
-            ValueError: its rank is NaN; nothing was changed.
+            RuntimeError: ``data`` is not a TensorDict, or other processes have the storage open.
+            KeyError: ``data`` has no entry ``rank_key``.
+            ValueError: the rank is NaN; nothing was changed.
         """
         with self._turn:
             index = self.get_insert_index(data)
@@ -128,17 +129,17 @@ class TensorDictMaxValueWriter(Writer):
         return index
 
     def extend(self, data: Any) -> torch.Tensor:
-        """Write a batch ``[n, ...]``: a TensorDict, or a list of them; raises as `add`.
+        """Writes a batch ``[n, ...]``, a TensorDict or a list of them; raises as `add`.
 
         Returns:
-            int64 ``[n]``: the place of each item, -1 if it was rejected, or replaced by a better
-            one of the same batch.
+            int64 ``[n]``: the place of each item; -1 if it was rejected, or replaced by a better
+                item of the same batch.
         """
         ranks = ranks_of(data, self._rank_key, self._reduction)
         index = cpu.full((len(ranks),), -1, dtype=torch.int64)
         with self._turn:
             self._begin()
-            accepted, row_at = 0, {}  # the row that each slot ends up with
+            accepted, row_at = 0, {}  # last row for each slot
             heap, room = self._current_top_values, self._room()
             for row, rank in enumerate(ranks):
                 if not room and rank <= heap[0][0]:
@@ -156,7 +157,7 @@ class TensorDictMaxValueWriter(Writer):
         return index
 
     def get_insert_index(self, data: Any) -> int | None:
-        """Take the place for one item, which the caller writes there; None: rejected. See `add`."""
+        """Reserves the place for one item, which the caller writes; None if rejected. See `add`."""
         rank = rank_of(data, self._rank_key, self._reduction)
         with self._turn:
             self._begin()
@@ -165,7 +166,7 @@ class TensorDictMaxValueWriter(Writer):
             return self._take(rank)
 
     def state_dict(self) -> dict[str, Any]:
-        """Ranks with their indices, cursor and count."""
+        """Returns ranks with their indices, cursor and count."""
         with self._turn:
             if self._storage is not None:
                 self._catch_up()
@@ -176,7 +177,7 @@ class TensorDictMaxValueWriter(Writer):
             }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state, after the items."""
+        """Loads a state; load the items first."""
         top = [(rank, int(index)) for rank, index in state_dict["_current_top_values"]]
         with self._turn:
             heapq.heapify(top)
@@ -199,7 +200,7 @@ class TensorDictMaxValueWriter(Writer):
     # -- inside --------------------------------------------------------------------------------
 
     def _take(self, rank: Rank) -> int:
-        """Take the slot for an accepted item."""
+        """Takes the slot for an accepted item."""
         heap = self._current_top_values
         if not self._room():
             return heapq.heapreplace(heap, (rank, heap[0][1]))[1]
@@ -219,12 +220,12 @@ class TensorDictMaxValueWriter(Writer):
         try:
             self._storage.set(index, data)
         except BaseException:
-            self._seen = None  # the heap is wrong: make it again
+            self._seen = None  # rebuild the heap
             raise
         self._seen = _look(self._storage)
 
     def _begin(self) -> None:
-        """Before a write: RuntimeError if it is not allowed; else bring the ranks up to date."""
+        """Prepares a write: RuntimeError if it is not allowed; updates the ranks."""
         storage = self._storage
         if storage is None:
             raise RuntimeError(
@@ -236,7 +237,7 @@ class TensorDictMaxValueWriter(Writer):
         self._catch_up()
 
     def _catch_up(self) -> None:
-        """Make the heap again, if the storage has changed."""
+        """Rebuilds the heap if the storage has changed."""
         storage = self._storage
         seen = _look(storage)
         if seen == self._seen:
@@ -246,7 +247,7 @@ class TensorDictMaxValueWriter(Writer):
             present = list(range(len(storage)))
             items: Any = present
         else:
-            present, items = ring.live.committed().tolist(), slice(None)  # a slice gives views
+            present, items = ring.live.committed().tolist(), slice(None)  # a slice returns views
         ranks = ranks_of(storage.get(items), self._rank_key, self._reduction) if present else []
         self._current_top_values = list(zip(ranks, present, strict=True))
         heapq.heapify(self._current_top_values)
@@ -282,7 +283,7 @@ class TensorDictMaxValueWriter(Writer):
 
 
 def _look(storage: Any) -> tuple[int, ...]:
-    """Numbers that change with every write, emptying or loading of the storage."""
+    """Returns numbers that change with every write, emptying or loading of the storage."""
     ring = ring_of(storage)
     if ring is None:
         return (len(storage),)

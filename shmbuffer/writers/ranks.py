@@ -1,4 +1,4 @@
-"""The rank of an item: one number, from an entry that may hold many."""
+"""Rank of an item: one number from an entry that may have many."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Rank = int | float
 
 
 def rank_of(item: Any, key: Key, reduction: str) -> Rank:
-    """The rank of one item, a TensorDict of any batch size. Raises as `ranks_of`."""
+    """Returns the rank of one item, a TensorDict of any batch size. Raises as `ranks_of`."""
     return _ranks(item, 1, key, reduction)[0]
 
 
 def ranks_of(data: Any, key: Key, reduction: str) -> list[Rank]:
-    """The rank of each item of a batch."""
+    """Returns the rank of each item of a batch."""
     if isinstance(data, LazyStackedTensorDict):
-        data = list(data.unbind(0))  # their entries need not have one shape
+        data = list(data.unbind(0))  # their entries may differ in shape
     if isinstance(data, list):
         return [rank_of(item, key, reduction) for item in data]
     if is_collection(data) and not data.batch_size:

@@ -1,4 +1,4 @@
-"""The ring: the oldest item makes room for the newest."""
+"""Writer of a ring, in which new items replace the oldest ones."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from shmbuffer.writers.writer import Writer
 class RoundRobinWriter(Writer):
     """Writes at the cursor, and wraps at the end of the storage.
 
-    A storage of this package keeps cursor and count, for all writers in all processes. For a
-    storage of your own the writer keeps them.
+    A storage of this package stores cursor and count for all writers in all processes. For a custom
+    storage the writer stores them.
 
     Args:
         compilable: accepted; `torch.compile` leaves the native calls alone either way.
-        track_generations: samples have ``index_generation``, the ticket of the item's write, even
-            if the buffer is not shared.
+        track_generations: whether samples have ``index_generation``, the ticket of the item's
+            write, even if the buffer is not shared.
 
     Source: ``torchrl.data.RoundRobinWriter``.
     """
@@ -42,16 +42,16 @@ class RoundRobinWriter(Writer):
         self.track_generations = track_generations
         self._own_cursor = 0
         self._own_count = 0
-        self._count_offset = 0  # of a loaded count to the ring's
+        self._count_offset = 0  # loaded count minus the ring's
 
     @eager
     def add(self, data: Any) -> int | torch.Tensor:
-        """Write one item ``[*lanes, ...]``; its index, with lanes int64 ``[lanes, ndim]``."""
+        """Writes one item ``[*lanes, ...]``. Returns its index; with lanes ``[lanes, ndim]``."""
         return self._write(data, True)  # type: ignore[no-any-return]
 
     @eager
     def extend(self, data: Any) -> torch.Tensor:
-        """Write a batch; its indices, int64 ``[n]``, with lanes ``[n * lanes, ndim]``."""
+        """Writes a batch. Returns its indices, int64 ``[n]``; with lanes ``[n * lanes, ndim]``."""
         return self._write(data, False)  # type: ignore[no-any-return]
 
     def _write(self, data: Any, single: bool) -> Any:
@@ -68,7 +68,7 @@ class RoundRobinWriter(Writer):
         return index
 
     def write_at(self, index: Any, data: Any) -> Any:
-        """Write a batch of new items to slots ``[n]``, or one item to a slot. The cursor stays.
+        """Writes new items to slots ``[n]``, or one item to a slot, without moving the cursor.
 
         Returns:
             ``index``; with lanes int64 ``[n * lanes, ndim]``.
@@ -87,7 +87,7 @@ class RoundRobinWriter(Writer):
 
     @property
     def tracks_generations(self) -> bool:
-        """See `Writer.tracks_generations`."""
+        """True if samples have ``index_generation``."""
         return self.track_generations or super().tracks_generations
 
     @property
@@ -101,7 +101,7 @@ class RoundRobinWriter(Writer):
 
     @property
     def write_count(self) -> int:
-        """Elements written so far, by all processes."""
+        """Number of elements written so far by all processes."""
         ring = self._ring
         return self._own_count if ring is None else int(ring.write_count) + self._count_offset
 
@@ -118,11 +118,11 @@ class RoundRobinWriter(Writer):
         return f"{type(self).__name__}(cursor={self._cursor}, full_storage={full})"
 
     def state_dict(self) -> dict[str, Any]:
-        """Cursor and count."""
+        """Returns cursor and count."""
         return {"_cursor": self._cursor, "_write_count": self.write_count}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state, after the items."""
+        """Loads a state; load the items first."""
         ring = self._ring
         self._own_cursor = int(state_dict["_cursor"])
         self._own_count = int(state_dict["_write_count"])
@@ -145,21 +145,21 @@ class RoundRobinWriter(Writer):
         if self._ring is None or loaded is None:
             self.load_state_dict(saved)
         else:
-            self._count_offset = 0  # the storage has restored its own
+            self._count_offset = 0  # the storage has restored its count
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_storage": None}  # the buffer registers it again
+        return {**self.__dict__, "_storage": None}  # the buffer sets it again
 
 
 class TensorDictRoundRobinWriter(RoundRobinWriter):
-    """`RoundRobinWriter` for TensorDicts; unlike TorchRL's it stores no entry ``"index"``.
+    """A `RoundRobinWriter` for TensorDicts; unlike TorchRL's it stores no entry ``"index"``.
 
     Source: ``torchrl.data.TensorDictRoundRobinWriter``.
     """
 
 
 def length_of(data: Any) -> int:
-    """How many items a batch has."""
+    """Returns the number of items in a batch."""
     if is_collection(data):
         return int(data.batch_size[0])
     if isinstance(data, dict):

@@ -1,4 +1,4 @@
-"""The base of all writers: a place for each item, and a count."""
+"""Base class of writers, which choose a place for each item and count the writes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from shmbuffer.tensors.form import cpu
 
 
 class Writer(Checkpoints):
-    """Places new items.
+    """Base class of writers, which choose the places of new items.
 
-    A writer of your own needs ``add`` and ``extend``, which call ``self._storage.set(index,
-    data)``; on a ring that writes a batch whole or not at all, with the default priority.
+    A custom writer needs ``add`` and ``extend``, which call ``self._storage.set(index, data)``. On
+    a ring that writes a batch completely or not at all, with the default priority.
 
     Args:
         compilable: accepted; `torch.compile` leaves the native calls alone either way.
@@ -33,32 +33,32 @@ class Writer(Checkpoints):
         self.compilable = bool(compilable)
 
     def register_storage(self, storage: Any) -> None:
-        """Write into ``storage`` from now on."""
+        """Sets the storage to write to."""
         self._storage = storage
 
     def add(self, data: Any) -> Any:
-        """Write one item; its index, or None if the writer rejects it."""
+        """Writes one item. Returns its index, or None if the writer rejects it."""
         raise NotImplementedError(f"{type(self).__name__} has no add()")
 
     def extend(self, data: Any) -> Any:
-        """Write a batch; its indices, int64 ``[n]``."""
+        """Writes a batch. Returns its indices, int64 ``[n]``."""
         raise NotImplementedError(f"{type(self).__name__} has no extend()")
 
     @property
     def tracks_generations(self) -> bool:
-        """True if samples have ``index_generation``: if the storage is shared, or if asked for."""
+        """True if samples have ``index_generation``: with a shared storage, or on request."""
         return bool(getattr(self._storage, "shared", False))
 
     def generations_of(self, index: Any) -> torch.Tensor:
-        """The present ``index_generation`` of slots.
+        """Returns the current ``index_generation`` of slots.
 
         Args:
-            index: slots ``[...]``, or one; or coordinates of a write, ``[..., ndim]`` or a tuple,
-                of which the first is used.
+            index: slots ``[...]`` or one slot; or coordinates of a write, ``[..., ndim]`` or a
+                tuple, of which the first is used.
 
         Returns:
-            Tickets, int64 of the shape of the slots; -1 without an item, and everywhere unless
-            `tracks_generations`.
+            Tickets, int64 in the shape of the slots; -1 without an item, and for all slots unless
+                `tracks_generations`.
         """
         slots = cpu.as_tensor(index[0] if isinstance(index, tuple) else index)
         ndim = getattr(self._storage, "ndim", 1)
@@ -73,16 +73,16 @@ class Writer(Checkpoints):
         return found
 
     def _empty(self, empty_write_count: bool = True) -> None:
-        """The storage was emptied."""
+        """Notes that the storage was emptied."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the writer, without its arguments."""
+        """Returns the state of the writer without its arguments."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state."""
+        """Loads a state."""
 
 
 def write_count_of(writer: Any) -> int:
-    """Elements written so far, also by a writer with TorchRL's private name only."""
+    """Returns the number of written elements, also of a writer with TorchRL's private name."""
     return int(getattr(writer, "write_count", getattr(writer, "_write_count", 0)))

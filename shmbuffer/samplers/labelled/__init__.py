@@ -1,4 +1,4 @@
-"""Items by label: the version that made them, or the group that they are of.
+"""Index of items by label, which is the policy version or the group of an item.
 
 reading             ──▶ index                     ──▶ a sampler, or for a consumer `source`
 one entry of items      what was written, since       which labels, and which of

@@ -1,15 +1,15 @@
-"""The items of a storage by label, kept up to date with what is written.
+"""Index of a storage's items by label, which follows new writes.
 
     ring ──▶ Follower           what was committed and what went, since this process looked last
                  └──▶ labels_of     the entry of the new items
                           └──▶ Labels   items of each label, oldest first
 
-Nothing of it is shared, and writers go on while somebody looks. What is written from then on has
-tickets from the head that was seen, so a draw checks its own: where all are older, nothing of what
-was seen of them has changed.
+The index is private to a process, and writers continue while it is updated. Later writes have
+tickets from the observed head on. A draw checks the tickets of its items: if all are older, the
+items have not changed since.
 
-Of groups, an item that is being written while somebody looks is absent and not gone: where the same
-item comes back, changed in place, its group is whole again.
+An item that is being written during an update is absent from its group, but not lost. If the same
+item comes back, changed in place, its group is complete again.
 """
 
 from __future__ import annotations
@@ -35,29 +35,30 @@ from shmbuffer.samplers.passes import wait_for_items
 from shmbuffer.samplers.sampler import NOTHING_THERE
 from shmbuffer.storages.storage import ring_of
 
-_PIECE = 2**15  # items that are told of together
+_PIECE = 2**15  # items that are added together
 
 
 class LabelIndex:
-    """The labels of one storage at a time.
+    """Labels of the items of one storage.
 
     Args:
-        path: of the entry that has the label.
-        to_labels: what it holds, as a number of 64 bits each.
-        value: path of a number that is kept with each item.
-        limit: items of a group; 0: a label has any number of them.
-        by_age: whether labels are asked for by the age of their first item.
-        trim: called behind each look with what gives the labels that are there; None: nobody asks.
+        path: path of the entry with the label.
+        to_labels: converts entries to 64-bit labels.
+        value: path of a number that is stored with each item.
+        limit: number of items in a group; 0: no limit.
+        by_age: whether labels are ordered by the age of their first item.
+        trim: called after each update with a function that returns the labels in use, or None.
 
     Attributes:
-        limit: as given.
-        table: the labels; while `lock` is held.
-        values: float64 ``[elements]``, where ``value`` is given.
-        head: of the ring at the last look: items with tickets from there on are not of it.
-        is_claimed: items are left out of the table that others were given.
+        limit: the argument.
+        table: the labels; use it while holding `lock`.
+        values: float64 ``[elements]``, if ``value`` is given.
+        head: head of the ring at the last update; items with tickets from there on are not
+            included.
+        is_claimed: whether the table excludes items of other learners.
 
-    Cost: the first look is one at each slot: 100 ms a million. A later one costs what was written
-        and what went. 12 to 16 bytes an item, and 80 a label.
+    Cost: the first update reads each slot, 100 ms per million. Later updates read new and removed
+        items. 12 to 16 bytes per item, and 80 per label.
     """
 
     def __init__(
@@ -77,11 +78,11 @@ class LabelIndex:
         self.forget()
 
     def forget(self) -> None:
-        """Look at everything again."""
+        """Forgets all labels, so that the next update reads every item."""
         self._storage: weakref.ref[Any] | None = None
         self._native: Any = None
         self._mover: Any = None
-        self._asked: Any = None  # the one that `_columns` are of
+        self._asked: Any = None  # mover to which `_columns` belong
         self._follower: Any = None
         self.table: Any = None
         self.values: Floats | None = None
@@ -89,7 +90,7 @@ class LabelIndex:
         self._columns: tuple[Any, ...] | None = None
         self._room = np.empty((2, 0), np.int64)
 
-    #: Held while the table is asked: another thread may look again.
+    #: Held while the table is used, because another thread may update it.
     lock = ForkLock(lambda index, _: index.forget())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -102,14 +103,14 @@ class LabelIndex:
     # -- looking -------------------------------------------------------------------------------
 
     def look(self, storage: Any) -> Ring | None:
-        """Brings the table up to what the storage holds now; while `lock` is held.
+        """Updates the table with new writes; the caller holds `lock`.
 
         Returns:
-            The ring, where the storage has one.
+            The ring of the storage, or None.
 
         Raises:
-            EmptyBufferError: there is nothing.
-            KeyError: an item does not have the entry.
+            EmptyBufferError: the storage is empty.
+            KeyError: an item lacks the entry.
             ValueError: a group is larger than the storage.
         """
         ring: Ring | None = ring_of(storage)
@@ -147,11 +148,11 @@ class LabelIndex:
     def _begin(self, elements: int) -> None:
         self.table = _core.Labels(max(1, elements), self.limit, self._by_age)
         if self.is_claimed:
-            self.table.tell()  # of what is lost, from the first look on
+            self.table.tell()  # record lost items from the first update on
         self.values = np.zeros(elements) if len(self._paths) > 1 else None
 
     def _look_at_foreign(self, storage: Any) -> None:
-        """A storage of somebody else's: all items are read again."""
+        """Reads all items of a storage of another package again."""
         count = len(storage)
         if not count:
             raise EmptyBufferError(NOTHING_THERE)
@@ -165,7 +166,7 @@ class LabelIndex:
         self.table.settle(None)
 
     def _catch_up(self, ring: Ring) -> None:
-        """Look for new items once, and once more after the first look."""
+        """Reads new items once, and again after the first update."""
         columns = self._columns
         if columns is not None:
             now = time.monotonic_ns() if self.limit else 0
@@ -173,12 +174,12 @@ class LabelIndex:
             if head is not None:
                 self.head = head
                 return
-            self._columns = None  # there is more than numbers
+            self._columns = None  # some columns are not numeric
         while self._look_once(ring):
             pass
 
     def _look_once(self, ring: Ring) -> bool:
-        """True if it was a first one: it takes a while, and others have written meanwhile."""
+        """True after a first update, which takes so long that there are newer items."""
         follower, table = self._follower, self.table
         before = follower.seen
         seen = follower.poll()
@@ -212,7 +213,7 @@ class LabelIndex:
             yield slots[:count].copy()
 
     def tell(self, ring: Ring, slots: Ints) -> None:
-        """Puts the items of these slots, as far as they are still there."""
+        """Adds the items of these slots that are still present."""
         columns, there = labels_of(self._mover, self._paths, slots, self.head)
         elements = elements_of(slots[there], ring.width)
         if len(elements):
@@ -234,7 +235,7 @@ class LabelIndex:
     # -- asking --------------------------------------------------------------------------------
 
     def kins(self, elements: Ints) -> Ints:
-        """A number for the group, or the version, of each element; -1: it is in none."""
+        """Returns a number for the group or version of each element; -1 for none."""
         found = np.empty(len(elements), np.int64)
         self.table.kins(address(elements), len(elements), address(found))
         return found
@@ -246,13 +247,13 @@ class LabelIndex:
         self.table.settle(self._follower)
 
     def labels(self, elements: Ints) -> Ints:
-        """The label of each element, int64 ``[n]``."""
+        """Returns the label of each element, int64 ``[n]``."""
         found = np.empty_like(elements)
         self.table.read(address(elements), len(elements), address(found))
         return found
 
     def groups(self, key: int, most: int, size: int) -> Ints:
-        """So many whole groups, or all that may be drawn, by chance; ``[groups, size]``."""
+        """Chooses up to ``most`` complete groups at random, ``[groups, size]``."""
         there = min(self.table.marked, most)
         numbers, found = np.empty(there, np.int64), np.empty((there, size), np.int64)
         self.table.choose(key, self.table.marked, there, address(numbers))
@@ -265,14 +266,14 @@ class LabelIndex:
         return found
 
     def tickets(self, elements: Ints) -> Ints | None:
-        """Tickets of items of the table, int64 ``[n]``; None where one was written over since."""
+        """Returns tickets of items, int64 ``[n]``; None if one was overwritten since."""
         found = np.empty(len(elements), np.int64)
         out = address(elements), len(elements), address(found)
         return found if self.table.tickets(self._follower, *out) else None
 
 
 def _not_again(ring: Ring, gone: Ints, parts: list[Ints], before: int) -> Ints:
-    """Slots that are gone: of those that are told of again, the item is the one that it was."""
+    """Returns the slots whose items are gone, without those where the same item is back."""
     if not parts:
         return gone
     fresh = np.concatenate(parts)
@@ -281,7 +282,7 @@ def _not_again(ring: Ring, gone: Ints, parts: list[Ints], before: int) -> Ints:
 
 
 def means_of(column: Column) -> Floats:
-    """The mean of each item's numbers."""
+    """Returns the mean of each item's numbers."""
     if not isinstance(column, np.ndarray):
         kind = type(column[0]).__name__ if column else "nothing"
         raise TypeError(

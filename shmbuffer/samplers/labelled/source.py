@@ -1,4 +1,4 @@
-"""The units that a learner chooses from an index of labels; see `Claims`."""
+"""Sources of units that a learner chooses from an index of labels; see `Claims`."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from shmbuffer.samplers.sampler import Sampler, draw_key
 
 
 class LabelSource(Source):
-    """Units of an index, at one look of it."""
+    """Units of an index as of its last update."""
 
     def __init__(self, index: LabelIndex, ring: Ring, size: int) -> None:
         self._index, self.ring, self.size, self.table = index, ring, size, index.table
 
     def with_tickets(self, elements: Ints) -> Units:
-        """Units of these elements, with the tickets of items that the index knows."""
+        """Returns units of these elements, with -1 as the ticket of items that the index lacks."""
         words = self.ring.live.words[elements]
         tickets = slot_words.tickets(words)
         tickets[~(slot_words.committed(words) & (tickets < self._index.head))] = -1
         return Units(elements, tickets)
 
     def put_back(self, slots: Ints, tickets: Ints) -> None:
-        """See `Source.put_back`."""
+        """Allows items to be chosen again, because their leases have ended."""
         self.add(slots[tickets < self._index.head])
 
     def look(self, standings: Standings, *, is_new: bool) -> Ints:
-        """See `Source.look`."""
-        # Nothing follows for items that the index has not read yet.
+        """Removes items of other learners, puts back returned ones, and returns lost ones."""
+        # Items that the index has not read yet are ignored.
         known, states = standings.tickets < self._index.head, standings.states
-        # What this learner holds was left out when it was taken, and comes back with its lease.
+        # This learner's items were removed when it took them, and come back with their leases.
         here = states == HELD_HERE
         free = np.flatnonzero(known & (states == TO_GIVE))
         given = np.flatnonzero(known & (states > TO_GIVE) & (is_new | ~here))
@@ -49,19 +49,19 @@ class LabelSource(Source):
 
     @abstractmethod
     def add(self, elements: Ints) -> None:
-        """Lets items be chosen again."""
+        """Allows items to be chosen again."""
 
     @abstractmethod
     def remove_taken(self, given: Ints, free: Ints, states: Bytes) -> Ints:
         """Removes items that learners have or had.
 
         Args:
-            given: these items.
-            free: items that no learner has.
-            states: what each slot's item is to the consumer.
+            given: elements of these items.
+            free: elements of items that no learner has.
+            states: state of each slot's item for the consumer.
 
         Returns:
-            Those of ``free`` that can never be given.
+            The elements of ``free`` that can never be delivered.
         """
 
 
@@ -73,39 +73,39 @@ class WholeGroups(LabelSource):
         self._sampler, self._storage = sampler, storage
 
     def count(self) -> int:
-        """See `Source.count`."""
+        """Returns the number of groups that may be chosen."""
         return int(self.table.marked)
 
     def choose(self, most: int) -> Units:
-        """See `Source.choose`."""
+        """Chooses up to ``most`` groups."""
         key = draw_key(self._sampler, self._storage)
         return self.with_tickets(self._index.groups(key, most, self.size))
 
     def leave_out(self, chosen: Units, which: Flags) -> None:
-        """See `Source.leave_out`."""
+        """Removes chosen groups, because a learner has them."""
         self._take(chosen.elements[which, 0], are_taken=True)
 
     def lost(self) -> Units | None:
-        """See `Source.lost`: items of groups that lost an item, or were given up."""
+        """Returns the items of groups that lost an item or were given up."""
         lost = np.frombuffer(self.table.lost(), np.int64)
         return self.with_tickets(lost[:, None]) if len(lost) else None
 
     def missing(self, oldest: Oldest) -> int:
-        """See `Source.missing`."""
-        self._index.look(self._storage)  # what was committed until then
+        """Returns how many items the group of this item lacks."""
+        self._index.look(self._storage)  # includes the latest commits
         missing = int(self.table.missing(oldest.slot))
         return missing if self._index.head == oldest.head else 0
 
     def give_up(self, oldest: Oldest) -> None:
-        """See `Source.give_up`."""
+        """Gives up the group of this item."""
         self.table.give_up_one(oldest.slot)
 
     def add(self, elements: Ints) -> None:
-        """See `LabelSource.add`."""
+        """Allows items to be chosen again."""
         self._take(elements, are_taken=False)
 
     def remove_taken(self, given: Ints, free: Ints, states: Bytes) -> Ints:
-        """See `LabelSource.remove_taken`: what is left of groups that are acknowledged in part."""
+        """Removes items that learners have or had, and returns the rest of acknowledged groups."""
         self._take(given, are_taken=True)
         done = self._index.kins(given[states[given] == DONE])
         done = done[done >= 0]

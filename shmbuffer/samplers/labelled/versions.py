@@ -1,4 +1,4 @@
-"""Versions as labels, and the version of the consumer, by which items are stale."""
+"""Policy versions as labels, and the consumer's version, from which staleness is computed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shmbuffer.storages.ring_backed import RingBacked
 
 
 def versions_of(column: Column) -> Ints:
-    """Convert the versions of items to int64; TypeError or ValueError if they are invalid."""
+    """Converts the versions of items to int64; TypeError or ValueError if they are invalid."""
     if not isinstance(column, np.ndarray) or column.shape[1] != 1:
         what = (
             f"{column.shape[1]} numbers"
@@ -39,30 +39,30 @@ def versions_of(column: Column) -> Ints:
 
 
 class ConsumerVersion:
-    """The consumer's version of a sampler: that of its buffer, once it has one.
+    """The consumer's version of a sampler, which is that of its buffer once it has one.
 
-    In memory that no other process can see, and in a storage of somebody else's, it is a number of
-    the sampler's own.
+    Without shared memory, or with a storage of another package, the sampler stores the version
+    itself.
     """
 
     def __init__(self) -> None:
-        self._own: int | None = None  # what was said before there was a buffer to say it to
+        self._own: int | None = None  # version that was set before there was a buffer
         self._storage: weakref.ref[Any] | None = None
 
     def bind(self, storage: Any) -> None:
-        """Belong to this storage from now on."""
+        """Uses the version of this storage from now on."""
         if self._storage is None or self._storage() is not storage:
             self._storage = weakref.ref(storage)
 
     def read(self) -> int:
-        """The version as it is now."""
+        """Returns the current version."""
         seat = self._seat()
         if seat is None:
             return self._own or 0
         return consumer_version.read(seat)
 
     def store(self, version: Any) -> None:
-        """Sets it, for everybody."""
+        """Sets the version for all processes."""
         version, seat = consumer_version.require_version(version), self._seat()
         if seat is None:
             self._own = version
@@ -70,7 +70,7 @@ class ConsumerVersion:
             consumer_version.store(seat, version)
 
     def increment(self) -> None:
-        """Adds 1, also while others do."""
+        """Adds 1 atomically."""
         seat = self._seat()
         if seat is None:
             self._own = (self._own or 0) + 1

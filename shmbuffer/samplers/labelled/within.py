@@ -1,4 +1,4 @@
-"""Which items of a group are drawn, where there are more than are wanted."""
+"""Selects items of a group that has more items than requested."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ import numpy as np
 
 from shmbuffer.memory.format.array_types import Floats, Ints
 
-_SAME = 1e-12  # variances that differ by rounding alone
+_SAME = 1e-12  # variances that differ by rounding only
 
 
 def last(members: Ints, wanted: int) -> Ints:
-    """The newest; members ``[groups, items]``, oldest first."""
+    """Returns the newest members of ``[groups, items]``, which are sorted by age."""
     return members[:, members.shape[1] - wanted :]
 
 
 def best(members: Ints, rewards: Floats, wanted: int) -> Ints:
-    """The members with the largest rewards, the largest first; among equal ones the oldest."""
+    """Returns the members with the largest rewards, in descending order; ties by age."""
     order = np.argsort(-rewards, axis=1, kind="stable")[:, :wanted]
     return np.take_along_axis(members, order, 1)
 
 
 def most_different(members: Ints, rewards: Floats, wanted: int) -> Ints:
-    """The members whose rewards have the largest variance, the smallest reward first.
+    """Returns the members whose rewards have the largest variance, in ascending order.
 
-    They are some of the smallest and some of the largest. Of equal variances the one with the
-    largest sum.
+    These are some of the smallest and some of the largest rewards. If variances are equal, the
+    largest sum decides.
     """
     order = np.argsort(rewards, axis=1, kind="stable")
     values = np.take_along_axis(rewards, order, 1)
     groups, count = values.shape
-    values = values - values.mean(1, keepdims=True)  # so that squares do not lose digits
+    values = values - values.mean(1, keepdims=True)  # keeps the precision of the squares
     sums, squares = np.zeros((2, groups, count + 1))
     np.cumsum(values, 1, out=sums[:, 1:])
     np.cumsum(values**2, 1, out=squares[:, 1:])

@@ -1,1 +1,1 @@
-"""The priorities of a sampler: where they are, and how they change."""
+"""Priorities of a sampler: their location and their changes."""

@@ -1,7 +1,7 @@
-"""A sampler's own table of priorities, for storages that keep none.
+"""Table of priorities in a sampler, for storages without priorities.
 
-It is a ring without leaves, so that one tree implementation serves both: the slot of an element is
-committed when the element is marked.
+The table is a ring without leaves, so that it uses the same tree implementation. The slot of an
+element is committed when the element is marked.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ class PriorityTable:
         self.ring.tree.bind(alpha, eps)
 
     def mark(self, elements: Ints) -> None:
-        """Give these elements the default priority."""
+        """Gives these elements the default priority."""
         if len(elements):
             self.ring.place(np.unique(elements), (), in_place=False)
 
     def add(self, elements: Ints) -> None:
-        """Mark the elements that are not marked yet."""
+        """Marks the elements that are not marked yet."""
         self.mark(elements[~self.ring.live.holds(elements)])
 
     def update(self, elements: Ints, priorities: Floats) -> int:
-        """Set priorities, and mark new elements. How many were set."""
+        """Sets priorities, and marks new elements. Returns the number of set priorities."""
         self.add(elements)
         return self.ring.update(elements, priorities)[0]
 
     def fit(self, count: int) -> None:
-        """Have exactly the elements ``0 .. count - 1``, as a storage without a ring has."""
+        """Keeps exactly the elements ``0 .. count - 1``, as a storage without a ring has."""
         if self.ring.length == count:
             return
         kept = self.ring.live.committed()
@@ -48,7 +48,7 @@ class PriorityTable:
             self.add(np.arange(count))
 
     def load(self, priorities: Floats, largest: float | None) -> None:
-        """Have exactly these."""
+        """Replaces all priorities."""
         self.ring.empty()
         known = np.nonzero(~np.isnan(priorities[: self.ring.elements]))[0]
         self.update(known, priorities[known])
@@ -56,7 +56,7 @@ class PriorityTable:
 
 
 def raw_of(ring: Ring) -> Floats:
-    """Raw priorities of all elements of a ring, NaN without an item."""
+    """Returns the raw priorities of all elements of a ring, NaN without an item."""
     raw = np.full(ring.elements, np.nan)
     present = ring.live.committed()
     raw[present] = ring.tree.priorities(present)

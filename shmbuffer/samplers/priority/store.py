@@ -1,4 +1,4 @@
-"""Where the priorities of a sampler are, and how they change."""
+"""Location of a sampler's priorities, and their changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shmbuffer.storages.storage import ring_of
 
 
 class PriorityStore(Sampler):
-    """A sampler with priorities; the draw is left to `PrioritizedSampler`."""
+    """A sampler with priorities; `PrioritizedSampler` adds the draw."""
 
     # a storage of this package   its ring keeps them, for one sampler; in a directory, for all
     # any other storage           a table of the sampler's own, as large as the storage
@@ -30,19 +30,19 @@ class PriorityStore(Sampler):
         self._alpha = from_zero("alpha", alpha)
         self._eps = from_zero("eps", eps)
         self._within = bool(within)
-        self._follows = False  # alpha and eps are taken from the storage
-        self._storage: weakref.ref[Any] | None = None  # that indices refer to
-        self._ring: Ring | None = None  # of the storage, with our priorities
-        self._waits_for: weakref.ref[Any] | None = None  # a storage without a ring so far
-        self._table: PriorityTable | None = None  # of our own, instead of the ring
+        self._follows = False  # alpha and eps come from the storage
+        self._storage: weakref.ref[Any] | None = None  # storage of the indices
+        self._ring: Ring | None = None  # ring of the storage, with our priorities
+        self._waits_for: weakref.ref[Any] | None = None  # storage without a ring so far
+        self._table: PriorityTable | None = None  # own table, instead of the ring
         self._greatest: MaxPriority | None = None
 
     @property
     def alpha(self) -> float:
-        """Priority exponent. Setting it recomputes every mass, exactly, also from 0; O(capacity).
+        """Priority exponent. Setting it recomputes every mass exactly, also from 0; O(capacity).
 
         Raises:
-            ValueError: below 0, or too large for the priorities; nothing was changed.
+            ValueError: the value is negative, or too large for the priorities; nothing was changed.
         """
         ring = self.ring()
         return self._alpha if ring is None else ring.tree.alpha
@@ -53,7 +53,7 @@ class PriorityStore(Sampler):
 
     @property
     def eps(self) -> float:
-        """Added to every priority. Setting it recomputes every mass, as for `alpha`."""
+        """Number that is added to every priority. Setting it recomputes every mass."""
         ring = self.ring()
         return self._eps if ring is None else ring.tree.eps
 
@@ -63,24 +63,24 @@ class PriorityStore(Sampler):
 
     @property
     def default_priority(self) -> float:
-        """The priority of a new item."""
+        """Priority of a new item."""
         if self._greatest is not None:
             return self._greatest.default()
         ring = self.ring()
         return 1.0 if ring is None else ring.tree.default_priority
 
     def ring(self) -> Ring | None:
-        """The ring with the priorities; None so far."""
+        """Returns the ring with the priorities, or None."""
         ring = self._bound()
         return ring if self._table is None else self._table.ring
 
     @property
     def _known(self) -> Any:
-        """The storage that indices refer to, if any."""
+        """Storage of the indices, or None."""
         return None if self._storage is None else self._storage()
 
     def _set(self, alpha: float | None, eps: float | None) -> None:
-        """Set one or both; None leaves one."""
+        """Sets alpha and eps; None leaves a value unchanged."""
         ring = self.ring()
         if ring is not None:
             ring.tree.set_alpha(alpha, eps)
@@ -90,20 +90,20 @@ class PriorityStore(Sampler):
     # -- a storage -----------------------------------------------------------------------------
 
     def bind(self, storage: Any) -> bool:
-        """Keep the priorities in ``storage``'s ring, if it is free for this sampler; else a table.
+        """Stores the priorities in the ring of ``storage`` if it is free, else in a table.
 
         Returns:
-            Whether the ring keeps them; priorities from before move there.
+            True if the ring stores them; existing priorities are moved there.
 
         Raises:
-            ValueError: the storage is shared, with another alpha or eps.
+            ValueError: the storage is shared with another alpha or eps.
         """
         if not isinstance(storage, RingBacked):
             self._keep_table(storage)
             return False
         ring: Ring | None = storage.ring()
         self._waits_for = weakref.ref(storage) if ring is None else None
-        if ring is None:  # nothing was written yet
+        if ring is None:  # before the first write
             return False
         if ring is self._ring:
             return True
@@ -129,7 +129,7 @@ class PriorityStore(Sampler):
         return True
 
     def _bound(self) -> Ring | None:
-        """The storage's ring with our priorities; bound now if it is new."""
+        """Returns the storage's ring with our priorities, and binds it if it is new."""
         storage = None if self._waits_for is None else self._waits_for()
         if storage is not None:
             self.bind(storage)
@@ -143,12 +143,12 @@ class PriorityStore(Sampler):
         return bool((settings.alpha, settings.eps) == (self._alpha, self._eps))
 
     def _attach_ring(self, ring: Ring) -> None:
-        """Set the priority of new items in this ring."""
+        """Sets the priority of new items in this ring."""
         self._greatest = MaxPriority(ring) if self._within else None
         ring.tree.initial = None if self._greatest is None else self._greatest.default
 
     def release(self, storage: Any) -> None:
-        """Leave ``storage``'s priorities, unchanged, to the next sampler."""
+        """Leaves the priorities of ``storage`` unchanged to the next sampler."""
         if getattr(storage, "_table_owner", None) is not None and storage._table_owner() is self:
             storage._table_owner = None
             if self._ring is not None:
@@ -158,15 +158,15 @@ class PriorityStore(Sampler):
         self._storage = self._ring = self._table = self._greatest = self._waits_for = None
 
     def lose_ring(self, alpha: float, eps: float) -> None:
-        """The storage will make another ring, with the same alpha and eps."""
+        """Prepares for a new ring of the storage with the same alpha and eps."""
         self._alpha, self._eps = alpha, eps
         self._ring, self._greatest, self._waits_for = None, None, self._storage
 
     def _keep_table(self, storage: Any) -> PriorityTable:
-        """The table of our own, as large as the storage, with its items."""
+        """Returns the sampler's own table, as large as the storage, with its items."""
         table = self._table
         known = self._known if storage is None else storage
-        ring = ring_of(known)  # a list without a limit has its present size
+        ring = ring_of(known)  # the present size of a list without a limit
         size = getattr(known, "max_size", 0) if ring is None else ring.elements
         capacity = max(self._max_capacity, size)
         if table is None or table.ring.elements < capacity:
@@ -182,7 +182,7 @@ class PriorityStore(Sampler):
             self._storage = weakref.ref(storage)
             if ring is not None:
                 table.add(ring.live.committed())
-                storage.attach(self)  # to be told of writes by others
+                storage.attach(self)  # reports writes by others
         if ring is None:
             table.fit(len(storage))
         return table
@@ -190,16 +190,16 @@ class PriorityStore(Sampler):
     # -- priorities ----------------------------------------------------------------------------
 
     def add(self, index: Any) -> None:
-        """Give the new item at ``index`` the default priority."""
+        """Gives the new item at ``index`` the default priority."""
         self.extend(index)
 
     def extend(self, index: Any) -> None:
-        """Give new items the default priority, unless the ring has; -1 is left out."""
+        """Gives new items the default priority, unless the ring does; skips -1."""
         if self._bound() is None:
             self._renew(index)
 
     def mark_update(self, index: Any, *, storage: Any = None) -> None:
-        """Give the items at ``index`` the default priority."""
+        """Gives the items at ``index`` the default priority."""
         if storage is not None:
             self.bind(storage)
         if self._bound() is None:
@@ -214,22 +214,23 @@ class PriorityStore(Sampler):
     def update_priority(
         self, index: Any, priority: Any, *, storage: Any = None, generation: Any = None
     ) -> PriorityUpdate:
-        """Set the priorities of items.
+        """Sets the priorities of items.
 
         Args:
             index: element indices: an int, ``[n]`` or ``[n, 1]``; with lanes ``[n, ndim]`` or a
-                tuple of ``ndim``. -1 is left out. Of equal indices the last one counts.
-            priority: a number for all, ``[n]`` or ``[n, 1]``; finite and not negative.
-            storage: the storage of the indices, if the sampler does not know it yet.
-            generation: the tickets of a sample, ``[n]``: an item that was overwritten since is
-                left alone, and counted. None sets any item, as TorchRL does.
+                tuple of ``ndim``. -1 is skipped. If an index occurs twice, the last priority is
+                used.
+            priority: one number for all, ``[n]`` or ``[n, 1]``; finite and not negative.
+            storage: storage of the indices, if the sampler does not know it yet.
+            generation: tickets of a sample, ``[n]``. Items that were overwritten since are skipped
+                and counted. None sets all items, as TorchRL does.
 
         Returns:
-            How many were applied and how many were stale.
+            The numbers of applied and of stale priorities.
 
         Raises:
             ValueError: a priority is NaN, infinite or negative; nothing was changed.
-            IndexError: out of range, a mask or fractions; nothing was changed.
+            IndexError: ``index`` is out of range, a mask or fractions; nothing was changed.
             RuntimeError: sizes of ``index`` and ``priority`` differ; nothing was changed.
 
         Cost: one native call; contiguous tensors (int64 indices and generations, float32 or
@@ -246,11 +247,11 @@ class PriorityStore(Sampler):
         raw = as_raw(priority, len(elements))
         if self._ring is None and self._table is None and self._waits_for is not None:
             check_raw(raw)
-            return PriorityUpdate(0, 0 if generation is None else len(elements))  # no item so far
+            return PriorityUpdate(0, 0 if generation is None else len(elements))  # no items so far
         tickets = None if generation is None else ravel(generation, ())
         try:
             return self._update(elements, raw, tickets)
-        except IndexError:  # only now look for -1
+        except IndexError:  # only now check for -1
             written = are_written(elements, lanes)
             if written.all():
                 raise
@@ -258,7 +259,7 @@ class PriorityStore(Sampler):
             return self._update(elements[written], raw[written], tickets)
 
     def update_given(self, index: Any, priority: Any, generation: Any) -> PriorityUpdate | None:
-        """`update_priority` from arrays or tensors that the core reads; None: in another way."""
+        """Updates priorities from data that the core can read directly; else returns None."""
         ring = self._ring
         if ring is None or self._greatest is not None:
             return None
@@ -304,7 +305,7 @@ class PriorityStore(Sampler):
                 "see; use a LazyMemmapStorage or LazyTensorStorage, which they share, and whose "
                 "priorities they share too"
             )
-        return {  # it is bound again where it arrives
+        return {  # the receiving process binds it again
             **super().__getstate__(),
             "_alpha": self.alpha,
             "_eps": self.eps,

@@ -1,4 +1,4 @@
-"""The user's rules for where trajectories end, and the trajectories that follow from them."""
+"""Rules for the ends of trajectories, and the trajectories that follow from them."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from shmbuffer.tensors.form.tensors import as_numbers
 
 _EMPTY = "the storage is empty: write something before sampling"
 DONE: KeyPath = ("next", "done")
-#: Where trajectory ids are looked for; TorchRL's collectors write the first one.
+#: Entries with trajectory ids that are tried; TorchRL's collectors write the first one.
 USUAL_IDS: tuple[KeyPath, ...] = (("collector", "traj_ids"), ("episode",))
-_ENDS, _BEGINS, _IDS = range(3)  # of the core
+_ENDS, _BEGINS, _IDS = range(3)  # codes of the core
 
 Keys = tuple[KeyPath | None, tuple[KeyPath, ...]]  # of the id, and of the flags
 
 
 class _OtherKeysError(Exception):
-    """Newer items have other entries, so that all trajectories have to be cut again."""
+    """Raised if newer items have other entries, so that all trajectories must be cut again."""
 
 
 class Found(NamedTuple):
-    """The trajectories of a storage at one moment."""
+    """Trajectories of a storage at one moment."""
 
     table: Trajectories
     entries: Entries
-    """Read the flags of its items."""
+    """Reader of the flags of its items."""
     storage: weakref.ref[Any]
     mover: Any
     following: Following | None
@@ -55,12 +55,12 @@ class Found(NamedTuple):
 
 
 class Boundaries:
-    """Where trajectories end.
+    """Finds the ends of trajectories.
 
     Args:
         options: the user's rules.
-        others: entries that are read as well.
-        windows: that the trajectories of a ring are cut into.
+        others: further entries to read.
+        windows: windows into which the trajectories of a ring are cut.
     """
 
     def __init__(
@@ -81,15 +81,15 @@ class Boundaries:
         self._windows = windows
         self._interleaved = Interleaved()
         self._seen: Found | None = None
-        self._asked: Keys | None = None  # of the entries that were looked at
+        self._asked: Keys | None = None  # keys of the entries that were read
 
     def of(self, storage: Any) -> Found:
-        """The trajectories of a storage now; a change through a view of the memory is not seen."""
+        """Returns the current trajectories of a storage; ignores changes through memory views."""
         with self.lock:
             for attempt in range(ATTEMPTS):
                 try:
                     return self._of(storage)
-                except IndexError:  # an object that another thread began to write over meanwhile
+                except IndexError:  # another thread is overwriting an object
                     if attempt == ATTEMPTS - 1 or ring_of(storage) is None:
                         raise
                 except _OtherKeysError:
@@ -98,16 +98,16 @@ class Boundaries:
         raise AssertionError("not reached")
 
     def forget(self) -> None:
-        """Look at everything again."""
+        """Forgets all trajectories, so that the next call reads every item."""
         self._seen = None
 
     def _in_child(self, _: bool) -> None:
-        """Begins again, and gives every window again."""
+        """Starts again in the child of a fork, and delivers every window again."""
         self.forget()
         if self._windows is not None:
             self._windows.forget()
 
-    #: Held while a table is used: another thread may look again.
+    #: Held while a table is used, because another thread may update it.
     lock = ForkLock(_in_child)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class Boundaries:
         ring: Ring | None = ring_of(storage)
         mover = storage.mover() if isinstance(storage, RingBacked) else None
         wait_for_items(storage, ring, _EMPTY)
-        # Read before anything else: a later write makes another moment.
+        # Read first, so that a later write makes another moment.
         moment = None if ring is None else (ring.head, ring.write_count, ring.length)
         seen = self._seen
         if seen is not None and (seen.storage() is not storage or seen.mover is not mover):
@@ -172,7 +172,7 @@ class Boundaries:
             following.catch_up(partial(self._cuts, entries, following.ring.width))
 
     def _cuts(self, entries: Entries, lanes: int, slots: Ints, before: Ints) -> Flags:
-        """Whether a trajectory begins at items that follow others (-1: none), ``[n, lanes]``."""
+        """True where a trajectory starts after the item ``before`` (-1: none), ``[n, lanes]``."""
         follow = before >= 0
         entries.read(slots)
         entries.read(before[follow])
@@ -189,7 +189,7 @@ class Boundaries:
         return cuts
 
     def _steps(self, entries: Entries, slots: Ints) -> tuple[Ints, Ints, str]:
-        """Ids and steps of items, int64 ``[n * lanes]``, and their names."""
+        """Returns ids and steps of items, int64 ``[n * lanes]``, and their names."""
         entries.read(slots)
         id_path, _ = self._keys_as_before(entries)
         assert id_path is not None
@@ -212,7 +212,7 @@ class Boundaries:
         return ids, steps, what
 
     def _of_foreign(self, entries: Entries, count: int) -> Trajectories:
-        """The trajectories of a storage without a ring, in the order of its indices."""
+        """Returns the trajectories of a storage without a ring, in the order of its indices."""
         if self._options.are_given:
             return given_trajectories(self._options, np.arange(count), max(count, 1), 1, None)
         table, slots = Trajectories(max(count, 1), 1), np.arange(count)
@@ -241,12 +241,12 @@ class Boundaries:
 
     @property
     def _paths(self) -> tuple[KeyPath, ...]:
-        """Every entry that may be read."""
+        """All entries that may be read."""
         named = tuple(path for path in (self._ids, self._step) if path is not None)
         return tuple(dict.fromkeys((*self._ends, *USUAL_IDS, DONE, *self._others, *named)))
 
     def _keys_as_before(self, entries: Entries) -> Keys:
-        """`_keys`; _OtherKeysError if earlier items had others."""
+        """Returns `_keys`; _OtherKeysError if earlier items had other keys."""
         keys = self._keys(entries)
         before, self._asked = self._asked, keys
         if before is not None and before != keys:
@@ -254,7 +254,7 @@ class Boundaries:
         return keys
 
     def _keys(self, entries: Entries) -> Keys:
-        """The entries of the items that decide."""
+        """Returns the entries of the items that define trajectories."""
         if self._all_ends and not self._ends:
             return None, ()
         wanted = () if self._ends else USUAL_IDS
@@ -283,7 +283,7 @@ class Boundaries:
 def cut_columns(
     entries: Entries, ids: KeyPath | None, ends: Sequence[KeyPath], begins: Sequence[KeyPath]
 ) -> Ints | None:
-    """Addresses of the columns by which trajectories are cut; None if one is not a column."""
+    """Returns addresses of the columns that cut trajectories; None if one is not a column."""
     if not isinstance(entries, RowEntries):
         return None
     wanted = [(path, _ENDS) for path in ends] + ([] if ids is None else [(ids, _IDS)])

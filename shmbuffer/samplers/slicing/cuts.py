@@ -1,4 +1,4 @@
-"""Slices that are cut out of trajectories: their rows, and the flags of their steps in a sample.
+"""Slices of trajectories: their rows, and the flags of their steps in a sample.
 
 Cuts ──rows_of──▶ SliceRows ──Marks──▶ flags, read entry by entry
 elements of whole slices ────Shown──▶ flags in the columns of a ring, which the core reads
@@ -19,45 +19,45 @@ from shmbuffer.samplers.slicing.trajectories import Trajectories
 from shmbuffer.tensors.form import cpu
 
 MASK: KeyPath = ("collector", "mask")
-"""Where steps are told from padding, as in TorchRL."""
-_AS_STORED, _AND_LAST, _AND_FIRST = range(3)  # of the core
+"""Entry that tells steps from padding, as in TorchRL."""
+_AS_STORED, _AND_LAST, _AND_FIRST = range(3)  # codes of the core
 
 
 class Cuts(NamedTuple):
-    """Where slices begin."""
+    """Starts of slices."""
 
     trajectories: Ints
-    """int64 ``[slices]``."""
+    """Trajectory of each slice, int64 ``[slices]``."""
     begins: Ints
-    """int64 ``[slices]``: step of the trajectory; below 0 the slice is cut off at the left."""
+    """First step of each slice, int64 ``[slices]``; negative if it is cut off at the left."""
     weights: torch.Tensor | None = None
-    """``[slices]``, where there are any."""
+    """Weights ``[slices]``, if there are any."""
 
 
 class SliceRows(NamedTuple):
-    """The rows of slices, one slice behind the other."""
+    """Rows of slices, one slice after the other."""
 
     rows: Ints
-    """int64 ``[n]``, of the table of trajectories."""
+    """Rows of the table of trajectories, int64 ``[n]``."""
     lengths: Ints
-    """int64 ``[slices]``, padding included."""
+    """Length of each slice with padding, int64 ``[slices]``."""
     first: Flags
-    """bool ``[n]``: the first step of each slice."""
+    """True for the first step of each slice, bool ``[n]``."""
     last: Flags
-    """bool ``[n]``: the last real step of each slice."""
+    """True for the last real step of each slice, bool ``[n]``."""
     mask: Flags | None
-    """bool ``[n]``: False for padding; None without padding."""
+    """False for padding, bool ``[n]``; None without padding."""
 
 
 def places(lengths: Ints, steps: int, span: Span) -> tuple[Ints, Ints]:
-    """The first step that a slice can begin at (below 0: cut off at the left), and how many."""
+    """Returns the first possible start of a slice (negative: cut off) and the number of starts."""
     whole = np.minimum(lengths, steps)
     left = span.off(span.left, whole)
     return -left, lengths - whole + 1 + left + span.off(span.right, whole)
 
 
 def rows_of(table: Trajectories, cuts: Cuts, steps: int, *, pad: bool) -> SliceRows:
-    """The rows of slices of at most ``steps`` steps."""
+    """Returns the rows of slices of at most ``steps`` steps."""
     lengths = table.lengths(cuts.trajectories)
     end = np.minimum(cuts.begins + np.minimum(lengths, steps), lengths)
     begin = np.maximum(cuts.begins, 0)
@@ -80,7 +80,7 @@ def rows_of(table: Trajectories, cuts: Cuts, steps: int, *, pad: bool) -> SliceR
 
 
 def window_rows(elements: Ints, steps: int, *, pad: bool) -> SliceRows:
-    """Rows of windows, one behind the other, all of them of so many steps."""
+    """Returns the rows of windows of ``steps`` steps each."""
     step = np.arange(len(elements)) % steps
     mask = np.ones(len(elements), np.bool_) if pad else None
     lengths = np.full(len(elements) // steps, steps)
@@ -88,17 +88,17 @@ def window_rows(elements: Ints, steps: int, *, pad: bool) -> SliceRows:
 
 
 def consecutive(first: Ints, counts: Ints) -> tuple[Ints, Ints]:
-    """Runs of so many numbers from each first one on, and where each run stops."""
+    """Returns runs of numbers from each first one on, and the end of each run."""
     stops = np.cumsum(counts)
     rows = np.arange(counts.sum()) + np.repeat(first - (stops - counts), counts)
     return rows, stops
 
 
 class Marks(NamedTuple):
-    """The entries that are marked."""
+    """Entries that mark the first and last steps of slices."""
 
-    # On the last step of a slice ``truncated`` and ``done`` are true, on the first ``init``, if it
-    # is stored; otherwise, as is ``terminated``, they are as stored. A mark has the shape of the
+    # ``truncated`` and ``done`` are true on the last step of a slice, and ``init`` on the first if
+    # it is stored. Other steps, and ``terminated``, are as stored. A mark has the shape of the
     # stored entry, else that of another of the first three, else ``[n, 1]``.
 
     truncated: KeyPath | None
@@ -108,7 +108,7 @@ class Marks(NamedTuple):
 
     @classmethod
     def of(cls, truncated_key: Key | None, init_key: Key | None) -> Marks:
-        """With ``done`` and ``terminated`` next to ``truncated_key``."""
+        """Returns marks with ``done`` and ``terminated`` next to ``truncated_key``."""
         truncated = None if truncated_key is None else path_of(truncated_key)
         beside = truncated[:-1] if truncated is not None else ()
         return cls(
@@ -120,14 +120,14 @@ class Marks(NamedTuple):
 
     @property
     def paths(self) -> tuple[KeyPath, ...]:
-        """The entries that have to be read."""
+        """Entries that have to be read."""
         flags = () if self.truncated is None else (self.truncated, self.done, self.terminated)
         return flags if self.init is None else (*flags, self.init)
 
     def of_rows(
         self, entries: Entries, elements: Ints, found: SliceRows
     ) -> dict[Any, torch.Tensor]:
-        """The marks of drawn items, bool ``[n, *shape]``, by string or tuple key."""
+        """Returns the marks of drawn items, bool ``[n, *shape]``, by string or tuple key."""
         stored = {
             path: entries.take(path, elements) != 0 for path in self.paths if entries.has(path)
         }
@@ -138,7 +138,7 @@ class Marks(NamedTuple):
             nothing = torch.zeros_like(form)
             last = torch.from_numpy(found.last)
             truncated = stored.get(self.truncated, nothing)
-            if found.mask is not None:  # padding is no step: nothing is cut there
+            if found.mask is not None:  # padding is no step, so it has no cut
                 truncated = truncated & _each(torch.from_numpy(found.mask), truncated)
             done, terminated = stored.get(self.done, nothing), stored.get(self.terminated, nothing)
             marks[key_of(self.truncated)] = truncated | _each(last, truncated)
@@ -153,9 +153,9 @@ class Marks(NamedTuple):
 
 
 class Shown:
-    """The flags of a sample, by where they are stored."""
+    """Flags of a sample, which the core reads from columns."""
 
-    # Of each flag: key, address or 0, shape, role.
+    # For each flag: key, address or 0, shape, role.
     def __init__(self, forms: list[tuple[Key, int, tuple[int, ...], int]]) -> None:
         self._forms = [(key, shape) for key, _, shape, _ in forms]
         self._at = np.zeros((len(forms), 4), np.int64)
@@ -165,7 +165,7 @@ class Shown:
 
     @classmethod
     def of(cls, marks: Marks, entries: Entries) -> Shown | None:
-        """None if a flag is not a column of booleans."""
+        """Returns the flags; None if one is not a column of booleans."""
         if not isinstance(entries, RowEntries):
             return None
         stored: dict[KeyPath, torch.Tensor] = {}
@@ -196,7 +196,7 @@ class Shown:
     def read(
         self, follower: Any, elements: torch.Tensor, steps: int
     ) -> tuple[dict[Any, torch.Tensor], torch.Tensor] | None:
-        """The flags of slices, and tickets; None if an item is gone."""
+        """Reads the flags and tickets of slices; None if an item is gone."""
         count = elements.numel()
         found: dict[Any, torch.Tensor] = {
             key: cpu.empty((count, *shape), dtype=torch.bool) for key, shape in self._forms
@@ -208,5 +208,5 @@ class Shown:
 
 
 def _each(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """``[n]`` in a form that broadcasts with ``[n, *shape]``."""
+    """Reshapes ``[n]`` so that it broadcasts with ``[n, *shape]``."""
     return rows.reshape(-1, *(1,) * (like.dim() - 1))

@@ -1,17 +1,17 @@
-"""The trajectories of a ring, kept up to date with writes: a look costs what has changed.
+"""Follows the trajectories of a ring; the cost of an update depends on what has changed.
 
     ring ──▶ Follower            what was committed and what went, since the last look
                  └──▶ cuts           between which of the new items a trajectory ends (boundaries)
                           └──▶ Trajectories
 
-Items that several collectors, or streams of one, have written in turn are followed source by
-source: an item only ever follows one of the same collector, the same life of it, and the same
-stream. A slot without an item cuts all trajectories, because its source is unknown. Nothing follows
-the newest item, and the end of the ring's memory cuts nothing.
+Several collectors, or streams of one, may write alternately. Each source is followed separately: an
+item only follows one of the same stream of the same collector, without a restart in between. A slot
+without an item cuts all trajectories, because its source is unknown. No item follows the newest
+one, and the end of the ring's memory cuts no trajectory.
 
-Writers go on during a look. Later writes have tickets from the head that was seen, so a draw checks
-its own tickets: where all are older, nothing that was seen of these items has changed. Other items
-do not matter: a cut is between two items, and only a draw of both can cross it.
+Writers continue during an update. Later writes have tickets from the observed head on. A draw
+checks the tickets of its items: if all are older, these items have not changed. Other items do not
+matter, because a cut is between two items, and only a draw of both can cross it.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.samplers.slicing.cuts import Shown
 from shmbuffer.samplers.slicing.trajectories import Trajectories
 
-_PIECE = 2**15  # items to follow together, so that the arrays stay in the second-level cache
-_MOVED = 64  # trajectories that may make room for an item; beyond that items are sorted first
+_PIECE = 2**15  # items per step, so that the arrays stay in the second-level cache
+_MOVED = 64  # moved trajectories per item before items are sorted first
 
 
 class Fresh(NamedTuple):
     """New items of a ring, oldest first."""
 
     slots: Ints
-    """int64 ``[n]``."""
+    """Slots, int64 ``[n]``."""
     sources: NDArray[np.uint64]
-    """``[n]``."""
+    """Sources ``[n]``."""
     reach: Ints
-    """int64 ``[n]``: how many slots before each hold items."""
+    """Number of slots before each that hold items, int64 ``[n]``."""
 
 
 class Following:
-    """The trajectories of one ring; `SliceSampler` has the costs of a look."""
+    """Trajectories of one ring; `SliceSampler` has the costs of an update."""
 
     def __init__(self, ring: Ring) -> None:
         self.ring = ring
@@ -56,29 +56,29 @@ class Following:
         self.table = Trajectories(ring.capacity, ring.width)
         self._again = False
         self._is_mixed = False  # steps arrive unordered
-        self._cuts: tuple[Ints, int] | None = None  # and the address
+        self._cuts: tuple[Ints, int] | None = None  # columns and their address
         self.shown: Shown | None = None
 
     def forget(self) -> None:
-        """Look at everything again the next time."""
+        """Forgets all items, so that the next update reads them again."""
         self.follower.forget()
 
     def cut_by(self, windows: _core.Windows) -> None:
-        """Cut new items into windows, in ticket order: none beyond an unfinished write."""
+        """Cuts new items into windows, in ticket order up to the first unfinished write."""
         self.follower.in_turn()
         self.table.cut_by(windows)
 
     def cut_at(self, columns: Ints | None) -> None:
-        """Cut by these columns, see `cut_columns`; None: by what `catch_up` is given."""
+        """Cuts at these columns, see `cut_columns`; None cuts by the argument of `catch_up`."""
         self._cuts = None if columns is None else (columns, columns.ctypes.data)
 
     @property
     def pending(self) -> int:
-        """Writes in progress at the last look."""
+        """Number of writes in progress at the last update."""
         return self.follower.pending
 
     def catch_up(self, cuts: Callable[[Ints, Ints], Flags]) -> None:
-        """Follow items in write order; ``cuts(slots, before)`` says where a trajectory begins."""
+        """Follows items in write order; ``cuts(slots, before)`` is True at starts."""
         table, seen = self.table, None
         if self._cuts is not None:
             columns, at = self._cuts
@@ -92,7 +92,7 @@ class Following:
                 around = None
                 if table.windows is None:
                     around = table.around(changed, self.ring.live.sources[changed])
-                if around is None:  # another source's item, or a lap of them: begin again
+                if around is None:  # the source has changed, or a lap has: restart
                     self.follower.forget()
                     self._again = True
                     continue
@@ -106,7 +106,7 @@ class Following:
                 table.append(slots, sources, cuts(slots, follows), self.follower.settled)
 
     def catch_up_by_step(self, steps_of: Callable[[Ints], tuple[Ints, Ints, str]]) -> None:
-        """Follow items by ``steps_of(slots)``: ids, steps, and the names of both."""
+        """Follows items by ``steps_of(slots)``: ids, steps, and the names of both."""
         table, width = self.table, self.ring.width
         for changed, fresh in self._looks():
             table.drop(changed)
@@ -143,14 +143,14 @@ class Following:
     def flags(
         self, elements: torch.Tensor, steps: int
     ) -> tuple[dict[Any, torch.Tensor], torch.Tensor] | None:
-        """The flags of slices; see `Shown.read`."""
+        """Reads the flags of slices; see `Shown.read`."""
         assert self.shown is not None
         return self.shown.read(self.follower, elements, steps)
 
     def _looks(
         self, seen: tuple[bool, bytes, bytes] | None = None
     ) -> Iterator[tuple[Ints, Iterator[Fresh]]]:
-        """Changes until there are none, from ``seen`` on; after an error all is looked at again."""
+        """Yields changes until there are none; after an error all items are read again."""
         follower, table = self.follower, self.table
         try:
             while True:
@@ -159,7 +159,7 @@ class Following:
                 if seen is None:
                     return
                 is_first, gone, changed = seen
-                self._again = is_first  # which is slow, and others have written meanwhile
+                self._again = is_first  # slow: others have written
                 if is_first:
                     table.clear()
                 table.drop(np.frombuffer(gone, np.int64))
@@ -189,7 +189,7 @@ def put_in_order(
     steps: Ints,
     what: str,
 ) -> None:
-    """Insert items by step; RuntimeError, with the names in ``what``, if a step is there twice."""
+    """Inserts items by step; RuntimeError, which names ``what``, for a repeated step."""
     twice = table.insert(elements, sources, ids, steps)
     if twice is not None:
         at, there = twice

@@ -1,10 +1,10 @@
-"""A warning for rows of several environments that were written as one sequence.
+"""Warns about rows of several environments that were written as one sequence.
 
     extend([a0, b0, c0])  extend([a1, b1, c1])   ──▶  a0 b0 c0 a1 b1 c1
 
-The rows of a vector environment belong to one stream unless the writer names the streams. The
-ring does not record that they are of several environments, but their observations show it: the next
-observation of an item is the observation of the item three places later, not of the following one.
+The rows of a vector environment belong to one stream unless the writer names the streams. The ring
+does not record that they come from several environments, but their observations show it. In the
+example the next observation of an item is the observation of the item three places later.
 """
 
 from __future__ import annotations
@@ -22,26 +22,25 @@ from shmbuffer.samplers.item_entries import pick
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.structure import leaves_of
 
-_LEAST, _MOST = 64, 8192  # items of one stream that are compared
-_BYTES = 2**24  # of their observations, about
-_LAGS = 32  # distances that are tried
-_PAIRS = 8  # that have to agree
-_FOLLOWS = 0.2  # of the items lead to the following one: it is one environment
-_AGREES = 0.8  # of the items lead to the one at that distance: several
+_LEAST, _MOST = 64, 8192  # number of items of one stream to compare
+_BYTES = 2**24  # approximate bytes of their observations
+_LAGS = 32  # distances to try
+_PAIRS = 8  # pairs that have to agree
+_FOLLOWS = 0.2  # share of items followed by the next one in one environment
+_AGREES = 0.8  # share of items followed at that distance in several
 _ENDS: tuple[KeyPath, ...] = (("next", "done"), ("done",))
 
 
 class Interleaved:
-    """Looks at the newest items of a ring until it knows whether environments are mixed."""
+    """Checks the newest items of a ring until it is known whether environments are mixed."""
 
     def __init__(self) -> None:
-        self._wanted = _LEAST  # items in the ring before the next look; 0: it is known
+        self._wanted = _LEAST  # items in the ring before the next check; 0: known
 
     def look(self, storage: Any, ring: Ring) -> None:
-        """Warns, once, if the items of a stream are those of several environments in turn.
+        """Warns once if the items of a stream alternate between several environments.
 
-        Cost: nothing, but for one to eight reads of up to 8,192 items when the first slices of a
-        buffer are drawn.
+        Cost: one to eight reads of up to 8,192 items when the first slices of a buffer are drawn.
         """
         length = ring.length
         if not self._wanted or length < self._wanted or ring.width > 1:
@@ -50,7 +49,7 @@ class Interleaved:
         self._wanted = 0 if ends else 2 * length
         try:
             lag = _lag_of(storage, _newest_of_a_stream(ring))
-        except (IndexError, RuntimeError):  # an item was overwritten, or shapes differ: no warning
+        except (IndexError, RuntimeError):  # overwritten, or shapes differ: no warning
             return
         if lag is None:
             return
@@ -68,7 +67,7 @@ class Interleaved:
 
 
 def _newest_of_a_stream(ring: Ring) -> Ints:
-    """Slots of the newest items of the stream that wrote last, oldest first."""
+    """Returns the slots of the newest items of the last written stream, oldest first."""
     count = min(ring.capacity, _MOST)
     slots: Ints = (ring.head - np.arange(count, 0, -1)) % ring.capacity
     slots = slots[ring.live.holds(slots)]
@@ -77,7 +76,7 @@ def _newest_of_a_stream(ring: Ring) -> Ints:
 
 
 def _lag_of(storage: Any, slots: Ints) -> tuple[int, KeyPath] | None:
-    """How many places after an item its next observation is, and the entry; None: not known."""
+    """Returns the distance to an item's next observation, and its entry; None if unknown."""
     if len(slots) < _LEAST:
         return None
     leaves = leaves_of(storage.get(int(slots[-1])))
@@ -102,7 +101,7 @@ def _lag_of(storage: Any, slots: Ints) -> tuple[int, KeyPath] | None:
         goes_on = ~done.reshape(count, -1).any(-1)
 
     def share(lag: int) -> float:
-        """The share of the items that lead to the item at this distance."""
+        """Returns the share of the items that lead to the item at this distance."""
         which = goes_on[:-lag]
         if int(which.sum()) < _PAIRS:
             return 0.0

@@ -1,4 +1,4 @@
-"""Options of slice samplers, checked once: where trajectories end, and what is cut out of them."""
+"""Checked options of slice samplers: the ends of trajectories, and the form of slices."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ Side = bool | int
 
 
 class SliceArgumentsError(TypeError, ValueError):
-    """``num_slices`` and ``slice_len``: exactly one of them. A TypeError for TorchRL."""
+    """Raised unless exactly one of ``num_slices`` and ``slice_len`` is given."""
 
 
 class Span(NamedTuple):
-    """How much may be cut off a slice, at the beginning and at the end of a trajectory."""
+    """Number of steps that may be cut off a slice at the start and end of a trajectory."""
 
     left: Side
     right: Side
 
     @classmethod
     def of(cls, span: Side | tuple[Side, Side] | list[Side]) -> Span:
-        """From what the user gives."""
+        """Converts the user's argument."""
         sides: tuple[Any, ...] = tuple(span) if isinstance(span, (tuple, list)) else (span, span)
         if len(sides) != 2 or any(not isinstance(side, int) or side < 0 for side in sides):
             raise ValueError(
@@ -37,7 +37,7 @@ class Span(NamedTuple):
         return cls(*sides)
 
     def check(self, steps: int) -> None:
-        """ValueError if nothing would be left of a slice of ``steps``."""
+        """Raises ValueError if no step would be left of a slice of ``steps``."""
         for name, side in (("left", self.left), ("right", self.right)):
             if side is not True and side >= steps > 0:
                 raise ValueError(
@@ -46,13 +46,13 @@ class Span(NamedTuple):
                 )
 
     def off(self, side: Side, lengths: Ints) -> Ints:
-        """How many steps may be cut off slices of these lengths, int64 ``[slices]``."""
+        """Returns how many steps may be cut off slices of these lengths, int64 ``[slices]``."""
         return lengths - 1 if side is True else np.minimum(int(side), lengths - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrajectoryOptions:
-    """Where trajectories end; see `SliceSampler`."""
+    """Options for the ends of trajectories; see `SliceSampler`."""
 
     end_key: Key | None = None
     end_keys: Sequence[Key] | None = None
@@ -63,20 +63,20 @@ class TrajectoryOptions:
     trajectories: torch.Tensor | None = None
     cache_values: bool = False
     begins: Sequence[Key] = ()
-    """Flags of first items; those that the items lack are ignored."""
+    """Flags of first items; missing ones are ignored."""
 
     @property
     def are_given(self) -> bool:
-        """True if the user gives a flag or an id for each item."""
+        """True if the user passed a flag or an id for each item."""
         return self.ends is not None or self.trajectories is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SliceOptions(TrajectoryOptions):
-    """The arguments of a `SliceSampler`.
+    """Arguments of a `SliceSampler`.
 
     Raises:
-        SliceArgumentsError, TypeError, ValueError, RuntimeError: see there.
+        SliceArgumentsError, TypeError, ValueError, RuntimeError: see `SliceSampler`.
     """
 
     num_slices: int | None = None
@@ -92,12 +92,12 @@ class SliceOptions(TrajectoryOptions):
 
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any]) -> Self:
-        """Options among the arguments of a constructor, such as its ``locals()``, by name."""
+        """Selects the options by name from the arguments of a constructor, such as ``locals()``."""
         names = [one.name for one in fields(cls)]
         return cls(**{name: arguments[name] for name in names if name in arguments})
 
     def attributes(self) -> dict[str, Any]:
-        """The options that are attributes of the sampler."""
+        """Returns the options that are attributes of the sampler."""
         inner = ("ends", "trajectories", "begins")
         return {name: value for name, value in vars(self).items() if name not in inner}
 
@@ -154,14 +154,14 @@ class SliceOptions(TrajectoryOptions):
 
 
 def refuse(cls: type, given: dict[str, Any], *names: str) -> None:
-    """TypeError for arguments that a derived class does not have."""
+    """Raises TypeError for arguments that a derived class does not have."""
     for name in names:
         if name in given:
             raise TypeError(f"{cls.__name__}() got an unexpected keyword argument {name!r}")
 
 
 def _at_least_one(name: str, value: int | None) -> int | None:
-    """The number, as an int; TypeError, ValueError if it is not one."""
+    """Returns the number as an int; TypeError or ValueError if it is not one."""
     if value is None:
         return None
     try:

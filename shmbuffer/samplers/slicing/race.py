@@ -1,12 +1,12 @@
-"""How far ahead of the writers a draw chooses, so that its items are still there to be read.
+"""Margin between the writers and a draw, so that drawn items are not overwritten before the read.
 
         ┌ overwritten next
     head▼    margin      windows to choose from
     ────┼───────────────┼──────────────────────── ... ──┤ newest
 
-Windows within the margin are given up: they would be overwritten before they are read. The margin
-is 0 until a draw is overtaken. Then it is as large as what was written meanwhile, and doubles with
-each further attempt; each draw halves it.
+Windows within the margin are given up, because they would be overwritten before they are read. The
+margin is 0 until a draw is overtaken. Then it grows to the number of slots written meanwhile, and
+doubles with each further attempt. Each draw halves it.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from shmbuffer.memory import Ring
 
 
 class Race:
-    """The margin of a sampler. The caller holds the lock of the trajectories."""
+    """Margin of a sampler. The caller holds the lock of the trajectories."""
 
     def __init__(self) -> None:
-        self._margin = 0  # slots
+        self._margin = 0  # in slots
         self._began = 0, 0
 
     def begin(self, ring: Ring) -> None:
-        """Another draw."""
+        """Starts another draw."""
         self._margin //= 2
         self._began = _moment(ring)
 
     def is_overtaken(self, ring: Ring) -> None:
-        """The choice was overwritten before it was read."""
+        """Notes that the choice was overwritten before it was read."""
         before, now = self._began, _moment(ring)
         self._began = now
-        # A write into named slots takes the tickets of a lap, and no slot of another item.
+        # A write at given slots uses the tickets of a lap, but overwrites no other item.
         written = (now[0] - before[0]) % ring.capacity
         if written and now[1] != before[1]:
             self._margin = min(max(written, 2 * self._margin), ring.capacity // 2)
 
     def newest(self, ring: Ring) -> int:
-        """How many of the newest slots to choose from."""
+        """Returns how many of the newest slots to choose from."""
         if not self._margin:
             return ring.capacity
         reach = ring.length if ring.schema.record_bytes else ring.capacity
@@ -44,7 +44,7 @@ class Race:
 
 
 def _moment(ring: Ring) -> tuple[int, int]:
-    """The head, and the position of the oldest item."""
+    """Returns the head, and the position of the oldest item."""
     head = ring.head
     if ring.schema.record_bytes:
         return head, int(ring.seat.control.runtime["byte_tail"][0])

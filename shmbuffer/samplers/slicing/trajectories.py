@@ -1,4 +1,4 @@
-"""The trajectories of a storage: which items follow each other, and how many there are.
+"""Trajectories of a storage: which items follow each other, and their numbers.
 
 rows            one for each item: trajectory << 32 | number in it, so that the items of a
                 trajectory are consecutive rows; valid until the next look
@@ -29,87 +29,88 @@ class TrajectoryItems(NamedTuple):
     """Items of trajectories."""
 
     elements: Ints
-    """int64 ``[n]``."""
+    """Elements, int64 ``[n]``."""
     tickets: Ints | None
-    """int64 ``[n]``; None where there is no ring."""
+    """Tickets, int64 ``[n]``; None without a ring."""
 
     def some(self, at: Ints) -> TrajectoryItems:
-        """The items at these positions."""
+        """Selects the items at these positions."""
         return TrajectoryItems(
             self.elements[at], None if self.tickets is None else self.tickets[at]
         )
 
 
 class Trajectories:
-    """Every trajectory of a storage at the last look; 12 to 16 bytes an element."""
+    """Trajectories of a storage as of the last update; 12 to 16 bytes per element."""
 
     def __init__(self, slots: int, width: int) -> None:
         self._all = _core.Trajectories(slots, width)
-        # Of the ring at that look: items with tickets from there on are newer. None without a ring.
+        # Head of the ring at that update: items with tickets from there on are newer. None without
+        # a ring.
         self.head: int | None = None
-        self.windows: _core.Windows | None = None  # that the trajectories are cut into
-        self.first = 0  # element of the oldest slot, from which trajectories are counted
+        self.windows: _core.Windows | None = None  # windows into which trajectories are cut
+        self.first = 0  # element of the oldest slot, where counting starts
 
     def __len__(self) -> int:
-        """How many trajectories there are."""
+        """Number of trajectories."""
         return self._all.count
 
     @property
     def rows(self) -> int:
-        """How many items are in them."""
+        """Number of items in all trajectories."""
         return self._all.items
 
     @property
     def longest(self) -> int:
-        """Items of the longest. O(trajectories)."""
+        """Number of items in the longest trajectory. O(trajectories)."""
         return self._all.longest
 
     def long(self, steps: int) -> Long:
-        """Trajectories of at least ``steps`` items; O(trajectories) where ``steps`` is new."""
+        """Returns trajectories of at least ``steps`` items; O(trajectories) for a new ``steps``."""
         return Long(self._all, steps, self.first)
 
     def rows_at(self, numbers: Ints) -> Ints:
-        """Rows by age, int64 ``[n]``. O(log elements) each; O(elements) the first time."""
+        """Returns rows by age, int64 ``[n]``. O(log elements) each; at first O(elements)."""
         return self.rows_of(_each(self._all.list_items, numbers, self.first))
 
     def starts(self, trajectories: Ints) -> Ints:
-        """The first row of each trajectory, int64 ``[n]``."""
+        """Returns the first row of each trajectory, int64 ``[n]``."""
         return trajectories << _ROWS
 
     def lengths(self, trajectories: Ints) -> Ints:
-        """How many items each trajectory has, int64 ``[n]``."""
+        """Returns the number of items in each trajectory, int64 ``[n]``."""
         return _each(self._all.lengths, trajectories)
 
     def of_rows(self, rows: Ints) -> Ints:
-        """The trajectory of each row, int64 ``[n]``."""
+        """Returns the trajectory of each row, int64 ``[n]``."""
         return rows >> _ROWS
 
     def elements_of(self, rows: Ints) -> Ints:
-        """The element of each row, int64 ``[n]``."""
+        """Returns the element of each row, int64 ``[n]``."""
         return _each(self._all.elements, rows)
 
     def rows_of(self, elements: Ints) -> Ints:
-        """The row of each element, int64 ``[n]``; -1 where there is none."""
+        """Returns the row of each element, int64 ``[n]``; -1 if there is none."""
         return _each(self._all.rows, elements)
 
     def are_there(self, ring: Ring, elements: Ints) -> Ints | None:
-        """Tickets of items of this table, int64 ``[n]``; None if one was overwritten since."""
+        """Returns tickets of items of this table, int64 ``[n]``; None if one was overwritten."""
         tickets = tickets_at(ring, elements // ring.width)
         there = (tickets >= 0) & (tickets < (self.head or 0))
         return tickets if there.all() else None
 
-    # -- what has come and gone ----------------------------------------------------------------
+    # -- updates -----------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Forget every item."""
+        """Removes all items."""
         self._all.clear()
 
     def drop(self, slots: Ints) -> None:
-        """The items of these slots are gone."""
+        """Removes the items of these slots."""
         self._all.drop(slots.ctypes.data, len(slots))
 
     def before(self, slots: Ints, sources: NDArray[np.uint64], reach: Ints) -> Ints:
-        """The slot that each new item follows in its source; -1: none within its ``reach``."""
+        """Returns the slot that each new item follows; -1 if none is within its ``reach``."""
         out = np.empty_like(slots)
         self._all.before(_at(slots), _at(sources), _at(reach), len(slots), _at(out))
         return out
@@ -117,39 +118,39 @@ class Trajectories:
     def append(
         self, slots: Ints, sources: NDArray[np.uint64], cuts: Flags, settled: int = 0
     ) -> None:
-        """Append items to their sources; the first ``settled`` of them may complete windows."""
+        """Appends items to their sources; the first ``settled`` of them may complete windows."""
         self._all.append(_at(slots), _at(sources), _at(cuts), len(slots), settled)
 
     def insert(
         self, elements: Ints, sources: NDArray[np.uint64], ids: Ints, steps: Ints
     ) -> tuple[int, int] | None:
-        """Insert items by step; of a step that is there already, the row and the element."""
+        """Inserts items by step; returns the row and element of a repeated step."""
         return self._all.insert(_at(elements), _at(sources), _at(ids), _at(steps), len(elements))
 
     def follow(
         self, follower: _core.Follower, cuts: int, count: int
     ) -> int | tuple[bool, bytes, bytes] | None:
-        """Look, and append new items. The head up to which all is known, else what was seen."""
+        """Updates the table, and returns the new head, or the changes if it could not."""
         return self._all.follow(follower, cuts, count)
 
     def windows_at(self, count: int, newest: int, out: int) -> int:
-        """`take`, with every element of each window, written to an address. How many windows."""
+        """Takes windows like `take`, writes all their elements, and returns their number."""
         return self._all.windows(count, newest, out)
 
     def slices_at(self, which: Ints, begins: Ints, steps: int, out: int) -> bool:
-        """The elements of slices, by two numbers each; False: no trajectory is as long."""
+        """Writes the elements of slices, by two numbers each; False if they do not fit."""
         return self._all.slices(_at(which), _at(begins), len(which), steps, self.first, out)
 
     def histories(
         self,
-        follower: _core.Follower | None,  # of the ring; None: there is none
+        follower: _core.Follower | None,  # of the ring, or None
         elements: Ints,
-        drawn: Ints | None,  # the tickets that the elements have to have
+        drawn: Ints | None,  # tickets that the elements must have
         steps: int,
     ) -> TrajectoryItems | None:
-        """The ``steps`` items up to each element, the first of a trajectory repeated if necessary.
+        """Returns the ``steps`` items up to each element, repeating the first of a trajectory.
 
-        None: one of the items is not there.
+        Returns None if one of the items is missing.
         """
         elements = np.ascontiguousarray(elements, np.int64)
         drawn = None if drawn is None else np.ascontiguousarray(drawn, np.int64)
@@ -162,63 +163,63 @@ class Trajectories:
 
     @property
     def native(self) -> _core.Trajectories:
-        """For native calls that look up histories by themselves."""
+        """Table for native calls that look up histories themselves."""
         return self._all
 
     def cut_by(self, windows: _core.Windows) -> None:
-        """Cut what comes from here on into windows."""
+        """Cuts items from now on into windows."""
         self._all.cut_by(windows)
         self.windows = windows
 
     def take(self, count: int, newest: int) -> Ints:
-        """First elements of the next windows that begin in the ``newest`` slots, int64 ``[n]``."""
+        """Returns first elements, int64 ``[n]``, of the next windows in the ``newest`` slots."""
         firsts = np.empty(count, np.int64)
         return firsts[: self._all.claim_windows(count, newest, _at(firsts))]
 
     def used(self, elements: int, *, waiting: bool = False) -> Ints:
-        """By element, the ticket of an item in no window, or in a taken (any) one; else -1."""
+        """Returns tickets of items in no window or a taken (any) one, by element; else -1."""
         tickets = np.empty(elements, np.int64)
         self._all.used(_at(tickets), waiting)
         return tickets
 
     @property
     def moved(self) -> int:
-        """How many trajectories had to make room for others since `clear`."""
+        """Number of trajectories that were moved to make room for others since `clear`."""
         return self._all.moved
 
     def around(self, slots: Ints, sources: NDArray[np.uint64]) -> tuple[Ints, Ints] | None:
-        """Find the followers of slots, and what each follows; None if a source has changed."""
+        """Returns the followers of slots, and what each follows; None if a source changed."""
         items, before = np.empty((2, 2 * len(slots)), np.int64)
         found = self._all.around(_at(slots), _at(sources), len(slots), _at(items), _at(before))
         return None if found is None else (items[:found], before[:found])
 
     def cut(self, slots: Ints, cuts: Flags) -> None:
-        """Whether a trajectory begins at these slots, ``[n, lanes]``."""
+        """Sets where trajectories start at these slots, ``[n, lanes]``."""
         self._all.cut(_at(slots), _at(cuts), len(slots))
 
 
 class Long:
-    """Trajectories of some length: the k-th, by the age of their first item."""
+    """Trajectories of a least length, numbered by the age of their first item."""
 
     def __init__(self, trajectories: _core.Trajectories, steps: int, first: int) -> None:
         self._all, self._first = trajectories, first
         self._count = trajectories.long(steps)
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Number of these trajectories."""
         return self._count
 
     def __getitem__(self, numbers: Ints) -> Ints:
-        """Trajectories by their place in that order, int64 ``[n]``. O(log elements) each."""
+        """Returns trajectories by their number, int64 ``[n]``. O(log elements) each."""
         return _each(self._all.rows, _each(self._all.firsts, numbers, self._first)) >> _ROWS
 
 
 def given_trajectories(
     options: TrajectoryOptions, there: Ints, capacity: int, width: int, head: int | None
 ) -> Trajectories:
-    """Trajectories of slots ``there``, from a flag or an id that the user gives for each item.
+    """Makes trajectories of slots ``there`` from a flag or id that the user passed for each item.
 
-    The ring's head ends a trajectory. A full storage is a circle.
+    The ring's head ends a trajectory. The first item of a full storage follows the last one.
     """
     table = Trajectories(capacity, width)
     table.head = head
@@ -231,7 +232,7 @@ def given_trajectories(
         cut[head % capacity - 1] = True
     for lane in range(width):
         order = there
-        if is_full:  # begin behind the last end
+        if is_full:  # start after the last end
             ends = np.flatnonzero(cut[:, lane])
             order = np.roll(there, -int(ends[-1]) - 1) if len(ends) else there
         begins = np.ones(len(order), np.bool_)
@@ -243,7 +244,7 @@ def given_trajectories(
 
 
 def _cut_behind(options: TrajectoryOptions, slots: int, capacity: int, width: int) -> Flags:
-    """Whether a trajectory ends with an item, ``[slots, lanes]``."""
+    """True if a trajectory ends with an item, ``[slots, lanes]``."""
     if options.ends is not None:
         return any_of(_checked("ends", options.ends, slots, capacity, width)).copy()
     assert options.trajectories is not None
@@ -252,7 +253,7 @@ def _cut_behind(options: TrajectoryOptions, slots: int, capacity: int, width: in
 
 
 def _checked(name: str, given: torch.Tensor, slots: int, capacity: int, width: int) -> NDArray[Any]:
-    """Check an array of one number an item; ``[slots, width, 1]``."""
+    """Checks an array of one number per item, and returns it as ``[slots, width, 1]``."""
     values = as_numbers(as_tensor(given)).reshape(-1)
     count, rest = divmod(len(values), width)
     if rest or not slots <= count <= capacity:

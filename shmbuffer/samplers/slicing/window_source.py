@@ -1,4 +1,4 @@
-"""The windows that a learner of a consumer chooses; see `Claims`.
+"""Source of the windows that a learner of a consumer chooses; see `Claims`.
 
 windows.c, or what was given back ──▶ choose ──▶ claimed by this learner or by another: `_given`
 items in no window, half a lap old ──▶ acknowledged, so that writers do not wait for them
@@ -24,11 +24,11 @@ from shmbuffer.samplers.slicing.windows import Used, Windows
 
 
 class WindowSource(Source):
-    """The windows of one sampler.
+    """Windows of one sampler.
 
     Args:
-        windows: of this process.
-        marks: entries of the steps.
+        windows: windows of this process.
+        marks: marks of the steps.
         pad: whether a sample has a mask.
     """
 
@@ -41,31 +41,31 @@ class WindowSource(Source):
         self.forget()
 
     def forget(self) -> None:
-        """Forgets what learners have."""
+        """Forgets which windows learners have."""
         self._none = Units(*np.zeros((2, 0, self.size), np.int64))
-        self._next = self._none  # chosen and not claimed, or given back: first to be chosen
-        self._given: list[Units] = []  # that learners have, until they are acknowledged
+        self._next = self._none  # chosen but not claimed, or returned: chosen first
+        self._given: list[Units] = []  # windows of learners, until they are acknowledged
 
     def begin(self, consumer: Consumer) -> None:
-        """Leaves out acknowledged items, before the first item is followed."""
+        """Excludes acknowledged items before the first item is followed."""
         if self._windows.is_begun:
             return
         self.forget()
         found = consumer.standings()
         done = np.flatnonzero(found.states == DONE)
-        below = int(found.tickets[done].max(initial=-1)) + 1  # not what is stored there next
+        below = int(found.tickets[done].max(initial=-1)) + 1  # excludes later items in these slots
         self._windows.load(Used(done, below))
 
     def look_at(self, ring: Ring, bounds: Found) -> None:
-        """Chooses from these trajectories from here on."""
+        """Chooses from these trajectories from now on."""
         self.ring, self._bounds, self.table = ring, bounds, bounds.table
 
     def count(self) -> int:
-        """See `Source.count`."""
+        """Returns the number of windows that may be chosen."""
         return self._windows.waiting + len(self._next.elements)
 
     def choose(self, most: int) -> Units:
-        """See `Source.choose`."""
+        """Chooses up to ``most`` windows."""
         if (missing := most - len(self._next.elements)) > 0:
             self._next = self._next.join(self._new(missing))
         return self._next.select(slice(most))
@@ -76,17 +76,17 @@ class WindowSource(Source):
         rows = firsts[:, None] + np.arange(self.size)
         elements = table.elements_of(rows.ravel()).reshape(rows.shape)
         tickets = slot_words.tickets(self.ring.live.words[elements])
-        # An item that was overwritten since the window was chosen has the ticket of a later one.
+        # An item that was overwritten since the window was chosen has a later ticket.
         return Units(elements, np.where(tickets < (table.head or 0), tickets, -1))
 
     def leave_out(self, chosen: Units, which: Flags) -> None:
-        """See `Source.leave_out`."""
+        """Removes chosen windows, because a learner has them."""
         rest = self._next.select(slice(len(which), None))
         self._next = chosen.select(~which).join(rest)
         self._given.append(chosen.select(which))
 
     def put_back(self, slots: Ints, tickets: Ints) -> None:
-        """See `Source.put_back`: before the other windows."""
+        """Allows windows to be chosen again, before all others."""
         if len(slots):
             given = self._all_given()
             order = np.argsort(slots)
@@ -96,7 +96,7 @@ class WindowSource(Source):
             self._take_back(given, is_back.all(1))
 
     def look(self, standings: Standings, *, is_new: bool) -> Ints:
-        """See `Source.look`."""
+        """Removes windows of other learners, puts back returned ones, and returns lost items."""
         self._windows.help()
         given = self._all_given()
         elements, tickets = given
@@ -104,11 +104,11 @@ class WindowSource(Source):
         is_over = ~is_same.all(1) | (states == DONE).any(1)
         rest = is_over[:, None] & is_same & (states == TO_GIVE)  # acknowledged in part
         self._take_back(given.select(~is_over), (states == TO_GIVE).all(1)[~is_over])
-        # What was written since it was followed may be half a lap old by now, and in windows.
+        # Items that were written since the last update may be half a lap old, and in windows.
         is_old = standings.tickets < self._windows.followed - self.ring.capacity // 2
         left = np.flatnonzero(is_old & (standings.states == TO_GIVE))
         if len(left):
-            # Not all that is used is in a window: a window may have lost its first items.
+            # Used items need not be in a window, because a window may have lost its first items.
             used = (self.table.used(self.ring.elements, waiting=way) for way in (True, False))
             in_windows = np.not_equal(*used)
             for some in (self._next, *self._given):
@@ -119,7 +119,7 @@ class WindowSource(Source):
         return np.concatenate([elements[rest], left])
 
     def facts(self, elements: Ints) -> dict[Any, torch.Tensor]:
-        """See `Source.facts`: the marks of the steps."""
+        """Returns the marks of the steps."""
         rows = window_rows(elements, self.size, pad=self._pad)
         return self._marks.of_rows(self._bounds.entries, elements, rows)
 

@@ -1,10 +1,10 @@
-"""Windows of trajectories that are given once: which were, and how that is kept over a save.
+"""Windows of trajectories that are each delivered once, with a state for saves.
 
     trajectories ──▶ windows.c      completed windows, a queue; the items that need none any more
                         ╰──▶ state  those items, a bit each
 
-Which windows there are follows from the trajectories, and from the items that have been in one: so
-nothing but these is saved, and they are known by their tickets as long as the ring is the same.
+The windows follow from the trajectories and from the items that have been in a window, so that only
+these items are saved. Their tickets identify them as long as the ring is the same.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Used(NamedTuple):
     """Items that need no window."""
 
     elements: Ints
-    """int64 ``[n]``."""
+    """Elements, int64 ``[n]``."""
     below: int
-    """Only where they have tickets below that: others are stored there by now."""
+    """Limit of their tickets; items with later tickets have replaced them."""
 
 
-_REAP_S = 0.1  # between two looks for writers that have died
+_REAP_S = 0.1  # seconds between two checks for dead writers
 
 _NONE = Used(np.zeros(0, np.int64), 0)
 
@@ -46,7 +46,7 @@ class Windows:
     """Windows of one sampler.
 
     Args:
-        steps: items of a window.
+        steps: number of items in a window.
 
     The caller holds the lock of the trajectories.
     """
@@ -62,9 +62,9 @@ class Windows:
         self.race = Race()
 
     def ring_of(self, storage: Any) -> Ring:
-        """The ring of a storage; TypeError, ValueError where it has none, or no room.
+        """Returns the ring of a storage; TypeError if it has none, ValueError if it is too small.
 
-        Before the first write: EmptyBufferError.
+        Raises EmptyBufferError before the first write.
         """
         ring = ring_of(storage)
         if ring is None:
@@ -82,7 +82,7 @@ class Windows:
         return ring
 
     def follow(self, ring: Ring, following: Following) -> None:
-        """Cut the trajectories that are followed, before there is an item in them."""
+        """Cuts the followed trajectories, which have no items yet, into windows."""
         if self._ring is None or self._ring.seat.native is not ring.seat.native:
             self._native, self._ring = _core.Windows(ring.seat.native, self.steps), ring
             loaded, self._loaded = self._loaded, _NONE
@@ -93,19 +93,19 @@ class Windows:
         self._following, self._table = following, following.table
 
     def forget(self) -> None:
-        """Every window comes again."""
+        """Forgets all windows, so that each is delivered again."""
         self._native = self._ring = self._following = self._table = None
         self._loaded = _NONE
 
     def take(self, count: int) -> Ints:
-        """The next ones, as their first elements, int64 ``[n]``."""
+        """Returns the first elements of the next windows, int64 ``[n]``."""
         table, ring = self._table, self._ring
         assert table is not None
         assert ring is not None
         return table.take(count, self.race.newest(ring))
 
     def put(self, count: int, out: int) -> int:
-        """All elements of the next ones, into memory that is there. How many windows there were."""
+        """Writes all elements of the next windows into memory. Returns their number."""
         table, ring = self._table, self._ring
         assert table is not None
         assert ring is not None
@@ -121,13 +121,13 @@ class Windows:
         return ahead
 
     def lose(self, count: int) -> None:
-        """So many that were taken were written over before they were read."""
+        """Notes that taken windows were overwritten before they were read."""
         if self._native is not None:
             number, lost = self._native.position
             self._native.back(number, lost + count)
 
     def help(self) -> None:
-        """Have a write ended whose writer has died: what is behind it is in no window before."""
+        """Ends the write of a dead writer, which blocks all later windows."""
         now = time.monotonic()
         if self._following is None or not self._following.pending:
             return
@@ -137,7 +137,7 @@ class Windows:
 
     @property
     def followed(self) -> int:
-        """Items with tickets below that are cut; 0 while one of them is being written."""
+        """End of the tickets of items that are cut; 0 while one of them is being written."""
         if self._table is None or self._following is None or self._following.pending:
             return 0
         return self._table.head or 0
@@ -148,34 +148,33 @@ class Windows:
         return self._native is not None
 
     def use(self, elements: Ints, below: int) -> None:
-        """Put items with tickets below ``below`` into no window any more."""
+        """Excludes items with tickets below ``below`` from windows."""
         if self._native is not None:
             elements = np.ascontiguousarray(elements)
             self._native.use(elements.ctypes.data, len(elements), below)
 
     @property
     def waiting(self) -> int:
-        """How many were not taken yet; those that are lost by now among them."""
+        """Number of windows that were not taken, including lost ones."""
         return 0 if self._native is None else self._native.waiting
 
     @property
     def position(self) -> tuple[int, int] | None:
-        """The position for `rewind`, and the number of lost items."""
+        """Position for `rewind`, and the number of lost items."""
         return None if self._native is None else self._native.position
 
     def rewind(self, position: tuple[int, int] | None) -> None:
-        """Take back the windows since that position."""
+        """Reverts the windows taken since that position."""
         if self._native is not None:
             self._native.back(*(position or (0, 0)))
 
     # -- state ---------------------------------------------------------------------------------
 
     def used(self, moment: Any = None) -> Used:
-        """The items that need no window, and the ring's head.
+        """Returns the items that need no window, and the ring's head.
 
         Args:
-            moment: what is saved of the storage: an `ItemSnapshot`; another value is the ring as it
-                is now.
+            moment: the `ItemSnapshot` of the saved storage; any other value means the current ring.
         """
         if self._table is None or self._ring is None:
             return self._loaded
@@ -187,12 +186,12 @@ class Windows:
         return Used(np.flatnonzero(tickets >= 0), head)
 
     def load(self, used: Used) -> None:
-        """Go on from there, the next time that something is followed."""
+        """Continues from this state when items are next followed."""
         self.forget()
         self._loaded = used
 
     def loaded_into(self, ring: Ring) -> None:
-        """Apply the loaded state to the items of this ring, whose tickets are others."""
+        """Applies the loaded state to the items of this ring, which have other tickets."""
         self._loaded = self._loaded._replace(below=ring.head)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -201,13 +200,13 @@ class Windows:
 
 
 def as_bits(elements: Ints) -> torch.Tensor:
-    """A set of numbers as uint8 ``[largest / 8]``."""
+    """Converts a set of numbers to uint8 ``[largest / 8]``."""
     flags = np.zeros(int(elements.max(initial=-1)) + 1, np.bool_)
     flags[elements] = True
     return torch.from_numpy(np.packbits(flags, bitorder="little"))
 
 
 def of_bits(bits: Any) -> Ints:
-    """The numbers again, int64."""
+    """Reverses `as_bits`, to int64."""
     given = cpu.as_tensor(bits).cpu().numpy().astype(np.uint8)
     return np.flatnonzero(np.unpackbits(given, bitorder="little"))
