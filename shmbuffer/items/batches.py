@@ -15,7 +15,7 @@ from shmbuffer.items.mismatch import Numbers, not_a_tensor
 
 def stack(items: list[Any], mapping: str) -> Any:
     """Stacks at least one item of one structure; ``mapping`` is the kind of a plain dict."""
-    return Stacking(mapping == "tensordict").joined(items)
+    return Stacking(mapping == "tensordict").join(items)
 
 
 def unbound(data: Any) -> list[Any]:
@@ -71,7 +71,7 @@ class Stacking:
     def __init__(self, arrays: bool) -> None:
         self._arrays = arrays
 
-    def joined(self, items: list[Any], where: str = "the item") -> Any:
+    def join(self, items: list[Any], where: str = "the item") -> Any:
         """Stacks items, or the values at one place in each of them."""
         first, kind = items[0], self.kind(items[0])
         if any(self.kind(one) is not kind for one in one_of_each(items)):
@@ -91,7 +91,7 @@ class Stacking:
             if type(item) is not type(first) or len(item) != len(first):
                 self.refuse(items, where, at)
         parts = [
-            self.joined(list(values), f"part {at} of {where}")
+            self.join(list(values), f"part {at} of {where}")
             for at, values in enumerate(zip(*items, strict=True))
         ]
         return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
@@ -99,7 +99,7 @@ class Stacking:
     def _entry(self, values: list[Any], where: str) -> Any:
         if self._arrays and self.kind(values[0]) is tuple:
             return self.leaf(values, where)
-        return self.joined(values, where)
+        return self.join(values, where)
 
     def refuse(self, items: list[Any], where: str, at: int) -> NoReturn:
         """Raises RuntimeError, because an item differs from the first one."""

@@ -153,7 +153,7 @@ class Limits:
         return source.ring()
 
 
-def taken(ring: Ring, count: int, read: Callable[[Ints, Ints], Batch | None]) -> Batch | None:
+def take_oldest(ring: Ring, count: int, read: Callable[[Ints, Ints], Batch | None]) -> Batch | None:
     """Reads the oldest items of a queue by index and ticket; None if the ring is no queue now."""
     index = np.empty(count, np.int64)
     tickets = np.full(count, _NOT_TAKEN, np.int64)

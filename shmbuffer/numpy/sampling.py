@@ -11,7 +11,7 @@ import numpy as np
 from shmbuffer.items import indices
 from shmbuffer.items.arrays import named
 from shmbuffer.items.keys import GENERATION, INDEX
-from shmbuffer.items.limits import taken
+from shmbuffer.items.limits import take_oldest
 from shmbuffer.items.mover import Drawn
 from shmbuffer.items.nodes import entry_of
 from shmbuffer.items.raw_priorities import PriorityUpdate, as_raw, reduced
@@ -138,7 +138,7 @@ class Sampling(Handle):
             found, now, _ = rows.read(index)
             return (found, index, tickets, None) if np.array_equal(now, tickets) else None
 
-        return taken(ring, count, read)
+        return take_oldest(ring, count, read)
 
     def _key(self) -> int:
         """64 bits that decide a draw; by default the operating system's, so no two are equal."""

@@ -47,7 +47,7 @@ class Units(NamedTuple):
 
     elements: Ints
     tickets: Ints
-    """-1 for an item that is no longer in the source."""
+    """Tickets; -1 for an item that is no longer in the source."""
 
     def select(self, which: Flags | slice) -> Units:
         """Selects units."""

@@ -153,7 +153,7 @@ class PromptGroupSampler(ClaimingSampler):
         self._keys = Keys()
         self._index = LabelIndex(
             path_of(group_key),
-            self._keys.of,
+            self._keys.labels_of,
             value=path_of(reward_key) if strategy in ("reward", "variance") else None,
             limit=self.group_size or 0,
             by_age=True,

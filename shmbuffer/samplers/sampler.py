@@ -33,7 +33,7 @@ class WithOrWithout(type):
     _without_replacement: Any
 
     def __call__(cls, *args: Any, replacement: bool = True, **options: Any) -> Any:
-        """Creates a sampler; only a class that defines it has a form without replacement."""
+        """Creates the sampler, of the other class if ``replacement`` is False."""
         if replacement:
             return super().__call__(*args, **options)
         if "_without_replacement" not in vars(cls):

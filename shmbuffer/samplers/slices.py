@@ -78,8 +78,8 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
             are ``True`` under ``("collector", "mask")``, ``[n]``. Requires ``strict_length=False``.
         compile: accepted without effect.
         span: whether slices may be cut off at the start or end of a trajectory, so that its first
-            and last steps are drawn as often as others. True allows one step, an int i ``slice
-            length - i`` steps. A tuple has a value for the start and one for the end.
+            and last steps are drawn as often as others. True allows slices of one step, an int i
+            slices of ``slice length - i`` steps. A tuple has a value for each side.
         use_gpu: accepted without effect; trajectories are found on the CPU.
 
     Raises:

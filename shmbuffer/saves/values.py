@@ -35,7 +35,7 @@ from shmbuffer.memory.record_format.grammar import DICTS, join, split
 from shmbuffer.saves.chunks import Chunks
 from shmbuffer.saves.safe_files import create_file, open_binary, read_file, write_file
 from shmbuffer.tensors.form import cpu
-from shmbuffer.tensors.form.containers import made, take_of
+from shmbuffer.tensors.form.containers import make_containers, take_of
 from shmbuffer.tensors.form.tensors import bytes_of, dtype_name, torch_dtype
 
 OURS = "shmbuffer"
@@ -228,7 +228,7 @@ class _Builder:
             if node.kind in DICTS:
                 node.keys[at] = self._key(node.keys[at])
             found.append(self.value(one))
-        return made(node, [tuple(found)], [torch.Size(node.batch)], TensorDict)[0]
+        return make_containers(node, [tuple(found)], [torch.Size(node.batch)], TensorDict)[0]
 
     def _key(self, key: Any) -> Any:
         return next(self._objects) if isinstance(key, dict) else labels.from_json(key)

@@ -20,7 +20,7 @@ from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.nodes import is_collection
 from shmbuffer.tensors.form.structure import leaves_of
 
-_ALIKE = (bool, int, float, complex, str, bytes, type(None))  # the same for all items
+_ALIKE = (bool, int, float, complex, str, bytes, type(None))  # one value for all items
 
 Changes = Mapping[KeyPath, Any]
 """New entries by path: the value of one item, or ``[n, ...]`` for n items."""

@@ -281,7 +281,7 @@ class ListStorage(RingBacked):
         self.forget(keep_write_count=False)
 
     def close(self) -> None:
-        """Give everything back. Idempotent."""
+        """Releases the handle and the items. Idempotent."""
         if isinstance(self._mover, ObjectStore):
             self._mover.close()
         super().close()

@@ -107,7 +107,8 @@ def drawn_slots(ring: Ring, index: Any) -> Ints | None:
     if not is_plain(index) or not index.numel():
         return None
     slots: Ints = index.numpy()
-    inside = slots.view(np.uint64).max() < ring.capacity  # negative: large
+    # As unsigned numbers, negative ones exceed the capacity.
+    inside = slots.view(np.uint64).max() < ring.capacity
     return slots if inside else None
 
 

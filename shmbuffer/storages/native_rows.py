@@ -27,7 +27,7 @@ class NativeRows(RingRows, Rows):
         self._views: list[torch.Tensor] | None = None
         self._has_no_outtake = False
 
-    def held(self, index: torch.Tensor, tickets: torch.Tensor) -> list[torch.Tensor] | None:
+    def read_if_held(self, index: torch.Tensor, tickets: torch.Tensor) -> list[torch.Tensor] | None:
         """Reads the leaves of items by contiguous int64 indices and tickets, both ``[n]``.
 
         Returns None if an item was replaced or the direct native path is unavailable; use `read`

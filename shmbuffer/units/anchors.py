@@ -74,11 +74,11 @@ class AnchorTrajectories:
         """Lock that is held while rows are used, because another thread may update them."""
         return self._boundaries.lock
 
-    def of(self, index: Any, info: dict[Any, Any], storage: Any) -> Anchors | None:
+    def locate(self, index: Any, info: dict[Any, Any], storage: Any) -> Anchors | None:
         """Finds anchors; None if one of them is missing or was replaced since the draw."""
         elements = ravel(index, lanes_of(storage))
         ring: Ring | None = ring_of(storage)
-        found = self.found(storage)
+        found = self.look_up(storage)
         table = found.table
         rows = table.rows_of(elements)
         if (rows < 0).any():
@@ -103,12 +103,12 @@ class AnchorTrajectories:
         is missing, or an anchor was replaced since the draw.
         """
         elements = ravel(index, lanes_of(storage))
-        found, drawn = self.found(storage), info.get(GENERATION)
+        found, drawn = self.look_up(storage), info.get(GENERATION)
         tickets = None if drawn is None else drawn.numpy().reshape(-1)
         follower = None if found.following is None else found.following.follower
         return found.table.histories(follower, elements, tickets, steps)
 
-    def found(self, storage: Any) -> Found:
+    def look_up(self, storage: Any) -> Found:
         """Returns the current trajectories of the storage."""
         try:
             return self._boundaries.of(storage)
@@ -152,7 +152,7 @@ class AroundAnchors(OfTrajectories):
     def _expand(self, index: Any, info: dict[Any, Any], storage: Any) -> Expanded | None:
         """Returns the items of a batch; None if one was overwritten."""
         with self._trajectories.lock:
-            anchors = self._trajectories.of(index, info, storage)
+            anchors = self._trajectories.locate(index, info, storage)
             return None if anchors is None else self._around(anchors, info)
 
 

@@ -141,7 +141,7 @@ class FrameStack(OfTrajectories):
         return sample, self._of_anchors(info)
 
     def _of_anchors(self, info: dict[Any, Any]) -> dict[Any, Any]:
-        """Reduce the info of all frames to that of the drawn steps."""
+        """Reduces the info of all frames to that of the drawn steps."""
         found = dict(info)
         for key in (INDEX, GENERATION):
             of_frames = found.get(key)
@@ -191,7 +191,7 @@ class StackReader:
         """Draws a sample in one native call, see `StackedRows.draw`; None if that is impossible."""
         trajectories = self._unit._trajectories
         with trajectories.lock:
-            found = trajectories.found(storage)
+            found = trajectories.look_up(storage)
             if found.following is None:
                 return None
             known = found.table.native, found.following.follower
@@ -202,7 +202,7 @@ class StackReader:
         return self.leaves.build(tensors, (len(tensors[0]),))
 
     def of_anchors(self, info: dict[Any, Any]) -> dict[Any, Any]:
-        """Reduce the info of all frames to that of the drawn steps."""
+        """Reduces the info of all frames to that of the drawn steps."""
         return self._unit._of_anchors(info)
 
 

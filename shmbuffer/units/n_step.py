@@ -130,7 +130,7 @@ class NStep(AroundAnchors):
             _GAMMA: torch.from_numpy(powers[number]).to(dtype),
         }
         first = np.arange(0, count * n, n)
-        ends = items.some(np.concatenate((first, first + n - 1)))
+        ends = items.select(np.concatenate((first, first + n - 1)))
         return anchors.named(ends, {**info, **made})
 
     def assemble(self, data: Any, info: dict[Any, Any]) -> tuple[Any, dict[Any, Any]]:

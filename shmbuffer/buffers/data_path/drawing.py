@@ -84,7 +84,7 @@ def taken(plan: Plan, ring: Ring, count: int) -> Batch | None:
         data = _held(plan, where, {GENERATION: tickets})
         return None if data is None else (data, plan.info.entries(where, None, tickets))
 
-    return limits.taken(ring, count, read)
+    return limits.take_oldest(ring, count, read)
 
 
 def _tracked(plan: Plan, index: Any, known: dict[Any, Any]) -> dict[Any, Any]:

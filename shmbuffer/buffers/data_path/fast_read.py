@@ -114,7 +114,7 @@ class FastRead:
         info = self._info.of_choice(index, known)
         if self.reader is None:
             rows.ring.require_linked()
-            tensors = rows.held(index, tickets)
+            tensors = rows.read_if_held(index, tickets)
         else:
             tensors = self.reader.read(index, tickets)
             info = self.reader.of_anchors(info)

@@ -53,11 +53,11 @@ class ItemBuilder:
         node, dims = self.node(tree)
         parts = [self.rows(part) for part in node.parts]
         rows = list(zip(*parts, strict=True)) if parts else [()] * self.count
-        return self.made(node, rows, dims)
+        return self.make_containers(node, rows, dims)
 
-    def made(self, node: Container, rows: Sequence[Any], dims: Ints) -> Sequence[Any]:
+    def make_containers(self, node: Container, rows: Sequence[Any], dims: Ints) -> Sequence[Any]:
         """Makes one container for each row of entries; ``dims`` are its batch sizes."""
-        return containers.made(node, rows)
+        return containers.make_containers(node, rows)
 
     def node(self, tree: Any) -> tuple[Container, Ints]:
         """Returns a container with keys of this process, and its batch sizes, ``[m, rank]``."""

@@ -62,7 +62,7 @@ def names_of(keys: Keys) -> Sequence[Any]:
     return range(keys) if isinstance(keys, int) else keys
 
 
-def made(node: Container, rows: Sequence[Any]) -> Sequence[Any]:
+def make_containers(node: Container, rows: Sequence[Any]) -> Sequence[Any]:
     """Makes one container for each row of entries; dicts replace TensorDicts.
 
     Lists replace lazy stacks, and plain objects replace the NonTensorData of a TensorDict.

@@ -22,7 +22,7 @@ class Keys:
         self._next = -_ITSELF
         self._kept = 0
 
-    def of(self, column: Column) -> Ints:
+    def labels_of(self, column: Column) -> Ints:
         """Returns the label of each key, int64 ``[n]``; TypeError if a key is not hashable."""
         if isinstance(column, np.ndarray):
             if column.shape[1] == 1 and column.dtype.kind in "biu":

@@ -33,7 +33,7 @@ class TrajectoryItems(NamedTuple):
     tickets: Ints | None
     """Tickets, int64 ``[n]``; None without a ring."""
 
-    def some(self, at: Ints) -> TrajectoryItems:
+    def select(self, at: Ints) -> TrajectoryItems:
         """Selects the items at these positions."""
         return TrajectoryItems(
             self.elements[at], None if self.tickets is None else self.tickets[at]
@@ -124,7 +124,7 @@ class Trajectories:
     def insert(
         self, elements: Ints, sources: NDArray[np.uint64], ids: Ints, steps: Ints
     ) -> tuple[int, int] | None:
-        """Inserts items by step; returns the row and element of a repeated step."""
+        """Inserts items by step; returns the places of both items of a repeated step."""
         return self._all.insert(_at(elements), _at(sources), _at(ids), _at(steps), len(elements))
 
     def follow(
@@ -177,7 +177,10 @@ class Trajectories:
         return firsts[: self._all.claim_windows(count, newest, _at(firsts))]
 
     def used(self, elements: int, *, waiting: bool = False) -> Ints:
-        """Returns tickets of items in no window or a taken (any) one, by element; else -1."""
+        """Returns by element the ticket of an item in no window or in a taken one, else -1.
+
+        With ``waiting``, items in windows that were not taken are included.
+        """
         tickets = np.empty(elements, np.int64)
         self._all.used(_at(tickets), waiting)
         return tickets

@@ -78,7 +78,7 @@ TAKES: dict[type, Take] = {
 }
 
 
-def made(
+def make_containers(
     node: Container, rows: Sequence[Any], sizes: Sequence[torch.Size], new: Any = new_tensordict
 ) -> Sequence[Any]:
     """Makes one container for each row of entries."""
@@ -95,7 +95,7 @@ def made(
             return [LazyStackedTensorDict(*row, stack_dim=about[0]) for row in rows]
         case "objects":
             return [NonTensorStack(*row, stack_dim=about[0]) for row in rows]
-    return containers.made(node, rows)
+    return containers.make_containers(node, rows)
 
 
 def _tensordicts(

@@ -127,7 +127,7 @@ def torch_dtype_like(dtype: np.dtype[Any] | str) -> torch.dtype | None:
 
 
 def _by_dtype(column: str) -> dict[torch.dtype | None, torch.dtype]:
-    """Returns a column of `DTYPES`, by dtypes of this torch, without its empty places."""
+    """Returns the dtypes in a column of `DTYPES` by torch dtype, without empty cells."""
     return {
         getattr(torch, name): torch_dtype(getattr(dtype, column))
         for name, dtype in DTYPES.items()
@@ -168,7 +168,7 @@ def put_rows(into: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> Non
 
 
 def require_memory(tensor: torch.Tensor) -> None:
-    """Raises TypeError for a tensor without numbers in a row in memory that can be read."""
+    """Raises TypeError for a tensor without readable memory for its numbers."""
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
         raise TypeError("a sparse, nested or meta tensor has no numbers in a row")
     if not tensor.numel():
@@ -187,7 +187,7 @@ def require_memory(tensor: torch.Tensor) -> None:
 
 
 def contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """Copies a tensor to the CPU, without flags, unless its bytes are its numbers in order there.
+    """Returns a contiguous tensor on the CPU without flags, copied only if necessary.
 
     Raises:
         TypeError: it has no memory that can be read; see `require_memory`.
@@ -198,7 +198,7 @@ def contiguous(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Returns the bytes of a tensor in C order, in its own memory if they lie so there."""
+    """Returns the bytes of a tensor in C order, in its own memory if possible."""
     flat = contiguous(tensor).reshape(-1)
     if flat.stride(0) != 1:  # torch calls one number contiguous
         flat = flat.new_empty(flat.shape).copy_(flat)

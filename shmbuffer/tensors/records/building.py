@@ -16,7 +16,7 @@ from shmbuffer.items.records import building
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.record_format.grammar import KEYED, Container, split
 from shmbuffer.tensors.form.batches import collate
-from shmbuffer.tensors.form.containers import made
+from shmbuffer.tensors.form.containers import make_containers
 
 OBJECTS = frozenset(("object", "objects"))
 """Nodes of NonTensorData, of which a batch has one for each item."""
@@ -69,9 +69,9 @@ class TensorItemBuilder(building.ItemBuilder):
         super().__init__(batch_dims, columns)
         self.device = device
 
-    def made(self, node: Container, rows: Sequence[Any], dims: Ints) -> Sequence[Any]:
+    def make_containers(self, node: Container, rows: Sequence[Any], dims: Ints) -> Sequence[Any]:
         """Makes one container for each row of entries."""
-        return made(node, rows, _sizes(dims) if node.batch else ())
+        return make_containers(node, rows, _sizes(dims) if node.batch else ())
 
     def node(self, tree: Any) -> tuple[Container, Ints]:
         """Returns the container of a tree with its device, and its batch sizes."""
@@ -87,19 +87,19 @@ class Batch(TensorItemBuilder):
     A column is a tensor ``[m, ...]``, or a list of m. All batch sizes of a tree are equal.
     """
 
-    def of(self, tree: Any, dims: Any = None) -> Any:
+    def build(self, tree: Any, dims: Any = None) -> Any:
         """Builds a tree for all items; ``dims`` are the batch sizes around it."""
         if tree[0] == "chunk":
             return self.leaf(self.columns[tree[1]], dims)
         if tree[0] in APART:
             return self.apart(tree, dims)
         node, dims = self.node(tree)
-        parts = tuple([self.of(part, dims) for part in node.parts])
+        parts = tuple([self.build(part, dims) for part in node.parts])
         if node.kind == "tensordict" and node.about[1] is not None:
             node.about[1] = [None, *node.about[1]]
         elif node.kind == "ordered":
             node = node._replace(kind="dict")
-        return made(node, [parts], [torch.Size((self.count, *self.size(dims)))])[0]
+        return make_containers(node, [parts], [torch.Size((self.count, *self.size(dims)))])[0]
 
     def leaf(self, column: Any, dims: Ints) -> Any:
         """Returns a column as a leaf of the batch."""

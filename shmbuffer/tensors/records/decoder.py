@@ -122,8 +122,8 @@ class TensorDecoder(decoder.Decoder):
                     leaves.append(reading.batch(column))
             dims, tree, read = table.batch_dims, table.tree, reading.read(leaves)
         try:
-            made = Batch(dims, read, self.device)
-            return built(lambda: made.of(tree), self.where)
+            builder = Batch(dims, read, self.device)
+            return built(lambda: builder.build(tree), self.where)
         except NotDenseError:
             return None
 

@@ -51,7 +51,7 @@ class Joining(Batch):
                     f"{', '.join(map(name_of, self.leaves)) or 'none'}"
                 )
 
-    def joined(self) -> Any:
+    def join(self) -> Any:
         """Returns the batch."""
         later: dict[int, Later] = {
             number: self._leaf(self.leaves[path], path) for path, number in self._numbers.items()
@@ -60,7 +60,7 @@ class Joining(Batch):
             later[number] = self.reading.rows(self.columns[number])
         for number, made in zip(later, self.reading.read([*later.values()]), strict=True):
             self.columns[number] = made
-        return self.of(self.tree)
+        return self.build(self.tree)
 
     def leaf(self, column: Any, dims: Ints) -> Any:
         """Returns a column as a leaf of the batch."""

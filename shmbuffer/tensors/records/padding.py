@@ -131,9 +131,9 @@ class Padding(Joining):
         transfer.move(from_filler, rest, starts + leaf.nbytes + out.data_ptr(), filler)
         return self.reading.sent(out)
 
-    def joined(self) -> Any:
+    def join(self) -> Any:
         """Returns the batch with its masks."""
-        batch = super().joined()
+        batch = super().join()
         made: dict[bytes, torch.Tensor] = {}  # masks by the lengths that they belong to
         masks: dict[KeyPath, torch.Tensor] = {}
         for path, dims in self._masks:

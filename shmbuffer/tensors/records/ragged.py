@@ -73,7 +73,7 @@ def pad(
         tensor([[ True, False, False],
                 [ True,  True,  True]])
     """
-    return Padding(*_columns(data), value, mask_key).joined()
+    return Padding(*_columns(data), value, mask_key).join()
 
 
 def densify(data: Any, keys: Collection[Key] = ()) -> Any:
@@ -100,7 +100,7 @@ def densify(data: Any, keys: Collection[Key] = ()) -> Any:
 
     Cost: that of `pad`, and 70 µs for each nested tensor.
     """
-    return Nesting(*_columns(data), keys).joined()
+    return Nesting(*_columns(data), keys).join()
 
 
 def _columns(data: Any) -> tuple[Table, TensorReading]:
