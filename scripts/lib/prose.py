@@ -36,8 +36,6 @@ PENDING: tuple[str, ...] = (
     "shmbuffer/errors.py",
     "shmbuffer/memory",
     "shmbuffer/numpy",
-    "shmbuffer/samplers/labelled/reading.py",
-    "shmbuffer/samplers/slicing/single_entries.py",
     "shmbuffer/saves",
     "shmbuffer/sb3.py",
     "shmbuffer/service",

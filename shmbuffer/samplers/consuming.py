@@ -133,7 +133,7 @@ class ConsumingSampler(Consumes):
 
 
 def consuming_instead(sampler: Any, count: Any, prefetch: int | None) -> ConsumingSampler:
-    """The sampler that ``consume_after_n_samples`` asks for."""
+    """Returns the sampler for an argument ``consume_after_n_samples``."""
     wanted = ConsumingSampler.of(count)
     if prefetch:
         raise ValueError("Prefetching is not supported when consume_after_n_samples is set.")

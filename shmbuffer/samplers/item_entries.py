@@ -36,7 +36,7 @@ from shmbuffer.tensors.form.tensors import as_numbers, as_tensor
 
 Column = NDArray[Any] | list[Any]
 
-_PIECE_BYTES = 2**24  # of records that are read at once
+_PIECE_BYTES = 2**24  # bytes of records that are read together
 _NUMBERS = (torch.Tensor, np.ndarray, np.generic, bool, int, float)
 _READ = {*((kind, size) for kind in "iu" for size in (1, 2, 4, 8)), ("f", 4), ("f", 8)}
 """Kinds and sizes of numbers that the core reads."""
@@ -54,15 +54,15 @@ class RowEntries:
 
     @property
     def elements(self) -> int:
-        """Elements of the storage."""
+        """Number of elements in the storage."""
         return self._rows.ring.elements
 
     def shape(self, path: KeyPath) -> tuple[int, ...]:
-        """The shape of an entry of one element."""
+        """Returns the shape of an entry of one element."""
         return tuple(self._rows.leaves.leaves[self._at[path]].shape)
 
     def column(self, path: KeyPath) -> torch.Tensor | None:
-        """An entry of all elements; None unless it is contiguous in memory."""
+        """Returns an entry of all elements; None unless it is contiguous in memory."""
         return self._rows.contiguous(self._at[path])
 
     def has(self, path: KeyPath) -> bool:
@@ -73,13 +73,13 @@ class RowEntries:
         """Keeps nothing, because entries are read where they are stored."""
 
     def at(self, path: KeyPath, slots: Ints) -> NDArray[Any]:
-        """A copy of an entry of some slots, ``[n, lanes, numbers]``."""
+        """Copies an entry of some slots, ``[n, lanes, numbers]``."""
         width = self._rows.ring.width
         found = self._rows.take(self._at[path], elements_of(slots, width))
         return as_numbers(found).reshape(len(slots), width, -1)
 
     def take(self, path: KeyPath, elements: Ints) -> torch.Tensor:
-        """A copy of an entry of some elements, ``[n, *shape]``."""
+        """Copies an entry of some elements, ``[n, *shape]``."""
         return self._rows.take(self._at[path], elements)
 
 
@@ -89,7 +89,7 @@ class KeptEntries:
     def __init__(self, items: Any, capacity: int, paths: Sequence[KeyPath]) -> None:
         self._items = items  # a mover, or `ForeignItems`
         self._paths = paths
-        self._tickets = np.full(capacity, -1, np.int64)  # of the items that were read
+        self._tickets = np.full(capacity, -1, np.int64)  # tickets of the items that were read
         self._columns = {path: _KeptColumn(path, capacity) for path in paths}
 
     def read(self, slots: Ints) -> None:
@@ -103,7 +103,7 @@ class KeptEntries:
             for path, values in zip(self._paths, found, strict=True):
                 self._columns[path].lose(part[~there])
                 self._columns[path].put(part[there], values)
-            self._tickets[part] = tickets  # last, because other threads look at them first
+            self._tickets[part] = tickets  # last, because other threads read them first
 
     def _pieces(self, slots: Ints) -> list[Ints]:
         if not isinstance(self._items, RecordStore):
@@ -117,11 +117,11 @@ class KeptEntries:
         return path in self._columns and self._columns[path].is_in_all()
 
     def at(self, path: KeyPath, slots: Ints) -> NDArray[Any]:
-        """A copy of an entry of some slots, ``[n, lanes, numbers]``."""
+        """Copies an entry of some slots, ``[n, lanes, numbers]``."""
         return np.asarray(self._columns[path].values[slots])
 
     def take(self, path: KeyPath, elements: Ints) -> torch.Tensor:
-        """A copy of an entry of some elements, ``[n, *shape]``."""
+        """Copies an entry of some elements, ``[n, *shape]``."""
         column = self._columns[path]
         found = torch.from_numpy(column.values[elements])
         return found.reshape(len(elements), *(column.shape or ()))
@@ -131,12 +131,12 @@ Entries = RowEntries | KeptEntries
 
 
 class _KeptColumn:
-    """An entry of all slots."""
+    """Values of one entry in all slots."""
 
     def __init__(self, path: KeyPath, capacity: int) -> None:
         self._path = path
-        self._lacks = np.zeros(capacity, np.bool_)  # items that were read and do not have it
-        self._without = 0  # how many
+        self._lacks = np.zeros(capacity, np.bool_)  # items that were read and lack the entry
+        self._without = 0  # number of these items
         self.values: NDArray[Any] = np.zeros((capacity, 1, 0), np.bool_)
         self.shape: tuple[int, ...] | None = None
 
@@ -146,9 +146,9 @@ class _KeptColumn:
         self._lacks[slots] = False
 
     def put(self, slots: Ints, values: Any) -> None:
-        """Keeps the entries of the items of these slots; an entry that is no number is missing."""
+        """Stores the entries of the items of these slots; an entry that is no number is missing."""
         self.lose(slots)
-        if isinstance(values, torch.Tensor | np.ndarray):  # of all of them
+        if isinstance(values, torch.Tensor | np.ndarray):  # one value for each item
             there, rows = np.ones(len(slots), np.bool_), as_tensor(values).detach().cpu()
         else:
             each = values if isinstance(values, list) else [None] * len(slots)
@@ -186,7 +186,7 @@ class _KeptColumn:
 
 
 class ForeignItems:
-    """The items of a storage without a ring, in the order of its indices."""
+    """Items of a storage without a ring, in the order of its indices."""
 
     ring = None
 
@@ -194,20 +194,20 @@ class ForeignItems:
         self._storage = storage
 
     def entries(self, slots: Ints, paths: Sequence[KeyPath]) -> tuple[list[Any], Ints]:
-        """Some entries of items, as a mover gives them; all items have the ticket 0."""
+        """Returns entries of items like a mover; all items have the ticket 0."""
         data = self._storage.get(torch.from_numpy(slots))
         return [entries_in(data, path) for path in paths], np.zeros_like(slots)
 
 
 def entries_in(data: Any, path: KeyPath) -> Any:
-    """An entry of a batch, or of each item of a list; None if the batch does not have it."""
+    """Returns an entry of a batch, or of each item of a list; None if the batch lacks it."""
     if isinstance(data, list | tuple):
         return [entry_at(item, path) for item in data]
     return entry_at(data, path)
 
 
 def pick(data: Any, path: KeyPath) -> torch.Tensor | None:
-    """An entry of a batch or of a list of items; None if it is missing or not a tensor."""
+    """Returns an entry of a batch or of a list of items; None unless it is a tensor."""
     found = entries_in(data, path)
     if isinstance(found, list):
         if not found or not all(map(_is_number, found)):
@@ -233,20 +233,20 @@ def labels_of(
 ) -> tuple[list[Column], Flags]:
     """Reads entries of the items with tickets below ``seen``.
 
-    An item that a writer overwrites meanwhile is left out, and told of again at the next look.
+    An item that a writer overwrites meanwhile is skipped, and reported again by the next update.
 
     Returns:
-        For each path numbers ``[elements, k]``, or a list of objects, one for each element; and
-        which slots had such an item while they were read.
+        For each path numbers ``[elements, k]``, or a list with one object per element; and True for
+            each slot that had such an item while it was read.
 
     Raises:
-        KeyError: an item does not have an entry.
+        KeyError: an item lacks an entry.
     """
     found, tickets = mover.entries(slots, paths)
     if isinstance(mover, RecordStore) and not all(map(_are_numbers, found)):
         kept, known, _ = mover.read(torch.from_numpy(slots))  # text and objects: whole records
         tickets = known.numpy()
-        items = mover.codec.decoder.items(mover.some(kept, tickets >= 0))
+        items = mover.codec.decoder.items(mover.select_rows(kept, tickets >= 0))
         found = [entries_in(items, path) for path in paths]
     columns = [as_column(values, path) for values, path in zip(found, paths, strict=True)]
     there: Flags = tickets < seen
@@ -259,10 +259,10 @@ def labels_of(
 def columns_of(
     mover: Any, paths: Sequence[KeyPath], means: Floats | None
 ) -> tuple[Any, ...] | None:
-    """The places of the numbers of a label, and of a value, in an item, as the core takes them.
+    """Returns the places of a label's and a value's numbers in an item for the core.
 
-    None if the core cannot read them. For records, the places are those in the first record that is
-    there, and the core tells if another record has another form.
+    Returns None if the core cannot read them. For records, the places are those in the first
+    record, and the core reports a record of another form.
     """
     if isinstance(mover, RecordStore) and len(paths) == 1:
         return _of_records(mover, paths[0])
@@ -288,7 +288,7 @@ def columns_of(
 
 
 def _of_records(store: RecordStore, path: KeyPath) -> tuple[Any, ...] | None:
-    """The place of the number of a label in records; None if it is compressed."""
+    """Returns the place of the number of a label in records; None if it is compressed."""
     found = store.form_and_chunk(path)
     if found is None:
         return None
@@ -307,12 +307,12 @@ def _of_records(store: RecordStore, path: KeyPath) -> tuple[Any, ...] | None:
 
 
 def _kind_of(dtype: np.dtype[Any]) -> tuple[str, int]:
-    """Kind and size of a dtype, as the core knows them: booleans are unsigned."""
+    """Returns kind and size of a dtype for the core; booleans are unsigned."""
     return {"b": "u"}.get(dtype.kind, dtype.kind), dtype.itemsize
 
 
 def as_column(values: Any, path: KeyPath) -> Column:
-    """The entries of some items at a path; KeyError if an item has none."""
+    """Converts the entries of items at a path; KeyError if an item has none."""
     if values is None or (isinstance(values, list) and any(value is None for value in values)):
         name = repr(path[0] if len(path) == 1 else path)
         raise KeyError(
@@ -330,7 +330,7 @@ def _some(column: Column, which: Flags) -> Column:
 
 
 def _as_object(value: Any) -> Any:
-    """A key that Python can compare: the number of a tensor, or a tuple of its numbers."""
+    """Converts a key so that Python can compare it: to a number, or a tuple of numbers."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     elif is_collection(value) and hasattr(value, "data"):
@@ -352,7 +352,7 @@ def _are_numbers(values: Any) -> bool:
 
 
 def _stacked(values: Any) -> NDArray[Any]:
-    """Numbers ``[n, k]``."""
+    """Stacks numbers to ``[n, k]``."""
     if not len(values):
         return np.zeros((0, 1), np.int64)
     if isinstance(values, np.ndarray):

@@ -37,9 +37,9 @@ class CompressedListStorage(RecordList):
     once. Batches are compressed and decompressed together, in several threads if that is faster.
 
     In one process, an item that a record cannot hold is stored as a Python object, as in a
-    `ListStorage`. Examples are items with a complex number, a set or another object, a sparse or
-    nested tensor, or a key other than text, a number, None or a tuple of them. Such an item is not
-    compressed, `get` returns the stored object itself, and `bytes` does not count it.
+    `ListStorage`. Examples are items with a complex number, a set or another object, or a sparse or
+    nested tensor. So are keys other than text, numbers, None and tuples of them. Such an item is
+    not compressed, `get` returns the stored object itself, and `bytes` does not count it.
 
     A buffer returns a batch as one dense TensorDict if its items have the same structure and
     shapes, and as a lazy stack otherwise.

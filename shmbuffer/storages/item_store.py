@@ -78,7 +78,7 @@ class ItemStore(StorageMover):
 
     def shaped(self, found: Any, lead: tuple[int, ...], held: torch.Tensor | None = None) -> Any:
         """Builds the selected items; with ``held``, only those that are present."""
-        return self.build(found if held is None else self.some(found, held.numpy()), lead)
+        return self.build(found if held is None else self.select_rows(found, held.numpy()), lead)
 
 
 def held_slots(moment: ItemSnapshot) -> Ints:

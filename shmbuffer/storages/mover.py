@@ -40,14 +40,14 @@ class StorageMover(Mover):
         if len(slots) > 1:
             last = last_of_each(slots)
             if len(last) < len(slots):
-                slots, data = slots[last], self.some(data, last)
+                slots, data = slots[last], self.select_rows(data, last)
         present = self.ring.live.holds(slots)
         if not in_place or present.all():
             self.place(slots, data, in_place=in_place)
             return slots
         for which, keeps in ((np.flatnonzero(~present), False), (np.flatnonzero(present), True)):
             if len(which):
-                self.place(slots[which], self.some(data, which), in_place=keeps)
+                self.place(slots[which], self.select_rows(data, which), in_place=keeps)
         return slots
 
     @abstractmethod
@@ -55,7 +55,7 @@ class StorageMover(Mover):
         """Writes row i of ``data`` to ``slots[i]``; ``in_place`` keeps priorities and counts."""
 
     @abstractmethod
-    def some(self, data: Any, which: NDArray[Any]) -> Any:
+    def select_rows(self, data: Any, which: NDArray[Any]) -> Any:
         """Selects rows of ``data`` that `place` takes."""
 
     def forget(self, *, keep_write_count: bool) -> None:

@@ -104,7 +104,7 @@ class ObjectStore(ItemStore):
             self._kept[slot] = one
         self.ring.claims.commit()
 
-    def some(self, data: Any, which: NDArray[Any]) -> Any:
+    def select_rows(self, data: Any, which: NDArray[Any]) -> Any:
         """Selects rows of ``data`` that `place` takes."""
         return [data[at] for at in np.arange(len(data))[which].tolist()]
 
@@ -150,7 +150,7 @@ class ObjectStore(ItemStore):
     def entries(self, slots: Ints, paths: Sequence[KeyPath]) -> tuple[list[Any], Ints]:
         """Returns the entries of items that are present, and the tickets of all slots, or -1."""
         kept, tickets, _ = self.read(torch.from_numpy(slots))
-        items = [self.codec.give(one) for one in self.some(kept, tickets.numpy() >= 0)]
+        items = [self.codec.give(one) for one in self.select_rows(kept, tickets.numpy() >= 0)]
         return [[entry_at(item, path) for item in items] for path in paths], tickets.numpy()
 
     def build(self, found: Any, lead: tuple[int, ...]) -> Any:

@@ -51,7 +51,7 @@ class RecordStore(RecordRows, ItemStore):
         """Writes record i of ``data`` to ``slots[i]``; ``in_place`` keeps priorities and counts."""
         self.records.place(slots, data, in_place=in_place)
 
-    def some(self, data: Any, which: NDArray[Any]) -> Any:
+    def select_rows(self, data: Any, which: NDArray[Any]) -> Any:
         """Selects records of ``data``."""
         if len(which) == len(data) and which.dtype == np.bool_ and which.all():
             return data
@@ -96,7 +96,7 @@ class RecordStore(RecordRows, ItemStore):
         drawn = self.records.read(unique)
         held = drawn.tickets == tickets[last]
         if held.any():
-            items = self.codec.decoder.items(self.some(drawn.batch, held))
+            items = self.codec.decoder.items(self.select_rows(drawn.batch, held))
             rows = last[held].tolist()
             edited = [edit(row, item) for row, item in zip(rows, items, strict=True)]
             batch = self.codec.encode(edited, False)
@@ -123,14 +123,16 @@ class RecordStore(RecordRows, ItemStore):
     ) -> tuple[list[Sequence[Any] | NDArray[Any]], Ints]:
         """Returns entries as `TensorDecoder.entries` does, and the ticket of each slot, or -1."""
         drawn = self.records.read(slots)
-        held = self.some(drawn.batch, drawn.tickets >= 0)
+        held = self.select_rows(drawn.batch, drawn.tickets >= 0)
         return self.codec.decoder.entries(held, paths), drawn.tickets
 
     def form_and_chunk(self, path: tuple[str, ...]) -> tuple[Form, int] | None:
         """Returns the form of an item in the ring and the number of its leaf at ``path``."""
         held = self.ring.live.committed_slots()[:1]
         drawn = self.records.read(held)
-        located = record_format.locate(self.some(drawn.batch, drawn.tickets >= 0), self.where)
+        located = record_format.locate(
+            self.select_rows(drawn.batch, drawn.tickets >= 0), self.where
+        )
         number = chunks_at(located[0].form.tree).get(path) if located else None
         return None if number is None else (located[0].form, number)
 

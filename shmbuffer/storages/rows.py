@@ -111,7 +111,7 @@ class Rows(StorageMover):
     def copy_out(self, columns: list[torch.Tensor]) -> ItemSnapshot:
         """Copies all items as of one moment into ``columns``, while other processes write."""
 
-    def some(self, data: Any, which: NDArray[Any]) -> Any:
+    def select_rows(self, data: Any, which: NDArray[Any]) -> Any:
         """Selects rows of ``data`` that `place` takes."""
         values, _ = values_of(self.leaves, data)
         chosen = torch.from_numpy(which)
