@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     says = "no checksums: a power cut may damage items unnoticed"
     add("--no-checksum", dest="checksum", action="store_false", help=says)
     says = "sparse files: a full disk kills the writer (SIGBUS)"
-    add("--no-reserve", dest="reserve", action="store_false", help=says)
+    add("--no-reserve", dest="reserve", action="store_const", const=False, help=says)
     add(
         "--prefault",
         choices=MODES,

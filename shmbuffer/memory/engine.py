@@ -80,7 +80,9 @@ class Engine:
     def anonymous(cls, settings: Settings, *, prefault: Prefault = OFF) -> Engine:
         """A buffer in memory without a name."""
         require_platform()
-        ground, control = Anonymous.create(asdict(settings), settings.flags & ~Flag.RESERVE)
+        ground, control = Anonymous.create(
+            asdict(settings), settings.flags & ~(Flag.RESERVE | Flag.STEPS)
+        )
         return cls(Seat(ground, control, Role.CLIENT), prefault=prefault)
 
     @classmethod
@@ -223,9 +225,10 @@ class Engine:
             if ring is None or ring.length or not alone:
                 return False
             self.pages.stop()
-            self.seat, discard = definition.withdraw(self.seat)
-            self._ring, self.pages = None, Pages(self.pages.prefault)
-            discard()
+            with self.seat.ground.lock_growth(timeout):
+                self.seat, discard = definition.withdraw(self.seat)
+                self._ring, self.pages = None, Pages(self.pages.prefault)
+                discard()
         return True
 
     def update_settings(self, *, timeout: float = 60.0, **changes: Any) -> Settings:

@@ -27,6 +27,7 @@ import numpy as np
 from shmbuffer.items.indices import as_int
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.format.recorded import of_storage
+from shmbuffer.memory.format.settings import Reserve, require_reserve
 from shmbuffer.memory.format.sharing import Asked
 
 PRIORITIZED, PLAIN = "TensorDictPrioritizedReplayBuffer", "TensorDictReplayBuffer"
@@ -74,12 +75,13 @@ class BufferConfig:
     storage: str | None = None
     max_bytes: int | None = None
     checksum: bool = True
-    reserve: bool = True
+    reserve: Reserve = "all"
     of_storage: Mapping[str, Any] = field(default_factory=dict)  # those of ``OF_STORAGES``
     share_next: Any = False
     share_next_room: int | None = None
 
     def __post_init__(self) -> None:
+        require_reserve(self.reserve)
         self._check_storage()
         if self._asked is not None and self.storage not in (None, _ROWS):
             raise ValueError(f"storage={self.storage!r} takes no share_next")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVarTuple
 
 from shmbuffer.errors import BufferClosedError, ForkedHandleError
 from shmbuffer.memory import RateLimiter
+from shmbuffer.memory.format.settings import Reserve
 from shmbuffer.memory.system.prefault import Prefault
 from shmbuffer.service.buffer_config import ALPHA, BETA, EPS, BufferConfig, split
 from shmbuffer.service.children import Orphans, Spawned
@@ -71,7 +72,9 @@ class Coordinator:
             of any shapes; "CompressedListStorage" to compress them.
         max_bytes: size of these two in bytes; needed to create the buffer.
         checksum: whether items have checksums; without, nothing is promised for a power cut.
-        reserve: whether all space is reserved when the files are made.
+        reserve: ``"all"``: take the space of all items when the files are made, so that a disk that
+            becomes full later stops no writer. ``"steps"`` (rows only) and False: see
+            `LazyMemmapStorage`. A directory keeps what it was created with.
         timeout: seconds to wait for another process that creates or recovers the directory.
         grace_s: seconds between SIGTERM and SIGKILL for spawned processes, at the close.
         metrics_port: serve ``http://127.0.0.1:PORT/metrics`` for Prometheus; 0 takes a free port.
@@ -123,7 +126,7 @@ class Coordinator:
         storage: str | None = None,
         max_bytes: int | None = None,
         checksum: bool = True,
-        reserve: bool = True,
+        reserve: Reserve = "all",
         timeout: float = 60.0,
         grace_s: float = 5.0,
         metrics_port: int | None = None,

@@ -70,7 +70,8 @@ class CompressedListStorage(RecordList):
             directory. The oldest items are removed when either capacity is reached.
         pad_output: form of a batch whose items differ in shape; see `LazyStackStorage`.
         **options: ``scratch_dir``, ``shared_init``, ``existsok``, ``auto_cleanup``, ``checksum``,
-            ``reserve``, ``timeout``, ``prefault``, ``on_progress``: see `LazyMemmapStorage`.
+            ``reserve`` (``"all"`` or False), ``timeout``, ``prefault``, ``on_progress``: see
+            `LazyMemmapStorage`.
 
     Several threads may read and write at once. They compress and decompress in parallel if
     ``compression_fn`` and ``decompression_fn`` allow it.

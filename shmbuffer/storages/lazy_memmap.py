@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from shmbuffer.memory import Engine, Settings
+from shmbuffer.memory.format.settings import Reserve
 from shmbuffer.memory.format.sharing import Asked
 from shmbuffer.memory.system.progress import OnProgress
 from shmbuffer.storages.lazy_tensor import LazyTensorStorage
@@ -52,8 +53,12 @@ class LazyMemmapStorage(LazyTensorStorage):
             the storage created it and it contains no other files.
         checksum: store a CRC32C of every item, to detect damage after a power cut. Costs about 0.1
             ns per byte.
-        reserve: allocate all space at the first write. Without it the files are sparse, and a full
-            disk kills the writer with SIGBUS.
+        reserve: when the files take their space. ``"steps"``: in steps of 32 MiB, ahead of the items
+            that are written. A full disk is then a `SpaceError` of the write that needs more.
+            ``"all"``: at the first write, so that a disk that becomes full later stops no writer.
+            False: page by page (sparse files); a full disk then kills the writer with SIGBUS. None:
+            ``"all"`` with ``shared_init`` or ``prefault``, else ``"steps"``. An existing directory
+            keeps what it was created with.
         timeout: seconds to wait while another process creates or recovers the directory.
         prefault: whether this process allocates and maps the pages of the buffer before they are
             needed: ``"off"``, ``"background"`` (in a thread, once the files exist) or ``"full"``
@@ -76,9 +81,10 @@ class LazyMemmapStorage(LazyTensorStorage):
         SchemaMismatchError: the directory has a buffer with a different ``max_size`` or ``ndim``.
         BufferExistsError: (at the first write) there is already a buffer; also a RuntimeError.
         SpaceError: (at the first write) bytes needed and bytes free; nothing is left behind. (At
-            any write) ``share_next_room`` is full.
+            any write) ``share_next_room`` is full; with ``reserve="steps"``, the disk is full.
+            Nothing was changed.
         ValueError: ``share_next`` with ``ndim`` above 1; ``share_next_room`` without
-            ``share_next``.
+            ``share_next``; ``reserve="steps"`` with ``prefault``.
         AttachTimeout, FormatError, CorruptBufferError, ReadOnlyError, UnsafePathError,
             UnsafeFilesystemError, RegistryFullError: as their names say.
 
@@ -115,7 +121,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         shared_init: bool = False,
         auto_cleanup: bool | None = None,
         checksum: bool = True,
-        reserve: bool = True,
+        reserve: Reserve | None = None,
         timeout: float = 60.0,
         prefault: str = "off",
         on_progress: OnProgress | None = None,
@@ -124,6 +130,7 @@ class LazyMemmapStorage(LazyTensorStorage):
     ) -> None:
         self._asked = Asked.given(share_next, share_next_room, ndim)
         self._location = Location(
+            steps=True,
             scratch_dir=scratch_dir,
             shared_init=shared_init,
             existsok=existsok,

@@ -43,7 +43,8 @@ class LazyStackStorage(RecordList):
             tensors. A dict: the arguments of `pad` (``{"value": 0, "mask_key": {"tokens":
             "mask"}}``), or of `densify` (``{"keys": ["tokens"]}``).
         **options: ``scratch_dir``, ``shared_init``, ``existsok``, ``auto_cleanup``, ``checksum``,
-            ``reserve``, ``timeout``, ``prefault``, ``on_progress``: see `LazyMemmapStorage`.
+            ``reserve`` (``"all"`` or False), ``timeout``, ``prefault``, ``on_progress``: see
+            `LazyMemmapStorage`.
 
     Raises:
         ValueError: a directory without ``max_size`` or ``max_bytes``, or ``max_bytes`` without a

@@ -11,6 +11,7 @@ from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.directory.cleanup import temporary_directory
 from shmbuffer.memory.format.recorded import of_storage
+from shmbuffer.memory.format.settings import Reserve, require_reserve
 from shmbuffer.memory.system.prefault import Prefault
 from shmbuffer.memory.system.progress import OnProgress, hearing
 
@@ -23,16 +24,20 @@ class Place(TypedDict, total=False):
     existsok: bool
     auto_cleanup: bool | None
     checksum: bool
-    reserve: bool
+    reserve: Reserve | None
     timeout: float
     prefault: str
     on_progress: OnProgress | None
 
 
 class Location:
-    """A `Place` with its defaults. ``auto_cleanup=None`` removes temporary directories only."""
+    """A `Place` with its defaults. ``auto_cleanup=None`` removes temporary directories only.
 
-    def __init__(self, **place: Unpack[Place]) -> None:
+    ``steps``: if ``reserve`` is not given and one process uses the directory, its files take their
+    space in steps.
+    """
+
+    def __init__(self, *, steps: bool = False, **place: Unpack[Place]) -> None:
         unknown = place.keys() - Place.__annotations__.keys()
         if unknown:
             raise TypeError(f"a storage got an unexpected keyword argument {min(unknown)!r}")
@@ -42,9 +47,9 @@ class Location:
         self.existsok = bool(place.get("existsok", False))
         self.auto_cleanup = directory is None if cleanup is None else bool(cleanup)
         self.checksum = bool(place.get("checksum", True))
-        self.reserve = bool(place.get("reserve", True))
         self.timeout = place.get("timeout", 60.0)
         self.prefault = Prefault(place.get("prefault", "off"), place.get("on_progress"))
+        self.reserve = self._reserve(place.get("reserve"), steps=steps)
 
     @classmethod
     def of_engine(cls, engine: Engine) -> Location:
@@ -57,6 +62,18 @@ class Location:
             checksum=settings.checksum,
             reserve=settings.reserve,
         )
+
+    def _reserve(self, asked: Reserve | None, *, steps: bool) -> Reserve:
+        """Returns when space is taken; ValueError if that is not known, or not with a prefault."""
+        if asked is None:
+            return "steps" if steps and not (self.shared_init or self.prefault) else "all"
+        require_reserve(asked)
+        if asked == "steps" and self.prefault:
+            raise ValueError(
+                f"prefault={self.prefault.mode!r} makes the pages of all items, and reserve='steps' "
+                "takes the space of some; pass reserve='all', or leave prefault out"
+            )
+        return asked
 
     @property
     def is_directory(self) -> bool:

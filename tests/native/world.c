@@ -145,6 +145,7 @@ void world_begin(const struct options *options) {
     if (shmb_mutex_format(world.runtime)) fail("pthread_mutex_init");
     world.runtime->max_priority = -1;
     atomic_store(&world.runtime->state, SHMB_READY);
+    atomic_store(&world.runtime->allocated, world.options.capacity);
 }
 
 /* As registry.py joins, and Ring() maps. */

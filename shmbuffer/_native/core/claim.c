@@ -244,6 +244,8 @@ static int claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t c
     if (blocked) return end_without_claim(ring, SHMB_BLOCKED);
     status = shmb_check_hold(ring, count, batch ? ring->claim_bytes : 0);
     if (status != SHMB_OK) return end_without_claim(ring, status);
+    const uint64_t end = slot + rows + (ring->claim_held ? 0 : shmb_reserved(ring)); /* it leaves what is reserved */
+    if (shmb_is_unallocated(ring, end)) return end_limited(ring, SHMB_UNALLOCATED);
     if (ring->plan && (status = shmb_claim_wholes(ring, ticket)) != SHMB_OK) return end_without_wholes(ring, status);
     ring->claim_written = count * ring->lanes;
     if ((status = admit(ring, count, ring->claim_written)) != SHMB_OK) return end_limited(ring, status);
@@ -273,13 +275,14 @@ int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64
     const struct wanted wanted = {NULL, count, NULL, in_place == SHMB_KEEPS};
     int status = begin_claim(ring, call, count, &wanted);
     if (status != SHMB_OK) return status;
-    uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed), rows = 0;
+    uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed), rows = 0, end = 0;
     if (!has_tickets(head, ring->capacity)) return end_without_claim(ring, SHMB_NO_TICKETS);
     if (batch && !shmb_span_in_order(ring)) return end_as_damaged(ring);
     for (uint64_t i = 0; i < count; i++) {
         uint64_t word = atomic_load_explicit(&ring->words[slots[i]], memory_order_relaxed);
         bool take = tickets == NULL || word == SHMB_WORD((uint64_t)tickets[i], SHMB_COMMITTED);
         if (tickets) kept[i] = take;
+        if (take && (uint64_t)slots[i] >= end) end = (uint64_t)slots[i] + 1;
         if (take && batch) ring->claim_from[rows] = (int64_t)i;
         if (take) ring->claim_slots[rows++] = slots[i];
     }
@@ -293,6 +296,7 @@ int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64
     if (blocked) return end_without_claim(ring, SHMB_BLOCKED);
     status = shmb_check_hold(ring, rows, batch ? ring->claim_bytes : 0);
     if (status != SHMB_OK) return end_without_claim(ring, status);
+    if (shmb_is_unallocated(ring, end)) return end_limited(ring, SHMB_UNALLOCATED);
     if (in_place) ring->claim_held = NULL; /* nothing comes to what is there */
     if (ring->plan && (status = shmb_unlink_slots(ring)) != SHMB_OK) return end_without_wholes(ring, status);
     ring->claim_written = in_place ? 0 : rows * ring->lanes;

@@ -127,7 +127,8 @@ struct shmb_runtime {
     _Atomic uint64_t consumer_version; /* of the policy that learners have, as they say: consumer_version.c */
     double offline_base;     /* share of a data set in each sample, as it began; 0: nobody has said. Only Python has it */
     double offline_fraction; /* the same, as it is now. Only Python has it */
-    unsigned char spare[3304]; /* zero: room for fields of later versions */
+    _Atomic uint64_t allocated; /* slots below it have their space in the files; a claim does not go beyond it. Only Python stores it */
+    unsigned char spare[3296]; /* zero: room for fields of later versions */
 };
 
 /* One client. Identity is written under init.lock before state = LIVE; the claim by its owner, or by

@@ -1,5 +1,6 @@
 /* The calls of who reserves room for items to come. The rules are those of a write: what a reservation is admitted for is
- * held for it, and its commit waits for nobody but a writer who is in its slots. The table is told in reservations.c. */
+ * held for it, and its commit waits for nobody but a writer who is in its slots. The space in the files is taken before it is
+ * admitted, and every other claim leaves as much of it. The table is told in reservations.c. */
 #include "core/reserve.h"
 
 #include "core/flow.h"
@@ -29,6 +30,8 @@ static int may_reserve(struct shmb_ring *ring, struct shmb_request *request) {
         return SHMB_TOO_LARGE;
     }
     if (request->id && find_reservation(ring, request->id)) return SHMB_NO_RESERVATION; /* it is committed, or another process writes it */
+    uint64_t slot = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed) % ring->capacity;
+    if (shmb_is_unallocated(ring, slot + shmb_reserved(ring) + request->rows)) return SHMB_UNALLOCATED;
     bool passes = false;
     int status = shmb_is_limited(ring) || shmb_is_consumed(ring) ? shmb_admit_insert(ring, request, &passes) : SHMB_OK;
     if (passes) request->flags |= SHMB_PASSED;

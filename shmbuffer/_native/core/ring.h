@@ -59,6 +59,7 @@ enum shmb_status {
     SHMB_OVER_RESERVED,  /* more rows or bytes than were reserved: see shmb_refusal.needed, shmb_refusal.bad_at */
     SHMB_ALL_RESERVED,   /* there is no place for another reservation */
     SHMB_TOO_OLD,        /* the consumer's version will be further on than items of this claim may be behind */
+    SHMB_UNALLOCATED,    /* slots have no space in the files yet; slots that need it: see shmb_refusal.needed */
     SHMB_OWNER_DIED,     /* the mutex is ours, its last owner died holding it: section.c repairs, and tells nobody */
 };
 
@@ -195,7 +196,8 @@ enum shmb_reason { SHMB_SLOT_IS_TAKEN = 0, SHMB_AHEAD = 1, SHMB_BEHIND, SHMB_FEW
 struct shmb_refusal {
     enum shmb_reason why; /* of SHMB_LIMITED: too many inserts, or samples; too few items; a queue full, or short of them */
     uint64_t bad_at; /* position of the argument */
-    uint64_t needed; /* bytes, where there were too few; of SHMB_LIMITED the elements that are to go, or to be there */
+    uint64_t needed; /* bytes, where there were too few; of SHMB_LIMITED the elements that are to go, or to be there; of
+                      * SHMB_UNALLOCATED the slots that need space, from the first on */
     struct {
         uint32_t entry;
         uint64_t incarnation, turn;
@@ -244,6 +246,21 @@ static inline bool shmb_is_limited(const struct shmb_ring *ring) {
 /* The second look: with the same word, a copy that was made before it is kept. */
 static inline bool shmb_still_holds(const struct shmb_ring *ring, uint64_t slot, uint64_t word) {
     return atomic_load_explicit(&ring->words[slot], memory_order_relaxed) == word;
+}
+
+/* Slots of the open reservations, as far as a ring can have so many. */
+static inline uint64_t shmb_reserved(const struct shmb_ring *ring) {
+    uint64_t reserved = atomic_load_explicit(&ring->runtime->reserved, memory_order_relaxed);
+    return reserved < ring->capacity ? reserved : ring->capacity;
+}
+
+/* Whether slots below `end` have no space in the files yet. An `end` past the last slot
+ * goes around, so that all of them need it. */
+static inline bool shmb_is_unallocated(const struct shmb_ring *ring, uint64_t end) {
+    uint64_t allocated = atomic_load_explicit(&ring->runtime->allocated, SYNC_ALLOCATE_ACQUIRE);
+    if (__builtin_expect(end <= allocated || ring->capacity <= allocated, 1)) return false;
+    shmb_refusal.needed = end < ring->capacity ? end : ring->capacity;
+    return true;
 }
 
 /* From here on file by file: each calls only those above it (tests/native/test_house.py). */

@@ -38,4 +38,8 @@
 #define SYNC_WEIGHTS_REUSE_RELEASE memory_order_release
 #define SYNC_WEIGHTS_REUSE_ACQUIRE memory_order_acquire
 
+/* The files have the space of the slots before `allocated` names them: a writer that saw it stores to pages that the disk has
+ * room for. Only Python raises it. */
+#define SYNC_ALLOCATE_ACQUIRE memory_order_acquire
+
 #endif

@@ -146,7 +146,7 @@ static PyObject *core_layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ig
     RUNTIME(drawn) RUNTIME(pending) RUNTIME(limiter_version) RUNTIME(limited) RUNTIME(inserts_goal)
     RUNTIME(queue_since) RUNTIME(lock_waits) RUNTIME(limiters) RUNTIME(touched_ns) RUNTIME(consumers) RUNTIME(loaded) RUNTIME(consumer_version)
     RUNTIME(reserved) RUNTIME(reserved_bytes) RUNTIME(next_expiry) RUNTIME(next_reservation) RUNTIME(refused) RUNTIME(ages)
-    RUNTIME(offline_base) RUNTIME(offline_fraction) RUNTIME(spare)
+    RUNTIME(offline_base) RUNTIME(offline_fraction) RUNTIME(allocated) RUNTIME(spare)
 #define LIMITER(field) failed = failed || put(dict, "limiter." #field, offsetof(struct shmb_limiter, field));
     LIMITER(samples_per_insert) LIMITER(error_buffer) LIMITER(min_size) LIMITER(inserts_base) LIMITER(samples_base)
     LIMITER(max_times_sampled) LIMITER(queue_next) LIMITER(when_no_peer) LIMITER(limits)
@@ -481,5 +481,6 @@ PyMODINIT_FUNC PyInit__core(void) {
     STATUS(TOO_LARGE) STATUS(BAD_BATCH) STATUS(NO_ROOM) STATUS(LIMITED) STATUS(IN_QUEUE) STATUS(DAMAGED)
     STATUS(UNLINKED) STATUS(LAPPED) STATUS(NO_WHOLES) STATUS(NO_RESERVATION) STATUS(OVER_RESERVED)
     STATUS(ALL_RESERVED) STATUS(TOO_OLD) STATUS(CONSUMED) STATUS(CONSUMER_GONE) STATUS(NO_LEASE)
+    STATUS(UNALLOCATED)
     return module;
 }

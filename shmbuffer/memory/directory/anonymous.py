@@ -13,7 +13,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Self
 
@@ -95,7 +95,11 @@ class Anonymous:
         """Excludes other joiners: a kernel lock on a descriptor of our own."""
         return _Joining(self.file.fd, timeout)
 
-    def build(self, schema: Schema, *, reserve: bool, adopt: bool) -> Mapped:
+    def lock_growth(self, timeout: float) -> AbstractContextManager[None]:
+        """There is no space to take, so that nobody has to be excluded."""
+        return nullcontext()
+
+    def build(self, schema: Schema, *, slots: int, adopt: bool) -> Mapped:
         """Extends the memfd by schema, slots and leaves, and maps them."""
         data = schema.to_json()
         size, places = _places(schema, len(data))
@@ -104,7 +108,7 @@ class Anonymous:
             if os.fstat(self.file.fd).st_size < size:
                 os.ftruncate(self.file.fd, size)
             _core.reached("file.sized")
-            if reserve:
+            if slots:
                 os.posix_fallocate(self.file.fd, 0, size)
                 _core.reached("file.sized")
             content = len(data).to_bytes(8, "little") + data

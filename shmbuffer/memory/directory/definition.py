@@ -21,6 +21,8 @@ from dataclasses import replace
 
 from shmbuffer._native import _core
 from shmbuffer.errors import DurabilityError
+from shmbuffer.memory.directory import growth
+from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.directory.seat import Seat
 from shmbuffer.memory.format.control import Superblock
 from shmbuffer.memory.format.layout import BufferState, Flag
@@ -52,11 +54,15 @@ def _built(
     """Builds every file; returns the superblock that names them, and the maps."""
     control, ground = seat.control, seat.ground
     settings = Settings.recorded(superblock.settings, seat.where)
-    if prefault and not seat.has_its_pages():
+    if prefault and not seat.has_its_pages() and not superblock.flags & Flag.STEPS:
         prefault.require_memory(schema.sections["bytes"] + sum(schema.map_bytes), seat.where)
-    reserve = bool(superblock.flags & Flag.RESERVE)
-    mapped = ground.build(schema, reserve=reserve, adopt=adopting)
+    slots = schema.capacity if superblock.flags & Flag.RESERVE else 0
+    if superblock.flags & Flag.STEPS and isinstance(ground, Files):
+        slots = growth.first_step(ground, schema)
+    mapped = ground.build(schema, slots=slots, adopt=adopting)
     runtime = control.runtime
+    runtime["allocated"] = slots if superblock.flags & Flag.STEPS else schema.capacity
+    _core.reached("define.allocated")
     # Behind an emptying the head is at the beginning of a lap, which may be longer now.
     runtime["head"] += -int(runtime["head"][0]) % schema.capacity
     _core.reached("define.head")

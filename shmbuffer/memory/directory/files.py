@@ -27,7 +27,7 @@ process loads the files: see `definition`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,13 @@ from shmbuffer._native import _core
 from shmbuffer.errors import (
     BufferExistsError,
     BufferNotFoundError,
+    BufferUnlinkedError,
     CorruptBufferError,
     SchemaMismatchError,
+    SpaceError,
 )
 from shmbuffer.memory.directory import made, restored
-from shmbuffer.memory.directory.locks import INIT_LOCK, InitLock
+from shmbuffer.memory.directory.locks import INIT_LOCK, InitLock, Lock
 from shmbuffer.memory.directory.neighbours import did_you_mean
 from shmbuffer.memory.format import layout, ledger
 from shmbuffer.memory.format.control import Control, Superblock, first_superblock
@@ -75,6 +77,7 @@ class Files:
         self.directory = directory
         self.path: Path = directory.path
         self.private = private  # what is stored into the maps stays in this process
+        self._mapped: dict[str, tuple[int, int]] = {}  # device and inode of each file, by name
 
     @property
     def in_memory(self) -> bool:
@@ -156,12 +159,17 @@ class Files:
         """Says that the files are what they should be; see `restored`."""
         restored.vouch(self.directory, [layout.CONTROL, *(schema.mapped_files if schema else ())])
 
-    def build(self, schema: Schema, *, reserve: bool, adopt: bool, sparse: bool = False) -> Mapped:
+    def build(self, schema: Schema, *, slots: int, adopt: bool, sparse: bool = False) -> Mapped:
         """Makes every file of the schema; under init.lock, if the superblock says NO_SCHEMA.
 
-        ``sparse``: no space is taken for the slots file, because most of it stays zero.
+        Args:
+            schema: of the buffer.
+            slots: space is taken for the payload of so many of them.
+            adopt: leaf files that are there are taken over.
+            sparse: no space is taken for the slots file, because most of it stays zero.
         """
         self.discard_unfinished()
+        self._mapped.clear()
         slots_bytes = schema.sections["bytes"]
         leaves = {
             file: nbytes
@@ -173,22 +181,28 @@ class Files:
         self._require_sizes({name: leaves[name] for name in leaves if name in adopted})
         new = [name for name in leaves if name not in adopted]
         new_meta = [name for name in meta if name not in adopted]
-        needed = slots_bytes + schema.record_bytes + sum(leaves[name] for name in new)
-        if reserve and needed > (free := self.directory.free_bytes()):
-            what = f"{self.path}: {schema.capacity} slots of {len(schema.leaves)} leaves"
+        sizes = dict(zip(schema.map_files, schema.map_bytes, strict=True))
+        parts = dict(zip(schema.map_files, schema.bytes_of_slots(slots), strict=True))
+        needed = slots_bytes + sum(parts[name] for name in parts if name not in adopted)
+        if slots and needed > (free := self.directory.free_bytes()):
+            what = f"{self.path}: {slots} slots of {len(schema.leaves)} leaves"
             raise space_error(what, needed, free, sparse_allowed=True)
         made.note(self.directory, [*new, *new_meta])
         _core.reached("define.listed")
         try:
             for name in new:
-                self.directory.create(name, leaves[name], reserve=reserve).close()
+                whole = parts[name] == sizes[name]
+                self.directory.create(name, sizes[name], reserve=whole).close()
                 _core.reached("define.leaf")
             for name in new_meta:
                 self.directory.write_atomic(name, meta[name])
                 _core.reached("define.meta")
             if schema.record_bytes:
-                self.directory.create(layout.RECORDS, schema.record_bytes, reserve=reserve).close()
+                whole = parts[layout.RECORDS] == sizes[layout.RECORDS]
+                self.directory.create(layout.RECORDS, schema.record_bytes, reserve=whole).close()
                 _core.reached("define.records")
+            sparse_files = [name for name in parts if name in adopted or parts[name] < sizes[name]]
+            self._allocate([(name, 0, parts[name]) for name in sparse_files])
             self.directory.create(layout.LEDGER, layout.PAGE).close()
             _core.reached("define.ledger")
             self.directory.create(_NEW_SLOTS, slots_bytes, reserve=not sparse).close()
@@ -207,18 +221,99 @@ class Files:
             self.discard_unfinished()
             raise
 
-    def extend_save(self, schema: Schema, *, reserve: bool) -> None:
-        """Takes the space that a save does not have, before a process continues in it."""
-        payload = (layout.RECORDS,) if schema.record_bytes else schema.leaf_files
-        sizes = {layout.SLOTS: schema.sections["bytes"]}
-        sizes |= dict(zip(payload, schema.map_bytes, strict=True)) if reserve else {}
-        for name in (name for name in sizes if sizes[name]):  # a leaf of no bytes has no file
-            where, nbytes, free = self.path / name, sizes[name], self.directory.free_bytes
-            with self.directory.open_file(name) as file, explained(where, needed=nbytes, free=free):
-                os.posix_fallocate(file.fd, 0, nbytes)
-            _core.reached("recover.reserved")
+    def allocate_again(self, schema: Schema, slots: int) -> None:
+        """Takes the space that the slots had, of files that may have lost it; under init.lock.
+
+        A power cut may take the space of a file back, and a copy may be sparse. A save never had
+        the space.
+        """
+        parts = zip(schema.map_files, schema.bytes_of_slots(slots), strict=True)
+        whole = (layout.SLOTS, schema.sections["bytes"])
+        self._allocate([(name, 0, nbytes) for name, nbytes in (whole, *parts)])
+
+    def write_meta(self, schema: Schema) -> None:
+        """Writes tensordict's files for all slots; those of a save name fewer rows."""
         for name, content in schema.meta_files().items():
             self.directory.write_atomic(name, content)
+
+    def lock_growth(self, timeout: float) -> Lock:
+        """Excludes other processes and threads that take space for slots, or withdraw the schema.
+
+        It is a lock of the slots file itself, because a flush holds init.lock until the disk has
+        everything. Raises BufferNotFoundError once the definition is gone.
+        """
+        lock = Lock().hold(
+            self.directory,
+            layout.SLOTS,
+            timeout=timeout,
+            purpose="takes space for the next items of this buffer",
+            make=False,
+        )
+        try:
+            self._require_mapped(layout.SLOTS, lock)
+        except BaseException:
+            lock.close()
+            raise
+        return lock
+
+    def grow(self, schema: Schema, start: int, stop: int, used: Callable[[], int]) -> None:
+        """Takes the space of slots, in every file; under the lock for growth.
+
+        Without enough space it is a SpaceError, and what was taken is given back. ``used`` returns
+        the end of the slots that hold anything: their space stays, whatever ``start`` is.
+        """
+        first, last = schema.bytes_of_slots(start), schema.bytes_of_slots(stop)
+        parts = list(zip(schema.map_files, first, last, strict=True))
+        try:
+            self._allocate(parts)
+        except SpaceError:
+            kept = schema.bytes_of_slots(max(start, used()))
+            for (name, low, end), keep in zip(parts, kept, strict=True):
+                self._release(name, max(low, keep), end)
+            raise
+
+    def _allocate(self, parts: Sequence[tuple[str, int, int]]) -> None:
+        """Takes the space of parts of files, each given as name, first byte and end.
+
+        Compares with the free space first: see `filesystem.allocate`.
+        """
+        parts = [part for part in parts if part[1] < part[2]]
+        missing, free = 0, self.directory.free_bytes()
+        for name, start, end in parts:  # some may be there: a process may have died in this
+            taken = self.directory.stat(name).st_blocks * 512
+            missing += min(end - start, max(0, end - taken))
+        if missing > free:
+            raise space_error(self.path, missing, free)
+        for name, start, end in parts:
+            with (
+                self._open_required(name, writable=True) as file,
+                explained(self.path, needed=missing, free=self.directory.free_bytes),
+            ):
+                self._require_mapped(name, file)
+                os.posix_fallocate(file.fd, start, end - start)
+                _core.reached("space.taken")
+                os.utime(file.fd)  # as `restored` expects it of a file that nobody else changed
+                _core.reached("space.dated")
+
+    def _release(self, name: str, start: int, end: int) -> None:
+        """Gives the space of a part of a file back."""
+        if start >= end:
+            return
+        with self._open_required(name, writable=True) as file, explained(self.path / name):
+            self._require_mapped(name, file)
+            filesystem.release_part(file.fd, start, end - start)
+            os.utime(file.fd)
+            _core.reached("space.dated")
+
+    def _require_mapped(self, name: str, file: _core.Descriptor) -> None:
+        """Raises BufferUnlinkedError if a file is not the one that is mapped here."""
+        found, known = os.fstat(file.fd), self._mapped.get(name)
+        if known is not None and known != (found.st_dev, found.st_ino):
+            raise BufferUnlinkedError(
+                f"{self.path / name}: was replaced while this handle was open; close it, and "
+                "attach again",
+                path=str(self.path / name),
+            )
 
     def load(
         self, superblock: Superblock, schema: Schema | None = None, *, writable: bool = True
@@ -383,6 +478,8 @@ class Files:
         file = self._open_required(name, nbytes=nbytes, writable=writable)
         with file, explained(self.path / name, needed=nbytes, free=free_memory_bytes):
             options |= {"writable": writable, "private": self.private}
+            found = os.fstat(file.fd)
+            self._mapped[name] = found.st_dev, found.st_ino
             return map_file(self.directory, name, file, nbytes, **options)
 
     def _open_required(

@@ -270,8 +270,8 @@ class Seat:
             ) from None
 
     def has_its_pages(self) -> bool:
-        """True if all memory was taken when the files were made."""
-        reserved = self.control.superblock().flags & Flag.RESERVE
+        """True if the memory of all slots that may be written was taken when they were allowed."""
+        reserved = self.control.superblock().flags & (Flag.RESERVE | Flag.STEPS)
         return self.ground.in_memory and bool(reserved)
 
     def is_alone(self) -> bool:

@@ -1,9 +1,10 @@
 """Native calls, and what happens where one could not do its work: waited for, repeated, or refused.
 
-    BLOCKED   another writer fills the slots: a turn is waited for, the dead are reaped
-    LIMITED   the other side has to come first, see `Waiting`
-    FORKED    the handle came through fork: a seat of our own is taken
-    else      an error, see `refusals`
+    BLOCKED       another writer fills the slots: a turn is waited for, the dead are reaped
+    LIMITED       the other side has to come first, see `Waiting`
+    FORKED        the handle came through fork: a seat of our own is taken
+    UNALLOCATED   slots have no space in the files yet: it is taken, see `growth`
+    else          an error, see `refusals`
 
     a call is limited ──▶ is anybody on the other side? ──no──▶ pass, wait or error (when_no_peer)
                                       │ yes
@@ -31,6 +32,7 @@ from shmbuffer.errors import (
     RateLimitTimeout,
     RingOverrunError,
 )
+from shmbuffer.memory.directory import growth
 from shmbuffer.memory.directory.seat import Seat
 from shmbuffer.memory.flow import consumer_status
 from shmbuffer.memory.flow.consumer_status import ConsumerStatus
@@ -142,6 +144,8 @@ class Calls:
                 limit = deadline.ends(timeout)  # of waits for a slot: from here on
             elif result == -_core.FORKED:
                 seat.rejoin()
+            elif result == -_core.UNALLOCATED:
+                growth.grow(seat, int(seat.native.needed))
             elif result == -_core.NOTHING and self._is_being_filled(limit):
                 time.sleep(FILLING_S)
             else:

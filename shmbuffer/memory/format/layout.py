@@ -178,6 +178,7 @@ class Flag(IntFlag):
     AUTO_CLEANUP = 8
     CREATED_DIRECTORY = 16
     SAVE = 32  # a snapshot that `dumps` wrote, and no process has continued in
+    STEPS = 64  # space is taken in steps, ahead of what is written; see `growth`
 
 
 def structure(*fields: tuple[str, str, int], itemsize: int) -> np.dtype[np.void]:
@@ -253,7 +254,7 @@ RUNTIME = of_core(
     mutex="V64",
     limiters="V128",
     ages="V64",
-    spare="(3304,)u1",
+    spare="(3296,)u1",
 )
 
 #: What the last recovery found, at the end of the runtime page; the C core knows only its size.

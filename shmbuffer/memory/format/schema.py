@@ -149,6 +149,25 @@ class Schema:
         """Size of each file of payload: one a leaf, or that of the records."""
         return (self.record_bytes,) if self.record_bytes else self.leaf_bytes
 
+    def bytes_of_slots(self, slots: int) -> tuple[int, ...]:
+        """Bytes that the first slots take in each file of payload.
+
+        Any slot may use any row for whole next observations, so all of these are counted.
+        """
+        if slots >= self.capacity:
+            return self.map_bytes
+        if slots == 0 or self.record_bytes:
+            return (0,) * len(self.map_bytes)
+        return tuple(
+            nbytes if leaf.path in self.sharing.paths else nbytes // self.capacity * slots
+            for leaf, nbytes in zip(self.leaves, self.leaf_bytes, strict=True)
+        )
+
+    @property
+    def map_files(self) -> tuple[str, ...]:
+        """Name of each file of payload."""
+        return (RECORDS,) if self.record_bytes else self.leaf_files
+
     @property
     def mapped_files(self) -> list[str]:
         """Names of the files that are mapped beside the control file."""

@@ -6,12 +6,15 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory.format.layout import PAGE, SUPERBLOCK, Flag
 from shmbuffer.memory.format.priorities import largest_mass
 from shmbuffer.memory.format.schema import MAX_ELEMENTS, MAX_RECORD_BYTES
+
+Reserve = Literal["all", "steps", False]
+"""When a buffer takes the space of its files: with the first write, in steps, or page by page."""
 
 ORDINARY_PRIORITY = 1e3
 """With every alpha a learner can give priorities up to here."""
@@ -24,8 +27,9 @@ class Settings:
     capacity: int  # elements, as the user gave it
     ndim: int = 1  # dimensions that count as storage
     checksum: bool = True  # write a CRC32C over ticket and payload at each commit
-    # take all space when the schema is known; without, a full disk is a SIGBUS later
-    reserve: bool = True
+    # "all": take all space when the schema is known; "steps": take it ahead of what is written. With
+    # False a full disk is a SIGBUS later
+    reserve: Reserve = "all"
     alpha: float | None = None  # priority exponent; None: no priorities until a sampler binds them
     eps: float = 1e-8  # added to raw priorities
     extra: dict[str, Any] = field(default_factory=dict)  # what the family records of itself; JSON
@@ -39,6 +43,12 @@ class Settings:
             raise ValueError(
                 f"a byte ring of {self.record_bytes} bytes is asked for; {MAX_RECORD_BYTES} is the "
                 "limit"
+            )
+        require_reserve(self.reserve)
+        if self.reserve == "steps" and self.record_bytes:
+            raise ValueError(
+                "reserve='steps' is for rows of leaves, and this buffer has a byte ring, whose size "
+                "you choose; pass reserve='all', or False"
             )
         if self.capacity < 1:
             raise ValueError(f"the capacity is {self.capacity}; it has to be at least 1")
@@ -67,7 +77,16 @@ class Settings:
     def flags(self) -> Flag:
         """The flags of the superblock."""
         checksum = Flag.CHECKSUM if self.checksum else Flag(0)
-        return checksum | (Flag.RESERVE if self.reserve else Flag(0))
+        return checksum | _FLAGS[self.reserve]
+
+
+_FLAGS = {"all": Flag.RESERVE, "steps": Flag.STEPS, False: Flag(0)}
+
+
+def require_reserve(value: object) -> None:
+    """Raises ValueError unless the value is one of `Reserve`."""
+    if value not in get_args(Reserve) or (isinstance(value, int) and value is not False):
+        raise ValueError(f"reserve is 'all', 'steps' or False, not {value!r}")
 
 
 def _is(*types: type) -> Callable[[Any], bool]:
@@ -78,7 +97,7 @@ KINDS: Mapping[str, Callable[[Any], bool]] = {
     "capacity": _is(int),
     "ndim": _is(int),
     "checksum": _is(bool),
-    "reserve": _is(bool),
+    "reserve": _is(str, bool),
     "alpha": _is(int, float, type(None)),
     "eps": _is(int, float),
     "extra": _is(dict),

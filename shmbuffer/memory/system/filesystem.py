@@ -50,6 +50,8 @@ UNSAFE = {
 IN_MEMORY = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
 """File systems without a disk, in the same way."""
 
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # flags of linux/falloc.h
+
 UNLIMITED = sys.maxsize
 """The room of a file system that has no limit, such as ramfs."""
 
@@ -169,6 +171,19 @@ def allocate_part(fd: int, start: int, nbytes: int, *, free: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     os.posix_fallocate(fd, start, nbytes)
     _core.reached("file.sized")
+
+
+def release_part(fd: int, start: int, nbytes: int) -> None:
+    """Give the room of a part of a file back; it reads as zeros.
+
+    Does nothing where the file system cannot do so (fallocate(2), FALLOC_FL_PUNCH_HOLE).
+    """
+    import ctypes
+
+    call = ctypes.CDLL(None).fallocate64
+    call.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    call(fd, _PUNCH_HOLE | _KEEP_SIZE, start, nbytes)
+    _core.reached("space.released")
 
 
 def space_error(

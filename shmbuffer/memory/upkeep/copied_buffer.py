@@ -86,6 +86,7 @@ def repair_copy(copied: CopiedBuffer, mapped: Mapped, *, verify: bool = True) ->
         gone = abs(saved - report.items - report.checksum_failed) // mapped.schema.width
         report = replace(report, words_refused=max(report.words_refused, gone))
     control.runtime["state"] = BufferState.READ_ONLY if is_save else BufferState.READY
+    control.runtime["allocated"] = mapped.schema.capacity  # it is memory of this process
     duration_ms = (time.perf_counter_ns() - began) / 1e6
     return replace(report, clients_retired=0, duration_ms=duration_ms)  # the clients go on
 

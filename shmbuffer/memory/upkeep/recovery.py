@@ -21,7 +21,7 @@ import numpy as np
 
 from shmbuffer._native import _core
 from shmbuffer.errors import LockTimeout
-from shmbuffer.memory.directory import roster
+from shmbuffer.memory.directory import growth, roster
 from shmbuffer.memory.directory.diagnosis import Diagnosis
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.directory.written import Written
@@ -57,8 +57,8 @@ def recover_directory(
     superblock = control.write(recovering)
     control.runtime["state"] = BufferState.RECOVERING
     _core.reached("recover.state")
-    if mapped is not None and found.is_save():
-        files.extend_save(mapped.schema, reserve=bool(superblock.flags & Flag.RESERVE))
+    if mapped is not None:
+        _take_space(found, mapped, reason)
     if reason != "copy":  # whose clients live, and are another buffer's
         note_deaths(files, control, superblock)
         roster.forget_deaths(files.directory)
@@ -101,6 +101,28 @@ def _adopted(superblock: Superblock, files: Files, reason: str) -> Superblock:
         superblock = superblock.owned(uuid=np.random.default_rng().bytes(16))
     now = replace(superblock, boot_id=identity.boot_id(), flags=superblock.flags & ~Flag.SAVE)
     return replace(now, device=found.st_dev, inode=found.st_ino)
+
+
+def _take_space(found: Diagnosis, mapped: Mapped, reason: str) -> None:
+    """Takes the space that a power cut or a copy has undone, and says what there is.
+
+    Within one boot the files are believed to have it, unless a copy that was put back could not be
+    noticed, as without checksums.
+    """
+    files, superblock, runtime = found.files, found.superblock, found.control.runtime
+    schema, used = mapped.schema, 0
+    undone = reason != "nobody alive" or not superblock.flags & Flag.CHECKSUM
+    if undone:
+        used = Written(files, SlotsFile(mapped.slots, schema)).slots()
+    allocated = int(runtime["allocated"][0])
+    slots = growth.slots_to_allocate(superblock, allocated, used, schema.capacity)
+    if undone:
+        files.allocate_again(schema, slots)
+        _core.reached("recover.reserved")
+    if found.is_save():
+        files.write_meta(schema)
+    runtime["allocated"] = slots if superblock.flags & Flag.STEPS else schema.capacity
+    _core.reached("recover.allocated")
 
 
 def wrong_checksums(

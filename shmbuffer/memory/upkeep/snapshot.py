@@ -61,7 +61,7 @@ class Snapshot:
         if settings.checksum or not schema.record_bytes:
             flags |= Flag.CHECKSUM  # of records they are stored when the record is written
         self._control = self._files.create_control(record, flags)
-        self._mapped = self._files.build(schema, reserve=False, adopt=False, sparse=True)
+        self._mapped = self._files.build(schema, slots=0, adopt=False, sparse=True)
         self.leaves = self._mapped.leaves
 
     def close(self) -> None:

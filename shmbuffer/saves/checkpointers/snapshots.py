@@ -97,7 +97,7 @@ def settings_of(storage: Any) -> Settings:
     ring, engine = storage.ring(), storage.open_engine
     settings = Settings(ring.elements) if engine is None else engine.settings
     if engine is None or not engine.shared:
-        settings = replace(settings, checksum=True, reserve=True)
+        settings = replace(settings, checksum=True, reserve="all")
     extra = {name: value for name, value in settings.extra.items() if name != "share_next"}
     settings = replace(settings, extra=extra)
     if storage.described is not None and "buffer" not in extra:

@@ -58,7 +58,7 @@ CORE = {"_core", "native", "_native"}
 PRIVATE = {
     *("page", "numbers", "settings", "_memberships", "least", "data", "kept"),
     *("sources", "raw", "extents", "what", "folder", "folders", "wrong"),
-    *("self.intakes", "intakes", "self.stack_outtakes"),
+    *("self.intakes", "intakes", "self.stack_outtakes", "self._mapped"),
 }
 
 

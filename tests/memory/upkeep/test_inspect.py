@@ -65,7 +65,7 @@ def test_it_tells_everything_as_plain_values(path: Path) -> None:
             "capacity": 8,
             "ndim": 1,
             "checksum": True,
-            "reserve": True,
+            "reserve": "all",
             "alpha": 0.5,
             "eps": 0.0,
             "extra": {"class": "ReplayBuffer"},
