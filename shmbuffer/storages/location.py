@@ -70,8 +70,8 @@ class Location:
         require_reserve(asked)
         if asked == "steps" and self.prefault:
             raise ValueError(
-                f"prefault={self.prefault.mode!r} makes the pages of all items, and reserve='steps' "
-                "takes the space of some; pass reserve='all', or leave prefault out"
+                f"prefault={self.prefault.mode!r} makes the pages of all items, and "
+                "reserve='steps' takes the space of some; pass reserve='all', or leave prefault out"
             )
         return asked
 

@@ -27,8 +27,8 @@ class Settings:
     capacity: int  # elements, as the user gave it
     ndim: int = 1  # dimensions that count as storage
     checksum: bool = True  # write a CRC32C over ticket and payload at each commit
-    # "all": take all space when the schema is known; "steps": take it ahead of what is written. With
-    # False a full disk is a SIGBUS later
+    # "all": take all space when the schema is known; "steps": take it ahead of what is written;
+    # False: page by page, where a full disk is a SIGBUS
     reserve: Reserve = "all"
     alpha: float | None = None  # priority exponent; None: no priorities until a sampler binds them
     eps: float = 1e-8  # added to raw priorities
@@ -47,8 +47,8 @@ class Settings:
         require_reserve(self.reserve)
         if self.reserve == "steps" and self.record_bytes:
             raise ValueError(
-                "reserve='steps' is for rows of leaves, and this buffer has a byte ring, whose size "
-                "you choose; pass reserve='all', or False"
+                "reserve='steps' is for rows of leaves, and this buffer has a byte ring, whose "
+                "size you choose; pass reserve='all', or False"
             )
         if self.capacity < 1:
             raise ValueError(f"the capacity is {self.capacity}; it has to be at least 1")

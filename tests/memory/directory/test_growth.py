@@ -193,7 +193,7 @@ def test_rows_for_whole_next_observations_have_all_of_their_space(path: Path) ->
 
 
 def full_disk(patch: pytest.MonkeyPatch, path: Path, after: int) -> list[int]:
-    """From so many calls on the disk is full, as a quota makes it: the free space does not say so."""
+    """After so many calls a quota is used up, which the free space does not show."""
     calls: list[int] = []
     allocate = os.posix_fallocate
 
