@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 from shmbuffer import ShmBufferError
+from shmbuffer.memory import Engine, Ring
+from shmbuffer.memory.directory import growth
 from shmbuffer.memory.directory.partials import PartialFile, look
 from shmbuffer.memory.upkeep.inspect import inspect
-from tests.faults.scenario import Scenario
+from tests.crash.harness import schema, settings, write
+from tests.faults.scenario import AT_ONCE, Scenario
 
 NUMBER = 7  # of a reservation
 
@@ -39,6 +43,31 @@ class Hold(Scenario):
         with self.open() as engine:
             self.ring(engine).consumers.remove("learner")
         super().look_afterwards()
+
+
+class Grow(Scenario):
+    """A write takes space for its slots, in a buffer that takes it in steps."""
+
+    possible = (frozenset(range(2)), frozenset(range(5)))
+
+    def prepare(self) -> None:
+        for name, value in (("STEP_BYTES", 2 * sum(schema().bytes_of_slots(1))), ("TIMEOUT_S", 0)):
+            self.kept.callback(setattr, growth, name, getattr(growth, name))
+            setattr(growth, name, value)
+        steps = replace(settings("rows"), reserve="steps")
+        engine = Engine.open(self.path, steps, timeout=AT_ONCE)
+        self.engine = self.keep(engine)
+        write(engine.define(schema(), timeout=AT_ONCE), range(2))
+
+    def act(self) -> None:
+        write(self.ring(self.engine), range(2, 5))
+
+    def again(self) -> None:
+        self.act()
+        self.require_whole(self.engine)
+
+    def ring(self, engine: Engine) -> Ring:
+        return engine.define(schema(), timeout=AT_ONCE)
 
 
 class Pieces(Scenario):

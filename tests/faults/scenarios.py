@@ -35,6 +35,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
         upkeep.RecordFirst,
         holding.Hold,
         holding.Pieces,
+        holding.Grow,
         serving.Lead,
         serving.Spawn,
         serving.Stop,

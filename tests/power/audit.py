@@ -9,6 +9,7 @@ import numpy as np
 
 from shmbuffer.memory.format import layout
 from tests.power.contents import (
+    CAPACITY,
     COMMITTED,
     DICTIONARY,
     WRITING,
@@ -86,6 +87,8 @@ def _require_sound(history: History, found: Contents, runtime: Runtime, before: 
     assert runtime.head > max(tickets.tolist(), default=-1)
     assert runtime.head >= max(history.floor.head, before.durable_ticket), "head fell"
     assert runtime.write_count >= history.floor.write_count or history.emptied, "write_count fell"
+    used = max((found.words != 0).nonzero()[0].tolist(), default=-1) + 1
+    assert used <= runtime.allocated <= CAPACITY, "slots in use do not count as allocated"
     held = found.states == COMMITTED
     assert (found.mass[held] > 0).all(), "an item cannot be drawn"
     assert not found.mass[~held].any(), "a slot without an item can be drawn"

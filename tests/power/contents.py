@@ -76,10 +76,12 @@ class Runtime:
     head: int
     write_count: int
     length: int
+    allocated: int
 
     @classmethod
     def of(cls, control: bytes) -> Runtime:
-        return cls(*struct.unpack_from("<QQQ", control, 8192 + 64))
+        counters = struct.unpack_from("<QQQ", control, 8192 + 64)
+        return cls(*counters, _u64(control, 8192 + 536))
 
 
 class Contents:

@@ -24,7 +24,7 @@ from tests.power.disk import Disk
 from tests.power.recorder import Event
 
 BUFFER = "buffer"
-_NOTHING = Runtime(0, 0, 0)
+_NOTHING = Runtime(0, 0, 0, 0)
 
 
 @dataclass

@@ -171,6 +171,9 @@ class _Mapped:
         """No names: no coordinator has spawned a process here."""
         return []
 
+    def allocate_again(self, schema: Any, slots: int) -> None:
+        """Nothing: every image is stored in files that have their space."""
+
     def vouch(self, schema: Any) -> None:
         """Nothing: in the next image it is another boot."""
 

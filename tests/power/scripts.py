@@ -14,6 +14,8 @@ import numpy as np
 
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Ring, Settings
+from shmbuffer.memory.directory import growth
+from shmbuffer.memory.format.settings import Reserve
 from tests.kit.rings import ring_of
 from tests.memory import rows
 from tests.memory.numbered import records
@@ -30,10 +32,18 @@ def settings(kind: str) -> Settings:
 class Client:
     """A handle whose calls are marked."""
 
-    def __init__(self, reporter: Reporter, path: Path, kind: str, *, defines: bool = True) -> None:
+    def __init__(
+        self,
+        reporter: Reporter,
+        path: Path,
+        kind: str,
+        *,
+        defines: bool = True,
+        reserve: Reserve = "all",
+    ) -> None:
         self.reporter = reporter
         self.kind = kind
-        self.engine = Engine.open(path, settings(kind))
+        self.engine = Engine.open(path, replace(settings(kind), reserve=reserve))
         if defines:
             self.engine.define(schema(kind))
 
@@ -155,6 +165,19 @@ def writers(reporter: Reporter, path: Path, kind: str) -> None:
         one.flush()
     one.write([56])
     one.engine.close()
+
+
+def grows(reporter: Reporter, path: Path, kind: str) -> None:
+    """Rows for which space is taken in steps, at the head and in the middle."""
+    growth.STEP_BYTES = 2 * sum(schema(kind).bytes_of_slots(1))
+    client = Client(reporter, path, kind, reserve="steps")
+    client.write([90, 91])
+    client.flush()
+    client.write([92])
+    client.place([5], [93], in_place=False)
+    client.flush()
+    client.write([94, 95, 96, 97, 98])
+    client.engine.close()
 
 
 def restarts(reporter: Reporter, path: Path, kind: str) -> None:

@@ -46,6 +46,14 @@ def test_items_covered_by_a_flush_are_there_and_none_is_torn(
     assert figures["recoveries cut"] == 2
 
 
+def test_slots_in_use_have_their_space_where_it_is_taken_in_steps() -> None:
+    simulation = Simulation("rows", 3, images=1, worst=1, again=2, created=False)
+    figures = apart(lambda: simulation.run(scripts.grows))
+    assert figures["images"] > 100
+    assert figures["items checked"] > figures["images"]
+    assert figures["recoveries cut"] == 2
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_flush_found_acknowledged_is_and_nothing_else(kind: str) -> None:

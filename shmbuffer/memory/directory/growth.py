@@ -44,14 +44,15 @@ TIMEOUT_S = 60.0
 log = logging.getLogger("shmbuffer.memory")
 
 
-def grow(seat: Seat, needed: int, *, timeout: float = TIMEOUT_S) -> None:
+def grow(seat: Seat, needed: int, *, timeout: float | None = None) -> None:
     """Takes the space of the first ``needed`` slots, and of a step ahead if there is enough.
 
     Returns at once if another process has taken it, or is removing the buffer.
 
     Raises:
         SpaceError: bytes needed and free; nothing was changed.
-        AttachTimeout: a living process takes space for longer than ``timeout``.
+        AttachTimeout: a living process takes space for longer than ``timeout``, by default
+            `TIMEOUT_S`.
         BufferUnlinkedError: the files were removed or replaced.
     """
     files, mapped, runtime = seat.ground, seat.mapped, seat.control.runtime
@@ -62,7 +63,7 @@ def grow(seat: Seat, needed: int, *, timeout: float = TIMEOUT_S) -> None:
         _core.reached("grow.raised")
         return
     try:
-        lock = files.lock_growth(timeout)
+        lock = files.lock_growth(TIMEOUT_S if timeout is None else timeout)
     except BufferNotFoundError:
         seat.require_linked()
         if seat.state() == BufferState.READY:
