@@ -307,7 +307,9 @@ class Files:
 
     def _require_mapped(self, name: str, file: _core.Descriptor) -> None:
         """Raises BufferUnlinkedError if a file is not the one that is mapped here."""
-        found, known = os.fstat(file.fd), self._mapped.get(name)
+        with explained(self.path / name):
+            found = os.fstat(file.fd)
+        known = self._mapped.get(name)
         if known is not None and known != (found.st_dev, found.st_ino):
             raise BufferUnlinkedError(
                 f"{self.path / name}: was replaced while this handle was open; close it, and "
