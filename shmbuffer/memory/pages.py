@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import weakref
 
+from shmbuffer._native import _core
 from shmbuffer.memory.directory.seat import Seat
+from shmbuffer.memory.format.native import Mapped
 from shmbuffer.memory.system.prefault import OFF, Populating, Prefault
 
 
@@ -28,7 +30,7 @@ class Pages:
             return
         if self._populating is None:
             self._populating = Populating(
-                seat.mapped.maps,
+                _parts(seat, seat.mapped),
                 in_memory=seat.ground.in_memory,
                 reserved=seat.has_its_pages(),
                 prefault=self._prefault,
@@ -43,3 +45,12 @@ class Pages:
         """Ends it; what is made stays."""
         if self._populating is not None and self._maker == os.getpid():
             self._populating.stop()
+
+
+def _parts(seat: Seat, mapped: Mapped) -> list[tuple[_core.Map, int]]:
+    """Each map with the bytes of it that are made ahead: those of slots that have their space."""
+    slots = int(seat.control.runtime["allocated"][0])
+    if slots >= mapped.schema.capacity:
+        return [(one, one.nbytes) for one in mapped.maps]
+    sizes = mapped.slots.nbytes, *mapped.schema.bytes_of_slots(slots)
+    return list(zip(mapped.maps, sizes, strict=True))

@@ -53,8 +53,8 @@ class LazyMemmapStorage(LazyTensorStorage):
             the storage created it and it contains no other files.
         checksum: store a CRC32C of every item, to detect damage after a power cut. Costs about 0.1
             ns per byte.
-        reserve: when the files take their space. ``"steps"``: in steps of 32 MiB, ahead of the items
-            that are written. A full disk is then a `SpaceError` of the write that needs more.
+        reserve: when the files take their space. ``"steps"``: in steps of 32 MiB, ahead of the
+            items that are written. A full disk is then a `SpaceError` of the write that needs more.
             ``"all"``: at the first write, so that a disk that becomes full later stops no writer.
             False: page by page (sparse files); a full disk then kills the writer with SIGBUS. None:
             ``"all"`` with ``shared_init`` or ``prefault``, else ``"steps"``. An existing directory

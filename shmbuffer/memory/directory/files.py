@@ -292,7 +292,7 @@ class Files:
                 self._require_mapped(name, file)
                 os.posix_fallocate(file.fd, start, end - start)
                 _core.reached("space.taken")
-                os.utime(file.fd)  # as `restored` expects it of a file that nobody else changed
+                os.utime(file.fd)  # so that `restored` takes it for unchanged
                 _core.reached("space.dated")
 
     def _release(self, name: str, start: int, end: int) -> None:

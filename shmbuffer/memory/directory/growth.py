@@ -4,18 +4,18 @@
       ▲                                                               │
       └────────────── asked again ◀────────── `allocated`, last ◀─────┘
 
-`allocated`, in the runtime page, is the number of slots that have their space in the files. Nobody
-stores into a slot from there on, so a disk that is full is an error of the write that needs more,
-and never a SIGBUS. A refused claim has changed nothing, and it holds neither the mutex nor a turn
-while space is taken.
+`allocated`, in the runtime page, is the number of slots that have their space in the files. No
+process stores into a later slot, so a full disk is an error of the write that needs more, and never
+a SIGBUS. A refused claim has changed nothing. Its writer holds neither the mutex nor a turn while
+it takes space.
 
 Always true
   1. All slots below `allocated` have their space in every leaf file. It is raised after the space
      was taken, under the growth lock (`Files.lock_growth`), and only grows while the schema stays.
-  2. The slots file has all of its space from the definition on: words, sums and priorities are
-     stored under the mutex, by whoever holds it, and for any slot.
-  3. Whoever withdraws the schema holds the growth lock, so that no `allocated` of the schema before
-     is stored for the next one.
+  2. The slots file has all of its space from the definition on: words, sums and priorities of any
+     slot are stored under the mutex.
+  3. A process that withdraws the schema holds the growth lock, so that no `allocated` of the schema
+     before is stored for the next one.
 If a process dies here: the kernel gives up its lock. Some files may have space that `allocated`
 does not name; the next growth takes it again, which costs nothing. After a power cut, or in a copy,
 recovery takes the space of all slots below `allocated`, and of those in use, once more.

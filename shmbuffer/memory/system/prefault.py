@@ -75,7 +75,7 @@ class Populating:
 
     def __init__(
         self,
-        maps: Sequence[_core.Map],  # whose
+        maps: Sequence[tuple[_core.Map, int]],  # each with the bytes of it whose pages are made
         *,
         # no disk is below them, so pages are made to be written. Those of a disk are only read:
         # made to be written they would all have to be written back
@@ -132,15 +132,15 @@ class Populating:
             self._maps, self._prefault = (), OFF  # ``on_progress`` may refer to the handle
 
     def _populate(self) -> None:
-        total, done = sum(one.nbytes for one in self._maps), 0
+        total, done = sum(nbytes for _, nbytes in self._maps), 0
         if not self._reserved:
             self._prefault.require_memory(total, self._where)
         progress = Progress("prefault", total, on_progress=self._prefault.on_progress)
-        for one in self._maps:
-            for start in range(0, one.nbytes, PIECE):
+        for one, size in self._maps:
+            for start in range(0, size, PIECE):
                 if not self._wanted:
                     return
-                nbytes = min(PIECE, one.nbytes - start)
+                nbytes = min(PIECE, size - start)
                 try:
                     one.populate(start, nbytes, self._in_memory)
                 except OSError as error:
