@@ -133,7 +133,10 @@ def test_pages_that_are_made_ahead_are_those_of_slots_with_space(fast_path: Path
     rb.close()
 
 
-def test_a_save_takes_what_it_holds_and_goes_on_in_steps(fast_path: Path, tmp_path: Path) -> None:
+def test_a_save_takes_what_it_holds_and_goes_on_in_steps(
+    fast_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shmbuffer.saves.checkpointers.snapshots._MARGIN", 16)
     path, save = fast_path / "buffer", fast_path / "save"
     rb = TensorDictReplayBuffer(storage=LazyMemmapStorage(ITEMS, scratch_dir=path), batch_size=4)
     rb.extend(frames(0, 5))
@@ -144,7 +147,7 @@ def test_a_save_takes_what_it_holds_and_goes_on_in_steps(fast_path: Path, tmp_pa
     opened = attach(save / "storage", timeout=5.0)
     assert opened[:]["number"].tolist() == [*range(5)]
     opened.close()
-    assert taken(save) == size  # attached for reading, it takes nothing
+    assert taken(save) - size < 2**20  # attached for reading, it takes no step
     again = attach(save / "storage", timeout=5.0, on_existing="recover")
     assert taken(save) < 2 * STEP
     again.extend(frames(5, 5))
