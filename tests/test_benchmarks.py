@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -295,9 +296,52 @@ def test_a_target_is_a_ratio_to_the_bound() -> None:
 @pytest.mark.full
 def test_the_plots_are_drawn(run: tuple[str, dict[str, Any], Path]) -> None:
     _, found, out = run
-    for name in ("ratios", "capacity", "writers", "latency", "whole", "large"):
-        assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("speed", "ratios", "capacity", "writers", "latency", "whole", "large"):
+        for theme in plots.THEMES:
+            assert "<svg" in (out / f"{name}-{theme}.svg").read_text()
     assert plots.draw({**found, "benchmarks": []}, out) == []
+
+
+RECORDED = Path(__file__).parents[1] / "docs/recordings/benchmarks.json"
+
+
+def test_the_pictures_of_the_pages_are_drawn_from_the_recorded_figures(tmp_path: Path) -> None:
+    drawn = plots.draw(json.loads(RECORDED.read_text()), tmp_path)
+    images = RECORDED.parents[1] / "images"
+    shown = [*images.glob("bench-*.svg"), *images.glob("speed-*.svg")]
+    assert {path.name for path in drawn} == {path.name.removeprefix("bench-") for path in shown}
+    for path in drawn:
+        kept = next(one for one in shown if one.name.removeprefix("bench-") == path.name)
+        assert set(LETTERS.findall(kept.read_text())) == set(LETTERS.findall(path.read_text()))
+        assert "10^" not in path.read_text()  # plain numbers as ticks
+
+
+LETTERS = re.compile(r">([^<>]*[\w][^<>]*)</text>")
+
+
+def test_the_chart_of_the_front_page_shows_the_ratios_of_the_table() -> None:
+    images = RECORDED.parents[1] / "images"
+    overview = {
+        cells[1].strip(): cells[3:5]
+        for line in table.README.read_text().partition("<details")[0].splitlines()
+        if len(cells := line.split("|")) == 6
+    }
+    wanted = {
+        ratio
+        for title in (
+            "S: add(1), arrays",
+            "S: extend(32), prioritized, TensorDict",
+            "S: sample(256), prioritized, TensorDict",
+            "S: cycle(256), TensorDict",
+            "S: 4 x extend(32): items, processes",
+        )
+        for cell in overview[title]
+        for ratio in re.findall(r"\(([\d.]+x)\)", cell)
+    }
+    assert len(wanted) == 10
+    for theme in plots.THEMES:
+        drawn = (images / f"speed-{theme}.svg").read_text()
+        assert wanted <= set(re.findall(r"[\d.]+x", " ".join(LETTERS.findall(drawn))))
 
 
 def test_stored_results_are_shown_again_without_measuring(

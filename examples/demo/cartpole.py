@@ -40,7 +40,7 @@ class Config(double_dqn.Config):
     """How far collectors may be ahead of the learner, so that their policy is not too old."""
     patience_s: float = 60.0
     """A collector ends after so long without newer weights, because the learner has ended."""
-    evaluate_every: int = 2_000
+    evaluate_every: int = 1_000
 
 
 @dataclass(frozen=True)

@@ -27,26 +27,30 @@ def save(curve: Curve, path: Path) -> Path | None:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         return None
-    figure = Figure(figsize=(8, 4), layout="constrained")
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
+    axes.axhline(curve.goal, color="tab:green", linestyle=":", label=f"goal: {curve.goal:g}")
     axes.plot(*_columns(curve.points), marker="o", label="mean return of 20 greedy episodes")
-    axes.axhline(curve.goal, color="tab:green", linestyle=":", label=f"goal, {curve.goal:g}")
     for number, (step, name) in enumerate(curve.marks):
-        axes.axvline(step, color="tab:red", linestyle="--", label="SIGKILL" if not number else None)
+        label = "killed with SIGKILL" if not number else None
+        axes.axvline(step, color="tab:red", linestyle="--", label=label)
+        # Above the axes, where neither the curve nor the goal is; two that are near take two lines.
         axes.annotate(
-            name,
-            (step, 0.97),
+            f"{name} killed",
+            (step, 1.0),
             xycoords=("data", "axes fraction"),
-            xytext=(3, 0),
+            xytext=(0, 4 + 14 * (number % 2)),
             textcoords="offset points",
             color="tab:red",
-            rotation=90,
-            ha="left",
-            va="top",
+            ha="center",
+            va="bottom",
         )
-    axes.set(title=curve.title, xlabel="steps", ylabel="mean return")
+    axes.set_title(curve.title, pad=40)
+    axes.set(xlabel="steps of all environments", ylabel="mean return")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_ylim(bottom=0)
-    axes.legend(loc="lower right", framealpha=1)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
     with publish_file(path) as beside:
         figure.savefig(beside, format="png", dpi=120)
     return path.absolute()

@@ -29,10 +29,11 @@ FRUITLESS_STARTS = 3
 class TrialPlan:
     """When to kill, in steps (None: never), and when the run ends."""
 
-    # All are killed before the ring is full, so that every acknowledged item has to be there.
+    # All are killed before the goal is reached, so that training has to go on from there, and
+    # before the ring is full, so that every acknowledged item has to be there.
 
-    kill_collector_at: int | None = 5_000
-    kill_all_at: int | None = 15_000
+    kill_collector_at: int | None = 1_500
+    kill_all_at: int | None = 3_000
     goal: float = 475.0
     max_s: float = 600.0
 

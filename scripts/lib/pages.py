@@ -23,6 +23,11 @@ PLACES = {
     "benchmarks/README.md": "benchmarks.md",
     "CHANGELOG.md": "changelog.md",
 }
+PICTURE = re.compile(
+    r'<picture>\s*<source media="\(prefers-color-scheme: dark\)" srcset="([^"]+)">\s*'
+    r'<img alt="([^"]*)" src="([^"]+)">\s*</picture>'
+)
+"""A picture for light pages and one for dark ones, as a repository shows them."""
 LINK = re.compile(r"\]\(([^)\s#]+)((?:#[^)\s]*)?(?: \"[^\"]*\")?)\)")
 LANGUAGES = {".py": "python", ".c": "c", ".h": "c", ".md": "markdown", "": "bash"}
 
@@ -52,6 +57,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     source = next((ours for ours, there in PLACES.items() if there == place), f"docs/{place}")
     if place.startswith("source/"):
         return markdown
+    # The reader may have chosen another theme than that of the system.
+    markdown = PICTURE.sub(r"![\2](\3#only-light)![\2](\1#only-dark)", markdown)
 
     def in_site(found: re.Match[str]) -> str:
         target = _below_root(source, found[1])

@@ -16,7 +16,7 @@ import pytest
 import shmbuffer.torchrl
 from tests.docs.blocks import ROOT, blocks_of, pages
 
-LINK = re.compile(r"\]\(([^)\s#]+)(?:#[^)\s]*)?(?: \"[^\"]*\")?\)")
+LINK = re.compile(r"(?:\]\(|src(?:set)?=\")([^)\s#\"]+)(?:#[^)\s]*)?(?: \"[^\"]*\")?[)\"]")
 ANCHOR = re.compile(r"\]\(([^)\s#]*)#([^)]+)\)")
 
 

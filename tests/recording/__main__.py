@@ -12,6 +12,7 @@ from tests.recording.frames import Story, plain, trimmed
 
 _FILM = "shmbuffer top beside the demo: a collector is killed, then all, and training goes on"
 _STILL = 1  # the scene of the kill
+_STILL_OF_TOP = 2  # all four are there again
 _DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -48,6 +49,9 @@ def write(story: Story, docs: Path) -> None:
         shown = (scene.frame.told, trimmed(scene.frame.top))
         panes = (plain("\n".join(lines)) for lines in shown)
         texts.append(f"\n\n== {scene.frame.at_s:.1f} s: {scene.title}\n\n" + "\n\n".join(panes))
+    still = story.scenes[_STILL_OF_TOP]
+    alone = rendering.svg_of_top(still.frame, recorder.WIDTH, "still")
+    (docs / "images" / "top.svg").write_text(alone)
     shots = story.shots()
     still = next(at for at, shot in enumerate(shots) if shot.title == story.scenes[_STILL].title)
     film = animation.svg(shots, width=recorder.WIDTH, title=_FILM, still=still)

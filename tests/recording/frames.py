@@ -149,7 +149,11 @@ class Story:
             (
                 "1-running",
                 "two collectors write, a learner draws",
-                lambda f: len(f.alive) == 4 and f.rate("items drawn/s") > 0,
+                lambda f: (
+                    len(f.alive) == 4
+                    and f.rate("items drawn/s") > 0
+                    and f.rate("items written/s") > 0
+                ),
             ),
             (
                 "2-killed",
@@ -184,8 +188,23 @@ class Story:
             if found is None:
                 self.missing.append(title)
                 continue
+            if name == "1-running":
+                found = self._before_the_kill(found, shows)
             at = found
             yield Scene(name, title, self._frames[found])
+
+    def _before_the_kill(self, first: int, shows: Callable[[Frame], bool]) -> int:
+        """The last frame that shows the training before a collector is killed.
+
+        The first one shows an empty buffer and no return yet.
+        """
+        last = first
+        for at in range(first, len(self._frames)):
+            if self.killed[0] & self._frames[at].dead:
+                break
+            if shows(self._frames[at]):
+                last = at
+        return last
 
 
 def _tells(frame: Frame, kind: str, pids: set[int]) -> bool:

@@ -52,9 +52,20 @@ def svg(frame: Frame, title: str, width: int, name: str) -> str:
         "\x1b[2m$ shmbuffer demo --scratch-dir run\x1b[0m",
         *frame.told,
         "\x1b[2m" + "─" * width + "\x1b[0m",
-        "\x1b[2m$ shmbuffer top run/replay\x1b[0m",
-        *trimmed(frame.top),
     ]
+    return _drawn([*shown, *_top(frame)], width, name)
+
+
+def svg_of_top(frame: Frame, width: int, name: str) -> str:
+    """The lower pane alone."""
+    return _drawn(_top(frame), width, name)
+
+
+def _top(frame: Frame) -> list[str]:
+    return ["\x1b[2m$ shmbuffer top run/replay\x1b[0m", *trimmed(frame.top)]
+
+
+def _drawn(shown: list[str], width: int, name: str) -> str:
     console = Console(
         record=True,
         width=width,

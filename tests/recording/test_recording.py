@@ -64,10 +64,19 @@ STORY = [
 
 
 def test_the_story_is_found_in_its_order() -> None:
-    story = Story([STORY[0], *STORY])
+    story = Story(STORY)
     assert story.killed == [{11}, {1, 2, 12, 13}]
     assert story.missing == []
     assert [scene.frame.at_s for scene in story.scenes] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+
+
+def test_the_first_scene_is_the_last_look_at_the_training_before_the_kill() -> None:
+    empty = frame(ALIVE, "joined  collector 11", rate="0", at_s=0.0)
+    early = frame(ALIVE, "joined  collector 11", rate="1", at_s=0.5)
+    story = Story([empty, early, *STORY])
+    assert story.missing == []
+    assert story.scenes[0].frame.at_s == 1.0
+    assert story.shots()[0].frame.at_s == 1.0
 
 
 @pytest.mark.parametrize("left_out", [0, 1, 2, 4, 5])
@@ -98,6 +107,9 @@ def test_tables_of_the_demo_are_left_out_of_what_it_tells() -> None:
 
 def test_pictures_need_nothing_from_elsewhere(tmp_path: Path) -> None:
     write(Story(STORY), tmp_path)
+    still = (tmp_path / "images" / "top.svg").read_text()
+    assert "SIGKILL" not in still
+    assert "run/replay" in unescape(still).replace("\xa0", " ").replace("&#160;", " ")
     pictures = sorted((tmp_path / "images").glob("top-*.svg"))
     assert len(pictures) == 6
     for picture in pictures:
@@ -141,8 +153,15 @@ def test_the_film_of_the_readme_is_small_and_needs_nothing_from_elsewhere() -> N
     assert set(re.findall(r"https?://[^\"\s]+", drawn)) == {"http://www.w3.org/2000/svg"}
     for title in ("a collector was killed", "the directory was recovered"):
         assert f">{title}</text>" in drawn
-    for page, path in ((DOCS.parent / "README.md", "docs/images"), (DOCS / "index.md", "images")):
-        assert f"({path}/demo.svg)" in "".join(page.read_text().splitlines(True)[:20])
+    readme = (DOCS.parent / "README.md").read_text().splitlines(True)
+    assert "(docs/images/demo.svg)" in "".join(readme[:20])
+
+
+def test_the_film_of_the_readme_begins_with_training() -> None:
+    """Its first picture is what pages show before it moves, and what is printed."""
+    first = " ".join(seen((DOCS / "images" / "demo.svg").read_text(), 0.0))
+    assert "two collectors write, a learner draws" in first
+    assert re.search(r"READY: 4 alive", first)
 
 
 def seen(drawn: str, percent: float) -> set[str]:

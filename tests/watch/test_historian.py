@@ -8,8 +8,12 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from tensordict import TensorDict
 
 from shmbuffer import BufferNotFoundError, Coordinator
 from shmbuffer.memory import Engine, Settings
@@ -93,6 +97,33 @@ def test_the_counters_are_recorded_second_by_second(scratch_dir: Path) -> None:
         assert found.fine["living_collector"][-1] == found.fine["living_coordinator"][-1] == 1
         steps_s = (found.fine["boottime_ns"][1:] - found.fine["boottime_ns"][:-1]) / 1e9
         assert (steps_s >= history.FINE_S * 0.9).all()
+
+
+@pytest.mark.parametrize("storage", ["LazyMemmapStorage", "LazyStackStorage"])
+def test_a_load_is_no_spike_in_what_plot_draws(
+    scratch_dir: Path, tmp_path: Path, storage: str
+) -> None:
+    """A resumed run shows the rates of its collectors, and not those of its save."""
+    options: dict[str, Any] = {"capacity": 4096, "storage": storage}
+    if storage != "LazyMemmapStorage":
+        options["max_bytes"] = 2**22
+    with Coordinator(scratch_dir, **options) as coordinator:
+        coordinator.buffer.extend(TensorDict({"obs": torch.arange(2048)}, [2048]))
+        coordinator.buffer.dumps(tmp_path / "saved")
+        wait_until(lambda: records(scratch_dir) and read(scratch_dir).fine["length"][-1] == 2048)
+        coordinator.buffer.empty()
+        wait_until(lambda: bool(read(scratch_dir).fine["length"][-1] == 0))
+        before = records(scratch_dir)
+        coordinator.buffer.loads(tmp_path / "saved")
+        wait_until(lambda: bool(read(scratch_dir).fine["length"][-1] == 2048))
+    line = Timeline(read(scratch_dir))
+    after = line.times_s >= line.times_s[before - 1]
+    # A load sets priorities, which count as updates. No panel draws these as a rate.
+    drawn = [name for name in layout.COUNTERS if name != "updates_applied"]
+    times, rates = line.rates(*drawn)
+    for name, rate in zip(drawn, rates, strict=True):
+        seen = rate[np.isin(times, line.times_s[after])]
+        assert np.nanmax(seen, initial=0.0) <= 0, name
 
 
 def test_joining_and_leaving_clients_are_noted(scratch_dir: Path, reports: Reports) -> None:
