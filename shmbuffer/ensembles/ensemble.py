@@ -134,8 +134,12 @@ class ReplayBufferEnsemble(JointBuffer):
     ) -> None:
         if routing_key is not None and routing_dim is not None:
             raise ValueError("routing_key and routing_dim exclude each other; give one of them")
-        units = [rb._parts.unit for rb in rbs if hasattr(rb, "_parts")]
-        for unit in (kwargs.get("sample_unit"), *units):
+        for rb in rbs:
+            if issubclass(type(rb), JointBuffer):
+                raise TypeError("an ensemble is not a part of another; give it the buffers")
+            if not isinstance(rb, ReplayBuffer):
+                raise TypeError(f"an ensemble is made of buffers, got {rb!r}")
+        for unit in (kwargs.get("sample_unit"), *(rb._parts.unit for rb in rbs)):
             if unit is not None and type(unit) is not Transition:
                 raise NotImplementedError(
                     f"an ensemble draws items, no {type(unit).__name__}: its samples are rows of "
@@ -153,11 +157,6 @@ class ReplayBufferEnsemble(JointBuffer):
                     "an ensemble is made of buffers, or of storages, samplers and writers, which "
                     "make the buffers; give one or the other"
                 )
-            for rb in rbs:
-                if issubclass(type(rb), JointBuffer):
-                    raise TypeError("an ensemble is not a part of another; give it the buffers")
-                if not isinstance(rb, ReplayBuffer):
-                    raise TypeError(f"an ensemble is made of buffers, got {rb!r}")
             samplers = SamplerEnsemble(
                 *(rb._sampler for rb in rbs),
                 p=p,

@@ -271,7 +271,7 @@ def test_what_does_not_go_together_is_refused() -> None:
         with pytest.raises(TypeError, match="a RandomSampler, which delivers nothing"):
             call()
     ensemble = ReplayBufferEnsemble(made(), made())
-    with pytest.raises(TypeError, match="give the buffer a ConsumingSampler"):
+    with pytest.raises(TypeError, match="lease needs a single buffer whose sampler has a consumer"):
         ensemble.sample(4, lease=1.0)
     consuming = made()
     consuming.extend(numbered(0, 4))
