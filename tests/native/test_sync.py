@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.native.program import CORE
 
 PACKAGE = CORE.parent
-DESIGN = (PACKAGE.parent / "docs" / "design.md").read_text()
+DESIGN = (PACKAGE.parent / "docs" / "design" / "concurrency.md").read_text()
 HEADER = (CORE / "core/sync.h").read_text()
 SOURCES = {path: path.read_text() for path in sorted(CORE.glob("*/*.c"))}
 SOURCES[CORE / "core/ring.h"] = (CORE / "core/ring.h").read_text()

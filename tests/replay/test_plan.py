@@ -31,7 +31,8 @@ from tests.kit.items import numbered
 from tests.kit.rings import ring_of
 
 PACKAGE = Path(shmbuffer.__file__).parent
-DESIGN = (Path(__file__).parents[2] / "docs" / "design.md").read_text()
+FOLDER = Path(__file__).parents[2] / "docs" / "design"
+DESIGN = "".join((FOLDER / name).read_text() for name in ("life-of-an-item.md", "modules.md"))
 MOST = {
     "A batch that lies as it has to": 2,
     "A batch that has to be converted": 5,
@@ -77,7 +78,7 @@ def walk(call: Callable[[], object]) -> list[tuple[str, str]]:
 
 
 def told(heading: str) -> list[tuple[str, str]]:
-    """What the table below a heading of docs/design.md says."""
+    """The table below a heading of the pages of the design."""
     section = DESIGN.split(f"### {heading}\n", 1)[1].split("\n#", 1)[0]
     return re.findall(r"^\| `([\w.]+)` \| `([\w/.]+)` \|", section, re.MULTILINE)
 

@@ -21,7 +21,7 @@ from tests.crash.harness import ended, fork
 from tests.service import items
 
 PACKAGE = Path(shmbuffer.__file__).parent
-DESIGN = (Path(__file__).parents[2] / "docs" / "design.md").read_text()
+DESIGN = (Path(__file__).parents[2] / "docs/design/modules.md").read_text()
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 /* One process's handle on one ring: where the shared bytes are mapped here, and the calls that move items.
  *
- * The protocol (who may touch a slot, when) is told in memory/format/slots.py and docs/design.md. One robust mutex
+ * The protocol (who may touch a slot, when) is told in memory/format/slots.py and docs/design/. One robust mutex
  * guards claim, commit and the tree; the payload is copied with no lock held, and every row that is read is
  * compared with its slot word afterwards. No function here calls Python: what has to give up the interpreter
  * lock while it waits goes through `struct shmb_call`.

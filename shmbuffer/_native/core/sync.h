@@ -1,6 +1,6 @@
 /* Where memory is published without the mutex. Each order has a name, and the name stands at both ends: RELEASE where what
  * came before is published, ACQUIRE where it is looked at. In Python a comment marks an end: "SYNC name, release".
- * docs/design.md, "Sync points", says where the ends are and what they order; tests/native/test_sync.py compares. */
+ * docs/design/concurrency.md, "Sync points", says where the ends are and what they order; tests/native/test_sync.py compares. */
 #ifndef SHMB_SYNC_H
 #define SHMB_SYNC_H
 

@@ -1,6 +1,6 @@
 """How many threads of this process work on a large batch.
 
-The C core has them, for the whole process: see `pool.c`, and docs/design.md, "What threads share".
+The C core has them, for the whole process: see `pool.c`, and docs/design/concurrency.md.
 """
 
 from __future__ import annotations
