@@ -14,6 +14,7 @@ from typing import TypeGuard
 import pytest
 
 import shmbuffer.torchrl
+from shmbuffer._native import _core
 from tests.docs.blocks import ROOT, blocks_of, pages
 
 LINK = re.compile(r"(?:\]\(|src(?:set)?=\")([^)\s#\"]+)(?:#[^)\s]*)?(?: \"[^\"]*\")?[)\"]")
@@ -178,3 +179,28 @@ def test_the_glossary_names_what_is_in_the_code() -> None:
         if not all(re.search(rf"\b{part}\b", sources) for part in name.split("."))
     ]
     assert missing == []
+
+
+MATRIX = (ROOT / "docs/design/crash-matrix.md").read_text()
+
+
+def test_every_crash_point_is_in_the_crash_matrix() -> None:
+    python = "".join(path.read_text() for path in (ROOT / "shmbuffer").rglob("*.py"))
+    points = [*_core.crash_points(), *re.findall(r"\breached\(\s*\"([\w.]+)\"", python)]
+    rows = re.findall(r"^\| ([^|]*`[^|]+) \|", MATRIX, re.MULTILINE)
+    named = {point for row in rows for point in _points_of(row, points)}
+    assert sorted(set(points) - named) == []
+
+
+def _points_of(row: str, points: list[str]) -> list[str]:
+    """The points that the first cell of a row names: one, all with a prefix, or a range."""
+    found: list[str] = []
+    for first, last in re.findall(r"`([\w.*]+)`(?: \.\. `([\w.]+)`)?", row):
+        prefix = first.partition(".")[0] + "."
+        if first.endswith("*") or (last and first not in _core.crash_points()):
+            found += [point for point in points if point.startswith(prefix)]
+        elif last:
+            found += points[points.index(first) : points.index(last) + 1]
+        else:
+            found.append(first)
+    return found
