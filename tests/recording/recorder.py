@@ -14,7 +14,7 @@ from shmbuffer.watch.look import look_at
 from tests.recording.frames import Frame
 from tests.recording.terminal import Terminal
 
-WIDTH = 96
+WIDTH = 112
 HEIGHTS = (13, 35)
 INTERVAL_S = 0.25
 """Between two looks of `top`. The demo recovers some milliseconds after its kill of all."""
