@@ -204,3 +204,11 @@ def _points_of(row: str, points: list[str]) -> list[str]:
         else:
             found.append(first)
     return found
+
+
+def test_the_changelog_says_what_the_first_version_does() -> None:
+    """No version was released before it, so it lists no fixes and no changes."""
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == ["0.1.0"]
+    assert not re.search(r"^#+ (?:Fixed|Changed|Unreleased)", text, re.MULTILINE)
+    assert len(text.splitlines()) <= 100
