@@ -21,7 +21,7 @@ CODE = re.compile(r"^```\w.*?^```$", re.MULTILINE | re.DOTALL)
 OTHERS = {"tracks_generations", "detach", "TensorStorage.append", "ListStorage.append"}
 """Members of ours whose names the pages have from other libraries, or from other classes."""
 INSIDE = {"directory.md", "records.md", "saves.md"}
-"""Pages about the inside, with those of design/: the names in their back-quotes are not for users."""
+"""Pages about the inside, as are those of design/: their names in back-quotes are not for users."""
 
 SHARED = re.compile(
     r"^(?P<indent> {4,})(?P<names>[*\w]+(?:,\s+[*\w]+)+): (?P<said>.*(?:\n(?P=indent) +.*)*)$",
