@@ -1,11 +1,15 @@
-"""Stable-Baselines3 on a buffer of ours: its algorithms as they are, its replay buffer shared.
+"""Replay buffers for Stable-Baselines3 that processes share; its algorithms stay as they are.
 
     DQN, SAC, TD3 ──add──▶ SharedReplayBuffer ──extend──▶ scratch_dir ◀── other processes
           ▲ └──loss──▶ gradient of the critic ──TD errors──▶ priorities ──┘
           └────────── sample, with weights ──────────────────────┘
 
-Stable-Baselines3 has no priorities, so neither have its losses weights. Both follow from the
-gradient that reaches the critic's output, which is the TD error of each item: see `prioritize`.
+Stable-Baselines3 has no priorities, and its losses have no weights. Both follow from the gradient
+that reaches the critic's output, which is the TD error of each item: see `prioritize`.
+
+Items have TorchRL's keys: "observation", "action", and below "next" "observation", "reward",
+"done", "terminated" and "truncated". With ``frame_stack``, an observation is one frame, and
+"blank" counts the black frames that the stack of the step begins with.
 """
 
 from __future__ import annotations
@@ -17,27 +21,40 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
+from tensordict import TensorDictBase
 from torch.utils.hooks import RemovableHandle
 
-from shmbuffer.buffers import TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
+from shmbuffer.buffers import (
+    HERReplayBuffer,
+    HindsightStrategy,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+)
 from shmbuffer.extras import missing
-from shmbuffer.samplers import PriorityUpdate
+from shmbuffer.samplers import PrioritizedSampler, PriorityUpdate
 from shmbuffer.storages import LazyMemmapStorage
+from shmbuffer.tensors.form import cpu
+from shmbuffer.units import FrameStack, NStep
 
 try:
     from stable_baselines3.common.buffers import ReplayBuffer
-    from stable_baselines3.common.vec_env import VecNormalize
+    from stable_baselines3.common.preprocessing import (
+        is_image_space,
+        is_image_space_channels_first,
+    )
+    from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+    from stable_baselines3.her import GoalSelectionStrategy, HerReplayBuffer
 except ModuleNotFoundError as error:
     raise missing("shmbuffer.sb3 needs stable-baselines3", "sb3", name=error.name) from error
 
-__all__ = ["SharedReplayBuffer", "SharedSamples"]
+__all__ = ["SharedHerReplayBuffer", "SharedReplayBuffer", "SharedSamples"]
 
 Observations = Any
 """An array or tensor ``[n, ...]``, or a dict of them."""
 
 
 class SharedSamples(NamedTuple):
-    """What a `SharedReplayBuffer` gives: Stable-Baselines3's samples, and what priorities need."""
+    """A sample of a `SharedReplayBuffer`: Stable-Baselines3's fields, and those for priorities."""
 
     observations: Observations
     """``[n, ...]`` of the space's dtype, or a dict of them; normalized where ``env`` does so."""
@@ -47,9 +64,9 @@ class SharedSamples(NamedTuple):
     dones: torch.Tensor
     """``[n, 1]`` float32; 0 where a time limit ended the episode."""
     rewards: torch.Tensor
-    """``[n, 1]`` float32."""
-    discounts: None = None
-    """Of n steps: there are none."""
+    """``[n, 1]`` float32; with ``n_steps`` the discounted sum."""
+    discounts: torch.Tensor | None = None
+    """``[n, 1]`` float32, of what follows n steps; None without ``n_steps``."""
     weights: torch.Tensor | None = None
     """``[n, 1]`` float32, to multiply the losses by; None without priorities."""
     indices: torch.Tensor | None = None
@@ -70,25 +87,32 @@ class SharedReplayBuffer(ReplayBuffer):
         model.replay_buffer.prioritize(model.q_net)
         model.learn(50_000)
 
-    The first process makes the buffer; one that names the same directory gets what is in it, at
-    the same time or after a crash. ``DQN.load`` makes the buffer again from these arguments, so a
-    saved model comes back with its transitions. It draws from torch's default generator, which the
-    ``seed`` of the model decides.
+    The first process makes the buffer. A process that names the same directory, at the same time or
+    after a crash, gets the stored transitions. ``DQN.load`` makes the buffer again from these
+    arguments, so a saved model comes back with its transitions. Draws come from torch's default
+    generator, which the ``seed`` of the model decides.
 
     Args:
         buffer_size: transitions of all environments and processes; the same in each process.
-        observation_space: also a ``Dict``, for ``MultiInputPolicy``.
+        observation_space: any space that Stable-Baselines3 takes, ``Dict`` included.
         action_space: as Stable-Baselines3 gives it.
         device: where samples are sent.
         n_envs: environments of this process; others may have another number.
-        optimize_memory_usage: not possible: what follows in the ring is another process's.
+        optimize_memory_usage: store an observation once if it is also the next observation of the
+            step before it (``share_next`` of `LazyMemmapStorage`). The same in each process.
+            Samples do not change, and ``handle_timeout_termination`` may stay True.
         handle_timeout_termination: store ``TimeLimit.truncated``, so that an episode that was cut
             off is not done in a sample.
         scratch_dir: the directory.
-        alpha: priority exponent; None: no priorities, uniform draws.
+        alpha: priority exponent; None for uniform draws.
         beta: exponent of the importance weights.
-        rank: which of several learners this is, so that one seed gives each draws of its own; see
-            `ReplayBuffer`.
+        rank: number of this learner among several that have one seed; see `ReplayBuffer`.
+        n_steps: steps of a transition, made when it is drawn; see `NStep`. With 1, the default,
+            samples have no ``discounts``.
+        gamma: discount for ``n_steps``, the same as the model's.
+        frame_stack: number of frames in an observation, which is a stack along its channels
+            (``VecFrameStack``) or its first dimension (``FrameStackObservation``). The newest frame
+            of each is stored, and samples have stacks. The same in each process.
 
     Attributes:
         buffer: the buffer inside, a `TensorDictReplayBuffer` or, with ``alpha``, a
@@ -96,13 +120,14 @@ class SharedReplayBuffer(ReplayBuffer):
             ``close`` and so on.
 
     Raises:
-        ValueError: ``optimize_memory_usage``; or the directory has priorities, and ``alpha`` is
-            None, or another one.
+        ValueError: the directory has priorities, and ``alpha`` is None, or another one;
+            ``frame_stack`` does not divide the channels, is used with ``Dict`` observations, or
+            together with ``n_steps``.
         SchemaMismatchError: the directory holds a buffer of another ``buffer_size``; at the first
             ``add`` of other spaces.
 
-    Cost: an ``add`` or a ``sample`` is one native call, and what Stable-Baselines3 does with the
-        arrays.
+    Cost: an ``add`` or a ``sample`` is one native call, and Stable-Baselines3's own conversions of
+        the arrays.
     """
 
     def __init__(
@@ -119,31 +144,52 @@ class SharedReplayBuffer(ReplayBuffer):
         alpha: float | None = None,
         beta: float = 0.4,
         rank: int | None = None,
+        n_steps: int = 1,
+        gamma: float = 0.99,
+        frame_stack: int | None = None,
     ) -> None:
-        if optimize_memory_usage:
+        if frame_stack is not None and n_steps > 1:
             raise ValueError(
-                "SharedReplayBuffer has no optimize_memory_usage: processes write in turns, so the "
-                "next observation is not in the next place; leave it out, or use a "
-                "smaller buffer_size"
+                "SharedReplayBuffer takes n_steps or frame_stack, and not both; store whole stacks "
+                "(leave frame_stack out), and pass optimize_memory_usage=True to store each once"
             )
-        # Not ReplayBuffer's own: it makes the arrays.
+        # ReplayBuffer's own constructor would allocate the arrays.
         super(ReplayBuffer, self).__init__(
             buffer_size, observation_space, action_space, device, n_envs
         )
+        self._capacity = buffer_size
         self.buffer_size = max(buffer_size // n_envs, 1)
-        self.optimize_memory_usage = False
+        self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
+        self.scratch_dir, self.alpha, self.beta, self.rank = scratch_dir, alpha, beta, rank
+        self.n_steps, self.gamma = n_steps, gamma
+        self._stacks = None if frame_stack is None else _Stacks(observation_space, frame_stack)
         self._action_dtype = self._maybe_cast_dtype(action_space.dtype)
         self._streams = np.arange(n_envs)
+        self._expected: list[NDArray[Any]] | None = None
         self._drawn: SharedSamples | None = None
-        storage = LazyMemmapStorage(buffer_size, scratch_dir=scratch_dir, shared_init=True)
-        self.buffer: TensorDictReplayBuffer
-        if alpha is None:
-            self.buffer = TensorDictReplayBuffer(storage=storage, rank=rank)
-        else:
-            self.buffer = TensorDictPrioritizedReplayBuffer(
-                storage=storage, alpha=alpha, beta=beta, rank=rank
-            )
+        self.buffer = self._open()
+
+    def _open(self) -> TensorDictReplayBuffer:
+        """The buffer in the directory, new or as it is."""
+        storage = LazyMemmapStorage(
+            self._capacity,
+            scratch_dir=self.scratch_dir,
+            shared_init=True,
+            share_next=self.optimize_memory_usage,
+        )
+        options: dict[str, Any] = {"storage": storage, "rank": self.rank}
+        if self._stacks is not None:
+            options["sample_unit"] = FrameStack(self._stacks.count)
+        elif self.n_steps > 1:
+            options["sample_unit"] = NStep(self.n_steps, self.gamma)
+        return self._made(options)
+
+    def _made(self, options: dict[str, Any]) -> TensorDictReplayBuffer:
+        """A buffer of the class that draws, with these options."""
+        if self.alpha is None:
+            return TensorDictReplayBuffer(**options)
+        return TensorDictPrioritizedReplayBuffer(alpha=self.alpha, beta=self.beta, **options)
 
     @property
     def pos(self) -> int:
@@ -152,7 +198,7 @@ class SharedReplayBuffer(ReplayBuffer):
 
     @pos.setter
     def pos(self, value: int) -> None:
-        """It follows from what is written: `BaseBuffer` begins with 0."""
+        """Has no effect: `BaseBuffer` sets 0, and the row follows from the number of writes."""
 
     @property
     def full(self) -> bool:
@@ -161,14 +207,20 @@ class SharedReplayBuffer(ReplayBuffer):
 
     @full.setter
     def full(self, value: bool) -> None:
-        """See `pos`."""
+        """Has no effect, as that of `pos`."""
+
+    @property
+    def dones(self) -> _Dones:  # type: ignore[override]
+        """Ends the current episodes if an element is set, as ``learn`` does when it starts anew."""
+        return _Dones(self)
 
     def size(self) -> int:
-        """Rows of ``n_envs`` transitions that are there, of all processes."""
+        """Rows of ``n_envs`` transitions that are stored, of all processes."""
         return len(self.buffer) // self.n_envs
 
     def reset(self) -> None:
         """Forget every transition, those of other processes too."""
+        self._cut()
         self.buffer.empty()
 
     def add(
@@ -182,42 +234,61 @@ class SharedReplayBuffer(ReplayBuffer):
     ) -> None:
         """Write a step of all environments, each as a stream of its own.
 
+        An environment begins a new trajectory if its observation is not the next observation of
+        the step before, even if that was not done: ``learn`` resets the environments.
+
         Raises:
             RingOverrunError, RateLimitTimeout: as ``extend`` of the buffer.
         """
         cuts = [self.handle_timeout_termination and i.get("TimeLimit.truncated") for i in infos]
+        ended, truncated = np.array(done, np.bool_).reshape(self.n_envs), np.array(cuts, np.bool_)
+        now, then = self._stored(obs), self._stored(next_obs)
+        if self._follows_trajectories:
+            self._look_for_resets(now, then)
         rows = {
-            "observations": self._stored(obs),
-            "next_observations": self._stored(next_obs),
-            "actions": np.asarray(action, self._action_dtype).reshape(self.n_envs, self.action_dim),
-            "rewards": np.asarray(reward, np.float32).reshape(self.n_envs),
-            "dones": np.asarray(done, np.bool_).reshape(self.n_envs),
-            "timeouts": np.array(cuts, np.bool_),
+            "action": np.asarray(action, self._action_dtype).reshape(self.n_envs, self.action_dim),
+            "next": {
+                "reward": np.asarray(reward, np.float32).reshape(self.n_envs),
+                "done": ended,
+                "terminated": ended & ~truncated,
+                "truncated": truncated,
+            },
         }
+        if self._stacks is not None:
+            stacks = self._stacks.split(now)
+            rows["blank"] = self._stacks.blank(stacks)
+            now, then = stacks[:, -1], self._stacks.split(then)[:, -1]
+        rows["observation"], rows["next"]["observation"] = now, then
         self.buffer.extend(rows, streams=self._streams)
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> SharedSamples:  # type: ignore[override]
-        """Draw transitions, of any process; by priority, where there are any.
+        """Draw transitions of any process, by priority if the buffer has priorities.
 
         Args:
-            batch_size: how many.
+            batch_size: number of transitions.
             env: normalizes observations and rewards.
 
         Raises:
             EmptyBufferError: nothing was written yet.
         """
         batch = self.buffer.sample(batch_size)
-        weights = None
-        if self._prioritized:
+        after = batch["next"]
+        weights = discounts = None
+        if self.alpha is not None:
             weights = self.to_torch(batch["_weight"].unsqueeze(1), copy=False)
-        rewards = self._normalize_reward(batch["rewards"].numpy()[:, None], env)
-        dones = batch["dones"] & ~batch["timeouts"]
+        if self.n_steps > 1:
+            discounts = self.to_torch(batch["gamma"].unsqueeze(1), copy=False)
+        rewards = self._normalize_reward(after["reward"].numpy()[:, None], env)
+        now, then = batch["observation"], after["observation"]
+        if self._stacks is not None:
+            now, then = self._stacks.join(now, then, batch["blank"])
         drawn = SharedSamples(
-            observations=self._given(batch["observations"], env),
-            actions=self.to_torch(batch["actions"], copy=False),
-            next_observations=self._given(batch["next_observations"], env),
-            dones=self.to_torch(dones.float().unsqueeze(1), copy=False),
+            observations=self._given(now, env),
+            actions=self.to_torch(batch["action"], copy=False),
+            next_observations=self._given(then, env),
+            dones=self.to_torch(after["terminated"].float().unsqueeze(1), copy=False),
             rewards=self.to_torch(rewards, copy=False),
+            discounts=discounts,
             weights=weights,
             indices=batch["index"],
             generations=batch["index_generation"],
@@ -231,11 +302,11 @@ class SharedReplayBuffer(ReplayBuffer):
         Multiply its losses by ``samples.weights``.
 
         Args:
-            samples: what `sample` gave.
-            errors: of each item, in any form of n numbers; their absolute values count.
+            samples: the result of `sample`.
+            errors: n numbers of any shape; their absolute values become the priorities.
 
         Returns:
-            How many were applied; the others came too late: their items have been written over.
+            How many were applied. The others came too late: their items have been overwritten.
         """
         priority = errors.detach().abs().reshape(-1).cpu()
         return self.buffer.update_priority(  # type: ignore[no-any-return]
@@ -261,7 +332,7 @@ class SharedReplayBuffer(ReplayBuffer):
         Raises:
             ValueError: the buffer has no priorities.
         """
-        if not self._prioritized:
+        if self.alpha is None:
             raise ValueError(
                 "SharedReplayBuffer.prioritize: this buffer has no priorities; make it with alpha, "
                 'replay_buffer_kwargs={"scratch_dir": ..., "alpha": 0.6}'
@@ -290,11 +361,26 @@ class SharedReplayBuffer(ReplayBuffer):
             output.register_hook(weighted)
 
     @property
-    def _prioritized(self) -> bool:
-        return isinstance(self.buffer, TensorDictPrioritizedReplayBuffer)
+    def _follows_trajectories(self) -> bool:
+        """True if samples need the steps around an item."""
+        return self._stacks is not None or self.n_steps > 1
+
+    def _look_for_resets(self, now: Any, then: Any) -> None:
+        """Begin a new trajectory of each environment whose observation was not expected."""
+        given = _leaves(now)
+        if self._expected is not None:
+            pairs = zip(given, self._expected, strict=True)
+            other = np.array([(_bytes(a) != _bytes(b)).any(1) for a, b in pairs]).any(0)
+            self._streams = np.where(other, self._streams + self.n_envs, self._streams)
+        self._expected = [np.array(one) for one in _leaves(then)]
+
+    def _cut(self) -> None:
+        """Begin a new trajectory of each environment."""
+        self._streams = self._streams + self.n_envs
+        self._expected = None
 
     def _stored(self, obs: Any) -> Any:
-        """Observations as they are stored, of the space's dtype and ``[n_envs, ...]``."""
+        """Observations of the space's dtype, ``[n_envs, ...]``."""
         space, shape = self.observation_space, cast("Any", self.obs_shape)
         if isinstance(space, spaces.Dict):
             return {
@@ -304,7 +390,7 @@ class SharedReplayBuffer(ReplayBuffer):
         return np.asarray(obs, space.dtype).reshape(self.n_envs, *shape)
 
     def _given(self, stored: Any, env: VecNormalize | None) -> Observations:
-        """Observations as they are given: normalized, and on the device."""
+        """Observations of a sample: normalized, and on the device."""
         if isinstance(stored, torch.Tensor):
             arrays: Any = self._normalize_obs(stored.numpy(), env)
             return self.to_torch(arrays, copy=False)
@@ -312,5 +398,197 @@ class SharedReplayBuffer(ReplayBuffer):
         return {key: self.to_torch(one, copy=False) for key, one in arrays.items()}
 
     def __getstate__(self) -> dict[str, Any]:
-        """The directory and the arguments, as ``save_replay_buffer`` pickles them."""
-        return {**self.__dict__, "_drawn": None}
+        """The directory and the arguments, which ``save_replay_buffer`` pickles."""
+        return {**self.__dict__, "buffer": None, "_drawn": None, "_expected": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Opens the directory again."""
+        self.__dict__.update(state)
+        self.buffer = self._open()
+
+
+class SharedHerReplayBuffer(SharedReplayBuffer, HerReplayBuffer):
+    """A `SharedReplayBuffer` for goals: hindsight, as Stable-Baselines3's ``HerReplayBuffer``.
+
+        model = SAC(
+            "MultiInputPolicy",
+            env,
+            replay_buffer_class=SharedHerReplayBuffer,
+            replay_buffer_kwargs={"scratch_dir": "run/goals", "n_sampled_goal": 4},
+        )
+
+    A `HERReplayBuffer` relabels the first ``n_sampled_goal / (n_sampled_goal + 1)`` of each sample
+    with a goal that was reached in the same episode, of the same environment and process. Stored
+    items do not change. Rewards come from ``compute_reward`` of the environment.
+
+    Unlike Stable-Baselines3's, it also draws steps of episodes that have not ended. Their last step
+    is the newest one.
+
+    Args:
+        buffer_size: see `SharedReplayBuffer`, as for ``observation_space``, ``action_space``,
+            ``device``, ``n_envs``, ``optimize_memory_usage``, ``handle_timeout_termination``,
+            ``scratch_dir``, ``alpha``, ``beta`` and ``rank``.
+        observation_space: a ``Dict`` with ``observation``, ``achieved_goal`` and ``desired_goal``.
+        action_space: as Stable-Baselines3 gives it.
+        env: the environment that computes rewards. The model passes its own.
+        n_sampled_goal: relabelled transitions for each one that stays as it is.
+        goal_selection_strategy: ``"future"``, ``"final"`` or ``"episode"``.
+        copy_info_dict: only False: the ``info`` of a step is not stored.
+        **options: see ``buffer_size``.
+
+    Raises:
+        NotImplementedError: ``copy_info_dict``, ``n_steps`` or ``frame_stack``.
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Dict,
+        action_space: spaces.Space[Any],
+        env: VecEnv | None,
+        device: torch.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        n_sampled_goal: int = 4,
+        goal_selection_strategy: GoalSelectionStrategy | str = "future",
+        copy_info_dict: bool = False,
+        **options: Any,
+    ) -> None:
+        refused = [name for name in ("n_steps", "frame_stack") if name in options]
+        refused += ["copy_info_dict"] if copy_info_dict else []
+        if refused:
+            raise NotImplementedError(
+                f"SharedHerReplayBuffer has no {' and no '.join(refused)}: it relabels single "
+                "steps, and stores no info dictionaries; leave the argument out"
+            )
+        self.env = env
+        self.copy_info_dict = False
+        self.n_sampled_goal = n_sampled_goal
+        self.her_ratio = 1 - 1.0 / (n_sampled_goal + 1)
+        name = getattr(goal_selection_strategy, "name", goal_selection_strategy)
+        self.goal_selection_strategy = GoalSelectionStrategy[str(name).upper()]
+        super().__init__(
+            buffer_size,
+            observation_space,
+            action_space,
+            device,
+            n_envs,
+            optimize_memory_usage,
+            handle_timeout_termination,
+            **options,
+        )
+
+    def _made(self, options: dict[str, Any]) -> TensorDictReplayBuffer:
+        if self.alpha is not None:
+            options["sampler"] = PrioritizedSampler(self._capacity, self.alpha, self.beta)
+        return HERReplayBuffer(
+            self._rewards,
+            her_ratio=self.her_ratio,
+            strategy=HindsightStrategy[self.goal_selection_strategy.name],
+            goal_key=("observation", "desired_goal"),
+            achieved_goal_key=("observation", "achieved_goal"),
+            **options,
+        )
+
+    @property
+    def _follows_trajectories(self) -> bool:
+        return True
+
+    def _rewards(self, rows: TensorDictBase) -> torch.Tensor:
+        """The rewards of relabelled rows, from the environment."""
+        if self.env is None:
+            raise ValueError(
+                "SharedHerReplayBuffer has no environment, so it cannot compute rewards; call "
+                "set_env(env) after the buffer was unpickled"
+            )
+        reached = rows["next", "observation", "achieved_goal"].numpy()
+        goals = rows["observation", "desired_goal"].numpy()
+        infos: list[dict[str, Any]] = [{} for _ in goals]
+        (rewards,) = self.env.env_method("compute_reward", reached, goals, infos, indices=[0])
+        return cpu.as_tensor(np.asarray(rewards, np.float32))
+
+    def truncate_last_trajectory(self) -> None:
+        """End the current episodes, as ``load_replay_buffer`` does by default."""
+        self._cut()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The directory and the arguments, without the environment."""
+        return {**super().__getstate__(), "env": None}
+
+
+class _Dones:
+    """Stands for the array of flags in which ``learn`` marks the newest row as done."""
+
+    def __init__(self, buffer: SharedReplayBuffer) -> None:
+        self._buffer = buffer
+
+    def __setitem__(self, row: Any, done: Any) -> None:
+        self._buffer._cut()
+
+
+class _Stacks:
+    """Takes observations that are stacks of frames apart, and puts them together.
+
+    ``VecFrameStack`` begins an episode with black frames, and ``FrameStackObservation`` with copies
+    of the first frame. A `FrameStack` gives copies. Each step stores how many black frames its
+    stack begins with, and these are made black again.
+    """
+
+    def __init__(self, space: spaces.Space[Any], count: int) -> None:
+        shape = space.shape
+        if not shape or not isinstance(space, spaces.Box):
+            raise ValueError(
+                f"frame_stack={count} needs observations that are arrays, got {space}; leave it out"
+            )
+        first = shape[0] == count or (
+            is_image_space(space) and is_image_space_channels_first(space)
+        )
+        self.count, self.axis = count, 0 if first else len(shape) - 1
+        self.channels, rest = divmod(shape[self.axis], count)
+        if count < 1 or rest or not self.channels:
+            raise ValueError(
+                f"frame_stack={count} does not divide the {shape[self.axis]} channels of "
+                f"observations {list(shape)}; pass the number of frames that the environment stacks"
+            )
+
+    def split(self, observations: NDArray[Any]) -> NDArray[Any]:
+        """``[n, count, *frame]`` of observations ``[n, ...]``, oldest frame first."""
+        axis, shape = self.axis + 1, observations.shape
+        apart = observations.reshape(*shape[:axis], self.count, self.channels, *shape[axis + 1 :])
+        return np.moveaxis(apart, axis, 1)
+
+    def blank(self, stacks: NDArray[Any]) -> NDArray[np.uint8]:
+        """Number of frames with only zeros that each stack begins with."""
+        found = np.zeros(len(stacks), np.uint8)
+        still = np.ones(len(stacks), np.bool_)
+        for at in range(self.count):
+            still &= ~stacks[:, at].reshape(len(stacks), -1).any(1)
+            if not still.any():
+                break
+            found += still
+        return found
+
+    def join(
+        self, now: torch.Tensor, then: torch.Tensor, blank: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Observations and next observations of stacks ``[n, count, *frame]``."""
+        count = blank.unsqueeze(1).int()
+        if count.any():
+            at = cpu.arange(self.count)
+            now[at < count], then[at < count - 1] = 0, 0
+        return self._together(now), self._together(then)
+
+    def _together(self, stacks: torch.Tensor) -> torch.Tensor:
+        moved = stacks.movedim(1, self.axis + 1)
+        return moved.flatten(self.axis + 1, self.axis + 2)
+
+
+def _leaves(observations: Any) -> list[NDArray[Any]]:
+    """The arrays of observations."""
+    return list(observations.values()) if isinstance(observations, dict) else [observations]
+
+
+def _bytes(rows: NDArray[Any]) -> NDArray[np.uint8]:
+    """The bytes of each row, in which a NaN equals itself."""
+    return np.ascontiguousarray(rows).reshape(len(rows), -1).view(np.uint8)

@@ -9,7 +9,6 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,52 +28,26 @@ from gymnasium import spaces
 from stable_baselines3 import DQN, SAC, TD3
 from stable_baselines3.common import buffers
 from stable_baselines3.common.logger import configure
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import VecNormalize
 from torch.nn import functional
 
 from shmbuffer.sb3 import SharedReplayBuffer, SharedSamples
+from tests.adapters.sb3_programs import (
+    ACTIONS,
+    BOX,
+    FIELDS,
+    SPACES,
+    assert_row,
+    assert_same,
+    envs_of,
+    fill,
+    model_of,
+    ours_of,
+    the_row,
+    theirs_of,
+)
 
-FIELDS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
-
-
-class Signs(gym.Env[Any, Any]):
-    """Episodes of six steps, cut off or ended in turns; observations of a space of the test's."""
-
-    def __init__(self, space: spaces.Space[Any], actions: spaces.Space[Any]) -> None:
-        self.observation_space, self.action_space = space, actions
-        self._steps = self._episode = 0
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        if seed is not None:
-            self.observation_space.seed(seed)
-        self._steps, self._episode = 0, self._episode + 1
-        return self.observation_space.sample(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self._steps += 1
-        over, cut = self._steps == 6, self._episode % 2 == 0
-        obs = self.observation_space.sample()
-        return obs, self.np_random.random(), over and not cut, over and cut, {}
-
-
-BOX = spaces.Box(-1, 1, (3,), np.float32)
-SPACES = {
-    "box": BOX,
-    "image": spaces.Box(0, 255, (4, 4, 1), np.uint8),
-    "discrete": spaces.Discrete(5),
-    "dict": spaces.Dict({"pixels": spaces.Box(0, 255, (2, 2), np.uint8), "place": BOX}),
-    "dict of discrete": spaces.Dict({"room": spaces.Discrete(5), "place": BOX}),
-}
-ACTIONS = {
-    "discrete": spaces.Discrete(3),
-    "box": spaces.Box(-2, 2, (2,), np.float32),
-    "box of float64": spaces.Box(-2, 2, (2,), np.float64),
-}
-
-
-def envs_of(space: spaces.Space[Any], actions: spaces.Space[Any], count: int) -> DummyVecEnv:
-    return DummyVecEnv([lambda: Signs(space, actions) for _ in range(count)])
+SAMPLED = ("observations", "actions", "next_observations", "dones", "rewards")
 
 
 @pytest.fixture(autouse=True)
@@ -102,64 +75,6 @@ def made(tmp_path: Path) -> Iterator[Callable[..., SharedReplayBuffer]]:
     yield make
     for one in buffers:
         one.buffer.close()
-
-
-@contextmanager
-def model_of(algorithm: Any, path: Path, **options: Any) -> Iterator[Any]:
-    """A model on our buffer, which is closed in the end."""
-    more = options.pop("replay_buffer_kwargs", {})
-    model = algorithm(
-        options.pop("policy", "MlpPolicy"),
-        device="cpu",
-        replay_buffer_class=SharedReplayBuffer,
-        replay_buffer_kwargs={"scratch_dir": str(path), **more},
-        **options,
-    )
-    try:
-        yield model
-    finally:
-        model.replay_buffer.buffer.close()
-        model.env.close()
-
-
-def fill(buffer: Any, envs: Any, steps: int, seed: int = 0) -> None:
-    """Write what some random steps give, as Stable-Baselines3 does."""
-    rng = np.random.default_rng(seed)
-    envs.seed(seed)
-    envs.action_space.seed(seed)
-    obs = envs.reset()
-    original = envs.get_original_obs() if isinstance(envs, VecNormalize) else obs
-    for _ in range(steps):
-        action = np.stack([envs.action_space.sample() for _ in range(envs.num_envs)])
-        if action.dtype.kind == "f":
-            action = rng.uniform(-1, 1, action.shape)
-        after, reward, done, infos = envs.step(action)
-        if isinstance(envs, VecNormalize):
-            after, reward = envs.get_original_obs(), envs.get_original_reward()
-        buffer.add(original, after, action, reward, done, infos)
-        original = after
-
-
-def rows_of(ours: SharedReplayBuffer) -> dict[str, Any]:
-    """All items, in the order of the ring."""
-    return ours.buffer[:].to_dict()  # type: ignore[no-any-return]
-
-
-def theirs_of(buffer: buffers.ReplayBuffer, field: str) -> Any:
-    """A field of Stable-Baselines3's buffer, in that order."""
-    found = getattr(buffer, field)
-    if isinstance(found, dict):
-        return {key: one[: buffer.pos].reshape(-1, *one.shape[2:]) for key, one in found.items()}
-    return found[: buffer.pos].reshape(-1, *found.shape[2:])
-
-
-def assert_same(ours: Any, theirs: Any) -> None:
-    if isinstance(theirs, dict):
-        assert ours.keys() == theirs.keys()
-        for key, one in theirs.items():
-            assert_same(ours[key], one)
-    else:
-        np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
 
 
 # -- what is stored ----------------------------------------------------------------------------
@@ -201,11 +116,11 @@ def test_an_algorithm_stores_in_it_what_it_stores_in_its_own(
                 False,
             )
         )
-        rows = rows_of(ours)
         for field in FIELDS:
-            assert_same(rows[field], theirs_of(own, field))
-        assert rows["timeouts"].any()
-        assert (rows["dones"] & ~rows["timeouts"]).any()
+            assert_same(ours_of(ours, field), theirs_of(own, field))
+        cut = ours_of(ours, "timeouts")
+        assert cut.any()
+        assert (ours_of(ours, "dones") & ~cut).any()
 
 
 def test_a_full_buffer_says_so_and_loses_the_oldest(
@@ -216,7 +131,7 @@ def test_a_full_buffer_says_so_and_loses_the_oldest(
         fill(one, envs_of(BOX, ACTIONS["discrete"], 2), 7)
     assert (ours.buffer_size, ours.size(), ours.pos, ours.full) == (5, 5, 2, True)
     assert (theirs.buffer_size, theirs.size(), theirs.pos, theirs.full) == (5, 5, 2, True)
-    assert_same(rows_of(ours)["rewards"], theirs.rewards.reshape(-1))
+    assert_same(ours_of(ours, "rewards"), theirs.rewards.reshape(-1))
     ours.reset()
     assert (ours.size(), ours.pos, ours.full) == (0, 0, False)
 
@@ -259,25 +174,8 @@ def test_a_sample_is_as_one_of_its_own_would_be(
     assert sample.indices is not None
     assert (sample.discounts, sample.weights) == (None, None)
     for at, index in enumerate(sample.indices.tolist()):
-        row = by_reward[float(ours.buffer[index]["rewards"])]
-        # Its own draw of a row takes the environment at random: until it is this one.
-        while True:
-            wanted = theirs._get_samples(np.array([row // 2]), env)
-            if torch.equal(wanted.rewards[0], sample.rewards[at]):
-                break
-        for field in ("observations", "actions", "next_observations", "dones", "rewards"):
-            one, other = getattr(sample, field), getattr(wanted, field)
-            for mine, its in zip(_leaves(one), _leaves(other), strict=True):
-                assert (mine.dtype, mine.shape[1:], mine.device) == (
-                    its.dtype,
-                    its.shape[1:],
-                    its.device,
-                )
-                assert torch.equal(mine[at], its[0])
-
-
-def _leaves(value: Any) -> list[torch.Tensor]:
-    return [value[key] for key in sorted(value)] if isinstance(value, dict) else [value]
+        row, env_index = divmod(by_reward[float(ours.buffer[index]["next", "reward"])], 2)
+        assert_row(sample, at, the_row(theirs, row, env_index, env), SAMPLED)
 
 
 @pytest.mark.parametrize("handles", [True, False])
@@ -528,8 +426,12 @@ def test_a_collector_follows_a_learner_that_has_no_environment(tmp_path: Path) -
 
 
 def test_what_does_not_fit_is_refused(made: Callable[..., SharedReplayBuffer]) -> None:
-    with pytest.raises(ValueError, match=r"has no optimize_memory_usage: .* use a smaller"):
-        made(10, optimize_memory_usage=True)
+    with pytest.raises(ValueError, match=r"n_steps or frame_stack, and not both; store whole"):
+        made(10, n_steps=2, frame_stack=3)
+    with pytest.raises(ValueError, match=r"frame_stack=2 does not divide the 3 channels .*; pass"):
+        made(10, frame_stack=2)
+    with pytest.raises(ValueError, match=r"frame_stack=2 needs observations that are arrays"):
+        made(10, SPACES["dict"], frame_stack=2)
     ours = made(10)
     with pytest.raises(EmptyBufferError):
         ours.sample(2)
@@ -542,7 +444,7 @@ def test_what_does_not_fit_is_refused(made: Callable[..., SharedReplayBuffer]) -
     with pytest.raises(ValueError, match=r"priorities are kept with alpha=0\.6"):
         made(10, alpha=0.7)
     other = made(10, SPACES["image"])
-    with pytest.raises(SchemaMismatchError, match="observations"):
+    with pytest.raises(SchemaMismatchError, match="observation"):
         fill(other, envs_of(SPACES["image"], ACTIONS["discrete"], 1), 1)
     assert ours.size() == 3
 
