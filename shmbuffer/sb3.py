@@ -245,20 +245,21 @@ class SharedReplayBuffer(ReplayBuffer):
         now, then = self._stored(obs), self._stored(next_obs)
         if self._follows_trajectories:
             self._look_for_resets(now, then)
-        rows = {
+        after: dict[str, Any] = {
+            "reward": np.asarray(reward, np.float32).reshape(self.n_envs),
+            "done": ended,
+            "terminated": ended & ~truncated,
+            "truncated": truncated,
+        }
+        rows: dict[str, Any] = {
             "action": np.asarray(action, self._action_dtype).reshape(self.n_envs, self.action_dim),
-            "next": {
-                "reward": np.asarray(reward, np.float32).reshape(self.n_envs),
-                "done": ended,
-                "terminated": ended & ~truncated,
-                "truncated": truncated,
-            },
+            "next": after,
         }
         if self._stacks is not None:
             stacks = self._stacks.split(now)
             rows["blank"] = self._stacks.blank(stacks)
             now, then = stacks[:, -1], self._stacks.split(then)[:, -1]
-        rows["observation"], rows["next"]["observation"] = now, then
+        rows["observation"], after["observation"] = now, then
         self.buffer.extend(rows, streams=self._streams)
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> SharedSamples:  # type: ignore[override]
@@ -407,7 +408,7 @@ class SharedReplayBuffer(ReplayBuffer):
         self.buffer = self._open()
 
 
-class SharedHerReplayBuffer(SharedReplayBuffer, HerReplayBuffer):
+class SharedHerReplayBuffer(SharedReplayBuffer, HerReplayBuffer):  # type: ignore[misc]
     """A `SharedReplayBuffer` for goals: hindsight, as Stable-Baselines3's ``HerReplayBuffer``.
 
         model = SAC(
@@ -455,8 +456,8 @@ class SharedHerReplayBuffer(SharedReplayBuffer, HerReplayBuffer):
         copy_info_dict: bool = False,
         **options: Any,
     ) -> None:
-        refused = [name for name in ("n_steps", "frame_stack") if name in options]
-        refused += ["copy_info_dict"] if copy_info_dict else []
+        given = {**options, "copy_info_dict": copy_info_dict}
+        refused = [name for name in ("n_steps", "frame_stack", "copy_info_dict") if given.get(name)]
         if refused:
             raise NotImplementedError(
                 f"SharedHerReplayBuffer has no {' and no '.join(refused)}: it relabels single "

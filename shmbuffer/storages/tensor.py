@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 
 from shmbuffer.errors import SchemaMismatchError, SpaceError
 from shmbuffer.items.keys import OWN_KEYS
@@ -132,6 +133,17 @@ class TensorStorage(RingBacked):
     def initialized(self) -> bool:
         """True after the first write, when the leaves are known."""
         return self.mover() is not None
+
+    @property
+    def _storage(self) -> Any:
+        """The data, under the name by which programs for TorchRL read them.
+
+        Of a directory the result has every slot, and its entries have a ``filename``. In memory it
+        is views of the stored items.
+        """
+        if self.scratch_dir is None:
+            return self[:]
+        return TensorDict.load_memmap(self.scratch_dir)
 
     @property
     def appends_natively(self) -> bool:

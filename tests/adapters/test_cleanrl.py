@@ -59,6 +59,27 @@ def test_collectors_and_learner_keep_that_ratio_also_after_a_kill(tmp_path: Path
     assert abs(written - 40 - drawn) <= 20  # the limiter's error buffer
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("collectors", [0, 2])
+def test_dqn_on_stacks_of_frames_runs_both_of_its_loops(tmp_path: Path, collectors: int) -> None:
+    pytest.importorskip(
+        "stable_baselines3", reason="the replay buffer of the loop without collectors"
+    )
+    options = ("--total-timesteps", "200", "--collectors", str(collectors))
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples/cleanrl_dqn.py", *SMALL, tmp_path / "dqn", *options],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert re.fullmatch(r"40 updates in \d+ s: \d+% caught", done.stdout.strip()), done.stderr
+    if collectors:
+        with attach(tmp_path / "dqn") as rb:
+            assert rb[0]["obs"].shape == (12, 12)
+            assert rb[:]["next", "done"].any()
+
+
 @pytest.mark.parametrize("page", ["stable-baselines3", "cleanrl", "dataloader"])
 def test_the_program_of_a_page_has_at_most_40_lines(page: str) -> None:
     (program,) = (block for block in blocks_of(f"docs/guides/{page}.md") if block.title)

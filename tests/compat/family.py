@@ -124,7 +124,7 @@ def same(mine: Any, theirs_: Any) -> bool:
 def said_by(script: str, *arguments: str) -> dict[str, Any]:
     """What a script of this folder prints at its end, which it comes to."""
     command = [sys.executable, "-W", "ignore", "-m", f"tests.compat.{script}", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

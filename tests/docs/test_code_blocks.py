@@ -42,6 +42,7 @@ NEEDS = {
     "docs/guides/vector-environments.md": "gymnasium",
     "docs/guides/several-machines.md": "ray",
     "docs/monitoring.md": "matplotlib",
+    "docs/recipes.md": "stable_baselines3",
 }
 
 # Each runs for seconds what tests of other folders run, too.
@@ -56,6 +57,7 @@ IN_FULL = (
     "docs/guides/several-learners.md",
     "docs/guides/several-machines.md",
     "docs/monitoring.md",
+    "docs/recipes.md",
 )
 
 # Else Ray reports what is used, leaves a token in the user's home, and starts workers late.

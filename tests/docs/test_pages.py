@@ -70,6 +70,20 @@ def test_the_first_example_runs_twice(
         exec(compile(example.code, page, "exec"), {"__name__": "__main__"})
 
 
+def test_a_recipe_has_at_most_30_lines() -> None:
+    recipes = [block for block in blocks_of("docs/recipes.md") if block.language == "python"]
+    assert len(recipes) == 4
+    for recipe in recipes:
+        assert sum(1 for line in recipe.code.splitlines() if line.strip()) <= 30
+
+
+def test_the_recipes_stand_before_the_guides_and_every_guide_names_one() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    assert navigation.index("recipes.md") < navigation.index("guides/")
+    for guide in ROOT.glob("docs/guides/*.md"):
+        assert "](../recipes.md#" in guide.read_text(), guide.name
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 

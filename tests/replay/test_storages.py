@@ -58,6 +58,23 @@ def test_views_of_a_memmap_storage_are_memory_mapped_tensors() -> None:
     assert type(plain.get(0)["a"]) is torch.Tensor
 
 
+def test_the_file_of_an_entry_is_found_as_in_torchrls_tutorial(tmp_path: Path) -> None:
+    storage = LazyMemmapStorage(10, scratch_dir=tmp_path / "replay")
+    rb = ReplayBuffer(storage=storage)
+    rb.extend(items(0, 4))
+    for key in ("a", ("b", "c")):
+        entry = rb._storage._storage[key]
+        assert Path(entry.filename).is_relative_to(tmp_path / "replay")
+        assert Path(entry.filename).exists()
+        assert torch.equal(entry[:4], items(0, 4)[key])
+        public = TensorDict.load_memmap(tmp_path / "replay")[key]
+        assert public.filename == entry.filename
+    in_memory = LazyTensorStorage(10)
+    in_memory.set(range(4), items(0, 4))
+    assert (in_memory._storage == items(0, 4)).all()
+    storage.close()
+
+
 def test_a_new_key_adds_a_column_where_nobody_else_looks(make_private: Any) -> None:
     storage = make_private(10)
     storage.set(range(4), items(0, 4))

@@ -1,0 +1,368 @@
+"""Runs a training script that the wheel of TorchRL ships, on either library's replay buffers.
+
+python -m tests.compat.sota PROGRAM
+
+The script's folder is copied, and gets a small configuration, because the wheel ships none. The
+script then runs as ``__main__`` three times. The last line of the output is JSON: for each run, the
+losses that were differentiated, exactly, or the error that ended it.
+
+- "torchrl": unchanged, but for ``prefetch=0``. TorchRL prefetches in threads, which draw from one
+  generator in an order that no seed decides.
+- "same draws": the same on shmbuffer, by one line behind the imports of the file that makes the
+  buffer. A second line gives the buffer a sampler that draws as TorchRL's `RandomSampler` does.
+- "shipped": on shmbuffer by the one line, with the script's own ``prefetch``, and with priorities
+  where it has them.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import runpy
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import shmbuffer
+
+# The entries that most scripts read; some of them leave a few unread.
+SETTINGS: dict[str, Any] = {
+    "env": {
+        "name": "Pendulum-v1",
+        "task": "",
+        "library": "gymnasium",
+        "backend": "gymnasium",
+        "seed": 42,
+        "max_episode_steps": 50,
+        "train_num_envs": 1,
+        "eval_num_envs": 1,
+    },
+    "collector": {
+        "device": "cpu",
+        "total_frames": 300,
+        "frames_per_batch": 50,
+        "init_random_frames": 100,
+        "max_frames_per_traj": 50,
+        "reset_at_each_iter": False,
+        "env_per_collector": 1,
+        "eps_start": 1.0,
+        "eps_end": 0.1,
+        "annealing_frames": 200,
+    },
+    "replay_buffer": {"size": 250, "scratch_dir": None},
+    "buffer": {"size": 250, "scratch_dir": None, "batch_size": 16},
+    "optim": {
+        "device": "cpu",
+        "batch_size": 16,
+        "utd_ratio": 0.1,
+        "gradient_steps": 10,
+        "lr": 3e-4,
+        "actor_lr": 3e-4,
+        "critic_lr": 3e-4,
+        "weight_decay": 0.0,
+        "adam_eps": 1e-8,
+        "gamma": 0.99,
+        "loss_function": "l2",
+        "target_update_polyak": 0.995,
+        "alpha_init": 1.0,
+        "policy_update_delay": 2,
+        "policy_noise": 0.2,
+        "noise_clip": 0.5,
+        "target_entropy_weight": 0.2,
+        "beta1": 0.5,
+        "beta2": 0.999,
+    },
+    "network": {
+        "device": "cpu",
+        "hidden_sizes": [32, 32],
+        "actor_hidden_sizes": [32, 32],
+        "critic_hidden_sizes": [32, 32],
+        "activation": "relu",
+        "actor_activation": "relu",
+        "critic_activation": "relu",
+        "default_policy_scale": 1.0,
+        "scale_lb": 0.1,
+        "noise_type": "gaussian",
+        "batch_norm_momentum": 0.01,
+        "warmup_steps": 10,
+    },
+    "compile": {"compile": False, "compile_mode": None, "cudagraphs": False},
+    "logger": {
+        "backend": "",
+        "exp_name": "test",
+        "project_name": "",
+        "group_name": None,
+        "mode": "offline",
+        "video": False,
+        "eval_iter": 200,
+        "log_interval": 200,
+        "eval_steps": 50,
+        "eval_envs": 1,
+        "num_eval_envs": 1,
+    },
+}
+MODEL = {"activation": "relu", "hidden_sizes": [32, 32], "default_policy_scale": 1.0}
+MODEL["scale_lb"] = 0.1
+DISCRETE = {"env": {"name": "CartPole-v1"}}
+
+
+@dataclass
+class Script:
+    """A script of the wheel, and what it needs to run here.
+
+    Attributes:
+        path: below the folder of scripts.
+        names: what its line imports from shmbuffer.
+        makes_buffer: the file that gets the line.
+        config: name of the configuration that it asks for.
+        settings: entries of that configuration, beside `SETTINGS`.
+        prioritized: ``replay_buffer.prb`` gives it priorities.
+        seeded: for a script that seeds no environment: a file, and the line before which it does so
+            here.
+    """
+
+    path: str
+    names: str
+    makes_buffer: str = "utils.py"
+    config: str = "config"
+    settings: dict[str, Any] = field(default_factory=dict)
+    prioritized: bool = True
+    seeded: tuple[str, str] | None = None
+
+    @property
+    def line(self) -> str:
+        """The line that is added."""
+        return f"from shmbuffer import {self.names}"
+
+
+PRIORITIZED = "TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer"
+MEMMAP = f"LazyMemmapStorage, {PRIORITIZED}"
+BOTH = f"LazyMemmapStorage, LazyTensorStorage, {PRIORITIZED}"
+CQL = {
+    "loss_function": "l2",
+    "temperature": 1.0,
+    "min_q_weight": 1.0,
+    "max_q_backup": False,
+    "deterministic_backup": False,
+    "num_random": 4,
+    "with_lagrange": True,
+    "lagrange_thresh": 10.0,
+    "gamma": 0.99,
+    "tau": 0.005,
+}
+IQL = {"loss_function": "l2", "gamma": 0.99, "tau": 0.005, "expectile": 0.5, "temperature": 1.0}
+IQL["hard_update_interval"] = 10
+REDQ = {
+    "seed": 42,
+    "num_workers": 1,
+    "env": {
+        "library": "gym",
+        "frame_skip": 1,
+        "vecnorm": False,
+        "norm_stats": True,
+        "init_env_steps": 20,
+        "norm_rewards": False,
+        "normalize_rewards_online": False,
+        "reward_scaling": 1.0,
+        "reward_loc": 0.0,
+        "from_pixels": False,
+        "noops": 0,
+        "catframes": 0,
+        "batch_transform": False,
+        "categorical_action_encoding": False,
+    },
+    "collector": {"async_collection": False, "multi_step": False, "n_steps_return": 1},
+    "exploration": {"ou_exploration": False, "gSDE": False, "noisy": False},
+    "network": {
+        "tanh_loc": False,
+        "actor_cells": 32,
+        "actor_depth": 1,
+        "qvalue_cells": 32,
+        "qvalue_depth": 1,
+    },
+    "loss": {
+        "type": "double",
+        "loss_function": "l2",
+        "gamma": 0.99,
+        "num_q_values": 3,
+        "hard_update": False,
+        "value_network_update_interval": 20,
+    },
+    "optim": {
+        "optimizer": "adam",
+        "lr_scheduler": "",
+        "eps": 1e-8,
+        "kwargs": {},
+        "steps_per_batch": 5,
+        "clip_grad_norm": False,
+        "clip_norm": 1.0,
+    },
+    "logger": {"record_frames": 10, "record_interval": 100, "recorder_log_keys": None},
+}
+SCRIPTS = {
+    "sac": Script("sac/sac.py", BOTH),
+    "td3": Script("td3/td3.py", BOTH),
+    "ddpg": Script("ddpg/ddpg.py", MEMMAP),
+    "discrete_sac": Script("discrete_sac/discrete_sac.py", MEMMAP, settings=DISCRETE),
+    "cql": Script(
+        "cql/cql_online.py", MEMMAP, config="online_config", settings={"loss": CQL, "model": MODEL}
+    ),
+    "discrete_cql": Script(
+        "cql/discrete_cql_online.py",
+        MEMMAP,
+        config="discrete_online_config",
+        settings={**DISCRETE, "loss": {**CQL, "action_space": "one-hot"}, "model": MODEL},
+    ),
+    "iql": Script(
+        "iql/iql_online.py", MEMMAP, config="online_config", settings={"loss": IQL, "model": MODEL}
+    ),
+    "discrete_iql": Script(
+        "iql/discrete_iql.py",
+        MEMMAP,
+        config="discrete_iql",
+        settings={**DISCRETE, "loss": IQL, "model": MODEL},
+    ),
+    "crossq": Script("crossq/crossq.py", MEMMAP),
+    "tqc": Script(
+        "tqc/tqc.py",
+        BOTH,
+        settings={
+            "loss": {"num_quantiles": 5, "num_qvalue_nets": 2, "top_quantiles_to_drop_per_net": 1}
+        },
+    ),
+    "redq": Script(
+        "redq/redq.py",
+        "LazyMemmapStorage, PrioritizedSampler, RandomSampler, TensorDictReplayBuffer",
+        settings=REDQ,
+    ),
+    "dqn": Script(
+        "dqn/dqn_cartpole.py",
+        "LazyTensorStorage, TensorDictReplayBuffer",
+        makes_buffer="dqn_cartpole.py",
+        config="config_cartpole",
+        settings={
+            "device": "cpu",
+            "env": {"env_name": "CartPole-v1"},
+            "buffer": {"buffer_size": 250},
+            "loss": {"gamma": 0.99, "hard_update_freq": 20, "num_updates": 5},
+            "logger": {"test_interval": 200, "num_test_episodes": 1},
+            "checkpoint": {
+                "path": "checkpoint",
+                "format": "directory",
+                "strict": "error",
+                "resume": False,
+                "interval": 200,
+            },
+        },
+        prioritized=False,
+        seeded=("utils_cartpole.py", "    env = TransformedEnv(env)\n"),
+    ),
+}
+
+
+def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """The settings of both; those of the second come first."""
+    found = dict(one)
+    for key, value in other.items():
+        inside = isinstance(value, dict) and isinstance(found.get(key), dict)
+        found[key] = merged(found[key], value) if inside else value
+    return found
+
+
+class TorchRLDraws(shmbuffer.Sampler):
+    """Draws with replacement as ``torchrl.data.RandomSampler`` does, from the default generator."""
+
+    def sample(self, storage: Any, batch_size: int) -> tuple[torch.Tensor, dict[str, Any]]:
+        return torch.randint(0, len(storage), (batch_size,)), {}
+
+
+SAME_DRAWS = (
+    "import functools, tests.compat.sota; RandomSampler = tests.compat.sota.TorchRLDraws; "
+    "TensorDictReplayBuffer = functools.partial(TensorDictReplayBuffer, sampler=RandomSampler())"
+)
+
+
+def prepare(script: Script, run: str, folder: Path) -> Path:
+    """Copies the script's folder; returns the script, ready to run."""
+    shipped = Path(torch.__file__).parents[1] / "sota-implementations"
+    shutil.copytree((shipped / script.path).parent, folder, dirs_exist_ok=True)
+    settings = merged(SETTINGS, script.settings)
+    for name in ("replay_buffer", "buffer"):
+        settings[name]["prb"] = run == "shipped" and script.prioritized
+        settings[name]["prefetch"] = 3 * (run == "shipped")
+    (folder / f"{script.config}.yaml").write_text(json.dumps(settings))
+    path, file = folder / Path(script.path).name, folder / script.makes_buffer
+    if script.seeded is not None:
+        name, line = script.seeded
+        seeded = (folder / name).read_text()
+        assert seeded.count(line) == 1
+        (folder / name).write_text(seeded.replace(line, "    env.set_seed(0)\n" + line))
+    text = file.read_text()
+    if run != "shipped":
+        text = re.sub(r"\b(prefetch(?:: int)? ?= ?)3\b", r"\g<1>0", text)
+    if run != "torchrl":
+        lines, imports = text.splitlines(), (ast.Import, ast.ImportFrom)
+        last = [one for one in ast.parse(text).body if isinstance(one, imports)][-1]
+        lines[last.end_lineno : last.end_lineno] = [script.line] + [SAME_DRAWS] * (run != "shipped")
+        text = "\n".join(lines)
+    file.write_text(text)
+    return path
+
+
+@contextmanager
+def recorded() -> Iterator[list[str]]:
+    """The losses that are differentiated inside of the block, in hexadecimal digits."""
+    losses: list[str] = []
+    backward = torch.Tensor.backward
+
+    def record(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        losses.append(float(self.detach().sum()).hex())
+        backward(self, *args, **kwargs)
+
+    torch.Tensor.backward = record  # type: ignore[method-assign]
+    try:
+        yield losses
+    finally:
+        torch.Tensor.backward = backward  # type: ignore[method-assign]
+
+
+def losses_of(script: Script, run: str) -> list[str] | str:
+    """The losses of one run, or its error."""
+    here, modules, path = os.getcwd(), {*sys.modules}, [*sys.path]
+    with tempfile.TemporaryDirectory() as folder, recorded() as losses:
+        file = prepare(script, run, Path(folder))
+        os.chdir(folder)
+        sys.path.insert(0, folder)
+        sys.argv = [str(file), "hydra.run.dir=.", "hydra.output_subdir=null"]
+        torch.manual_seed(0)
+        try:
+            runpy.run_path(str(file), run_name="__main__")
+        except SystemExit:  # hydra has printed the error that it stands for
+            return "failed"
+        finally:
+            os.chdir(here)
+            sys.path[:] = path
+            for name in {*sys.modules} - modules:
+                if getattr(sys.modules[name], "__file__", None) in map(str, Path(folder).iterdir()):
+                    del sys.modules[name]
+        return losses
+
+
+def main(name: str) -> None:
+    """Runs a script of the table."""
+    torch.set_num_threads(1)
+    runs = ("torchrl", "same draws", "shipped")
+    print(json.dumps({run: losses_of(SCRIPTS[name], run) for run in runs}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
