@@ -177,7 +177,7 @@ REDQ = {
         "from_pixels": False,
         "noops": 0,
         "catframes": 0,
-        "batch_transform": False,
+        "batch_transform": True,
         "categorical_action_encoding": False,
     },
     "collector": {"async_collection": False, "multi_step": False, "n_steps_return": 1},
