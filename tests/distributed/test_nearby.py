@@ -380,6 +380,13 @@ def test_streams_go_straight_or_by_the_owner(make: Make, handle_on: Any, remote_
     assert (layout.writer_of(sources[8:12]) == mine).all() == bool(remote_only)
 
 
+def test_a_transform_that_cannot_travel_is_applied_by_the_owner(make: Make, handle_on: Any) -> None:
+    handle = handle_on(Owner(make(transform=Tied()), pickle.dumps))
+    assert not handle.direct
+    assert handle.paths["sample"].startswith("its configuration cannot be pickled (TypeError")
+    assert handle.sample()["pid"].tolist() == [os.getpid()] * 4
+
+
 def test_handles_follow_the_owners_changes(make: Make, handle_on: Any) -> None:
     owner = Owner(make(transform=Scaled()), pickle.dumps)
     near, far = handle_on(owner), handle_on(owner, "it is far away")
