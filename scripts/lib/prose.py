@@ -36,10 +36,8 @@ PENDING: tuple[str, ...] = (
     "shmbuffer/errors.py",
     "shmbuffer/memory",
     "shmbuffer/numpy",
-    "shmbuffer/saves",
     "shmbuffer/sb3.py",
     "shmbuffer/service",
-    "shmbuffer/torchrl",
     "shmbuffer/watch",
 )
 """Files and folders that are not checked yet. Remove an entry once its files have no faults."""

@@ -104,9 +104,9 @@ class Saves:
 class Checkpoints(Saves):
     """A part of a buffer that can be saved and loaded alone.
 
-    A part of your own is saved by its ``state_dict``, as far as that holds tensors, text, numbers
-    and containers of them; or by its own ``dumps`` and ``loads``, which are given a directory (to
-    save, by a path for this process, until the call ends).
+    A part of your own is saved by its ``state_dict``, if that holds only tensors, text, numbers and
+    containers of them. If it has its own ``dumps`` and ``loads``, these are given a directory; the
+    path of ``dumps`` is one of this process, and valid until the call ends.
     """
 
     def dumps(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
@@ -242,7 +242,7 @@ def has_its_own(part: Any, name: str) -> bool:
 
 
 def require_no_buffer(path: Path) -> None:
-    """Raises BufferExistsError if ``path`` is the directory of a live buffer, and not a save."""
+    """Raises BufferExistsError if ``path`` is the directory of a live buffer."""
     if not (path / CONTROL).exists():
         return
     try:

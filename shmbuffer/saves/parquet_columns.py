@@ -4,8 +4,8 @@ Dtypes that Arrow lacks are stored as integers or floats of the same bits (`DTyp
 of another program are numbers, lists of them of one length, fixed-size binaries and structs of
 these.
 
-Always true: a tensor lies over a column only after Arrow's type and the number of its values were
-compared with those of the leaf, whatever the metadata of the file say.
+Always true: before a tensor is laid over a column, Arrow's type and the number of its values are
+compared with those of the leaf. The metadata of the file are not trusted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shmbuffer.tensors.form.tensors import contiguous, dtype_name, torch_dtype, 
 
 
 class Column:
-    """One leaf, ``[rows, *lanes, *shape]``."""
+    """The column of a leaf, ``[rows, *lanes, *shape]``."""
 
     def __init__(self, leaf: Leaf, lanes: tuple[int, ...]) -> None:
         self.leaf = leaf

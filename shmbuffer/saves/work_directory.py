@@ -91,7 +91,7 @@ class Work:
         except BaseException:
             self.leave()
             with suppress(OSError, ShmBufferError):
-                if made:  # but not locked: nobody else has written to it
+                if made:  # but not locked: no other process has written to it
                     self.above.unlink(f"{self.name}/{_OWNER}")
             with suppress(OSError, ShmBufferError):
                 if make:

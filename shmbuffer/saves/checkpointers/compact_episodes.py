@@ -28,9 +28,9 @@ what we remember beside it."""
 class FlatStorageCheckpointer(TensorStorageCheckpointer):
     """Saves episode data with every observation once, in memory-mapped files.
 
-    An item that does not go on where the one before it ended (several collectors write by turns, or
-    items span several steps) keeps both its observations, so that nothing is lost; TorchRL cannot
-    read such a file, and writes such data wrong.
+    If an item does not continue the one before it, because several collectors write by turns or
+    items span several steps, both its observations are kept. TorchRL cannot read such a file, and
+    writes such data incorrectly.
 
     Args:
         done_keys: entries under ``"next"`` that are flags; None is ``("done", "truncated",

@@ -32,9 +32,9 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
     The records of a list in a directory are saved as they are, in a directory that `attach` opens.
     Each kind of list storage loads what the others have saved.
 
-    Tensors, TensorDicts, tensorclasses and lazy stacks of them, arrays, text, numbers, None, bytes,
-    and lists, tuples, dicts and namedtuples of these come back as they were; tensors on the CPU,
-    or on the storage's ``device``. TorchRL has no format for lists.
+    These come back as they were: tensors, TensorDicts, tensorclasses and lazy stacks of them,
+    arrays, text, numbers, None, bytes, and lists, tuples, dicts and namedtuples of these. Tensors
+    are then on the CPU or on the storage's ``device``. TorchRL has no format for lists.
 
     Args:
         allow_pickle: pickle everything else. To load what was pickled runs code from the

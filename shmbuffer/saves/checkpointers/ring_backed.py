@@ -41,7 +41,7 @@ class RingStorageCheckpointer(StorageCheckpointerBase):
         return self._loads(storage, Path(path), None)
 
     def loads_beside(self, storage: Any, path: Path, written: Written) -> Loaded:
-        """See `StorageCheckpointerBase.loads_beside`."""
+        """Loads the storage of a buffer that is loaded as a whole."""
         if type(self).loads is not RingStorageCheckpointer.loads:  # a class of the user's
             return self.loads(storage, path)
         return self._loads(storage, path, written)

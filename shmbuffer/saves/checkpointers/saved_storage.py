@@ -2,9 +2,9 @@
 
 In TorchRL's layout, a storage has a length, and its items are in the first slots. Ours may be
 anywhere, because a slot whose writer died has none. They have an age, a writer and a stream, and
-the cursor belongs to the storage. So a save of ours in that layout has a snapshot of the ring
-without the items beside TorchRL's files (see `snapshots`), and the form of the items under our key
-in ``storage_metadata.json``.
+the cursor belongs to the storage. Beside TorchRL's files, a save of ours in that layout therefore
+has a snapshot of the ring without the items (see `snapshots`). The form of the items is under our
+key in ``storage_metadata.json``.
 """
 
 from __future__ import annotations

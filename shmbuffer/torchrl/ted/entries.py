@@ -24,8 +24,8 @@ CUTS: KeyPath = ("_cuts",)
 trajectories in a nested one. Written only if there is such a place."""
 
 CUT_SHAPE: KeyPath = ("_cut_storage_shape",)
-"""The place of `STORAGE_SHAPE` where there are cuts: TorchRL does not know of them, would put the
-observations together wrongly, and stops with an error where the other entry is missing."""
+"""Takes the place of `STORAGE_SHAPE` if there are cuts, which TorchRL does not know of. It would put
+the observations together incorrectly; without the other entry it stops with an error."""
 
 ROOT: KeyPath = ("_root",)
 """Root entries under a done or reward key. Written only where they are not what TorchRL makes up:

@@ -13,10 +13,10 @@ Where the storage has lanes (``ndim > 1``) the rows of lane 0 come first, then t
 
 Always true
   1. The observation of row r is at its step, the one after it at its step plus one.
-  2. A trajectory ends where its episode does, at the item that was written last, and where the next
-     row does not go on from this one (a *cut*; several collectors write by turns, or an item spans
-     several steps). Only the first two can be told from the done flags and the ring's position.
-  3. As long as the ring has not gone round, the rows from ``shift`` on hold no item. They are part
+  2. A trajectory ends at the end of its episode, at the newest item, and at a *cut*: the next row
+     does not continue this one, because several collectors write by turns or an item spans several
+     steps. The done flags and the position of the ring show only the first two.
+  3. Until the ring wraps, the rows from ``shift`` on hold no item. They are part
      of the count, because TorchRL writes the whole capacity, and are neither read nor written.
 """
 
@@ -60,9 +60,9 @@ class Episodes:
         """Element index (slot * lanes + lane) of each row: int64 ``[rows]``."""
         last = self.slots - 1 if self.is_full else self.shift - 1
         self.holds = (time <= last).repeat(self.lanes)
-        """Whether a row holds an item: bool ``[rows]``."""
+        """True for each row that holds an item: bool ``[rows]``."""
         self.ends = (time == last).repeat(self.lanes)
-        """Whether a trajectory ends in a row: bool ``[rows]``. More are added by `end`."""
+        """True for each row that ends a trajectory: bool ``[rows]``. `end` adds more."""
 
     @property
     def rows(self) -> int:

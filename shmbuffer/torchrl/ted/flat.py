@@ -49,9 +49,9 @@ class TED2Flat(Roles):
     """Saves episode data with every observation once. A save hook.
 
     The items are put in the order of time, lane by lane. An entry that is both at the root and
-    under ``"next"`` becomes one of ``n`` + (number of trajectories) rows; flags and rewards come
-    from under ``"next"`` and move to the root; everything else keeps its ``n`` rows. `Flat2TED`
-    gives back every item as it was, bit for bit.
+    under ``"next"`` gets ``n`` + (number of trajectories) rows. Flags and rewards move from
+    ``"next"`` to the root, and everything else keeps its ``n`` rows. `Flat2TED` gives back every
+    item bit for bit.
 
     ``shift`` and ``is_full`` are set when a storage is saved; not set, the data are items in the
     order of time.
@@ -87,7 +87,7 @@ class TED2Flat(Roles):
     shift: int | None = None
     """The slot after the one that was written last."""
     is_full: bool | None = None
-    """Whether the ring has gone round."""
+    """True if the ring has wrapped."""
 
     def __init__(
         self,

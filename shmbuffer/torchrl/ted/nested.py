@@ -1,4 +1,4 @@
-"""One row of a nested tensor for each trajectory; the bytes are those of the flat form."""
+"""Nested tensors with a row for each trajectory, over the bytes of the flat form."""
 
 from __future__ import annotations
 
