@@ -24,8 +24,8 @@ CUTS: KeyPath = ("_cuts",)
 trajectories in a nested one. Written only if there is such a place."""
 
 CUT_SHAPE: KeyPath = ("_cut_storage_shape",)
-"""Takes the place of `STORAGE_SHAPE` if there are cuts, which TorchRL does not know of. It would put
-the observations together incorrectly; without the other entry it stops with an error."""
+"""Replaces `STORAGE_SHAPE` if there are cuts, which TorchRL does not know. Without the other entry
+it stops with an error instead of putting the observations together incorrectly."""
 
 ROOT: KeyPath = ("_root",)
 """Root entries under a done or reward key. Written only where they are not what TorchRL makes up:

@@ -13,9 +13,9 @@ Where the storage has lanes (``ndim > 1``) the rows of lane 0 come first, then t
 
 Always true
   1. The observation of row r is at its step, the one after it at its step plus one.
-  2. A trajectory ends at the end of its episode, at the newest item, and at a *cut*: the next row
-     does not continue this one, because several collectors write by turns or an item spans several
-     steps. The done flags and the position of the ring show only the first two.
+  2. A trajectory ends at the end of its episode, at the newest item, and at a *cut*. At a cut, the
+     next row does not continue this one, because several collectors write by turns or an item spans
+     several steps. The done flags and the position of the ring show only the first two.
   3. Until the ring wraps, the rows from ``shift`` on hold no item. They are part
      of the count, because TorchRL writes the whole capacity, and are neither read nor written.
 """
