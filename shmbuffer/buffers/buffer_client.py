@@ -104,6 +104,8 @@ class BufferClient:
         """The batch size of ``sample()`` and of iteration."""
         return self._parts.batch_size
 
+    _batch_size = batch_size  # TorchRL's name, as above
+
     @property
     def generator(self) -> torch.Generator | None:
         """The generator of the draws; None is torch's default one."""
