@@ -8,7 +8,7 @@ the items that they draw. Samplers by version or group need a label of every ite
     labels_of      reads the labels of new items, as numbers or as objects
     columns_of     tells the core where labels are, so that it reads them by itself
 
-A storage without a ring has no mover; `ForeignItems` reads its items.
+`ForeignItems` reads objects, and the items of a storage without a ring, which has no mover.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class _KeptColumn:
 
 
 class ForeignItems:
-    """Items of a storage without a ring, in the order of its indices."""
+    """Reads objects, and items of a storage without a ring, whole through ``get``."""
 
     ring = None
 
@@ -194,7 +194,7 @@ class ForeignItems:
         self._storage = storage
 
     def entries(self, slots: Ints, paths: Sequence[KeyPath]) -> tuple[list[Any], Ints]:
-        """Returns entries of items like a mover; all items have the ticket 0."""
+        """Returns entries of items like a mover. All tickets are 0, so each item is read once."""
         data = self._storage.get(torch.from_numpy(slots))
         return [entries_in(data, path) for path in paths], np.zeros_like(slots)
 

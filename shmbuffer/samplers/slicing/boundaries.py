@@ -227,7 +227,8 @@ class Boundaries:
     def _entries(self, storage: Any, mover: Any) -> Entries:
         if isinstance(mover, Rows):
             return RowEntries(mover)
-        return self._kept(storage, mover, mover.ring.capacity)
+        items = mover if isinstance(mover, RecordStore) else ForeignItems(storage)
+        return self._kept(storage, items, mover.ring.capacity)
 
     def _kept(self, storage: Any, items: Any, capacity: int) -> Entries:
         if not isinstance(items, RecordStore):
