@@ -68,7 +68,7 @@ def _recover(directory: Path, capacity: int) -> float:
     began = time.perf_counter()
     report = shmbuffer.recover(directory)
     took = time.perf_counter() - began
-    if report.reason != "nobody alive" or report.items < 0.9 * capacity:
+    if report.reason != "no client alive" or report.items < 0.9 * capacity:
         raise RuntimeError(f"that was no recovery of a full buffer:\n{report}")
     return took
 

@@ -504,11 +504,11 @@ def test_a_list_of_infos_is_refused(buffer: ReplayBuffer) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_envs": 0}, "num_envs and n_step are from 1"),
-        ({"n_step": 0}, "num_envs and n_step are from 1"),
+        ({"num_envs": 0}, "num_envs and n_step have to be at least 1"),
+        ({"n_step": 0}, "num_envs and n_step have to be at least 1"),
         ({"gamma": 1.5}, "gamma is from 0 to 1, got 1.5"),
-        ({"n_step": 1.5}, "num_envs and n_step are from 1, got None and 1.5"),
-        ({"num_envs": "2"}, "num_envs and n_step are from 1"),
+        ({"n_step": 1.5}, "num_envs and n_step have to be at least 1, got None and 1.5"),
+        ({"num_envs": "2"}, "num_envs and n_step have to be at least 1"),
     ],
 )
 def test_numbers_are_checked(buffer: ReplayBuffer, arguments: dict[str, Any], message: str) -> None:

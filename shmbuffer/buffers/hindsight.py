@@ -113,8 +113,8 @@ class Goals:
                 return index, {**known, **found}
             index, known = plan.sampler._again(plan.storage, index, *taking)
         raise RuntimeError(
-            f"rows, or steps whose goals they were to get, were written over each of the {ATTEMPTS}"
-            " times that they were chosen; make the buffer larger, or write slower"
+            "sampled rows, or the steps that provide their new goals, were overwritten during each "
+            f"of {ATTEMPTS} attempts; make the buffer larger, or write more slowly"
         )
 
     def _reached_by(
@@ -298,8 +298,8 @@ class HERReplayBuffer(TensorDictReplayBuffer):
             raise ValueError(f"her_ratio is a part of the rows, from 0 to 1, got {her_ratio}")
         if type(kwargs.get("sample_unit")) not in (type(None), Transition):
             raise NotImplementedError(
-                "hindsight gives goals to single steps: HERReplayBuffer has no sample_unit; draw "
-                "windows from a TensorDictReplayBuffer"
+                "HERReplayBuffer relabels the goals of single steps, so it takes no sample_unit; "
+                "sample windows from a TensorDictReplayBuffer"
             )
         goals = Goals(
             reward_fn,
@@ -348,6 +348,6 @@ def _fitted(path: KeyPath, values: torch.Tensor, there: torch.Tensor) -> torch.T
 
 def _not_there(argument: str, path: KeyPath) -> KeyError:
     return KeyError(
-        f"hindsight needs the entry {key_of(path)!r} in every item, and it is not there; store it, "
-        f"or name another one with {argument}"
+        f"hindsight needs the entry {key_of(path)!r} in every item, but the items do not have it; "
+        f"store it, or name another one with {argument}"
     )

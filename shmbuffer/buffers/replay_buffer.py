@@ -143,8 +143,8 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
             raise ValueError(f"prefetch has to be at least 0, got {prefetch}")
         if prefetch and batch_size is None:
             raise ValueError(
-                f"prefetch={prefetch} makes batches ahead and has to know their size: give "
-                "batch_size to the constructor"
+                f"prefetch={prefetch} needs to know the size of the batches: pass batch_size to "
+                "the constructor"
             )
         if consume_after_n_samples is not None:
             sampler = consuming_instead(sampler, consume_after_n_samples, prefetch)

@@ -1,4 +1,4 @@
-"""The command line: ``shmbuffer VERB ...``, one file a verb, each imported on use.
+"""The command line: ``shmbuffer VERB ...``. Each verb has one module, which is imported on use.
 
 A verb has ``DESCRIPTION``, ``EXAMPLES``, ``add_arguments(parser)`` and ``run(args)``, which returns
 the exit code. No module imports torch at its top; a verb that needs it imports it in ``run``.
@@ -30,7 +30,7 @@ VERBS = {
     "recover": "recover a buffer after a crash, and report what was repaired",
     "stop": "end every process that uses a buffer",
     "gc": "remove the temporary buffers that killed processes left",
-    "demo": "train on CartPole, kill everything, recover, go on until it is solved",
+    "demo": "train on CartPole, kill everything, recover, continue until it is solved",
 }
 
 EPILOG = f"""\
@@ -41,7 +41,7 @@ examples:
 
 {exits.TABLE}
 
-list, inspect, ps, top, plot and check change nothing. Every verb works while the buffer is used,
+list, inspect, ps, top, plot and check change nothing. Every verb works on a buffer in use,
 and on the directory of a dead run.
 """
 
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser(verb: str | None, module: ModuleType | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="shmbuffer",
-        description="Replay buffers in shared memory, from the outside.",
+        description="Starts, monitors, checks and recovers replay buffers in shared memory.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -91,7 +91,7 @@ def _run(module: ModuleType, args: argparse.Namespace) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # The reader of the output has gone. At exit Python would report the unwritten rest again.
+        # The reader of the output is gone. At exit Python would report the unwritten rest again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exits.READER_GONE
     except KeyboardInterrupt:
@@ -103,7 +103,7 @@ def _run(module: ModuleType, args: argparse.Namespace) -> int:
 
 
 class _Version(argparse.Action):
-    """Looks the version up on demand, since that takes longer than the rest of the start."""
+    """Looks up the version on demand, because that takes longer than the rest of the start."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)

@@ -9,7 +9,7 @@ from shmbuffer.cli.progress_bar import Bar
 
 DESCRIPTION = (
     "Reads everything in a buffer, files, slot words, checksums, priorities and their sums, "
-    "and reports what is wrong. What the next recovery will repair is a note, not damage. Changes "
+    "and reports damage. Anything that the next recovery repairs is a note, not damage. Changes "
     "nothing."
 )
 EXAMPLES = (

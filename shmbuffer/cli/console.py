@@ -1,4 +1,4 @@
-"""The output of a verb: tables, drawn with rich if it is installed and on a terminal, or JSON.
+"""The output of a verb: JSON, or tables, which rich draws on a terminal if it is installed.
 
 FORCE_COLOR counts as a terminal, unless NO_COLOR is set.
 """
@@ -17,7 +17,7 @@ from shmbuffer.watch.tables import Table
 
 
 def show(*shown: Table) -> None:
-    """Prints tables, one after the other, except those without rows."""
+    """Prints the tables that have rows, one after the other."""
     filled = [table for table in shown if table.rows]
     if not filled:
         return

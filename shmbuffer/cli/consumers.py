@@ -1,4 +1,4 @@
-"""``shmbuffer consumers DIR``: how far is each consumer, and which processes hold its items?"""
+"""``shmbuffer consumers DIR``: the progress of each consumer, and the holders of its items."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from shmbuffer.errors import ConsumerError
 from shmbuffer.watch.tables import Table
 
 DESCRIPTION = (
-    "Lists the consumers of a buffer: how many items each is behind, how many it was given, has "
-    "acknowledged and was given again, and which processes hold items of it. --remove removes one "
-    "that no learner serves any more, so that writers do not wait for it: items that it has not "
-    "acknowledged count as done, and its learners get an error."
+    "Lists the consumers of a buffer: how many items each is behind, how many items were "
+    "delivered, acknowledged and delivered again, and which processes hold its items. --remove "
+    "removes a consumer that no learner serves any more, so that writers do not wait for it: items "
+    "that it has not acknowledged count as done, and its learners get an error."
 )
 EXAMPLES = "shmbuffer consumers run/buffer\nshmbuffer consumers run/buffer --remove eval"
 

@@ -1,4 +1,4 @@
-"""``shmbuffer demo``: trains on CartPole, kills its processes, recovers and goes on.
+"""``shmbuffer demo``: trains on CartPole, kills its processes, recovers and continues.
 
 The program is examples/demo in the repository; a wheel has it as ``shmbuffer.examples``.
 """

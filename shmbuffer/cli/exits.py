@@ -1,4 +1,4 @@
-"""The exit codes, the same for every verb, and the message that goes with an error."""
+"""The exit codes of all verbs, and the error message that is printed with them."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ DESCRIPTION = (
     "for each leaf), an HDF5 file (a dataset for each leaf), or a directory for "
     "TensorDict.load_memmap. The buffer may be in use; items that are overwritten meanwhile are "
     "left out. Joins as a client: a buffer whose processes were killed is recovered first. A "
-    "buffer of another user, or on a read-only file system, is copied into memory instead, and "
-    "stays as it is. Priorities and the cursor are not exported; buffer.dumps() saves everything "
+    "buffer of another user, or on a read-only file system, is copied into memory instead and "
+    "not changed. Priorities and the cursor are not exported; buffer.dumps() saves everything "
     "for shmbuffer. Needs torch."
 )
 EXAMPLES = (
@@ -32,11 +32,11 @@ SUFFIXES = {".parquet": "parquet", ".h5": "hdf5", ".hdf5": "hdf5", "": "tensordi
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the verb."""
     arguments.add_directory(parser)
-    parser.add_argument("file", metavar="FILE", type=Path, help="the file or directory to make")
+    parser.add_argument("file", metavar="FILE", type=Path, help="the file or directory to create")
     parser.add_argument(
         "--format",
         choices=FORMATS,
-        help="default: by the suffix of FILE: .parquet, .h5, .hdf5, or none for tensordict",
+        help="default: from the suffix of FILE: .parquet, .h5, .hdf5, or none for tensordict",
     )
     arguments.add_timeout(parser)
 

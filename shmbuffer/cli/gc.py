@@ -1,4 +1,4 @@
-"""``shmbuffer gc``: remove the temporary buffers of killed processes."""
+"""``shmbuffer gc``: removes the temporary buffers of killed processes."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from shmbuffer.watch import units
 from shmbuffer.watch.tables import Table
 
 DESCRIPTION = (
-    "Removes your temporary buffers whose processes were killed before they could do it: those "
-    "in the folder of TMPDIR whose owner is proven dead and that no process uses. The next "
-    "program that makes a temporary buffer does the same. A directory that was given by name is "
-    "never removed."
+    "Removes your temporary buffers whose processes were killed before they could remove them: "
+    "those in the folder of TMPDIR whose owner is proven dead and that no process uses. The next "
+    "program that creates a temporary buffer does the same. A directory that a program has named "
+    "is never removed."
 )
 EXAMPLES = "shmbuffer gc --dry-run\nshmbuffer gc"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the verb."""
-    parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="only print the buffers that would be removed"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Removes or lists them."""
+    """Removes or lists the abandoned buffers."""
     from shmbuffer.memory.directory import removal
 
-    found = {path: _taken(path) for path in removal.abandoned()}
+    found = {path: _disk_bytes(path) for path in removal.abandoned()}
     gone = [] if args.dry_run else removal.sweep()
     shown = found if args.dry_run else {path: found.get(path, 0) for path in gone}
     left = [] if args.dry_run else [path for path in found if path not in gone and path.exists()]
@@ -44,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
             "directories": {str(path): nbytes for path, nbytes in shown.items()},
             "left": [str(path) for path in left],
         },
-        *([] if shown or left else [f"{folder}: nothing was left there"]),
+        *([] if shown or left else [f"{folder}: no abandoned buffers"]),
         Table(done, ("directory", "on disk"), rows),
         Table(why, ("directory",), [(path,) for path in left]),
         as_json=args.json,
@@ -52,8 +54,8 @@ def run(args: argparse.Namespace) -> int:
     return exits.REFUSED if left else exits.DONE
 
 
-def _taken(path: Path) -> int:
-    """Bytes on disk of a directory that may be removed meanwhile."""
+def _disk_bytes(path: Path) -> int:
+    """Returns the bytes on disk of a directory, which may be removed meanwhile."""
     taken = 0
     for one in path.rglob("*"):
         with suppress(FileNotFoundError):

@@ -11,10 +11,10 @@ from shmbuffer.watch import tables, units, words
 from shmbuffer.watch.tables import Table
 
 DESCRIPTION = (
-    "Shows what a buffer holds, its settings, its counters and its clients. Takes no lock and no "
+    "Shows the contents, settings, counters and clients of a buffer. Takes no lock and no "
     "entry in the registry, so it works even if a process is stuck; the numbers of a busy buffer "
     "may be from slightly different moments. Changes nothing. For the base directory of a buffer "
-    "over several nodes (ShardedReplayBuffer) it shows the shards that this machine sees, one a "
+    "over several nodes (ShardedReplayBuffer) it shows the shards that this machine sees, one per "
     "line, and their sum."
 )
 EXAMPLES = (
@@ -27,11 +27,11 @@ EXAMPLES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the verb."""
     arguments.add_directory(parser)
-    parser.add_argument("--all", action="store_true", help="show the counters that are 0, too")
+    parser.add_argument("--all", action="store_true", help="also show the counters that are 0")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Inspects and prints."""
+    """Inspects the buffer and prints the result."""
     from shmbuffer.memory.upkeep.inspect import inspect
     from shmbuffer.watch import shards
 
@@ -58,7 +58,7 @@ def _buffer(found: Mapping[str, Any]) -> Table:
         "class": extra.get("buffer"),
         "priorities": _priorities(found),
         "batch size": extra.get("batch_size"),
-        "size": words.room(found),
+        "size": words.size(found),
         "records": words.records(found),
         "next": words.sharing(found),
         "flags": ", ".join(flag.lower().replace("_", " ") for flag in found["flags"]),
@@ -79,7 +79,7 @@ def _priorities(found: Mapping[str, Any]) -> str:
     key = settings["extra"].get("priority_key")
     parts = {"alpha": source["alpha"], "beta": beta, "eps": source["eps"], "key": key}
     shown = (f"{name} {value}" for name, value in parts.items() if value is not None)
-    return ", ".join([*shown, f"greatest {counters['max_priority']:.6g}"])
+    return ", ".join([*shown, f"largest {counters['max_priority']:.6g}"])
 
 
 def _leaves(found: Mapping[str, Any]) -> Table:
@@ -122,6 +122,6 @@ _SHOWN_ELSEWHERE = {
 
 
 def _clients(found: Mapping[str, Any]) -> Table:
-    times, counts = ("here for", "idle for"), (" written", " drawn", " updates")
+    times, counts = ("attached", "idle for"), (" written", " drawn", " updates")
     columns = ("client", " pid", "state", *times, *counts, "holds")
     return tables.chosen("clients", columns, map(words.cells, found["clients"]))

@@ -1,4 +1,4 @@
-"""``shmbuffer list DIR``: the buffers below a directory, and who uses them."""
+"""``shmbuffer list DIR``: the buffers below a directory, and the clients that use them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from shmbuffer.watch import words
 from shmbuffer.watch.tables import Table
 
 DESCRIPTION = (
-    "Lists the buffers in a directory and everywhere below it, one a line: who uses it, how many "
-    "items it has, and its size on disk or in memory. One that cannot be read is listed with the "
-    "reason. Takes no lock, follows no symbolic link and changes nothing."
+    "Lists the buffers in a directory and everywhere below it, one per line: the clients that use "
+    "it, how many items it has, and its size on disk or in memory. A buffer that cannot be read is "
+    "listed with the reason. Takes no lock, follows no symbolic link and changes nothing."
 )
 EXAMPLES = "shmbuffer list\nshmbuffer list /dev/shm\nshmbuffer list run --json"
 
@@ -24,7 +24,7 @@ EXAMPLES = "shmbuffer list\nshmbuffer list /dev/shm\nshmbuffer list run --json"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the verb."""
     parser.add_argument(
-        "dir", metavar="DIR", nargs="?", default=".", help="where to look (default: here)"
+        "dir", metavar="DIR", nargs="?", default=".", help="directory to search (default: .)"
     )
 
 
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _buffers(top: str, unseen: list[str]) -> Iterator[Path]:
-    """Every buffer, sorted by path; a buffer contains no other."""
+    """Yields the buffers, sorted by path; a buffer contains no other."""
     from shmbuffer.memory.format import layout
 
     walk = os.walk(top, onerror=lambda error: unseen.append(str(error.filename)))
@@ -60,7 +60,7 @@ def _buffers(top: str, unseen: list[str]) -> Iterator[Path]:
 
 
 def _look(path: Path) -> dict[str, Any]:
-    """The result of `inspect`, or its error."""
+    """Returns the result of `inspect`, or its error."""
     from shmbuffer.memory.upkeep.inspect import inspect
 
     try:
@@ -73,11 +73,11 @@ def _look(path: Path) -> dict[str, Any]:
 def _row(found: dict[str, Any]) -> tuple[object, ...]:
     counters = found["counters"]
     items, room = counters["length"], counters["elements"]
-    return found["path"], words.use(found), items, room, words.taken(found)
+    return found["path"], words.use(found), items, room, words.disk_usage(found)
 
 
 def _brief(found: dict[str, Any]) -> dict[str, Any]:
-    """The values of a buffer for a script."""
+    """Returns the values of a buffer that scripts need."""
     if "error" in found:
         return found
     counters = found["counters"]

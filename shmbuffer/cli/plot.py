@@ -1,4 +1,4 @@
-"""``shmbuffer plot DIR -o report.png``: is my replay healthy? One picture, even after a crash."""
+"""``shmbuffer plot DIR -o report.png``: draws one picture of a buffer, also after a crash."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _LAST_S = 3600.0
 
 DESCRIPTION = (
     "Draws one picture of a buffer: rates, fill, draws per insert, age and priorities over "
-    "time, clients and deaths, items by collector, and a headline on what looks unhealthy. The "
-    "history until now, or until a crash, is the record that a coordinator keeps in the "
-    "directory. Takes no lock and changes nothing. Needs matplotlib."
+    "time, clients and deaths, items by collector, and a headline with possible problems. The "
+    "history comes from the record that a coordinator keeps in the directory, until now or until "
+    "a crash. Takes no lock and changes nothing. Needs matplotlib."
 )
 EXAMPLES = (
     "shmbuffer plot run/buffer -o report.png\n"
@@ -47,12 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_span,
         default=_LAST_S,
         metavar="TIME",
-        help="how much of the end of the history: 90s, 10m, 2h, 7d (default 1h)",
+        help="length of the shown part of the history: 90s, 10m, 2h, 7d (default 1h)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Reads and draws the history, and lists what looks unhealthy."""
+    """Reads and draws the history, and lists possible problems."""
     from shmbuffer.watch import findings
     from shmbuffer.watch.look import look_at
 
@@ -81,7 +81,7 @@ def _drawn(look: Look, found: list[Finding], path: Path) -> Path:
         if error.name is None or error.name.split(".")[0] != "matplotlib":
             raise
         raise missing(
-            "--json lists what looks unhealthy; the picture needs matplotlib",
+            "--json prints the findings without a picture; the picture needs matplotlib",
             "plot",
             name=error.name,
         ) from error

@@ -1,6 +1,6 @@
 """Progress on a terminal: events line by line, and current numbers below them.
 
-With rich and a terminal the numbers are redrawn in place; else they are printed now and then.
+With rich and a terminal the numbers are redrawn in place; otherwise they are printed sometimes.
 """
 
 from __future__ import annotations
@@ -50,9 +50,7 @@ class ProgressBar:
 
             drawn = Table()
             for name in values:
-                drawn.add_column(
-                    name, min_width=9
-                )  # so that its width does not change all the time
+                drawn.add_column(name, min_width=9)  # keeps the width of the table constant
             drawn.add_row(*values.values())
             self._live.update(drawn)
         elif time.monotonic() - self._last_line_s >= LINE_EVERY_S:

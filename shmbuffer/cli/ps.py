@@ -12,8 +12,8 @@ from shmbuffer.watch import tables, words
 DESCRIPTION = (
     "Lists the processes that use a buffer, one line for each handle: its role, how long ago it "
     "joined and last wrote, drew or updated, its memory with shared pages, and what it holds that "
-    "others may wait for: the lock, slots, a turn, or what it waits for itself. Dead ones are "
-    "listed until they are cleaned up. Takes no lock and changes nothing. shmbuffer stop ends them."
+    "others may wait for (the lock, slots), or what it waits for. Dead clients are listed until "
+    "they are cleaned up. Takes no lock and changes nothing. shmbuffer stop ends the processes."
 )
 EXAMPLES = "shmbuffer ps run/buffer\nshmbuffer ps run/buffer --json"
 
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Inspects and prints."""
+    """Inspects the buffer and prints its clients."""
     from shmbuffer.memory.upkeep.inspect import inspect
     from shmbuffer.watch import shards
 
@@ -41,11 +41,11 @@ def run(args: argparse.Namespace) -> int:
     return exits.DONE
 
 
-_COLUMNS = ("client", " pid", "state", "here for", "idle for", " memory", "holds")
+_COLUMNS = ("client", " pid", "state", "attached", "idle for", " memory", "holds")
 
 
 def _clients(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Clients with what they hold, in words; the dead and those that hold something first."""
+    """Returns the clients with the things they hold: dead clients first, then the holders."""
     waits = {one["entry"]: one["text"] for one in found.get("waits", ())}
     clients = [
         {**client, "holds": words.holds(client) or waits.get(client["entry"])}

@@ -1,4 +1,4 @@
-"""``shmbuffer recover DIR``: recover a buffer after a crash, and report what was repaired."""
+"""``shmbuffer recover DIR``: recovers a buffer after a crash, and reports the repairs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="compare every item with its checksum, and drop those that do not match; after a "
-        "reboot and in a copy this is done in any case. Needs a buffer that is not in use",
+        help="compare every item with its checksum, and drop those that do not match; always done "
+        "after a reboot and in a copy. Needs a buffer that is not in use",
     )
     arguments.add_timeout(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Recovers and prints the report; items refused by their checksums make it exit 1."""
+    """Recovers and prints the report; exit 1 if an item did not match its checksum."""
     from shmbuffer.service.recovery import recover
 
     with Bar(wanted=not args.json) as bar:

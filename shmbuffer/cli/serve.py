@@ -1,4 +1,4 @@
-"""``shmbuffer serve DIR``: a coordinator in the foreground."""
+"""``shmbuffer serve DIR``: runs a coordinator in the foreground."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 DESCRIPTION = (
-    "Makes or recovers a buffer and runs its coordinator until SIGTERM or Ctrl-C: dead clients are "
-    "reaped at once and reported on stderr. Prints one line when it is ready, and one at the "
-    "end: the number of items left, and how to go on. Collectors and learners open the buffer "
-    "with attach(DIR); they go on if this process is killed, and the next serve --on-existing "
-    "recover takes over."
+    "Creates or recovers a buffer and runs its coordinator until SIGTERM or Ctrl-C: dead clients "
+    "are reaped at once and reported on stderr. Prints one line when it is ready, and one at the "
+    "end: the number of items left, and how to continue. Collectors and learners open the buffer "
+    "with attach(DIR); they keep running if this process is killed, and the next serve "
+    "--on-existing recover takes over."
 )
 EXAMPLES = (
     "shmbuffer serve run/buffer --capacity 1000000 --batch-size 256\n"
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.argument_default = argparse.SUPPRESS  # Coordinator has the defaults
     add = parser.add_argument
     whole, number = partial(add, type=arguments.whole), partial(add, type=arguments.number)
-    says = "room for items; needed unless a buffer is recovered"
+    says = "largest number of items; needed unless a buffer is recovered"
     whole("--capacity", metavar="N", help=says)
     says = "what to do with an existing buffer (default error)"
     add("--on-existing", choices=("error", "recover", "overwrite"), default="error", help=says)
@@ -63,9 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--storage",
         choices=tuple(STORAGES),
         help="kind of storage: LazyMemmapStorage (the default) for items of equal shapes, the "
-        "others for items of any shapes, as they are or compressed",
+        "others for items of any shapes, raw or compressed",
     )
-    says = "room for items of any shapes; needed where such a buffer is created"
+    says = "bytes for items of any shapes; needed if such a buffer is created"
     whole("--max-bytes", metavar="BYTES", help=says)
     says = "serve http://127.0.0.1:PORT/metrics for Prometheus; 0 takes a free port"
     whole("--metrics-port", metavar="PORT", help=says)
@@ -116,22 +116,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _require_room(path: str) -> None:
-    """Refuses an existing buffer, with the options of this verb."""
+    """Refuses an existing buffer, with a message that names the options of this verb."""
     if os.path.exists(os.path.join(path, layout.CONTROL)):
         raise BufferExistsError(
-            f"{path}: there is a buffer already; to go on with it: {_again(path)} "
+            f"{path}: contains a buffer already; to continue with it: {_again(path)} "
             "(overwrite instead of recover starts with an empty one)",
             path=path,
         )
 
 
 def _again(path: str | os.PathLike[str]) -> str:
-    """The command that goes on with a buffer."""
+    """Returns the command that continues with a buffer."""
     return f"shmbuffer serve {shlex.quote(os.fspath(path))} --on-existing recover"
 
 
 def _say_what_is_left(path: Path, *, as_json: bool) -> None:
-    """Reports the items that are left, the clients that go on, and how to go on."""
+    """Reports the items that are left, the clients that keep running, and how to continue."""
     try:
         found = inspect(path)
     except BufferNotFoundError:
@@ -140,7 +140,7 @@ def _say_what_is_left(path: Path, *, as_json: bool) -> None:
         items = found["counters"]["length"]
         users = [client["pid"] for client in found["clients"] if client["alive"]]
         use = f", in use by pid {', '.join(map(str, users))}" if users else ""
-        left = f"{units.counted(items, 'item', 'items')} left{use}; to go on: {_again(path)}"
+        left = f"{units.counted(items, 'item', 'items')} left{use}; to continue: {_again(path)}"
     told = {"event": "ended", "path": str(path), "items": items, "pids": users}
     console.tell(told, f"ended: {path}: {left}", as_json=as_json)
 

@@ -1,4 +1,4 @@
-"""``shmbuffer set DIR NAME=VALUE ...``: change the rate limiter of a buffer."""
+"""``shmbuffer set DIR NAME=VALUE ...``: changes the rate limiter of a buffer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAMES = tuple(field.name for field in fields(RateLimiter))
 
 DESCRIPTION = (
     "Changes the rate limiter of a running buffer; waiting calls check it at once. "
-    f"Names are {', '.join(_NAMES)}; others stay as they are, and NAME=off removes a limit. "
+    f"Names are {', '.join(_NAMES)}; other limits keep their values, and NAME=off removes a limit. "
     "A ratio counts from now on. Without NAME=VALUE it prints the current limits."
 )
 EXAMPLES = (
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
             engine.set_limiter(limiter if limiter.limits or limiter.min_size > 1 else None)
         limiter_now = engine.limiter
     limits = None if limiter_now is None else asdict(limiter_now)
-    shown: Table | str = f"{args.dir}: nothing limits writes and samples"
+    shown: Table | str = f"{args.dir}: no rate limiter is set"
     if limits is not None:
         shown = tables.pairs(args.dir, {k: v for k, v in limits.items() if v is not None})
     console.tell({"path": args.dir, "rate_limiter": limits}, shown, as_json=args.json)

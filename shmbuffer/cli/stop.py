@@ -1,4 +1,4 @@
-"""``shmbuffer stop DIR``: end every process that uses a buffer."""
+"""``shmbuffer stop DIR``: ends every process that uses a buffer."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from shmbuffer.watch.tables import Table
 
 DESCRIPTION = (
     "Ends every process that uses a buffer: collectors first, then other clients, learners, "
-    "and the coordinator last. Each gets SIGTERM, and SIGKILL after the grace; a stopped one is "
-    "continued first. Meanwhile no coordinator starts a process. The items stay, except those of "
-    "a temporary buffer, which its coordinator removes. A process in another container is not "
-    "ended but named, and the exit code is 4."
+    "and the coordinator last. Each gets SIGTERM, and SIGKILL after the grace period; a stopped "
+    "process is continued first. Meanwhile no coordinator starts a process. The items stay, except "
+    "those of a temporary buffer, which its coordinator removes. A process in another container is "
+    "only listed, and the exit code is 4."
 )
 EXAMPLES = "shmbuffer stop run/buffer\nshmbuffer stop run/buffer --grace 30"
 

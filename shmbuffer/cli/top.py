@@ -1,4 +1,4 @@
-"""``shmbuffer top DIR``: a live view of who writes, who draws, how fast, and who waits."""
+"""``shmbuffer top DIR``: a live view of the clients, their rates, and the calls that wait."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ DESCRIPTION = (
     "second, the age of drawn items, priorities, a line for each process (its rates, what it "
     "holds, when it was last active), and joins, deaths and recoveries as they happen. Reads only "
     "the mapped counters: it takes no lock and no entry in the registry, slows no process, and "
-    "goes on through crashes, recoveries and removal. For a dead directory it shows what its "
-    "processes held. For the base directory of a buffer over several nodes "
-    "(ShardedReplayBuffer) it shows the shards that this machine sees, one a line, and their sum."
+    "keeps running through crashes, recoveries and removal. For a dead directory it shows what its "
+    "processes held. For the base directory of a buffer over several nodes (ShardedReplayBuffer) "
+    "it shows the shards that this machine sees, one per line, and their sum."
 )
 EXAMPLES = "shmbuffer top run/buffer\nshmbuffer top run/buffer --once --json"
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Shows each look until it is ended."""
+    """Shows the buffer again and again, until the program is ended."""
     several = shards.look(args.dir, live_bytes=False)
     seen = ShardsWatch(args.dir) if several else BufferWatch(args.dir)
     seen.look()
@@ -75,7 +75,7 @@ def _fill_terminal(seen: BufferWatch | ShardsWatch, interval_s: float) -> None:
 def fill_screen(
     seen: BufferWatch | ShardsWatch, interval_s: float, pause: Callable[[float], bool]
 ) -> None:
-    """Shows each look on the whole terminal, in place of the one before, until a pause ends it."""
+    """Redraws the whole terminal with each look, until a pause returns True."""
     from rich.live import Live
 
     with Live(screen=True, auto_refresh=False) as live:

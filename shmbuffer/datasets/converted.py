@@ -115,7 +115,7 @@ def _convert(source: FoundDataset, folder: Directory, name: str, *, strict: bool
             if source.identify() != source.identity:
                 raise ValueError(
                     f"{source.kind}:{source.name}: its files changed while they were converted, "
-                    "and nothing was kept; load it again when they are complete"
+                    "so the conversion was dropped; load it again when the files are complete"
                 )
             record = {"format": _FORMAT, "source": source.name, "losses": source.losses}
             write_file(made / _RECORD, json.dumps(record))
@@ -144,15 +144,15 @@ def _write(source: FoundDataset, path: Path, *, strict: bool) -> None:
             form = _form_of(batch)
         if _form_of(batch) != form:
             raise ValueError(
-                f"{source.kind}:{source.name}: item {at} has {_form_of(batch)}, those before have "
-                f"{form}; a data set has items of one form"
+                f"{source.kind}:{source.name}: item {at} has {_form_of(batch)}, but the items "
+                f"before it have {form}; all items of a data set need the same form"
             )
         files[at : at + len(batch)] = batch
         at += len(batch)
     if at != source.items or files is None:
         raise ValueError(
-            f"{source.kind}:{source.name}: has {at} items, and says {source.items}; it is damaged, "
-            "or empty"
+            f"{source.kind}:{source.name}: contains {at} items, but its metadata says "
+            f"{source.items}; it is damaged or empty"
         )
 
 

@@ -116,8 +116,8 @@ def _add(
             name = ".".join(("next", *key))
             losses[name] = (
                 f"Column {name!r} is incomplete because an episode has as many observations as "
-                "steps: the one after its last step, where 'next.done' is set, is unknown, and the "
-                "last observation is repeated there."
+                "steps: the observation after its last step, where 'next.done' is set, is unknown. "
+                "The last known observation is repeated there."
             )
         case (("observation" | "info"), 1):
             pass

@@ -222,13 +222,13 @@ def _owners_business(buffer: ReplayBuffer) -> dict[str, str]:
 
     told = type(sampler).add is not Sampler.add or type(sampler).extend is not Sampler.extend
     if told and not (isinstance(sampler, PrioritizedSampler) and _is_ours(type(sampler).add)):
-        refuse(WRITE, f"{drawn} has to be told what is written")
+        refuse(WRITE, f"{drawn} has to be notified of every write")
     if type(writer).add is not RoundRobinWriter.add or (
         type(writer).extend is not RoundRobinWriter.extend
     ):
         refuse(WRITE, f"{type(writer).__name__} decides in one process what is kept")
     if any(watcher() is not None for watcher in storage._watchers):
-        refuse(WRITE, "a part of the owner's process has to be told of every write")
+        refuse(WRITE, "an object in the owner's process has to be notified of every write")
     return refused
 
 

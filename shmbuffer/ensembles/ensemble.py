@@ -142,7 +142,7 @@ class ReplayBufferEnsemble(JointBuffer):
         for unit in (kwargs.get("sample_unit"), *(rb._parts.unit for rb in rbs)):
             if unit is not None and type(unit) is not Transition:
                 raise NotImplementedError(
-                    f"an ensemble draws items, no {type(unit).__name__}: its samples are rows of "
+                    f"an ensemble draws items, not {type(unit).__name__}: its samples are rows of "
                     "equal length, one of each buffer; sample a buffer with a sample_unit by itself"
                 )
         self._routing_key, self._routing_dim = routing_key, routing_dim
@@ -231,8 +231,8 @@ class ReplayBufferEnsemble(JointBuffer):
             raise RuntimeError(refusal("a batch was given to the ensemble"))
         if stream_dim is not None:
             raise TypeError(
-                "stream_dim: an ensemble takes items in any order apart by their buffer; give each "
-                "item its stream with streams. Nothing was written"
+                "stream_dim: an ensemble distributes single items to its buffers; pass the stream "
+                "of each item with streams. Nothing was written"
             )
         if len(self._transform):
             data = self._transform.inv(data)
@@ -361,7 +361,7 @@ def _made_of(
     count = len(storages)
     if not count == len(samplers) == len(writers):
         raise ValueError(
-            f"an ensemble is made of as many storages as samplers and writers, got {count}, "
+            f"an ensemble needs as many storages as samplers and writers, got {count}, "
             f"{len(samplers)} and {len(writers)}"
         )
     made = []

@@ -95,9 +95,9 @@ class Turns:
             return first.batch
         kept.appendleft(first)
         raise RuntimeError(
-            f"a sample that failed has taken {first.share} items out of the queue of buffer {at}, "
-            f"which are kept for the next sample, and this one needs {share}; sample with the "
-            "earlier batch size first"
+            f"a failed sample has taken {first.share} items out of the queue of buffer {at}. They "
+            f"are kept for the next sample, but this one needs {share}; sample with the earlier "
+            "batch size first"
         )
 
     def forget(self) -> None:

@@ -120,9 +120,11 @@ class Recorder:
     ) -> None:
         counts: tuple[Any, ...] = (1 if num_envs is None else num_envs, n_step)
         if not all(isinstance(count, (int, np.integer)) and count >= 1 for count in counts):
-            raise ValueError(f"num_envs and n_step are from 1, got {num_envs} and {n_step}")
+            raise ValueError(
+                f"num_envs and n_step have to be at least 1, got {num_envs} and {n_step}"
+            )
         if not 0 <= gamma <= 1:
-            raise ValueError(f"gamma is from 0 to 1, got {gamma}")
+            raise ValueError(f"gamma has to be from 0 to 1, got {gamma}")
         self.policy_version = 0
         self._buffer = buffer
         self._single, self._num_envs = num_envs is None, num_envs or 1
@@ -299,7 +301,7 @@ class Recorder:
     def _numbers(self, name: str, values: ArrayLike, dtype: Any) -> NDArray[Any]:
         rows = self._rows(name, values)
         if isinstance(rows, Mapping) or rows.ndim != 1:
-            raise ValueError(f"Recorder: {name} is one number for each environment")
+            raise ValueError(f"Recorder: {name} has to be one number for each environment")
         return np.asarray(rows, dtype)
 
     def _say_what_is_narrowed(self) -> None:

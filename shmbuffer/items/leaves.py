@@ -116,8 +116,9 @@ class Leaves:
     def schema(self, capacity: int) -> Schema:
         """Returns the schema of a storage of ``capacity`` slots."""
         if (reason := self.node.private()) is not None:
+            subject = "" if reason.startswith("entry") else "the item "
             raise TypeError(
-                f"{self.where}: what is written {reason}, which processes cannot share; "
+                f"{self.where}: processes cannot share these items, because {subject}{reason}; "
                 f"{self.kit.private_remedy}"
             )
         return Schema(self.leaves, capacity, self.lanes, self.node.to_json())

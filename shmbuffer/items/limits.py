@@ -139,7 +139,7 @@ class Limits:
         if is_queue and self._chooses:
             raise ValueError(
                 "the buffer is a queue (max_times_sampled), which hands items out first in, first "
-                f"out, when they are asked for; {self._chooses} cannot be had with it"
+                f"out, at the time of the call; {self._chooses} cannot be combined with it"
             )
         return Turn(ring, is_queue, version, ring.admission.admit(count, min_size))
 

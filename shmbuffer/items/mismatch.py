@@ -75,8 +75,8 @@ def refuse_list(node: Node, path: KeyPath) -> None:
         if depth and node.kind in ("list", "tuple"):
             entry = ".".join(path[:depth])
             raise ValueError(
-                f"entry {entry!r} is a {node.kind}, and its {node.size} parts are leaves of their "
-                "own, as of any PyTree; for one leaf write np.asarray(...) with a row for each item"
+                f"entry {entry!r} is a {node.kind}, and each of its {node.size} parts is a leaf; "
+                "for one leaf write np.asarray(...) with a row for each item"
             )
         node = node.items[dict(zip(node.names, node.items, strict=True))[name]]
 

@@ -85,4 +85,4 @@ def draw_into(
 def require_one_each(slots: Sized, count: int) -> None:
     """Raises ValueError if the numbers of items and places differ."""
     if count != len(slots):
-        raise ValueError(f"{count} items cannot be written to {len(slots)} places")
+        raise ValueError(f"{count} items cannot be written to {len(slots)} slots")

@@ -129,7 +129,7 @@ class Structure:
             labels.from_json(key): self._from_json(child) for key, child in spec.get("items", ())
         }
         if kind in NESTED and not all(isinstance(key, str) for key in items):
-            raise ValueError(f"a key of {list(items)!r:.60} is no text")
+            raise ValueError(f"a key of {list(items)!r:.60} is not text")
         spec = {"batch": (), **spec}
         about = {name: to(spec[name]) for name, to in _ABOUT[kind].items()}
         if kind == "lazy_stack" and not 0 <= about["dim"] < about["batch_dims"]:

@@ -79,8 +79,8 @@ def attached(
         if not said and now_s - began_s >= SAY_S:
             said = True
             log.warning(
-                "%s: attach() has waited %g s for a buffer, and goes on for up to %g s; the path "
-                "%s%s",
+                "%s: attach() has waited %g s for a buffer, and will wait up to %g s more; the "
+                "path %s%s",
                 *(path.absolute(), SAY_S, timeout - SAY_S, _state(path), _hint(path)),
             )
         time.sleep(LOOK_S)
@@ -189,7 +189,7 @@ def _nothing_there(path: Path, timeout: float) -> AttachTimeout:
 def _state(path: Path) -> str:
     if not path.exists():
         return "does not exist"
-    return "holds no buffer" if path.is_dir() else "is no directory"
+    return "holds no buffer" if path.is_dir() else "is not a directory"
 
 
 def _hint(path: Path) -> str:

@@ -36,8 +36,8 @@ def read(seat: Seat) -> int:
     found = int(seat.control.runtime["consumer_version"][0])
     if found >= LIMIT:
         raise CorruptBufferError(
-            f"{seat.where}: the version of the consumer is {found}, which something else has "
-            "written there; set it again with sampler.consumer_version = n",
+            f"{seat.where}: the consumer version is {found}, which is invalid: another program has "
+            "written to the shared memory; set it again with sampler.consumer_version = n",
             path=seat.where,
             found=found,
         )

@@ -103,11 +103,12 @@ class Engine:
         Args:
             path: the scratch directory.
             settings: of a buffer that is created; None: only attach.
-            existing: what to do with a buffer that is there. ``"attach"``, ``"recover"``: join it,
-                after recovering it if nobody alive uses it. ``"verify"``: the same, with every item
-                compared with its checksum, and only if nobody alive uses it. ``"error"``: refuse.
-                ``"overwrite"``: remove it first, if nobody alive uses it. ``"adopt"``: as attach;
-                leaf files of a bare tensordict directory are taken over, with no items.
+            existing: what to do with an existing buffer. ``"attach"``, ``"recover"``: join it,
+                after recovering it if no living client uses it. ``"verify"``: the same, with every
+                item compared with its checksum; refused if a living client uses it. ``"error"``:
+                refuse. ``"overwrite"``: remove it first, if no living client uses it. ``"adopt"``:
+                as attach, and take over the leaf files of a bare tensordict directory, without
+                items.
             role: ``client``, ``collector``, ``learner`` or ``coordinator``; for display.
             timeout: seconds to wait for another process that creates or recovers it.
             temporary: the directory is ours: removed at the end of this process.

@@ -31,8 +31,8 @@ class Mixture:
                 engine.seat.control.touch()
             elif known != base:
                 raise ValueError(
-                    f"{engine.where}: its samples began with offline_fraction={known:g}, and this "
-                    f"handle was given {base:g}; give it the same, and anneal() from there"
+                    f"{engine.where}: the first handle had offline_fraction={known:g}, but this "
+                    f"handle was given {base:g}; pass the same, and anneal() from there"
                 )
 
     @property
@@ -42,7 +42,8 @@ class Mixture:
         if not 0.0 <= found < 1.0:
             raise CorruptBufferError(
                 f"{self._engine.where}: the share of the data set in a sample is {found:g}, which "
-                "something else has written there; set it again with anneal(step, total_steps)",
+                "is invalid: another program has written there; set it again with anneal(step, "
+                "total_steps)",
                 path=str(self._engine.path),
                 found=found,
             )

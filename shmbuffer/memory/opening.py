@@ -112,8 +112,8 @@ def _clear_the_way(
         return None, None, None
     if existing == "error":
         raise BufferExistsError(
-            f"{files.path}: there is a buffer already; attach() to it, or go on with it "
-            "(on_existing='recover' of a Coordinator, existsok=True of a storage), or have a "
+            f"{files.path}: contains a buffer already; attach() to it, or continue with it "
+            "(on_existing='recover' of a Coordinator, existsok=True of a storage), or let a "
             "Coordinator replace it (on_existing='overwrite')",
             path=str(files.path),
         )
@@ -130,7 +130,7 @@ def _clear_the_way(
         return None, None, None
     if reason is None:
         return control, None, None
-    whole = reason == "nobody alive" and existing == "attach" and found.was_left_whole()
+    whole = reason == "no client alive" and existing == "attach" and found.was_left_whole()
     return control, *recover_directory(found, reason, verify=existing == "verify", left_whole=whole)
 
 

@@ -220,8 +220,8 @@ def _directory_of(seat: Seat) -> Directory:
 def nowhere(where: str) -> ShmBufferError:
     """The error for a buffer without a directory."""
     return ShmBufferError(
-        f"{where}: weights are handed over in the directory of a buffer, and this one has none; "
-        "make it in one, with LazyMemmapStorage(..., scratch_dir=...) or a Coordinator"
+        f"{where}: weights are published in the directory of a buffer, but this buffer has none; "
+        "create it in one, with LazyMemmapStorage(..., scratch_dir=...) or a Coordinator"
     )
 
 

@@ -45,8 +45,8 @@ class ClientRecords(RecordRows):
         """Records of items; TypeError if a function that this client lacks compresses them."""
         if self._has_function:
             raise TypeError(
-                f"{self.where}: what is written here is compressed by a compression_fn, which is "
-                "called with tensors; write with shmbuffer.attach(compression_fn=...)"
+                f"{self.where}: its items are compressed by a compression_fn, which takes tensors; "
+                "write with shmbuffer.attach(compression_fn=...)"
             )
         if self._named:
             items = list(map(as_named, items))

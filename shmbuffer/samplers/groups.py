@@ -148,7 +148,7 @@ class PromptGroupSampler(ClaimingSampler):
             )
         if consumer is not None and (self.group_size is None or self.strategy != "random"):
             raise ValueError(
-                "a consumer is given whole groups: declare group_size, and leave strategy as it is"
+                "a consumer is given whole groups: declare group_size, and do not change strategy"
             )
         self._keys = Keys()
         self._index = LabelIndex(

@@ -202,8 +202,8 @@ def unchanged(storage: Any, draw: Callable[[], _T | None], what: str) -> _T:
         if (drawn := draw()) is not None:
             return drawn
     raise RuntimeError(
-        f"{what} were written over each of the {ATTEMPTS} times that they were chosen; make the "
-        "buffer larger, or write slower"
+        f"{what} were overwritten in each of {ATTEMPTS} attempts to read them; make the buffer "
+        "larger, or write more slowly"
     )
 
 

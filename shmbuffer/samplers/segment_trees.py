@@ -70,8 +70,8 @@ class SegmentTree:
         places, values = self._places(index), _numbers(value, self._dtype)
         if values.size not in (1, places.size) or np.isnan(values).any():
             raise ValueError(
-                f"{type(self).__name__}: {places.size} places take as many numbers, or one, and no "
-                f"NaN; got {value!r:.200}"
+                f"{type(self).__name__}: {places.size} indices need as many numbers or a single "
+                f"one, without NaN; got {value!r:.200}"
             )
         self._nodes[places] = values
         _core.tree_update(self._at, self._size, self._least, places.ctypes.data, places.size)

@@ -279,9 +279,9 @@ class StalenessAwareSampler(ClaimingSampler):
         if not weights.any():
             raise RuntimeError(
                 f"All {counts.sum()} entries in the buffer exceed max_staleness="
-                f"{self._max_staleness} (consumer_version={version}), or weigh nothing; the "
-                f"freshest is {staleness.min()} versions old. Raise max_staleness, or have "
-                "collectors take newer weights"
+                f"{self._max_staleness} (consumer_version={version}), or have weight 0; the "
+                f"freshest is {staleness.min()} versions old. Raise max_staleness, or let "
+                "collectors use newer weights"
             )
         return weights
 

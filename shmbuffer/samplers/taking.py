@@ -73,8 +73,8 @@ class Consumes(Sampler):
         if isinstance(storage, ListStorage) and not storage.shared:
             raise ValueError(
                 f"{type(self).__name__}: the items of a {type(storage).__name__} are objects of "
-                "this process, which others cannot be given; use a LazyTensorStorage, or a storage "
-                "with a scratch_dir"
+                "this process, which other processes cannot read; use a LazyTensorStorage, or a "
+                "storage with a scratch_dir"
             )
         if getattr(storage, "ndim", 1) != 1:
             raise ValueError(

@@ -149,9 +149,9 @@ class SamplerWithoutReplacement(Sampler):
                 now = self._new_pass(storage, ring, batch_size)
         else:
             raise EmptyBufferError(
-                f"no batch of {batch_size} could be drawn in {ATTEMPTS} attempts: others empty "
-                "the storage, or write over what is there, all the time; make it larger, or draw "
-                "fewer"
+                f"no batch of {batch_size} could be drawn in {ATTEMPTS} attempts, because other "
+                "clients empty the storage or overwrite its items all the time; make it larger, or "
+                "draw fewer"
             )
         now = now._replace(at=drawn.at, ran_out=False)
         ended = is_over(ring, now, max(whole, 1))

@@ -52,7 +52,7 @@ def export(storage: Any, path: str | os.PathLike[str], kind: str) -> int:
     """
     target = Path(path)
     if os.path.lexists(target):
-        raise FileExistsError(f"{target}: is there already; name another one, or remove it")
+        raise FileExistsError(f"{target}: already exists; choose another name, or remove it")
     if not target.parent.is_dir():
         raise FileNotFoundError(f"{target.parent}: no such directory; make it first")
     if not len(storage):

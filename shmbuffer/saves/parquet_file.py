@@ -119,8 +119,8 @@ def rows_of(storage: Any, path: str | os.PathLike[str]) -> Rows:
     rows: Rows | None = storage.mover() if isinstance(storage, TensorStorage) else None
     if rows is None or rows.leaves.objects:
         raise TypeError(
-            f"{path}: columns are made of tensors of one form, and this {type(storage).__name__} "
-            "has none; save it with dumps()"
+            f"{path}: columns need tensors of one form, which the items of this "
+            f"{type(storage).__name__} are not; save it with dumps()"
         )
     return rows
 

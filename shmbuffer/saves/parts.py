@@ -63,7 +63,7 @@ def checked_batch_size(size: Any) -> int | None:
     """Returns a batch size; raises ValueError for anything else."""
     if size is None or (type(size) is int and 0 < size < 2**63):
         return size
-    raise ValueError(f"{size!r:.40} is no batch size")
+    raise ValueError(f"{size!r:.40} is not a batch size")
 
 
 def checked_generator(state: Any, device: Any) -> tuple[torch.Tensor, torch.device]:

@@ -94,7 +94,7 @@ def publish_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     above, name = os.path.split(os.path.abspath(path))
     if not os.path.isdir(above):
         raise FileNotFoundError(
-            f"{path}: the directory {above} is not there; make it, or choose another path"
+            f"{path}: the directory {above} does not exist; create it, or choose another path"
         )
     with Directory.open(os.path.realpath(above), anybodys=True) as folder:
         sweep(folder, name)
@@ -150,13 +150,13 @@ def _require_ours(target: Directory, what: str) -> None:
     """Raises BufferExistsError unless a directory is empty, or an earlier save and nothing else."""
     if os.path.ismount(target.path):
         raise BufferExistsError(
-            f"{target.path}: is a mount point, which no save can take the place of; save to "
+            f"{target.path}: is a mount point, which a save cannot replace; save to "
             "another directory. Nothing was written",
             path=target.path,
         )
     if foreign := foreign_in(target, what):
         raise BufferExistsError(
-            f"{target.path}: a save takes the place of the whole directory, and {foreign} in it "
+            f"{target.path}: a save replaces the whole directory, but {foreign} in it "
             f"was not made by a save of a {what}; move it away, or save to another directory. "
             "Nothing was written",
             path=target.path,
@@ -245,8 +245,8 @@ def _exchange(work: Work, target: Directory, name: str, what: str) -> None:
             _step("returned")
     if not is_same:
         raise BufferExistsError(
-            f"{target.path}: files came into the earlier save while it was replaced; it is there "
-            "as it was. Move them away, or save to another directory",
+            f"{target.path}: another program wrote files into the earlier save while it was being "
+            "replaced, so the earlier save was kept. Move them away, or save to another directory",
             path=target.path,
         )
     if not exchanged:

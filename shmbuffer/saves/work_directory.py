@@ -192,8 +192,8 @@ def make_folder_of(path: Path) -> None:
         make_folders(path.parent)
     elif not path.parent.is_dir():
         raise BufferNotFoundError(
-            f"{path.parent}: is not there; the save that this is a part of has ended, or this "
-            "machine does not see its directory: save again, into a directory that all see",
+            f"{path.parent}: does not exist; the save that it belongs to has ended, or this "
+            "machine does not see its directory: save again, into a directory that all nodes see",
             path=path.parent,
         )
 

@@ -210,13 +210,13 @@ def take_over(
             child.release()
         pids = [who.pid for who in left]
         raise BufferInUseError(
-            f"{scratch_dir}: an earlier coordinator spawned {orphans[0].name!r} (pids "
-            f"{', '.join(map(str, pids))}), which runs and cannot be ended from here: "
+            f"{scratch_dir}: {orphans[0].name!r} of an earlier coordinator (pids "
+            f"{', '.join(map(str, pids))}) still runs and cannot be ended by this process: "
             f"{why_left(left[0])}; end it, or pass orphans='leave'",
             path=scratch_dir,
             pids=pids,
         )
-    for result, what in (("ended", "ended"), ("killed", "deaf to SIGTERM, so killed")):
+    for result, what in (("ended", "ended"), ("killed", "killed because they ignored SIGTERM")):
         if ended := [str(who.pid) for who, as_found in how.items() if as_found == result]:
             log.warning(
                 "%s: an earlier coordinator's %s were still running: %s (pids %s)",

@@ -49,8 +49,8 @@ def require_importable(scratch_dir: object, target: object, args: Sequence[objec
     name, path = imported.get("init_main_from_name"), imported.get("init_main_from_path")
     if path is not None and not os.path.isfile(path):
         raise RuntimeError(
-            f"{scratch_dir}: the program was read from {os.path.basename(path)}, and a spawned "
-            "process imports it from its file, which is not there; nothing was started: write the "
+            f"{scratch_dir}: the program was read from {os.path.basename(path)}, but this file, "
+            "which a spawned process imports, does not exist; nothing was started: write the "
             "program to a file and run that"
         )
     if path is None and (name is None or name.split(".")[-1] == "__main__"):

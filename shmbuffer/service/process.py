@@ -160,7 +160,7 @@ class Process(SpawnProcess):
             self._error = f"{what:.{_LONGEST_ERROR}}"
             if self._failed != self._before:
                 raise  # multiprocessing prints it
-            again = f"the same again, {self._times + 1} times in a row"
+            again = f"the same error, {self._times + 1} times in a row"
             print(f"Process {self.name}: {again}: {what}", file=sys.stderr)
             raise SystemExit(1) from None
 
@@ -186,7 +186,7 @@ class Process(SpawnProcess):
                 words = roster.LastWords(code, self._failed, self._error)
                 roster.check_out(self._scratch_dir, self._entry[0], words)
         except (OSError, ShmBufferError) as error:
-            log.error("%s: how it ended could not be written down: %s", self.name, str(error))
+            log.error("%s: the cause of its end could not be recorded: %s", self.name, str(error))
         finally:
             os._exit(code)
 

@@ -148,8 +148,8 @@ def hold_lock(scratch_dir: Path) -> Lock:
 def _say_what_limits(path: Path, kept: RateLimiter) -> None:
     values = [f"{name}={value!r}" for name, value in asdict(kept).items() if value is not None]
     log.warning(
-        "%s: goes on with the rate limiter that was set earlier, RateLimiter(%s); give "
-        "rate_limiter= or call set_rate(...) to change it, set_rate(None) to lift it",
+        "%s: continues with the earlier rate limiter, RateLimiter(%s); pass rate_limiter= or "
+        "call set_rate(...) to change it, set_rate(None) to remove it",
         path,
         ", ".join(values),
     )

@@ -108,7 +108,7 @@ def stop(scratch_dir: str | os.PathLike[str], *, grace_s: float = 5.0) -> list[S
                     role, name = found[who]
                     done[who] = Stopped(who.pid, role.name.lower(), name, how, why)
         for who, (role, name) in _present(registry, directory.path, ORDER[-1], done).items():
-            why = "it came while the others were stopped: stop what starts it"
+            why = "it was started while the others were stopped: stop the program that starts it"
             done[who] = Stopped(who.pid, role.name.lower(), name, "left", why)
         return list(done.values())
 
@@ -144,10 +144,10 @@ def _present(
 
 
 def why_left(who: Identity) -> str:
-    """Why a process could not be ended."""
+    """Returns the reason why a process could not be ended."""
     if who.pid_namespace != identity.current().pid_namespace:
-        return "it lives in another pid namespace: stop it there"
-    return "it cannot be proved to be this process, may not be signalled, or waits in the kernel"
+        return "it runs in another pid namespace: stop it there"
+    return "its identity cannot be proven, it may not be signalled, or it waits in the kernel"
 
 
 def _send(pidfd: int, number: int) -> None:

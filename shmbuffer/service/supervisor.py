@@ -200,7 +200,7 @@ class Supervisor:
             for child in running:
                 child.terminate()
         if self._failure is not None:
-            log.error("the watch has failed, so the end of these is not waited for: %s", running)
+            log.error("supervision has failed, so the end of %s is not awaited", running)
         elif not self.join(self._grace_s):
             for child in self._children.running():
                 log.warning("%s (pid %d) ignored SIGTERM: killed", child.name, child.pid)
@@ -348,7 +348,7 @@ class Supervisor:
             self._buffer_is_gone = isinstance(error, BufferClosedError)
             if str(error) != self._complaint:
                 self._complaint = str(error)
-                log.error("the dead cannot be looked after: %s", self._complaint)
+                log.error("dead processes cannot be handled: %s", self._complaint)
             return otherwise
 
     def _report(self, death: Death) -> None:

@@ -147,8 +147,8 @@ class CompressedListStorage(RecordList):
         own = options.get("compression_fn")
         if own is not None and not recorded.get("own_functions", True):
             raise ValueError(
-                f"{engine.where}: its items are compressed with zstd, and nobody else there could "
-                "read those of a compression_fn; leave it out"
+                f"{engine.where}: its items are compressed with zstd, and the other clients could "
+                "not read items of a compression_fn; leave it out"
             )
         return super().from_engine(engine, **options)
 

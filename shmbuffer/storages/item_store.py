@@ -92,8 +92,8 @@ def edits(changes: Changes, index: Any, count: int) -> Edit:
     for path, value in () if single else changes.items():
         if not _is_alike(value) and len(value) != count:
             raise ValueError(
-                f"entry {'.'.join(path)!r} has {len(value)} values for {count} items; give each "
-                "its own, or one number; nothing was changed"
+                f"entry {'.'.join(path)!r} has {len(value)} values for {count} items; pass one for "
+                "each, or a single number; nothing was changed"
             )
 
     def edit(row: int, item: Any) -> Any:

@@ -201,7 +201,7 @@ class ListStorage(RingBacked):
         if isinstance(item, torch.Tensor) or is_int(item):
             return super().contains(item)
         raise TypeError(
-            f"a {type(self).__name__} contains places, ints or a tensor of them, got {item!r}"
+            f"a {type(self).__name__} contains indices, ints or a tensor of them, got {item!r}"
         )
 
     # -- everything ----------------------------------------------------------------------------

@@ -116,8 +116,8 @@ def check_recorded(recorded: Settings, asked: Settings, where: str) -> None:
     kinds = _kind_of(recorded, where), _kind_of(asked, where)
     if kinds[0] != kinds[1]:
         raise SchemaMismatchError(
-            f"{where}: the buffer there is one of {kinds[0]}, and not of {kinds[1]}; attach() "
-            "finds the right storage, or use another directory",
+            f"{where}: the buffer there holds {kinds[0]}, not {kinds[1]}; use attach(), which "
+            "finds the right storage, or another directory",
             expected=kinds[0],
             found=kinds[1],
         )
@@ -125,8 +125,8 @@ def check_recorded(recorded: Settings, asked: Settings, where: str) -> None:
     if wanted is not None and wanted != found:
         there = "each leaf has a column" if found is None else f"share_next was {found}"
         raise SchemaMismatchError(
-            f"{where}: the buffer there is of another share_next: {there}, asked for was {wanted}; "
-            "ask for the same, or use another directory",
+            f"{where}: the buffer there has another share_next: {there}, but this storage asks for "
+            f"{wanted}; ask for the same, or use another directory",
             expected=found,
             found=wanted,
         )
@@ -140,8 +140,8 @@ def check_recorded(recorded: Settings, asked: Settings, where: str) -> None:
             [f"{name} {size}" for name, size in zip(names, some, strict=False)] for some in sizes
         )
         raise SchemaMismatchError(
-            f"{where}: the buffer there has {_listed(found)}, asked for were {_listed(wanted)}; "
-            "ask for the same, or use another directory",
+            f"{where}: the buffer there has {_listed(found)}, but this storage asks for "
+            f"{_listed(wanted)}; ask for the same, or use another directory",
             expected=sizes[0],
             found=sizes[1],
         )

@@ -205,7 +205,7 @@ def places_of(cursor: Any, count: int, length: int, max_size: int) -> list[int]:
         if place < 0:
             raise IndexError(f"{name} is out of range for {end} items")
         if place >= max_size:
-            raise RuntimeError(f"there is no place {name} in a list of max_size {max_size}")
+            raise RuntimeError(f"index {name} is outside of a list of max_size {max_size}")
         if place > end:
             raise RuntimeError(
                 f"an item at {name} would leave a gap: there are {end} items, and the next one "

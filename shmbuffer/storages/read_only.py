@@ -128,8 +128,8 @@ class ReadOnlyStorage(TensorStorage):
         """Raises RuntimeError for a save at the data set, which it would replace without a copy."""
         if self._files.is_relative_to(os.path.realpath(path)):
             raise RuntimeError(
-                f"{path}: the data set lies there, and a save, which names it and has none of its "
-                "items, would replace it; save to another directory. Nothing was changed"
+                f"{path}: contains the data set, which a save would replace with a reference; save "
+                "to another directory. Nothing was changed"
             )
         return False
 

@@ -89,8 +89,8 @@ class RecordList(ListStorage):
         if location.is_directory and (max_size is None or max_bytes is None):
             missing = "max_size (items)" if max_size is None else "max_bytes"
             raise ValueError(
-                f"{type(self).__name__}: what processes share lies in a ring of {max_size} items "
-                f"and {max_bytes} bytes; give {missing}, too"
+                f"{type(self).__name__}: a shared list needs max_size (items) and max_bytes, got "
+                f"{max_size} and {max_bytes}; pass {missing}, too"
             )
         if max_bytes is not None and not location.is_directory:
             raise ValueError(

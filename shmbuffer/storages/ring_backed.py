@@ -348,8 +348,8 @@ class RingBacked(Storage):
             if self.shared or get_spawning_popen() is not None:
                 raise RuntimeError(f"{self._not_yet()}, and would be another buffer there")
             warnings.warn(
-                f"nothing was written to this {type(self).__name__} yet: what is unpickled is a "
-                "storage of its own; write first, or use shared_init=True, to share this one",
+                f"nothing was written to this {type(self).__name__} yet: unpickling makes another "
+                "storage; write first, or use shared_init=True, to share this one",
                 stacklevel=2,
             )
         here = ("_table_owner", "_mover", "described")

@@ -93,8 +93,8 @@ class Storage(Checkpoints):
         if self.ndim == 1:
             return torch.Size((self.max_size,))
         raise RuntimeError(
-            f"a {type(self).__name__} of {self.ndim} dimensions does not say how large they are; "
-            "give its class a property shape"
+            f"a {type(self).__name__} of {self.ndim} dimensions does not define their sizes; give "
+            "its class a property shape"
         )
 
     @property

@@ -115,7 +115,7 @@ class AnchorTrajectories:
         except KeyError as error:
             raise KeyError(
                 f"the items have no entry {self._done_key!r}, which says where an episode ends; "
-                "name the entry that does with done_key, or give done_key=None"
+                "name that entry with done_key, or give done_key=None"
             ) from error
 
 

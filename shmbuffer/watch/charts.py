@@ -154,7 +154,7 @@ def _losses(axes: Axes, look: Look, line: Timeline) -> str | None:
     names = ("updates_stale", "updates_applied", "redraws", "items_sampled", "waits", "inserts")
     times, (stale, applied, redraws, drawn, waits, written) = line.lines(*names)
     for label, share, color in (
-        ("updates that came too late", _share(stale, stale + applied), BAD),
+        ("late updates", _share(stale, stale + applied), BAD),
         ("rows drawn again", _share(redraws, redraws + drawn), DRAWN),
         ("waits per item written", _share(waits, written), WRITTEN),
     ):
@@ -177,7 +177,7 @@ def _priorities(axes: Axes, look: Look, line: Timeline) -> str | None:
         return "nothing was written"
     _, greatest = line.levels("max_priority")
     greatest[~(greatest > 0)] = means[~(means > 0)] = np.nan
-    _line(axes, times, greatest, MUTED, "greatest ever")
+    _line(axes, times, greatest, MUTED, "largest ever")
     _line(axes, times, means, THIRD, "mean mass")
     _log(axes, axes.yaxis)
     axes.margins(y=0.3)
@@ -191,7 +191,7 @@ def _distribution(axes: Axes, look: Look) -> str | None:
     if not look.found["counters"]["prioritized"]:
         return _without_priorities(look)
     if look.item_stats is None or not len(look.item_stats.priorities):
-        return "there is no item"
+        return "the buffer is empty"
     known = ~np.isnan(look.item_stats.priorities)
     given, masses = look.item_stats.priorities[known], look.item_stats.masses[known]
     positive = given > 0
@@ -205,13 +205,13 @@ def _distribution(axes: Axes, look: Look) -> str | None:
     _log(axes, axes.xaxis)
     axes.margins(y=0.2)
     zero = float((given == 0).mean())
-    axes.set_xlabel("priority as given" + (f"; {units.percent(zero)} are 0" if zero else ""))
+    axes.set_xlabel("raw priority" + (f"; {units.percent(zero)} are 0" if zero else ""))
     return None
 
 
 def _ages(axes: Axes, look: Look) -> str | None:
     if look.item_stats is None or not len(look.item_stats.ages):
-        return "there is no item"
+        return "the buffer is empty"
     ages = look.item_stats.ages
     _spread(axes, ages, look.item_stats.masses, np.linspace(0, ages.max() + 1, 41))
     axes.set_xlabel(_oldest(look, int(ages.max())))
@@ -248,7 +248,7 @@ def _oldest(look: Look, age: int) -> str:
 
 def _collectors(axes: Axes, look: Look) -> str | None:
     if look.item_stats is None or not len(look.item_stats.sources):
-        return "there is no item"
+        return "the buffer is empty"
     # Items that were loaded have sources of their own, which name no client.
     sources = np.minimum(look.item_stats.sources, np.uint64(layout.INCARNATIONS))
     sources, counts = np.unique(sources, return_counts=True)
@@ -276,7 +276,7 @@ def _collectors(axes: Axes, look: Look) -> str | None:
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)
     if any(color != WRITTEN for color in colors):
-        axes.set_xlabel("grey: not there any more")
+        axes.set_xlabel("grey: no longer attached")
     return None
 
 
@@ -349,11 +349,11 @@ def _cut(text: str, most: int) -> str:
 
 
 OVER_TIME: dict[str, tuple[str, Callable[[Any, Look, Timeline], str | None]]] = {
-    "rates": ("items a second", _rates),
+    "rates": ("items per second", _rates),
     "items": ("items", _items),
     "ratio": ("draws per insert", _ratio),
-    "clients": ("who was there, and who died (x)", _clients),
-    "age": ("age of what is drawn, in writes", _age),
+    "clients": ("clients over time (x: died)", _clients),
+    "age": ("age of drawn items, in writes", _age),
     "losses": ("lost work", _losses),
     "priorities": ("priorities over time", _priorities),
 }

@@ -185,7 +185,7 @@ def never_updated(look: Look) -> str | None:
         return None
     if look.total("updates_applied") + look.total("updates_stale"):
         return None
-    return "priorities are never updated: what is drawn by them is drawn at random"
+    return "priorities are never updated, so draws by priority are uniform draws"
 
 
 def few_have_the_mass(look: Look) -> str | None:
@@ -198,7 +198,7 @@ def few_have_the_mass(look: Look) -> str | None:
     share = float(masses[: round(TOP * len(masses))].sum() / masses.sum())
     if share <= TOP_MASS:
         return None
-    return f"{units.percent(share)} of the mass is in {units.percent(TOP)} of the items"
+    return f"{units.percent(TOP)} of the items have {units.percent(share)} of the priority mass"
 
 
 def drawn_again(look: Look) -> str | None:
@@ -215,7 +215,7 @@ def writers_wait(look: Look) -> str | None:
     if not look.seconds or look.total("waits") <= WAITS_PER_S * look.seconds:
         return None
     rate = look.total("waits") / look.seconds
-    return f"{rate:,.0f} writes a second wait for a slot that another one is filling"
+    return f"{rate:,.0f} writes per second wait for a slot that another process is filling"
 
 
 def evicted_early(look: Look) -> str | None:
@@ -225,7 +225,7 @@ def evicted_early(look: Look) -> str | None:
     if look.found["records"] is None or not look.total("evicted") or fill >= EARLY_EVICTION:
         return None
     share = units.percent(fill)
-    return f"bytes run out at {share} of the items: max_bytes is small for this capacity"
+    return f"the byte ring is full at {share} of the items: max_bytes is small for this capacity"
 
 
 def history_stands_still(look: Look) -> str | None:
@@ -274,7 +274,7 @@ def verdict(look: Look, findings: Sequence[Finding]) -> str:
     if not findings:
         written = look.found["counters"]["write_count"]
         return "looks healthy" if written else "nothing has been written yet"
-    return f"{units.counted(len(findings), 'thing looks', 'things look')} unhealthy"
+    return units.counted(len(findings), "possible problem", "possible problems")
 
 
 def _quiet(look: Look, counter: str, says: str) -> str | None:

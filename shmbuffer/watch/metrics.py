@@ -34,21 +34,21 @@ COUNTERS = {
     "redraws": "rows drawn again, because they changed while they were copied",
     "waits": "writes that had to wait for a slot",
     "lock_waits": "calls that had to sleep until the lock was free",
-    "aborts": "items that their writer gave back unfinished",
+    "aborts": "items that their writer did not complete",
     "evicted": "items that were evicted because their bytes were needed",
-    "repairs": "times that the lock was found with a dead owner",
-    "rolled_back": "slots that were given back for dead clients",
+    "repairs": "times that the lock had a dead owner",
+    "rolled_back": "slots that were freed for dead clients",
     "rolled_forward": "slots that were committed for dead clients",
     "reaped": "dead clients whose entry was freed",
     "epoch": "recoveries of the directory",
-    "consumers_delivered": "items that consumers were given",
-    "consumers_acked": "items that they have acknowledged",
-    "consumers_redelivered": "items given again, because their holder died or their lease ended",
+    "consumers_delivered": "items delivered to consumers",
+    "consumers_acked": "items that consumers have acknowledged",
+    "consumers_redelivered": "items delivered again after a death or the end of a lease",
     "consumers_refused": "items that were acknowledged too late",
     "consumers_dropped": "items that were given up without delivery",
     "deaths": "clients that died since this coordinator began",
     "restarts": "spawned processes that were started again",
-    "held_back_s": "seconds in which a disk held a writer back since this coordinator began",
+    "held_back_s": "seconds in which the kernel throttled a writer since this coordinator began",
 }
 GAUGES = {
     "size": "items in the buffer",
@@ -59,8 +59,8 @@ GAUGES = {
     "waiters": "writers that wait for a slot",
     "limited": "clients that wait for the other side of a limiter",
     "samples_per_insert": "samples wanted for each insert; 0 without such a limit",
-    "samples_ahead": "samples that the inserts are ahead by; below 0, the samples are",
-    "error_buffer": "samples that the two sides may be apart",
+    "samples_ahead": "samples by which the inserts are ahead; below 0, the samples are ahead",
+    "error_buffer": "samples by which one side may be ahead of the other",
     "min_size": "items that have to be written before any is drawn",
     "queued": "items that a queue may still hand out; 0 without a queue",
     "processes": "spawned processes that run",
@@ -69,17 +69,17 @@ GAUGES = {
     "alpha": "priority exponent",
     "bytes": "size of all files",
     "weights_version": "version of the newest weights that a learner has published; 0: none",
-    "weights_age_s": "seconds since they were published",
+    "weights_age_s": "seconds since the newest weights were published",
     "consumer_version": "policy version that learners have reported; 0: none",
     "consumers": "consumers of the buffer",
-    "consumers_behind": "tickets from what the slowest has not acknowledged to the newest item",
+    "consumers_behind": "tickets between the slowest consumer's first open item and the newest",
     "leased": "items under leases of consumers",
     "reserved": "items that are reserved and not committed yet",
     "refused": "items that were too old to be committed",
 }
 
 
-SHARDS = {"shard_up": "1 where the shard of a node answers, 0 where it does not"}
+SHARDS = {"shard_up": "1 if the shard of a node answers, 0 if it does not"}
 """Gauges only of a buffer over several nodes."""
 
 Reading = Iterable[tuple[Mapping[str, str], Mapping[str, Number]]]

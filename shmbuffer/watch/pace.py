@@ -79,7 +79,7 @@ class Watch:
         wall_s = time.time() if wall_s is None else wall_s
         last, seen = self.last, []
         if last is not None and last["uuid"] != found["uuid"]:
-            seen.append(Change(wall_s, "new buffer", "another one is in its place"))
+            seen.append(Change(wall_s, "new buffer", "another buffer has replaced it"))
             self.history.clear()
             self._departed.clear()
             self._held.clear()

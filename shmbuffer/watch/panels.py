@@ -40,7 +40,7 @@ def plain(found: Mapping[str, Any], pace: Pace, watch: Watch) -> list[Table]:
 def state(found: Mapping[str, Any]) -> Styled:
     """The state of the buffer, and who uses it."""
     if "error" in found:
-        return Styled("nothing to be seen", "red")
+        return Styled("not readable", "red")
     use = words.use(found)
     return Styled(f"{found['state']}: {use.value}", use.style)
 
@@ -50,7 +50,7 @@ def buffer(found: Mapping[str, Any], watch: Watch, width: int, *, histogram: boo
     if "error" in found:
         assert watch.last is not None  # the first look raises its error
         counters = watch.last["counters"]
-        last = f"{counters['length']:,} of {counters['elements']:,} items, {words.room(watch.last)}"
+        last = f"{counters['length']:,} of {counters['elements']:,} items, {words.size(watch.last)}"
         return tables.pairs("", {"now": Styled(found["error"], "red"), "last seen": last})
     counters = found["counters"]
     items, elements = counters["length"], counters["elements"]
@@ -58,7 +58,7 @@ def buffer(found: Mapping[str, Any], watch: Watch, width: int, *, histogram: boo
     lines: dict[str, object] = {
         "items": f"{gauge} {items / elements:.1%}, {items:,} of {elements:,}; "
         f"{counters['write_count']:,} written",
-        "size": words.room(found),
+        "size": words.size(found),
         "records": words.records(found),
         **words.status(found),
         "after deaths": _mended(counters),
@@ -91,7 +91,7 @@ def rates(history: Sequence[Pace], width: int) -> Table:
             values = [one.rates[key] for one in history]
             rows.append(_rate(Styled(name, style if values[-1] else ""), values, width))
     for name, series in (
-        ("drawn for each written", [one.ratio for one in history]),
+        ("drawn per item written", [one.ratio for one in history]),
         ("age when drawn, in writes", [one.age for one in history]),
     ):
         if any(value is not None for value in series[-width:]):

@@ -85,7 +85,7 @@ def draw(look: Look, findings: Sequence[Finding]) -> Figure:
 def _head(figure: Figure, look: Look, findings: Sequence[Finding]) -> float:
     """Writes the text above the panels; returns where they begin, from 0 to 1."""
     path, line = tables.clean(look.found["path"]), look.timeline
-    when = f"looked at {units.clock(look.now_s)}"
+    when = f"as of {units.clock(look.now_s)}"
     if line is not None:
         span = units.span(line.end_s - line.begin_s)
         when = f"{units.clock(line.begin_s)} to {units.clock(line.end_s)} ({span})"

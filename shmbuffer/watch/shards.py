@@ -24,7 +24,7 @@ from shmbuffer.watch.tables import Styled, Table
 NODE = "node"
 """The key of the node's name in the ``extra`` settings of a shard."""
 
-ELSEWHERE = "shards of other machines are not seen from here: rb.stats() asks all of them"
+ELSEWHERE = "shards on other machines are not shown; rb.stats() asks all of them"
 
 SUMMED = ("length", "elements", "write_count", "inserts", "items_sampled", "updates_applied")
 """Counters that are added up over all shards."""

@@ -30,7 +30,7 @@ class Timeline:
         older = _is_before(history.coarse, history.fine[:1])
         records = np.concatenate([history.coarse[older], history.fine])
         if not len(records):
-            raise ValueError("a history without records is no timeline")
+            raise ValueError("a timeline needs a history with at least one record")
         offsets = _wall_clocks(records)
         offset_ns = np.array([offsets[one] for one in records["recorder"].tolist()])
         times_s = (records["boottime_ns"].astype(np.int64) + offset_ns) / 1e9

@@ -1,4 +1,4 @@
-"""The result of `inspect` in words, which the verbs of the command line share."""
+"""Descriptions in words of the results of `inspect`, for all verbs of the command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEAD, STOPPED, UNKNOWN = ProcessState.DEAD, ProcessState.STOPPED, ProcessState.U
 
 
 def use(found: Found) -> Styled:
-    """Returns who uses a buffer, or what has to happen before it can be used."""
+    """Returns how many clients use a buffer, or what has to happen before it can be used."""
     clients, state, reason = found["clients"], found["state"], found["needs_recovery"]
     counts = Counter(client["state"] for client in clients)
     dead, stopped, unknown = (counts[one] for one in (DEAD, STOPPED, UNKNOWN))
@@ -59,7 +59,7 @@ _REASONS = {
 
 
 def state(client: Found) -> Styled:
-    """Returns the `ProcessState` of a client; yellow if others wait for it, or it waits."""
+    """Returns the `ProcessState` of a client; yellow if it waits or other clients wait for it."""
     if client["state"] == DEAD:
         return Styled(client["state"], "red")
     waits = client["state"] == STOPPED or client["turn"] is not None
@@ -67,13 +67,13 @@ def state(client: Found) -> Styled:
 
 
 def cells(client: Found, held_s: float = 0.0) -> dict[str, object]:
-    """Returns a client as cells of a table, by their heading."""
+    """Returns the cells of a client's row in a table, by heading."""
     idle, memory, counters = client["idle_s"], client["memory_bytes"], client["counters"]
     return {
         "client": client["role"],
         " pid": str(client["pid"]),
         "state": state(client),
-        "here for": units.span(time.time() - client["joined_s"]),
+        "attached": units.span(time.time() - client["joined_s"]),
         "idle for": None if idle is None else units.span(idle),
         " written": counters["inserts"],
         " drawn": counters["items_sampled"],
@@ -91,10 +91,11 @@ def holds(client: Found, held_s: float = 0.0) -> str | None:
         parts.append(f"the lock{since}")
     if client["turn"] is not None:
         turn = client["turn"]
-        parts.append(f"waits {units.span(turn['seconds'])} for a slot, turn {turn['place']:,}")
+        waited = units.span(turn["seconds"])
+        parts.append(f"waits {waited} for a slot, number {turn['place']:,} in the queue")
     if client["claimed"] is not None:
         if client["phase"] == "EMPTYING":
-            parts.append(f"is emptying it{since}")
+            parts.append(f"is emptying the buffer{since}")
         else:
             count, first = client["claimed"]["count"], client["claimed"]["first"]
             slots = units.counted(count, "slot", "slots")
@@ -103,18 +104,18 @@ def holds(client: Found, held_s: float = 0.0) -> str | None:
     return "; ".join(parts) or None
 
 
-def taken(found: Found) -> str:
-    """Returns what the files of a buffer take, and where."""
-    taken, nbytes = found["disk_bytes"], found["bytes"]
-    sparse = f" of {units.size(nbytes)}" if taken < 0.95 * nbytes else ""
+def disk_usage(found: Found) -> str:
+    """Returns the size of the files of a buffer, and if they are on disk or in memory."""
+    used, nbytes = found["disk_bytes"], found["bytes"]
+    sparse = f" of {units.size(nbytes)}" if used < 0.95 * nbytes else ""
     where = "in memory (tmpfs)" if found["filesystem"]["in_memory"] else "on disk"
-    return f"{units.size(taken)}{sparse} {where}"
+    return f"{units.size(used)}{sparse} {where}"
 
 
-def room(found: Found) -> str:
-    """Returns what a buffer takes, on the disk and in memory, and how much is free."""
+def size(found: Found) -> str:
+    """Returns the size of a buffer on disk and in memory, and the free space."""
     in_memory, free = found["filesystem"]["in_memory"], found["filesystem"]["free_bytes"]
-    parts = [taken(found)]
+    parts = [disk_usage(found)]
     if not in_memory and found["memory_bytes"] is not None:
         parts.append(f"{units.size(found['memory_bytes'])} of it in memory")
     if found["unwritten_bytes"]:
@@ -125,16 +126,16 @@ def room(found: Found) -> str:
 
 
 def sharing(found: Found) -> str | None:
-    """Returns which leaves are stored once for two items; None where each leaf has a column."""
+    """Returns which leaves two items share; None if each leaf has a column of its own."""
     told = found.get("sharing")
     if told is None:
         return None
     names = ", ".join(told["leaves"])
-    return f"{names} stored once; whole: {told['used']:,} of {told['wholes']:,}"
+    return f"{names} stored once; {told['used']:,} of {told['wholes']:,} extra rows used"
 
 
 def records(found: Found) -> str | None:
-    """Returns how full the byte ring is; None where items are rows."""
+    """Returns how full the byte ring is; None if the items are rows."""
     held = found["records"]
     if held is None:
         return None
@@ -148,7 +149,7 @@ def records(found: Found) -> str | None:
 
 
 def status(found: Found) -> dict[str, str | None]:
-    """Returns the state of what a buffer has besides items: a line each, None without news."""
+    """Returns a line for each part of a buffer besides its items; None if it has no news."""
     return {
         "weights": weights(found),
         "policy": consumer(found),
@@ -174,13 +175,13 @@ def weights(found: Found) -> str | None:
 
 
 def consumer(found: Found) -> str | None:
-    """Returns the policy version that learners have reported; None if they have not."""
+    """Returns the policy version that learners have reported; None if there is none."""
     version = found["counters"]["consumer_version"]
     return f"version {version:,}" if version else None
 
 
 def reserved(found: Found) -> str | None:
-    """Returns who has reserved room, and what was too old to commit; None if there is nothing."""
+    """Returns which processes hold reservations, and how many items were too old to commit."""
     holders = [Holder(**holder) for holder in found.get("reservations", [])]
     refused = found["counters"]["refused"]
     parts = [told(holders)] if holders else []
@@ -188,29 +189,29 @@ def reserved(found: Found) -> str | None:
         what = units.counted(found["partials"], "rollout", "rollouts")
         parts.append(f"{what} of dead processes may be continued")
     if refused:
-        parts.append(f"{units.counted(refused, 'item', 'items')} too old, refused")
+        parts.append(f"{units.counted(refused, 'item', 'items')} rejected as too old")
     return "; ".join(parts) or None
 
 
 def flow(found: Found) -> str | None:
-    """Returns what limits writes and samples, and the state of both sides; None without limits."""
+    """Returns the limits of writes and samples, and the state of both sides; None if unlimited."""
     counters = found["counters"]
     parts = []
     if counters["samples_per_insert"]:
         ratio, ahead = counters["samples_per_insert"], counters["samples_ahead"]
         side, most = "inserts" if ahead >= 0 else "samples", counters["error_buffer"]
         parts.append(
-            f"{ratio:g} samples an insert; {side} are {abs(ahead):,.0f} of {most:,.0f} ahead"
+            f"{ratio:g} samples per insert; {side} are ahead by {abs(ahead):,.0f} of {most:,.0f}"
         )
     if counters["max_times_sampled"]:
-        parts.append(f"queue, {units.counted(counters['queued'], 'item', 'items')} in it")
+        parts.append(f"queue with {units.counted(counters['queued'], 'item', 'items')}")
     if counters["min_size"] > counters["length"]:
-        parts.append(f"from {counters['min_size']:,} items on")
+        parts.append(f"sampling starts at {counters['min_size']:,} items")
     return "; ".join(parts) or None
 
 
 def waiting(found: Found) -> str | None:
-    """Returns which process waits longest, and for what; None if none waits."""
+    """Returns the process that has waited longest, and the reason; None if no process waits."""
     waits = sorted(found["waits"], key=lambda one: -one["seconds"])
     if not waits:
         return None
@@ -220,7 +221,7 @@ def waiting(found: Found) -> str | None:
 
 
 def consumers(found: Found) -> str | None:
-    """Returns how far each consumer is behind, and who holds its items; None without consumers."""
+    """Returns how far each consumer is behind, and which pids hold its items; None without any."""
     told = []
     for one in found.get("consumers", ()):
         text = f"{one['name']} is {units.counted(one['behind'], 'item', 'items')} behind"
@@ -228,33 +229,33 @@ def consumers(found: Found) -> str | None:
         if one["leases"]:
             text += f", {one['held']:,} under lease of pid {pids}"
         if one["redelivered"]:
-            text += f", {one['redelivered']:,} given again"
+            text += f", {one['redelivered']:,} redelivered"
         told.append(text)
     return "; ".join(told) or None
 
 
 def recoveries(found: Found) -> str:
-    """Returns how often a buffer was recovered, and what the last recovery found."""
+    """Returns how often a buffer was recovered, and the result of the last recovery."""
     last, count = found["recovery"], found["epoch"]
     if not count:
         return "none"
     if last is None:
-        return f"{count:,}; what the last one found was not recorded"
+        return f"{count:,}; the result of the last one was not recorded"
     times = "1," if count == 1 else f"{count:,}, the last"
     return f"{times} {units.span(time.time() - last['at_s'])} ago: {recovered(found)}"
 
 
 def recovered(found: Found) -> str:
-    """Returns what the last recovery found."""
+    """Returns the result of the last recovery."""
     last = found["recovery"]
     if last is None:
-        return "what it found was not recorded"
+        return "its result was not recorded"
     kept = units.counted(last["items"], "item kept", "items kept")
     return ", ".join((last["reason"], kept, *mended(last), f"in {last['duration_ms']:.1f} ms"))
 
 
 def mended(last: Found) -> list[str]:
-    """Returns what a recovery had to repair."""
+    """Returns the repairs of a recovery."""
     return [units.counted(last[key], *says) for key, says in _FOUND.items() if last[key]]
 
 

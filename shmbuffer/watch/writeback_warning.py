@@ -54,8 +54,8 @@ class WritebackWarning:
         who = ", ".join(f"pid {pid} in {count}" for pid, count in times.most_common(3))
         dirty, limit = writeback.dirty_bytes()
         log.warning(
-            "%s: the kernel holds writers back until the disk has caught up (%s of the last %d "
-            "looks; %s wait to be written on this machine, %s are allowed): put the buffer into "
+            "%s: the kernel throttles writers until the disk has caught up (%s of the last %d "
+            "checks; %s wait to be written on this machine, %s are allowed): put the buffer into "
             "memory (/dev/shm), or raise vm.dirty_bytes; see docs/memory.md",
             self._path,
             who,

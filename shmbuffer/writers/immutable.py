@@ -27,7 +27,7 @@ class ImmutableDatasetWriter(Writer):
     Source: ``torchrl.data.ImmutableDatasetWriter``.
     """
 
-    WRITING_ERR = "this buffer holds a data set that stays as it is"
+    WRITING_ERR = "this buffer holds a read-only data set"
 
     def add(self, data: Any) -> NoReturn:
         """Raises RuntimeError."""

@@ -298,5 +298,5 @@ def _others(storage: Any) -> bool:
 def _shared(what: str) -> str:
     return (
         f"a TensorDictMaxValueWriter keeps its ranks in one process: {what}. Use a "
-        "RoundRobinWriter where several processes write"
+        "RoundRobinWriter if several processes write"
     )

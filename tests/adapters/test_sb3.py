@@ -438,7 +438,9 @@ def test_what_does_not_fit_is_refused(made: Callable[..., SharedReplayBuffer]) -
     with pytest.raises(ValueError, match=r'has no priorities; make it with alpha, .*"alpha": 0.6'):
         ours.prioritize(torch.nn.Linear(1, 1))
     fill(ours, envs_of(BOX, ACTIONS["discrete"], 1), 3)
-    with pytest.raises(SchemaMismatchError, match=r"max_size 10 .* asked for were max_size 20"):
+    with pytest.raises(
+        SchemaMismatchError, match=r"max_size 10 .* but this storage asks for max_size 20"
+    ):
         made(20)
     made(10, alpha=0.6)
     with pytest.raises(ValueError, match=r"priorities are kept with alpha=0\.6"):

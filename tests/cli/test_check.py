@@ -29,7 +29,7 @@ def test_a_damaged_one(closed: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["check", str(closed)]) == exits.DAMAGED
     text = capsys.readouterr().out
     assert "DAMAGED" in text
-    assert "problem: slot 0: the bytes do not fit their checksum" in text
+    assert "problem: slot 0: the bytes do not match their checksum" in text
 
 
 def test_a_truncated_one(closed: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,7 +45,7 @@ def test_repairs_left_to_recovery_are_not_damage(
     before = contents(dead)
     assert main(["check", str(dead)]) == exits.DONE
     text = capsys.readouterr().out
-    assert "note: 2 slots were being written; recovery gives them back" in text
+    assert "note: 2 slots were being written; recovery frees them" in text
     assert contents(dead) == before
 
 

@@ -30,7 +30,9 @@ OUTCOME = Outcome(
     seconds=61.0,
     kills=[Kill("a collector", 5_000, (11,)), Kill("all", 15_000, (10, 12, 13, 14))],
     reports=[
-        RecoveryReport("run/replay", "nobody alive", items=15_000, rolled_back=16, duration_ms=2.5),
+        RecoveryReport(
+            "run/replay", "no client alive", items=15_000, rolled_back=16, duration_ms=2.5
+        ),
     ],
     evidence=[
         Evidence(15_000, 14_984, lost=0, torn=0, repeated=0, unacknowledged=16),

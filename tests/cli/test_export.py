@@ -111,7 +111,7 @@ def test_what_is_there_already_stays(
 ) -> None:
     (tmp_path / "items.h5").write_text("precious")
     assert main(["export", str(tmp_path / "buffer"), str(tmp_path / "items.h5")]) == exits.REFUSED
-    assert "items.h5: is there already; name another one" in capsys.readouterr().err
+    assert "items.h5: already exists; choose another name" in capsys.readouterr().err
     assert (tmp_path / "items.h5").read_text() == "precious"
     buffer.close()
 

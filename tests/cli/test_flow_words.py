@@ -32,7 +32,9 @@ def test_it_says_how_far_each_side_is_and_who_waits_for_which_client(
             RateLimiter(samples_per_insert=2, error_buffer=4, when_no_peer="wait")
         )
         items.write(collector, [1, 2, 3])
-        assert lines(capsys, verb, path)["flow"] == "2 samples an insert; inserts are 4 of 4 ahead"
+        assert (
+            lines(capsys, verb, path)["flow"] == "2 samples per insert; inserts are ahead by 4 of 4"
+        )
         writer = threading.Thread(target=items.write, args=(collector, [4]), daemon=True)
         writer.start()
         while not inspect(path)["waits"]:

@@ -41,7 +41,7 @@ def left_by_a_killed_process() -> Path:
 
 def test_nothing_was_left(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gc"]) == 0
-    assert capsys.readouterr().out == f"{folder}: nothing was left there\n"
+    assert capsys.readouterr().out == f"{folder}: no abandoned buffers\n"
 
 
 def test_a_dry_run_says_what_the_next_one_removes(
@@ -68,7 +68,7 @@ def test_live_and_named_directories_stay(folder: Path, capsys: pytest.CaptureFix
     with Program.python(OWNER) as program:
         living = Path(program.line())
         assert main(["gc"]) == 0
-        assert "nothing was left" in capsys.readouterr().out
+        assert "no abandoned buffers" in capsys.readouterr().out
         assert living.exists()
     assert named.exists()
     assert main(["gc"]) == 0
@@ -84,7 +84,7 @@ def test_a_directory_in_use_stays_though_its_owner_was_killed(
         with Engine.open(path, None) as engine:
             program.kill()
             assert main(["gc"]) == 0
-            assert "nothing was left" in capsys.readouterr().out
+            assert "no abandoned buffers" in capsys.readouterr().out
             assert items.read(engine) == [1, 2, 3]
     assert main(["gc"]) == 0
     assert not path.exists()

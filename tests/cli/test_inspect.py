@@ -128,7 +128,7 @@ def test_the_last_recovery_and_the_room_are_told(
     assert main(["inspect", str(dead)]) == 0
     text = capsys.readouterr().out
     assert re.search(
-        r"recoveries  1, [\d.]+ s ago: nobody alive, 3 items kept, 2 rolled back, "
+        r"recoveries  1, [\d.]+ s ago: no client alive, 3 items kept, 2 rolled back, "
         r"1 client retired, in [\d.]+ ms\n",
         text,
     )

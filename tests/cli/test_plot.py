@@ -210,11 +210,11 @@ def test_the_panels_over_time_say_what_the_counters_say(run: Look) -> None:
     ages = lines(panel(figure, "age"))
     assert np.nanmedian(ages["mean, when drawn"]) == pytest.approx(375)
     assert np.nanmax(ages["if uniform"]) == 500
-    late = lines(panel(figure, "losses"))["updates that came too late"]
+    late = lines(panel(figure, "losses"))["late updates"]
     assert np.nanmedian(late) == pytest.approx(5)
     means = lines(panel(figure, "priorities"))
     assert np.nanmin(means["mean mass"]) == pytest.approx(0.8)
-    assert np.nanmax(means["greatest ever"]) == 4
+    assert np.nanmax(means["largest ever"]) == 4
     assert panel(figure, "items").get_title(loc="left") == "items: 100 % of 1,000"
 
 

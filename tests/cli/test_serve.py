@@ -45,8 +45,8 @@ def test_it_says_when_it_is_ready_and_ends_well_on_a_signal(path: Path, number: 
         program.send_signal(number)
         assert program.end() == (
             exits.DONE,
-            f"ended: {path}: 3 items left; "
-            f"to go on: shmbuffer serve {path} --on-existing recover\n",
+            f"ended: {path}: 3 items left; to continue: shmbuffer serve {path} "
+            "--on-existing recover\n",
             "",
         )
     with Engine.open(path, None) as engine:

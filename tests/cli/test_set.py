@@ -17,7 +17,7 @@ def test_without_changes_it_says_what_is_set(
     closed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["set", str(closed)]) == 0
-    assert capsys.readouterr().out == f"{closed}: nothing limits writes and samples\n"
+    assert capsys.readouterr().out == f"{closed}: no rate limiter is set\n"
     assert main(["set", str(closed), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"path": str(closed), "rate_limiter": None}
 
@@ -85,7 +85,7 @@ def test_a_call_without_a_change_is_bad_usage(
     ("change", "text"),
     [
         ("samples_per_insert=-1", "samples_per_insert has to be a number above 0"),
-        ("min_size=9", "min_size is 9, and the buffer has room for 8 items"),
+        ("min_size=9", "min_size is 9, but the buffer has room for only 8 items"),
         ("when_no_peer=WAIT", "when_no_peer is 'pass', 'wait' or 'error', got 'WAIT'"),
         ("max_times_sampled=1", "this buffer has priorities"),
     ],

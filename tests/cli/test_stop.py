@@ -143,7 +143,7 @@ def test_one_in_another_container_is_left_and_named(
         monkeypatch.setattr(Registry, "identity", far)
         code, (one,) = stop(capsys, tmp_path / "b")
         assert (code, one["pid"], one["how"]) == (exits.REFUSED, learner.pid, "left")
-        assert one["why"] == "it lives in another pid namespace: stop it there"
+        assert one["why"] == "it runs in another pid namespace: stop it there"
         assert learner.poll() is None
 
 

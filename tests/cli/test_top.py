@@ -119,7 +119,8 @@ def test_the_live_view_follows_a_kill_a_recovery_and_the_removal(tmp_path: Path)
             shows(rf"not in use \(1 client died; .*died +client {program.pid}")
             with Engine.open(path, None) as engine:
                 shows(
-                    r"recoveries +1, .*recovered +nobody alive, 64 items kept, .*1 client retired"
+                    r"recoveries +1, .*recovered +no client alive, 64 items kept, "
+                    r".*1 client retired"
                 )
                 shows(rf"joined +client {os.getpid()}")
                 items.write(engine, [1])
@@ -129,7 +130,7 @@ def test_the_live_view_follows_a_kill_a_recovery_and_the_removal(tmp_path: Path)
             with items.create(path, 8) as engine:
                 items.write(engine, [1])
                 shows(r"12\.5%, 1 of 8; 1 written")
-                shows(r"new buffer +another one is in its place")
+                shows("new buffer +another buffer has replaced it")
 
 
 def test_q_ends_it_and_the_terminal_is_as_it_was(closed: Path) -> None:
@@ -292,8 +293,8 @@ CLIENTS = [
         {"claimed": {"first": 7, "count": 1}, "phase": "COMMITTING", "mutex": True},
         "the lock; 1 slot, from ticket 7, committing",
     ),
-    ({"claimed": {"first": 0, "count": 8}, "phase": "EMPTYING"}, "is emptying it"),
-    ({"turn": {"place": 3, "seconds": 0.42}}, "waits 0.4 s for a slot, turn 3"),
+    ({"claimed": {"first": 0, "count": 8}, "phase": "EMPTYING"}, "is emptying the buffer"),
+    ({"turn": {"place": 3, "seconds": 0.42}}, "waits 0.4 s for a slot, number 3"),
     ({"idle_s": 300.0}, "5 min"),
     ({"idle_s": None}, "-"),
 ]
@@ -325,16 +326,19 @@ def test_a_claim_held_for_long_shows_its_duration(closed: Path) -> None:
     ("change", "words"),
     [
         ({"needs_recovery": None, "clients": [1, 2]}, "READY: 2 alive  "),
-        ({"needs_recovery": "nobody alive"}, "not in use (all clients closed it)"),
+        ({"needs_recovery": "no client alive"}, "not in use (all clients closed it)"),
         ({"needs_recovery": "reboot"}, "the machine was restarted; the next open recovers"),
         ({"needs_recovery": "copy"}, "a copy of another directory; the next open"),
-        ({"needs_recovery": "nobody alive", "state": "RECOVERING"}, "being recovered"),
+        ({"needs_recovery": "no client alive", "state": "RECOVERING"}, "being recovered"),
         ({"needs_recovery": None, "state": "CLOSING", "clients": [1]}, "being removed"),
         (
             {"needs_recovery": None, "state": "NO_SCHEMA", "clients": [1]},
             "nothing written yet, 1 alive",
         ),
-        ({"epoch": 3, "recovery": None}, "recoveries  3; what the last one found was not recorded"),
+        (
+            {"epoch": 3, "recovery": None},
+            "recoveries  3; the result of the last one was not recorded",
+        ),
     ],
 )
 def test_every_state_has_its_words(closed: Path, change: dict[str, Any], words: str) -> None:

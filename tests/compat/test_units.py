@@ -91,7 +91,7 @@ def refused(family: Any, step: Step) -> None:
         step(name, lambda: family.Sequence(**arguments))
     step("no unit", lambda: family.ReplayBuffer(sample_unit="Sequence"))
     rb = filled(family, "full", unit=family.Sequence(2, done_key="over"))
-    step("no flag", lambda: rb.sample())
+    step("the flag", lambda: rb.sample())
 
 
 @pytest.mark.parametrize("program", [windows, lanes, samples, refused])

@@ -156,7 +156,7 @@ def test_leaving_half_way_is_as_good_as_dying(survivor: Engine, point: str) -> N
 
 
 def test_an_entry_is_free_only_after_the_mutex_is(survivor: Engine) -> None:
-    """Else a process that finds nobody alive recreates the mutex while another one leaves."""
+    """Else a process that finds no client alive recreates the mutex while another one leaves."""
     path = path_of(survivor)
     with stopped_at(path, "leave.claim", lambda engine: engine.close()):
         assert len(survivor.seat.registry.live()) == 2

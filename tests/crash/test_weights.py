@@ -101,7 +101,7 @@ def test_weights_are_there_after_everybody_was_killed(survivor: Engine, point: s
     assert dies(path, point, _publish)
     with Engine.open(path, None) as engine:
         assert engine.report is not None
-        assert engine.report.reason == "nobody alive"
+        assert engine.report.reason == "no client alive"
         done = point == "weights.published"
         assert number_in(newest(engine)) == (9 if done else 1)
         assert publish(engine, 2) == 2 + done

@@ -23,7 +23,7 @@ from tests.crash import harness
 from tests.damage.specimen import Specimen, contents
 
 Result = TypeVar("Result")
-NAMED = re.compile(r"slot (\d+): the bytes do not fit their checksum")
+NAMED = re.compile(r"slot (\d+): the bytes do not match their checksum")
 
 
 def answer(call: Callable[[], Result], specimen: Specimen) -> Result | None:

@@ -162,7 +162,7 @@ def test_nothing_is_left_where_every_directory_is_open_to_other_users(
     with monkeypatch.context() as patch:
         patch.setattr(os, "mkdir", open_to_others)
         patch.setattr(os, "chmod", lambda *_, **__: None)
-        with pytest.raises(UnsafePathError, match=f"{WORK}: everybody can write there"):
+        with pytest.raises(UnsafePathError, match=f"{WORK}: all users can write there"):
             save(path, {"a": "2"})
     assert os.listdir(tmp_path) == ["run"]
     assert tree(path) == {"a": "1"}
@@ -198,7 +198,7 @@ def test_a_directory_that_takes_the_place_of_the_earlier_save_is_put_back(
         return exchanges and exchange(*names)
 
     monkeypatch.setattr(publication, "exchange", late)
-    with pytest.raises(BufferExistsError, match="came into the earlier save while"):
+    with pytest.raises(BufferExistsError, match="into the earlier save while"):
         save(path, {"a": "3"})
     assert tree(path) == {"d/precious": "mine"}
     assert tree(path.with_name("was")) == {"a": "1", "b/c": "2"}

@@ -290,7 +290,7 @@ def test_a_foreign_sampler_draws_in_the_owners_process(make: Make) -> None:
 
 
 def test_a_sampler_that_is_told_of_writes_keeps_them_in_the_owners_process(make: Make) -> None:
-    assert refused(make(sampler=Told()))["write"] == "Told has to be told what is written"
+    assert refused(make(sampler=Told()))["write"] == "Told has to be notified of every write"
 
 
 def test_a_foreign_writer_writes_in_the_owners_process(make: Make) -> None:
@@ -310,7 +310,7 @@ def test_an_attached_listener_keeps_writes_in_the_owners_process(make: Make) -> 
     buffer, ear = make(), Ear()
     buffer.storage.attach(ear)
     assert refused(buffer) == {
-        "write": "a part of the owner's process has to be told of every write"
+        "write": "an object in the owner's process has to be notified of every write"
     }
     buffer.storage.detach(ear)
     assert refused(buffer) == {}

@@ -105,7 +105,7 @@ def test_another_users_directory_is_refused_and_no_link_in_it_is_followed(tmp_pa
 
 def test_a_directory_where_everybody_can_write_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    with pytest.raises(UnsafePathError, match=r"everybody can write there .*`chmod o-w"):
+    with pytest.raises(UnsafePathError, match=r"all users can write there .*`chmod o-w"):
         save_shards(shards(NEW), tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -138,7 +138,7 @@ def test_a_keeper_that_answers_after_its_save_has_ended_saves_nothing(tmp_path: 
     late = []
     save_shards(shards(OLD, late.append), tmp_path)
     for path in late:
-        with pytest.raises(BufferNotFoundError, match="the save that this is a part of has ended"):
+        with pytest.raises(BufferNotFoundError, match="the save that it belongs to has ended"):
             shards(NEW)[0].whole("dumps", path)
     assert loaded(tmp_path) == OLD
     require_only_one_save(tmp_path)
@@ -165,7 +165,7 @@ def test_other_users_may_not_write_to_a_save_whatever_the_umask_is(tmp_path: Pat
 DAMAGED = {
     "no nodes": ('{"nodes": []}', "not a list of the names of nodes"),
     "a number": ('{"nodes": [3]}', "not a list of the names of nodes"),
-    "a text": ('{"nodes": "ab"}', "not a list of the names of nodes"),
+    "text": ('{"nodes": "ab"}', "not a list of the names of nodes"),
     "a way out": ('{"nodes": ["../x"]}', "not a list of the names of nodes"),
     "an absolute node": ('{"nodes": ["/x"]}', "not a list of the names"),
     "twice": ('{"nodes": ["a", "a"]}', "names a node more than once"),

@@ -189,7 +189,7 @@ def test_a_sample_waits_for_items_of_all_shards_and_says_what_it_waits_for(
     waits = r"sample waits: 2 samples per insert wanted, .* seen \(32 items written, \d+ drawn"
     with pytest.raises(RateLimitTimeout, match=waits):
         repeat(20, lambda: rb.sample(8, timeout=2.0))
-    with pytest.raises(RateLimitTimeout, match="the quota of this shard has"):
+    with pytest.raises(RateLimitTimeout, match="the quota of this shard is"):
         repeat(20, lambda: rb.extend(numbered(0, 4), timeout=2.0))
     with pytest.raises(RateLimitError, match="has to be at least 50"):
         rb.sample(100)
@@ -212,7 +212,7 @@ def test_who_writes_from_elsewhere_waits_without_holding_up_the_keeper(
     other = rb.client()
     for _ in range(4):
         other.extend(numbered(0, 50), timeout=LONG)
-    with pytest.raises(RateLimitTimeout, match="the quota of this shard has"):
+    with pytest.raises(RateLimitTimeout, match="the quota of this shard is"):
         other.extend(numbered(0, 50), timeout=VAIN)
     for _ in range(5):
         rb.sample(10, timeout=LONG)

@@ -43,7 +43,7 @@ def test_a_run_survives_every_kill_and_no_item_is_lost_or_torn(tmp_path: Path) -
     assert [kill.what for kill in outcome.kills] == ["a collector", "all"]
     assert [len(kill.pids) for kill in outcome.kills] == [1, 4]
     assert (outcome.lost, outcome.torn) == (0, 0)
-    assert [report.reason for report in outcome.reports] == ["nobody alive"]
+    assert [report.reason for report in outcome.reports] == ["no client alive"]
     recovered, last = outcome.evidence
     assert 0 < recovered.acknowledged <= recovered.items < last.items
     assert outcome.evaluations[-1][0] > outcome.kills[-1].step

@@ -71,7 +71,7 @@ BAD: dict[str, tuple[str, Callable[[Path], object], str]] = {
         lambda path: {False: 0}[path.is_symlink()],
         "no clear error",
     ),
-    "goes by the umask": ("umask 0", lambda path: path.mkdir(), "everybody can write"),
+    "goes by the umask": ("umask 0", lambda path: path.mkdir(), "all users can write"),
     "removes what it did not make": (
         "directories beside",
         _removes_names_of_its_own_kind,

@@ -108,7 +108,7 @@ IN_PLACE: dict[str, InPlace] = {
     "a hard link": _a_hard_link,
     "a FIFO": _a_fifo,
     "a socket": _a_socket,
-    "another kind": _another_kind,
+    "kind": _another_kind,
 }
 FOLLOWED = ("a link", "a link to a directory", "a dangling link", "a link to itself")
 """A link of this user's at the end of a path is followed, as SECURITY.md says."""

@@ -162,7 +162,7 @@ def test_items_stay_when_everybody_leaves(path: Path) -> None:
             assert set(contents(ring_of(engine))) == set(range(4 + epoch))
             assert engine.superblock.epoch == epoch
             assert engine.report is not None
-            assert engine.report.reason == "nobody alive"
+            assert engine.report.reason == "no client alive"
             write(ring_of(engine), [9])
 
 
@@ -181,7 +181,7 @@ def test_buffers_that_were_made_and_removed_leave_no_map(path: Path) -> None:
 
 
 def test_there_has_to_be_a_buffer_to_attach_to(path: Path) -> None:
-    with pytest.raises(BufferNotFoundError, match="is not there; check the path"):
+    with pytest.raises(BufferNotFoundError, match="does not exist; check the path"):
         Engine.open(path, None)
     assert not path.exists()
     path.mkdir(0o700)
@@ -198,7 +198,7 @@ def test_a_buffer_that_is_there_may_be_an_error(path: Path) -> None:
     before = files_of(path)
     with pytest.raises(
         BufferExistsError,
-        match=rf"^{path}: there is a buffer already; attach\(\) .*on_existing='overwrite'\)$",
+        match=rf"^{path}: contains a buffer already; attach\(\) .*on_existing='overwrite'\)$",
     ):
         Engine.open(path, SETTINGS, existing="error")
     assert files_of(path) == before
@@ -443,7 +443,7 @@ def test_a_file_that_is_in_the_way_is_an_error_and_stays(path: Path) -> None:
         before = files_of(path)
         with pytest.raises(
             BufferExistsError,
-            match=r"done\.memmap: is there already and was not made by this buffer; pass existsok",
+            match=r"done\.memmap: already exists and was not made by this buffer; pass existsok",
         ):
             engine.define(schema())
         del before[".shmbuffer/control"]
@@ -485,7 +485,7 @@ def test_files_of_another_size_are_not_taken_over(path: Path) -> None:
     before = files_of(path)
     with Engine.open(path, SETTINGS, existing="adopt") as engine:
         with pytest.raises(
-            SchemaMismatchError, match=r"next/obs\.memmap: has 100 bytes, this write needs 296"
+            SchemaMismatchError, match=r"next/obs\.memmap: has 100 bytes, but this write needs 296"
         ):
             engine.define(schema())
         assert {name for name in files_of(path) if not name.startswith(".shmbuffer")} == set(before)
@@ -738,7 +738,7 @@ def test_files_of_another_user_are_refused(path: Path, name: str) -> None:
 def test_a_directory_that_everybody_can_write_to_is_refused(path: Path) -> None:
     left_behind(path)
     path.chmod(0o777)
-    with pytest.raises(UnsafePathError, match=r"everybody can write there \(mode 0o777\)"):
+    with pytest.raises(UnsafePathError, match=r"all users can write there \(mode 0o777\)"):
         Engine.open(path, None)
 
 
@@ -1090,7 +1090,9 @@ def test_a_definition_that_cannot_be_synced_leaves_no_schema(path: Path) -> None
 
     with Engine.open(path, SETTINGS) as engine:
         mapping, engine.seat.control.map = engine.seat.control.map, SimpleNamespace(sync=sync)
-        with pytest.raises(DurabilityError, match=r"output error.*; so the buffer has no schema"):
+        with pytest.raises(
+            DurabilityError, match=r"output error.*; the buffer still has no schema"
+        ):
             engine.define(schema())
         engine.seat.control.map = mapping
         assert engine.ring() is None

@@ -520,7 +520,7 @@ def test_the_file_is_these_bytes(engine: Engine) -> None:
 def test_a_byte_that_changed_is_noticed(engine: Engine) -> None:
     publish(engine, 1)
     change(file_of(engine), payload_at(file_of(engine), 1) + 100, b"x")
-    with pytest.raises(CorruptBufferError, match=r"do not fit their checksum.*publish again"):
+    with pytest.raises(CorruptBufferError, match=r"do not match their checksum.*publish again"):
         weights.newest(engine.seat)
     assert publish(engine, 2) == 2
     assert number_in(newest(engine)) == 2
@@ -529,7 +529,7 @@ def test_a_byte_that_changed_is_noticed(engine: Engine) -> None:
 def test_a_stamp_of_other_weights_is_noticed(engine: Engine) -> None:
     publish(engine, 1)
     change(file_of(engine), COPY_1 + 8, struct.pack("<q", 11))
-    with pytest.raises(CorruptBufferError, match="do not fit their checksum"):
+    with pytest.raises(CorruptBufferError, match="do not match their checksum"):
         weights.newest(engine.seat)
 
 

@@ -235,7 +235,7 @@ def test_what_a_record_cannot_hold_is_refused(directory: Directory) -> None:
         arrays.add({"a": {"b": object()}})
     with pytest.raises(TypeError, match="this write is a tuple, and entries of a"):
         arrays.add((1, 2))
-    with pytest.raises(TypeError, match="the key 1 in the data is no text"):
+    with pytest.raises(TypeError, match="the key 1 in the data is not a string"):
         arrays.add({1: 2})
     with pytest.raises(TypeError, match="a batch of items of any size is a list of them"):
         arrays.extend(np.zeros(()))

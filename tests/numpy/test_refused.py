@@ -104,7 +104,11 @@ FIRST: dict[str, tuple[Any, type[Exception], str]] = {
         r"leaf 'b' has shape \[3\], but the storage's 1 leading dimensions are \[2\] in leaf 'a'",
     ),
     "one item": ({"a": 1.0}, ValueError, "leaf 'a' has shape"),
-    "a key that is no text": ({1: np.zeros(2)}, TypeError, "the key 1 in the data is no text"),
+    "a key that is not text": (
+        {1: np.zeros(2)},
+        TypeError,
+        "the key 1 in the data is not a string",
+    ),
     "a reserved key": ({"shape": np.zeros(2)}, SchemaMismatchError, "the key 'shape' is reserved"),
     "items that differ": (
         [{"a": np.zeros(2)}, {"a": np.zeros(3)}],
@@ -246,7 +250,7 @@ def test_a_slot_that_a_living_writer_fills_is_an_error_that_names_it(directory: 
 
     with stopped_at(directory.path, "write.claimed", write) as pid:
         with pytest.raises(
-            RingOverrunError, match=rf"process {pid} \(running\) is still writing a slot of ours"
+            RingOverrunError, match=rf"process {pid} \(running\) is still writing the next slot"
         ):
             arrays.extend({"a": np.zeros(4)}, timeout=0.05)
         assert len(arrays) == 2

@@ -119,7 +119,9 @@ def test_a_run_keeps_its_ratio_when_any_side_speeds_up_dies_or_returns(
 
     # Before anything is there, the learner waits, and says so.
     learner.tell("sample", 4)
-    says(learner.waits(), "sample waits: 0 items are there, 2 have to be; there is no collector")
+    says(
+        learner.waits(), "sample waits: the buffer has 0 items, 2 are needed; there is no collector"
+    )
     stage.extended(collector, 2)
     assert learner.answer().error is None
     assert within() == -4
@@ -271,7 +273,7 @@ def test_a_side_that_is_killed_is_waited_for_passed_by_or_an_error(
             assert answer.error.pids == []
         else:
             assert answer.error is None
-            assert answer.said[-1] == f"{text}; it goes on, uncounted (when_no_peer='pass')"
+            assert answer.said[-1] == f"{text}; the call continues uncounted (when_no_peer='pass')"
             for _ in range(20):
                 if killed == "learner":
                     stage.extended(collector)

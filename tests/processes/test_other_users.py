@@ -227,7 +227,7 @@ def test_a_check_finds_damage_in_the_buffer_of_another_user(theirs: Path) -> Non
     leaf = theirs / "number.memmap"
     leaf.write_bytes(b"\xff" + leaf.read_bytes()[1:])
     report = check(theirs)
-    assert report.problems == ["slot 0: the bytes do not fit their checksum"]
+    assert report.problems == ["slot 0: the bytes do not match their checksum"]
     assert (report.items, report.alive) == (8, False)
 
 
@@ -269,7 +269,7 @@ def test_a_buffer_that_is_defined_anew_while_it_is_copied_is_an_error(
     monkeypatch.setattr(copied_buffer, "_take_out_changed", recovered)
     with (
         Directory.open(theirs, reading=True) as directory,
-        pytest.raises(BufferInUseError, match=r"recovered or defined anew .*; repeat"),
+        pytest.raises(BufferInUseError, match=r"recovered or redefined .*; repeat"),
     ):
         copy_buffer(Files(directory))
 

@@ -70,12 +70,12 @@ def test_a_full_queue_holds_writers_back(stage: Stage) -> None:
     collector.tell("extend", 8, 2)
     says(
         collector.waits(),
-        "extend waits: the queue is full: 8 of 8 items are not handed out; there is no learner",
+        "extend waits: the queue is full: 8 of 8 items are not sampled yet; there is no learner",
     )
     assert learner.done("sample", 1) == [0]
     says(
         collector.waits(),
-        "extend waits: the queue is full: 7 of 8 items are not handed out; the only learner, pid "
+        "extend waits: the queue is full: 7 of 8 items are not sampled yet; the only learner, pid "
         rf"{learner.pid}, last sampled {AGO} ago",
     )
     assert learner.done("sample", 1) == [1]
@@ -84,11 +84,11 @@ def test_a_full_queue_holds_writers_back(stage: Stage) -> None:
     learner.tell("sample", 2)
     says(
         learner.waits(),
-        "sample waits: the queue has 0 items to hand out, 2 are wanted; the only collector, pid "
+        "sample waits: the queue has 0 items left, 2 are needed; the only collector, pid "
         rf"{collector.pid}, last inserted {AGO} ago",
     )
     collector.done("extend", 10, 1)
-    assert "has 1 items to hand out, 2 are wanted" in learner.waits()
+    assert "has 1 items left, 2 are needed" in learner.waits()
     collector.done("extend", 11, 1)
     assert learner.answer().numbers == [10, 11]
 
@@ -102,7 +102,7 @@ def test_several_learners_share_the_items(fast_path: Path) -> None:
         assert one.done("sample", 2) == [0, 0]
         assert two.done("sample", 3) == [0, 1, 1]
         one.tell("sample", 2)
-        assert "has 1 items to hand out, 2 are wanted" in one.waits()
+        assert "has 1 items left, 2 are needed" in one.waits()
         two.tell("sample", 2)
         two.waits()
         collector.done("extend", 2, 1)
@@ -154,9 +154,9 @@ def test_a_queue_that_is_full_of_gaps_says_that_less_can_come_out(stage: Stage) 
     collector.waits()
     error = learner.refused("sample", 8)
     assert str(error) == (
-        f"{stage.path}: 8 items cannot come out of this queue of 8, which is full: some of its "
-        "slots are of writers that died; draw fewer at once, or make the queue larger than what is "
-        "drawn at once and what dies in it"
+        f"{stage.path}: 8 items cannot come out of this queue of 8, which is full, and "
+        "some of its slots belong to writers that died; draw fewer at once, or make "
+        "the queue larger than a batch plus the items that dead writers may leave"
     )
     assert learner.done("sample", 7) == [0, 1, 3, 4, 5, 6, 7]
     assert collector.answer().error is None

@@ -91,9 +91,9 @@ def test_each_call_of_a_removed_buffer_ends_in_the_same_error(
         ]
     for call in calls:
         assert until_refused(call) == (
-            f"{path}: the directory was removed or replaced while this handle was open, so that no "
-            "process finds what is written now; save what this handle holds with dumps() if it is "
-            "worth it, then close the handle and create the buffer again"
+            f"{path}: the directory was removed or replaced while this handle was open, so "
+            "that no other process sees what is written now; save the items with dumps() "
+            "if you need them, then close the handle and create the buffer again"
         )
     if make is rows:
         buffer.dumps(fast_path / "save")

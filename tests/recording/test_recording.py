@@ -55,7 +55,7 @@ STORY = [
     frame(
         dict.fromkeys((1, 2, 12, 13), "dead, reaped"),
         "died    c 1, c 12, c 13",
-        "recovered  nobody alive, 15,000 items kept, in 2.0 ms",
+        "recovered  no client alive, 15,000 items kept, in 2.0 ms",
         rate="0",
         at_s=5.0,
     ),
@@ -212,7 +212,7 @@ def test_top_shows_the_kill_the_restart_and_the_recovery_of_the_demo(tmp_path: P
     assert everybody <= recovered.dead
     assert not recovered.alive
     assert any(
-        kind == "recovered" and re.search(r"nobody alive, [\d,]{5,} items kept", text)
+        kind == "recovered" and re.search(r"no client alive, [\d,]{5,} items kept", text)
         for kind, text in recovered.events
     )
     assert after.alive

@@ -406,7 +406,7 @@ def test_a_list_buffer_names_the_leaf_that_no_tensor_can_be_made_of() -> None:
 
     rb = TensorDictReplayBuffer(storage=ListStorage(10))
     for data in ({"obs": Broken()}, {"act": torch.ones(3), "obs": Broken()}):
-        with pytest.raises(TypeError, match="leaf 'obs' of the batch is a Broken, and no tensor"):
+        with pytest.raises(TypeError, match="leaf 'obs' of the batch is a Broken, which cannot"):
             rb.extend(data)
     assert len(rb) == 0
 

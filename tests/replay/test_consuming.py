@@ -58,7 +58,7 @@ def test_a_sample_is_acknowledged_before_it_is_returned() -> None:
     batch = rb.sample()
     assert numbers(batch) == [4, 5], "nobody else is there to write more"
     assert "index_lease" not in batch
-    with pytest.raises(EmptyBufferError, match="was given every item, and nobody writes"):
+    with pytest.raises(EmptyBufferError, match="was given every item, and no client writes"):
         rb.sample()
 
 
@@ -198,7 +198,7 @@ def test_each_consumer_gets_each_item_as_often_as_it_wants(tmp_path: Path) -> No
 def test_nothing_is_written_over_that_was_not_acknowledged() -> None:
     rb = made()
     rb.extend(numbered(0, 16))
-    with pytest.raises(RateLimitError, match=r"consumer 'default' .* nobody else has the buffer"):
+    with pytest.raises(RateLimitError, match=r"consumer 'default' .* no other client is attached"):
         rb.extend(numbered(16, 1))
     batch = rb.sample(lease=math.inf)
     with pytest.raises(ShmBufferError, match="nothing can be written into named slots"):

@@ -241,7 +241,8 @@ def test_an_observation_for_each_step_is_kept_and_the_last_one_repeated_with_a_w
 ) -> None:
     name = record(np.arange(4.0), BOX)
     said = (
-        rf"{LOSES}Column 'next.observation' is incomplete because .* last observation is repeated"
+        f"{LOSES}Column 'next.observation' is incomplete because .* last known "
+        "observation is repeated"
     )
     with pytest.warns(UserWarning, match=said):
         data = loaded(name, tmp_path)[:]

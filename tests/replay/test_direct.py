@@ -367,7 +367,7 @@ REFUSED: dict[str, Any] = {
     "a dict for a leaf": {"a": torch.arange(3), "b": {"c": torch.zeros(3, 2)}},
     "another byte order": {"a": np.arange(3).astype(">i8"), "b": torch.zeros(3, 2)},
     "text": {"a": "text", "b": torch.zeros(3, 2)},
-    "no dict": torch.arange(3),
+    "not a dict": torch.arange(3),
 }
 
 

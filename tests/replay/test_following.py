@@ -196,7 +196,7 @@ def found_by(one: Boundaries, storage: Any) -> Any:
     try:
         return one.of(storage)
     except RuntimeError as error:
-        return "is there twice" if "is there twice" in str(error) else None
+        return "occurs twice" if "occurs twice" in str(error) else None
 
 
 @pytest.mark.product("name lanes records", few=4)
@@ -217,14 +217,14 @@ def test_what_is_followed_is_what_lies_there(
             continue
         for one in (often, seldom) if at % 7 == 0 else (often,):
             found = found_by(one, storage)
-            if found == "is there twice":
+            if found == "occurs twice":
                 assert found_by(boundaries(*PATHS, **keys), storage) == found
                 continue
             assert listed(found.table) == happened.expected(found, keys)
             require_whole(found.table)
             whole += 1
         fresh = found_by(boundaries(*PATHS, **keys), storage)
-        if found != "is there twice":
+        if found != "occurs twice":
             assert listed(fresh.table) == listed(found.table)
     assert whole > 20
 

@@ -432,7 +432,9 @@ def test_a_stack_that_is_always_overwritten_is_given_up(
     monkeypatch.setattr(StackedRows, "_given", slowly)
     monkeypatch.setattr(StackedRows, "draw", lambda *_: None)
     for out in (None, TensorDict({}, [4])):
-        with pytest.raises(IndexError, match="what the RandomSampler chose was written over each"):
+        with pytest.raises(
+            IndexError, match="the items that the RandomSampler chose were overwritten during each"
+        ):
             rb.sample(4, out=out)
     rb.close()
     others.close()

@@ -44,7 +44,7 @@ def test_goals_stay_in_their_episodes_while_collectors_and_learners_are_killed(
         for one in (*writing, *learning):
             kill(one)
     with learner(path, CAPACITY, strategy) as rb:  # nobody is alive: recovered
-        assert engine_of(rb).report.reason == "nobody alive"
+        assert engine_of(rb).report.reason == "no client alive"
         for _ in range(BATCHES):
             require_right(rb.sample(), strategy)
     assert check(path).problems == []

@@ -241,7 +241,7 @@ def test_all_handles_of_a_shared_part_have_what_one_of_them_says(tmp_path: Path)
     one.anneal(3, 4)
     assert (other.offline_fraction, of_data(other.sample())) == (0.125, 2)
     assert handle().offline_fraction == 0.125
-    with pytest.raises(ValueError, match=r"began with offline_fraction=0\.5"):
+    with pytest.raises(ValueError, match=r"handle had offline_fraction=0\.5"):
         handle(0.6)
 
 
@@ -432,7 +432,7 @@ def test_arguments_that_do_not_fit_are_refused(options: dict[str, Any], said: st
 
 
 def test_a_data_set_that_is_none_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"got list; of TorchRL's data sets, give the directory"):
+    with pytest.raises(TypeError, match="got list; for a data set of TorchRL, pass the directory"):
         OfflineToOnlineReplayBuffer([1, 2], online_capacity=3)
 
 

@@ -356,7 +356,7 @@ def test_a_renaming_that_cannot_be_is_refused(tmp_path: Path) -> None:
     read = TensorDictReplayBuffer.from_parquet
     with pytest.raises(ValueError, match=r"rename= names a column 'z', and there are 'a', 'b'"):
         read(file, rename={"z": "y"})
-    with pytest.raises(SchemaMismatchError, match=r"x\.parquet: column 'b' is there twice"):
+    with pytest.raises(SchemaMismatchError, match=r"x\.parquet: column 'b' occurs twice"):
         read(file, rename={"a": "b"})
     with pytest.raises(SchemaMismatchError, match=r"x\.parquet: column '\.\./a': .* leads out"):
         read(file, rename={"a": "../a"})
@@ -365,7 +365,7 @@ def test_a_renaming_that_cannot_be_is_refused(tmp_path: Path) -> None:
     rb.to_parquet(file)
     with pytest.raises(ValueError, match=r"x\.parquet: was written by to_parquet, .*leave rename="):
         read(file, rename={"id": "a"})
-    with pytest.raises(ValueError, match="rename= is for columns of Parquet files"):
+    with pytest.raises(ValueError, match="rename= is only for the columns of Parquet files"):
         load_dataset(tmp_path, rename={"id": "a"})
 
 
@@ -562,7 +562,7 @@ def test_a_file_is_a_data_set_by_its_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("storage", [ListStorage(3), LazyTensorStorage(3)])
 def test_what_has_no_columns_is_refused_and_no_file_is_made(tmp_path: Path, storage: Any) -> None:
-    with pytest.raises(TypeError, match=r"x\.parquet: columns are made of tensors .*dumps\(\)"):
+    with pytest.raises(TypeError, match=r"x\.parquet: columns need tensors .*dumps\(\)"):
         ReplayBuffer(storage=storage).to_parquet(tmp_path / "x.parquet")
     assert list(tmp_path.iterdir()) == []
 

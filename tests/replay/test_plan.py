@@ -135,7 +135,7 @@ WAYS: dict[str, tuple[Callable[[], ReplayBuffer], str, str]] = {
     "list": (
         lambda: TensorDictReplayBuffer(storage=ListStorage(9)),
         "whole: a ListStorage has no columns",
-        "by parts: a ListStorage does not draw by itself",
+        "by parts: a ListStorage has no native draw",
     ),
     "own sampler": (
         lambda: TensorDictReplayBuffer(storage=LazyTensorStorage(9), sampler=OwnSampler()),
@@ -152,7 +152,7 @@ WAYS: dict[str, tuple[Callable[[], ReplayBuffer], str, str]] = {
     "ahead": (
         lambda: TensorDictReplayBuffer(storage=LazyTensorStorage(9), prefetch=1, batch_size=2),
         "fast",
-        "whole: samples are made ahead",
+        "whole: samples are prefetched",
     ),
     "transforms": (
         lambda: TensorDictReplayBuffer(storage=LazyTensorStorage(9), transform=lambda data: data),

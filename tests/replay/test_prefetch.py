@@ -96,7 +96,7 @@ def test_items_written_after_a_pass_are_in_the_next_one() -> None:
 
 
 def test_it_needs_to_know_the_batch_size() -> None:
-    with pytest.raises(ValueError, match="prefetch=3 makes batches ahead"):
+    with pytest.raises(ValueError, match="prefetch=3 needs"):
         ReplayBuffer(storage=LazyTensorStorage(4), prefetch=3)
     rb = ReplayBuffer(storage=LazyTensorStorage(4), prefetch=3, batch_size=2)
     rb.extend(torch.arange(4))

@@ -218,7 +218,7 @@ def test_a_file_that_comes_in_while_the_save_is_replaced_stays(
 
     save(path, {"a": "1"})
     monkeypatch.setattr(publication, "exchange", late)
-    with pytest.raises(BufferExistsError, match="files came into the earlier save while"):
+    with pytest.raises(BufferExistsError, match="files into the earlier save while"):
         save(path, {"a": "2"})
     assert tree(path) == {"a": "1", "notes": "mine"}
     assert os.listdir(tmp_path) == ["run"]

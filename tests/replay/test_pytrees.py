@@ -233,7 +233,7 @@ def test_a_key_that_json_cannot_hold_is_refused_where_others_look(
 ) -> None:
     storage = LazyMemmapStorage(4, scratch_dir=tmp_path / "buffer", shared_init=True)
     rb = ReplayBuffer(storage=storage)
-    with pytest.raises(TypeError, match=r"has the key .*, which is no text, number or tuple"):
+    with pytest.raises(TypeError, match=r"has the key .*, which is not text, a number or a tuple"):
         rb.extend(tree)
     rb.extend({"a": numbers(3)})
     assert rb[:]["a"].tolist() == [0, 1, 2]
@@ -300,7 +300,7 @@ def test_tuples_are_nested_keys_for_a_buffer_of_tensordicts() -> None:
     rb.extend({("next", "obs"): numbers(3), "a": numbers(3)})
     assert rb[:]["next", "obs"].tolist() == [0, 1, 2]
     assert isinstance(rb[:], TensorDict)
-    with pytest.raises(TypeError, match="the key None in the data is no text"):
+    with pytest.raises(TypeError, match="the key None in the data is not a string"):
         TensorDictReplayBuffer(storage=LazyTensorStorage(4)).extend({None: numbers(3)})
 
 

@@ -188,21 +188,21 @@ def test_objects_of_one_process_have_no_flow_control() -> None:
         "a ListStorage holds objects of this process; use a LazyMemmapStorage with a scratch_dir "
         "and shared_init=True, or a LazyTensorStorage, for tensors that processes share"
     )
-    text = f"there is no flow control here: {why}"
+    text = f"this buffer has no flow control: {why}"
     with pytest.raises(RuntimeError) as raised:
         ReplayBuffer(storage=ListStorage(16), rate_limiter=LIMITER)
     assert str(raised.value) == text
     rb = ReplayBuffer(storage=ListStorage(16), batch_size=4)
     refuses(
         lambda: rb.sample(min_size=4, timeout=0),
-        "anonymous memory: sample waits: 0 items are there, 4 have to be; there is no collector; "
+        "anonymous memory: sample waits: the buffer has 0 items, 4 are needed; there is no collector; "
         "after 0 s nothing was changed",
     )
     rb.extend(["a", "b", "c", "d", "e"])
     assert len(rb.sample(min_size=4)) == 4
     refuses(
         lambda: rb.sample(min_size=6, timeout=0),
-        ".*: sample waits: 5 items are there, 6 have to be; there is no other collector.*",
+        ".*: sample waits: the buffer has 5 items, 6 are needed; there is no other collector.*",
     )
     assert rb.rate_limiter is None
 
@@ -239,7 +239,7 @@ def test_a_loop_over_a_drained_queue_ends_at_its_timeout(make: MakeStorage) -> N
     rb = buffer(make(16), QUEUE)
     rb.extend(items(10))
     drawn: list[list[int]] = []
-    with pytest.raises(RateLimitTimeout, match="the queue has 2 items to hand out, 4 are wanted"):
+    with pytest.raises(RateLimitTimeout, match="the queue has 2 items left, 4 are needed"):
         drawn.extend(batch["number"].tolist() for batch in rb.as_dataset(timeout=0))
     assert drawn == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
@@ -259,14 +259,14 @@ def test_before_the_first_write_too(make: MakeStorage) -> None:
     rb = buffer(make(16), RateLimiter(2, min_size=3, when_no_peer="error"))
     refuses(
         rb.sample,
-        ".*: sample waits: 0 items are there, 3 have to be; there is no collector, and "
+        ".*: sample waits: the buffer has 0 items, 3 are needed; there is no collector, and "
         "when_no_peer is 'error'; nothing was changed",
         RateLimitError,
     )
     rb.rate_limiter = RateLimiter(2, min_size=3)
     refuses(
         lambda: rb.sample(timeout=0),
-        ".*: sample waits: 0 items are there, 3 have to be; there is no collector; after 0 s "
+        ".*: sample waits: the buffer has 0 items, 3 are needed; there is no collector; after 0 s "
         "nothing was changed",
     )
 
@@ -302,12 +302,12 @@ def test_min_size_of_a_call(make: MakeStorage) -> None:
     assert len(rb.sample(min_size=4)) == 4
     refuses(
         lambda: rb.sample(min_size=5, timeout=0),
-        r".*: sample waits: 4 items are there, 5 have to be; there is no other collector, pid \d+ "
+        r".*: sample waits: the buffer has 4 items, 5 are needed; there is no other collector, pid \d+ "
         r"itself last inserted \d+ m?s ago; after 0 s nothing was changed",
     )
     refuses(
         lambda: rb.sample(min_size=17),
-        ".*: min_size is 17, and the buffer has room for 16 items",
+        ".*: min_size is 17, but the buffer has room for only 16 items.*",
         ValueError,
     )
     refuses(lambda: rb.sample(min_size=-1), "min_size has to be at least 0, got -1", ValueError)
@@ -522,8 +522,8 @@ def test_a_queue_refuses_parts_that_choose_items(options: Any, asked: str) -> No
     rb.extend(items(5))
     refuses(
         rb.sample,
-        r"the buffer is a queue \(max_times_sampled\), which hands items out first in, first out, "
-        f"when they are asked for; {asked} cannot be had with it",
+        r"the buffer is a queue \(max_times_sampled\), which hands items out first in, "
+        rf"first out, at the time of the call; {asked} cannot be combined with it",
         ValueError,
     )
 
@@ -590,7 +590,7 @@ def test_a_sample_of_an_ensemble_that_fails_counts_for_nothing_in_any_buffer() -
 def test_an_ensemble_waits_for_the_first_items_of_a_limited_buffer() -> None:
     rb = ensemble(RateLimiter(min_size=3, when_no_peer="wait"), None)
     rb[1].extend(items(4))
-    refuses(lambda: rb.sample(timeout=0), ".*sample waits: 0 items are there, 3 have to be.*")
+    refuses(lambda: rb.sample(timeout=0), ".*sample waits: the buffer has 0 items, 3 are needed.*")
     rb[0].extend(items(3))
     assert len(rb.sample(timeout=0)) == 2
 
@@ -601,7 +601,7 @@ def test_a_row_of_a_queue_is_its_oldest_items_once() -> None:
     rb[0].extend(items(8))
     rb[1].extend(items(4, 100))
     assert numbers(rb.sample()) == [[0, 1, 2, 3], [100, 101, 102, 103]]
-    refuses(lambda: rb.sample(timeout=0), ".*the queue has 0 items to hand out, 4 are wanted.*")
+    refuses(lambda: rb.sample(timeout=0), ".*the queue has 0 items left, 4 are needed.*")
     rb[1].extend(items(4, 104))  # what the other one gave meanwhile was kept
     assert numbers(rb.sample()) == [[4, 5, 6, 7], [104, 105, 106, 107]]
     rb[0].rate_limiter = None

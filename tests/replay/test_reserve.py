@@ -128,7 +128,7 @@ def test_what_is_reserved_in_a_queue_is_room_for_nobody_else(rb: Any) -> None:
     rb.reserve(13).abort()
     room = rb.reserve(10)
     full = (
-        "the queue is full: 2 of 16 items are not handed out, and 10 are reserved; pid "
+        "the queue is full: 2 of 16 items are not sampled yet, and 10 are reserved; pid "
         f"{os.getpid()} holds a reservation of 10 items; there is no learner; after 0.05 s nothing "
         "was changed"
     )
@@ -209,8 +209,8 @@ def test_a_reservation_that_is_over_is_not_committed(rb: Any, end: str) -> None:
     problems = {
         "commit": "this reservation was committed already",
         "abort": "this reservation was given back already",
-        "lease": "this reservation is not held any more",
-        "fork": "this reservation is another process's, which has forked",
+        "lease": "this reservation has ended",
+        "fork": "this reservation belongs to the process that forked",
     }
     if end == "commit":
         room.commit(steps(10, 1))
@@ -277,7 +277,7 @@ def test_it_belongs_to_its_handle(rb: Any) -> None:
     [
         ({"n": 0}, "n has to be at least 1, got 0"),
         ({"n": 17}, r"reserve\(17\): the buffer has room for 16; reserve fewer at once"),
-        ({"n": 2, "bytes": 100}, r"reserve\(bytes=100\): bytes are of items that have any size"),
+        ({"n": 2, "bytes": 100}, r"reserve\(bytes=100\): this buffer stores rows of equal size"),
         ({"n": 2, "lease": -1.0}, "lease is a number of seconds from 0 on, or None; got -1.0"),
         ({"n": 2, "lease": "9"}, "lease is a number of seconds from 0 on, or None; got '9'"),
         ({"n": 2, "version": -1}, "reserve: version is a number from 0"),
@@ -354,7 +354,7 @@ def test_without_bytes_a_commit_of_records_waits_for_them(records: Any) -> None:
     queue(records)
     room = records.reserve(2)
     records.extend([TensorDict({"tokens": torch.zeros(15_000)}, [])])
-    with pytest.raises(RateLimitTimeout, match="bytes more do not fit"):
+    with pytest.raises(RateLimitTimeout, match="bytes do not fit"):
         room.commit([TensorDict({"tokens": torch.zeros(4_000)}, [])], timeout=0.05)
     assert reserved(records) == 2
     records.sample()
@@ -451,7 +451,7 @@ def test_a_reservation_waits_for_the_version_that_allows_it(rb: Any) -> None:
     rb.rate_limiter = RateLimiter(max_staleness=1, items_per_version=3)
     seat = engine_of(rb).seat
     rooms = [rb.reserve(3), rb.reserve(3)]
-    with pytest.raises(RateLimitTimeout, match="while learners have version 0 there may be 0 more"):
+    with pytest.raises(RateLimitTimeout, match="while learners have version 0"):
         rb.reserve(1, timeout=0.05)
     rooms[0].abort()
     rooms[0] = rb.reserve(3)
@@ -462,9 +462,9 @@ def test_a_reservation_waits_for_the_version_that_allows_it(rb: Any) -> None:
     with pytest.raises(RateLimitTimeout) as caught:
         rb.extend(steps(50, 1), timeout=0.05)
     assert str(caught.value) == (
-        f"{rb.storage.scratch_dir}: extend waits: 1 items are to be written, and while learners "
-        "have version 1 there may be 0 more (max_staleness=1); there is no learner; after 0.05 s "
-        "nothing was changed"
+        f"{rb.storage.scratch_dir}: extend waits: 1 items are to be written, but only 0 more are "
+        "allowed while learners have version 1 (max_staleness=1); there is no learner; after "
+        "0.05 s nothing was changed"
     )
     consumer_version.increment(seat)
     rb.extend(steps(50, 3), timeout=5)
@@ -532,7 +532,7 @@ def test_the_rollout_of_a_dead_process_is_gone_on_with_by_one(
     assert (room.id, room.version, buffer.partials(), reserved(buffer)) == (found[0].id, 7, [], 5)
 
     def comes_too_late() -> None:
-        with pytest.raises(ReservationLostError, match="another process goes on with them"):
+        with pytest.raises(ReservationLostError, match="another process has resumed it"):
             buffer.resume(found[0].id)
 
     assert ended(fork(comes_too_late)) == 0
@@ -626,7 +626,7 @@ def test_a_forked_child_removes_no_pieces_of_its_parent(rb: Any) -> None:
     room.append(steps(10, 1))
 
     def leaves_the_block() -> None:
-        with pytest.raises(ReservationLostError, match="which has forked"):
+        with pytest.raises(ReservationLostError, match="that forked"):
             _ = room.pieces
         room.abort()
 
@@ -692,7 +692,7 @@ def test_a_resumed_rollout_has_the_bytes_of_the_dead_process(records: Any) -> No
     others = [TensorDict({"tokens": torch.zeros(5_000, dtype=torch.uint8)}, [])]
     for _ in range(5):
         records.extend(others, timeout=0.05)
-    with pytest.raises(RateLimitTimeout, match="bytes more do not fit"):
+    with pytest.raises(RateLimitTimeout, match="bytes do not fit"):
         records.extend(others, timeout=0.05)
     whole = [TensorDict({"tokens": torch.zeros(39_000, dtype=torch.uint8)}, [])]
     assert len(room.commit(whole, whole=True, timeout=0.05)) == 1
@@ -753,7 +753,7 @@ HOSTILE: dict[str, tuple[Callable[[Any], Path], int, str]] = {
     ),
     "version": (lambda rb: write_partial(rb, 5, version=2**63), 5, "of version 9,223,372,036,"),
     "size": (lambda rb: sparse(rb, 5), 5, "a piece of 8.0 TiB"),
-    "number": (lambda rb: named(rb, 10**37), 10**37, "no reservation has such a number"),
+    "number": (lambda rb: named(rb, 10**37), 10**37, "no reservation can have this number"),
     "kind": (lambda rb: fifo(rb, 5), 5, "a regular file was expected, and this is a FIFO"),
 }
 

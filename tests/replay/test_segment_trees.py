@@ -98,9 +98,11 @@ def test_what_is_wrong_changes_nothing(cls: Any) -> None:
         with pytest.raises(IndexError, match="is not one of the 3 numbers; they count from 0 to 2"):
             tree[index] = 5
     for value in ([1, 2], float("nan")):
-        with pytest.raises(ValueError, match="3 places take as many numbers, or one, and no NaN"):
+        with pytest.raises(
+            ValueError, match="3 indices need as many numbers or a single one, without NaN"
+        ):
             tree[np.arange(3)] = value
-    with pytest.raises(TypeError, match="an index is made of integers, got float64"):
+    with pytest.raises(TypeError, match="an index has to be integers, got float64"):
         tree[0.5]
     with pytest.raises(ValueError, match="size has to be at least 1, got 0"):
         cls(0)

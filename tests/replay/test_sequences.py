@@ -356,7 +356,7 @@ def test_a_transition_takes_the_way_of_no_unit() -> None:
 def test_the_plan_says_why_there_is_no_shorter_way() -> None:
     rb = buffer(LazyTensorStorage(10), Sequence(3))
     rb.extend(steps(10))
-    assert "sample: by parts: a Sequence makes more of what is drawn" in repr(rb.plan)
+    assert "sample: by parts: a Sequence expands the drawn" in repr(rb.plan)
 
 
 def test_transforms_and_collate_functions_see_the_windows() -> None:
@@ -575,7 +575,9 @@ def test_an_anchor_without_an_item_is_refused_and_an_empty_buffer_too() -> None:
     rb.extend(steps(5))
     with pytest.raises(IndexError, match="Sequence: an anchor names no item of this storage"):
         Sequence(3).expand(torch.tensor([7]), {}, rb.storage)
-    with pytest.raises(IndexError, match="what the Given chose was written over each of the 16"):
+    with pytest.raises(
+        IndexError, match="the items that the Given chose were overwritten during each of 16"
+    ):
         rb.sample(1)
 
 
@@ -583,16 +585,18 @@ def test_what_cannot_have_windows_says_so() -> None:
     with pytest.raises(TypeError, match="sample_unit is a SampleUnit, such as Sequence, got 3"):
         ReplayBuffer(sample_unit=3)  # type: ignore[arg-type]
     plain = buffer(LazyTensorStorage(10), Transition())
-    with pytest.raises(NotImplementedError, match="an ensemble draws items, no Sequence"):
+    with pytest.raises(NotImplementedError, match="an ensemble draws items, not Sequence"):
         ReplayBufferEnsemble(plain, buffer(LazyTensorStorage(10), Sequence(3)))
-    with pytest.raises(NotImplementedError, match="an ensemble draws items, no Sequence"):
+    with pytest.raises(NotImplementedError, match="an ensemble draws items, not Sequence"):
         ReplayBufferEnsemble(plain, sample_unit=Sequence(3))
     ReplayBufferEnsemble(plain, sample_unit=Transition())
-    with pytest.raises(NotImplementedError, match="hindsight gives goals to single steps"):
+    with pytest.raises(
+        NotImplementedError, match="HERReplayBuffer relabels the goals of single steps"
+    ):
         HERReplayBuffer(lambda rows: rows["reward"], sample_unit=Sequence(3))
     queue = buffer(
         LazyMemmapStorage(10), Sequence(3), rate_limiter=RateLimiter(max_times_sampled=1)
     )
     queue.extend(steps(10))
-    with pytest.raises(ValueError, match="a Sequence cannot be had with it"):
+    with pytest.raises(ValueError, match="a Sequence cannot be combined with it"):
         queue.sample(1)

@@ -125,7 +125,7 @@ def test_slices_need_a_trajectory_that_is_long_enough(kind: Any) -> None:
         strict.can_sample(6)
     rb = made(sampler(num_slices=2))
     rb.extend(TensorDict({"x": torch.zeros(4)}, [4]))
-    with pytest.raises(RuntimeError, match="nothing says where a trajectory ends"):
+    with pytest.raises(RuntimeError, match="the sampler cannot tell where a trajectory ends"):
         rb.can_sample()
 
 

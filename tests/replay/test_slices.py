@@ -463,7 +463,7 @@ def test_data_without_trajectory_ends_are_refused() -> None:
         filled(data, batch_size=4, slice_len=2, end_keys=["a", ("b", "c")]).sample()
     rb = ReplayBuffer(storage=LazyTensorStorage(4), sampler=SliceSampler(slice_len=2), batch_size=2)
     rb.extend(torch.arange(4))
-    with pytest.raises(RuntimeError, match="nothing says"):
+    with pytest.raises(RuntimeError, match="the sampler cannot tell"):
         rb.sample()
 
 
@@ -561,7 +561,7 @@ def test_fragments_are_put_in_order_by_id_and_step(cache_values: bool) -> None:
 
 def test_fragments_need_ids_and_steps_that_are_numbers_and_occur_once() -> None:
     options = {"batch_size": 4, "slice_len": 2, "fragmented": True}
-    with pytest.raises(RuntimeError, match=r"step 1 of trajectory 0 is there twice .* 1 and 2"):
+    with pytest.raises(RuntimeError, match=r"step 1 of trajectory 0 occurs twice .* 1 and 2"):
         filled(fragments([0, 0, 0], [0, 1, 1]), **options).sample()
     with pytest.raises(ValueError, match="not negative, found -1"):
         filled(fragments([0, 0, 0], [0, -1, 1]), **options).sample()

@@ -203,7 +203,7 @@ def test_the_tail_that_a_killed_collector_leaves_is_truncated_and_mixed_with_not
             rb.close()
         kill(survivor)
     with opened(path, capacity) as rb:  # nobody is alive: recovered
-        assert engine_of(rb).report.reason == "nobody alive"
+        assert engine_of(rb).report.reason == "no client alive"
         rb.set_sampler(SliceSampler(slice_len=3))
         rb._parts.batch_size = 300
         assert numbers_and_sources(rb) == legal

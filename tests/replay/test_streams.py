@@ -305,7 +305,7 @@ def test_streams_of_more_items_than_the_ring_holds_are_those_of_the_last() -> No
         ),
         (True, TypeError, r"this is of dtype bool and shape \[\]"),
         ("abc", TypeError, "this is of dtype <U3"),
-        ([[0, 1, 2]], TypeError, r"one number an item, \[n\]; this has shape \[1, 3\]"),
+        ([[0, 1, 2]], TypeError, r"one number for each item, \[n\]; this has shape \[1, 3\]"),
     ],
 )
 @pytest.mark.parametrize("written", [False, True])

@@ -129,5 +129,5 @@ def test_rows_of_a_dead_collector_are_recovered_with_their_streams(tmp_path: Pat
         for one in running:
             kill(one)
     with learner(path, SliceSampler(slice_len=LENGTH)) as rb:
-        assert engine_of(rb).report.reason == "nobody alive"
+        assert engine_of(rb).report.reason == "no client alive"
         assert drawn(rb, 12) == written.slices()

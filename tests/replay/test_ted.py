@@ -380,7 +380,7 @@ def test_files_that_are_there_are_not_written_over(form: Any, tmp_path: Path) ->
     data, *_ = ring(stream(9, seed=11), 9)
     save(form(), data, 9, True, tmp_path / "a")
     before = {file: file.read_bytes() for file in (tmp_path / "a").rglob("*") if file.is_file()}
-    with pytest.raises(BufferExistsError, match=r"a: is not empty.*give a new directory"):
+    with pytest.raises(BufferExistsError, match=r"a: is not empty.*pass a new directory"):
         save(form(), data, 4, False, tmp_path / "a")
     assert {file: file.read_bytes() for file in before} == before
 

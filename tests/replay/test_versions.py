@@ -182,12 +182,14 @@ def test_what_cannot_be_compared_is_refused_before_anything_changes(storage: Any
         at = {"index": index, "generation": rb.storage.tickets(index)}
         patch = {"x": torch.ones(6, 2)}
         for given in ({"version": 1}, {"version_key": "v"}):
-            with pytest.raises(ValueError, match="version_key and version go together"):
+            with pytest.raises(ValueError, match="version_key and version, an"):
                 rb.update_if_present(**at, patch=patch, **given)
         key: dict[str, Any] = {"version_key": ("deep", "v"), "version": 9}
         with pytest.raises(ValueError, match="is the version_key, and in the patch"):
             rb.update_if_present(**at, patch={("deep", "v"): index}, **key)
-        with pytest.raises(ValueError, match=r"'x' is \[2\] an item; one number can be compared"):
+        with pytest.raises(
+            ValueError, match=r"'x' has shape \[2\] in an item; only single numbers can be compared"
+        ):
             rb.update_if_present(**at, patch={}, version_key="x", version=9)
         with pytest.raises(KeyError, match="'y' is not a"):
             rb.update_if_present(**at, patch=patch, version_key="y", version=9)

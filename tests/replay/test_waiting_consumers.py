@@ -129,7 +129,7 @@ def test_a_wait_for_a_batch_ends_at_its_deadline_and_takes_nothing(
         writer.extend(units(0, 1))
         with pytest.raises(RateLimitTimeout) as caught:
             rb.sample(timeout=0.05)
-        wanted = f"sample waits: {2 * SIZE} items are wanted that this consumer has not been given"
+        wanted = f"sample waits: {2 * SIZE} items are needed that this consumer has not been given"
         assert wanted in str(caught.value)
         assert f"the only collector, pid {os.getpid()}, last inserted" in str(caught.value)
         require_quiet(rb)
@@ -155,7 +155,7 @@ def test_where_nobody_writes_a_batch_is_what_is_left(tmp_path: Path, kind: str) 
         assert rb.can_sample()
         assert sorted(first + rb.sample()["number"].tolist()) == [*range(3 * SIZE)]
         assert not rb.can_sample()
-        message = r"consumer 'learners' was given every .* and nobody writes"
+        message = "consumer 'learners' was given every .* and no client writes"
         with pytest.raises(EmptyBufferError, match=message):
             rb.sample()
         require_quiet(rb)

@@ -160,7 +160,7 @@ def test_storages_say_their_shape_and_what_can_be_changed(tmp_path: Path) -> Non
     class Lanes(Storage):
         ndim = 2
 
-    with pytest.raises(RuntimeError, match="a Lanes of 2 dimensions does not say how large"):
+    with pytest.raises(RuntimeError, match="a Lanes of 2 dimensions does not define their sizes"):
         Lanes(3).shape  # noqa: B018
 
 

@@ -233,7 +233,7 @@ def test_a_long_wait_is_logged_with_the_buffers_nearby(
 
 def test_it_says_that_a_file_is_no_directory(scratch_dir: Path) -> None:
     scratch_dir.touch()
-    with pytest.raises(AttachTimeout, match="still is no directory"):
+    with pytest.raises(AttachTimeout, match="still is not a directory"):
         attach(scratch_dir, timeout=0)
 
 

@@ -129,9 +129,9 @@ def test_a_program_from_standard_input_is_told_to_become_a_file(
     code, out, err = ends(tmp_path, *command, stdin=source)
     assert (code, out) == (1, "")
     assert err.endswith(
-        f"RuntimeError: {tmp_path}/buffer: the program was read from <stdin>, and a spawned "
-        "process imports it from its file, which is not there; nothing was started: write the "
-        "program to a file and run that\n"
+        f"RuntimeError: {tmp_path}/buffer: the program was read from <stdin>, but this "
+        "file, which a spawned process imports, does not exist; nothing was started: "
+        "write the program to a file and run that\n"
     )
 
 

@@ -291,7 +291,7 @@ def test_a_traceback_is_printed_once_and_again_when_it_is_another(
     assert code == 0
     assert err.count("Traceback (most recent call last):") == 2
     assert err.count("in fail_here_or_there") == 2
-    process = "Process fail_here_or_there-0: the same again, "
+    process = "Process fail_here_or_there-0: the same error, "
     assert err.count(process) == 2
     assert f"{process}3 times in a row: ValueError: in process " in err
     assert err.count("KeyError: 'there'") == 1

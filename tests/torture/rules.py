@@ -5,7 +5,7 @@
     H3  no acknowledged item is lost        H8  every ticket is accounted for
     H4  no item is there twice              H9  an update is seen, and by its item only
     H5  a batch is whole or absent          H12 weights are those of the priorities
-    H13 nobody alive is taken for dead      H14 an interrupt leaves no lock behind
+    H13 no living client is taken for dead     H14 an interrupt leaves no lock behind
     H15 of a copy that was put back there is what stood still while it was made, nothing later
 
 H10 (nobody hangs) is checked by what runs the processes, H11 (draws follow priorities) of

@@ -17,7 +17,7 @@ LAST = {
     "priorities_repaired": 0,
     "unverified": 0,
     "clients_retired": 4,
-    "reason": "nobody alive",
+    "reason": "no client alive",
     "duration_ms": 2.5,
 }
 
@@ -95,7 +95,7 @@ def test_a_recovery_between_two_looks_says_who_had_died_and_what_was_found() -> 
         ("rolled back", "16 slots claimed by dead clients"),
         (
             "recovered",
-            "nobody alive, 15,000 items kept, 16 rolled back, 4 clients retired, in 2.5 ms",
+            "no client alive, 15,000 items kept, 16 rolled back, 4 clients retired, in 2.5 ms",
         ),
         ("joined", "collector 103"),
     ]
@@ -111,4 +111,4 @@ def test_a_recovery_that_is_seen_while_it_runs_is_told_twice() -> None:
 
 def test_a_recovery_by_a_version_that_keeps_no_record_is_told_without_figures() -> None:
     change = between(look(), look(epoch=1))
-    assert list(change.kinds) == [("recovered", "what it found was not recorded")]
+    assert list(change.kinds) == [("recovered", "its result was not recorded")]

@@ -58,7 +58,7 @@ def test_the_most_urgent_comes_first() -> None:
 def test_all_clients_dead() -> None:
     dead = [client(alive=False, pid=pid, incarnation=pid) for pid in range(1, 6)]
     happened = (event(EventKind.JOINED, 1, incarnation=1, pid=1, name="collect-0"),)
-    one = look(timeline(happened=happened), clients=dead, needs_recovery="nobody alive")
+    one = look(timeline(happened=happened), clients=dead, needs_recovery="no client alive")
     says = findings.all_clients_dead(one)
     assert says is not None
     assert re.fullmatch(
@@ -67,7 +67,7 @@ def test_all_clients_dead() -> None:
         says,
     )
     assert findings.all_clients_dead(look(clients=dead, needs_recovery="reboot")) is not None
-    assert findings.all_clients_dead(look(clients=[], needs_recovery="nobody alive")) is None
+    assert findings.all_clients_dead(look(clients=[], needs_recovery="no client alive")) is None
     assert findings.all_clients_dead(look(clients=[client(), *dead])) is None
 
 
@@ -215,7 +215,7 @@ def test_rows_that_are_drawn_again() -> None:
 
 def test_writers_that_wait() -> None:
     assert findings.writers_wait(look(timeline(waits=12.0))) == (
-        "12 writes a second wait for a slot that another one is filling"
+        "12 writes per second wait for a slot that another process is filling"
     )
     assert findings.writers_wait(look(timeline(waits=10.0))) is None
     assert findings.writers_wait(look(waits=10**6)) is None

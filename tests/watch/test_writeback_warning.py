@@ -107,7 +107,7 @@ def test_a_coordinator_looks_after_a_buffer_on_a_disk(
         while not caplog.messages:
             time.sleep(0.001)
         assert coordinator.stats()["held_back_s"] > 0
-    assert caplog.messages[0].startswith(f"{scratch_dir}: the kernel holds writers back")
+    assert caplog.messages[0].startswith(f"{scratch_dir}: the kernel throttles writers")
 
 
 def test_a_buffer_in_memory_has_no_disk_that_could_be_behind(

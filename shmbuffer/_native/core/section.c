@@ -13,7 +13,7 @@ static int lock(struct shmb_ring *ring, struct shmb_call *call) {
 }
 
 /* A process that takes the mutex has an entry in the registry, from before it locks until after it has unlocked: else
- * a process that finds nobody alive would replace the mutex while it is in use. See shmb_leave. */
+ * a process that finds no client alive would replace the mutex while it is in use. See shmb_leave. */
 int shmb_lock(struct shmb_ring *ring, struct shmb_call *call) {
     if (__builtin_expect(shmb_life() != ring->life, 0)) return SHMB_FORKED;
     atomic_fetch_add(&ring->inside, 1);

@@ -77,7 +77,7 @@ class _Sent:
 
 def _in_arrays(batch: Any) -> tuple[Any, ...]:
     if type(batch) is not TensorDict:
-        raise TypeError(f"a {type(batch).__name__} is no dict of tensors")
+        raise TypeError(f"a {type(batch).__name__} is not a dict of tensors")
     arrays = {
         key: leaf.numpy() if isinstance(leaf, torch.Tensor) else _in_arrays(leaf)
         for key, leaf in batch.items()

@@ -86,7 +86,7 @@ class Saving:
             if in_place:
                 if layout != "shmbuffer":
                     raise ValueError(
-                        f"{place}: is where the storage itself has its files, which are not in "
+                        f"{place}: contains the files of the storage itself, which are not in "
                         f"layout={layout!r}; save to another directory. Nothing was written"
                     )
                 self.parts.storage._flush_in_place(place)
@@ -179,7 +179,7 @@ class Saving:
             if _identity(path) == before:
                 return extra
         raise RuntimeError(
-            f"{path}: was replaced each of the {_ATTEMPTS} times that it was read; load it when "
+            f"{path}: was replaced during each of {_ATTEMPTS} attempts to read it; load it when "
             "the other process is done"
         )
 

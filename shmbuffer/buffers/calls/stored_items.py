@@ -110,7 +110,7 @@ class StoredItems:
         """See `ReplayBuffer.update_if_present`."""
         if (version_key is None) != (version is None):
             raise ValueError(
-                "version_key and version go together: the entry, and what it is to become; got "
+                "version_key and version, an entry and its new value, have to be given together; got "
                 f"version_key={version_key!r}, version={version!r}"
             )
         parts, plan = self._parts, self._parts.planned()
@@ -130,7 +130,7 @@ class StoredItems:
             patch = changes_of(patch)
             path = path_of(version_key)
             if path in patch:
-                raise ValueError(f"{version_key!r} is the version_key, and in the patch; leave it")
+                raise ValueError(f"the patch contains the version_key, {version_key!r}; remove it")
             generation, versions, lost = compared(
                 storage, index, generation, path, version, newer=require_newer
             )
@@ -216,10 +216,11 @@ def compared(
     tickets, stored = ravel(generation, ()), as_numbers(column).reshape(-1)
     if len(stored) != len(elements):
         raise ValueError(
-            f"{'.'.join(path)!r} is {list(column.shape[1:])} an item; one number can be compared"
+            f"{'.'.join(path)!r} has shape {list(column.shape[1:])} in an item; only single "
+            "numbers can be compared"
         )
     if len(tickets) != len(elements):
-        raise RuntimeError(f"there are {len(tickets)} generations for {len(elements)} items")
+        raise RuntimeError(f"got {len(tickets)} generations for {len(elements)} items")
     given = as_numbers(version) if isinstance(version, torch.Tensor) else np.asarray(version)
     versions = version if isinstance(version, torch.Tensor) else torch.from_numpy(given.copy())
     if not given.ndim:  # a plain number takes the dtype of the entry

@@ -80,7 +80,7 @@ def read_export(saving: Any, path: Path) -> SavedBuffer:
     """Reads what `export` or TorchRL wrote; nothing is changed yet."""
     batch_size, beside = read_metadata(path)
     if (path / _PREFETCHED).exists():
-        _log.info("%s: ignored: it is pickled, and nothing is unpickled", path / _PREFETCHED)
+        _log.info("%s: ignored, because it is pickled", path / _PREFETCHED)
     names = saving.seeded()
     return SavedBuffer(
         where=path / _TRANSFORM,

@@ -70,8 +70,8 @@ def expanded(plan: Plan, index: Any, known: dict[Any, Any]) -> Choice:
 def written_over(plan: Plan) -> IndexError:
     """The error of a sample that was overwritten each time that it was read."""
     return IndexError(
-        f"what the {type(plan.sampler).__name__} chose was written over each of the "
-        f"{ATTEMPTS} times that it was read; make the buffer larger, or write slower"
+        f"the items that the {type(plan.sampler).__name__} chose were overwritten during each of "
+        f"{ATTEMPTS} reads; make the buffer larger, or write more slowly"
     )
 
 

@@ -56,7 +56,7 @@ def shareable(storage: Storage, what: str) -> Engine:
     except RuntimeError as error:
         if isinstance(error, ShmBufferError):
             raise
-        raise RuntimeError(f"there is no flow control here: {error}") from error
+        raise RuntimeError(f"this buffer has no flow control: {error}") from error
 
 
 def made(part: Any) -> Any:
@@ -331,7 +331,7 @@ class UnmadeParts(Parts):
                     self._make_once()
             if name in vars(self):
                 return vars(self)[name]
-            raise AttributeError("a buffer cannot be used by what makes its parts")
+            raise AttributeError("a function that makes a part of a buffer cannot use the buffer")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _make_once(self) -> None:

@@ -98,7 +98,7 @@ class Plan:
         rule = Sampler if by_priority is None else PrioritizedSampler
         tells = type(sampler).add is not rule.add or type(sampler).extend is not rule.extend
         by_parts = _first(
-            (not storage.writes_natively, f"a {_name(storage)} does not write by itself"),
+            (not storage.writes_natively, f"a {_name(storage)} has no native write"),
             (
                 type(writer).add is not RoundRobinWriter.add
                 or type(writer).extend is not RoundRobinWriter.extend,
@@ -107,7 +107,7 @@ class Plan:
         )
         why = by_parts or _first(
             (not isinstance(storage, TensorStorage), f"a {_name(storage)} has no columns"),
-            (tells, f"a {_name(sampler)} is told of writes"),
+            (tells, f"a {_name(sampler)} is notified of writes"),
             (dim_extend != 0, f"batches are appended along dimension {dim_extend}"),
             (self.payload is None, _NOT_YET),
             (self._own_table, _OWN_TABLE),
@@ -147,7 +147,7 @@ class Plan:
             (parts.goals is not None, "hindsight chooses, too"),
         )
         makes_more = (
-            "" if self.unit is None else f"a {_name(self.unit)} makes more of what is drawn"
+            "" if self.unit is None else f"a {_name(self.unit)} expands the drawn items"
         )
         device = getattr(storage, "device", None)
         leaves = getattr(self.payload, "leaves", None)
@@ -160,9 +160,9 @@ class Plan:
             (parts.pin_memory, "samples are in pinned memory"),
             (device is not None and device.type != "cpu", f"samples are on {device}"),
             (self.payload is None, _NOT_YET),
-            (not (leaves is None or leaves.is_flat), "items are no plain TensorDicts"),
+            (not (leaves is None or leaves.is_flat), "items are not plain TensorDicts"),
         )
-        ahead = _first((prefetcher is not None, "samples are made ahead"))
+        ahead = _first((prefetcher is not None, "samples are prefetched"))
         self.why_sample = own_draw or why or ahead
         tracked = storage.tracks_generations and (
             isinstance(writer, RoundRobinWriter) and writer.track_generations
@@ -207,7 +207,7 @@ class Plan:
             said.append("index_generation")
         lines = [*(f"{name}: {way}" for name, way in ways.items()), f"info: {', '.join(said)}"]
         if self.prefetcher is not None:
-            lines.append(f"made ahead: {self.prefetcher.hand_over}")
+            lines.append(f"prefetched: {self.prefetcher.hand_over}")
         if self.limits.hold:
             lines.append("samples wait for the rate limiter")
         return "Plan(\n    " + "\n    ".join(lines) + "\n)"

@@ -222,7 +222,7 @@ class Reservation:
 
     def _with_pieces(self, data: Any, whole: bool) -> Any:
         if whole and data is None:
-            raise ValueError("commit(whole=True) needs all of the items; give them")
+            raise ValueError("commit(whole=True) needs all of the items; pass them")
         before = [] if whole else self.pieces
         found = before if data is None else [*before, data]
         if not found:
@@ -235,8 +235,8 @@ class Reservation:
         if directory is None or name is None or ring is None:
             what = "has no directory" if directory is None else "has no items yet"
             raise ShmBufferError(
-                f"{self._engine.where}: append keeps pieces beside a buffer, and this one {what}; "
-                "keep them in the process until commit"
+                f"{self._engine.where}: append stores pieces in the buffer's directory, but this "
+                f"buffer {what}; keep the pieces in the process until commit"
             )
         assert self.id is not None
         partial = PartialFile.make(directory, self.id, self.items, self._nbytes, self.version)
@@ -269,7 +269,7 @@ class Reservation:
         if self._over:
             problem = f"this reservation {self._over} already"
         elif not self._room.is_ours():
-            problem = "this reservation is another process's, which has forked"
+            problem = "this reservation belongs to the process that forked this one"
         else:
             return
         raise ReservationLostError(

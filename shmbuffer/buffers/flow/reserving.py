@@ -49,8 +49,8 @@ def reserve(
         )
     if bytes is not None and (ring is None or ring.records is None):
         raise ValueError(
-            f"{engine.where}: reserve(bytes={bytes:,}): bytes are of items that have any size, "
-            "and these are rows; leave it out"
+            f"{engine.where}: reserve(bytes={bytes:,}): this buffer stores rows of equal size, "
+            "so that no bytes can be reserved; leave bytes= out"
         )
     if lease is not None:
         require_time("lease", lease)
@@ -98,8 +98,8 @@ def resume(rb: Any, partial: Partial | int, timeout: float | None) -> Reservatio
     file = None if directory is None or ring is None else PartialFile.take(directory, number)
     if file is None or ring is None:
         raise ReservationLostError(
-            f"{engine.where}: resume({number}): its pieces are gone, or another process goes "
-            "on with them; take another one of partials()"
+            f"{engine.where}: resume({number}): its pieces are gone, or another process has "
+            "resumed it; choose another one from partials()"
         )
     try:
         engine.seat.reap_dead()

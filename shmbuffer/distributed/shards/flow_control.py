@@ -176,7 +176,7 @@ class FlowControl:
                         self._round()
                     pace = self._pace()
             except Exception:
-                _log.exception("%s: flow control could not go on", self._where)
+                _log.exception("%s: a round of flow control failed", self._where)
             self._ended.wait(pace)
 
     def _pace(self) -> float:

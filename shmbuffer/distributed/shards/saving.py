@@ -87,7 +87,7 @@ class Gate:
 
     def __enter__(self) -> Self:
         if why := self._ask("hold"):
-            raise RuntimeError(f"a save of one moment cannot be made: {why}; nothing was saved")
+            raise RuntimeError(f"a consistent save cannot be made: {why}; nothing was saved")
         return self
 
     def keep(self) -> None:

@@ -131,7 +131,9 @@ class ShardMap:
             except Exception as error:  # it tries again; an actor that raises here would be dead
                 self._failure = error
                 if str(error) != str(before):
-                    _log.exception("the map of the sharded buffer %r could not look", self._name)
+                    _log.exception(
+                        "the map of the sharded buffer %r could not check its nodes", self._name
+                    )
 
     def _all_nodes(self) -> set[str]:
         """Returns the names of the nodes that are to have a shard, also of dead ones."""

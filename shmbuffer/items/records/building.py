@@ -25,7 +25,7 @@ def built(make: Callable[[], Made], where: str) -> Made:
         return make()
     except _IMPOSSIBLE as error:
         raise CorruptBufferError(
-            f"{where}: no item can be made of a record ({type(error).__name__}: {error}); it is "
+            f"{where}: a record cannot be read as an item ({type(error).__name__}: {error}); it is "
             "damaged, or a tensorclass or namedtuple has other fields here than where it was "
             "written",
             path=where,

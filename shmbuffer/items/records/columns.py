@@ -35,8 +35,8 @@ class Columns:
         nowhere = ((self.addresses == 0) & (self.sizes > 0)).any(axis=0)
         for at in np.flatnonzero(nowhere).tolist():
             raise TypeError(
-                f"the leaf {self.kind.paths[at]!r} has no memory: it is a tensor that only stands "
-                "for one; make a real one of it (clone it) before it is stored"
+                f"the leaf {self.kind.paths[at]!r} has no memory, because it is a placeholder for "
+                "a tensor; clone it into a real tensor before it is stored"
             )
 
     def __len__(self) -> int:

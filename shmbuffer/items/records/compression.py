@@ -134,8 +134,9 @@ class Zstd:
             loaded.precompute_compress(level=self.level)
         except zstandard.ZstdError as error:
             raise CorruptBufferError(
-                f"a dictionary of {len(dictionary)} bytes is not one of zstd ({error}); restore it "
-                "from a copy of the directory: frames that were made with it need it"
+                f"a dictionary of {len(dictionary)} bytes is not a zstd dictionary ({error}); "
+                "restore it from a copy of the directory: frames that were compressed with it "
+                "need it"
             ) from error
         self.dictionary_id = loaded.dict_id()
         return loaded
@@ -152,7 +153,7 @@ class Zstd:
         for at, (source, size) in enumerate(zip(sources, sizes, strict=True)):
             if not size:
                 if len(source):
-                    _damaged(where, [at], f"{len(source)} bytes for a piece without any")
+                    _damaged(where, [at], f"{len(source)} bytes for an empty piece")
                 continue
             try:
                 says = parameters(source)

@@ -109,7 +109,7 @@ class Reading:
             return [leaf() for leaf in leaves]
         except ValueError as error:
             raise CorruptBufferError(
-                f"{self.where}: a record holds what is no value ({error}): it was damaged or "
+                f"{self.where}: a record contains an invalid value ({error}): it was damaged or "
                 "changed from outside; restore the buffer from a copy",
                 path=self.where,
             ) from error

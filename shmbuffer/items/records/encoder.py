@@ -54,7 +54,7 @@ class Encoder:
         keys: Iterable[Any] | None = None,
     ) -> None:
         if isinstance(keys, str):
-            raise TypeError(f"keys are given in a list; for the one key {keys!r} give [{keys!r}]")
+            raise TypeError(f"keys have to be a list; for the single key {keys!r} pass [{keys!r}]")
         self.zstd = zstd
         self.keys = (
             None

@@ -96,7 +96,7 @@ def describe(item: Any) -> Walk:
         out.kind = kind_of(tuple(out.key))
     except RecursionError:
         raise ValueError(
-            "an item holds itself, or is nested deeper than the 64 levels of a record"
+            "an item contains itself, or is nested deeper than the 64 levels of a record"
         ) from None
     return out
 
@@ -111,7 +111,7 @@ def array_token(array: Any) -> str:
     dtype = array.dtype
     if not is_plain_array(array):
         raise RefusedError(
-            f"is a numpy {type(array).__name__} of {dtype}, whose bytes alone are not its value: "
+            f"is a numpy {type(array).__name__} of {dtype}, whose value is not in its bytes alone: "
             f"{STORABLE}"
         )
     return str(dtype.str)
@@ -218,7 +218,7 @@ def _label(name: Any) -> tuple[str]:
     """Converts a key to JSON, which keeps 1, True and 1.0 apart although they are equal."""
     if not labels.is_json(name):
         raise RefusedError(
-            f"has the key {name!r:.60}, which is no text, number, bool, None or tuple of them: "
+            f"has the key {name!r:.60}, which is not text, a number, a bool, None or a tuple: "
             f"{STORABLE}"
         )
     return (json.dumps(labels.to_json(name)),)

@@ -146,7 +146,7 @@ def left_behind() -> Iterator[Path]:
         except FileNotFoundError:
             continue  # somebody has just removed it
         except Exception:
-            _log.warning("%s: whether its maker lives cannot be told", path, exc_info=True)
+            _log.warning("%s: cannot tell if its owner is still alive", path, exc_info=True)
             continue
         yield path
 
@@ -158,7 +158,7 @@ def janitor(is_abandoned: Callable[[Path], bool], remove: Callable[[Path], bool]
         left = list(left_behind())
     except OSError:
         folder = tempfile.gettempdir()
-        _log.warning("%s: was not searched for abandoned buffers", folder, exc_info=True)
+        _log.warning("%s: cannot be searched for abandoned buffers", folder, exc_info=True)
         return removed
     for path in left:
         try:

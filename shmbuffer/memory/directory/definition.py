@@ -86,7 +86,7 @@ def _publish(seat: Seat, ready: Superblock, mapped: Mapped) -> None:
         control.withdraw(_withdrawn(ready))
         seat.ground.discard_unfinished()
         raise DurabilityError(
-            f"{error}; so the buffer has no schema still: write again, or choose another disk"
+            f"{error}; the buffer still has no schema: write again, or choose another disk"
         ) from error
     _core.reached("define.superblock")
     seat.mapped = mapped

@@ -75,10 +75,10 @@ class Diagnosis:
             return None  # nobody joins while somebody recovers
         here, verifiable = identity.boot_id(), bool(superblock.flags & Flag.CHECKSUM)
         if identity.UNKNOWN_BOOT in (superblock.boot_id, here):
-            return "reboot" if verifiable else "nobody alive"
+            return "reboot" if verifiable else "no client alive"
         if superblock.boot_id != here:
             return "reboot"
-        return "restored" if verifiable and self._is_restored() else "nobody alive"
+        return "restored" if verifiable and self._is_restored() else "no client alive"
 
     def is_save(self) -> bool:
         """True if it is a save that no process has continued in."""

@@ -402,7 +402,7 @@ class Files:
         if present and not adopt:
             name = min(present)
             raise BufferExistsError(
-                f"{self.path}/{name}: is there already and was not made by this buffer; "
+                f"{self.path}/{name}: already exists and was not made by this buffer; "
                 "pass existsok=True to take it over, or choose an empty directory",
                 path=str(self.path / name),
             )
@@ -413,8 +413,8 @@ class Files:
             found = self.directory.stat(name).st_size
             if found != nbytes:
                 raise SchemaMismatchError(
-                    f"{self.path}/{name}: has {found} bytes, this write needs {nbytes}; it is of "
-                    "another buffer: choose an empty directory",
+                    f"{self.path}/{name}: has {found} bytes, but this write needs {nbytes}; it "
+                    "belongs to another buffer: choose an empty directory",
                     path=str(self.path / name),
                     expected=nbytes,
                     found=found,

@@ -225,7 +225,7 @@ def _timeout(where: Path, fd: int, timeout: float, purpose: str) -> AttachTimeou
         who = " and ".join(f"pid {pid} ({process_state(pid)})" for pid in pids)
         advice = (
             f"pass a longer timeout, or look at it with `ps -fp {pids[0]}`: `kill -CONT {pids[0]}`"
-            " lets a stopped process go on, and killing it frees the lock"
+            " continues a stopped process, and killing it frees the lock"
         )
     else:
         who = "a process that /proc/locks does not show"

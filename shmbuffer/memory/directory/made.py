@@ -59,7 +59,7 @@ def _noted(directory: Directory) -> list[str]:
         ) from error
     if not isinstance(names, list) or not all(map(_is_ours, names)):
         raise CorruptBufferError(
-            f"{where}: not a list of names that we give to files; remove the directory by hand",
+            f"{where}: not a list of file names of shmbuffer; remove the directory by hand",
             path=str(where),
         )
     return names

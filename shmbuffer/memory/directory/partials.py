@@ -91,8 +91,8 @@ class PartialFile:
             told = partial.told()
             if told is not None and told.pieces:
                 raise CorruptBufferError(
-                    f"{partial._where}: is there already, and no reservation has had this number; "
-                    "remove it, or go on with it (resume)",
+                    f"{partial._where}: already exists, although no reservation has had this "
+                    "number; remove it, or continue it with resume()",
                     path=str(partial._where),
                 )
             given = _NO_VERSION if version is None else version
@@ -231,7 +231,7 @@ def _name(number: int) -> str:
 
 def _require_number(directory: Directory, number: int) -> None:
     if not 0 < number < _NUMBERS:
-        raise _impossible(directory.path / _name(number), "no reservation has such a number")
+        raise _impossible(directory.path / _name(number), "no reservation can have this number")
 
 
 def _impossible(where: Path, problem: str) -> CorruptBufferError:

@@ -139,8 +139,8 @@ class Registry:
         incarnation = int(self._control.runtime["next_incarnation"][0]) + 1
         if incarnation >= layout.INCARNATIONS:
             raise BufferNeedsRestart(
-                f"{self._control.where}: {incarnation} clients are said to have been here, which "
-                "something else has written over the shared memory; close every handle, then "
+                f"{self._control.where}: the count of clients, {incarnation}, is impossible: "
+                "another program has written to the shared memory; close every handle, then "
                 "recover"
             )
         self._control.runtime["next_incarnation"] = incarnation

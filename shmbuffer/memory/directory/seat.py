@@ -188,8 +188,9 @@ class Seat:
             or BufferState.NO_SCHEMA == superblock.state != state
         ):
             raise ForkedHandleError(
-                f"{self.where}: this handle came through fork, and the buffer was recovered or "
-                "defined anew before its first use in this process; close it and attach again"
+                f"{self.where}: this handle was inherited through fork, and the buffer was "
+                "recovered or redefined before its first use in this process; close it and attach "
+                "again"
             )
 
     def leave(self) -> bool:
@@ -265,8 +266,8 @@ class Seat:
             return BufferState(found)
         except ValueError:
             raise BufferNeedsRestart(
-                f"{self.where}: invalid buffer state {found:#x}: something "
-                "else has written over the shared memory; close every handle, then recover"
+                f"{self.where}: invalid buffer state {found:#x}: another program has written to "
+                "the shared memory; close every handle, then recover"
             ) from None
 
     def has_its_pages(self) -> bool:
@@ -361,8 +362,8 @@ def unlinked(where: str) -> BufferUnlinkedError:
     """The error if the directory does not exist any more."""
     return BufferUnlinkedError(
         f"{where}: the directory was removed or replaced while this handle was open, so that no "
-        "process finds what is written now; save what this handle holds with dumps() if it is "
-        "worth it, then close the handle and create the buffer again",
+        "other process sees what is written now; save the items with dumps() if you need them, "
+        "then close the handle and create the buffer again",
         path=where,
     )
 

@@ -189,7 +189,7 @@ class Consumer:
                 if result == -_core.LIMITED:
                     raise EmptyBufferError(
                         f"{self._seat.where}: Cannot sample from an empty storage; consumer "
-                        f"{self.name!r} {why()}, and nobody writes"
+                        f"{self.name!r} {why()}, and no client writes"
                     )
             return result
 

@@ -73,7 +73,7 @@ class Consumers:
         which, record = found
         if (int(record["times"]), bool(record["holds"])) != (times, holds):
             raise ConsumerError(
-                f"{self._seat.where}: consumer {name!r} is there with max_sample_count "
+                f"{self._seat.where}: consumer {name!r} exists with max_sample_count "
                 f"{int(record['times'])}{'' if record['holds'] else ' and without holding writers'}"
                 f", not {times}{'' if holds else ' and without holding them'}; use the same, or "
                 "another name",
@@ -132,8 +132,8 @@ class Consumers:
         if not free:
             names = ", ".join(repr(one.name) for one in self.status())
             raise ConsumerError(
-                f"{seat.where}: there are {len(records)} consumers already ({names}), and no more "
-                "can be; remove one (shmbuffer consumers DIRECTORY --remove NAME)",
+                f"{seat.where}: there are {len(records)} consumers already ({names}), which is the "
+                "limit; remove one (shmbuffer consumers DIRECTORY --remove NAME)",
                 name=encoded.decode(),
             )
         parts = _core.parts(self._calls.schema.capacity)

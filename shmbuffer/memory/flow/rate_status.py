@@ -177,25 +177,25 @@ def explain(
             what = f"{now.wanted:g} samples per insert wanted, {seen}"
         case Why.QUOTA:
             what = (
-                f"{count:,} items are to be written, and the quota of this shard has {now.quota:,}"
+                f"{count:,} items are to be written, but the quota of this shard is {now.quota:,}"
             )
-            who = "it grows as the learners of the sharded buffer sample"
+            who = "the quota grows when the learners of the sharded buffer sample"
         case Why.VERSION:
             what = (
-                f"{count:,} items are to be written, and while learners have version "
-                f"{now.version:,} there may be {max(0, now.allowed or 0):,} more "
+                f"{count:,} items are to be written, but only {max(0, now.allowed or 0):,} more "
+                f"are allowed while learners have version {now.version:,} "
                 f"(max_staleness={now.max_staleness})"
             )
         case Why.HELD:
             what, who = _held(consumers)
         case Why.SCARCE:
-            what = f"{count:,} items are wanted that this consumer has not been given"
+            what = f"{count:,} items are needed that this consumer has not been given yet"
             if (entries["waits_for"] & Side.SAMPLES > 0).any():
                 what += _held_here(consumers, excluding)
         case Why.FEW:
-            what = f"{now.size:,} items are there, {count:,} have to be"
+            what = f"the buffer has {now.size:,} items, {count:,} are needed"
         case Why.FULL:
-            what = f"the queue is full: {now.queued:,} of {now.room:,} items are not handed out"
+            what = f"the queue is full: {now.queued:,} of {now.room:,} items are not sampled yet"
             if now.reserved:
                 what += f", and {now.reserved:,} are reserved"
             reader = _first(entries, "reading", entries["reading"] > 0)
@@ -206,17 +206,17 @@ def explain(
                 size := int(entries["byte_first"][excluding])
             ):
                 what = (
-                    f"the queue is full: {now.queued:,} items are not handed out, and {size:,} "
-                    "bytes more do not fit"
+                    f"the queue is full: {now.queued:,} items are not sampled yet, and another "
+                    f"{size:,} bytes do not fit"
                 )
         case Why.SHORT:
-            what = f"the queue has {now.left:,} items to hand out, {count:,} are wanted"
+            what = f"the queue has {now.left:,} items left, {count:,} are needed"
             writer = _first(entries, "first", entries["phase"] == Phase.PAYLOAD)
             if now.left >= count and writer is not None:
                 what = "the next items of the queue are still being written"
                 who = f"{_name(entries, writer)} writes them"
             elif now.left >= count:
-                what = f"the queue has fewer than {count:,} items: some places hold none"
+                what = f"the queue has fewer than {count:,} items: some slots are empty"
     if held and side == Side.SAMPLES:
         who = f"{held}; {who}"
     return f"{what}; {who}"
@@ -226,16 +226,16 @@ def _held(consumers: Sequence[ConsumerStatus]) -> tuple[str, str]:
     """The wait of writers, and the clients that can end it."""
     holding = [one for one in consumers if one.holds]
     if not holding:
-        return "a consumer has items that are not acknowledged", "it was removed just now"
+        return "a consumer had items that were not acknowledged", "it was removed just now"
     last = min(holding, key=lambda one: one.floor)
     what = (
         f"the oldest of {last.behind:,} items that consumer {last.name!r} has not acknowledged "
-        "would be written over"
+        "would be overwritten"
     )
-    advice = f"remove it (`shmbuffer consumers DIRECTORY --remove {last.name}`) if nobody will"
+    advice = f"remove it (`shmbuffer consumers DIRECTORY --remove {last.name}`)"
     running = [lease for lease in last.leases if lease.ends_in_s]
     if not running:
-        return what, f"nobody holds any of them; sample with that consumer, or {advice}"
+        return what, f"no learner holds any of them; sample with that consumer, or {advice}"
     pids = sorted({lease.pid for lease in running})
     noun = "process" if len(pids) == 1 else "processes"
     held = f"{noun} {', '.join(map(str, pids))} {'holds' if len(pids) == 1 else 'hold'} "
@@ -250,7 +250,7 @@ def _held_here(consumers: Sequence[ConsumerStatus], entry: int) -> str:
         items = sum(lease.items for lease in one.leases if lease.entry == entry and lease.ends_in_s)
         if items and one.holds:
             held = f"{items:,} unacknowledged items of consumer {one.name!r}"
-            found += f"; this handle holds {held}, for which writers wait; ack them first"
+            found += f"; this handle holds {held}, and writers wait for them; ack them first"
     return found
 
 

@@ -52,9 +52,9 @@ def raise_for_status(
     if status == _core.BAD_PRIORITY:
         if not (0 <= native.alpha < math.inf and 0 <= native.eps < math.inf):
             raise CorruptBufferError(
-                f"{where}: {what}: alpha is {native.alpha:g} and eps is {native.eps:g}, which "
-                "something else has written over the shared memory; close every handle, then "
-                "recover",
+                f"{where}: {what}: alpha is {native.alpha:g} and eps is {native.eps:g}, which is "
+                "invalid: another program has written to the shared memory; close every handle, "
+                "then recover",
                 path=where,
             )
         at = native.bad_at
@@ -83,9 +83,9 @@ def raise_for_status(
         sharing = schema.sharing
         nbytes = sum(leaf.nbytes for leaf in schema.leaves if leaf.path in sharing.paths)
         raise SpaceError(
-            f"{where}: {what} needs room for {native.needed} whole next observations, and of the "
-            f"{sharing.wholes} that there are too few are free: more items than expected are the "
-            "newest of their stream, or differ from the observation that follows; create the "
+            f"{where}: {what} needs room for {native.needed} next observations of their own, but "
+            f"too few of the {sharing.wholes} rows for them are free: more items than expected are "
+            "the newest of their stream, or differ from the observation that follows; create the "
             "buffer with a larger share_next_room, or without share_next. Nothing was changed",
             needed_bytes=native.needed * nbytes,
         )
@@ -96,8 +96,7 @@ def raise_for_status(
         )
     if status == _core.NO_RESERVATION:
         raise ReservationLostError(
-            f"{where}: {what}: this reservation is not held any more; reserve again. Nothing was "
-            "changed"
+            f"{where}: {what}: this reservation has ended; reserve again. Nothing was changed"
         )
     if status == _core.OVER_RESERVED:
         unit = "bytes" if native.why else "items"
@@ -117,8 +116,8 @@ def raise_for_status(
         raise EmptyBufferError(f"{where}: Cannot sample from an empty storage; write to it first")
     if status == _core.IN_QUEUE:
         raise ShmBufferError(
-            f"{where}: {what}: the buffer is a queue, which is written at its end only; take "
-            "max_times_sampled away first. Nothing was changed"
+            f"{where}: {what}: the buffer is a queue, which is written only at its end; remove "
+            "max_times_sampled first. Nothing was changed"
         )
     if status == _core.CONSUMED:
         raise ShmBufferError(
@@ -165,8 +164,8 @@ def raise_for_status(
         raise BufferClosedError(f"{where}: the buffer is being removed; nothing was written")
     if status == _core.NO_TICKETS:
         raise BufferNeedsRestart(
-            f"{where}: {what}: all 2**62 tickets of this buffer are used; copy what is in it "
-            "to a new one"
+            f"{where}: {what}: all 2**62 tickets of this buffer are used; copy its items to a new "
+            "buffer"
         )
     if status == _core.REENTERED:
         raise ShmBufferError(
@@ -188,10 +187,10 @@ def raise_for_status(
         found = (
             "head and tail of the byte ring cannot be"
             if slot is None
-            else f"slot {slot} does not hold the item that it should"
+            else f"slot {slot} does not contain the expected item"
         )
         raise CorruptBufferError(
-            f"{where}: {what}: {found}: something else has written over the shared memory; close "
+            f"{where}: {what}: {found}: another program has written to the shared memory; close "
             "every handle, then recover",
             path=where,
             slot=slot,
@@ -199,7 +198,7 @@ def raise_for_status(
     if status == _core.NO_MEMORY:
         raise MemoryError(f"{where}: {what} could not get memory for its own bookkeeping")
     if status == _core.NO_CLAIM:
-        raise ShmBufferError(f"{where}: {what}: nothing is claimed; call claim first")
+        raise ShmBufferError(f"{where}: {what}: no slot is claimed; call claim first")
     raise BufferNeedsRestart(
         f"{where}: {what}: the buffer's mutex is beyond repair; close every handle, then recover"
     )

@@ -182,7 +182,7 @@ class Calls:
             pid = seat.registry.identity(entry).pid
             state = process_state(pid)
             doing = (
-                "waits for a slot in front of us" if by_turn else "is still writing a slot of ours"
+                "is ahead in the queue for slots" if by_turn else "is still writing the next slot"
             )
             raise RingOverrunError(
                 f"{seat.where}: {what} waited {limit.seconds:g} s: process {pid} ({state}) "
@@ -261,7 +261,7 @@ class Waiting:
         nobody = why == Why.HELD and seat.is_alone() and not self._sides.has_thread(self._side)
         if nobody and found is None:
             raise RateLimitError(
-                f"{seat.where}: {self._text(why, count)}, and nobody else has the buffer; nothing "
+                f"{seat.where}: {self._text(why, count)}, and no other client is attached; nothing "
                 "was changed",
                 pids=[],
             )
@@ -277,7 +277,7 @@ class Waiting:
         if passes:
             if self._sides.note_left(self._side):
                 text = self._text(why, count)
-                self._say(f"{text}; it goes on, uncounted (when_no_peer='pass')", now)
+                self._say(f"{text}; the call continues uncounted (when_no_peer='pass')", now)
             return True
         if now - self._said >= SAY_S or self._said < 0:
             self._say(self._text(why, count), now)
@@ -289,9 +289,9 @@ class Waiting:
         if self._side != Side.INSERTS or lent or not (dead := self._sides.lost_collectors()):
             return
         raise CollectorsDiedError(
-            f"{self._seat.where}: {self._text(why, count)}, and none is restarted: "
-            f"{', '.join(map(str, dead))}; nothing was changed. Start collectors again; "
-            "RateLimiter(when_no_peer='wait') waits for new ones",
+            f"{self._seat.where}: {self._text(why, count)}, and no dead collector is restarted: "
+            f"{', '.join(map(str, dead))}; nothing was changed. Start collectors again, or use "
+            "RateLimiter(when_no_peer='wait') to wait for new ones",
             pids=[],
             collectors=[(one.name, one.exitcode, one.error) for one in dead],
         )
@@ -305,7 +305,8 @@ class Waiting:
         found, room, where = self._seat.control.limits(), self._schema.elements, self._seat.where
         if why == Why.FEW and count > room:
             raise ValueError(
-                f"{where}: min_size is {count:,}, and the buffer has room for {room:,} items"
+                f"{where}: min_size is {count:,}, but the buffer has room for only {room:,} items; "
+                "use a smaller min_size"
             )
         if why in (Why.HELD, Why.SCARCE) and count > room:
             verb = "write" if why == Why.HELD else "draw"
@@ -325,15 +326,15 @@ class Waiting:
             problem = f"{count:,} items cannot come out of a queue of {room:,}; draw fewer at once"
         elif why == Why.SHORT and self._is_stuck():
             problem = (
-                f"{count:,} items cannot come out of this queue of {room:,}, which is full: some "
-                "of its slots are of writers that died; draw fewer at once, or make the queue "
-                "larger than what is drawn at once and what dies in it"
+                f"{count:,} items cannot come out of this queue of {room:,}, which is full, and "
+                "some of its slots belong to writers that died; draw fewer at once, or make the "
+                "queue larger than a batch plus the items that dead writers may leave"
             )
         elif why in (Why.AHEAD, Why.BEHIND) and share > 2 * found.tolerance:
             verb = "write" if why == Why.AHEAD else "draw"
             problem = (
-                f"to {verb} {count:,} items at once the error buffer, {found.tolerance:g}, has to "
-                f"be at least {share / 2:g}"
+                f"to {verb} {count:,} items at once, the error buffer has to be at least "
+                f"{share / 2:g}; it is {found.tolerance:g}"
             )
         else:
             return

@@ -100,7 +100,7 @@ class RateLimiter:
             if not (_is_number(buffer) and max(1.0, ratio) <= buffer < math.inf):
                 raise ValueError(
                     f"error_buffer has to be at least max(1, samples_per_insert) = "
-                    f"{max(1.0, ratio):g}, or neither side could go on; got {buffer!r}"
+                    f"{max(1.0, ratio):g}, or neither side could continue; got {buffer!r}"
                 )
         if self.when_no_peer is not None and self.when_no_peer not in get_args(WhenNoPeer):
             raise ValueError(
@@ -108,8 +108,8 @@ class RateLimiter:
             )
         if self.max_times_sampled is not None and self.when_no_peer == "pass":
             raise ValueError(
-                "when_no_peer='pass' would write over what a queue has not handed out; take 'wait' "
-                "or 'error', or leave max_times_sampled out"
+                "when_no_peer='pass' would overwrite items that a queue has not handed out; use "
+                "'wait' or 'error', or leave max_times_sampled out"
             )
 
     @property
@@ -161,8 +161,8 @@ class RateLimiter:
             )
         if self.min_size > elements:
             raise ValueError(
-                f"{where}: min_size is {self.min_size:,}, and the buffer has room for "
-                f"{elements:,} items: nobody could ever sample"
+                f"{where}: min_size is {self.min_size:,}, but the buffer has room for only "
+                f"{elements:,} items, so that no learner could ever sample; use a smaller min_size"
             )
 
     def to_numbers(self) -> Numbers:
@@ -274,7 +274,7 @@ def _require_ages(most: object, items: object) -> None:
     if items is not None:
         _require_whole("items_per_version", items)
         if most is None:
-            raise ValueError("items_per_version is what max_staleness waits by: give both")
+            raise ValueError("max_staleness and items_per_version need each other: give both")
 
 
 def _require_whole(name: str, value: object, least: int = 1) -> None:

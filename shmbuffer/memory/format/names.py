@@ -48,7 +48,7 @@ def require_file_name(
         _refuse(path, what, f"it is nested {len(path)} keys deep, and {MAX_DEPTH} are the limit")
     for depth, key in enumerate(path, 1):
         if not leads_down(key):
-            why = "leads out of the directory of the files, or is no name for a file"
+            why = "leads out of the directory, or is not a valid file name"
         elif not slashes and "/" in key:
             why = "has a slash in it, which would be taken for a path"
         elif not _is_nameable(key):
@@ -78,7 +78,7 @@ def require_file_names(
         require_file_name(path, what, slashes=slashes)
         if path in leaves:
             raise SchemaMismatchError(
-                f"{what} {_dotted(path)!r} is there twice; rename one", leaf=_dotted(path)
+                f"{what} {_dotted(path)!r} occurs twice; rename one", leaf=_dotted(path)
             )
         above = [path[:depth] for depth in range(1, len(path))]
         outer = next(filter(leaves.__contains__, above), None)

@@ -31,8 +31,8 @@ def to_record(settings: Settings, where: object) -> dict[str, Any]:
     ):
         if (name := wrong(found, known)) is not None:
             raise ValueError(
-                f"{where}: {prefix}{name} cannot be {found[name]!r}: no process could open the "
-                "buffer again. Give another value; nothing was changed"
+                f"{where}: {prefix}{name} cannot be {found[name]!r}, because no process could open "
+                "the buffer again. Pass another value; nothing was changed"
             )
     as_json(values)
     return values
@@ -59,8 +59,8 @@ def _checked(
 ) -> dict[str, Any]:
     if (name := wrong(found, known)) is not None:
         raise CorruptBufferError(
-            f"{where}: the superblock says {prefix}{name}={found[name]!r}, which no buffer "
-            "records; restore the directory from a copy",
+            f"{where}: the superblock contains {prefix}{name}={found[name]!r}, which is not a "
+            "valid setting; restore the directory from a copy",
             path=where,
             found=found[name],
         )

@@ -60,7 +60,7 @@ class Schema:
             )
         if self.elements > MAX_ELEMENTS:
             raise SpaceError(
-                f"{self.elements} elements cannot be laid out, {MAX_ELEMENTS} are the limit; use a "
+                f"{self.elements} elements are too many; the limit is {MAX_ELEMENTS}: use a "
                 "smaller capacity",
                 needed_bytes=8 * self.elements,
             )
@@ -90,7 +90,7 @@ class Schema:
             )
         if not 0 < len(leaf.path) <= MAX_DEPTH or any(n < 0 for n in leaf.shape):
             raise SchemaMismatchError(
-                f"leaf '{leaf.name}' has an impossible path or shape", leaf=leaf.name
+                f"leaf '{leaf.name}' has an invalid path or shape", leaf=leaf.name
             )
         if max(leaf.nbytes, 1) * self.elements >= 2**62:
             raise SchemaMismatchError(
@@ -131,8 +131,8 @@ class Schema:
         leaf = self.leaves[at]
         if leaf.path in self.sharing.paths:
             raise SchemaMismatchError(
-                f"{where}: leaf {leaf.name!r} is stored once (share_next), so it has no column to "
-                "look at; read items with get() or sample(), which give whole ones",
+                f"{where}: leaf {leaf.name!r} is stored once (share_next), so it has no column of "
+                "its own; read items with get() or sample(), which return all of their leaves",
                 leaf=leaf.name,
             )
 

@@ -41,7 +41,7 @@ class Settings:
         object.__setattr__(self, "record_bytes", -(-self.record_bytes // PAGE) * PAGE)
         if not 0 <= self.record_bytes <= MAX_RECORD_BYTES:
             raise ValueError(
-                f"a byte ring of {self.record_bytes} bytes is asked for; {MAX_RECORD_BYTES} is the "
+                f"a byte ring cannot have {self.record_bytes} bytes; {MAX_RECORD_BYTES} is the "
                 "limit"
             )
         require_reserve(self.reserve)
@@ -115,8 +115,8 @@ def as_json(values: Mapping[str, Any]) -> bytes:
     found, room = json.dumps(values, sort_keys=True).encode(), SUPERBLOCK["settings"].itemsize
     if len(found) > room:
         raise ValueError(
-            f"the buffer's settings take {len(found)} bytes as JSON, {room} are there; shorten "
-            "priority_key or what else was passed to be recorded"
+            f"the buffer's settings take {len(found)} bytes as JSON, but there is room for {room}; "
+            "shorten priority_key or other settings that are recorded"
         )
     return found
 

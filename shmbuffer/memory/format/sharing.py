@@ -40,7 +40,7 @@ class Sharing:
         if not self.paths:
             return "a column for each leaf"
         names = ", ".join(".".join(path) for path in self.paths)
-        return f"{names} stored once, with room for {self.wholes} whole ones"
+        return f"{names} stored once, with room for {self.wholes} next observations of their own"
 
     def require_fits(self, leaves: tuple[Leaf, ...], capacity: int, lanes: tuple[int, ...]) -> None:
         """Raises SchemaMismatchError where a buffer of these leaves cannot have it."""
@@ -104,7 +104,7 @@ class Asked:
         """From a storage's arguments; ValueError if invalid, None if each leaf has a column."""
         if share_next is False or share_next is None:
             if room is not None:
-                raise ValueError(f"share_next_room={room!r} is of share_next, which is off")
+                raise ValueError(f"share_next_room={room!r} needs share_next; leave it out")
             return None
         if ndim != 1:
             raise ValueError(
@@ -122,8 +122,8 @@ class Asked:
         known = {leaf.path: leaf for leaf in leaves}
         if not known:
             raise SchemaMismatchError(
-                "share_next: the items hold something that is no tensor, so this process keeps "
-                "them by itself; leave that out, or share_next"
+                "share_next: the items contain values that are not tensors, so they stay in this "
+                "process; leave these values or share_next out"
             )
         named = self.keys or tuple(
             path
@@ -157,7 +157,7 @@ class Asked:
 def _path(key: Any) -> tuple[str, ...]:
     path = (key,) if isinstance(key, str) else key
     if not isinstance(path, tuple) or not path or not all(isinstance(part, str) for part in path):
-        raise ValueError(f"share_next: {key!r} is no key")
+        raise ValueError(f"share_next: {key!r} is not a key")
     return path if path[0] == "next" else ("next", *path)
 
 
@@ -168,7 +168,7 @@ def _why_not(path: tuple[str, ...], known: dict[tuple[str, ...], Leaf]) -> str |
     leaf, root = known.get(path), known.get(path[1:])
     if leaf is None or root is None:
         missing = ".".join(path if leaf is None else path[1:])
-        return f"needs a leaf {missing!r}, which is not there"
+        return f"needs a leaf {missing!r}, which does not exist"
     if (leaf.dtype, leaf.shape) != (root.dtype, root.shape):
         return f"is {leaf}, and {root.name!r} is {root}"
     if root.path[0] == "next":

@@ -32,8 +32,8 @@ def checked(streams: Any) -> int | Streams:
         )
     if given.ndim > 1:
         raise TypeError(
-            f"streams has one number an item, [n]; this has shape {list(given.shape)}. Nothing was "
-            "written. For data [streams, T, ...] say stream_dim=0"
+            f"streams needs one number for each item, [n]; this has shape {list(given.shape)}. "
+            "Nothing was written. For data [streams, T, ...] pass stream_dim=0"
         )
     outside = np.flatnonzero((given < 0) | (given >= STREAMS))
     if len(outside):

@@ -72,7 +72,7 @@ class WeightsForm:
             self.places.append(self.nbytes)
             self.nbytes += -(-leaf.nbytes // _ALIGN) * _ALIGN
         if len({leaf.path for leaf in self.leaves}) < len(self.leaves):
-            raise ValueError("weights have a tensor twice")
+            raise ValueError("weights contain the same tensor twice")
 
     def in_order(
         self, leaves: Sequence[Leaf], addresses: Sequence[int], where: Path
@@ -83,9 +83,9 @@ class WeightsForm:
         difference = difference_of(self.leaves, leaves, "these weights", "this publish")
         if difference is not None:
             raise SchemaMismatchError(
-                f"{where}: {difference}; the first publish has fixed what the weights are made "
-                "of: publish the same tensors, or remove that file; readers then have no "
-                "weights until the next publish",
+                f"{where}: {difference}; the first publish has fixed the names, dtypes and shapes "
+                "of the weights: publish the same tensors, or remove that file; readers then have "
+                "no weights until the next publish",
                 path=str(where),
             )
         by_path = {leaf.path: at for leaf, at in zip(leaves, addresses, strict=True)}
@@ -183,11 +183,11 @@ class WeightsFile:
             return None
         if found == _core.LAPPED:
             raise ShmBufferError(
-                f"{self.where}: the weights were written over each time while this process "
-                "copied them: they are published faster than it can read; publish less often"
+                f"{self.where}: the weights were overwritten each time this process copied them, "
+                "because they are published faster than it can read; publish less often"
             )
         raise CorruptBufferError(
-            f"{self.where}: the newest weights do not fit their checksum: something else has "
+            f"{self.where}: the newest weights do not match their checksum: another program has "
             "written there; publish again",
             path=str(self.where),
         )

@@ -59,10 +59,10 @@ class Chunk:
             return _PLAIN[self.kind][0]
         if self.kind == "tensor":
             if self.dtype not in DTYPES:
-                raise ValueError(f"{self.dtype!r:.40} is no dtype of torch that can be stored")
+                raise ValueError(f"{self.dtype!r:.40} is not a dtype of torch that can be stored")
             return DTYPES[self.dtype].itemsize
         if self.kind not in KINDS:
-            raise ValueError(f"{self.kind!r:.40} is no kind of chunk; there are {', '.join(KINDS)}")
+            raise ValueError(f"{self.kind!r:.40} is not one of the chunks {', '.join(KINDS)}")
         if _NUMPY_DTYPE.fullmatch(self.dtype):
             try:
                 found = np.dtype(self.dtype)
@@ -71,7 +71,7 @@ class Chunk:
             else:
                 if found.str == self.dtype:
                     return found.itemsize
-        raise ValueError(f"{self.dtype!r:.40} is no dtype of numpy that can be stored")
+        raise ValueError(f"{self.dtype!r:.40} is not a dtype of numpy that can be stored")
 
     @property
     def numbers(self) -> int:
@@ -111,6 +111,6 @@ def require_possible(chunk: Chunk, number: int) -> None:
             "along the last of several dims, and compressed with zstd"
         )
     if chunk.codec not in tuple(Codec):
-        raise ValueError(f"chunk {number} has the codec {chunk.codec!r}, which there is not")
+        raise ValueError(f"chunk {number} has the codec {chunk.codec!r}, which does not exist")
     if (chunk.joined is None) is (chunk.codec is Codec.JOINED):
         raise ValueError(f"chunk {number} is either joined to another, or has its own codec")

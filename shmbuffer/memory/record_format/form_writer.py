@@ -64,7 +64,7 @@ class FormWriter:
             case "dict" | "ordered" | "list" | "tuple", _, _:
                 pass
             case _:
-                raise TypeError(f"{tree!r:.60} is no form that a record may have")
+                raise TypeError(f"{tree!r:.60} is not a form that a record may have")
         if kind not in grammar.SINGLE:
             self._count(len(parts))
         known: set[Any] = set()
@@ -78,7 +78,7 @@ class FormWriter:
         if kind in grammar.STACKS:
             rank = ranks.pop() if ranks else 0
             if ranks or not max(about[0], len(inner)) <= rank < bounds.MAX_RANK:
-                raise ValueError(f"what is stacked along dim {about[0]} has not the dims for it")
+                raise ValueError(f"the parts stacked along dim {about[0]} have too few dims")
             return rank + 1
         return ranks.pop() if kind == "tensorclass" else rank
 
@@ -89,14 +89,14 @@ class FormWriter:
             case [str(kind), *_]:
                 pass
             case _:
-                raise TypeError(f"{tree!r:.60} is no form that a record may have")
+                raise TypeError(f"{tree!r:.60} is not a form that a record may have")
         if kind not in kinds:
             raise TypeError(f"{tree!r:.60} ({kind}) cannot be {role}")
 
     def _leaf(self, number: int, lead: tuple[int, ...]) -> None:
         if number != self.chunk or number >= len(self._chunks):
             raise ValueError(
-                f"chunk {number} stands where chunk {self.chunk} of {len(self._chunks)} should"
+                f"chunk {number} is at the place of chunk {self.chunk} of {len(self._chunks)}"
             )
         chunk = self._chunks[number]
         self.chunk += 1
@@ -126,8 +126,8 @@ class FormWriter:
         one = self._chunks[head] if 0 <= head < number else None
         if one is None or one.codec is not Codec.ZSTD:
             raise ValueError(
-                f"chunk {number} cannot be joined to chunk {head}: that is no chunk before it that "
-                "zstd has compressed"
+                f"chunk {number} cannot be joined to chunk {head}, which is not an earlier chunk "
+                "compressed with zstd"
             )
 
     def _stack(self, dim: int, parts: int, lead: tuple[int, ...]) -> tuple[int, ...]:
@@ -163,7 +163,7 @@ class FormWriter:
             self.out.append(name is not None)
             if name is not None:
                 if not isinstance(name, str):
-                    raise TypeError(f"the name {name!r:.60} of a dim is no text")
+                    raise TypeError(f"the name {name!r:.60} of a dim is not text")
                 self._part(0)
                 self._text(name)
 
@@ -192,7 +192,7 @@ class FormWriter:
             self._count(len(key))
             return tuple([self._key(part, depth + 1) for part in key])
         else:
-            raise TypeError(f"the key {key!r:.60} is no text, number, None or tuple of them")
+            raise TypeError(f"the key {key!r:.60} is not text, a number, None or a tuple of them")
         return key
 
     def _entry(self, key: Any, kind: str, known: set[Any], depth: int) -> None:
@@ -201,9 +201,9 @@ class FormWriter:
         elif isinstance(key, str):
             self._text(value := key)
         else:
-            raise TypeError(f"the key {key!r:.60} of a tensordict is no text")
+            raise TypeError(f"the key {key!r:.60} of a tensordict is not text")
         if value in known:
-            raise ValueError(f"the key {key!r:.60} is there twice")
+            raise ValueError(f"the key {key!r:.60} occurs twice")
         known.add(value)
 
     def _part(self, depth: int) -> None:

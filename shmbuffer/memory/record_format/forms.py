@@ -49,8 +49,8 @@ def encode_form(tree: Any, chunks: Sequence[Chunk]) -> Form:
         raise ValueError(f"{len(chunks)} chunks were given, the tree has {writer.chunk} of them")
     if len(writer.out) > bounds.MAX_FORM_BYTES:
         raise ValueError(
-            f"what the item is made of takes {len(writer.out)} bytes to say, "
-            f"{bounds.MAX_FORM_BYTES} are the limit: it has too many keys, or too long ones"
+            f"the form of the item takes {len(writer.out)} bytes, {bounds.MAX_FORM_BYTES} are the "
+            "limit: it has too many keys, or too long ones"
         )
     numbers = writer.batch_dims + sum(chunk.numbers for chunk in chunks)
     if numbers > bounds.MAX_NUMBERS:
@@ -80,7 +80,7 @@ def _parse(code: bytes) -> Form:
     except TypeError as error:
         raise ValueError(str(error)) from None
     if form.code != code:
-        raise ValueError("there is a shorter way to write what it says")
+        raise ValueError("it is not written in its shortest form")
     return form
 
 
@@ -117,7 +117,9 @@ class _Reader:
             return self._chunk(KINDS[tag - grammar.CHUNK_TAG])
         kind = grammar.NAMES.get(tag)
         if kind is None:
-            raise ValueError(f"byte {at} of {len(self._code)} is {tag:#04x}, which starts nothing")
+            raise ValueError(
+                f"byte {at} of {len(self._code)} is {tag:#04x}, which is not a known tag"
+            )
         rank = self._u8() if kind in grammar.BATCHED else 0
         about: tuple[Any, ...] = ()
         if kind == "tensordict":
@@ -178,7 +180,7 @@ class _Reader:
             case 6:
                 return [self._key(depth + 1) for _ in range(self._count())]
             case kind:
-                raise ValueError(f"{kind:#04x} is no kind of key")
+                raise ValueError(f"{kind:#04x} is not a kind of key")
 
     def _part(self, depth: int) -> None:
         self._parts += 1
@@ -201,7 +203,7 @@ class _Reader:
 
     def _bit(self) -> int:
         if (bit := self._u8()) > 1:
-            raise ValueError(f"{bit:#04x} stands where 0 or 1 should")
+            raise ValueError(f"a flag is {bit:#04x}, neither 0 nor 1")
         return bit
 
     def _u8(self) -> int:

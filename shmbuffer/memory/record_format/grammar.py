@@ -81,4 +81,4 @@ def split(tree: Any) -> Container:
                     kind, batch, about, [key for key, _ in held], [one for _, one in held]
                 )
             return Container(kind, batch, about, [], list(held))
-    raise TypeError(f"{tree!r:.60} is no form that a record may have")
+    raise TypeError(f"{tree!r:.60} is not a form that a record may have")

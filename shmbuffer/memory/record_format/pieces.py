@@ -33,8 +33,8 @@ def measure(form: Form, numbers: Ints) -> tuple[Ints, Ints]:
         refuse(
             one != other,
             lambda row, at: (
-                f"{other[row, at]} stands where its shapes need {one[row, at]}: batch sizes lead "
-                "the shapes of what is in a tensordict"
+                f"a batch size is {other[row, at]}, but its shapes need {one[row, at]}: the shapes "
+                "in a tensordict begin with its batch size"
             ),
         )
     if not len(columns.first):
@@ -69,8 +69,8 @@ def measure(form: Form, numbers: Ints) -> tuple[Ints, Ints]:
         refuse(
             ~plausible(raw, packed),
             lambda row, at: (
-                f"{_name(form, int(columns.zstd[at]))} says that {raw[row, at]} bytes are "
-                f"compressed in {packed[row, at]}, which cannot be"
+                f"{_name(form, int(columns.zstd[at]))} claims that {raw[row, at]} bytes are "
+                f"compressed to {packed[row, at]}, which is impossible"
             ),
         )
     return sizes, held
@@ -81,7 +81,7 @@ def require_raw(form: Form, sizes: Ints, expanded: Ints) -> None:
     refuse(
         (sizes != expanded) & form.columns.raw,
         lambda row, piece: (
-            f"{_name(form, piece)} has {sizes[row, piece]} bytes, its dims say "
+            f"{_name(form, piece)} has {sizes[row, piece]} bytes, but its dims need "
             f"{expanded[row, piece]}"
         ),
     )

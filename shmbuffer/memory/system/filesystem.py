@@ -214,7 +214,7 @@ def space_error(
         case errno.EDQUOT:
             advice = "but your quota is used up: remove something, or choose another disk"
         case errno.ENOSPC if needed <= free:
-            advice = "but the disk says that it is full: look at `df -i`, or choose another one"
+            advice = "but the disk is reported as full: check `df -i`, or choose another one"
         case _:
             advice = "make room, make the buffer smaller, or choose another place"
     if sparse_allowed:

@@ -51,8 +51,8 @@ def require_own_directory(found: os.stat_result, where: Path) -> None:
     require_owner(found, where)
     if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
         raise UnsafePathError(
-            f"{where}: everybody can write there (mode {stat.S_IMODE(found.st_mode):#o}), so files"
-            f" could be exchanged; `chmod o-w {where}`, or choose a directory below it",
+            f"{where}: all users can write there (mode {stat.S_IMODE(found.st_mode):#o}), so files"
+            f" could be replaced; `chmod o-w {where}`, or choose a directory below it",
             path=where,
             mode=stat.S_IMODE(found.st_mode),
         )
@@ -102,8 +102,8 @@ def followed(path: str | os.PathLike[str]) -> Path:
         trusted = (os.geteuid(), 0, folder.st_uid)
         if folder.st_mode & _SHARED == _SHARED and found.st_uid not in trusted:
             raise UnsafePathError(
-                f"{where}: a link of uid {found.st_uid} in a directory where everybody can write;"
-                " it was not followed: give the path that it leads to, or choose another",
+                f"{where}: a link of uid {found.st_uid} in a directory where all users can write;"
+                " it was not followed: pass the path that it leads to, or choose another",
                 path=where,
                 uid=found.st_uid,
             )
@@ -142,7 +142,7 @@ def explained(
                 meaning = _not_found(where)
             case errno.EEXIST:
                 meaning = BufferExistsError(
-                    f"{where}: is there already; remove it, or choose another name", path=where
+                    f"{where}: already exists; remove it, or choose another name", path=where
                 )
             case errno.EROFS | errno.EACCES | errno.EPERM:
                 advice = _ASK_OWNER if reading else _CHOOSE_ANOTHER
@@ -181,8 +181,8 @@ def wrong_size(where: Path, expected: str, limit: int, found: int) -> CorruptBuf
 def not_durable(where: str, error: OSError) -> DurabilityError:
     """The error for a failed sync."""
     return DurabilityError(
-        f"{where}: could not be brought to the disk ({error.strerror}); what is in memory can be"
-        " used, but a power cut may take it: save a copy on another disk",
+        f"{where}: could not be written to the disk ({error.strerror}); the data in memory are"
+        " usable, but may be lost in a power cut: save a copy on another disk",
         path=where,
         errno=error.errno,
     )
@@ -223,7 +223,7 @@ def _whose(where: Path) -> str:
 
 def _not_found(where: Path) -> BufferNotFoundError:
     return BufferNotFoundError(
-        f"{where}: is not there; check the path, or create the buffer first", path=where
+        f"{where}: does not exist; check the path, or create the buffer first", path=where
     )
 
 

@@ -60,7 +60,7 @@ class Prefault:
     def require_memory(self, nbytes: int, where: str) -> None:
         """Raise SpaceError if pages that nobody has reserved do not fit into memory."""
         if nbytes > (free := free_memory_bytes()):
-            what = f"{where}: prefault={self.mode!r} would have all of it in memory"
+            what = f"{where}: prefault={self.mode!r} would bring all of it into memory"
             raise space_error(what, nbytes, free)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -127,7 +127,7 @@ class Populating:
             if self._prefault.waits:
                 self._failure = error
             # Its words alone: who keeps the record would keep the maps by way of the traceback.
-            log.warning("%s: pages are not made ahead any more: %s", self._where, str(error))
+            log.warning("%s: prefault has stopped: %s", self._where, str(error))
         finally:
             self._maps, self._prefault = (), OFF  # ``on_progress`` may refer to the handle
 

@@ -91,8 +91,8 @@ def private_copy(
     if needed > free:
         raise SpaceError(
             f"{where}: {human_size(needed)} have to be copied into memory, because this process "
-            f"may only read there, and {human_size(free)} are free; do this as the owner of the "
-            "directory, or where there is more memory",
+            f"may only read there, but only {human_size(free)} are free; do this as the owner of "
+            "the directory, or on a machine with more memory",
             path=where,
             needed_bytes=needed,
             free_bytes=free,

@@ -133,7 +133,7 @@ def _check_copy(report: CheckReport, files: Files, on_progress: OnProgress | Non
     found, changed = copied.found, copied.changed
     _compare_control(report, found)
     if any(client.state == "unknown" for client in found.registry.clients()):
-        report.notes.append("whether all of its clients live cannot be seen from here")
+        report.notes.append("this process cannot tell if all of its clients are alive")
     mapped = _noted(report, copied.mapped)
     if mapped is None:
         return
@@ -179,7 +179,7 @@ def _impossible_fields(control: Control, superblock: Superblock) -> list[str]:
         found.append(f"invalid buffer state {state}")
     head, since = (int(control.runtime[name][0]) for name in ("head", "queue_since"))
     if since > head:
-        found.append(f"the queue begins at ticket {since}, and {head} is the next")
+        found.append(f"the queue begins at ticket {since}, but the next ticket is {head}")
     if spare := sum(int(np.count_nonzero(part)) for part in control.spare(superblock)):
         found.append(f"{spare} bytes of the control file that belong to no field are not zero")
     entries = control.entries
@@ -213,8 +213,8 @@ def _compare_slots(
     found = native.check(report.alive, looked, LOCK_TIMEOUT_NS)
     if isinstance(found, int):
         raise LockTimeout(
-            f"{report.path}: a living process holds the buffer's mutex and does not let go, so it "
-            "cannot be checked; continue or end that process (see `shmbuffer inspect`)"
+            f"{report.path}: a living process holds the buffer's mutex and does not release it, so "
+            "the buffer cannot be checked; continue or end that process (see `shmbuffer inspect`)"
         )
     nodes, leaves, length, words, orphans, records, nexts, reserved, consumed = found
     if written is not None and control.runtime["prioritized"][0]:
@@ -225,7 +225,7 @@ def _compare_slots(
     if not report.alive:
         writing = int(np.count_nonzero(live.writing(slice(looked))))
         if writing:
-            report.notes.append(f"{writing} slots were being written; recovery gives them back")
+            report.notes.append(f"{writing} slots were being written; recovery frees them")
         orphans = 0
         if _died_in_it(control):
             unfinished = report.notes
@@ -233,12 +233,12 @@ def _compare_slots(
         (nodes, unfinished, "priority tree: {} nodes are not the sum of their children"),
         (leaves, unfinished, "priority tree: {} leaves are not the mass of their priority"),
         (length, unfinished, "the number of items is off by {}"),
-        (words, report.problems, "{} slot words have a ticket that cannot be theirs"),
-        (orphans, report.problems, "{} slots are being written and nobody claims them"),
-        (records, report.problems, "{} records are not where the byte ring has records"),
-        (nexts, unfinished, "{} next observations are not where their slots say"),
-        (reserved, unfinished, "{} counts of reserved room are not what the reservations say"),
-        (consumed, unfinished, "{} notes of what consumers were given cannot be"),
+        (words, report.problems, "{} slot words have an impossible ticket"),
+        (orphans, report.problems, "{} slots are being written, but no client has claimed them"),
+        (records, report.problems, "{} records lie outside of the used part of the byte ring"),
+        (nexts, unfinished, "{} next observations are not at the place that their slots name"),
+        (reserved, unfinished, "{} counts of reserved room differ from the reservations"),
+        (consumed, unfinished, "{} notes on deliveries to consumers are impossible"),
     ):
         if count:
             to.append(problem.format(count))
@@ -266,4 +266,4 @@ def _compare_checksums(
     with Progress("check", report.items, "items") as progress:
         live = SlotsFile(mapped.slots, mapped.schema)
         wrong = wrong_checksums(native, mapped.schema, live, looked, progress)
-    report.problems += [f"slot {slot}: the bytes do not fit their checksum" for slot in wrong]
+    report.problems += [f"slot {slot}: the bytes do not match their checksum" for slot in wrong]

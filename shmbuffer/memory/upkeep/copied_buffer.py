@@ -52,7 +52,7 @@ def copy_buffer(files: Files) -> CopiedBuffer:
     then, now = before.superblock, found.superblock
     if (then.uuid, then.epoch, then.schema_sha256) != (now.uuid, now.epoch, now.schema_sha256):
         raise BufferInUseError(
-            f"{files.path}: was recovered or defined anew while it was copied; repeat the call",
+            f"{files.path}: was recovered or redefined while it was copied; repeat the call",
             pids=[],
         )
     unsettled = None
@@ -72,8 +72,8 @@ def repair_copy(copied: CopiedBuffer, mapped: Mapped, *, verify: bool = True) ->
     """
     found, control, began = copied.found, copied.found.control, time.perf_counter_ns()
     is_save = found.is_save()
-    reason = "nobody alive" if is_save else found.reason_to_recover()
-    of_this_boot = reason in (None, "nobody alive")
+    reason = "no client alive" if is_save else found.reason_to_recover()
+    of_this_boot = reason in (None, "no client alive")
     if of_this_boot and copied.unsettled is not None:
         reason = "in use"
     report = RecoveryReport(str(found.files.path), str(reason), epoch=found.superblock.epoch)

@@ -61,6 +61,6 @@ def _raise(seat: Seat, snapshot: bytes) -> None:
         raise
     except OSError as error:
         raise DurabilityError(
-            f"{seat.where}: a sync failed ({error.strerror}); what is in memory is usable, but may "
-            "never reach this disk: copy the buffer to another one"
+            f"{seat.where}: a sync failed ({error.strerror}); the data in memory are usable, but "
+            "may never reach this disk: copy the buffer to another disk"
         ) from error

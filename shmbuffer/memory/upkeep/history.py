@@ -157,7 +157,7 @@ class Event:
 
 @dataclass(frozen=True)
 class History:
-    """A history as it was read; whatever did not fit its checksum is left out."""
+    """A history as it was read; whatever did not match its checksum is left out."""
 
     uuid: bytes  # of the buffer that it was recorded of
     fields: Mapping[str, str]  # what is recorded, by name, with the type
@@ -281,7 +281,7 @@ def header_of(
             "read it with the version that wrote it, the next recorder starts a new one"
         )
     if _core.crc32c(data[: HEADER_BYTES - 4]) != page["crc32c"]:
-        raise _damaged(where, "has a header that does not fit its checksum")
+        raise _damaged(where, "has a header that does not match its checksum")
     fields = _fields_of(page["fields"].tobytes()[: int(page["fields_bytes"])])
     found = rings(fields)
     said = {name: int(page[name]) for name in rooms(found)}

@@ -135,7 +135,7 @@ def note_deaths(files: Files, control: Control, superblock: Superblock) -> None:
     except BufferNotFoundError:
         return
     except (AttachTimeout, OSError, ShmBufferError) as error:
-        _log.warning("%s: the dead are not in the history: %s", files.path, str(error))
+        _log.warning("%s: dead clients are missing in the history: %s", files.path, str(error))
 
 
 def _died(control: Control, epoch: int) -> list[Event]:
@@ -162,7 +162,7 @@ def _to_go_on_with(directory: Directory, uuid: bytes) -> History | str:
     if found.uuid != uuid:
         return "it is the history of another buffer, from which this one was copied"
     if found.fields != history.recorded_fields():
-        return "it records other things than this version does"
+        return "it records other fields than this version does"
     return found
 
 

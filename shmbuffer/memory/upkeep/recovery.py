@@ -1,6 +1,6 @@
 """Recovery: what the first process to open a directory does when nobody who used it is alive.
 
-    READY ──nobody alive──▶ RECOVERING ──mutex, claims, words, checksums, priorities, tree──▶ READY
+    READY ──no client alive──▶ RECOVERING ──mutex, claims, words, checksums, tree──▶ READY
 
 Under init.lock, so that one does it and nobody joins before it is done. Each step may be repeated:
 a process that is killed in it is followed by another, which starts from the first. READY is stored
@@ -78,7 +78,7 @@ def recover_directory(
         report = repair.run(report, verify=verify, left_whole=left_whole)
         state = BufferState.READY
     _core.reached("recover.tree")
-    if verify or reason != "nobody alive":
+    if verify or reason != "no client alive":
         weights_file.recover(files.directory)
     # Only now: a process that repeats an interrupted recovery has to find the same reason for it.
     files.vouch(mapped.schema if mapped else None)
@@ -170,7 +170,7 @@ class Repair:
         is nothing to do for the slots: they are not looked at.
         """
         runtime, is_save = self.control.runtime, bool(self.superblock.flags & Flag.SAVE)
-        trusted = report.reason == "nobody alive"
+        trusted = report.reason == "no client alive"
         if not self._sane_settings() and left_whole and self._may_be_whole():
             items = int(runtime["length"][0]) * self.width
             self._settle_flow(lambda: items)
@@ -272,7 +272,7 @@ class Repair:
         _core.reached("recover.bases")
 
     def _sane_head(self) -> None:
-        """A head far beyond every item would end the buffer; nobody alive knows a ticket of it."""
+        """Lowers a head far beyond every item, which would end the buffer."""
         runtime, head = self.control.runtime, int(self.control.runtime["head"][0])
         if head > _MANY_TICKETS:
             words = self.live.words[self.used]
@@ -301,8 +301,8 @@ class Repair:
             freed = self.native.reap(int(entry), incarnation, 0)
             if freed < 0:
                 raise LockTimeout(
-                    f"{self.control.where}: somebody holds the mutex that this recovery has just "
-                    "made, so that another process has the shared memory open; end it, then recover"
+                    f"{self.control.where}: another process has the shared memory open, because it "
+                    "holds the mutex that this recovery has just made; end it, then recover"
                 )
             retired += freed
         entries["phase"] = Phase.IDLE

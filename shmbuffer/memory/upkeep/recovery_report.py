@@ -16,7 +16,7 @@ class RecoveryReport:
 
     Attributes:
         path: the directory.
-        reason: ``"nobody alive"``, ``"reboot"``, ``"copy"`` or ``"restored"``; ``"in use"`` of a
+        reason: ``"no client alive"``, ``"reboot"``, ``"copy"`` or ``"restored"``; ``"in use"`` of a
             private copy.
         items: elements that are there now.
         rolled_back: elements of batches that their writers had not finished; their slots are free.
@@ -24,7 +24,7 @@ class RecoveryReport:
         clients_retired: registry entries of dead clients.
         priorities_repaired: invalid raw priorities, which are the default now.
         words_refused: slots with an impossible word.
-        checksum_failed: elements whose bytes did not fit their checksum; they were dropped.
+        checksum_failed: elements whose bytes did not match their checksum; they were dropped.
         unverified: elements kept without a checksum, because the buffer was made without.
         epoch: number of recoveries of this directory, this one included.
         duration_ms: how long it took.

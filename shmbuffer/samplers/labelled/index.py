@@ -286,7 +286,7 @@ def means_of(column: Column) -> Floats:
     if not isinstance(column, np.ndarray):
         kind = type(column[0]).__name__ if column else "nothing"
         raise TypeError(
-            f"a reward is a number, or several, and not {kind}; name another reward_key"
+            f"a reward is a number or several numbers, not {kind}; choose another reward_key"
         )
     means: Floats = column.astype(np.float64).mean(-1)
     return means

@@ -275,9 +275,9 @@ class Boundaries:
         if self._all_ends:
             raise KeyError(f"the items have none of the end_keys {_names(self._ends)}")
         raise RuntimeError(
-            "nothing says where a trajectory ends: the items have neither an id of it under "
+            "the sampler cannot tell where a trajectory ends: the items have neither an id under "
             f"{_names(wanted or USUAL_IDS)} nor a flag under {_names(self._ends or (DONE,))}; name "
-            "an entry of theirs with traj_key or end_key"
+            "such an entry with traj_key or end_key"
         )
 
 

@@ -71,8 +71,8 @@ class Windows:
             if isinstance(storage, RingBacked):
                 raise EmptyBufferError(NOTHING_THERE)
             raise TypeError(
-                "StreamingSliceSampler follows what is written in a storage of this package; a "
-                f"{type(storage).__name__} does not say it. Draw with a SliceSampler"
+                "StreamingSliceSampler follows the writes to a storage of this package; a "
+                f"{type(storage).__name__} does not report them. Use a SliceSampler"
             )
         if ring.elements < self.steps:
             raise ValueError(

@@ -116,7 +116,7 @@ def require_alone(storage: Any) -> None:
         return
     pids = engine.seat.registry.pids()
     raise BufferInUseError(
-        f"{storage.where}: a checkpoint can only be loaded while nobody else uses the buffer, and "
-        f"processes {', '.join(map(str, pids))} do; end them first, or load into a new buffer",
+        f"{storage.where}: a checkpoint cannot be loaded while other processes use the buffer: "
+        f"{', '.join(map(str, pids))}; end them first, or load into a new buffer",
         pids=pids,
     )

@@ -103,7 +103,7 @@ class Saved:
             with reading(path / METADATA):
                 node = structure.from_json(record.structure)
                 if not next(node.paths(), None) and node is not LEAF:
-                    raise ValueError("there is nothing in the form of an item")
+                    raise ValueError("the form of an item is empty")
         if found.get("is_pytree"):
             node, columns = pytree_columns(path, found, node)
             shape = tuple(next(iter(columns.values())).shape)
@@ -136,8 +136,8 @@ class Saved:
                 return cls.of_buffer(engine, folder)
         if is_buffer(folder):
             raise BufferExistsError(
-                f"{folder}: is a buffer that processes may be writing to, and no data set; "
-                "attach() to it, or dumps() it and open what that has written",
+                f"{folder}: is a buffer that processes may be writing to, not a data set; "
+                "attach() to it, or open a save of it that dumps() has written",
                 path=str(folder),
             )
         if exists(folder / METADATA):
@@ -233,9 +233,9 @@ def _of_folder(
     if node is None:
         if folder.refused:
             raise ValueError(
-                f"{path}: entries {folder.refused} are no tensors and were pickled, and loading "
-                "them would run code from the files; nothing was unpickled. Save them as text, "
-                "numbers, or lists of them"
+                f"{path}: entries {folder.refused} are not tensors and were pickled, so that "
+                "loading them would run code from the files; nothing was unpickled. Save them as "
+                "text, numbers, or lists of them"
             )
         node, lead = folder.node, (record.slots, *record.lanes)
         with reading(path / "meta.json"):
@@ -258,6 +258,4 @@ def _first_slots(shape: tuple[int, ...], found: dict[str, Any], path: Path) -> S
         width = int(np.prod(lanes, dtype=np.int64))
         return SavedStorage(slots, tuple(lanes), np.arange(slots) < -(-int(found["len"]) // width))
     except (KeyError, TypeError, ValueError) as error:
-        raise damaged(
-            path, f"a storage of shape {list(shape)} makes no sense ({error!r})"
-        ) from error
+        raise damaged(path, f"a storage cannot have the shape {list(shape)} ({error!r})") from error

@@ -119,8 +119,8 @@ def as_tensordict(data: Mapping[Any, Any], dims: int) -> TensorDict:
     for path, one in tensors.items():
         if not hasattr(one, "shape"):
             raise TypeError(
-                f"leaf {'.'.join(path)!r} of the batch is a {type(one).__name__}, and no tensor "
-                "can be made of it; give a tensor or an array, or a list of dicts, one an item"
+                f"leaf {'.'.join(path)!r} of the batch is a {type(one).__name__}, which cannot be "
+                "converted to a tensor; pass tensors or arrays, or a list with a dict for each item"
             )
         lead = one.shape[:dims] if lead is None else lead
         if len(one.shape) < dims or one.shape[:dims] != lead:
@@ -272,9 +272,10 @@ def swap_dims(data: Any, dim: int) -> Any:
         size = tuple(leaf.batch_size if is_collection(leaf) else leaf.shape)
         if len(size) <= dim:
             raise ValueError(
-                f"items are along dimension {dim} of the data (dim_extend), and these have the "
+                f"items are along dimension {dim} of the data (dim_extend), but this data has the "
                 f"{'batch size' if is_collection(leaf) else 'shape'} {list(size)}. Nothing was "
-                "changed. Give data of more dimensions, or the buffer another dim_extend; "
+                "changed. Pass data with more dimensions, or create the buffer with another "
+                "dim_extend; "
                 f"{ONE_ITEM}"
             )
         return leaf.transpose(0, dim) if is_collection(leaf) else leaf.swapaxes(0, dim)

@@ -47,7 +47,7 @@ class Joining(Batch):
         for path in asked:
             if path not in self.leaves:
                 raise KeyError(
-                    f"{name_of(path)} is no tensor of the items, which have "
+                    f"{name_of(path)} is not a tensor of the items, which have "
                     f"{', '.join(map(name_of, self.leaves)) or 'none'}"
                 )
 

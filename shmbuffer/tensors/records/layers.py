@@ -92,7 +92,9 @@ def items_of(data: Any) -> list[Any]:
         if is_tensorclass(data) and isinstance(data._tensordict, LazyStackedTensorDict):
             return [type(data).from_tensordict(one) for one in items_of(data._tensordict)]
         if not data.batch_dims:
-            raise TypeError("one TensorDict without a batch dim is no batch of items: give a list")
+            raise TypeError(
+                "one TensorDict without a batch dim is not a batch of items: pass a list"
+            )
         items = list(data.unbind(0))
     elif isinstance(data, (list, tuple)):
         items = list(data)
@@ -200,7 +202,7 @@ def _tensors(values: list[Any], sizes: list[torch.Size], path: KeyPath) -> Tenso
     kinds = {(one.dtype, one.ndim, one.layout, one.is_nested) for one in values}
     if any(layout is not torch.strided or is_nested for _, _, layout, is_nested in kinds):
         raise TypeError(
-            f"{name_of(path)} is no plain tensor: nested and sparse ones stay in a stack"
+            f"{name_of(path)} is not a plain tensor: nested and sparse tensors stay in a stack"
         )
     if len(kinds) > 1:
         found = sorted({f"{dtype_name(one.dtype)}{list(one.shape)}" for one in values})

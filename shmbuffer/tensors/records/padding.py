@@ -72,8 +72,8 @@ class Padding(Joining):
             return super().listed(values, dims)
         if not all(map(is_non_tensor, values)):
             raise RuntimeError(
-                "lazy stacks in TensorDicts whose batch sizes differ cannot be padded: take the "
-                "items one by one, or stack what is in there before it is written"
+                "lazy stacks in TensorDicts whose batch sizes differ cannot be padded: read the "
+                "items one by one, or stack the entries before they are written"
             )
         longest = self.size(dims)
         parts = []
@@ -90,8 +90,8 @@ class Padding(Joining):
             masked = path in self._named
             if ragged and not masked:
                 raise RuntimeError(
-                    f"{name_of(path)} differs in shape between the items, and mask_key does not "
-                    "name it: say under which key its mask is to be"
+                    f"{name_of(path)} differs in shape between the items, but mask_key does not "
+                    "name it: add the key for its mask"
                 )
             if masked and not leaf.dims.shape[1]:
                 raise RuntimeError(f"{name_of(path)} has no dims that a mask could be for")

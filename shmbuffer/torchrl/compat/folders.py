@@ -190,9 +190,9 @@ def require_no_pickle(path: Path) -> None:
         if file.name in _PICKLES:
             key = ".".join(file.relative_to(path).parts[:-1])
             raise ValueError(
-                f"{file}: entry {key!r} is no tensor and was pickled, and loading it would run "
-                "code from the file; nothing was unpickled. Store tensors, text, numbers, or lists "
-                "of them"
+                f"{file}: entry {key!r} is not a tensor and was pickled, so that loading it would "
+                "run code from the file; nothing was unpickled. Store tensors, text, numbers, or "
+                "lists of them"
             )
 
 

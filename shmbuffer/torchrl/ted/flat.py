@@ -277,7 +277,7 @@ def _make_empty_folder(path: Path) -> None:
     with Directory.open(path, allow_unsafe_fs=True) as folder:
         if folder.listdir():
             raise BufferExistsError(
-                f"{path}: is not empty, and files that are there are not written over; give a new "
+                f"{path}: is not empty, and existing files are not overwritten; pass a new "
                 "directory",
                 path=str(path),
             )

@@ -98,13 +98,13 @@ def test_a_copy_that_is_put_back_in_place_has_whole_items_only(path: Path, tool:
 def test_a_buffer_whose_processes_were_killed_is_believed(path: Path) -> None:
     killed(path)
     report = recover(path)
-    assert (report.reason, report.items, report.checksum_failed) == ("nobody alive", 8, 0)
+    assert (report.reason, report.items, report.checksum_failed) == ("no client alive", 8, 0)
 
 
 def test_a_restored_directory_is_believed_after_it_was_verified(path: Path) -> None:
     put_back("cp -rT", killed(path), path)
     assert recover(path).reason == "restored"
-    assert recover(path).reason == "nobody alive"
+    assert recover(path).reason == "no client alive"
 
 
 def test_a_recovery_of_a_restored_directory_that_dies_is_repeated(path: Path) -> None:
@@ -142,7 +142,7 @@ def test_without_checksums_a_restored_directory_is_taken_as_it_is(path: Path) ->
     """Nothing could tell its items apart: `recover` does not drop them all."""
     put_back("cp -rT", killed(path, replace(SETTINGS, checksum=False)), path)
     report = recover(path)
-    assert (report.reason, report.items) == ("nobody alive", 8)
+    assert (report.reason, report.items) == ("no client alive", 8)
 
 
 def test_a_claim_that_was_open_is_finished_where_the_bytes_may_be_the_writer_s(path: Path) -> None:
@@ -176,7 +176,7 @@ def test_items_are_compared_with_their_checksums_on_request(path: Path) -> None:
         memory[37 * 3 : 37 * 3 + 5] = b"\xff" * 5
         memory.close()
     report = recover(path, verify=True)
-    assert (report.reason, report.items, report.checksum_failed) == ("nobody alive", 7, 1)
+    assert (report.reason, report.items, report.checksum_failed) == ("no client alive", 7, 1)
 
 
 def test_a_buffer_in_use_is_not_verified(path: Path) -> None:
@@ -246,7 +246,7 @@ def test_a_snapshot_that_is_rolled_back_is_verified(on_disk: Path) -> None:
     with mounted(image, at):
         elsewhere(WRITER, at / "buffer")
         found = (at / "buffer/.shmbuffer/control").stat()
-        assert json.loads(elsewhere(RECOVERED, at / "buffer"))["reason"] == "nobody alive"
+        assert json.loads(elsewhere(RECOVERED, at / "buffer"))["reason"] == "no client alive"
     shutil.copy(image, snapshot)
     with mounted(image, at):
         assert json.loads(elsewhere(RECOVERED, at / "buffer"))["reason"] == "restored"
@@ -274,4 +274,4 @@ def test_a_clock_that_was_ahead_has_items_verified_once(path: Path) -> None:
     with Engine.open(path, SETTINGS) as engine:
         write(ring_of(engine) if engine.ring() else engine.define(schema(8)), range(8))
         engine.seat.control.entries["last_seen_ns"][7] = time.time_ns() + 10**14
-    assert [recover(path).reason for _ in range(2)] == ["restored", "nobody alive"]
+    assert [recover(path).reason for _ in range(2)] == ["restored", "no client alive"]

@@ -172,8 +172,8 @@ def spoil(path: Path, section: str, at: int) -> None:
 @pytest.mark.parametrize(
     ("section", "at", "problem"),
     [
-        ("words", LARGE - 7, "1 slot words have a ticket that cannot be theirs"),
-        ("words", LARGE // 2, "1 slot words have a ticket that cannot be theirs"),
+        ("words", LARGE - 7, "1 slot words have an impossible ticket"),
+        ("words", LARGE // 2, "1 slot words have an impossible ticket"),
         ("mass", LARGE - 1, "priority tree: 1 leaves are not the mass of their priority"),
         ("sum1", LARGE // 32, "priority tree: 1 leaves are not the mass of their priority"),
         ("min2", LARGE // 16**2 - 1, "priority tree: 1 leaves are not the mass of their priority"),

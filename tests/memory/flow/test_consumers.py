@@ -196,7 +196,7 @@ def test_eight_consumers_are_enough(make: Maker) -> None:
 def test_what_cannot_be_is_refused(make: Maker) -> None:
     ring = ring_of(make())
     ring.consumers.open("a")
-    with pytest.raises(ConsumerError, match="'a' is there with max_sample_count 1, not 2"):
+    with pytest.raises(ConsumerError, match="'a' exists with max_sample_count 1, not 2"):
         ring.consumers.open("a", times=2)
     with pytest.raises(ConsumerError, match="not 1 and without holding them"):
         ring.consumers.open("a", holds=False)
@@ -233,8 +233,9 @@ def test_a_learner_that_waits_is_told_of_what_it_holds_while_writers_wait_for_it
         consumer.ack(held.lease, held.slots, held.tickets)
         writer.join()
     assert (
-        "4 items are wanted that this consumer has not been given; this handle holds 6 "
-        "unacknowledged items of consumer 'train', for which writers wait; ack them first"
+        "4 items are needed that this consumer has not been given yet; this handle holds 6 "
+        "unacknowledged items of consumer 'train', and writers wait for them; ack them "
+        "first"
     ) in str(caught.value)
     assert len(consumer.take(4).slots) == 4
 
@@ -250,8 +251,8 @@ def test_a_writer_waits_for_the_slowest_consumer_and_names_it(make_files: Maker)
         write(ring, [8])
     assert str(caught.value).startswith(
         f"{engine.path}: extend waits: the oldest of 8 items that consumer 'slow' has not "
-        "acknowledged would be written over; nobody holds any of them; sample with that consumer, "
-        "or remove it (`shmbuffer consumers DIRECTORY --remove slow`) if nobody will; after"
+        "acknowledged would be overwritten; no learner holds any of them; sample with that "
+        "consumer, or remove it (`shmbuffer consumers DIRECTORY --remove slow`); after"
     )
     first = slow.take(2)
     held = rf"process {os.getpid()} holds 2 of them until ack"
@@ -282,7 +283,7 @@ def test_what_writers_and_learners_would_both_wait_for_is_a_batch(make_files: Ma
     taken = consumer.take(5)
     assert taken.tickets.tolist() == [0, 1]
     assert not consumer.is_stuck(3), "somebody holds them, and may acknowledge them"
-    with pytest.raises(RateLimitTimeout, match="5 items are wanted"), within(0.1):
+    with pytest.raises(RateLimitTimeout, match="5 items are needed"), within(0.1):
         consumer.take(5)
     consumer.ack(taken.lease, taken.slots, taken.tickets)
     assert write(ring, range(8, 16)) == 8
@@ -319,7 +320,7 @@ def test_a_writer_is_told_of_nobody_who_has_given_back_what_it_held(make_files: 
     consumer = other.consumers.open("train")
     write(ring, range(8))
     done_but_for(consumer, 8, left=2)
-    with pytest.raises(RateLimitTimeout, match="nobody holds any of them; sample"), within(0.1):
+    with pytest.raises(RateLimitTimeout, match="no learner holds any of them; sample"), within(0.1):
         write(ring, [8])
 
 

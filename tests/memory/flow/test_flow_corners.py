@@ -448,7 +448,7 @@ def test_the_registry_says_what_a_client_waits_for(engine: Engine) -> None:
     with pytest.raises(RateLimitTimeout), deadline.within(0):
         write(ring, np.arange(3))
     assert (mine["waits_for"], mine["inserts_wanted"], mine["waits_why"]) == (0, 3, Why.AHEAD)
-    says = "5 items are there, 7 have to be"
+    says = "the buffer has 5 items, 7 are needed"
     with pytest.raises(RateLimitTimeout, match=says), deadline.within(0):
         ring.admission.admit(1, 7)
     assert (mine["waits_for"], mine["samples_wanted"], mine["waits_why"]) == (0, 7, Why.FEW)
@@ -593,8 +593,8 @@ def test_a_full_queue_of_records_says_that_it_has_no_bytes(tmp_path: Path) -> No
     ):
         write(ring, LARGE[6:7])
     assert re.fullmatch(
-        r".*: extend waits: the queue is full: 5 items are not handed out, and \d+ bytes more do "
-        r"not fit; there is no learner; after 0 s nothing was changed",
+        r".*: extend waits: the queue is full: 5 items are not sampled yet, and another \d+ "
+        r"bytes do not fit; there is no learner; after 0 s nothing was changed",
         str(raised.value),
     ), str(raised.value)
 
@@ -692,7 +692,7 @@ def test_a_queue_that_begins_behind_the_head_is_named_and_mended(tmp_path: Path)
         engine.set_limiter(queue)
         engine.seat.control.runtime["queue_since"] = 2**40
         assert engine.check().problems[0] == (
-            f"the queue begins at ticket {2**40}, and 5 is the next"
+            f"the queue begins at ticket {2**40}, but the next ticket is 5"
         )
     with Engine.open(tmp_path / "buffer", None) as engine:
         assert engine.check().ok

@@ -39,9 +39,11 @@ def refused(ring: Ring, numbers: range) -> str:
 
 
 def test_so_much_is_written_as_was_leased_and_no_item_more(engine: Engine, ring: Ring) -> None:
-    assert "1 items are to be written, and the quota of this shard has 0" in refused(ring, range(1))
+    assert "1 items are to be written, but the quota of this shard is 0" in refused(ring, range(1))
     engine.set_limiter(Quota(3))
-    assert "it grows as the learners of the sharded buffer sample" in refused(ring, range(4))
+    assert "the quota grows when the learners of the sharded buffer sample" in refused(
+        ring, range(4)
+    )
     write(ring, range(3))
     refused(ring, range(1))
     assert (quota(engine), ring.write_count) == ((3, 3), 3)

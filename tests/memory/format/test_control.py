@@ -287,7 +287,10 @@ def test_settings_have_3840_bytes(control: Control, fd: int) -> None:
     assert len(control.superblock().settings["extra"]) == 3840 - empty
     stored = [page(fd, 0), page(fd, 1)]
     with pytest.raises(
-        ValueError, match="the buffer's settings take 3841 bytes as JSON, 3840 are there; shorten"
+        ValueError,
+        match=(
+            "the buffer's settings take 3841 bytes as JSON, but there is room for 3840; shorten"
+        ),
     ):
         control.write(replace(before, settings={"extra": "x" * (3841 - empty)}))
     assert [page(fd, 0), page(fd, 1)] == stored

@@ -128,7 +128,7 @@ def test_the_recovery_record_lies_at_12032(engine: Engine) -> None:
     engine.close()
     with Engine.open(path, None) as recovered:
         record = control(recovered)[12032:12288]
-    assert record[32:48] == b"nobody alive".ljust(16, b"\0")
+    assert record[32:48] == b"no client alive".ljust(16, b"\0")
     assert struct.unpack_from("<Q", record, 0) == (1,)
     assert struct.unpack_from("<Q", record, 24) == (identity.current().pid,)
     assert struct.unpack_from("<QQQ", record, 48) == (4, 0, 0)

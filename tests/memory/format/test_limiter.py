@@ -34,8 +34,8 @@ NO_NUMBER = "samples_per_insert has to be a number above 0, got "
         ({"error_buffer": 3}, "error_buffer is the tolerance of samples_per_insert: give both"),
         (
             {"samples_per_insert": 4, "error_buffer": 3},
-            "error_buffer has to be at least max(1, samples_per_insert) = 4, or neither side could "
-            "go on; got 3",
+            "error_buffer has to be at least max(1, samples_per_insert) = 4, or neither "
+            "side could continue; got 3",
         ),
         *(
             (
@@ -50,11 +50,14 @@ NO_NUMBER = "samples_per_insert has to be a number above 0, got "
             {"max_staleness": 1, "items_per_version": 0},
             "items_per_version has to be a whole number of at least 1, got 0",
         ),
-        ({"items_per_version": 8}, "items_per_version is what max_staleness waits by: give both"),
+        (
+            {"items_per_version": 8},
+            "max_staleness and items_per_version need each other: give both",
+        ),
         (
             {"max_times_sampled": 1, "when_no_peer": "pass"},
-            "when_no_peer='pass' would write over what a queue has not handed out; take 'wait' or "
-            "'error', or leave max_times_sampled out",
+            "when_no_peer='pass' would overwrite items that a queue has not handed out; "
+            "use 'wait' or 'error', or leave max_times_sampled out",
         ),
     ],
 )
@@ -170,7 +173,7 @@ def test_a_copy_of_two_settings_is_not_taken_for_one(fast_path: Path) -> None:
 
 def test_it_has_to_fit_the_buffer(make: Maker) -> None:
     engine = make(8)
-    with pytest.raises(ValueError, match="min_size is 9, and the buffer has room for 8 items: nob"):
+    with pytest.raises(ValueError, match="min_size is 9, but the buffer has room for only 8 items"):
         engine.set_limiter(RateLimiter(4, min_size=9))
     prioritized = make(8, alpha=1.0)
     with pytest.raises(ValueError, match="this buffer has priorities; make it without"):

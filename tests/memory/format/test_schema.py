@@ -72,9 +72,9 @@ def test_every_dtype_is_opaque_bytes(dtype: str) -> None:
     [
         (Leaf(("x",), "string", ()), "leaf 'x' has dtype string, which cannot be stored"),
         (Leaf(("x",), "torch.float32", ()), "dtype torch.float32, which cannot be stored"),
-        (Leaf((), "bool", ()), "leaf '' has an impossible path or shape"),
-        (Leaf(("x",), "bool", (-1,)), "leaf 'x' has an impossible path or shape"),
-        (Leaf(("a",) * (MAX_DEPTH + 1), "bool", ()), "has an impossible path or shape"),
+        (Leaf((), "bool", ()), "leaf '' has an invalid path or shape"),
+        (Leaf(("x",), "bool", (-1,)), "leaf 'x' has an invalid path or shape"),
+        (Leaf(("a",) * (MAX_DEPTH + 1), "bool", ()), "has an invalid path or shape"),
         (Leaf((".shmbuffer",), "bool", ()), r"the key '\.shmbuffer' is reserved on disk"),
         (Leaf((".shmbuffer", "control"), "bool", ()), r"the key '\.shmbuffer' is reserved on disk"),
         *(
@@ -118,7 +118,7 @@ def test_a_key_that_tensordict_writes_itself_is_refused(key: str) -> None:
 
 
 def test_a_leaf_cannot_be_there_twice() -> None:
-    with pytest.raises(SchemaMismatchError, match="leaf 'obs' is there twice"):
+    with pytest.raises(SchemaMismatchError, match="leaf 'obs' occurs twice"):
         Schema((OBS, OBS), 1)
 
 

@@ -161,9 +161,11 @@ def test_without_room_a_write_is_refused_before_anything_is_marked() -> None:
     ring = ring_of(10, 3)
     ring.write(Items([(k, k + 100, k) for k in range(3)]).addresses, 3)
     before = ring.live.words.copy(), ring.head
-    with pytest.raises(SpaceError, match="needs room for 1 whole next observations, and of the 3"):
+    with pytest.raises(
+        SpaceError, match="needs room for 1 next observations of their own, but too few of the 3"
+    ):
         ring.write(Items([(7, 8, 7)]).addresses, 1)
-    with pytest.raises(SpaceError, match="place needs room for 1 whole"):
+    with pytest.raises(SpaceError, match="place needs room for 1 next observations of their own"):
         ring.place(np.array([5]), Items([(7, 8, 7)]).addresses, in_place=False)
     assert (ring.live.words == before[0]).all()
     assert ring.head == before[1]
@@ -241,7 +243,7 @@ def test_what_cuts_trajectories_and_what_is_small_keeps_its_column() -> None:
         (Sharing((("next", "obs"),), 0), (), "room for 0 whole observations"),
         (Sharing((("next", "obs"),), 2**31), (), "both have to be from 1 to 2147483647"),
         (Sharing((("number",),), 4), (), "'number' is not below 'next'"),
-        (Sharing((("next", "x"),), 4), (), "needs a leaf 'next.x', which is not there"),
+        (Sharing((("next", "x"),), 4), (), "needs a leaf 'next.x', which does not exist"),
     ],
 )
 def test_a_schema_refuses_what_cannot_be(

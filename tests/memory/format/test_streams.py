@@ -139,7 +139,7 @@ def test_streams_are_given_as_one_number_or_as_one_each() -> None:
         ([0, -1], ValueError, "stream -1 at position 1 is not a number"),
         (1.0, TypeError, r"of dtype float64 and shape \[\]"),
         ([True], TypeError, r"of dtype bool and shape \[1\]"),
-        ([[1]], TypeError, r"has shape \[1, 1\].*say stream_dim=0"),
+        ([[1]], TypeError, r"has shape \[1, 1\].*pass stream_dim=0"),
     ],
 )
 def test_what_is_no_stream_is_refused(given: Any, kind: type[Exception], said: str) -> None:

@@ -594,21 +594,21 @@ TD = ["tensordict", RANK0, None, None, []]
 @pytest.mark.parametrize(
     ("tree", "chunks", "message"),
     [
-        (["value"], [], r"\['value'\] is no form that a record may have"),
-        ("list", [], "'list' is no form"),
-        (["set", []], [], r"\['set', \[\]\] is no form"),
-        (["tensordict", RANK0, "cuda:0", None, []], [], "is no form"),
-        (["tensordict", [0], None, None, []], [], "is no form"),
-        (["list", [["chunk", "0"]]], [], r"\['chunk', '0'\] is no form"),
+        (["value"], [], r"\['value'\] is not a form that a record may have"),
+        ("list", [], "'list' is not a form"),
+        (["set", []], [], r"\['set', \[\]\] is not a form"),
+        (["tensordict", RANK0, "cuda:0", None, []], [], "is not a form"),
+        (["tensordict", [0], None, None, []], [], "is not a form"),
+        (["list", [["chunk", "0"]]], [], r"\['chunk', '0'\] is not a form"),
         (
             ["tensordict", RANK0, None, None, [[1, CHUNK]]],
             [NONE],
-            "the key 1 of a tensordict is no text",
+            "the key 1 of a tensordict is not text",
         ),
-        (["tensordict", ["dims", 1], None, [1], []], [], "the name 1 of a dim is no text"),
-        (["dict", [[{"key": 1}, CHUNK]]], [NONE], "the key {'key': 1} is no text, number"),
-        (["dict", [["a"]]], [], r"\['dict', \[\['a'\]\]\] is no form that a record may have"),
-        (["dict", [3]], [], r"\['dict', \[3\]\] is no form that a record may have"),
+        (["tensordict", ["dims", 1], None, [1], []], [], "the name 1 of a dim is not text"),
+        (["dict", [[{"key": 1}, CHUNK]]], [NONE], "the key {'key': 1} is not text, a number"),
+        (["dict", [["a"]]], [], r"\['dict', \[\['a'\]\]\] is not a form that a record may have"),
+        (["dict", [3]], [], r"\['dict', \[3\]\] is not a form that a record may have"),
         (
             ["tensorclass", "m:C", ["list", []]],
             [],
@@ -628,7 +628,7 @@ TD = ["tensordict", RANK0, None, None, []]
             [],
             r"\['dict', \[\]\] \(dict\) cannot be an entry of a tensordict",
         ),
-        (["objects", 0, [7]], [], "7 is no form that a record may have"),
+        (["objects", 0, [7]], [], "7 is not a form that a record may have"),
     ],
 )
 def test_an_expression_outside_the_grammar(tree: Any, chunks: list[Chunk], message: str) -> None:
@@ -641,23 +641,23 @@ def test_an_expression_outside_the_grammar(tree: Any, chunks: list[Chunk], messa
     ("tree", "chunks", "message"),
     [
         (nested(MAX_DEPTH + 1), [], f"nested deeper than {MAX_DEPTH}"),
-        (["list", [CHUNK] * 2], [NONE] * 2, "chunk 0 stands where chunk 1 of 2 should"),
-        (["list", [["chunk", 1]]], [NONE] * 2, "chunk 1 stands where chunk 0 of 2 should"),
+        (["list", [CHUNK] * 2], [NONE] * 2, "chunk 0 is at the place of chunk 1 of 2"),
+        (["list", [["chunk", 1]]], [NONE] * 2, "chunk 1 is at the place of chunk 0 of 2"),
         (["list", [CHUNK]], [NONE] * 2, "2 chunks were given, the tree has 1 of them"),
-        (CHUNK, [], "chunk 0 stands where chunk 0 of 0 should"),
+        (CHUNK, [], "chunk 0 is at the place of chunk 0 of 0"),
         (CHUNK, [NONE] * (MAX_CHUNKS + 1), f"has {MAX_CHUNKS + 1} leaves, {MAX_CHUNKS} are"),
         (["list", [["list", []]] * MAX_PARTS], [], f"has more than {MAX_PARTS} parts"),
         (
             ["dict", [["x" * MAX_FORM_BYTES, CHUNK]]],
             [NONE],
-            f"takes {MAX_FORM_BYTES + 8} bytes to say",
+            f"takes {MAX_FORM_BYTES + 8} bytes",
         ),
-        (["dict", [["a", ["list", []]]] * 2], [], "the key 'a' is there twice"),
-        (["dict", [[1, ["list", []]], [True, ["list", []]]]], [], "the key True is there twice"),
+        (["dict", [["a", ["list", []]]] * 2], [], "the key 'a' occurs twice"),
+        (["dict", [[1, ["list", []]], [True, ["list", []]]]], [], "the key True occurs twice"),
         (
             ["tensordict", RANK0, None, None, [["a", TD]] * 2],
             [],
-            "the key 'a' is there twice",
+            "the key 'a' occurs twice",
         ),
         (["dict", [[float("nan"), CHUNK]]], [NONE], "the key nan is not finite"),
         (
@@ -686,22 +686,22 @@ def test_an_expression_outside_the_grammar(tree: Any, chunks: list[Chunk], messa
             [],
             "0 batch dims are not between 2 and 32",
         ),
-        (["lazy", 1, [TD]], [], "what is stacked along dim 1 has not the dims for it"),
-        (["lazy", 0, [TD, ["tensordict", ["dims", 1], None, None, []]]], [], "has not the dims"),
-        (["lazy", 1, []], [], "has not the dims"),
+        (["lazy", 1, [TD]], [], "the parts stacked along dim 1 have too few dims"),
+        (["lazy", 0, [TD, ["tensordict", ["dims", 1], None, None, []]]], [], "have too few dims"),
+        (["lazy", 1, []], [], "have too few dims"),
         (
             ["lazy", 0, [["tensordict", ["dims", MAX_RANK], None, None, []]]],
             [],
-            "what is stacked along dim 0 has not the dims",
+            "the parts stacked along dim 0 have too few dims",
         ),
         (["lazy", -1, [TD]], [], "the stack dim -1 is not between 0 and 32"),
-        (CHUNK, [Chunk("tensor", "float31")], "'float31' is no dtype of torch"),
-        (CHUNK, [Chunk("array", "float32")], "'float32' is no dtype of numpy"),
-        (CHUNK, [Chunk("array", "|O8")], "'|O8' is no dtype of numpy"),
-        (CHUNK, [Chunk("array", "<f3")], "'<f3' is no dtype of numpy"),
-        (CHUNK, [Chunk("array", "|f4")], ".|f4. is no dtype of numpy"),
+        (CHUNK, [Chunk("tensor", "float31")], "'float31' is not a dtype of torch"),
+        (CHUNK, [Chunk("array", "float32")], "'float32' is not a dtype of numpy"),
+        (CHUNK, [Chunk("array", "|O8")], "'|O8' is not a dtype of numpy"),
+        (CHUNK, [Chunk("array", "<f3")], "'<f3' is not a dtype of numpy"),
+        (CHUNK, [Chunk("array", "|f4")], ".|f4. is not a dtype of numpy"),
         (CHUNK, [Chunk("str", "<f4", 1)], "a chunk of the kind 'str' has no dtype, got '<f4'"),
-        (CHUNK, [Chunk("set")], "'set' is no kind of chunk; there are tensor, array"),
+        (CHUNK, [Chunk("set")], "'set' is not one of the chunks tensor, array"),
         (CHUNK, [Chunk("str")], "chunk 0 .str. has 0 dims, not 1 to 1"),
         (CHUNK, [Chunk("tensor", "bool", 33)], "chunk 0 .tensor. has 33 dims, not 0 to 32"),
         (
@@ -709,12 +709,19 @@ def test_an_expression_outside_the_grammar(tree: Any, chunks: list[Chunk], messa
             [Chunk("tensor", "bool", MAX_RANK)] * 2048,
             f"has 65536 sizes, {MAX_NUMBERS} are the limit",
         ),
-        (CHUNK, [Chunk("bool", codec=4)], "chunk 0 has the codec 4, which there is not"),
-        (CHUNK, [JOINED], "chunk 0 cannot be joined to chunk 0: that is no chunk before it"),
+        (CHUNK, [Chunk("bool", codec=4)], "chunk 0 has the codec 4, which does not"),
+        (
+            CHUNK,
+            [JOINED],
+            ("chunk 0 cannot be joined to chunk 0, which is not an earlier chunk compressed with"),
+        ),
         (
             ["list", [CHUNK, ["chunk", 1]]],
             [TEXT, JOINED],
-            "chunk 1 cannot be joined to chunk 0: that is no chunk before it that zstd has",
+            (
+                "chunk 1 cannot be joined to chunk 0, which is not an earlier chunk compressed "
+                "with zstd"
+            ),
         ),
         (
             ["list", [CHUNK, ["chunk", 1], ["chunk", 2]]],
@@ -747,26 +754,26 @@ def test_a_form_may_be_as_large_as_the_limits_say() -> None:
     ("code", "message"),
     [
         ("", "it ends at byte 0, 1 were expected"),
-        ("00", "byte 0 of 1 is 0x00, which starts nothing"),
+        ("00", "byte 0 of 1 is 0x00, which is not a known tag"),
         ("0b", "byte 0 of 1 is 0x0b"),
         ("19", "byte 0 of 1 is 0x19"),
         ("08 01 19", "byte 2 of 3 is 0x19"),
         ("08 00 00", "1 bytes are left behind its end"),
         ("08 01", "it ends at byte 2, 3 were expected"),
-        ("08 80 00", "there is a shorter way to write what it says"),
+        ("08 80 00", "it is not written in its shortest form"),
         ("08 ff ff ff ff ff", "it ends at byte 6, 7 were expected"),
         ("06 01 05 ff ff ff ff 0f 61", "it ends at byte 9, 4294967303 were expected"),
-        ("06 01 03 02 00 00 08 00", "there is a shorter way"),
-        ("06 01 03 00 08 00", "there is a shorter way"),
-        ("06 01 07 08 00", "0x07 is no kind of key"),
+        ("06 01 03 02 00 00 08 00", "it is not written in"),
+        ("06 01 03 00 08 00", "it is not written in"),
+        ("06 01 07 08 00", "0x07 is not a kind of key"),
         ("06 01 04 000000000000f07f 08 00", "the key inf is not finite"),
         ("06 01 05 01 ff 08 00", "invalid start byte"),
-        ("06 02 02 08 00 03 01 01 08 00", "the key 1 is there twice"),
+        ("06 02 02 08 00 03 01 01 08 00", "the key 1 occurs twice"),
         ("01 00 04 00", "the marks 0x04 of a tensordict are not known"),
-        ("01 01 01 02 00", "0x02 stands where 0 or 1 should"),
+        ("01 01 01 02 00", "a flag is 0x02, neither 0 nor 1"),
         ("01 21 00 00", "33 batch dims are not between 0 and 32"),
         ("02 01 61 08 00", "['list', []] (list) cannot be what a tensorclass holds"),
-        ("03 01 01 01 00 00 00", "what is stacked along dim 1 has not the dims"),
+        ("03 01 01 01 00 00 00", "the parts stacked along dim 1 have too few dims"),
         ("10 03 04 626f6f6c 00 00", "chunk 0 cannot be joined to chunk 0"),
         ("08 02 13 01 13 03 01", "chunk 1 cannot be joined to chunk 1"),
         ("08 02 13 01 13 03 ff ff ff ff 0f", "chunk 1 cannot be joined to chunk 4294967295"),
@@ -775,9 +782,9 @@ def test_a_form_may_be_as_large_as_the_limits_say() -> None:
         ("10 08 04 626f6f6c 01", "chunk 0 (tensor bool) cannot be planar: planes are of bytes"),
         ("10 0a 04 626f6f6c 02", "chunk 0 (tensor bool) cannot be planar"),
         ("10 08 05 696e743136 02", "chunk 0 (tensor int16) cannot be planar"),
-        ("10 00 04 626f6f6b 00", "'book' is no dtype of torch"),
-        ("11 00 03 7c4f38 00", "'|O8' is no dtype of numpy"),
-        ("11 00 0d 3c553939393939393939393939 00", "is no dtype of numpy"),
+        ("10 00 04 626f6f6b 00", "'book' is not a dtype of torch"),
+        ("11 00 03 7c4f38 00", "'|O8' is not a dtype of numpy"),
+        ("11 00 0d 3c553939393939393939393939 00", "is not a dtype of numpy"),
         ("08" + "01 08" * MAX_DEPTH + "01 08 00", f"nested deeper than {MAX_DEPTH}"),
         ("08 ff ff 07" + "08 00" * (2**17 - 1), f"or has over {MAX_PARTS} parts"),
         ("08 81 20" + "18 00" * (MAX_CHUNKS + 1), f"it has more than {MAX_CHUNKS} chunks"),
@@ -836,11 +843,14 @@ def arguments(**changed: Any) -> dict[str, Any]:
         ),
         (
             {"sizes": np.array([[3, 8], [4, 8]])},
-            r"record 1 cannot be written: chunk 0 \(bytes\) has 4 bytes, its dims say 3",
+            r"record 1 cannot be written: chunk 0 \(bytes\) has 4 bytes, but its dims need 3",
         ),
         (
             {"sizes": np.array([[3, 8], [3, 4]])},
-            r"record 1 cannot be written: chunk 1 \(float32\) has 4 bytes, its dims say 8",
+            (
+                r"record 1 cannot be written: chunk 1 \(float32\) has 4 bytes, but its dims "
+                r"need 8"
+            ),
         ),
         (
             {"dims": [np.array([[3], [3]]), np.array([[2], [2**32 - 1]])]},
@@ -941,7 +951,7 @@ def test_joined_chunks_are_dense_together() -> None:
             assert found.sizes.tolist() == [[3, 0, 0]]
         else:
             assert record is None
-            with pytest.raises(ValueError, match="bytes are compressed in 3, which cannot be"):
+            with pytest.raises(ValueError, match="bytes are compressed to 3, which is impossible"):
                 items.assemble()
 
 
@@ -1013,7 +1023,7 @@ def test_a_record_may_have_many_pieces() -> None:
 
 def test_a_record_that_a_reader_would_refuse_is_not_written() -> None:
     form = encode_form(CHUNK, [Chunk("bytes", rank=1, codec=Codec.ZSTD)])
-    with pytest.raises(ValueError, match="163841 bytes are compressed in 1, which cannot be"):
+    with pytest.raises(ValueError, match="163841 bytes are compressed to 1, which is impossible"):
         one(form, [[2**17 + 2**15 + 1]], b"x")
     assert len(one(form, [[2**17 + 2**15]], b"x")) == 1
 
@@ -1179,10 +1189,15 @@ def test_batch_sizes_lead_the_shapes_of_what_is_in_a_tensordict() -> None:
     good = items_of(form, [[[1, 3, 2]], [[3]]], pieces, [[1, 3, 3]])
     assert len(locate(good.assemble(), "here")) == 1
     bad = [
-        ([2, 3, 1], [3], [1, 3, 3], "2 stands where its shapes need 1"),  # the tensor
-        ([2, 3, 1], [3], [2, 3, 3], "2 stands where its shapes need 1"),  # the number of parts
-        ([1, 3, 2], [2], [1, 3, 2], "2 stands where its shapes need 3"),  # the parts
-        ([1, 3, 2], [2], [1, 3, 3], "2 stands where its shapes need 3"),  # what is in them
+        ([2, 3, 1], [3], [1, 3, 3], "a batch size is 2, but its shapes need 1"),  # the tensor
+        (
+            [2, 3, 1],
+            [3],
+            [2, 3, 3],
+            "a batch size is 2, but its shapes need 1",
+        ),  # the number of parts
+        ([1, 3, 2], [2], [1, 3, 2], "a batch size is 2, but its shapes need 3"),  # the parts
+        ([1, 3, 2], [2], [1, 3, 3], "a batch size is 2, but its shapes need 3"),  # what is in them
     ]
     for dims, others, batch_dims, message in bad:
         pieces = [[bytes(6), bytes(others[0])]]

@@ -491,7 +491,7 @@ def test_after_the_death_of_all_everything_is_there(fast_path: Path) -> None:
         os.waitpid(pid, 0)
     with Engine.open(path, None) as found:
         assert found.report is not None
-        assert found.report.reason == "nobody alive"
+        assert found.report.reason == "no client alive"
         ring, held = parts(found)
         assert contents(ring) == before
         np.testing.assert_array_equal(ring.tree.priorities(), priorities)
@@ -554,7 +554,7 @@ def test_a_record_that_is_nowhere_is_reported_and_refused(fast_path: Path) -> No
             file.seek(at + 16 * slot)
             file.write(struct.pack("<QQ", *extent))
     report = check(path)
-    assert "4 records are not where the byte ring has records" in report.problems
+    assert "4 records lie outside of the used part of the byte ring" in report.problems
     with Engine.open(path, None) as found:
         assert found.report is not None
         assert found.report.words_refused == 4
@@ -568,8 +568,8 @@ def test_check_finds_the_record_whose_bytes_are_wrong(fast_path: Path) -> None:
         _, held = parts(engine)
         held.write(records(range(6)))
         damaged(path, int(held.extents["position"][3]) + 60)
-        assert engine.check().problems == ["slot 3: the bytes do not fit their checksum"]
-    assert check(path).problems == ["slot 3: the bytes do not fit their checksum"]
+        assert engine.check().problems == ["slot 3: the bytes do not match their checksum"]
+    assert check(path).problems == ["slot 3: the bytes do not match their checksum"]
 
 
 def test_a_missing_or_short_byte_ring_is_an_error(fast_path: Path) -> None:
@@ -804,7 +804,7 @@ def test_a_byte_ring_of_another_size_cannot_be(nbytes: int, message: str) -> Non
 
 def test_the_size_that_is_asked_for_is_rounded_up_to_pages() -> None:
     assert Settings(4, record_bytes=4097).record_bytes == 8192
-    with pytest.raises(ValueError, match="a byte ring of -4096 bytes is asked for"):
+    with pytest.raises(ValueError, match="a byte ring cannot have -4096 bytes"):
         Settings(4, record_bytes=-4096)
 
 

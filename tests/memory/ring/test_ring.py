@@ -343,7 +343,7 @@ def test_the_last_slots_of_a_claim_larger_than_the_ring_are_there(
 
 @pytest.mark.parametrize("finish", ["commit", "abort"])
 def test_only_what_was_claimed_can_be_finished(ring: Ring, finish: str) -> None:
-    name = rf"{finish}: nothing is claimed; call claim first"
+    name = f"{finish}: no slot is claimed; call claim first"
     with pytest.raises(ShmBufferError, match=name):
         getattr(ring.claims, finish)()
     ring.claims.claim(1)
@@ -364,7 +364,7 @@ def test_a_thread_that_forgot_its_claim_can_claim_again(engine: Engine, ring: Ri
     ring.claims.claim(1)
     ring.empty()
     assert contents(ring) == {}
-    with pytest.raises(ShmBufferError, match="nothing is claimed"):
+    with pytest.raises(ShmBufferError, match="no slot is claimed"):
         ring.claims.commit()
     require_sound(engine)
 
@@ -403,7 +403,7 @@ def test_a_thread_cannot_finish_the_claim_of_another(engine: Engine, ring: Ring)
     thread.start()
     thread.join()
     assert [str(error).rpartition(": ")[2] for error in raised] == [
-        "nothing is claimed; call claim first"
+        "no slot is claimed; call claim first"
     ] * 2
     fill(ring, [0], [6])
     ring.claims.commit()
@@ -427,7 +427,7 @@ def test_a_commit_that_is_refused_gives_the_claim_back(engine: Engine, ring: Rin
         ring.claims.claim(2)
         with pytest.raises(ValueError, match="priorit"):
             ring.claims.commit(bad)
-        with pytest.raises(ShmBufferError, match="nothing is claimed"):
+        with pytest.raises(ShmBufferError, match="no slot is claimed"):
             ring.claims.abort()
     assert contents(ring) == {6: 6, 7: 7}
     require_sound(engine)
@@ -477,7 +477,7 @@ def test_it_gives_up_in_time_and_names_the_client_it_waited_for(make: Maker, sta
             with pytest.raises(
                 RingOverrunError,
                 match=rf"(write|place) waited 0\.05 s: process {other.pid} \({state}\) is still "
-                r"writing a slot of ours; continue or end that process, or make the buffer larger",
+                r"writing the next slot; continue or end that process, or make the buffer larger",
             ) as caught:
                 attempt()
             error: Any = caught.value
@@ -926,7 +926,7 @@ def test_a_mutex_that_a_living_process_does_not_let_go_is_an_error_in_time(
             with pytest.raises(LockTimeout):
                 attempt()
         assert read(ring, [3])[0].tolist() == [3], "a read needs no lock"
-        with pytest.raises(ShmBufferError, match="nothing is claimed"):
+        with pytest.raises(ShmBufferError, match="no slot is claimed"):
             ring.claims.abort()
         holder.go()
         assert holder.end() == 0
@@ -1274,7 +1274,7 @@ def test_a_child_cannot_commit_what_its_parent_claimed(make: Maker) -> None:
 
     def work() -> None:
         for finish in (ring.claims.commit, ring.claims.abort):
-            with pytest.raises(ShmBufferError, match="nothing is claimed"):
+            with pytest.raises(ShmBufferError, match="no slot is claimed"):
                 finish()
         assert memoryview(ring.seat.mapped.slots).tobytes() == before, "nor touch it"
 

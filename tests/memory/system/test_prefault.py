@@ -267,7 +267,7 @@ def test_what_the_report_raises_is_the_first_write_s_error_and_the_buffer_is_who
             engine.define(SCHEMA)
         engine.define(SCHEMA)
         assert engine.check().ok
-    assert "pages are not made ahead any more: the terminal is gone" in caplog.text
+    assert "prefault has stopped: the terminal is gone" in caplog.text
 
 
 def test_in_the_background_an_error_is_logged(
@@ -357,7 +357,9 @@ def test_more_than_there_is_memory_is_refused_before_anything_is_made(
     monkeypatch.setattr(prefault, "free_memory_bytes", lambda: 2**20)
     with (
         Engine.open(on_disk / "buffer", SETTINGS, prefault=Prefault(mode)) as engine,
-        pytest.raises(SpaceError, match=f"prefault='{mode}' would have all of it in memory") as how,
+        pytest.raises(
+            SpaceError, match=f"prefault='{mode}' would bring all of it into memory"
+        ) as how,
     ):
         engine.define(SCHEMA)
     assert how.value.free_bytes == 2**20
@@ -378,7 +380,7 @@ def test_opening_more_than_the_memory_is_reported(
         with Engine.open(path, None, prefault=Prefault("background")) as other:
             finish(other)
             assert other.ring() is not None
-        assert "would have all of it in memory" in caplog.text
+        assert "would bring all of it into memory" in caplog.text
         assert not any(isinstance(one, BaseException) for one in caplog.records[-1].args or ())
         assert len(engine.clients()) == 1
 

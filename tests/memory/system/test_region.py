@@ -91,7 +91,7 @@ def test_a_missing_directory_is_made_with_its_parents_when_that_is_asked_for(
 
 def test_a_missing_directory_is_not_made_otherwise(tmp_path: Path) -> None:
     with pytest.raises(
-        BufferNotFoundError, match=r"gone: is not there; .* create the buffer first"
+        BufferNotFoundError, match=r"gone: does not exist; .* create the buffer first"
     ):
         Directory.open(tmp_path / "gone")
 
@@ -152,7 +152,7 @@ def test_a_directory_that_others_can_read_is_accepted(tmp_path: Path, permission
 def test_a_directory_that_everybody_can_write_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     with pytest.raises(
-        UnsafePathError, match=r"everybody can write there \(mode 0o777\).*chmod o-w"
+        UnsafePathError, match=r"all users can write there \(mode 0o777\).*chmod o-w"
     ):
         Directory.open(tmp_path)
 
@@ -346,14 +346,14 @@ def test_room_is_reserved_unless_that_is_declined(directory: Directory) -> None:
 
 def test_a_file_is_never_made_over_another_one(directory: Directory) -> None:
     (directory.path / "file").write_text("mine")
-    with pytest.raises(BufferExistsError, match="file: is there already"):
+    with pytest.raises(BufferExistsError, match="file: already exists"):
         directory.create("file", 1)
     assert (directory.path / "file").read_text() == "mine"
 
 
 def test_a_link_is_not_written_through(directory: Directory, tmp_path: Path) -> None:
     (directory.path / "file").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(BufferExistsError, match="is there already"):
+    with pytest.raises(BufferExistsError, match="already exists"):
         directory.create("file", 1)
     assert not (tmp_path / "elsewhere").exists()
 
@@ -455,8 +455,8 @@ def test_a_disk_that_takes_no_more_names_is_explained(tmp_path: Path) -> None:
                 with pytest.raises(SpaceError) as caught:
                     make()
                 assert re.fullmatch(
-                    r".*: does not fit there, and .* are free; but the disk says that it is full: "
-                    r"look at `df -i`, or choose another one",
+                    ".*: does not fit there, and .* are free; but the disk is reported as full: "
+                    "check `df -i`, or choose another one",
                     str(caught.value),
                 ), str(caught.value)
 
@@ -465,7 +465,7 @@ def test_a_disk_that_takes_no_more_names_is_explained(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "message"),
-    [(errno.EDQUOT, "your quota is used up"), (errno.ENOSPC, "it is full: look at `df -i`")],
+    [(errno.EDQUOT, "your quota is used up"), (errno.ENOSPC, "as full: check `df -i`")],
 )
 def test_a_disk_that_is_full_in_another_way_is_explained(
     directory: Directory, monkeypatch: pytest.MonkeyPatch, number: int, message: str
@@ -526,7 +526,7 @@ def test_a_file_of_another_size_is_refused_and_never_extended(
 
 def test_a_missing_file_is_not_found(directory: Directory) -> None:
     for name, missing in (("obs.memmap", r"obs\.memmap"), ("next/obs.memmap", "next")):
-        with pytest.raises(BufferNotFoundError, match=f"{missing}: is not there; check the path"):
+        with pytest.raises(BufferNotFoundError, match=f"{missing}: does not exist; check the path"):
             directory.open_file(name)
         with pytest.raises(FileNotFoundError):
             directory.read(name, limit=1)
@@ -658,7 +658,7 @@ def test_a_write_that_fails_leaves_the_old_file_alone(
     monkeypatch.undo()
     monkeypatch.setattr(os, "fsync", failing(errno.EIO))
     with pytest.raises(
-        DurabilityError, match=r"meta\.json.*\.tmp: could not be brought to the disk"
+        DurabilityError, match=r"meta\.json.*\.tmp: could not be written to the disk"
     ):
         directory.write_atomic("meta.json", b"new")
     assert directory.read("meta.json", limit=9) == b"old"
@@ -780,7 +780,7 @@ def test_names_are_listed_and_looked_at(directory: Directory) -> None:
     assert not directory.exists("d/c")
     assert directory.stat("b/c").st_size == 5
     assert stat.S_ISLNK(directory.stat("a").st_mode)
-    with pytest.raises(BufferNotFoundError, match="d: is not there"):
+    with pytest.raises(BufferNotFoundError, match="d: does not exist"):
         directory.stat("d")
     with pytest.raises(FileNotFoundError):
         directory.listdir("d")
@@ -813,7 +813,7 @@ def test_a_file_is_moved_and_directories_are_made_for_it(directory: Directory) -
     assert directory.stat("next/obs").st_size == 3
     directory.rename("next/obs", "a/b/obs")
     assert directory.stat("a/b/obs").st_size == 3
-    with pytest.raises(BufferNotFoundError, match="new/obs: is not there"):
+    with pytest.raises(BufferNotFoundError, match="new/obs: does not exist"):
         directory.rename("new/obs", "next/obs")
 
 
@@ -876,11 +876,11 @@ def test_a_sync_that_fails_is_never_taken_for_a_success(
     monkeypatch.setattr(os, "fsync", failing(errno.EIO))
     with pytest.raises(
         DurabilityError,
-        match=r"obs\.memmap: could not be brought to the disk \(Input/output error\);",
+        match=r"obs\.memmap: could not be written to the disk \(Input/output error\);",
     ) as info:
         directory.sync_file(file.fd)
     assert info.value.errno == errno.EIO
-    with pytest.raises(DurabilityError, match="buffer: could not be brought to the disk"):
+    with pytest.raises(DurabilityError, match="buffer: could not be written to the disk"):
         directory.sync()
     monkeypatch.setattr(os, "fsync", failing(errno.EINVAL))
     directory.sync()  # not all file systems sync directories

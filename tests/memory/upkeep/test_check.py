@@ -144,12 +144,12 @@ DAMAGE: list[tuple[str, Callable[[Path], object], list[str]]] = [
     (
         "a byte of a leaf",
         lambda path: spoil(path, "next/obs.memmap", 37 * 5),
-        ["slot 5: the bytes do not fit their checksum"],
+        ["slot 5: the bytes do not match their checksum"],
     ),
     (
         "a checksum",
         lambda path: spoil(path, layout.SLOTS, SUMS + 4 * 3),
-        ["slot 3: the bytes do not fit their checksum"],
+        ["slot 3: the bytes do not match their checksum"],
     ),
     (
         "a sum",
@@ -175,16 +175,16 @@ DAMAGE: list[tuple[str, Callable[[Path], object], list[str]]] = [
         "a ticket of another slot",
         lambda path: spoil(path, layout.SLOTS, 8 * 6, 4),
         [
-            "1 slot words have a ticket that cannot be theirs",
-            "slot 6: the bytes do not fit their checksum",
+            "1 slot words have an impossible ticket",
+            "slot 6: the bytes do not match their checksum",
         ],
     ),
     (
         "a ticket from the future",
         lambda path: spoil(path, layout.SLOTS, 8 * 6 + 1, 1),
         [
-            "1 slot words have a ticket that cannot be theirs",
-            "slot 6: the bytes do not fit their checksum",
+            "1 slot words have an impossible ticket",
+            "slot 6: the bytes do not match their checksum",
         ],
     ),
     (
@@ -243,7 +243,7 @@ def test_an_open_handle_finds_the_same(make: Maker) -> None:
     assert report.alive
     assert report.problems == [
         "the number of items is off by 1",
-        "slot 3: the bytes do not fit their checksum",
+        "slot 3: the bytes do not match their checksum",
     ]
 
 
@@ -252,7 +252,7 @@ def test_a_slot_that_is_being_written_by_nobody_is_an_orphan(make: Maker) -> Non
     ring = ring_of(engine)
     write(ring, range(3))
     ring.live.words[1] = slots.word(1, SlotState.WRITING)
-    assert "1 slots are being written and nobody claims them" in engine.check().problems
+    assert "1 slots are being written, but no client has claimed them" in engine.check().problems
 
 
 def test_mass_without_an_item_is_found(path: Path) -> None:
@@ -281,8 +281,8 @@ def test_repairs_left_to_the_next_recovery_are_notes(path: Path) -> None:
         assert process.end() == -signal.SIGKILL
     report = unchanged(path)
     assert report.ok, report.problems
-    assert "nobody alive: the next process to open it recovers it" in report.notes
-    assert "1 slots were being written; recovery gives them back" in report.notes
+    assert "no client alive: the next process to open it recovers it" in report.notes
+    assert "1 slots were being written; recovery frees them" in report.notes
     assert "  note: 1 slots were being written" in str(report)
 
 
@@ -297,7 +297,7 @@ def test_a_buffer_that_was_being_written_when_its_writer_died_is_no_damage(path:
     report = unchanged(path)
     assert report.ok, report.problems
     assert report.items == 5
-    assert "3 slots were being written; recovery gives them back" in report.notes
+    assert "3 slots were being written; recovery frees them" in report.notes
 
 
 def test_another_boot_is_a_note(path: Path) -> None:

@@ -118,8 +118,9 @@ def test_a_sync_that_fails_is_an_error_and_is_not_forgotten(
     failing.fails = number
     with pytest.raises(
         DurabilityError,
-        match=rf"^{engine.path}: a sync failed \({os.strerror(number)}\); what is in memory is "
-        "usable, but may never reach this disk: copy the buffer to another one$",
+        match=rf"^{engine.path}: a sync failed \({os.strerror(number)}\); the data in "
+        r"memory are usable, but may never reach this disk: copy the buffer to another "
+        r"disk$",
     ) as caught:
         engine.flush()
     assert isinstance(caught.value, OSError)

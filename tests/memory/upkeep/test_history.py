@@ -307,12 +307,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], type[ShmBufferError], str]] = {
     "foreign": (replace_by_something_foreign, FormatError, "not a history of shmbuffer"),
     "zeros": (zero, FormatError, "not a history of shmbuffer"),
     "later": (write_from_the_future, IncompatibleVersionError, "a history of format version 9"),
-    "bit": (flip, CorruptBufferError, "does not fit its checksum"),
+    "bit": (flip, CorruptBufferError, "does not match its checksum"),
     "no room": (set_field("fine", 0), CorruptBufferError, "its header speaks of"),
     "too much room": (set_field("events", 2**31), CorruptBufferError, "its header speaks of"),
     "records of nothing": (set_field("record_bytes", 0), CorruptBufferError, "header speaks of"),
     "no JSON": (set_names(b"{"), CorruptBufferError, "its header speaks of"),
-    "no dict": (set_names(b"[1]"), CorruptBufferError, "its header speaks of"),
+    "not a dict": (set_names(b"[1]"), CorruptBufferError, "its header speaks of"),
     "no type": (set_names(b'{"a": "O"}'), CorruptBufferError, "its header speaks of"),
     "no name": (set_names(b'{"": "u8"}'), CorruptBufferError, "its header speaks of"),
     "taken": (set_names(b'{"number": "u8"}'), CorruptBufferError, "its header speaks of"),
@@ -410,7 +410,7 @@ def test_of_a_later_version_the_fields_are_read_by_name(
     assert record["held_back"] == 2**64 - 1
     assert (record["epoch"], record["length"], record["warmth"]) == (0, 3, 0.5)
     recorder = recorder_of(engine)
-    assert recorder.reason == "it records other things than this version does"
+    assert recorder.reason == "it records other fields than this version does"
     recorder.close()
     assert read(engine).fields == now
 

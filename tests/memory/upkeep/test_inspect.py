@@ -139,7 +139,7 @@ def test_it_tells_everything_as_plain_values(path: Path) -> None:
 def test_a_dead_directory_says_that_it_needs_recovery(path: Path) -> None:
     before = files_of(path)
     found = inspect(path)
-    assert found["needs_recovery"] == "nobody alive"
+    assert found["needs_recovery"] == "no client alive"
     assert found["clients"] == []
     assert found["counters"]["length"] == 8
     assert files_of(path) == before

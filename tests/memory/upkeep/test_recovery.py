@@ -1,4 +1,4 @@
-"""Recovery: the first to open a directory that nobody alive uses finds what was committed.
+"""Recovery: the first to open a directory that no living client uses finds what was committed.
 
 A reboot is played by another boot id in the superblock. After it, and in a copy, any page may be
 older than another, so that every item has to fit its checksum.
@@ -126,7 +126,7 @@ def test_committed_items_survive(path: Path) -> None:
     made(path)
     dies(path, lambda engine: write(ring_of(engine), [12], np.array([12.0])))
     report = recover(path)
-    assert report.reason == "nobody alive"
+    assert report.reason == "no client alive"
     assert numbers(report) == {"items": 8, "clients_retired": 1}
     with Engine.open(path, None) as engine:
         ring = ring_of(engine)
@@ -223,7 +223,7 @@ def test_a_directory_without_items_is_recovered_too(path: Path) -> None:
     Engine.open(path, SETTINGS).close()
     report = recover(path)
     assert numbers(report) == {}
-    assert (report.reason, report.epoch) == ("nobody alive", 1)
+    assert (report.reason, report.epoch) == ("no client alive", 1)
     with Engine.open(path, None) as engine:
         assert engine.ring() is None
         write(engine.define(schema()), [1])
@@ -468,7 +468,7 @@ def test_where_the_boot_is_not_known_and_nothing_can_be_verified_all_is_kept(
     made(path, replace(SETTINGS, checksum=False))
     monkeypatch.setattr(identity, "boot_id", lambda: UNKNOWN_BOOT)
     report = recover(path)
-    assert report.reason == "nobody alive"
+    assert report.reason == "no client alive"
     assert numbers(report) == {"items": 8}
 
 
@@ -478,7 +478,7 @@ def test_on_the_same_boot_the_bytes_are_the_kernels(path: Path) -> None:
     flip(path, "next/obs.memmap", 37 * 5 + 2)
     assert numbers(recover(path)) == {"items": 8}
     report = check(path)
-    assert report.problems == ["slot 5: the bytes do not fit their checksum"]
+    assert report.problems == ["slot 5: the bytes do not match their checksum"]
 
 
 def test_a_mutex_that_was_held_at_a_power_cut_is_recreated(path: Path) -> None:
@@ -709,7 +709,7 @@ def test_a_directory_that_was_moved_is_no_copy(path: Path) -> None:
     made(path)
     moved = path.with_name("moved")
     path.rename(moved)
-    assert recover(moved).reason == "nobody alive"
+    assert recover(moved).reason == "no client alive"
 
 
 # The report.

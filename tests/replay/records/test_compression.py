@@ -459,7 +459,7 @@ def test_bytes_that_are_not_a_frame_are_refused(found: bytes) -> None:
 
 
 def test_bytes_for_a_piece_without_bytes_are_refused() -> None:
-    with pytest.raises(CorruptBufferError, match="1 bytes for a piece without any"):
+    with pytest.raises(CorruptBufferError, match="1 bytes for an empty piece"):
         expanded(Zstd(), [b"x"], [0])
 
 

@@ -375,7 +375,7 @@ def test_unknown_keys_are_named() -> None:
 
 
 def test_keys_are_a_list() -> None:
-    with pytest.raises(TypeError, match=r"for the one key 'obs' give \['obs'\]"):
+    with pytest.raises(TypeError, match=r"for the single key 'obs' pass \['obs'\]"):
         TensorEncoder(zstd=Zstd(), keys="obs")
 
 

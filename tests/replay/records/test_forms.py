@@ -308,11 +308,14 @@ def test_kinds_are_kept_and_their_number_is_bounded(monkeypatch: pytest.MonkeyPa
         (Color.RED, "test_forms.Color (<Color.RED: 1>)"),
         (Word("w"), "test_forms.Word ('w')"),
         (torch.float32, "is a torch.dtype"),
-        (np.array([object()]), "is a numpy ndarray of object, whose bytes alone are not its value"),
+        (
+            np.array([object()]),
+            "is a numpy ndarray of object, whose value is not in its bytes alone",
+        ),
         (np.zeros(2, [("a", "i4")]), "is a numpy ndarray of [('a', '<i4')]"),
         (np.ma.masked_array([1, 2], [True, False]), "is a numpy MaskedArray of int64"),
         ({object(): 1}, "has the key <object object at"),
-        ({float("nan"): 1}, "has the key nan, which is no text"),
+        ({float("nan"): 1}, "has the key nan, which is not text"),
     ],
     ids=lambda value: str(value)[:20],
 )
@@ -355,5 +358,5 @@ def test_tensors_without_plain_bytes_are_refused_by_their_layout() -> None:
 def test_an_item_that_holds_itself_is_refused() -> None:
     item: list[Any] = []
     item.append(item)
-    with pytest.raises(ValueError, match="holds itself, or is nested deeper than the 64 levels"):
+    with pytest.raises(ValueError, match="contains itself, or is nested deeper than the 64 levels"):
         describe(item)

@@ -180,7 +180,7 @@ def test_items_of_four_writers_come_back_bit_exact_when_any_of_them_is_killed(
     found = attach(path)
     report = found.storage.engine().report
     assert report is not None
-    assert report.reason == "nobody alive"
+    assert report.reason == "no client alive"
     assert report.checksum_failed == report.words_refused == 0
     with_numbers = numbers_in(acknowledged, 3)
     ends: dict[int, int] = {0: BATCH[kind]}

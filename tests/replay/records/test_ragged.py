@@ -564,18 +564,18 @@ def test_a_lazy_stack_that_some_items_do_not_have_is_refused(making: Make) -> No
 
 def test_nested_leaves_stay_in_a_stack(making: Make) -> None:
     jagged = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)
-    with pytest.raises(TypeError, match="'a' is no plain tensor"):
+    with pytest.raises(TypeError, match="'a' is not a plain tensor"):
         making([TensorDict({"a": jagged}), TensorDict({"a": jagged})])
 
 
 @pytest.mark.parametrize("how", [{"value": {"b": 1}}, {"mask_key": {"b": "mask"}}])
 def test_a_key_that_no_item_has_is_refused(how: Any, padding: Make) -> None:
-    with pytest.raises(KeyError, match="'b' is no tensor of the items, which have 'a'"):
+    with pytest.raises(KeyError, match="'b' is not a tensor of the items, which have 'a'"):
         padding([TensorDict(a=torch.ones(1))], **how)
 
 
 def test_a_key_to_be_nested_that_no_item_has_is_refused(nesting: Make) -> None:
-    with pytest.raises(KeyError, match="'b' is no tensor of the items, which have 'a'"):
+    with pytest.raises(KeyError, match="'b' is not a tensor of the items, which have 'a'"):
         nesting([TensorDict(a=torch.ones(1))], keys=["b"])
 
 

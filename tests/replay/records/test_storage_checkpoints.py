@@ -194,7 +194,7 @@ def test_a_buffer_that_others_use_is_not_loaded_into(
     rb.extend(items(0, 5))
     rb.dumps(tmp_path / "dump")
     second = ReplayBuffer(storage=shared(kind, rb.storage.scratch_dir, 20), batch_size=2)
-    with pytest.raises(BufferInUseError, match="while nobody else uses the buffer"):
+    with pytest.raises(BufferInUseError, match="while other processes use the buffer"):
         rb.loads(tmp_path / "dump")
     assert ids(rb) == [0, 1, 2, 3, 4]
     second.close()

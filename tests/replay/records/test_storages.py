@@ -258,7 +258,7 @@ def test_flags_of_different_shapes_are_refused_by_slices(make: Make) -> None:
         storage=make(name="plain"), sampler=SliceSampler(slice_len=1, end_key="done"), batch_size=2
     )
     plain.extend([TensorDict(a=torch.zeros(1))])
-    with pytest.raises(RuntimeError, match="nothing says where a trajectory ends"):
+    with pytest.raises(RuntimeError, match="the sampler cannot tell where a trajectory ends"):
         plain.sample()
 
 
@@ -487,7 +487,7 @@ def test_a_directory_says_what_it_is_made_of(make: Make, tmp_path: Path) -> None
     for made, words in (
         (
             lambda: shared(path=tmp_path / "buffer", max_size=8),
-            "max_size 9, ndim 1 and max_bytes 65536, asked for were max_size 8",
+            "max_size 9, ndim 1 and max_bytes 65536, but this storage asks for max_size 8",
         ),
         (
             lambda: shared(path=tmp_path / "buffer", max_size=9, max_bytes=2**17),
@@ -506,7 +506,7 @@ def test_a_directory_says_what_it_is_made_of(make: Make, tmp_path: Path) -> None
             made()
     rows = LazyMemmapStorage(9, scratch_dir=tmp_path / "rows", shared_init=True)
     with pytest.raises(
-        SchemaMismatchError, match=r"one of rows.*attach\(\) finds the right storage"
+        SchemaMismatchError, match=r"one of rows.*attach\(\), which finds the right storage"
     ):
         shared(path=tmp_path / "rows", max_size=9)
     rows.close()
@@ -536,5 +536,7 @@ def test_nested_samples_of_items_with_a_batch_size_say_their_index(
 def test_custom_functions_are_refused_where_others_use_zstd(tmp_path: Path, make: Make) -> None:
     rb = ReplayBuffer(storage=make(CompressedListStorage))
     rb.extend(items(0, 3))
-    with pytest.raises(ValueError, match="compressed with zstd, and nobody else there could read"):
+    with pytest.raises(
+        ValueError, match="compressed with zstd, and the other clients could not read"
+    ):
         attach(tmp_path / "buffer", compression_fn=as_bytes, decompression_fn=as_bytes)
