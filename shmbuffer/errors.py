@@ -3,27 +3,27 @@
     ShmBufferError
     ├── UnsupportedPlatformError   not Linux with glibc on x86-64 or aarch64
     ├── SchemaMismatchError        not the leaves of this buffer (also a RuntimeError)
-    ├── FormatError                not our file
-    │   └── IncompatibleVersionError   ours, but of another version or kind of machine
+    ├── FormatError                not a file of shmbuffer
+    │   └── IncompatibleVersionError   of another version or kind of machine
     ├── CorruptBufferError         path, what was expected and what was found
-    ├── UnsafePathError            a link, a FIFO, a foreign owner: not opened
+    ├── UnsafePathError            a link, a FIFO, another owner: not opened
     ├── UnsafeFilesystemError      a network file system: its shared maps cannot be relied on
     ├── ReadOnlyError              the directory cannot be written (also a PermissionError)
     ├── SpaceError                 bytes needed and bytes free (also an OSError, ENOSPC)
-    ├── BufferExistsError          a buffer is there already (also FileExistsError, RuntimeError)
-    ├── BufferNotFoundError        no buffer is there (also a FileNotFoundError)
+    ├── BufferExistsError          a buffer exists already (also FileExistsError, RuntimeError)
+    ├── BufferNotFoundError        no buffer exists there (also a FileNotFoundError)
     ├── BufferInUseError           living processes use it: pids
     ├── BufferClosedError          handle used after close (also a RuntimeError)
     │   └── BufferUnlinkedError    the directory was removed under a running handle
     ├── BufferNeedsRestart         the control page cannot be trusted: all leave, then recover
-    ├── EmptyBufferError           nothing to draw from (also a RuntimeError)
+    ├── EmptyBufferError           no item to sample (also a RuntimeError)
     ├── RegistryFullError          256 living clients: pids
-    ├── ForkedHandleError          a handle crossed a fork, and its buffer is gone or defined anew
-    ├── DurabilityError            a sync failed: it may never have reached the disk (also OSError)
+    ├── ForkedHandleError          a handle crossed a fork, and its buffer is gone or redefined
+    ├── DurabilityError            a sync failed: data may never reach the disk (also an OSError)
     ├── AttachTimeout              a wait for another process was too long (also a TimeoutError)
     ├── LockTimeout                a living process keeps the mutex (also a TimeoutError)
-    ├── RingOverrunError           a living writer fills the slot we need (also a TimeoutError)
-    ├── ReservationLostError       a reservation that is not held any more
+    ├── RingOverrunError           a living writer still fills the next slot (also a TimeoutError)
+    ├── ReservationLostError       a reservation that has ended
     ├── RecordTooLargeError        a write needs more bytes than the ring has (also a ValueError)
     ├── ConsumerError              the consumer was removed, or is used in another way: name
     └── RateLimitError             the rate limiter can never admit the call: pids
@@ -75,11 +75,11 @@ class SchemaMismatchError(ShmBufferError, RuntimeError):
 
 
 class FormatError(ShmBufferError):
-    """The file is not one of ours."""
+    """The file was not written by shmbuffer."""
 
 
 class IncompatibleVersionError(FormatError):
-    """The file is ours, but of another format version or another kind of machine."""
+    """The file has another format version, or is from another kind of machine."""
 
 
 class CorruptBufferError(ShmBufferError):
@@ -87,7 +87,7 @@ class CorruptBufferError(ShmBufferError):
 
 
 class UnsafePathError(ShmBufferError):
-    """A path is not a plain file or directory of ours, so it was not opened."""
+    """A path is not a plain file or directory of this user, so it was not opened."""
 
 
 class UnsafeFilesystemError(ShmBufferError):
@@ -99,7 +99,7 @@ class ReadOnlyError(ShmBufferError, PermissionError):
 
 
 class SpaceError(ShmBufferError, OSError):
-    """There is not enough room; nothing was left behind.
+    """There is not enough space; no partial file was left.
 
     Attributes: ``needed_bytes``, ``free_bytes``.
     """
@@ -110,7 +110,7 @@ class SpaceError(ShmBufferError, OSError):
 
 
 class BufferExistsError(ShmBufferError, FileExistsError, RuntimeError):
-    """There is a buffer already, and the caller did not choose what to do with it."""
+    """The directory contains a buffer already, and ``on_existing`` does not allow to use it."""
 
 
 class BufferNotFoundError(ShmBufferError, FileNotFoundError):
@@ -134,7 +134,7 @@ class BufferNeedsRestart(ShmBufferError):  # noqa: N818 - says what to do, as a 
 
 
 class EmptyBufferError(ShmBufferError, RuntimeError):
-    """There is nothing to draw from."""
+    """The buffer has no item to sample."""
 
 
 class RegistryFullError(ShmBufferError):
@@ -142,15 +142,15 @@ class RegistryFullError(ShmBufferError):
 
 
 class ForkedHandleError(ShmBufferError, RuntimeError):
-    """A handle came through ``fork``, and its buffer is gone or is not the same any more."""
+    """A handle was inherited through ``fork``, and its buffer was removed or redefined since."""
 
 
 class DurabilityError(ShmBufferError, OSError):
-    """A sync failed; data in memory are usable, but may not survive a power cut in this epoch."""
+    """A sync failed; the data in memory are usable, but may not survive a power cut."""
 
 
 class AttachTimeout(ShmBufferError, TimeoutError):  # noqa: N818 - the field's name for it
-    """A wait for another process's creation or recovery ended without it. Attributes: ``pids``."""
+    """Another process did not finish its creation or recovery in time. Attributes: ``pids``."""
 
 
 class LockTimeout(ShmBufferError, TimeoutError):  # noqa: N818 - beside AttachTimeout
@@ -162,7 +162,7 @@ class RingOverrunError(ShmBufferError, TimeoutError):
 
 
 class ReservationLostError(ShmBufferError):
-    """It was committed or given back, its lease is over, or its holder was taken for dead."""
+    """The reservation was committed or released, its lease ended, or its holder seemed dead."""
 
 
 class RecordTooLargeError(ShmBufferError, ValueError):
@@ -170,11 +170,11 @@ class RecordTooLargeError(ShmBufferError, ValueError):
 
 
 class ConsumerError(ShmBufferError):
-    """The consumer was removed, exists with another count, or would be the ninth: ``name``."""
+    """The consumer was removed, exists with another count, or exceeds the limit of 8: ``name``."""
 
 
 class RateLimitError(ShmBufferError):
-    """The call can never be admitted, or no client is on the other side and may not be waited for.
+    """The call can never be admitted, or no client is on the other side and waiting is not allowed.
 
     Attributes: ``pids``, of the living clients on the other side.
     """
@@ -189,4 +189,4 @@ class CollectorsDiedError(RateLimitError):
 
 
 class RateLimitTimeout(RateLimitError, TimeoutError):  # noqa: N818 - beside AttachTimeout
-    """The rate limiter did not admit the call in time; nothing was changed: ``pids``."""
+    """The rate limiter did not admit the call in time. Attributes: ``pids``."""

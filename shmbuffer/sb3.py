@@ -57,7 +57,7 @@ class SharedSamples(NamedTuple):
     """A sample of a `SharedReplayBuffer`: Stable-Baselines3's fields, and those for priorities."""
 
     observations: Observations
-    """``[n, ...]`` of the space's dtype, or a dict of them; normalized where ``env`` does so."""
+    """``[n, ...]`` of the space's dtype, or a dict of them; normalized if ``env`` does so."""
     actions: torch.Tensor
     """``[n, action_dim]``; int64 of a ``Discrete`` space, never float64."""
     next_observations: Observations
@@ -70,9 +70,9 @@ class SharedSamples(NamedTuple):
     weights: torch.Tensor | None = None
     """``[n, 1]`` float32, to multiply the losses by; None without priorities."""
     indices: torch.Tensor | None = None
-    """``[n]`` int64, on the CPU: where the items are."""
+    """``[n]`` int64, on the CPU: indices of the items."""
     generations: torch.Tensor | None = None
-    """``[n]`` int64, on the CPU: which item of that place it was."""
+    """``[n]`` int64, on the CPU: generations of the items."""
 
 
 class SharedReplayBuffer(ReplayBuffer):
@@ -171,7 +171,7 @@ class SharedReplayBuffer(ReplayBuffer):
         self.buffer = self._open()
 
     def _open(self) -> TensorDictReplayBuffer:
-        """The buffer in the directory, new or as it is."""
+        """Returns the buffer in the directory, new or as it is."""
         storage = LazyMemmapStorage(
             self._capacity,
             scratch_dir=self.scratch_dir,
@@ -186,14 +186,14 @@ class SharedReplayBuffer(ReplayBuffer):
         return self._made(options)
 
     def _made(self, options: dict[str, Any]) -> TensorDictReplayBuffer:
-        """A buffer of the class that draws, with these options."""
+        """Returns a buffer of the class that draws, with these options."""
         if self.alpha is None:
             return TensorDictReplayBuffer(**options)
         return TensorDictPrioritizedReplayBuffer(alpha=self.alpha, beta=self.beta, **options)
 
     @property
     def pos(self) -> int:
-        """The row that is written next, by the next caller."""
+        """Row of the next write."""
         return self.buffer.write_count // self.n_envs % self.buffer_size
 
     @pos.setter
@@ -202,7 +202,7 @@ class SharedReplayBuffer(ReplayBuffer):
 
     @property
     def full(self) -> bool:
-        """True if an ``add`` takes the place of an older one."""
+        """True if the next ``add`` overwrites an older one."""
         return self.size() >= self.buffer_size
 
     @full.setter
@@ -219,7 +219,7 @@ class SharedReplayBuffer(ReplayBuffer):
         return len(self.buffer) // self.n_envs
 
     def reset(self) -> None:
-        """Forget every transition, those of other processes too."""
+        """Forgets every transition, those of other processes too."""
         self._cut()
         self.buffer.empty()
 
@@ -232,7 +232,7 @@ class SharedReplayBuffer(ReplayBuffer):
         done: NDArray[Any],
         infos: list[dict[str, Any]],
     ) -> None:
-        """Write a step of all environments, each as a stream of its own.
+        """Writes a step of all environments, each as a stream of its own.
 
         An environment begins a new trajectory if its observation is not the next observation of
         the step before, even if that was not done: ``learn`` resets the environments.
@@ -263,7 +263,7 @@ class SharedReplayBuffer(ReplayBuffer):
         self.buffer.extend(rows, streams=self._streams)
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> SharedSamples:  # type: ignore[override]
-        """Draw transitions of any process, by priority if the buffer has priorities.
+        """Draws transitions of any process, by priority if the buffer has priorities.
 
         Args:
             batch_size: number of transitions.
@@ -298,7 +298,7 @@ class SharedReplayBuffer(ReplayBuffer):
         return drawn
 
     def update_priorities(self, samples: SharedSamples, errors: torch.Tensor) -> PriorityUpdate:
-        """Send the TD errors of a sample back, from a ``train`` of your own.
+        """Sends the TD errors of a sample back, from a ``train`` of your own.
 
         Multiply its losses by ``samples.weights``.
 
@@ -315,14 +315,14 @@ class SharedReplayBuffer(ReplayBuffer):
         )
 
     def prioritize(self, critic: torch.nn.Module) -> RemovableHandle:
-        """Weight the losses of a critic, and send its TD errors back, in each training step.
+        """Weights the losses of a critic, and sends its TD errors back, in each training step.
 
-        For algorithms whose loss is a mean over the items, as it is in DQN (``model.q_net``), and
-        in SAC, TD3 and DDPG (``model.critic``). What reaches the critic's output in ``backward`` is
-        then the derivative of each item's loss, divided by their number: the TD error; in DQN,
-        whose loss is Huber's, the TD error clipped to 1. It becomes the priority, a mean where
-        there are several critics, and is multiplied by the weight on its way to the parameters.
-        The loss in the log stays the one without weights, and the loss of the actor has none.
+        The loss has to be a mean over the items, as in DQN (``model.q_net``), and in SAC, TD3 and
+        DDPG (``model.critic``). Then the gradient at the critic's output in ``backward`` is the
+        derivative of each item's loss, divided by their number: the TD error. In DQN, which uses
+        the Huber loss, it is clipped to 1. It becomes the priority, averaged over several critics,
+        and is multiplied by the weight on its way to the parameters. The logged loss has no
+        weights, and neither has the loss of the actor.
 
         Args:
             critic: the network that is trained. Call this again after ``load``.
@@ -341,7 +341,7 @@ class SharedReplayBuffer(ReplayBuffer):
         return critic.register_forward_hook(self._watch)
 
     def _watch(self, critic: torch.nn.Module, inputs: tuple[Any, ...], outputs: Any) -> None:
-        """After a forward of the critic: if it is that of the last sample, wait for its loss."""
+        """Hooks the critic's output if this forward belongs to the last sample."""
         drawn = self._drawn
         if drawn is None or inputs[0] is not drawn.observations or not torch.is_grad_enabled():
             return
@@ -367,7 +367,7 @@ class SharedReplayBuffer(ReplayBuffer):
         return self._stacks is not None or self.n_steps > 1
 
     def _look_for_resets(self, now: Any, then: Any) -> None:
-        """Begin a new trajectory of each environment whose observation was not expected."""
+        """Begins a new trajectory of each environment whose observation was not expected."""
         given = _leaves(now)
         if self._expected is not None:
             pairs = zip(given, self._expected, strict=True)
@@ -376,7 +376,7 @@ class SharedReplayBuffer(ReplayBuffer):
         self._expected = [np.array(one) for one in _leaves(then)]
 
     def _cut(self) -> None:
-        """Begin a new trajectory of each environment."""
+        """Begins a new trajectory of each environment."""
         self._streams = self._streams + self.n_envs
         self._expected = None
 
@@ -399,7 +399,7 @@ class SharedReplayBuffer(ReplayBuffer):
         return {key: self.to_torch(one, copy=False) for key, one in arrays.items()}
 
     def __getstate__(self) -> dict[str, Any]:
-        """The directory and the arguments, which ``save_replay_buffer`` pickles."""
+        """Returns the directory and the arguments, which ``save_replay_buffer`` pickles."""
         return {**self.__dict__, "buffer": None, "_drawn": None, "_expected": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -497,7 +497,7 @@ class SharedHerReplayBuffer(SharedReplayBuffer, HerReplayBuffer):  # type: ignor
         return True
 
     def _rewards(self, rows: TensorDictBase) -> torch.Tensor:
-        """The rewards of relabelled rows, from the environment."""
+        """Returns the rewards of relabelled rows, from the environment."""
         if self.env is None:
             raise ValueError(
                 "SharedHerReplayBuffer has no environment, so it cannot compute rewards; call "
@@ -510,11 +510,11 @@ class SharedHerReplayBuffer(SharedReplayBuffer, HerReplayBuffer):  # type: ignor
         return cpu.as_tensor(np.asarray(rewards, np.float32))
 
     def truncate_last_trajectory(self) -> None:
-        """End the current episodes, as ``load_replay_buffer`` does by default."""
+        """Ends the current episodes, as ``load_replay_buffer`` does by default."""
         self._cut()
 
     def __getstate__(self) -> dict[str, Any]:
-        """The directory and the arguments, without the environment."""
+        """Returns the directory and the arguments, without the environment."""
         return {**super().__getstate__(), "env": None}
 
 
@@ -586,10 +586,10 @@ class _Stacks:
 
 
 def _leaves(observations: Any) -> list[NDArray[Any]]:
-    """The arrays of observations."""
+    """Returns the arrays of observations."""
     return list(observations.values()) if isinstance(observations, dict) else [observations]
 
 
 def _bytes(rows: NDArray[Any]) -> NDArray[np.uint8]:
-    """The bytes of each row, in which a NaN equals itself."""
+    """Returns the bytes of each row, in which a NaN equals itself."""
     return np.ascontiguousarray(rows).reshape(len(rows), -1).view(np.uint8)

@@ -5,12 +5,12 @@
     <root>/<source>/<name>-<sha256>/shmbuffer.conversion.json
                                                  its source, and what could not be converted
 
-The digest covers the canonical path, size, inode, mtime and ctime of every file of the source and
-the content of its metadata, so that a source with other content is converted again. A conversion is
-kept only if the source has the same digest before and after.
+The digest covers the canonical path, size, inode, mtime and ctime of every file of the source, and
+the content of its metadata. Therefore a source with other content is converted again. A conversion
+is kept only if the source has the same digest before and after.
 
-The root, and everything on the way to a conversion, has to belong to this user. If the process dies
-here: the kernel frees the lock, and the next conversion sweeps what was left.
+The root, and every directory on the way to a conversion, has to belong to this user. If the process
+dies here, the kernel frees the lock, and the next conversion removes the remains.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NAME_CHARACTERS = 64  # of the source's name; what it is cut to leaves room for
 
 
 class FoundDataset(NamedTuple):
-    """A data set that was found."""
+    """A data set on this machine."""
 
     kind: str
     name: str
@@ -58,7 +58,7 @@ class FoundDataset(NamedTuple):
 
 
 def identity_of(files: Iterable[Path], metadata: bytes) -> str:
-    """Returns the digest of files, by what the system says of them, and of their metadata.
+    """Returns the digest of the attributes of files and of their metadata.
 
     The mtime can be set to any value, the ctime cannot: it shows that a file was written to.
     """
@@ -72,14 +72,14 @@ def identity_of(files: Iterable[Path], metadata: bytes) -> str:
 
 
 def _default_root() -> Path:
-    """Where conversions are kept: ``$XDG_CACHE_HOME/shmbuffer``, or ``~/.cache/shmbuffer``."""
+    """Returns the cache: ``$XDG_CACHE_HOME/shmbuffer``, or ``~/.cache/shmbuffer``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shmbuffer"
 
 
 def converted(
     source: FoundDataset, root: Path | None, *, strict: bool
 ) -> tuple[Path, dict[str, str]]:
-    """Returns the directory of a conversion, made now if there is none, and what it does not hold.
+    """Returns the directory of a conversion, created if needed, and the losses of the conversion.
 
     Raises:
         UnsafePathError: the root, or something on the way, belongs to another user.

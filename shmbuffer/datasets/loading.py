@@ -1,4 +1,4 @@
-"""Data sets by their names."""
+"""Loading of data sets by name."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def load_dataset(
     rename: Mapping[str, str] | None = None,
     **kwargs: Any,
 ) -> TensorDictReplayBuffer:
-    """Opens a data set as a buffer that is read and never written.
+    """Opens a data set as a read-only buffer.
 
-    Minari's data come as TorchRL has them: ``"observation"``, ``"action"``, ``"episode"``, and
+    Minari's data have TorchRL's entries: ``"observation"``, ``"action"``, ``"episode"``, and
     under ``"next"`` the observation that followed, ``"reward"``, ``"terminated"``, ``"truncated"``
     and ``"done"``, ``[n, 1]`` each; ``"info"`` if it is numbers. If an episode has no observation
     after its last step, the last observation is repeated there. If its infos begin with the first
@@ -40,23 +40,23 @@ def load_dataset(
         dataset_id: ``"minari:<id>"`` (the extra ``minari``), ``"parquet:<file>"`` or
             ``"parquet:<folder>"`` (the extra ``parquet``), or the path of a directory for a
             `ReadOnlyStorage`.
-        root: a directory of yours where converted data sets are kept, each in a directory of its
-            own. It is made once for each version of the source; nothing removes it. None:
-            ``$XDG_CACHE_HOME/shmbuffer``, or ``~/.cache/shmbuffer`` without that variable.
+        root: your directory for converted data sets. Each version of a source is converted once,
+            into a directory of its own, and never removed. None: ``$XDG_CACHE_HOME/shmbuffer``,
+            or ``~/.cache/shmbuffer`` without that variable.
         priorities: see `ReadOnlyStorage`.
-        strict: whether a column that is left out or incomplete is an error instead of a warning.
+        strict: if True, a column that is left out or incomplete is an error instead of a warning.
         rename: new names for columns of Parquet files; see `ReplayBuffer.from_parquet`.
         **kwargs: of `TensorDictReplayBuffer`.
 
     Raises:
-        ValueError: no such source, items that make no batch, or, if ``strict``, a column that is
-            left out or incomplete.
-        FileNotFoundError: it is not on this machine; nothing is fetched from elsewhere.
+        ValueError: the source is unknown, the items have different forms, or, if ``strict``, a
+            column is left out or incomplete.
+        FileNotFoundError: it is not on this machine; nothing is downloaded.
         UnsafePathError: the root belongs to another user, or a file of the data set is a link, a
             FIFO or a device. The path that you give may be a link.
-        MissingExtra: the package that reads it is not installed; the message says how to.
+        MissingExtra: the package that reads it is not installed; the message has the command.
 
-    Cost: all bytes once, the first time; later a map for each leaf.
+        Cost: the first call reads all bytes; later calls map each leaf.
 
     Source: ``torchrl.data.datasets.load_dataset``.
     """
@@ -84,7 +84,7 @@ def load_dataset(
 
 
 def opened(dataset: Any, batch_size: int | None, options: dict[str, Any]) -> ReplayBuffer:
-    """Returns the buffer of a data set, which the user names: itself, a directory, or its name."""
+    """Returns the buffer of a data set that the user passes as buffer, directory or name."""
     if isinstance(dataset, (str, os.PathLike)):
         if isinstance(dataset, str) and batch_size is None and "batch_size" not in options:
             raise ValueError(

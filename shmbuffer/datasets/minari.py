@@ -1,11 +1,11 @@
-"""Data sets of Minari (https://minari.farama.org), in whichever files it keeps them.
+"""Data sets of Minari (https://minari.farama.org), in any of its file formats.
 
 An episode of n steps has n + 1 observations. The first n are ``"observation"`` and the last n are
 under ``"next"``. Two other lengths occur:
 
-- n observations: the one after the last step is unknown. The last observation is repeated there.
-- n infos: an environment gives one with each step, and the one of its reset is missing. They are
-  under ``"next"`` only. TorchRL makes the same assumption.
+- n observations: the observation after the last step is unknown. The one before is repeated there.
+- n infos: the info of the reset is missing. The infos are under ``"next"`` only. TorchRL makes the
+  same assumption.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def find(name: str) -> FoundDataset:
 
 
 def _identity(folder: Path) -> str:
-    """See `identity_of`. Minari and its libraries would follow links and wait for FIFOs."""
+    """Returns the digest of the files; unlike Minari, refuses links and FIFOs."""
     require_plain(folder)
     files = sorted(file for file in folder.rglob("*") if not file.is_dir())
     metadata = folder / _METADATA
@@ -147,7 +147,7 @@ def _leaves(tree: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
 
 
 def _array(column: Any) -> NDArray[Any] | str:
-    """Returns a column as an array of numbers, or the reason why it is none."""
+    """Returns a column as an array of numbers, or the reason why that is impossible."""
     try:
         array = np.asarray(column)
     except ValueError:

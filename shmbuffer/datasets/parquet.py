@@ -1,4 +1,4 @@
-"""Files of columns, as `ReplayBuffer.to_parquet` and other programs write them."""
+"""Parquet files, written by `ReplayBuffer.to_parquet` or by other programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A data set, copied into a buffer."""
+"""Copying of a data set into a buffer."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ def prefill_replay_buffer(
     n_samples: int | None = None,
     chunk_size: int = 1000,
 ) -> Any:
-    """Copy a data set into a buffer, item by item in its own order: each once.
+    """Copies the items of a data set into a buffer, each once and in their order.
 
     Args:
-        rb: where to. Of a buffer that is smaller the last items stay.
+        rb: the target. A smaller buffer keeps the last items.
         dataset: a buffer of this package or of TorchRL; a directory, or a name: see
             `OfflineToOnlineReplayBuffer`.
-        n_samples: how many, from the first on; None: all.
-        chunk_size: items in a write.
+        n_samples: number of items, from the first on; None: all.
+        chunk_size: items per write.
 
     Returns:
         ``rb``.
 
     Raises:
         ValueError: ``chunk_size`` below 1.
-        SchemaMismatchError: the items do not fit; the writes before stay.
+        SchemaMismatchError: the items do not fit; earlier writes stay.
 
     Example:
         >>> import torch
@@ -66,7 +66,7 @@ def _first(count: int, chunk: Any) -> Any:
 
 
 def _chunks(dataset: Any, size: int) -> Iterator[Any]:
-    """The items of a data set in their order, ``[n, ...]``."""
+    """Yields the items of a data set in their order, ``[n, ...]``."""
     if not isinstance(dataset, ReplayBuffer):  # of TorchRL
         yield from (dataset[start : start + size] for start in range(0, len(dataset), size))
         return

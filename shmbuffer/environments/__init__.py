@@ -1,4 +1,4 @@
-"""The steps of environments, as transitions in a buffer."""
+"""Recording of environment steps as transitions in a buffer."""
 
 from shmbuffer.environments.recorder import Recorder
 

@@ -1,10 +1,10 @@
-"""The steps of environments, as transitions in a buffer.
+"""Recording of environment steps as transitions in a buffer.
 
     reset(obs) ──▶ the observations for the first actions
     step(...)  ──▶ windows of up to n steps, one stream an environment ──▶ buffer.extend
 
-A step becomes an item once the n - 1 steps after it are known, or its episode has ended. NumPy is
-enough: the buffer may be one of TensorDicts or one of `shmbuffer.numpy`.
+A step becomes an item once the n - 1 steps after it are known, or its episode has ended. Torch is
+not needed: the buffer may hold TensorDicts or be one of `shmbuffer.numpy`.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Buffer(Protocol):
     """The buffer of a recorder."""
 
     def extend(self, data: Any, *, streams: Any) -> Any:
-        """Write a batch; ``streams`` has the environment of each row."""
+        """Writes a batch; ``streams`` has the environment of each row."""
 
 
 class _Step(NamedTuple):
-    """One step of all environments."""
+    """A step of all environments."""
 
     before: dict[str, Tree]  # observation, action, extra entries and version before the step
     reward: NDArray[np.float64]
@@ -77,25 +77,25 @@ class Recorder:
     At the end of an episode the windows get shorter, and none reaches into the next episode. An
     episode that is truncated (by a ``TimeLimit``, say) is not terminated: its last observation is
     stored, and its value counts. All autoreset modes of gymnasium's vector environments are
-    recognized: by final observations in ``info`` (SAME_STEP); by a step after the end that only
-    resets, with reward 0, which is not stored (NEXT_STEP, and the wrapper ``Autoreset``); by a call
-    of `reset` (DISABLED, and single environments). An environment that resets in the same step
+    recognized. SAME_STEP has final observations in ``info``. NEXT_STEP, and the wrapper
+    ``Autoreset``, have a step after the end that only resets, with reward 0, which is not stored.
+    DISABLED and single environments call `reset`. An environment that resets in the same step
     needs ``info["final_obs"]``: without it the last observation of an episode is lost. That is an
     error at the first step of an episode that has another reward than 0.
 
-    Each environment is a stream, so slices never mix them. Use one recorder for a handle: two would
-    give their environments the same streams. For sequences use ``n_step=1``: with more steps the
-    last n items of an episode are all marked as done.
+    Each environment is a stream, so slices never mix them. Use one recorder for each handle: two
+    would give their environments the same streams. For sequences use ``n_step=1``: with more steps
+    the last n items of an episode are all marked as done.
 
     Args:
-        buffer: ``ReplayBuffer`` or a relative of it, or the buffer of ``shmbuffer.numpy.attach``.
-        num_envs: of a vector environment, with arrays ``[num_envs, ...]``; None: a single
-            environment, with arrays without that dimension.
+        buffer: ``ReplayBuffer`` or a related class, or the buffer of ``shmbuffer.numpy.attach``.
+        num_envs: number of environments of a vector environment, with arrays ``[num_envs, ...]``;
+            None: a single environment, with arrays without that dimension.
         n_step: steps of a transition, from 1.
         gamma: discount of one step, from 0 to 1.
         dtype: floating point dtype of the rewards, and of observations and actions that are
-            float64, as in every MuJoCo environment. One line of the log names these. None stores
-            everything as it is given. Entries of ``extra`` keep their dtype either way.
+            float64, as in every MuJoCo environment. The log names these once. None keeps all
+            dtypes. Entries of ``extra`` always keep their dtype.
 
     Attributes:
         policy_version: version of the weights that choose the actions, at first 0. Set it to the
@@ -138,7 +138,7 @@ class Recorder:
         self._over = np.zeros(self._num_envs, np.bool_)  # ended, and not reset yet
 
     def reset(self, obs: Tree, mask: ArrayLike | None = None) -> None:
-        """Take the first observations of episodes.
+        """Takes the first observations of episodes.
 
         Args:
             obs: the observations from ``reset`` of the environment.
@@ -171,7 +171,7 @@ class Recorder:
         *,
         extra: Mapping[str, Tree] | None = None,
     ) -> None:
-        """Record one step of all environments, and write the items that it completes.
+        """Records one step of all environments, and writes the items that it completes.
 
         Args:
             obs: from ``step`` of the environment, as are the next ones but ``action``; of a vector
@@ -188,14 +188,14 @@ class Recorder:
         Raises:
             RuntimeError: no `reset` came first.
             ValueError: the arrays are not of ``num_envs`` environments, or an environment that has
-                ended goes on without a reset, or resets in the same call without final
+                ended continues without a reset, or resets in the same call without final
                 observations. Nothing was written.
             SchemaMismatchError: an entry is missing, unknown, or of another dtype or shape than in
                 the step before. Nothing was written.
-            TypeError: ``info`` is no dict.
+            TypeError: ``info`` is not a dict.
 
-        It waits and raises as ``extend`` of the buffer does; a step that was not written may be
-        given again.
+        The call waits and raises errors like ``extend`` of the buffer; a step that was not written
+        may be recorded again.
         """
         if self._now is None:
             raise RuntimeError(
@@ -246,10 +246,10 @@ class Recorder:
         self._over = done & ~replaced
 
     def close(self) -> None:
-        """Write the steps that are in no item yet, as shorter windows. The buffer stays open.
+        """Writes the remaining steps as shorter windows. The buffer stays open.
 
-        The end of a ``with`` block does so, unless an exception or a signal ends it: a process that
-        is to stop must not wait for a learner that has stopped.
+        The end of a ``with`` block calls this, unless an exception or a signal ends the block. A
+        process that is to stop must not wait for a learner that has stopped.
         """
         if self._now is not None:
             self._write(self._recent, self._open, np.ones_like(self._over), self._now)
@@ -271,7 +271,7 @@ class Recorder:
         terminated: NDArray[np.bool_] | bool = False,
         truncated: NDArray[np.bool_] | bool = False,
     ) -> None:
-        """Write the windows that the last step completes, and the shorter ones of ``ending``."""
+        """Writes the windows that the last step completes, and the shorter ones of ``ending``."""
         # Of a stream the longer window begins earlier, and is written first.
         flags = {"terminated": terminated, "truncated": truncated, "done": terminated | truncated}
         after = {name: np.broadcast_to(flag, self._num_envs) for name, flag in flags.items()}
@@ -317,7 +317,7 @@ class Recorder:
         )
 
     def _rows(self, name: str, values: Tree, *, narrow: bool = False) -> Tree:
-        """A copy with a row for each environment, which may reuse its arrays.
+        """Returns a copy with a row for each environment, because the caller may reuse its arrays.
 
         With ``narrow``, float64 becomes the recorder's dtype.
         """

@@ -20,7 +20,7 @@ Tree = Any
 
 
 def floating(dtype: Any) -> np.dtype[Any]:
-    """A floating point dtype of NumPy, also from torch's of the same name."""
+    """Returns a floating point dtype of NumPy; also accepts torch's dtype of the same name."""
     name = str(dtype).removeprefix("torch.") if type(dtype).__module__ == "torch" else dtype
     try:
         found = np.dtype(name)
@@ -37,7 +37,7 @@ def floating(dtype: Any) -> np.dtype[Any]:
 def final_observations(
     now: Tree, done: NDArray[np.bool_], info: Mapping[str, Any], single: bool
 ) -> tuple[Tree, NDArray[np.bool_]]:
-    """The observations that a step led to, and where they differ from ``now``."""
+    """Returns the observations after a step, and a mask of those that differ from ``now``."""
     key = next((key for key in _FINAL if key in info), None)
     if key is None:
         return now, np.zeros_like(done)
@@ -63,14 +63,14 @@ def has_parts(part: Any) -> bool:
 
 
 def _form(tree: Tree) -> Any:
-    """A tree with the dtype and shape of each leaf, without the environments."""
+    """Returns a tree with the dtype and shape of each leaf, without the environments."""
     if isinstance(tree, Mapping):
         return {key: _form(leaf) for key, leaf in tree.items()}
     return tree.dtype, tree.shape[1:]
 
 
 def _forms(tree: Tree, path: tuple[str, ...] = ()) -> dict[str, str]:
-    """The dtype and shape of each leaf as text, by the leaf's name."""
+    """Returns the dtype and shape of each leaf as text, by the leaf's name."""
     if isinstance(tree, Mapping):
         parts = (_forms(leaf, (*path, str(key))) for key, leaf in tree.items())
         return dict(chain.from_iterable(part.items() for part in parts))
@@ -78,7 +78,7 @@ def _forms(tree: Tree, path: tuple[str, ...] = ()) -> dict[str, str]:
 
 
 def require_form(now: Tree, before: Tree) -> None:
-    """SchemaMismatchError if a step has other entries than the one before."""
+    """Raises SchemaMismatchError if a step has other entries than the one before."""
     if _form(now) == _form(before):
         return
     found, expected = _forms(now), _forms(before)
@@ -95,12 +95,12 @@ def require_form(now: Tree, before: Tree) -> None:
 
 
 def beside(rows: NDArray[np.bool_], leaf: NDArray[Any]) -> NDArray[np.bool_]:
-    """``rows`` with the number of dimensions of ``leaf``."""
+    """Returns ``rows`` with the number of dimensions of ``leaf``."""
     return rows.reshape(-1, *[1] * (leaf.ndim - 1))
 
 
 def mapped(function: Callable[..., Any], *trees: Tree) -> Tree:
-    """A tree of the function's results for the leaves."""
+    """Returns a tree with the results of a function for the leaves."""
     if isinstance(trees[0], Mapping):
         return {key: mapped(function, *(tree[key] for tree in trees)) for key in trees[0]}
     return function(*trees)

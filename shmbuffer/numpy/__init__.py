@@ -1,14 +1,14 @@
-"""Buffers for processes that have NumPy arrays: without torch and tensordict.
+"""Buffers for processes with NumPy arrays, without torch and tensordict.
 
     buffer = shmbuffer.numpy.attach("run/replay")
     buffer.extend({"obs": observations, "reward": rewards})
 
-    attach ──▶ ReplayBuffer ─┬─ structure, leaves, batches       what an item is; a batch against it
+    attach ──▶ ReplayBuffer ─┬─ structure, leaves, batches       form of an item; checks of a batch
                              ├─ rows                             into the ring and out of it
                              └─ limits, maximum, raw_priorities  when, and by which priority
 
-What is said here of keys, trees, leaves that do not fit, limits and priorities holds for the
-clients with TensorDicts, too: they import it from here. Nothing here imports torch.
+Clients with TensorDicts share the rules for keys, trees, mismatches, limits and priorities. Nothing
+here imports torch.
 """
 
 from __future__ import annotations

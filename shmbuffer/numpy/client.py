@@ -1,4 +1,4 @@
-"""``attach``: the buffer of a directory for NumPy arrays, in any process of the machine."""
+"""``attach``: opens the buffer of a directory for NumPy arrays, in any process of the machine."""
 
 from __future__ import annotations
 
@@ -31,23 +31,21 @@ def attach(
 
     Neither torch nor tensordict is imported, so that a collector starts in a fraction of a second
     and takes little memory. Both kinds of clients may use one directory; either may be the first to
-    write. alpha, eps, beta, ``batch_size`` and ``priority_key`` are those with which the buffer was
-    made.
+    write. alpha, eps, beta, ``batch_size`` and ``priority_key`` are those of the buffer's creation.
 
     Args:
         scratch_dir: the directory, which need not exist yet; or the path of a save, which is opened
             for reading.
-        timeout: seconds to wait for it to be made, or for another process that makes or recovers
-            it.
+        timeout: seconds to wait until another process has created or recovered it.
         role: of this process in the registry; "collector" if a coordinator spawned it, else
             "client".
         on_existing: see `shmbuffer.attach`.
         prefault: see `shmbuffer.attach`.
         on_progress: see `shmbuffer.attach`.
-        batch_size: of ``sample()``; None is what was recorded.
-        beta: exponent of the importance weights; None is what was recorded.
-        rng: of the draws: a generator, or a seed for one. None: the operating system's random
-            numbers.
+        batch_size: default size of a sample; None: the recorded one.
+        beta: exponent of the importance weights; None: the recorded one.
+        rng: generator for the draws, or a seed for one. None: random numbers of the operating
+            system.
         dtypes: for the first write, by key or path of a leaf: the dtype of arrays that hold its
             bytes in unsigned integers because NumPy lacks it ("bfloat16", "float8_e4m3fn" ...).
             Not needed for arrays of ml_dtypes.
@@ -56,13 +54,13 @@ def attach(
         The buffer.
 
     Raises:
-        AttachTimeout: it was not made in time, or another process had it locked all the time.
+        AttachTimeout: it was not created in time, or another process locked it all the time.
         FormatError, CorruptBufferError, UnsafePathError, ReadOnlyError: it cannot be used.
         RegistryFullError: 256 living handles use it.
-        ValueError: ``timeout`` is not a number of seconds; there is no such ``role``,
-            ``on_existing``, ``prefault`` or dtype; ``batch_size`` is below 1, ``beta`` below 0.
+        ValueError: ``timeout`` is not a number of seconds; ``role``, ``on_existing``, ``prefault``
+            or a dtype is unknown; ``batch_size`` is below 1, or ``beta`` below 0.
 
-    Cost: about a millisecond, after the import of this module (0.2 s of CPU).
+    Cost: about a millisecond, in addition to the import of this module (0.2 s of CPU).
 
     Example:
         >>> import numpy as np

@@ -1,4 +1,4 @@
-"""A handle on a directory: the recorded settings of its buffer, and its rows once it has any."""
+"""A handle on a directory: the recorded settings of its buffer, and its rows after a write."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ Rows: TypeAlias = "ArrayRows | ClientRecords"
 
 _DEFAULT_BETA = 0.4
 _PLAIN_FAMILY = ("ReplayBuffer", "PrioritizedReplayBuffer")
-"""Buffers in which a dict is a PyTree, and data have no entry for priorities."""
+"""Buffers that treat a dict as a PyTree, without an entry for priorities."""
 
 
 class Handle:
-    """The part of a buffer that neither writes nor samples."""
+    """Settings, counters, weights and closing: the part of a buffer without reads and writes."""
 
     _making = ForkLock()  # while the rows are made
 
@@ -92,17 +92,17 @@ class Handle:
 
     @property
     def scratch_dir(self) -> Path | None:
-        """The directory."""
+        """Directory of the buffer."""
         return self._engine.path
 
     @property
     def batch_size(self) -> int | None:
-        """Of ``sample()``."""
+        """Default size of a sample."""
         return self._batch_size
 
     @property
     def beta(self) -> float:
-        """Exponent of the importance weights; of this handle.
+        """Exponent of the importance weights of this handle.
 
         Raises:
             ValueError: negative or not finite.
@@ -126,22 +126,22 @@ class Handle:
 
     @property
     def dtypes(self) -> dict[tuple[str, ...], str]:
-        """The dtype of each leaf by its path, under torch's name; empty before the first write."""
+        """Torch's name for the dtype of each leaf, by path; empty before the first write."""
         ring = self._ring()
         return {} if ring is None else {leaf.path: leaf.dtype for leaf in ring.schema.leaves}
 
     @property
     def rate_limiter(self) -> RateLimiter | None:
-        """What keeps writers and samplers of all processes in step; None without a limit."""
+        """Rate limiter of all processes; None without a limit."""
         return self._engine.limiter
 
     def __len__(self) -> int:
-        """How many elements are present."""
+        """Returns the number of elements in the buffer."""
         ring = self._ring()
         return 0 if ring is None else ring.length
 
     def stats(self) -> dict[str, Any]:
-        """The same flat dict as `shmbuffer.ReplayBuffer.stats`."""
+        """Returns the flat dict of numbers that `shmbuffer.ReplayBuffer.stats` returns."""
         counted = self._engine.stats()
         ring = self._ring()
         capacity = self._capacity if ring is None else ring.elements
@@ -160,11 +160,11 @@ class Handle:
     def publish(
         self, state_dict: Mapping[str, Any], step: int, *, timeout: float = weights.TIMEOUT_S
     ) -> int:
-        """Make these weights, arrays by name, the newest; see `shmbuffer.ReplayBuffer.publish`."""
+        """Publishes weights, arrays by name; see `shmbuffer.ReplayBuffer.publish`."""
         return weights.publish_arrays(self._engine.seat, state_dict, step, timeout, named)
 
     def newest(self, than: int | None = None) -> Weights | None:
-        """The newest weights, as arrays; None: nothing is newer than version ``than``.
+        """Returns the newest weights, as arrays; None: nothing is newer than version ``than``.
 
         See `shmbuffer.ReplayBuffer.newest`.
         """
@@ -173,15 +173,15 @@ class Handle:
     # -- leaving -------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Makes committed items survive a power cut: returns when they are on the disk.
+        """Writes committed items to the disk, so that they survive a power cut.
 
         Raises:
-            DurabilityError: the disk did not take it.
+            DurabilityError: the disk reported an error.
         """
         self._engine.flush()
 
     def close(self) -> None:
-        """Leave the buffer; committed items stay in its directory. Idempotent."""
+        """Leaves the buffer; committed items stay in its directory. Idempotent."""
         self._engine.close()
 
     def __enter__(self) -> Self:
@@ -203,12 +203,12 @@ class Handle:
     # -- inside: the ring ----------------------------------------------------------------------
 
     def _ring(self) -> Ring | None:
-        """The ring; None before the first write."""
+        """Returns the ring; None before the first write."""
         rows = self._rows or self._look()
         return None if rows is None else rows.ring
 
     def _look(self) -> Rows | None:
-        """The rows; None before the first write."""
+        """Returns the rows; None before the first write."""
         ring = self._engine.ring()
         if ring is None:
             return None
@@ -237,7 +237,7 @@ class Handle:
         return rows
 
     def _need(self) -> Rows:
-        """The rows; EmptyBufferError before the first write."""
+        """Returns the rows; EmptyBufferError before the first write."""
         rows = self._rows or self._look()
         if rows is None:
             raise EmptyBufferError("Cannot sample from an empty storage; write to it first")
@@ -252,9 +252,9 @@ class _Source:
     known: Ring | None = None
 
     def engine(self) -> Engine:
-        """See `limits.Source`."""
+        """Engine of the handle."""
         return self.open_engine
 
     def ring(self) -> Ring | None:
-        """See `limits.Source`."""
+        """Returns the ring; None before the first write."""
         return self.known or self.open_engine.ring()

@@ -1,6 +1,6 @@
 """Records of the NumPy client.
 
-Loaded where a buffer has records only: zstandard is not needed for any other.
+Loaded only for a buffer of records, because no other buffer needs zstandard.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LEVEL = 3  # of zstd, where none was recorded
 
 
 class ClientRecords(RecordRows):
-    """The records of a ring, written as its buffer has recorded it."""
+    """The records of a ring, written with the recorded settings of its buffer."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class ClientRecords(RecordRows):
         super().__init__(ARRAYS, engine, ring, codec)
 
     def encode(self, items: list[Any], single: bool) -> RecordBatch:
-        """Records of items; TypeError if a function that this client lacks compresses them."""
+        """Returns records of items; TypeError if the buffer needs a ``compression_fn``."""
         if self._has_function:
             raise TypeError(
                 f"{self.where}: its items are compressed by a compression_fn, which takes tensors; "

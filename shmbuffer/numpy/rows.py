@@ -1,4 +1,4 @@
-"""The movers of the NumPy client: rows of arrays, and records of items one by one."""
+"""Reading and writing for the NumPy client: rows of arrays, and records of single items."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NO_CLASS = type(None)  # of containers that are no dicts: there is none
 
 
 class ArrayRows(RingRows):
-    """The rows of a ring; the core takes a dict of arrays as it is, with its priorities."""
+    """The rows of a ring; the core copies a dict of arrays and its priorities directly."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class ArrayRows(RingRows):
         self._form = intake_form(ring, leaves, examples, tensors=False, box=_NO_CLASS, inside="")
 
     def write_as_it_is(self, data: Any, single: bool, streams: GivenStreams) -> Any:
-        """Write in one call of the core. The index; None: convert the data, refuse or wait."""
+        """Writes in one call of the core; None if data must be converted or the call must wait."""
         ring, form = self.ring, self._form
         if form is None or ring.tree.initial is not None:
             return None

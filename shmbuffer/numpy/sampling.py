@@ -21,7 +21,7 @@ from shmbuffer.numpy.handle import Handle
 
 
 class Sampling(Handle):
-    """The part of a buffer that makes samples."""
+    """Sampling and priority updates of a buffer."""
 
     def sample(
         self,
@@ -31,25 +31,25 @@ class Sampling(Handle):
         min_size: int | None = None,
         timeout: float | None = None,
     ) -> Any:
-        """Draw a batch.
+        """Draws a batch.
 
         Args:
             batch_size: how many items; None is the handle's.
             return_info: return ``(data, info)``.
-            min_size: wait until so many items are there.
-            timeout: seconds to wait, for them and for a `RateLimiter`; None: as long as it takes.
+            min_size: wait until the buffer has this number of items.
+            timeout: seconds to wait for these items and for a `RateLimiter`; None: no limit.
 
         Returns:
-            A dict of arrays ``[batch_size, ...]`` with the entries of the table above. Where items
+            A dict of arrays ``[batch_size, ...]`` with the entries of the table above. If items
             are not dicts (an array, a tuple), the data in their form; their index is in ``info``.
-            From a buffer of records, a list of items, dicts with these entries of their own.
+            From a buffer of records, a list of items; items that are dicts have these entries.
 
         Raises:
-            EmptyBufferError: nothing to draw from.
+            EmptyBufferError: the buffer has no item.
             RateLimitTimeout, RateLimitError: items have to be written first.
-            RuntimeError: no batch size anywhere.
+            RuntimeError: neither the call nor the handle has a batch size.
 
-        Cost: one native call; 0.5 µs a leaf for the arrays that it fills.
+        Cost: one native call; 0.5 µs per leaf for the arrays that it fills.
         """
         count = self._count(batch_size)
         if self._rows is None:
@@ -66,21 +66,21 @@ class Sampling(Handle):
     def update_priority(
         self, index: Any, priority: Any = None, generation: Any = None
     ) -> PriorityUpdate:
-        """Set priorities.
+        """Sets priorities.
 
         Args:
-            index: what a sample or a write gave; or a sample (of records a list of items), which
-                says its generation, too. Entries of -1 are left out.
-            priority: ``[n]`` or one number; finite and not negative. Several for each item of a
-                sample are reduced as the buffer says. None: the sample's entry `priority_key`.
+            index: the index of a sample or a write; or a sample (of records a list of items), which
+                contains its generation. Entries of -1 are left out.
+            priority: ``[n]`` or one number; finite and not negative. Several numbers for one item
+                are reduced as set for the buffer. None: the sample's entry `priority_key`.
             generation: ``index_generation`` of the sample, ``[n]``: an item that was overwritten
-                since is left alone, and counted as stale. None updates it too.
+                since is not changed, and counted as stale. None: it is updated too.
 
         Returns:
-            How many were applied and how many were stale; zeros where there are no priorities.
+            The numbers of applied and stale priorities; zeros if the buffer has no priorities.
 
         Raises:
-            KeyError: a sample without the entry.
+            KeyError: the sample lacks the entry.
             ValueError: NaN, infinite or negative; nothing was changed.
             IndexError: out of range, a mask or fractions; nothing was changed.
 
@@ -131,7 +131,7 @@ class Sampling(Handle):
         return rows.sample(count, self._key(), beta)
 
     def _oldest(self, ring: Ring, count: int) -> Drawn | None:
-        """The oldest items of a queue; None if it is not a queue any more."""
+        """Returns the oldest items of a queue; None if it is not a queue any more."""
         rows = self._need()
 
         def read(index: Ints, tickets: Ints) -> Drawn | None:
@@ -141,13 +141,13 @@ class Sampling(Handle):
         return take_oldest(ring, count, read)
 
     def _key(self) -> int:
-        """64 bits that decide a draw; by default the operating system's, so no two are equal."""
+        """Returns 64 random bits for a draw, by default from the operating system."""
         if self._rng is None:
             return int.from_bytes(os.urandom(8), "little")
         return int(self._rng.bit_generator.random_raw())
 
     def _info(self, index: Ints, tickets: Ints, weights: Any) -> dict[str, Any]:
-        """The entries that a sample has beside the data."""
+        """Returns the entries of a sample besides the data."""
         rows = self._need()
         if rows.lanes:
             index = np.stack(indices.unravel(index, rows.lanes), -1)
@@ -161,7 +161,7 @@ class Sampling(Handle):
     def _of_sample(
         self, sample: Mapping[Any, Any], priority: Any, generation: Any
     ) -> tuple[Any, Any, Any]:
-        """Index, priorities and generation of a sample."""
+        """Returns index, priorities and generation of a sample."""
         if INDEX not in sample:
             raise KeyError(
                 f"update_priority needs the entry {INDEX!r} that a sample has; this dict has "
@@ -179,14 +179,14 @@ class Sampling(Handle):
 
 
 def _with_info(item: Any, info: dict[str, Any], at: int) -> Any:
-    """An item of a sample, with its entries if it is a dict."""
+    """Returns an item of a sample, with its entries if it is a dict."""
     if isinstance(item, dict):
         item.update({key: values[at] for key, values in info.items()})
     return item
 
 
 def _entries_of(items: list[Any], key: str | tuple[str, ...] | None) -> dict[Any, Any]:
-    """Index, generation and priorities of sampled items, as far as all of them have these."""
+    """Returns index, generation and priorities of sampled items, if all of them have these."""
     found: dict[Any, Any] = {}
     for name in (INDEX, GENERATION, key):
         column = [None if name is None else entry_of(item, name) for item in items]

@@ -27,28 +27,28 @@ from shmbuffer.numpy.rows import ArrayRows
 
 
 class Writing(Handle):
-    """The part of a buffer that writes."""
+    """Writes of a buffer."""
 
     def add(
         self, data: Any, timeout: float | None = None, streams: int | None = None
     ) -> int | Ints:
-        """Write one item ``[*lanes, ...]``.
+        """Writes one item ``[*lanes, ...]``.
 
         Args:
             data: the item.
-            timeout: seconds to wait for others. None: 5 s for a slot that is being written, and as
-                long as it takes for a `RateLimiter`.
+            timeout: seconds to wait for other clients. None: 5 s for a slot that is being written,
+                and no limit for a `RateLimiter`.
             streams: number of its stream; see `extend`.
 
         Returns:
-            Its index, an int; where the storage has lanes, int64 ``[lanes, ndim]``.
+            The index of the item, an int; if the storage has lanes, int64 ``[lanes, ndim]``.
 
         Raises:
             SchemaMismatchError: a leaf is missing, unknown, or of another dtype or shape; nothing
                 was changed. A plain number takes the dtype of its leaf, if that can hold it.
             TypeError: an entry is not an array.
             ValueError: a priority is NaN, infinite or negative; nothing was changed.
-            RingOverrunError: the ring came round to a slot that a living writer is filling.
+            RingOverrunError: a living writer is still filling the next slot.
             RateLimitTimeout, RateLimitError: samples have to be drawn first; nothing was changed.
 
         Cost: one native call; 2 µs a leaf more where something has to be converted.
@@ -63,21 +63,21 @@ class Writing(Handle):
         streams: Any = None,
         stream_dim: int | None = None,
     ) -> Ints:
-        """Write a batch: whole or not at all, even if the process is killed meanwhile.
+        """Writes a batch completely or not at all, even if the process is killed meanwhile.
 
-        Priorities in ``data[priority_key]`` become the items'.
+        Entries ``data[priority_key]`` become the priorities of the items.
 
         Args:
             data: ``[n, *lanes, ...]`` (with ``dim_extend`` d, n is dimension d of the data), or a
                 list of items.
             timeout: as of `add`.
-            streams: which of this handle's environments each item is from: an int, or one for each
+            streams: the environment of this handle that each item is from: an int, or one for each
                 item ``[n]``. See `shmbuffer.ReplayBuffer.extend`.
-            stream_dim: the dimension of the streams, where data have one: 0 for
-                ``[streams, T, ...]``, 1 for ``[T, streams, ...]``; the index has it, too.
+            stream_dim: the dimension of the streams in the data and in the index: 0 for
+                ``[streams, T, ...]``, 1 for ``[T, streams, ...]``.
 
         Returns:
-            Indices, int64 ``[n]``; where the storage has lanes, ``[n * lanes, ndim]``.
+            Indices, int64 ``[n]``; if the storage has lanes, ``[n * lanes, ndim]``.
 
         Raises:
             As `add`; TypeError or ValueError for streams that do not fit. Nothing was changed.
@@ -98,7 +98,7 @@ class Writing(Handle):
     # -- inside -----------------------------------------------------------------------
 
     def _write(self, data: Any, single: bool, timeout: float | None, streams: GivenStreams) -> Any:
-        """Does `add` or `extend`."""
+        """Writes an item or a batch."""
         if timeout is not None:
             with deadline.within(timeout):
                 return self._write(data, single, None, streams)
@@ -129,7 +129,7 @@ class Writing(Handle):
         return self._written(rows, first, count, single)
 
     def _define(self, data: Any, single: bool, streams: GivenStreams) -> ArrayRows:
-        """Makes the schema from the first data that are written."""
+        """Defines the schema from the first write."""
         swapped = 0 if single else self._dim_extend
 
         def form(value: Any, path: KeyPath) -> tuple[str, Sequence[int]]:
@@ -159,9 +159,9 @@ class Writing(Handle):
         return rows
 
     def _dtype_of(self, path: KeyPath, name: str) -> str:
-        """The dtype of a leaf whose arrays have this one; SchemaMismatchError if another is asked.
+        """Returns the dtype of a leaf for arrays of a dtype; SchemaMismatchError if they differ.
 
-        An argument says which leaves hold the bits of a dtype that NumPy lacks.
+        The argument ``dtypes`` names the leaves that hold the bits of a dtype that NumPy lacks.
         """
         asked = self._asked.get(path, name)
         if asked == name:
@@ -179,7 +179,7 @@ class Writing(Handle):
         return asked
 
     def _priorities_in(self, ring: Ring, data: Any, single: bool) -> Floats | None:
-        """Raw priorities in the data, one for each element; None if there are none."""
+        """Returns the raw priorities in the data, one for each element; None if there are none."""
         key = self._priority_key
         if key is None or not ring.tree.prioritized or not isinstance(data, Mapping):
             return None
@@ -196,7 +196,7 @@ class Writing(Handle):
         return raw
 
     def _priorities_of(self, ring: Ring, items: list[Any]) -> Floats | None:
-        """Raw priorities of items one by one; None where one of them has none."""
+        """Returns the raw priorities of single items; None if one of them has none."""
         key = self._priority_key
         if key is None or not ring.tree.prioritized:
             return None
@@ -208,7 +208,7 @@ class Writing(Handle):
         return raw
 
     def _written(self, rows: Rows, first: int, count: int, single: bool) -> Any:
-        """The index that a write returns."""
+        """Returns the index of a write in the form of the buffer."""
         capacity, width = rows.ring.capacity, rows.ring.width
         start = first % capacity
         if rows.lanes:

@@ -11,7 +11,7 @@
                                        of records: pad_output, compression_fn,
                                        decompression_fn
 
-Arguments that are left out are not requested: the recorded value is used, or the default.
+Omitted arguments are not requested: the recorded value or the default is used.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _SHARING = frozenset({"share_next", "share_next_room"})
 
 
 class Default(float):
-    """A default, distinct from the same number given by the caller."""
+    """A default value, distinct from the same number passed by the caller."""
 
 
 ALPHA = Default(0.6)
@@ -62,7 +62,7 @@ EPS = Default(1e-8)
 
 @dataclass(frozen=True)
 class BufferConfig:
-    """The arguments of a ``Coordinator`` that concern its directory; ValueError: an invalid one."""
+    """Arguments of a ``Coordinator`` for its directory; ValueError: an invalid argument."""
 
     capacity: int | None = None
     ndim: int | None = None
@@ -119,7 +119,7 @@ class BufferConfig:
             raise ValueError(f"storage={kind!r} takes no {foreign[0]}")
 
     def settings(self) -> Settings | None:
-        """The settings of a new directory; None without a capacity to create one."""
+        """Returns the settings of a new directory; None without a capacity to create one."""
         if self.capacity is None:
             return None
         return Settings(
@@ -142,7 +142,7 @@ class BufferConfig:
         )
 
     def agree(self, engine: Engine) -> None:
-        """Compare with the recorded settings, and record requested changes."""
+        """Compares the arguments with the recorded settings, and records requested changes."""
         recorded, ring = engine.settings, engine.ring()
         # The exponent may have been changed since it was recorded.
         there = ring.tree if ring is not None and ring.tree.prioritized else recorded
@@ -182,7 +182,7 @@ class BufferConfig:
             engine.update_settings(extra={**recorded.extra, **changes})
 
     def _to_be_recorded(self, storage: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The requested values that may change the record, as JSON, without tuples."""
+        """Returns the requested values that may change recorded ones, as JSON without tuples."""
         kind = {"kind": self.storage} if storage is None else storage
         of_storage = {name: _as_json(value) for name, value in self.of_storage.items()}
         requested = {
@@ -196,7 +196,7 @@ class BufferConfig:
 
 
 def split(options: dict[str, Any], own: Collection[str]) -> dict[str, Any]:
-    """Take the recorded options of a coordinator, as arguments of `BufferConfig`.
+    """Returns the recorded options of a coordinator as arguments of `BufferConfig`.
 
     Raises:
         TypeError: an unknown option; ``own`` are the other arguments that the message names.
@@ -217,7 +217,7 @@ def split(options: dict[str, Any], own: Collection[str]) -> dict[str, Any]:
 
 
 def _as_json(value: Any) -> Any:
-    """Tuples as lists, at any depth of lists; NumPy's numbers as Python's."""
+    """Converts tuples to lists, at any depth of lists, and NumPy's numbers to Python's."""
     if isinstance(value, np.generic):
         return value.item()
     return [_as_json(one) for one in value] if isinstance(value, (tuple, list)) else value

@@ -1,4 +1,4 @@
-"""The child processes of a coordinator: one record of each, and the registry of all of them.
+"""The child processes of a coordinator: a record of each, and the registry of all.
 
      running ──returns, is stopped, or gets Ctrl-C──▶ ended
         └──any other end: a signal, an exception──▶ a death is reported ──restart──▶ running
@@ -27,12 +27,12 @@ from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.service.stopping import end, why_left
 
 Orphans = Literal["stop", "adopt", "leave"]
-"""The treatment of orphans whose name is spawned again; see ``Coordinator.spawn``."""
+"""Treatment of orphans whose name is spawned again; see ``Coordinator.spawn``."""
 
 log = logging.getLogger("shmbuffer.service")
 
 HASTY_S = 5.0
-"""After two deaths in a row at a lower age, a process is restarted only after a pause."""
+"""A process that dies twice in a row at a lower age is restarted only after a pause."""
 
 LONGEST_PAUSE_S = 30.0
 
@@ -65,7 +65,7 @@ class Spawned:
         self.due_s = NEVER  # when it is to be started, on the monotonic clock
 
     def begin(self) -> None:
-        """Start the process, or its successor; sets ``failure``. For the supervisor."""
+        """Starts the process or its successor; an error is stored in ``failure``."""
         self.due_s = NEVER
         self.restarts += self.pid != 0
         try:
@@ -81,7 +81,7 @@ class Spawned:
             self._pidfd = os.pidfd_open(self.pid)
 
     def adopt(self, found: roster.LivingProcess) -> None:
-        """Take over a running process, instead of `begin`, unless it has just ended."""
+        """Takes over a running process instead of starting one; False if it has just ended."""
         self._pidfd = identity.opened(found.identity)
         if self._pidfd is not None:
             self.pid, self.file = found.identity.pid, found.file
@@ -89,7 +89,7 @@ class Spawned:
             self._running = True
 
     def release(self) -> None:
-        """Close the descriptor of the process, which may run on."""
+        """Closes the descriptor of the process, which may run on."""
         with self._closing:
             if self._pidfd is not None:
                 os.close(self._pidfd)
@@ -97,7 +97,7 @@ class Spawned:
 
     @property
     def sentinel(self) -> int:
-        """A descriptor that becomes readable when the process ends."""
+        """Descriptor that becomes readable when the process ends."""
         if self._pidfd is not None:
             return self._pidfd
         assert self._process is not None
@@ -105,23 +105,23 @@ class Spawned:
 
     @property
     def exitcode(self) -> int | None:
-        """The exit code; None while it runs, or if it was adopted and then killed."""
+        """Exit code; None while the process runs, or if it was adopted and then killed."""
         return self._exitcode
 
     def is_alive(self) -> bool:
-        """True if it runs, as far as its supervisor has noticed."""
+        """True if the process runs, as far as its supervisor has noticed."""
         return self._running
 
     def kill(self) -> None:
-        """Send SIGKILL; with ``restart`` it is started again."""
+        """Sends SIGKILL; with ``restart`` the process is started again."""
         self._send(signal.SIGKILL)
 
     def terminate(self) -> None:
-        """Send SIGTERM, which unwinds it; with ``restart`` it is started again."""
+        """Sends SIGTERM, which raises SystemExit in it; with ``restart`` it is started again."""
         self._send(signal.SIGTERM)
 
     def collect(self, words: roster.LastWords) -> int | None:
-        """Take the exit code of a process that has ended, or None. For the supervisor."""
+        """Returns the exit code of a process that has ended, or None."""
         code, failed = words.exitcode, words.failed
         if self._process is not None:
             self._process.join()
@@ -144,7 +144,7 @@ class Spawned:
             self._process.kill() if number == signal.SIGKILL else self._process.terminate()
 
     def pause_s(self) -> float:
-        """Seconds before the next start: 0 unless it keeps dying young, or in the same place."""
+        """Returns the seconds before the next start: 0 unless the process keeps dying early."""
         if time.monotonic() - self._started_s >= HASTY_S and self.times < 2:
             self._young_deaths = 0
             return 0.0
@@ -159,9 +159,9 @@ class Spawned:
 
 
 class Children:
-    """The processes that a coordinator has spawned or adopted, in order; ended ones included.
+    """All processes that a coordinator has spawned or adopted, in order, also ended ones.
 
-    The lock of the supervisor guards it.
+    The lock of the supervisor protects it.
     """
 
     def __init__(self, scratch_dir: Path) -> None:
@@ -169,19 +169,19 @@ class Children:
         self.all: list[Spawned] = []
 
     def running(self) -> list[Spawned]:
-        """Those that run."""
+        """Returns the running processes."""
         return [child for child in self.all if child.is_alive()]
 
     def waiting(self) -> list[Spawned]:
-        """Those that are still to be started."""
+        """Returns the processes that are still to be started."""
         return [child for child in self.all if child.due_s < NEVER]
 
     def have_ended(self) -> bool:
-        """True if none runs or is to be started."""
+        """True if no process runs or is to be started."""
         return not self.running() and not self.waiting()
 
     def orphans(self, name: str) -> list[roster.LivingProcess]:
-        """The living processes of this name that an earlier coordinator has spawned."""
+        """Returns the living processes of this name that an earlier coordinator has spawned."""
         living = roster.living(self._scratch_dir, {child.file for child in self.all})
         me = identity.current()  # which was spawned, if a collector has become the coordinator
         return [one for one in living if one.name == name and one.identity != me]
@@ -193,7 +193,7 @@ def take_over(
     adopters: Sequence[Spawned],
     grace_s: float,
 ) -> None:
-    """Let each adopter take over one orphan with its index, and end the other orphans."""
+    """Lets each adopter take over one orphan with its index, and ends the other orphans."""
     for child in adopters:
         for orphan in orphans:
             if orphan.index == child.index and not child.is_alive():

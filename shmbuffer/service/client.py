@@ -1,4 +1,4 @@
-"""``attach``: one directory in, one buffer of the family out, from any process of the machine."""
+"""``attach``: opens the buffer of a directory, from any process of the machine."""
 
 from __future__ import annotations
 
@@ -37,48 +37,46 @@ def attach(
     on_progress: OnProgress | None = None,
     **options: Any,
 ) -> ReplayBuffer:
-    """Opens the buffer of a directory that any process has made, or is about to make.
+    """Opens the buffer of a directory that any process has created, or is about to create.
 
-    It has the recorded class, alpha, eps, beta, ``batch_size`` and ``priority_key``. Before the
-    first write it is empty, and that write (``extend`` or ``add``) defines the form of the items.
+    The buffer has the recorded class, alpha, eps, beta, ``batch_size`` and ``priority_key``. The
+    first write (``extend`` or ``add``) defines the form of the items; before it, it is empty.
     If the processes of the directory were killed, it is recovered first. The process is in the
     registry until the buffer is closed or the process ends.
 
-    A save of ``dumps`` is opened for reading. Samples, priorities and passes work, and what changes
-    stays in this process: no lock is taken, and the save stays as it is. Writes raise
-    ReadOnlyError.
+    A save of ``dumps`` is opened for reading. Samples, priorities and passes work, but changes stay
+    in this process: no lock is taken, and the save is not modified. Writes raise ReadOnlyError.
 
     Args:
         scratch_dir: the directory, which need not exist yet; or the path of a save.
-        timeout: seconds to wait until it is made, or recovered, by another process.
+        timeout: seconds to wait until another process has created or recovered it.
         role: of this process in the registry; "collector" if a coordinator has spawned it, else
             "client".
         on_existing: "recover" continues in a save: it becomes a live buffer that other processes
             can attach to. No process may have it open for reading then.
-        prefault: make and map the pages of the buffer before they are needed: "off"; "background";
-            "full" waits for it, if the buffer has items. See docs/memory.md.
+        prefault: allocate and map the pages of the buffer before they are needed: "off";
+            "background"; "full" waits for it, if the buffer has items. See docs/memory.md.
         on_progress: called with a `ProgressReport` several times a second, during recovery and
-            while pages are made, in the working thread. Its exceptions come out of this call, if
-            that waits for the work.
-        **options: local options: ``sampler`` (of any kind; a prioritized one with the recorded
-            alpha and eps), ``sample_unit``, ``transform``, ``collate_fn``, ``prefetch``,
-            ``generator``, ``rank``, ``batch_size``, ``beta``, and other arguments of the buffer's
-            class; ``device``, where samples are sent, while the items stay in the directory; for
-            records also ``pad_output``, and the ``compression_fn`` and ``decompression_fn`` of the
-            buffer.
+            while pages are allocated, in the working thread. If this call waits for the work, it
+            raises the callback's exceptions.
+        **options: options of this process: ``sampler``, ``sample_unit``, ``transform``,
+            ``collate_fn``, ``prefetch``, ``generator``, ``rank``, ``batch_size``, ``beta``, and
+            other arguments of the class. A prioritized sampler needs the recorded alpha and eps.
+            ``device`` is the device of samples, while the items stay in the directory. Records also
+            have ``pad_output``, and the ``compression_fn`` and ``decompression_fn`` of the buffer.
 
     Returns:
         The buffer, for instance a ``TensorDictPrioritizedReplayBuffer``.
 
     Raises:
-        AttachTimeout: no process has made it in time, or one has held it all the time.
+        AttachTimeout: no process has created it in time, or one has locked it all the time.
         FormatError, CorruptBufferError, UnsafePathError, ReadOnlyError: it cannot be used.
         RegistryFullError: 256 living handles use it.
         ValueError: an invalid ``timeout``, ``role``, ``on_existing`` or ``prefault``; a ``sampler``
             with another alpha or eps.
         TypeError: an unknown argument, or one of the `Coordinator`.
 
-    Cost: about a millisecond, after the import of torch, and the recovery.
+    Cost: about a millisecond, in addition to the import of torch and the recovery.
     """
     if decided := sorted(options.keys() & OF_COORDINATOR):
         raise TypeError(
@@ -96,8 +94,8 @@ def open_to_read(
     """Attaches to a buffer, or opens a private copy of it if this process can only read there.
 
     Returns:
-        The buffer, and how many items of a copy were overwritten while they were copied; None if it
-        is no copy.
+        The buffer, and the number of items that were overwritten while they were copied; None if
+        no copy was made.
     """
     scratch_dir = directory_of(scratch_dir)
     with Directory.open(scratch_dir, reading=True) as directory:
@@ -110,7 +108,7 @@ def open_to_read(
 
 
 def _buffer_of(engine: Engine, **options: Any) -> ReplayBuffer:
-    """The buffer of an engine, which it owns from now on."""
+    """Returns a buffer that owns the engine."""
     try:
         from shmbuffer.buffers.reopened import from_engine
 

@@ -1,10 +1,10 @@
-"""The coordinator: makes or recovers the directory, starts and supervises collectors, ends the run.
+"""The coordinator: creates or recovers the directory, supervises collectors, ends the run.
 
      coordinator ──creates, recovers──▶ directory ◀──attach── collectors, learners
           └──spawns, watches, reaps, restarts──▶ collectors
 
-It is not in the data path. When it is killed, collectors and learners go on; a new coordinator with
-``on_existing="recover"`` takes over the directory while they run, and owns it if it is temporary.
+It is not in the data path. If it is killed, collectors and learners keep running. A new coordinator
+with ``on_existing="recover"`` takes over the directory meanwhile, and owns it if it is temporary.
 """
 
 from __future__ import annotations
@@ -51,27 +51,27 @@ class Coordinator:
     The buffer is a ``TensorDictPrioritizedReplayBuffer``, or, with ``alpha=None``, a
     ``TensorDictReplayBuffer``; ``attach`` finds it recorded in the directory. Close the
     coordinator, or use ``with``; it is also closed by the end of the interpreter, and by SIGTERM
-    once it has spawned a process. Every method of a closed one is a BufferClosedError.
+    once it has spawned a process. Every method of a closed coordinator raises BufferClosedError.
 
     Args:
-        scratch_dir: the directory; None makes a temporary one, which is removed in the end.
+        scratch_dir: the directory; None creates a temporary one, which is removed at the end.
         capacity: number of items; optional with ``on_existing="recover"``.
         alpha: priority exponent, by default 0.6; None for a buffer without priorities.
         beta: exponent of the importance weights, by default 0.4.
         eps: added to every priority, by default 1e-8.
-        batch_size: of ``sample()`` here, and after ``attach``.
+        batch_size: default size of a sample, here and after ``attach``.
         priority_key: entry of a tensordict with priorities, by default "td_error".
         on_existing: what to do with an existing buffer: "error"; "recover" it, or take it over
             if living processes use it; "overwrite": remove it and create a new one.
-        auto_cleanup: whether the end of the coordinator removes the buffer's files, and the
-            directory if it was made for them. None: only if it is a temporary one.
-        example: a tensordict like one item of the buffer, or like a batch. Makes the files at once,
-            so that too little space is an error here and not at the first write.
+        auto_cleanup: if True, the end of the coordinator removes the buffer's files, and the
+            directory if it was created for them. None: only if the directory is temporary.
+        example: a tensordict like one item of the buffer, or like a batch. The files are created
+            at once, so that too little space is an error here instead of at the first write.
         ndim: leading dimensions of a batch in the storage (as in TorchRL), by default 1.
         storage: by default "LazyMemmapStorage", for items of one form; "LazyStackStorage" for items
             of any shapes; "CompressedListStorage" to compress them.
         max_bytes: size of these two in bytes; needed to create the buffer.
-        checksum: whether items have checksums; without, nothing is promised for a power cut.
+        checksum: if True, items have checksums; without them, a power cut may damage items.
         reserve: ``"all"``: take the space of all items when the files are made, so that a disk that
             becomes full later stops no writer. ``"steps"`` (rows only) and False: see
             `LazyMemmapStorage`. A directory keeps what it was created with.
@@ -91,12 +91,12 @@ class Coordinator:
             ``generator``, ``rank``, ``device`` (where samples are sent); of records ``pad_output``,
             ``compression_fn``, ``decompression_fn``.
 
-    Recorded values have precedence over defaults. A given ``capacity``, ``alpha``, ``eps``,
-    ``ndim``, ``storage`` or ``max_bytes`` that differs is an error; other given values replace the
-    recorded ones.
+    Recorded values have precedence over defaults. A ``capacity``, ``alpha``, ``eps``, ``ndim``,
+    ``storage`` or ``max_bytes`` that differs from the recorded one is an error; other values
+    replace the recorded ones.
 
     Raises:
-        BufferExistsError: there is a buffer and ``on_existing`` is "error".
+        BufferExistsError: a buffer exists and ``on_existing`` is "error".
         BufferInUseError: the directory has a coordinator, or is to be overwritten and is in use;
             ``pids``.
         BufferNotFoundError: nothing to recover, and no ``capacity`` to create one.
@@ -186,7 +186,7 @@ class Coordinator:
 
     @property
     def buffer(self) -> ReplayBuffer:
-        """The buffer, for this process; the first access makes it, and imports torch."""
+        """Buffer of this process; the first access creates it, and imports torch."""
         self._check_open()
         if self._buffer is None:
             from shmbuffer.buffers.reopened import from_engine
@@ -196,12 +196,12 @@ class Coordinator:
 
     @property
     def capacity(self) -> int:
-        """The recorded number of items."""
+        """Recorded capacity: the largest number of items."""
         return self._engine.settings.capacity
 
     @property
     def report(self) -> RecoveryReport | None:
-        """The report of the recovery, if this coordinator has recovered the directory."""
+        """Report of the recovery, if this coordinator has recovered the directory."""
         return self._engine.report
 
     @property
@@ -225,11 +225,11 @@ class Coordinator:
         return self._closed
 
     def stats(self) -> dict[str, Number]:
-        """One consistent flat dict of numbers; watch/stats.py has the table of its keys.
+        """Returns a consistent flat dict of numbers; watch/stats.py has the table of its keys.
 
-        Rates are since the last call. Since the start: ``processes`` (spawned and running),
-        ``deaths``, ``restarts``, and ``held_back_s``, seconds in which the kernel has slowed a
-        writer down to the speed of a disk. Cost: some ten microseconds.
+        Rates count from the last call. ``processes`` (spawned and running), ``deaths``,
+        ``restarts`` and ``held_back_s`` (seconds in which the kernel throttled a writer) count
+        from the start. Cost: some ten microseconds.
         """
         self._check_open()
         return self._meter.read() | self._supervisor.counts()
@@ -245,31 +245,31 @@ class Coordinator:
         orphans: Orphans = "stop",
         name: str | None = None,
     ) -> list[Spawned]:
-        """Start ``n`` processes that run ``target(scratch_dir, index, *args)``, and watch them.
+        """Starts ``n`` processes that run ``target(scratch_dir, index, *args)``, and watches them.
 
         The processes are spawned, not forked: ``target`` and ``args`` are pickled, the target is a
         function of a module, and a script needs its ``if __name__ == "__main__":``. With a target
         by name, ``"package.module:function"``, they import only that module, not the script; they
         warn if it imports torch, which the NumPy client does not need. The index counts from 0 in
         every call, in the order of the result. A target attaches by path, as a "collector". When
-        the coordinator closes, SIGTERM unwinds it like SystemExit. If the coordinator is killed, it
-        goes on until the next one spawns the same name (``orphans``), or ``shmbuffer stop``.
+        the coordinator closes, SIGTERM raises SystemExit in it. If the coordinator is killed, the
+        process runs until the next one spawns the same name (``orphans``), or ``shmbuffer stop``.
 
-        When the target has ended, its ``atexit`` functions run, its threads are waited for, and an
-        attached buffer is closed. Then the process exits (``os._exit``): close your files.
+        When the target has ended, its ``atexit`` functions run, its threads are joined, and an
+        attached buffer is closed. Then the process exits with ``os._exit``: close your files.
 
-        If the first call raises, and nothing has been written, the close of the coordinator removes
-        the buffer that it has created, so that the corrected program can create it.
+        If the first call raises and nothing has been written, closing the coordinator removes the
+        buffer that it has created, so that the corrected program can create it.
 
         A death is reported (``deaths``, and a warning of the logger "shmbuffer.service"), and the
-        claims of the process are free again within milliseconds.
+        claims of the process are released within milliseconds.
 
         Args:
             target: the function, or its name; the result is ignored.
             n: how many.
             *args: passed on, after the directory and the index.
-            restart: whether a process that dies is started again, with the same index; not if it
-                returns, or ends on Ctrl-C. After two deaths in a row at an age below 5 s, or in the
+            restart: if True, a process that dies is started again with the same index, unless it
+                returned or ended on Ctrl-C. After two deaths in a row before 5 s, or in the
                 same place, there is a growing pause, and one line instead of a traceback.
             orphans: what to do with processes of the same name that a killed coordinator of the
                 directory has left running: "stop" ends them (SIGTERM, SIGKILL after ``grace_s``),
@@ -280,11 +280,11 @@ class Coordinator:
 
         Raises:
             BufferUnlinkedError: the directory was removed, moved or replaced.
-            BufferInUseError: an orphan in another container cannot be ended from here; ``pids``.
+            BufferInUseError: an orphan in another container cannot be ended; ``pids``.
             ValueError: ``n`` is negative; an invalid ``orphans`` or name of a target.
-            TypeError: the target or an argument cannot be pickled, or the named target not called;
-                the target or ``n`` is something else.
-            ModuleNotFoundError, AttributeError: no module, or no function, of that name.
+            TypeError: the target or an argument cannot be pickled, or the named target cannot be
+                called; the target or ``n`` has another type.
+            ModuleNotFoundError, AttributeError: no module or function has that name.
             RuntimeError: a spawned process cannot import the main module of this program, or would
                 run the program again: it has no ``if __name__ == "__main__":``.
             OSError: the system cannot start another process.
@@ -302,20 +302,20 @@ class Coordinator:
 
     @property
     def rate_limiter(self) -> RateLimiter | None:
-        """Keeps writers and samplers in step, for all processes, or None."""
+        """Rate limiter of all processes, or None."""
         self._check_open()
         return self._engine.limiter
 
     def set_rate(
         self, limiter: RateLimiter | EllipsisType | None = ..., **changes: Any
     ) -> RateLimiter | None:
-        """Change the rate limiter of a running buffer, and return it; None removes it.
+        """Changes the rate limiter of a running buffer, and returns it; None removes it.
 
             coordinator.set_rate(samples_per_insert=8)     # other settings stay
             coordinator.set_rate(RateLimiter(samples_per_insert=8, min_size=1_000))
 
-        Waiting calls check again at once. The ratio counts from now on; items that a queue has
-        delivered stay delivered.
+        Waiting calls check the new limits at once. The ratio counts from now on; items that a queue
+        has delivered stay delivered.
 
         Raises:
             TypeError: a limiter and changes, or neither; an unknown argument of `RateLimiter`.
@@ -331,29 +331,29 @@ class Coordinator:
         return self._engine.limiter
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until no spawned process runs or is to be restarted; whether that is so."""
+        """Waits until no spawned process runs or is to be restarted; False after the timeout."""
         self._check_ours()
         return self._supervisor.join(timeout)
 
     def wait_for_deaths(self, count: int, timeout: float | None = None) -> bool:
-        """Wait until ``deaths`` has ``count`` entries; whether it has."""
+        """Waits until ``deaths`` has ``count`` entries; False after the timeout."""
         self._check_ours()
         return self._supervisor.wait_for_deaths(count, timeout)
 
     def clients(self) -> list[Client]:
-        """The registry: this coordinator, and every process that has attached."""
+        """Returns the clients in the registry: this coordinator, and every attached process."""
         self._check_open()
         return self._engine.clients()
 
     def flush(self) -> None:
-        """Write all committed items to disk, while writers go on; DurabilityError: that failed."""
+        """Writes all committed items to disk while writers continue; DurabilityError on failure."""
         self._check_open()
         self._engine.flush()
 
     def close(self) -> None:
-        """End the run: stop spawned processes, leave the directory, remove a temporary one.
+        """Ends the run: stops spawned processes, leaves the directory, removes a temporary one.
 
-        Other processes go on. Idempotent; in a fork of this process it does nothing.
+        Other processes keep running. Idempotent; in a fork of this process it does nothing.
         """
         if os.getpid() != self._pid:
             return

@@ -1,11 +1,11 @@
-"""The main module of a program that spawns: spawned processes import it, to find the target.
+"""Checks of the main module of a program, which spawned processes import to find their target.
 
     parent:  spawn ──▶ require_importable ──▶ the target and its arguments are pickled ──▶ start
     child:   import the main module, as __mp_main__ ──▶ unpickle ──▶ the target
                 └── makes a coordinator itself: `refuse_while_imported`
     by name: require_named, and the child imports the target's module alone (process.py)
 
-multiprocessing would notice most of these errors in the child only.
+multiprocessing would notice most of these errors only in the child.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from types import FrameType
 from shmbuffer.service.process import Named
 
 UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError)
-"""Errors of a pickler for an object that cannot be pickled."""
+"""Errors that a pickler raises for an object that cannot be pickled."""
 
 GUARD = 'if __name__ == "__main__":'
 _OTHER_GUARD = "current_process"  # whose name is used; parent_process() is not set yet
 
 
 def refuse_while_imported(scratch_dir: object) -> None:
-    """RuntimeError in a spawned process whose main module makes a coordinator on import."""
+    """Raises RuntimeError in a spawned process whose main module makes a coordinator on import."""
     if getattr(process.current_process(), "_inheriting", False):
         raise RuntimeError(
             f"{scratch_dir}: the spawned process {process.current_process().name} imports the main "
@@ -43,7 +43,7 @@ def refuse_while_imported(scratch_dir: object) -> None:
 
 
 def require_importable(scratch_dir: object, target: object, args: Sequence[object]) -> None:
-    """RuntimeError for a program whose main module a spawned process cannot import."""
+    """Raises RuntimeError if a spawned process cannot import the main module of the program."""
     refuse_while_imported(scratch_dir)
     imported = spawn.get_preparation_data("")
     name, path = imported.get("init_main_from_name"), imported.get("init_main_from_path")
@@ -66,7 +66,7 @@ def require_importable(scratch_dir: object, target: object, args: Sequence[objec
 
 
 def _require_guard(scratch_dir: object) -> None:
-    """RuntimeError if a process that imports the main module would spawn again."""
+    """Raises RuntimeError if a process that imports the main module would spawn again."""
     if (line := _line_without_guard()) is not None:
         file = sys.modules["__main__"].__file__
         raise RuntimeError(
@@ -77,7 +77,7 @@ def _require_guard(scratch_dir: object) -> None:
 
 
 def require_named(scratch_dir: object, text: str, args: Sequence[object]) -> Named:
-    """A target by name, checked without importing its module, only the packages above it."""
+    """Checks a named target without importing its module, only the packages above it."""
     refuse_while_imported(scratch_dir)
     target = Named(text)
     if target.module.split(".")[-1] == "__main__":
@@ -120,7 +120,7 @@ def _no_module(scratch_dir: object, target: Named, why: str) -> str:
 
 
 def cannot_be_pickled(scratch_dir: object, target: object, error: Exception) -> TypeError:
-    """The error for a target, or arguments, that cannot be pickled."""
+    """Returns the error for a target, or arguments, that cannot be pickled."""
     name = getattr(target, "__qualname__", None) or type(target).__qualname__
     name = str(target) if isinstance(target, Named) else name
     return TypeError(
@@ -132,7 +132,7 @@ def cannot_be_pickled(scratch_dir: object, target: object, error: Exception) -> 
 
 
 def _defined_in_main(thing: object) -> str | None:
-    """The name of a thing that a pickle would look up in the main module, else None."""
+    """Returns the name of an object that a pickle would look up in the main module, or None."""
     while isinstance(thing, functools.partial):
         thing = thing.func
     thing = getattr(thing, "__self__", thing)  # of a method
@@ -141,7 +141,7 @@ def _defined_in_main(thing: object) -> str | None:
 
 
 def _line_without_guard() -> int | None:
-    """The running line of the main module, if every import of that module runs it too."""
+    """Returns the running line of the main module, if every import of that module runs it too."""
     # A program that uses __name__, or its process's name, anywhere is trusted to do so correctly.
     main = sys.modules["__main__"]
     frame: FrameType | None = sys._getframe()

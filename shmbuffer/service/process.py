@@ -1,11 +1,11 @@
-"""A spawned process: its target, how it starts, and how it ends.
+"""A spawned process: its target, its start and its end.
 
-    parent:  target, arguments ──▶ pickled ──▶ start; a target by its name is pickled as `Named`
-    child:   unpickle ──▶ check in (memory/directory/roster.py) ──▶ the target ──▶ how it ended
+parent:  target, arguments ──▶ pickled ──▶ start; a target by its name is pickled as `Named`
+child:   unpickle ──▶ check in (memory/directory/roster.py) ──▶ the target ──▶ record the end
 
-It is a ``spawn`` process of multiprocessing, but no daemon: it survives a killed coordinator. If
-the target is given by its name, ``"package.module:function"``, the process imports that module
-alone, never the parent's main module, and needs no torch before the function runs.
+It is a ``spawn`` process of multiprocessing, but not a daemon: it survives a killed coordinator. If
+the target is given by its name, ``"package.module:function"``, the process imports only that
+module, not the parent's main module, and needs no torch before the function runs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LIGHT = "collect with shmbuffer.numpy, which needs no torch, or import it where
 
 
 class Named:
-    """A function that is imported when it is called, ``"package.module:function"``."""
+    """A function given as ``"package.module:function"``, which is imported when it is called."""
 
     def __init__(self, text: str) -> None:
         self.module, _, self.function = text.partition(":")
@@ -56,7 +56,7 @@ class Named:
         return f"{self.module}:{self.function}"
 
     def __call__(self, scratch_dir: Path, index: int, *args: Any) -> object:
-        """Import the module, and run the function."""
+        """Imports the module, and runs the function."""
         given = "torch" in sys.modules
         me: Any = process.current_process()
         me._inheriting = True  # as while a main module is imported: see `refuse_while_imported`
@@ -74,7 +74,7 @@ class Named:
         return function(scratch_dir, index, *args)
 
     def found(self, module: object) -> Callable[..., object]:
-        """The function in its module; AttributeError, TypeError: there is none."""
+        """Returns the function; AttributeError or TypeError if the module has none of this name."""
         try:
             function = functools.reduce(getattr, self.function.split("."), module)
         except AttributeError:
@@ -88,7 +88,7 @@ class Named:
 
 
 def names_of(target: Callable[..., object]) -> tuple[str, str]:
-    """A short name for display, and the full one."""
+    """Returns a short name for display, and the full one."""
     if isinstance(target, Named):
         return target.function.rpartition(".")[2], f"{target.module}.{target.function}"
     while isinstance(target, functools.partial):
@@ -100,7 +100,7 @@ def names_of(target: Callable[..., object]) -> tuple[str, str]:
 
 
 def _without_main(name: str) -> dict[str, Any]:
-    """The data that multiprocessing sends to a child, without the main module."""
+    """Returns the data that multiprocessing sends to a child, without the main module."""
     told = spawn.get_preparation_data(name)
     return {key: value for key, value in told.items() if not key.startswith("init_main_from")}
 
@@ -121,10 +121,10 @@ class WithoutMain(popen_spawn_posix.Popen):
 class Process(SpawnProcess):
     """A spawned process: it runs the target, and exits without the teardown of Python."""
 
-    # After the target: multiprocessing's own duties, the wait for threads that are no daemons, and
-    # ``atexit`` functions, which close an attached buffer. Target and arguments are dropped, with
-    # the files that they hold open; the streams of Python and C are flushed. The teardown of Python
-    # would take seconds with torch, in which the process seems to ignore the signal.
+    # After the target come multiprocessing's own duties, the wait for non-daemon threads, and the
+    # ``atexit`` functions, which close an attached buffer. Target and arguments are dropped with
+    # the files that they hold open, and the streams of Python and C are flushed. The teardown of
+    # Python with torch would take seconds, in which the process seems to ignore the signal.
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class Process(SpawnProcess):
         self._failed = self._error = ""
 
     def run(self) -> None:
-        """Run the target, unless its entry is gone; SIGTERM and Ctrl-C raise SystemExit in it."""
+        """Runs the target, unless its roster entry is gone; SIGTERM and Ctrl-C raise SystemExit."""
         from shmbuffer.memory import attaching
 
         attaching.role_of_this_process = "collector"
@@ -192,18 +192,18 @@ class Process(SpawnProcess):
 
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
-"""Signals that a target unwinds on."""
+"""Signals that raise SystemExit in a target."""
 
 
 def _place_of(error: BaseException) -> str:
-    """A hash of the exception's type and where it was raised, without its message."""
+    """Returns a hash of the exception's type and where it was raised, without its message."""
     frames = traceback.extract_tb(error.__traceback__)
     place = [type(error).__qualname__, *(f"{frame.filename}:{frame.lineno}" for frame in frames)]
     return hashlib.sha256("\n".join(place).encode()).hexdigest()[:16]
 
 
 def hold_ctrl_c_back() -> None:
-    """Block SIGINT in this thread, and in processes that it starts until `Process.run`."""
+    """Blocks SIGINT in this thread, and in processes that it starts until `Process.run`."""
     # Otherwise Ctrl-C during their imports would print a traceback.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
@@ -214,7 +214,7 @@ def _unwind(number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _obey_no_more() -> None:
-    """Ignore further signals, which would interrupt the unwinding."""
+    """Ignores further signals, which would interrupt the unwinding."""
     # Not by SIG_IGN: child programs inherit it, and Python complains if a signal is pending.
     for number in ENDING:
         signal.signal(number, lambda *_: None)

@@ -1,6 +1,7 @@
-"""After a crash: recovery of a directory, and its report.
+"""Recovery of a directory after a crash, and its report.
 
-The memory floor does the work, in the first process to open the directory. It needs no torch.
+The package ``memory`` does the work, in the first process that opens the directory. No torch is
+needed.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ def recover(
     timeout: float = 60.0,
     on_progress: OnProgress | None = None,
 ) -> RecoveryReport:
-    """Recover a directory, and report what was found.
+    """Recovers a directory, and reports the result.
 
-    It is optional, as ``attach`` and ``Coordinator(on_existing="recover")`` recover by themselves.
-    It may be repeated, or killed, at any time. While living processes use the directory, only
-    remains of dead ones are cleaned up.
+    The call is optional, because ``attach`` and ``Coordinator(on_existing="recover")`` also recover
+    the directory. It may be repeated, or killed, at any time. While living processes use the
+    directory, only the remains of dead processes are cleaned up.
 
     Args:
         scratch_dir: the directory of the buffer.
@@ -43,14 +44,14 @@ def recover(
         The report; ``print`` shows it as a table.
 
     Raises:
-        BufferNotFoundError: there is no buffer.
+        BufferNotFoundError: the directory contains no buffer.
         FormatError, CorruptBufferError, UnsafePathError, ReadOnlyError: it cannot be used; nothing
             was changed.
         BufferInUseError: with ``verify``, while living processes use the buffer; ``pids``.
-        AttachTimeout: another process held it all the time.
+        AttachTimeout: another process locked it all the time.
 
-    Cost: some tens of milliseconds a million items; to verify, one read of all bytes, some seconds
-        for 10 GB in memory.
+    Cost: some tens of milliseconds per million items. Verifying reads all bytes once, which takes
+    some seconds for 10 GB in memory.
     """
     began, before = time.perf_counter_ns(), _mended(scratch_dir)
     existing: Existing = "verify" if verify else "recover"

@@ -4,7 +4,7 @@ Always true
   1. Nothing is changed in a directory that has a coordinator, and there is one at a time: it holds
      ``coordinator.lock``.
   2. A start that fails leaves no new buffer without items.
-  3. What is to be removed in the end is removed, also after a signal (memory/directory/removal.py).
+  3. A temporary directory is removed at the end, also after a signal (memory/directory/removal.py).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger("shmbuffer.service")
 
 
 class RunDirectory:
-    """A directory that this coordinator alone runs; arguments and errors are ``Coordinator``'s."""
+    """The directory of one coordinator; arguments and errors are those of ``Coordinator``."""
 
     def __init__(
         self,
@@ -97,11 +97,11 @@ class RunDirectory:
             self._undo = undo.pop_all()
 
     def abandon(self) -> None:
-        """After a failed start, leave the directory as it was found."""
+        """Restores the directory to its earlier state after a failed start."""
         self._undo.close()
 
     def begin(self) -> None:
-        """After the start: from now on `leave` removes what is to be removed."""
+        """Ends the start: from now on `leave` removes the buffer if that was asked for."""
         if self._auto_cleanup is not False:
             if self._is_temporary or self.engine.take_ownership():
                 self._remove = self.engine.cleanup
@@ -110,7 +110,7 @@ class RunDirectory:
         self._undo.pop_all()
 
     def leave(self) -> None:
-        """Remove what is to be removed, and unlock. The handle stays open."""
+        """Removes the buffer if that was asked for, and unlocks. The handle stays open."""
         try:
             if self._remove is not None:
                 self._remove()
@@ -118,18 +118,18 @@ class RunDirectory:
             self._lock.close()
 
     def forget_if_unused(self) -> None:
-        """After a refused spawn, remove a new buffer that no process has used."""
+        """Removes a new buffer that no process has used, after a refused spawn."""
         if len(self.engine.clients()) == 1 and not self.engine.stats()["weights_version"]:
             self._forget_what_was_just_made()
 
     def _forget_what_was_just_made(self) -> None:
-        """Remove a new buffer without items, which the next start would find."""
+        """Removes a new buffer without items, which the next start would find."""
         if self._has_created and self.engine.ring() is None:
             self.engine.cleanup()
 
 
 def hold_lock(scratch_dir: Path) -> Lock:
-    """Take ``coordinator.lock`` until it is closed, or this process ends; not for children."""
+    """Takes ``coordinator.lock`` until it is closed, or this process ends; not for children."""
     # The file stays when it is released: a new file would be another lock.
     purpose = "is its coordinator"
     with Directory.open(scratch_dir) as directory:

@@ -1,4 +1,4 @@
-"""Ends processes that are not our children: all of a directory's, or orphans of a name.
+"""Ends processes that are not our children: all clients of a directory, or orphans by name.
 
      SIGTERM and SIGCONT ──the grace──▶ SIGKILL
 
@@ -31,10 +31,10 @@ from shmbuffer.memory.system.identity import Identity
 from shmbuffer.memory.system.region import Directory
 
 AFTER_KILL_S = 5.0
-"""How long the kernel may take after SIGKILL: the process may wait for a disk."""
+"""Time that the kernel may need after SIGKILL, because the process may wait for a disk."""
 
 ROUNDS = 3
-"""How often we look for processes of a role: new ones may have attached meanwhile."""
+"""Number of searches for processes of a role, because new ones may have attached meanwhile."""
 
 ORDER = (Role.COLLECTOR, Role.CLIENT, Role.LEARNER, Role.COORDINATOR)
 
@@ -43,7 +43,7 @@ How = Literal["ended", "killed", "left"]
 
 @dataclass(frozen=True)
 class Stopped:
-    """A process that `stop` dealt with."""
+    """A process that `stop` has ended or left running."""
 
     pid: int  # in its own pid namespace
     role: str  # the last of its handles in `ORDER`; "collector" if it was spawned and has none
@@ -52,12 +52,12 @@ class Stopped:
     why: str = ""  # it was left
 
     def to_json(self) -> dict[str, Any]:
-        """A dict of plain values."""
+        """Returns a dict of plain values."""
         return asdict(self)
 
 
 def end(processes: Collection[Identity], grace_s: float) -> dict[Identity, How]:
-    """End processes by SIGTERM, after the grace by SIGKILL; returns how each has ended."""
+    """Ends processes with SIGTERM, then SIGKILL; returns how each has ended."""
     pidfds = {who: pidfd for who in processes if (pidfd := identity.opened(who)) is not None}
     try:
         for pidfd in pidfds.values():
@@ -81,9 +81,9 @@ def end(processes: Collection[Identity], grace_s: float) -> dict[Identity, How]:
 
 
 def stop(scratch_dir: str | os.PathLike[str], *, grace_s: float = 5.0) -> list[Stopped]:
-    """End every client of a buffer but this process, in the `ORDER` of roles.
+    """Ends every client of a buffer except this process, in the `ORDER` of roles.
 
-    It takes at most the grace for each role. Returns how each process has ended.
+    It takes at most the grace period for each role. Returns how each process has ended.
     """
     with ExitStack() as undo:
         directory = undo.enter_context(Directory.open(scratch_dir))
@@ -126,7 +126,7 @@ def is_being_stopped(scratch_dir: Path) -> bool:
 def _present(
     registry: Registry, scratch_dir: Path, last: Role, done: Collection[Identity]
 ) -> dict[Identity, tuple[Role, str]]:
-    """The living processes of roles up to ``last`` that are not done, with role and name."""
+    """Returns the remaining living processes of roles up to ``last``, with role and name."""
     found: dict[Identity, tuple[Role, str]] = {}
     with suppress(BufferNotFoundError):  # the coordinator has removed it
         for one in roster.living(scratch_dir):
@@ -156,7 +156,7 @@ def _send(pidfd: int, number: int) -> None:
 
 
 def _still_there(pidfds: Collection[int], seconds: float) -> set[int]:
-    """The processes that run after so many seconds."""
+    """Returns the processes that still run after ``seconds``."""
     left, deadline_s = set(pidfds), time.monotonic() + seconds
     while left:
         remaining_s = deadline_s - time.monotonic()

@@ -1,12 +1,12 @@
 """Supervision of collectors: starts them, notices deaths, and restarts them if asked to.
 
 Deaths of spawned processes are seen through pidfds, so their slots are free within milliseconds.
-Other clients of the directory are looked at in the registry twice a second; they are reported and
-reaped, but not restarted. Before a name is spawned, processes of an earlier coordinator with that
-name are ended, or adopted.
+Other clients of the directory are checked in the registry twice a second; dead clients are reported
+and reaped, but not restarted. Before a name is spawned, processes of an earlier coordinator with
+that name are ended or adopted.
 
 Always true
-  1. A spawned process depends on nothing here: if this process is killed, it goes on.
+  1. A spawned process does not depend on this process: it keeps running if this one is killed.
   2. An orderly end of this process (``stop``, the end of the interpreter, SIGTERM unless the
      program handles it) stops the processes that it has spawned, and no others.
   3. Only the watcher starts processes, and it notes each under the lock: an interrupt of the main
@@ -53,7 +53,7 @@ _HERE = (ProcessState.RUNNING, ProcessState.STOPPED)
 log = logging.getLogger("shmbuffer.service")
 
 SCAN_S = 0.5
-"""How often the registry is read for new clients, and for deaths of processes not spawned here."""
+"""Interval of reading the registry for new clients, and for deaths of other processes."""
 
 ASKED_TO_END = (0, -signal.SIGINT, 128 + signal.SIGINT)
 """Exit codes of a process that is not restarted: it returned, or got Ctrl-C."""
@@ -92,7 +92,7 @@ class Supervisor:
 
     @property
     def processes(self) -> list[Spawned]:
-        """The spawned processes, in order, ended ones included."""
+        """Spawned processes in order, also ended ones."""
         return list(self._children.all)
 
     def counts(self) -> dict[str, Number]:
@@ -114,7 +114,7 @@ class Supervisor:
         orphans: Orphans = "stop",
         name: str | None = None,
     ) -> list[Spawned]:
-        """See ``Coordinator.spawn``."""
+        """Starts and watches processes; arguments and errors as in ``Coordinator.spawn``."""
         if not (callable(target) or isinstance(target, str)):
             raise TypeError(
                 f"spawn() takes the target first, a function or its name, not {target!r}; "
@@ -181,15 +181,15 @@ class Supervisor:
         return new
 
     def join(self, timeout: float | None = None) -> bool:
-        """See ``Coordinator.join``."""
+        """Waits until no spawned process runs or is to be restarted; False after the timeout."""
         return self._wait_for(self._children.have_ended, timeout)
 
     def wait_for_deaths(self, count: int, timeout: float | None = None) -> bool:
-        """See ``Coordinator.wait_for_deaths``."""
+        """Waits until ``deaths`` has ``count`` entries; False after the timeout."""
         return self._wait_for(lambda: len(self.deaths) >= count, timeout)
 
     def stop(self) -> None:
-        """End the spawned processes (SIGTERM, then SIGKILL), then the watch. Idempotent."""
+        """Ends the spawned processes (SIGTERM, then SIGKILL), then the watch. Idempotent."""
         if os.getpid() != self._pid:
             return
         with self._changed:
@@ -255,7 +255,7 @@ class Supervisor:
                 os.eventfd_write(self._wake_up, 1)
 
     def _note_end(self, child: Spawned) -> None:
-        """Reap and report one of our processes that has ended, and schedule its restart."""
+        """Reaps and reports a spawned process that has ended, and schedules its restart."""
         entries = [client for client in self._clients() if client.pid == child.pid]
         where = self._scratch_dir, child.file
         words = self._asked(lambda: roster.last_words(*where), roster.LastWords())
@@ -309,7 +309,7 @@ class Supervisor:
     # ---- the other clients ----
 
     def _look_at_registry(self) -> None:
-        """Reap dead clients, report those that are not ours, and record what the registry holds."""
+        """Reaps dead clients, reports those not spawned here, and records the registry's state."""
         if self._engine.pages.prefault:
             self._asked(self._engine.ring, None)  # it begins where a schema is seen
         self._asked(self._engine.seat.require_linked, None)
@@ -339,7 +339,7 @@ class Supervisor:
         return self._asked(lambda: is_being_stopped(self._scratch_dir), False)
 
     def _asked(self, question: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
-        """The answer of the engine or the files; after an error our processes are still watched."""
+        """Returns the answer of the engine or the files; an error does not end the supervision."""
         if self._buffer_is_gone:
             return otherwise
         try:

@@ -1,4 +1,4 @@
-"""The panels of the report. Each draws on its axes, or returns why it has nothing to show."""
+"""The panels of the report. Each draws on its axes, or returns the reason why it is empty."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _clients(axes: Axes, look: Look, line: Timeline) -> None:
 
 
 def stays(line: Timeline, look: Look) -> list[tuple[str, float, float, bool]]:
-    """Names of clients, when they joined and ended, and whether they died."""
+    """Returns for each client: name, times of its begin and end, and True if it died."""
     alive = {client["incarnation"] for client in look.living}
     here = {client["incarnation"] for client in look.found["clients"]}
     order = {"collector": 1, "client": 2, "learner": 3}
@@ -224,7 +224,7 @@ def _ages(axes: Axes, look: Look) -> str | None:
 def _spread(
     axes: Axes, values: Any, masses: Floats, edges: Floats, shown: Any = slice(None)
 ) -> None:
-    """Histograms of the items, and of their chances to be drawn by mass; in percent."""
+    """Draws histograms of the items and of their probability to be drawn, in percent."""
     bins = edges.tolist()
     each = np.full(len(values), 100 / len(values))
     axes.hist(values[shown], bins, weights=each[shown], color=WRITTEN, alpha=0.6, label="items")
@@ -236,7 +236,7 @@ def _spread(
 
 
 def _oldest(look: Look, age: int) -> str:
-    """When the oldest item was written, if the history reaches back so far."""
+    """Returns the age of the oldest item in words, as far as the history reaches back."""
     line = look.timeline
     if line is None:
         return ""
@@ -249,7 +249,7 @@ def _oldest(look: Look, age: int) -> str:
 def _collectors(axes: Axes, look: Look) -> str | None:
     if look.item_stats is None or not len(look.item_stats.sources):
         return "the buffer is empty"
-    # Items that were loaded have sources of their own, which name no client.
+    # Loaded items have sources of their own, which do not name a client.
     sources = np.minimum(look.item_stats.sources, np.uint64(layout.INCARNATIONS))
     sources, counts = np.unique(sources, return_counts=True)
     order = np.argsort(-counts, kind="stable")
@@ -336,7 +336,7 @@ def _log(axes: Axes, axis: Any) -> None:
 
 
 def date(time_s: float) -> Any:
-    """A time of the local clock, for matplotlib."""
+    """Returns a time of the local clock, for matplotlib."""
     return datetime.fromtimestamp(time_s)
 
 

@@ -1,6 +1,6 @@
 """Events of a buffer, derived from the difference of two looks at it.
 
-There is no log of events. What begins and ends between two looks shows only in the counters.
+There is no log of events. A client that joins and ends between two looks is seen only in counters.
 
     alive ──▶ dead                    died; its entry is not freed yet
     alive ──▶ no entry, reaped grew   died, and was reaped (or a recovery retired it)
@@ -92,7 +92,7 @@ def between(before: Mapping[str, Any], now: Mapping[str, Any]) -> Difference:
 def _departed(
     before: Mapping[str, Any], now: Mapping[str, Any], missing: Sequence[Client]
 ) -> list[tuple[Client, Kind]]:
-    """The counter of reaped clients says how many of the missing died, not which."""
+    """Returns how each missing client ended; the counter of reaped clients tells only the sum."""
     living = [client for client in missing if client["alive"]]
     reaped = _grown("reaped", before, now) - (len(missing) - len(living))
     how: Kind = "left" if reaped <= 0 else "died" if reaped >= len(living) else "left or died"

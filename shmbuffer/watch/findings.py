@@ -1,7 +1,7 @@
 """Signs of an unhealthy replay buffer, in words: one small function for each.
 
 A finding is a hint, not an error. Each has a threshold, with its reason next to it. With a history
-they judge the chosen part of it, else the counters since the buffer was made.
+the chosen part of it is judged, otherwise the counters since the creation of the buffer.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Finding:
 
 
 MANY_DRAWS = 512
-"""Draws per insert. DQN draws an item 8 times, SAC with a batch of 256 for each step 256 times;
-learners are not tuned for twice that, and overfit old items."""
+"""Draws per insert. DQN draws an item 8 times, SAC with a batch of 256 for each step 256 times.
+Learners that draw twice as often overfit old items."""
 
 FEW_DRAWS = 0.5
 """Draws per insert of a full buffer, below which most items are never drawn."""
@@ -38,14 +38,14 @@ ENOUGH_ITEMS = 1000
 """Items that have to be written or drawn for a ratio of the two to mean something."""
 
 LATE_UPDATES = 0.1
-"""Share of priorities that come after their item was overwritten: this share of the learner's
-results is lost. A buffer that holds a thousand times a learner's step has none."""
+"""Share of priorities that arrive after their item was overwritten, so that this share of the
+learner's results is lost. A buffer that holds a thousand times a learner's step has none."""
 
 ENOUGH_UPDATES = 100
 
 QUIET_S = 30.0
-"""Time without an insert or a draw although a process for it is alive: longer than a step of any
-environment or learner that we know, but an evaluation or a reset may take longer."""
+"""Time without an insert or a draw although a process for it is alive. Steps of all environments
+and learners that we know are shorter, but an evaluation or a reset may take longer."""
 
 SILENT_S = 60.0
 """Seconds after which one collector counts as silent, while others write."""
@@ -72,7 +72,7 @@ STANDSTILL_S = 10.0
 
 
 def all_clients_dead(look: Look) -> str | None:
-    """All clients have died."""
+    """Reports that all clients have died."""
     dead = [client for client in look.found["clients"] if not client["alive"]]
     if look.living or not dead or not look.found["needs_recovery"]:
         return None
@@ -87,7 +87,7 @@ def all_clients_dead(look: Look) -> str | None:
 
 
 def coordinator_dead(look: Look) -> str | None:
-    """The coordinator died, and other clients go on."""
+    """Reports that the coordinator died while other clients keep running."""
     if look.timeline is None or not look.living or look.coordinator is not None:
         return None
     last = look.timeline.recorder
@@ -100,17 +100,17 @@ def coordinator_dead(look: Look) -> str | None:
 
 
 def no_insert(look: Look) -> str | None:
-    """Nothing is written, although a process that has written is alive."""
+    """Reports that nothing is written, although a process that has written is alive."""
     return _quiet(look, "inserts", "no insert")
 
 
 def no_draw(look: Look) -> str | None:
-    """Nothing is drawn, although a process that has drawn is alive."""
+    """Reports that nothing is drawn, although a process that has drawn is alive."""
     return _quiet(look, "batches_sampled", "nothing was drawn")
 
 
 def silent_collector(look: Look) -> str | None:
-    """One collector writes nothing, while others do."""
+    """Reports a collector that writes nothing while others do."""
     writers = [client for client in look.living if client["role"] == "collector"]
     silent = []
     for client in writers:
@@ -130,10 +130,10 @@ def silent_collector(look: Look) -> str | None:
 
 
 def dies_again(look: Look) -> str | None:
-    """The same process dies again and again."""
+    """Reports a process that dies again and again."""
     if look.timeline is None:
         return None
-    # Clients that a recovery found dead died together, not of a fault of their own.
+    # Clients that a recovery found dead died together, so that none of them caused its death.
     died = [
         one
         for one in look.timeline.events
@@ -149,7 +149,7 @@ def dies_again(look: Look) -> str | None:
 
 
 def drawn_too_often(look: Look) -> str | None:
-    """Each item is drawn very often, and no rate limiter asks for it."""
+    """Reports that items are drawn very often, although no rate limiter asks for it."""
     inserts, sampled = look.total("inserts"), look.total("items_sampled")
     if look.found["counters"].get("samples_per_insert"):
         return None
@@ -159,7 +159,7 @@ def drawn_too_often(look: Look) -> str | None:
 
 
 def overwritten_undrawn(look: Look) -> str | None:
-    """Most items are never drawn, of a buffer that is drawn from."""
+    """Reports that most items are overwritten before they are drawn."""
     counters = look.found["counters"]
     inserts, sampled = look.total("inserts"), look.total("items_sampled")
     if counters["length"] < counters["elements"] or inserts < ENOUGH_ITEMS:
@@ -171,7 +171,7 @@ def overwritten_undrawn(look: Look) -> str | None:
 
 
 def late_updates(look: Look) -> str | None:
-    """Priorities come too late."""
+    """Reports that priorities arrive too late."""
     applied, stale = look.total("updates_applied"), look.total("updates_stale")
     if applied + stale < ENOUGH_UPDATES or stale <= LATE_UPDATES * (applied + stale):
         return None
@@ -180,7 +180,7 @@ def late_updates(look: Look) -> str | None:
 
 
 def never_updated(look: Look) -> str | None:
-    """There are priorities, but no learner updates them."""
+    """Reports that no learner updates the priorities."""
     if not look.found["counters"]["prioritized"] or look.total("items_sampled") < ENOUGH_ITEMS:
         return None
     if look.total("updates_applied") + look.total("updates_stale"):
@@ -189,7 +189,7 @@ def never_updated(look: Look) -> str | None:
 
 
 def few_have_the_mass(look: Look) -> str | None:
-    """A few items get nearly all draws."""
+    """Reports that a few items get nearly all draws."""
     if look.item_stats is None:
         return None
     masses = np.sort(look.item_stats.masses)[::-1]
@@ -202,7 +202,7 @@ def few_have_the_mass(look: Look) -> str | None:
 
 
 def drawn_again(look: Look) -> str | None:
-    """Rows are overwritten while they are copied."""
+    """Reports that rows are overwritten while they are copied."""
     redraws, sampled = look.total("redraws"), look.total("items_sampled")
     if sampled < ENOUGH_ITEMS or redraws <= REDRAWN * sampled:
         return None
@@ -211,7 +211,7 @@ def drawn_again(look: Look) -> str | None:
 
 
 def writers_wait(look: Look) -> str | None:
-    """Writers wait for slots."""
+    """Reports that writers wait for slots."""
     if not look.seconds or look.total("waits") <= WAITS_PER_S * look.seconds:
         return None
     rate = look.total("waits") / look.seconds
@@ -219,7 +219,7 @@ def writers_wait(look: Look) -> str | None:
 
 
 def evicted_early(look: Look) -> str | None:
-    """Items are evicted because bytes run out, long before the room for items does."""
+    """Reports evictions because the byte ring is full long before the capacity is reached."""
     counters = look.found["counters"]
     fill = counters["length"] / counters["elements"]
     if look.found["records"] is None or not look.total("evicted") or fill >= EARLY_EVICTION:
@@ -229,7 +229,7 @@ def evicted_early(look: Look) -> str | None:
 
 
 def history_stands_still(look: Look) -> str | None:
-    """The coordinator is alive, but records nothing."""
+    """Reports that the coordinator is alive but records nothing."""
     coordinator = look.coordinator
     if look.timeline is None or coordinator is None:
         return None
@@ -264,13 +264,13 @@ ALL: tuple[Callable[[Look], str | None], ...] = (
 
 
 def judge(look: Look) -> list[Finding]:
-    """Returns what looks unhealthy, the most urgent first."""
+    """Returns the findings, the most urgent first."""
     said = ((one.__name__, one(look)) for one in ALL)
     return [Finding(name, says) for name, says in said if says is not None]
 
 
 def verdict(look: Look, findings: Sequence[Finding]) -> str:
-    """Returns the headline."""
+    """Returns the headline of the report."""
     if not findings:
         written = look.found["counters"]["write_count"]
         return "looks healthy" if written else "nothing has been written yet"
@@ -278,7 +278,7 @@ def verdict(look: Look, findings: Sequence[Finding]) -> str:
 
 
 def _quiet(look: Look, counter: str, says: str) -> str | None:
-    """For how long a counter stood still, if a client that has counted is alive, in any role."""
+    """Reports how long a counter has not grown, if a client that has increased it is alive."""
     if look.timeline is None or not any(one["counters"][counter] for one in look.living):
         return None
     quiet_s = look.timeline.quiet_s(counter)

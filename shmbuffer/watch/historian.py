@@ -1,4 +1,4 @@
-"""The coordinator's part that writes the history of a buffer.
+"""Recording of a buffer's history by its coordinator.
 
      registry, counters ──a look, without the mutex──▶ Historian ──▶ .shmbuffer/history
 
@@ -40,7 +40,7 @@ log = logging.getLogger("shmbuffer.service")
 
 @dataclass(frozen=True)
 class Death:
-    """A client that ended without leaving."""
+    """A client that ended without closing its handle."""
 
     pid: int  # of the dead process
     role: str  # in the registry; "collector" for a spawned process without an entry
@@ -53,7 +53,7 @@ class Death:
 
     @property
     def cause(self) -> str:
-        """The cause of the end, as far as this process knows it."""
+        """Cause of the end, as far as this process knows it."""
         return roster.cause(self.exitcode)
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class Death:
 
 
 class Historian:
-    """Records the counters of a buffer, and which clients come and go; at first, all as joined."""
+    """Records the counters of a buffer, and the clients that join and leave."""
 
     def __init__(self, engine: Engine, scratch_dir: Path) -> None:
         self._engine = engine
@@ -79,7 +79,7 @@ class Historian:
     def look(
         self, clients: Iterable[Client], deaths: Sequence[Death], names: Mapping[int, str]
     ) -> None:
-        """Notes who came and went since the last look, and, each second, the counters."""
+        """Records clients that joined or ended since the last look, and counters once a second."""
         present = {(client.entry, client.incarnation): client for client in clients}
         is_due = time.monotonic() >= self._next_s
         news = present.keys() != self._clients.keys() or len(deaths) != self._deaths
@@ -101,7 +101,7 @@ class Historian:
             self._stop(error)
 
     def close(self) -> None:
-        """Writes a last record, and lets the next recorder in. Idempotent."""
+        """Writes a last record, and releases the history for the next recorder. Idempotent."""
         if self._recorder is None or self._stopped:
             return
         try:
@@ -142,7 +142,7 @@ class Historian:
         return True
 
     def _note_gone(self, recorder: HistoryWriter, before: History, present: set[int]) -> None:
-        """Notes clients that ended while there was no recorder; their number says if they died."""
+        """Records clients that ended without a recorder; their number tells if they died."""
         ends = open_ends(before.events)
         gone = [event for incarnation, event in ends.items() if incarnation not in present]
         if not gone or not len(before.fine):

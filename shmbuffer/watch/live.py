@@ -1,4 +1,4 @@
-"""A buffer that is looked at again and again, through crashes, recoveries and removal."""
+"""Repeated looks at a buffer, through crashes, recoveries and removal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shmbuffer.watch.tables import Table
 
 
 class BufferWatch:
-    """The last look of `top` at a buffer, and the changes that led to it."""
+    """Last look of `top` at a buffer, and the changes before it."""
 
     footnote = ""
 
@@ -27,12 +27,12 @@ class BufferWatch:
         self._pace = Pace.nothing()
 
     def look(self) -> None:
-        """Looks now; raises what `inspect` does."""
+        """Inspects the buffer; raises the errors of `inspect`."""
         self._found = inspect(self._path, priorities=True, live_bytes=False)
         self._pace = self._watch.see(self._found)
 
     def follow(self) -> None:
-        """Looks now; an error becomes part of what is shown."""
+        """Inspects the buffer; an error is shown instead of raised."""
         try:
             self.look()
         except BufferNotFoundError:
@@ -45,13 +45,13 @@ class BufferWatch:
         self._found, self._pace = {"path": self._path, "error": why}, self._watch.lose(why, kind)
 
     def to_json(self) -> dict[str, Any]:
-        """The last look as plain values."""
+        """Returns the last look as plain values."""
         return {**self._found, "pace": self._pace.to_json()}
 
     def tables(self) -> list[Table]:
-        """The last look as tables."""
+        """Returns the last look as tables."""
         return panels.plain(self._found, self._pace, self._watch)
 
     def screen(self) -> Screen:
-        """The last look for a whole terminal."""
+        """Returns the last look for a whole terminal."""
         return Screen(self._path, self._found, self._pace, self._watch)

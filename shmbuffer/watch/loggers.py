@@ -1,11 +1,11 @@
-"""The numbers of a buffer, logged with the logger of a training script.
+"""Logging of a buffer's numbers with the logger of a training script.
 
     stats() ──flat dict──▶ log_stats ──▶ log_metrics(dict, step=)         TorchRL, Lightning, MLflow
                                      ──▶ log_scalar(name, value, step=)   older loggers of TorchRL
                                      ──▶ add_scalar(name, value, step)    TensorBoard
                                      ──▶ log(dict, step=)                 wandb
 
-The first of these methods that a logger has decides; none of the packages is imported.
+The first of these methods that a logger has is called; none of the packages is imported.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def log_stats(
         logger: a TorchRL logger, a ``torch.utils.tensorboard.SummaryWriter``, a run of wandb, or
             anything else with ``log_metrics``, ``log_scalar``, ``add_scalar`` or ``log``.
         stats: names and numbers; False and True are logged as 0 and 1.
-        step: of the training; None where the logger counts by itself.
-        prefix: before every name.
+        step: training step; None if the logger counts by itself.
+        prefix: prepended to every name.
 
     Raises:
         TypeError: the logger has none of these methods, or a value is not a number; nothing was

@@ -1,4 +1,4 @@
-"""One look at a directory, living or dead, for `findings` and `report`."""
+"""State of a directory at one point in time, living or dead, for `findings` and `report`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shmbuffer.watch.timeline import Timeline
 
 @dataclass(frozen=True)
 class Look:
-    """The result of a look."""
+    """State of a directory at one point in time."""
 
     found: Mapping[str, Any]  # of `inspect`
     item_stats: ItemStats | None  # None before the first write
@@ -26,14 +26,14 @@ class Look:
     now_s: float  # when it was, in seconds since 1970
 
     def total(self, name: str) -> int:
-        """How much a counter has grown in the timeline, or without one since the beginning."""
+        """Returns the growth of a counter in the timeline, or, without one, since the creation."""
         if self.timeline is not None and self.timeline.has(name):
             return self.timeline.total(name)
         return int(self.found["counters"].get(name, 0))
 
     @property
     def seconds(self) -> float | None:
-        """The length of the timeline."""
+        """Length of the timeline."""
         return None if self.timeline is None else self.timeline.end_s - self.timeline.begin_s
 
     @property
@@ -43,7 +43,7 @@ class Look:
 
     @property
     def coordinator(self) -> Mapping[str, Any] | None:
-        """The living client that records."""
+        """The living coordinator, which records the history."""
         return next((one for one in self.living if one["role"] == "coordinator"), None)
 
 

@@ -1,9 +1,9 @@
-"""The numbers of a buffer for Prometheus: an HTTP server on loopback in the OpenMetrics format.
+"""Metrics of a buffer for Prometheus: an HTTP server on loopback in the OpenMetrics format.
 
     GET /metrics  ──▶  one snapshot of the engine  ──▶  shmbuffer_inserts_total{directory="..."} 123
                   ──▶  one of each shard           ──▶  ..._total{directory="...",node="..."} 123
 
-Counters are those of the directory, so they go on when a coordinator is killed and another takes
+Counters belong to the directory, so they continue when a coordinator is killed and another takes
 over; Prometheus computes rates. The names are those of `stats`, with ``_total`` for counters.
 """
 
@@ -80,7 +80,7 @@ GAUGES = {
 
 
 SHARDS = {"shard_up": "1 if the shard of a node answers, 0 if it does not"}
-"""Gauges only of a buffer over several nodes."""
+"""Gauges of a buffer over several nodes."""
 
 Reading = Iterable[tuple[Mapping[str, str], Mapping[str, Number]]]
 """Labels, with the same names in each, and numbers: the answer to a request."""
@@ -118,7 +118,7 @@ class MetricsServer:
         self._thread.join()
 
     def collect(self) -> Iterable[Metric]:
-        """One snapshot, for prometheus-client; see its "custom collectors"."""
+        """Yields the metrics of one snapshot; prometheus-client calls this "custom collector"."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         readings = list(self._read())
@@ -140,7 +140,7 @@ class MetricsServer:
 def metrics_of(
     engine: Engine, more: Callable[[], Mapping[str, Number]], directory: Path, port: int
 ) -> MetricsServer:
-    """Serves the numbers of a directory, and those of ``more``, which is called at each request."""
+    """Starts a server for the numbers of a directory and of ``more()``, read at each request."""
 
     def read() -> Reading:
         now = engine.stats()

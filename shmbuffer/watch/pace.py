@@ -1,4 +1,4 @@
-"""The rates of a buffer, from one look to the next.
+"""Rates of a buffer, computed from one look to the next.
 
 Counters only grow, and outlive their process. A directory with another uuid is a new buffer.
 """
@@ -30,7 +30,7 @@ RATED = (
 _KEPT = 240  # looks
 _KEPT_EVENTS = 200
 DEPARTED_S = 10.0
-"""How long a dead client is shown after its entry was freed, which a coordinator does at once."""
+"""Time for which a dead client is shown after its entry was freed."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,17 @@ class Pace:
 
     @classmethod
     def nothing(cls, *events: Change) -> Pace:
-        """The pace before the second look."""
+        """Returns the pace before the second look."""
         return cls(0.0, {}, None, {}, events)
 
     @property
     def ratio(self) -> float | None:
-        """Items drawn for each that was written; None if none was."""
+        """Items drawn per item written; None if no item was written."""
         written = self.rates.get("inserts")
         return self.rates["items_sampled"] / written if written else None
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to a dict of plain values."""
+        """Converts to a dict of plain values."""
         return {**asdict(self), "ratio": self.ratio}
 
 
@@ -74,7 +74,7 @@ class Watch:
     def see(
         self, found: Mapping[str, Any], at: float | None = None, wall_s: float | None = None
     ) -> Pace:
-        """Takes in a result of `inspect`."""
+        """Adds a result of `inspect`, and returns the pace since the one before."""
         at = time.monotonic() if at is None else at
         wall_s = time.time() if wall_s is None else wall_s
         last, seen = self.last, []
@@ -102,14 +102,14 @@ class Watch:
         return pace
 
     def lose(self, why: str, kind: Kind = "removed") -> Pace:
-        """Takes in that the buffer cannot be inspected any more, and why."""
+        """Notes that the buffer cannot be inspected any more, with the reason."""
         seen = () if self._is_lost else (Change(time.time(), kind, why),)
         self.events += seen
         self._is_lost = True
         return Pace.nothing(*seen)
 
     def departed(self) -> list[Mapping[str, Any]]:
-        """Dead clients whose entry was freed shortly before the last look."""
+        """Returns the dead clients whose entry was freed shortly before the last look."""
         self._departed = {
             key: (at, client)
             for key, (at, client) in self._departed.items()
@@ -118,12 +118,12 @@ class Watch:
         return [client for _, client in self._departed.values()]
 
     def held_s(self, client: Mapping[str, Any]) -> float:
-        """For how many seconds, at least, a client has held what it holds now."""
+        """Returns the seconds, at least, for which a client has held its slots or the lock."""
         _, since = self._held.get(client["incarnation"], (None, self._at))
         return self._at - since
 
     def _note_holds(self, found: Mapping[str, Any], at: float) -> None:
-        """A holder whose counters change between two looks has released the lock in between."""
+        """Notes the holders; one whose counters changed has released the lock in between."""
         held: dict[int, tuple[object, float]] = {}
         for client in found["clients"]:
             key = (client["claimed"], client["mutex"] and client["counters"])

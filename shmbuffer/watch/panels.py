@@ -1,4 +1,4 @@
-"""The parts of what `top` shows, as tables."""
+"""The parts of the output of `top`, as tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BARS = "green"
 
 
 def plain(found: Mapping[str, Any], pace: Pace, watch: Watch) -> list[Table]:
-    """All parts, one after the other, for an output that is not redrawn."""
+    """Returns all parts, one after the other, for an output that is not redrawn."""
     if "error" in found:
         return [tables.pairs(found["path"], {"buffer": found["error"]}), events(watch)]
     lines = buffer(found, watch, _PLAIN_WIDTH, histogram=False).rows
@@ -38,7 +38,7 @@ def plain(found: Mapping[str, Any], pace: Pace, watch: Watch) -> list[Table]:
 
 
 def state(found: Mapping[str, Any]) -> Styled:
-    """The state of the buffer, and who uses it."""
+    """Returns the state of the buffer, and its clients in words."""
     if "error" in found:
         return Styled("not readable", "red")
     use = words.use(found)
@@ -46,7 +46,7 @@ def state(found: Mapping[str, Any]) -> Styled:
 
 
 def buffer(found: Mapping[str, Any], watch: Watch, width: int, *, histogram: bool) -> Table:
-    """Show the content of a buffer; ``histogram``: priorities get a line instead of a table."""
+    """Returns the content of a buffer; ``histogram``: priorities get a line instead of a table."""
     if "error" in found:
         assert watch.last is not None  # the first look raises its error
         counters = watch.last["counters"]
@@ -80,7 +80,7 @@ def _mended(counters: Mapping[str, Any]) -> str:
 
 
 def rates(history: Sequence[Pace], width: int) -> Table:
-    """The rates that are not always 0, now and before."""
+    """Returns the rates that are not always 0, now and before."""
     rows: list[Sequence[object]] = []
     if not history:
         return Table("rates", ("", " now"), rows)
@@ -100,7 +100,7 @@ def rates(history: Sequence[Pace], width: int) -> Table:
 
 
 def quiet(history: Sequence[Pace]) -> Table:
-    """A line that names the rates that were always 0."""
+    """Returns a line that names the rates that were always 0."""
     names = [
         name.removesuffix("/s")
         for name, key, _ in _SHOWN
@@ -135,7 +135,7 @@ _ALWAYS = ("inserts", "items_sampled", "batches_sampled", "updates_applied")
 
 
 def _spread(histogram: Mapping[str, float] | None) -> str | None:
-    """The histogram on one line; its sparse lower end is one bar."""
+    """Returns the histogram on one line; its sparse lower end is one bar."""
     if not histogram:
         return None
     powers = {
@@ -153,7 +153,7 @@ def _spread(histogram: Mapping[str, float] | None) -> str | None:
 
 
 def priorities(found: Mapping[str, Any]) -> Table:
-    """The distribution of the priorities; without rows where the buffer has none."""
+    """Returns the distribution of the priorities; without rows if the buffer has none."""
     histogram = found.get("priorities")
     if not histogram:
         return Table("", (), [])
@@ -170,7 +170,7 @@ def priorities(found: Mapping[str, Any]) -> Table:
 
 
 def clients(found: Mapping[str, Any], pace: Pace, watch: Watch, width: int) -> Table:
-    """Clients: the dead, reaped ones first, and the stopped, then the others."""
+    """Returns the clients: first the reaped, dead and stopped ones, then the others."""
     if "error" in found:
         return Table("", (), [])
     clients = sorted(
@@ -204,7 +204,7 @@ def _departed(client: Mapping[str, Any]) -> dict[str, Styled]:
 
 
 def events(watch: Watch) -> Table:
-    """The events that the watch has seen, the newest last."""
+    """Returns the events that the watch has seen, the newest last."""
     rows = []
     for event in watch.events:
         when = datetime.fromtimestamp(event.at_s).strftime("%H:%M:%S")

@@ -1,11 +1,11 @@
-"""One picture that answers: is my replay healthy?
+"""The picture of `plot`, which shows if a replay buffer is healthy.
 
      headline: healthy or not, and why
      rates, with deaths and recoveries      | items          | draws per insert
      clients over time                      | age when drawn | late updates, redraws, waits
      priorities over time | distribution    | ages           | items by collector
 
-The panels are in charts.py; an empty one says why. Needs matplotlib.
+The panels are in charts.py; an empty panel shows the reason. Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _FORMS = ((600.0, "%H:%M:%S"), (2 * 86400.0, "%H:%M"), (float("inf"), "%d %b"))
 
 
 def picture(look: Look, findings: Sequence[Finding], form: str) -> bytes:
-    """Draws the picture and returns the content of its file; ``form``: "png", "svg" or "pdf"."""
+    """Draws the picture and returns it as the bytes of a file; ``form``: "png", "svg" or "pdf"."""
     import matplotlib as mpl
 
     content = io.BytesIO()
@@ -121,7 +121,7 @@ def _state(look: Look) -> str:
 
 
 def _finish(axes: Axes, why_empty: str | None) -> bool:
-    """Adds the legend, or the reason why a panel is empty; returns whether it is not."""
+    """Adds the legend, or the reason why a panel is empty; returns False for an empty panel."""
     if why_empty is None:
         if axes.get_legend() is None and axes.get_legend_handles_labels()[0]:
             axes.legend(loc="best")
@@ -138,7 +138,7 @@ def _finish(axes: Axes, why_empty: str | None) -> bool:
 
 
 def _finish_time(axes: Axes, line: Timeline) -> None:
-    """Gives a panel the common span of time, grey where there is no record."""
+    """Sets the common span of time of a panel, with grey areas for times without a record."""
     from matplotlib.dates import AutoDateLocator, DateFormatter
 
     for begin_s, end_s in line.gaps:

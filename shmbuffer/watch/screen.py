@@ -1,6 +1,6 @@
 """The screen of `top`, laid out on a terminal of any size, from 80 columns by 24 lines on.
 
-     path                                       who uses it, and the time
+     path                                       state, clients, and the time
      items, size, flow                          (from 130 columns on: priorities, next to
      rates, with their history                   the rates)
      clients, one a line; the dead and the stopped first
@@ -32,7 +32,7 @@ _FEWEST_EVENTS = 3
 
 @dataclass(frozen=True)
 class Screen:
-    """A renderable of rich's that takes all of a terminal."""
+    """A rich renderable that fills the terminal."""
 
     path: str  # as given by the user
     found: Mapping[str, Any]  # of `inspect`, with priorities; or ``path`` and ``error``
@@ -40,7 +40,7 @@ class Screen:
     watch: Watch
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Called by rich at each refresh, since a terminal may change its size."""
+        """Yields the parts; rich calls this at each refresh, since the terminal may be resized."""
         from rich.console import Group
         from rich.table import Table as RichTable
 

@@ -1,9 +1,9 @@
-"""The shards of a buffer over several nodes that this machine sees, a line each, and their sum.
+"""The shards of a sharded buffer on this machine, one per line, and their sum.
 
     run/            the base directory (``scratch_dir`` of `ShardedReplayBuffer`)
     run/NODE/       a shard: a buffer whose settings name its node
 
-Only ``rb.stats()``, which asks the keepers, has the shards of other machines.
+Only ``rb.stats()``, which asks the keepers, includes the shards of other machines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shmbuffer.watch.pace import RATED, Pace, Watch
 from shmbuffer.watch.tables import Styled, Table
 
 NODE = "node"
-"""The key of the node's name in the ``extra`` settings of a shard."""
+"""Key of the node's name in the ``extra`` settings of a shard."""
 
 ELSEWHERE = "shards on other machines are not shown; rb.stats() asks all of them"
 
@@ -33,7 +33,7 @@ Looked = Mapping[str, Mapping[str, Any]]
 
 
 def look(base: str | os.PathLike[str], *, live_bytes: bool = True) -> dict[str, dict[str, Any]]:
-    """The shards below a directory by node: as of `inspect`, or with ``path`` and ``error``."""
+    """Returns the shards below a directory by node: from `inspect`, or ``path`` and ``error``."""
     found: dict[str, dict[str, Any]] = {}
     if os.path.isfile(Path(base) / layout.CONTROL):
         return found
@@ -52,18 +52,18 @@ def look(base: str | os.PathLike[str], *, live_bytes: bool = True) -> dict[str, 
 
 
 def totals(found: Looked) -> dict[str, int]:
-    """The sums of the counters of all readable shards."""
+    """Returns the sums of the counters of all readable shards."""
     there = [one["counters"] for one in found.values() if "error" not in one]
     return {name: sum(counters[name] for counters in there) for name in SUMMED}
 
 
 def to_json(base: str, found: Looked) -> dict[str, Any]:
-    """All shards as plain values."""
+    """Returns all shards as plain values."""
     return {"path": base, "shards": found, "total": totals(found)}
 
 
 def held(base: str, found: Looked) -> Table:
-    """The contents of the shards."""
+    """Returns the contents of the shards."""
     there = [one for one in found.values() if "error" not in one]
     sums = {name: sum(one[name] for one in there) for name in ("disk_bytes", "epoch")}
     columns = (" items", " room", " full", " written", " drawn", " on disk", " recoveries")
@@ -85,7 +85,7 @@ def _by_node(
     cells: Callable[[Mapping[str, Any]], Sequence[object]],
     total: Mapping[str, Any],  # what ``cells`` needs, of all shards together
 ) -> Table:
-    """A line for each shard, with who uses it or why it cannot be read, and one for their sum."""
+    """Returns a line for each shard, with its users or its error, and a line for their sum."""
     rows = [
         (node, *("-",) * len(columns), Styled(one["error"], "red"))
         if "error" in one
@@ -108,7 +108,7 @@ class ShardsWatch:
         self.found: dict[str, dict[str, Any]] = {}
 
     def look(self) -> None:
-        """Looks now; a shard that has gone keeps its line, with the reason."""
+        """Inspects all shards; a removed shard keeps its line, with the reason."""
         now = look(self.base, live_bytes=False)
         gone = {"path": self.base, "error": "there is no buffer here any more"}
         now |= {node: gone for node in self.found if node not in now}
@@ -121,24 +121,24 @@ class ShardsWatch:
     follow = look
 
     def to_json(self) -> dict[str, Any]:
-        """The last look as plain values."""
+        """Returns the last look as plain values."""
         paces = {node: pace.to_json() for node, pace in self._paces.items()}
         return {**to_json(self.base, self.found), "pace": paces, "rates": self.rates()}
 
     def rates(self) -> dict[str, float]:
-        """The sums of the rates of all shards; none after the first look."""
+        """Returns the sums of the rates of all shards; none after the first look."""
         seen = [pace.rates for pace in self._paces.values() if pace.rates]
         return {name: sum(rates[name] for rates in seen) for name in RATED} if seen else {}
 
     def screen(self) -> Any:
-        """The last look for a whole terminal; needs rich."""
+        """Returns the last look for a whole terminal; needs rich."""
         from rich.console import Group
 
         shown = [tables.drawn(table, compact=True) for table in self.tables() if table.rows]
         return Group(*shown, self.footnote)
 
     def tables(self) -> list[Table]:
-        """A line for each shard, their sum, and the latest events."""
+        """Returns a line for each shard, their sum, and the latest events."""
         found = {
             node: {**one, "rates": self._paces[node].rates} for node, one in self.found.items()
         }
@@ -147,7 +147,7 @@ class ShardsWatch:
         return [_by_node(self.base, found, columns, _paced, total), self._events()]
 
     def _events(self) -> Table:
-        """The latest events, the newest last."""
+        """Returns the latest events, the newest last."""
         seen = [(event, node) for node, one in self._watches.items() for event in one.events]
         newest = sorted(seen, key=lambda one: one[0].at_s)[-_MOST_EVENTS:]
         return Table("events", ("", "", ""), [(node, e.kind, e.text) for e, node in newest])

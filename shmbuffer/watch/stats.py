@@ -1,12 +1,12 @@
-"""One flat dict of numbers about a buffer, with TorchRL's keys where TorchRL has them.
+"""A flat dict of numbers about a buffer, with TorchRL's keys if TorchRL has them.
 
-    size, capacity, write_count       items present, room for items, items ever written (TorchRL's)
+    size, capacity, write_count       items present, capacity, items ever written (TorchRL's)
     utilization, fill                 size / capacity, under TorchRL's name and under ours
-    initialized                       whether there is a schema, since the first write (TorchRL's)
+    initialized                       True once there is a schema, after the first write (TorchRL's)
     inserts, batches_sampled,
     items_sampled                     items written, batches and items drawn, since creation
     ..._per_s of these                the same per second since the last reading
-    loaded                            items that loads have written; they are no inserts
+    loaded                            items that loads have written; they do not count as inserts
     sampled_age                       mean age of an item when it was drawn, counted in writes:
                                       since the last reading, or ever if nothing was drawn since
     updates_applied, updates_stale    priorities set; dropped because their item was overwritten
@@ -16,11 +16,11 @@
     repairs, rolled_back, rolled_forward, reaped   repairs after deaths
     weights_version, weights_age_s    of the newest weights that a learner has published; 0: none
     consumer_version                  policy version that learners have reported; 0: none
-    reserved, refused                 items that are reserved; that were too old to be committed
+    reserved, refused                 items that are reserved; items that were too old to commit
     epoch, bytes, p_sum, ...          the engine's other numbers, under its own names
 
-One reading is one snapshot of the engine. Counters are common to all processes; rates are those of
-one meter, between its readings.
+A reading is one snapshot of the engine. Counters are shared by all processes; a meter computes
+rates between its own readings.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RATED = ("inserts", "batches_sampled", "items_sampled")
 
 
 class Meter:
-    """Turns the engine's counters into rates, at first those since it was made."""
+    """Computes rates from the engine's counters, since the last reading or its own creation."""
 
     _lock = ForkLock()
 
@@ -47,7 +47,7 @@ class Meter:
         self._rates: dict[str, float] = dict.fromkeys((f"{name}_per_s" for name in RATED), 0.0)
 
     def read(self) -> dict[str, Number]:
-        """Returns the numbers of this moment, and the rates since the last reading; some 10 µs."""
+        """Returns the current numbers, and the rates since the last reading. Cost: some 10 µs."""
         with self._lock:
             now, before = self._engine.stats(), self._last
             self._last = now

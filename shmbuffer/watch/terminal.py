@@ -1,4 +1,4 @@
-"""A terminal that a program fills: single keys are read, and the settings restored at the end."""
+"""Full-screen use of a terminal: reads single keys, and restores the settings at the end."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from types import FrameType
 
 @contextmanager
 def woken() -> Iterator[int]:
-    """A file that is readable after a signal with a handler: a wait for it misses no signal.
+    """Yields a file that becomes readable after a signal with a handler.
 
-    A signal just before a wait does not interrupt it, and the error of its handler may get lost.
+    Waiting for the file misses no signal. Otherwise a signal just before the wait would not
+    interrupt it, and the error of its handler could get lost.
     """
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -32,7 +33,7 @@ def woken() -> Iterator[int]:
 
 @contextmanager
 def keys() -> Iterator[Callable[[float], bool]]:
-    """A wait of some seconds, which returns True early for q or a signal; keys are not echoed."""
+    """Yields a function that waits some seconds, and returns True early for q or a signal."""
     with woken() as signalled:
         if sys.stdin is None or not sys.stdin.isatty() or not _is_ours(sys.stdin.fileno()):
             yield lambda seconds: bool(select.select([signalled], [], [], seconds)[0])
@@ -73,14 +74,14 @@ def _is_ours(keyboard: int) -> bool:
 
 
 class _Signalled(BaseException):
-    """A signal came. No handler of errors on the way may catch it."""
+    """Raised by a signal; derives from BaseException, so that error handlers do not catch it."""
 
 
 @contextmanager
 def unwound_on(*numbers: int) -> Iterator[list[int]]:
-    """Lets the first signal end a block, and the program go on; further ones are ignored.
+    """Ends the block at the first signal, and continues after it; further signals are ignored.
 
-    A second one would interrupt the cleanup, which has deadlines of its own.
+    A second signal would interrupt the cleanup, which has deadlines of its own.
     """
     came: list[int] = []
 

@@ -1,8 +1,8 @@
 """A history over time: rates, ratios, events, and gaps without a recorder.
 
 Records are in order, and have two times. The clock since boot measures durations; the wall clock
-says when it was. As the wall clock may be set, a recorder's times are counted back from its last
-one, which has to lie before the first one of the next recorder.
+gives the date. The wall clock may be set. Therefore a recorder's times are counted back from its
+last record, which has to lie before the first record of the next recorder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UNRECORDED_S = 5.0
 
 
 class Timeline:
-    """The last seconds of a history with at least one record; None: all of it."""
+    """The last seconds of a history that has at least one record; None: all of it."""
 
     def __init__(self, history: History, last_s: float | None = None) -> None:
         older = _is_before(history.coarse, history.fine[:1])
@@ -60,12 +60,12 @@ class Timeline:
 
     @property
     def begin_s(self) -> float:
-        """When its first record was written."""
+        """Time of the first record."""
         return float(self.times_s[0])
 
     @property
     def end_s(self) -> float:
-        """When its last record was written."""
+        """Time of the last record."""
         return float(self.times_s[-1])
 
     @property
@@ -80,7 +80,7 @@ class Timeline:
         return self.known.get(int(self.records["recorder"][-1]))
 
     def recorded_until_s(self, incarnation: int) -> float | None:
-        """The time of a recorder's last record; None if none of these is its."""
+        """Returns the time of a recorder's last record; None if it has none here."""
         at = np.flatnonzero(self.records["recorder"] == incarnation)
         return float(self.times_s[at[-1]]) if len(at) else None
 
@@ -89,17 +89,17 @@ class Timeline:
         return name in (self.records.dtype.names or ())
 
     def values(self, name: str) -> Floats:
-        """A field, at each record."""
+        """Returns the values of a field, one for each record."""
         found: Floats = self.records[name].astype(np.float64)
         return found
 
     def total(self, name: str) -> int:
-        """How much a counter has grown, not counting losses in a power cut."""
+        """Returns how much a counter has grown, not counting losses in a power cut."""
         grown = np.diff(self.records[name].astype(np.int64))
         return int(grown[grown > 0].sum())
 
     def lines(self, *names: str) -> tuple[Floats, list[Floats]]:
-        """Times, and the growth of counters up to each; NaN at the first record of a recorder."""
+        """Returns times and the growth of counters; NaN at a recorder's first record."""
         at = self._shown()
         times, grown = self.times_s[at], []
         for name in names:
@@ -109,7 +109,7 @@ class Timeline:
         return times, grown
 
     def rates(self, *names: str) -> tuple[Floats, list[Floats]]:
-        """`lines` per second, by the clock since boot."""
+        """Returns `lines` per second, using the clock since boot."""
         times, grown = self.lines(*names)
         at = self._shown()
         boot_s = self.records["boottime_ns"][at].astype(np.float64) / 1e9
@@ -118,20 +118,20 @@ class Timeline:
         return times, [steps / passed_s for steps in grown]
 
     def levels(self, name: str) -> tuple[Floats, Floats]:
-        """Times, and the values of a field; NaN between two recorders."""
+        """Returns times and the values of a field; NaN between two recorders."""
         at = self._shown()
         times, values = self.times_s[at], self.values(name)[at]
         cuts = np.flatnonzero(np.isin(at, self._breaks))
         return np.insert(times, cuts, times[cuts]), np.insert(values, cuts, np.nan)
 
     def quiet_s(self, name: str) -> float:
-        """Seconds since a counter last grew."""
+        """Returns the seconds since a counter last grew."""
         grown = np.flatnonzero(np.diff(self.records[name].astype(np.int64)) > 0)
         last = self.times_s[grown[-1] + 1] if len(grown) else self.times_s[0]
         return float(self.end_s - last)
 
     def _shown(self) -> Ints:
-        """Places of the records on a line: evenly in time, and around each gap."""
+        """Returns the indices of the records on a line: evenly in time, and around each gap."""
         ends = [0, len(self.times_s) - 1, *self._breaks, *(self._breaks - 1)]
         even = np.linspace(self.times_s[0], self.times_s[-1], MOST_POINTS)
         found = np.searchsorted(self.times_s, even[1:-1])
@@ -143,7 +143,7 @@ class Timeline:
 
 
 def _is_before(records: NDArray[np.void], first: NDArray[np.void]) -> Flags:
-    """Which records were written before another one; incarnations of a directory only grow."""
+    """Marks the records written before another one; incarnations of a directory only grow."""
     if not len(first):
         return np.ones(len(records), np.bool_)
     earlier = records["recorder"] < first["recorder"][0]
@@ -153,7 +153,7 @@ def _is_before(records: NDArray[np.void], first: NDArray[np.void]) -> Flags:
 
 
 def _wall_clocks(records: NDArray[np.void]) -> dict[int, int]:
-    """Nanoseconds from the clock since boot to the wall clock, by recorder."""
+    """Returns the nanoseconds from the clock since boot to the wall clock, by recorder."""
     found: dict[int, int] = {}
     later_ns = 2**63
     ends = np.flatnonzero(records["recorder"][1:] != records["recorder"][:-1]) + 1

@@ -1,4 +1,4 @@
-"""Numbers for people: sizes, spans of time, shares, rates, and bars of them."""
+"""Formats numbers for people: sizes, spans of time, shares, rates, and bars."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def size(count: int) -> str:
 
 
 def counted(count: int, one: str, more: str | None = None) -> str:
-    """Returns a number with what it counts."""
+    """Returns a number with its noun: ``3 items``."""
     return f"{count:,} {one if count == 1 or more is None else more}"
 
 

@@ -18,7 +18,7 @@ LOOKS, SOME = 20, 3
 
 WARN_EVERY_S = 600.0
 WORTH_A_LOOK_US = 10_000
-"""Waits for disks on this machine between two looks, below which no process is examined."""
+"""Time spent waiting for disks between two looks, below which no process is examined."""
 
 
 class WritebackWarning:

@@ -195,8 +195,8 @@ def test_objects_of_one_process_have_no_flow_control() -> None:
     rb = ReplayBuffer(storage=ListStorage(16), batch_size=4)
     refuses(
         lambda: rb.sample(min_size=4, timeout=0),
-        "anonymous memory: sample waits: the buffer has 0 items, 4 are needed; there is no collector; "
-        "after 0 s nothing was changed",
+        "anonymous memory: sample waits: the buffer has 0 items, 4 are needed; there is no "
+        "collector; after 0 s nothing was changed",
     )
     rb.extend(["a", "b", "c", "d", "e"])
     assert len(rb.sample(min_size=4)) == 4
@@ -302,7 +302,8 @@ def test_min_size_of_a_call(make: MakeStorage) -> None:
     assert len(rb.sample(min_size=4)) == 4
     refuses(
         lambda: rb.sample(min_size=5, timeout=0),
-        r".*: sample waits: the buffer has 4 items, 5 are needed; there is no other collector, pid \d+ "
+        r".*: sample waits: the buffer has 4 items, 5 are needed; there is no other "
+        r"collector, pid \d+ "
         r"itself last inserted \d+ m?s ago; after 0 s nothing was changed",
     )
     refuses(

@@ -51,10 +51,11 @@ def test_a_sample_names_the_collectors_that_have_all_died(
         ("die-0", -signal.SIGKILL, ""),
     ]
     assert str(caught.value) == (
-        f"{scratch_dir}: sample waits: the buffer has 0 items, 4 are needed; there is no collector, and "
-        f"none is restarted: collect-0 ended with exit code 1 ({error}), collect-1 ended with exit "
-        f"code 1 ({error}), die-0 was killed by SIGKILL; nothing was changed. Start collectors "
-        "again; RateLimiter(when_no_peer='wait') waits for new ones"
+        f"{scratch_dir}: sample waits: the buffer has 0 items, 4 are needed; there is no "
+        f"collector, and no dead collector is restarted: collect-0 ended with exit code 1 "
+        f"({error}), collect-1 ended with exit code 1 ({error}), die-0 was killed by SIGKILL; "
+        "nothing was changed. Start collectors again, or use RateLimiter(when_no_peer='wait') to "
+        "wait for new ones"
     )
 
 
