@@ -22,7 +22,7 @@ def _directory(text: str) -> str:
 
 def add_timeout(parser: argparse.ArgumentParser) -> None:
     """Adds ``--timeout``."""
-    description = "how long to wait for another process that makes or recovers it"
+    description = "how long to wait for another process that creates or recovers it"
     add_seconds(parser, "--timeout", 60.0, description)
 
 

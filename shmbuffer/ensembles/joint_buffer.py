@@ -372,7 +372,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
         """RuntimeError: items are changed in their buffer."""
         raise RuntimeError(
-            f"the ensemble was told to change {index!r}, but not in which of its buffers: "
+            f"the ensemble cannot tell in which of its buffers {index!r} is to be changed; use "
             f"{self._one_buffer}[index] = data"
         )
 

@@ -40,7 +40,7 @@ from shmbuffer.memory.upkeep.copied_buffer import copy_buffer, repair_copy
 Role = Literal["client", "collector", "learner", "coordinator"]
 
 OnExisting = Literal["attach", "recover"]
-"""What to do with a save: open it for reading, or continue in it."""
+"""Treatment of a save: open it for reading, or continue in it."""
 
 role_of_this_process: Role = "client"
 """The default role of this process; "collector" if a coordinator spawned it."""
@@ -61,7 +61,7 @@ def attached(
     requested: Prefault,
     on_existing: OnExisting = "attach",
 ) -> Engine:
-    """A handle on the buffer of a directory, which need not exist yet, or AttachTimeout."""
+    """Returns a handle on the buffer of a directory, which need not exist yet, or AttachTimeout."""
     if on_existing not in get_args(OnExisting):
         raise ValueError(
             f"on_existing is one of {', '.join(get_args(OnExisting))}, not {on_existing!r}"
@@ -102,7 +102,7 @@ def open_save(path: Path, *, verify: bool) -> Engine:
 
 
 def copied(path: Path) -> tuple[Engine, int]:
-    """A handle on a private copy, in memory, of a buffer that this process can only read.
+    """Returns a handle on a private copy, in memory, of a buffer that this process can only read.
 
     No other process sees the handle. Its ``report`` says which items of the copy were dropped.
 
@@ -163,7 +163,7 @@ def _is_readable_save(path: Path) -> bool:
 
 
 def _with_leaves(engine: Engine) -> Engine:
-    """The handle, unless its items are Python objects, which are not in the leaves."""
+    """Returns the handle, unless its items are Python objects, which are not in the leaves."""
     ring = engine.ring()
     if ring is not None and ring.schema.structure.get("kind") == layout.OBJECTS:
         engine.close()

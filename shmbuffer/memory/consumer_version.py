@@ -32,7 +32,7 @@ class _Change(IntEnum):
 
 
 def read(seat: Seat) -> int:
-    """The version as it is now; CorruptBufferError if something else has written there."""
+    """Returns the version as it is now; CorruptBufferError if something else has written there."""
     found = int(seat.control.runtime["consumer_version"][0])
     if found >= LIMIT:
         raise CorruptBufferError(
@@ -60,7 +60,7 @@ def raise_to(seat: Seat, version: int) -> int:
 
 
 def require_version(version: Any, name: str = "consumer_version") -> int:
-    """A version as an int; TypeError or ValueError where it is none."""
+    """Returns a version as an int; TypeError or ValueError where it is none."""
     try:
         found = operator.index(version)
     except TypeError:

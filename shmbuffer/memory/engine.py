@@ -1,4 +1,4 @@
-"""One process's handle on one buffer: creating it, joining it, leaving it.
+"""A process's handle on a buffer: creating it, joining it, leaving it.
 
     Engine.anonymous(settings)       memory without a name, for one process and its children
     Engine.open(path, settings)      a directory: created, attached to or recovered, as is right
@@ -78,7 +78,7 @@ class Engine:
 
     @classmethod
     def anonymous(cls, settings: Settings, *, prefault: Prefault = OFF) -> Engine:
-        """A buffer in memory without a name."""
+        """Returns a buffer in memory without a name."""
         require_platform()
         ground, control = Anonymous.create(
             asdict(settings), settings.flags & ~(Flag.RESERVE | Flag.STEPS)
@@ -120,7 +120,7 @@ class Engine:
             BufferNotFoundError: ``settings`` is None and there is no buffer.
             BufferExistsError: with ``existing="error"``.
             BufferInUseError: with ``existing="overwrite"`` or ``"verify"``.
-            AttachTimeout: somebody holds init.lock.
+            AttachTimeout: another process holds init.lock.
             CorruptBufferError, FormatError, UnsafePathError, UnsafeFilesystemError, ReadOnlyError,
             SpaceError, RegistryFullError: as they say; nothing was changed.
         """
@@ -286,7 +286,7 @@ class Engine:
     # Looking at it.
 
     def stats(self) -> dict[str, int | float]:
-        """One consistent snapshot of the counters, flat. Holds the mutex while 69 KB are copied.
+        """Returns a consistent flat snapshot of the counters; holds the mutex for a copy of 69 KB.
 
         Returns:
             `counters.totals`, and ``clients_alive``, ``clients_dead`` (not reaped yet), ``p_sum``,
@@ -298,7 +298,7 @@ class Engine:
         return found | weights.stats(self.seat) | consumer_stats(self.seat)
 
     def glance(self) -> dict[str, int | float]:
-        """The counters without the mutex: each number is whole, and of its own moment.
+        """Returns the counters without the mutex: each number is whole, and of its own moment.
 
         Returns:
             `counters.totals`, ``p_sum`` and ``epoch``.
@@ -307,7 +307,7 @@ class Engine:
         return counters.glance(self.seat, self.ring(), self.settings.capacity)
 
     def clients(self) -> list[registry.Client]:
-        """Every client, the dead that nobody has reaped yet included."""
+        """Returns all clients, including dead ones that are not reaped yet."""
         self.seat.require_open()
         return self.seat.registry.clients()
 
@@ -320,7 +320,7 @@ class Engine:
         return check_living(self.seat)
 
     def flush(self, *, timeout: float = 60.0) -> None:
-        """The durability barrier: what is committed now survives a power cut until overwritten.
+        """Writes committed items to the disk: they survive a power cut until they are overwritten.
 
         Waits for the disk: some milliseconds, more for many dirty pages. Writers go on meanwhile.
 

@@ -1,4 +1,4 @@
-"""Waiting for the first write: there is no ring yet, and nobody who could wake us."""
+"""Waiting for the first write: there is no ring yet, and no client that could wake the waiter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shmbuffer.memory.system import deadline
 
 
 def first_ring(engine: Engine, min_size: int) -> Ring:
-    """The ring; a sample of ``min_size`` items waits here for the first write."""
+    """Returns the ring; a sample of ``min_size`` items waits here for the first write."""
     ring = engine.ring()
     if ring is not None:
         return ring
@@ -36,7 +36,7 @@ def first_ring(engine: Engine, min_size: int) -> Ring:
 
 @contextmanager
 def _shown(seat: Seat, min_size: int) -> Iterator[None]:
-    """Has the registry say that we wait for somebody to write. There is no ring yet to say it."""
+    """Notes in the registry that this client waits for a write, because there is no ring yet."""
     mine = seat.control.entries[seat.entry : seat.entry + 1]
     fields = {
         "waits_since_ns": time.monotonic_ns(),

@@ -95,7 +95,7 @@ def publish(
 
 
 def newest(seat: Seat, than: int | None = None) -> Copied | None:
-    """The newest weights, copied out; None if they are not newer than ``than``."""
+    """Returns the newest weights, copied out; None if they are not newer than ``than``."""
     file = _file_of(seat)
     require_linked(seat)
     return None if file is None else file.copy(0 if than is None else than)
@@ -116,7 +116,7 @@ def stats(seat: Seat) -> dict[str, int | float]:
 
 
 def flat(state_dict: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
-    """The leaves of nested mappings, by path."""
+    """Returns the leaves of nested mappings, by path."""
     if not isinstance(state_dict, Mapping):
         raise TypeError(f"publish: a state_dict is a mapping, not a {type(state_dict).__name__}")
     found: dict[tuple[str, ...], Any] = {}
@@ -131,7 +131,7 @@ def flat(state_dict: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
 
 
 def nested(leaves: Iterable[Leaf], values: Iterable[Any]) -> dict[str, Any]:
-    """The values under the paths of the leaves: `flat`, turned round."""
+    """Returns the values under the paths of the leaves: `flat`, turned round."""
     whole: dict[str, Any] = {}
     for leaf, value in zip(leaves, values, strict=True):
         folder = whole
@@ -180,7 +180,7 @@ def newest_arrays(seat: Seat, than: int | None = None) -> Weights | None:
 
 
 def _array(path: tuple[str, ...], value: Any, named: Callable[[Any], Named]) -> Named:
-    """An array whose bytes lie in a row, little-endian."""
+    """Returns an array whose bytes lie in a row, little-endian."""
     try:
         dtype, array = named(value)
         if dtype not in DTYPES:
@@ -196,7 +196,7 @@ def _array(path: tuple[str, ...], value: Any, named: Callable[[Any], Named]) -> 
 
 
 def _file_of(seat: Seat) -> WeightsFile | None:
-    """The file, mapped; None if nobody has published."""
+    """Returns the mapped file; None before the first publish."""
     file, now_s = seat.weights, time.monotonic()
     if file is not None and now_s - file.looked_s < _LOOK_S:
         return file
@@ -218,7 +218,7 @@ def _directory_of(seat: Seat) -> Directory:
 
 
 def nowhere(where: str) -> ShmBufferError:
-    """The error for a buffer without a directory."""
+    """Returns the error for a buffer without a directory."""
     return ShmBufferError(
         f"{where}: weights are published in the directory of a buffer, but this buffer has none; "
         "create it in one, with LazyMemmapStorage(..., scratch_dir=...) or a Coordinator"

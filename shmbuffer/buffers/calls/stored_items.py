@@ -110,7 +110,7 @@ class StoredItems:
         """See `ReplayBuffer.update_if_present`."""
         if (version_key is None) != (version is None):
             raise ValueError(
-                "version_key and version, an entry and its new value, have to be given together; got "
+                "version_key and version, an entry and its new value, need each other; got "
                 f"version_key={version_key!r}, version={version!r}"
             )
         parts, plan = self._parts, self._parts.planned()

@@ -143,12 +143,10 @@ class Plan:
             (self._own_table, _OWN_TABLE),
         )
         more = _first(
-            (not storage.draws_natively, f"a {_name(storage)} does not draw by itself"),
-            (parts.goals is not None, "hindsight chooses, too"),
+            (not storage.draws_natively, f"a {_name(storage)} has no native draw"),
+            (parts.goals is not None, "hindsight also chooses items"),
         )
-        makes_more = (
-            "" if self.unit is None else f"a {_name(self.unit)} expands the drawn items"
-        )
+        makes_more = "" if self.unit is None else f"a {_name(self.unit)} expands the drawn items"
         device = getattr(storage, "device", None)
         leaves = getattr(self.payload, "leaves", None)
         by_parts = own_draw or more or makes_more

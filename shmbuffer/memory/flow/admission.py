@@ -48,7 +48,7 @@ class Admission:
             self._seat.native.bypass(COUNTS)
 
     def rate_status(self) -> RateStatus:
-        """The state of both sides now."""
+        """Returns the state of both sides now."""
         schema = self._calls.schema
         runtime = self._seat.control.runtime[0]
         return rate_status(runtime, width=schema.width, capacity=schema.capacity)

@@ -1,4 +1,4 @@
-"""One consumer: each item is given once, whichever of its clients asks for it.
+"""A consumer: each item is given once, to any of its clients.
 
     c.take(count, lease) ──▶ items under a lease ──▶ c.ack(...)     done, for this consumer
     c.claim(groups)      ──▶ those that were chosen, each group whole or not at all
@@ -65,7 +65,7 @@ def given_back_unless_delivered() -> Iterator[Leases]:
 
 
 class Oldest(NamedTuple):
-    """The oldest item that a consumer is not done with, where nobody holds it."""
+    """Returns the oldest item that is not acknowledged, if no learner holds it."""
 
     slot: int
     ticket: int
@@ -78,7 +78,7 @@ class Oldest(NamedTuple):
 
 
 class Consumer:
-    """One consumer, as one handle sees it; `Consumers.open` makes it.
+    """A consumer as seen by one handle; `Consumers.open` makes it.
 
     Raises, in every call:
         ConsumerError: it was removed meanwhile.
@@ -101,7 +101,7 @@ class Consumer:
         return bool(record["state"] == ledger.CONSUMES and record["number"] == self.number)
 
     def take(self, count: int, lease_s: float = math.inf, leases: Leases | None = None) -> Taken:
-        """The oldest ``count`` items that it was not given, under a lease.
+        """Returns the oldest ``count`` items that it was not given, under a lease.
 
         Waits until so many are there. It takes what is left where nobody could write more, or only
         once that is acknowledged (`is_stuck`).
@@ -113,7 +113,7 @@ class Consumer:
             leases: notes the lease, so that it can be given back after an exception.
 
         Raises:
-            EmptyBufferError: nothing is left, and nobody writes.
+            EmptyBufferError: nothing is left, and no client writes.
             RateLimitTimeout, RateLimitError: as a sample of a limited buffer.
         """
         slots, tickets = np.empty(count, np.int64), np.empty(count, np.int64)
@@ -180,7 +180,7 @@ class Consumer:
     def _or_what_is_left(
         self, take: Callable[[int], int], most: int, why: Callable[[], str]
     ) -> Callable[[], int]:
-        """Takes a whole batch, or, where nobody writes, what is left."""
+        """Takes a whole batch, or, if no client writes, the remaining items."""
 
         def call() -> int:
             result = take(most)
@@ -198,7 +198,7 @@ class Consumer:
     def _taking(
         self, call: Callable[[], int], lease: NDArray[np.uint64], index: object = None
     ) -> int:
-        """Take items in ``call``; they are given back if it is interrupted."""
+        """Takes items in ``call``; they are given back if it is interrupted."""
         try:
             return self._calls.run(call, "sample", index=index)
         except BaseException:
@@ -226,7 +226,7 @@ class Consumer:
         self._next_look_s = ended_s + max(LOOK_S, _RARELY * (ended_s - began_s))
 
     def is_over(self) -> bool:
-        """True if nobody writes, and nobody has said that this is to be waited for."""
+        """True if no client writes, and the limiter does not wait for one."""
         seat = self._seat
         found = seat.control.limits()
         if found is not None and found.alone != Alone.PASS:
@@ -236,7 +236,7 @@ class Consumer:
         return self._calls.sides.are_left(Side.INSERTS, time.monotonic())
 
     def all_writers_wait(self) -> bool:
-        """True if nobody writes who does not wait for somebody."""
+        """True if every writer waits for another client, or none is attached."""
         return self._calls.sides.all_wait(Side.INSERTS)
 
     def available(self, count: int) -> int:
@@ -283,7 +283,7 @@ class Consumer:
         return Oldest(slot, ticket, head, room, bool(waits))
 
     def is_stuck(self, missing: int) -> bool:
-        """True if so many items cannot be written before the oldest is done, which nobody holds."""
+        """True if ``count`` items cannot be written before an oldest item that no learner holds."""
         is_possible = missing < self._calls.schema.capacity  # else no batch is ever whole
         return is_possible and self._calls.ask("is_stuck", self.which, self.number, missing) > 0
 
@@ -347,7 +347,7 @@ class Consumer:
         return kept.astype(bool), int(lease[0])
 
     def drop(self, index: Ints, tickets: Ints) -> int:
-        """Acknowledges items without a delivery, but for those that somebody alive holds.
+        """Acknowledges items without a delivery, except those that a living client holds.
 
         Returns how many. For what was given up: groups that cannot be whole, ends of streams.
         """
@@ -370,7 +370,7 @@ class Consumer:
         return Acknowledged(applied, count - applied)
 
     def give_back(self, lease: int) -> None:
-        """Give the unacknowledged items of a lease to others; does nothing for lease 0."""
+        """Gives the unacknowledged items of a lease to others; does nothing for lease 0."""
         if lease:
             self._calls.ask("return_lease", self.which, self.number, lease, what="give_back")
 

@@ -14,7 +14,7 @@ from shmbuffer.memory.format.native import Mapped
 
 
 class HeldItems(NamedTuple):
-    """Items that somebody holds under one lease."""
+    """Items that a client holds under one lease."""
 
     pid: int
     items: int
@@ -58,7 +58,7 @@ class ConsumerStatus(NamedTuple):
         return sum(lease.items for lease in self.leases)
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to a dict of plain values; a lease without an end has None."""
+        """Converts to a dict of plain values; a lease without an end has None."""
         leases = [
             {
                 **lease._asdict(),
@@ -73,7 +73,7 @@ COUNTS = ("delivered", "acked", "redelivered", "refused", "dropped")
 
 
 def status(content: Any, capacity: int, head: int, entries: Any) -> list[ConsumerStatus]:
-    """Read the status of every consumer, without a lock."""
+    """Reads the status of every consumer, without a lock."""
     if memoryview(content).nbytes < ledger.HEAD.itemsize:
         return []  # something else has cut the file off
     found = []
@@ -98,7 +98,7 @@ def status(content: Any, capacity: int, head: int, entries: Any) -> list[Consume
 
 
 def of(mapped: Mapped, control: Control) -> list[ConsumerStatus]:
-    """Read the status of every consumer of a mapped buffer."""
+    """Reads the status of every consumer of a mapped buffer."""
     head = int(control.runtime["head"][0])
     return status(mapped.ledger, mapped.schema.capacity, head, control.entries)
 
@@ -115,7 +115,7 @@ def _held(lease: Any, entries: Any) -> HeldItems:
 
 
 def consumer_stats(seat: Seat) -> dict[str, int | float]:
-    """Sum the counts of all consumers; zeros if there is none."""
+    """Sums the counts of all consumers; zeros if there is none."""
     found = [] if seat.mapped is None else of(seat.mapped, seat.control)
     return {
         "consumers": len(found),

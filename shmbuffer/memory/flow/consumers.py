@@ -35,7 +35,7 @@ class Consumers:
         return bool(self._seat.control.runtime["consumers"][0])
 
     def status(self) -> list[ConsumerStatus]:
-        """The status of every consumer."""
+        """Returns the status of every consumer."""
         assert self._seat.mapped is not None
         return consumer_status.of(self._seat.mapped, self._seat.control)
 
@@ -48,7 +48,7 @@ class Consumers:
         start: Start = "oldest",
         timeout: float = 60.0,
     ) -> Consumer:
-        """The consumer of that name, which is made if it is not there.
+        """Returns the consumer of that name, which is made if it is not there.
 
         Args:
             name: up to 48 bytes of UTF-8.
@@ -82,12 +82,12 @@ class Consumers:
         return Consumer(self._calls, name, which, int(record["number"]))
 
     def known(self, name: str) -> Consumer | None:
-        """The consumer of that name, or None: it is not made."""
+        """Returns the consumer of that name, or None: it is not made."""
         found = self._find(name.encode())
         return found and Consumer(self._calls, name, found[0], int(found[1]["number"]))
 
     def remove(self, name: str) -> bool:
-        """Removes a consumer: nobody waits for it any more. Returns whether it was there."""
+        """Removes a consumer, so that no writer waits for it. Returns False if there was none."""
         found = self._find(name.encode())
         if found is None:
             return False

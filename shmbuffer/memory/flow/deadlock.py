@@ -32,7 +32,7 @@ class Deadlock:
     in_queue: bool  # whether a queue is too small for them; else the error buffer is
 
     def text(self, control: Control, schema: Schema, found: RateLimiter, now: RateStatus) -> str:
-        """A description of the deadlock, and of the number that has to be larger."""
+        """Returns a description of the deadlock, and of the number that has to be larger."""
         text = f"writes of {self.writes:,} items and samples of {self.draws:,} wait for each other:"
         if not self.in_queue:
             ratio = found.samples_per_insert or 0.0
@@ -65,7 +65,7 @@ class Deadlock:
 
 
 def find_deadlock(control: Control, now: RateStatus, why: Why, asked: InQueue) -> Deadlock | None:
-    """The deadlock of the clients, if everybody waits and none may go on."""
+    """Returns the deadlock of the clients, if everybody waits and none may go on."""
     entries = control.entries
     in_queue = now.queued is not None
     live = entries["state"] == EntryState.LIVE

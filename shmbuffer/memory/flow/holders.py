@@ -27,14 +27,14 @@ class Holder:
 
 
 def table_of(seat: Seat) -> NDArray[Any]:
-    """All reservations of a buffer, live; none as long as nobody has ever reserved."""
+    """Returns all reservations of a buffer, live; none before the first reservation."""
     if seat.mapped is None:
         return np.empty(0, ledger.RESERVATION)
     return ledger.reservations(seat.mapped.ledger)
 
 
 def holders(table: NDArray[Any], entries: Any, width: int = 1) -> list[Holder]:
-    """The holders, the one with the most items first."""
+    """Returns the holders, the one with the most items first."""
     held = table[(table["state"] == ReservationState.OPEN)]
     now, found = _core.boot_ns(), []
     for entry in np.unique(held["entry"][held["entry"] < layout.ENTRIES]):
@@ -55,7 +55,7 @@ def holders(table: NDArray[Any], entries: Any, width: int = 1) -> list[Holder]:
 
 
 def told(found: list[Holder]) -> str:
-    """In words: "pid 12 holds 3 reservations of 96 items"; "" where nobody holds any."""
+    """Returns "pid 12 holds 3 reservations of 96 items", or "" if there is no reservation."""
     if not found:
         return ""
     first = found[0]

@@ -70,7 +70,7 @@ class RateStatus:
 
 
 def rate_status(runtime: Any, *, width: int, capacity: int) -> RateStatus:
-    """Read the status of a limited buffer from its runtime page."""
+    """Reads the status of a limited buffer from its runtime page."""
     size, pending = int(runtime["length"]) * width, int(runtime["pending"])
     reserved = int(runtime["reserved"]) * width
     head = int(runtime["head"])
@@ -223,7 +223,7 @@ def explain(
 
 
 def _held(consumers: Sequence[ConsumerStatus]) -> tuple[str, str]:
-    """The wait of writers, and the clients that can end it."""
+    """Returns the wait of writers, and the clients that can end it."""
     holding = [one for one in consumers if one.holds]
     if not holding:
         return "a consumer had items that were not acknowledged", "it was removed just now"
@@ -244,7 +244,7 @@ def _held(consumers: Sequence[ConsumerStatus]) -> tuple[str, str]:
 
 
 def _held_here(consumers: Sequence[ConsumerStatus], entry: int) -> str:
-    """The action of a waiting learner whose own leases block the writers."""
+    """Returns the action of a waiting learner whose own leases block the writers."""
     found = ""
     for one in consumers:
         items = sum(lease.items for lease in one.leases if lease.entry == entry and lease.ends_in_s)

@@ -33,7 +33,7 @@ class Sides:
         self._samplers.add(get_native_id())
 
     def are_left(self, side: Side, now: float) -> bool:
-        """True if nobody is on a side, and has not been for a while."""
+        """True if no client has been on a side for a while."""
         there = clients_on(self._seat.control.entries, side, excluding=self._seat.entry)
         if there or self.has_thread(side):
             self._alone.pop(side, None)
@@ -63,7 +63,7 @@ class Sides:
         return attendance(directory, set(map(int, pids)))
 
     def all_wait(self, side: Side) -> bool:
-        """True if everybody on a side waits; also where nobody is on it."""
+        """True if all clients on a side wait; also if there is none."""
         waits = self._seat.control.entries["waits_for"]
         there = clients_on(self._seat.control.entries, side, excluding=self._seat.entry)
         if self.has_thread(side) and not waits[self._seat.entry] & ~np.uint32(side):
@@ -71,7 +71,7 @@ class Sides:
         return bool((waits[there] > 0).all())
 
     def note_left(self, side: Side) -> bool:
-        """Notes that nobody is on a side, and returns whether that is news."""
+        """Notes that no client is on a side; returns True if that is new."""
         known = side in self._left
         self._left.add(side)
         return not known

@@ -111,7 +111,7 @@ class Calls:
         return self.run(call, what or name, WRITE_TIMEOUT_S, priorities, index)
 
     def answer(self, call: Callable[[], Any], what: str) -> Any:
-        """The result of a call; as long as that is a status, an int, it is repeated."""
+        """Returns the result of a call; as long as that is a status, an int, it is repeated."""
         while isinstance(found := call(), int):
             self.again(found, lambda: 0, what)
         return found
@@ -254,7 +254,7 @@ class Waiting:
             native.wait(min(SLICE_NS, left))
 
     def _passes(self, why: Why, count: int, now: float) -> bool:
-        """Decide what a call does while the other side has no client; True if it goes on."""
+        """Decides what a call does while the other side has no client; True if it goes on."""
         found = self._seat.control.limits()
         alone = Alone.WAIT if found is None else found.alone
         seat = self._seat
@@ -301,7 +301,7 @@ class Waiting:
         _log.warning("%s: %s", self._seat.where, text)
 
     def _require_possible(self, why: Why, count: int) -> None:
-        """A reason why the call can never be admitted."""
+        """Raises ValueError if the call can never be admitted."""
         found, room, where = self._seat.control.limits(), self._schema.elements, self._seat.where
         if why == Why.FEW and count > room:
             raise ValueError(
@@ -367,7 +367,7 @@ class Waiting:
             raise RateLimitError(f"{self._seat.where}: {text}", pids=self._pids())
 
     def _in_queue(self, entry: int, side: Side) -> Why | None:
-        """The reason why a queue makes a client wait, by its entry, or None."""
+        """Returns the reason why a queue makes a client wait, by its entry, or None."""
         if self._seat.native is None:
             return None
         found = self._seat.native.waits_in_queue(entry, side, LOCK_TIMEOUT_NS)

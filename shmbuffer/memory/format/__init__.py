@@ -1,1 +1,1 @@
-"""What each shared byte means, and the files that hold them."""
+"""The meaning of each shared byte, and the files that contain them."""

@@ -40,7 +40,7 @@ NO_FLAGS = Flag(0)
 
 @dataclass(frozen=True)
 class Superblock:
-    """One decoded copy of the superblock. ``docs/format/directory.md`` has its fields."""
+    """A decoded copy of the superblock. ``docs/format/directory.md`` has its fields."""
 
     format_minor: int = layout.FORMAT_MINOR
     sequence: int = 0
@@ -99,7 +99,7 @@ class Superblock:
         )
 
     def pack(self) -> bytes:
-        """The 4096 bytes of it."""
+        """Returns the 4096 bytes of it."""
         settings = as_json(self.settings)
         page = np.zeros((), layout.SUPERBLOCK)
         for name in _NUMBERS:
@@ -210,17 +210,17 @@ class Control:
         _core.reached("limit.published")
 
     def limits(self) -> RateLimiter | None:
-        """The limiter of writes and samples; None if there is none."""
+        """Returns the limiter of writes and samples; None if there is none."""
         return limiter.read(self.runtime[0])
 
     def limiter_block(self, version: int) -> np.ndarray[Any, Any]:
-        """The limiter of that version, live: one structured value."""
+        """Returns the limiter of that version, live: one structured value."""
         at = layout.RUNTIME_OFFSET + layout.RUNTIME.fields["limiters"][1]  # type: ignore[index]
         at += (version & 1) * layout.LIMITER.itemsize
         return self._bytes[at : at + layout.LIMITER.itemsize].view(layout.LIMITER)
 
     def ages_block(self, version: int) -> np.ndarray[Any, Any]:
-        """The ages beside it, live."""
+        """Returns the ages beside it, live."""
         at = layout.RUNTIME_OFFSET + layout.RUNTIME.fields["ages"][1]  # type: ignore[index]
         at += (version & 1) * limiter.AGES.itemsize
         return self._bytes[at : at + limiter.AGES.itemsize].view(limiter.AGES)
@@ -275,7 +275,7 @@ class Control:
         _core.reached("recover.noted")
 
     def last_recovery(self) -> dict[str, Any] | None:
-        """The report of the last recovery; None if it is missing or damaged."""
+        """Returns the report of the last recovery; None if it is missing or damaged."""
         data = self._bytes[layout.RECOVERY_OFFSET : layout.REGISTRY_OFFSET].tobytes()
         record = np.frombuffer(data, layout.RECOVERY)[0]
         if int(_core.crc32c(data[:-4])) != record["crc32c"]:
@@ -377,7 +377,7 @@ def _is_whole(page: bytes) -> bool:
 
 
 def first_superblock(settings: dict[str, Any], flags: Flag, file: tuple[int, int]) -> Superblock:
-    """The superblock of a new buffer, owned by this process."""
+    """Returns the superblock of a new buffer, owned by this process."""
     return Superblock().owned(
         uuid=uuid.uuid4().bytes,
         boot_id=identity.current().boot_id,

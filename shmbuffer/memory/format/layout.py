@@ -66,7 +66,7 @@ EXTENT = np.dtype([("position", "<u8"), ("bytes", "<u8")])
 
 
 def source_of(writers: NDArray[np.uint64], streams: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The source words of slots; see ``layout.h``."""
+    """Returns the source words of slots; see ``layout.h``."""
     return streams << _STREAM_SHIFT | writers
 
 
@@ -165,7 +165,7 @@ class Why(IntEnum):
 
 
 def name_of(kind: type[IntEnum], number: int) -> str:
-    """The name of a number in shared memory; of an unknown one, the number."""
+    """Returns the name of a number in shared memory; of an unknown one, the number."""
     return next((one.name for one in kind if one == number), f"UNKNOWN {number}")
 
 
@@ -197,7 +197,7 @@ def structure(*fields: tuple[str, str, int], itemsize: int) -> np.dtype[np.void]
 def of_core(
     struct: str, itemsize: int, *, u4: str = "", f8: str = "", **others: str
 ) -> np.dtype[np.void]:
-    """A struct of the C core, at its offsets; fields that are not named are u8."""
+    """Returns a struct of the C core, at its offsets; fields that are not named are u8."""
     prefix = f"{struct}."
     at = {name.removeprefix(prefix): n for name, n in _CORE.items() if name.startswith(prefix)}
     types = dict.fromkeys(at, "<u8") | dict.fromkeys(u4.split(), "<u4")

@@ -1,4 +1,4 @@
-"""One tensor of an item: its key, dtype and shape, and the name of its file."""
+"""A tensor of an item: its key, dtype and shape, and the name of its file."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ KeyPath = tuple[str, ...]
 
 
 def path_of(key: Key) -> KeyPath:
-    """A key as a path, outermost first."""
+    """Returns a key as a path, outermost first."""
     return (key,) if isinstance(key, str) else tuple(key)
 
 
 def key_of(path: KeyPath) -> Key:
-    """A path as a key."""
+    """Returns a path as a key."""
     return path[0] if len(path) == 1 else path
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One tensor of an item."""
+    """A tensor of an item."""
 
     path: KeyPath  # nested key, outermost first
     dtype: str  # torch's name of it, without the ``torch.``
@@ -58,7 +58,7 @@ class Leaf:
         return f"{self.dtype}{list(self.shape)}"
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON."""
+        """Converts to JSON."""
         return {"path": list(self.path), "dtype": self.dtype, "shape": list(self.shape)}
 
     @classmethod
@@ -75,14 +75,14 @@ def _string(value: object) -> str:
 
 
 def size_of(value: object) -> int:
-    """A size as JSON says it; ValueError for anything else."""
+    """Returns a size as JSON says it; ValueError for anything else."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**48:
         raise ValueError(f"{value!r} is not a size")
     return value
 
 
 def sizes_of(values: object) -> tuple[int, ...]:
-    """A shape as JSON says it; TypeError or ValueError for anything else."""
+    """Returns a shape as JSON says it; TypeError or ValueError for anything else."""
     if not isinstance(values, list) or len(values) > MAX_DEPTH:
         raise TypeError(f"{values!r} is not a shape")
     return tuple(map(size_of, values))

@@ -34,7 +34,7 @@ CONSUMER = of_core("consumer", 256, u4="state times holds", name=f"S{NAME_BYTES}
 #: Some items, and who was given them.
 LEASE = of_core("lease", 64, u4="entry")
 
-#: Room that somebody holds for items to come.
+#: Room that a client has reserved for later items.
 RESERVATION = of_core("reservation", 64, u4="entry state flags")
 
 #: What a consumer has noted of a slot.
@@ -105,7 +105,7 @@ def require_length(fd: int, where: Path) -> None:
 
 
 def reservations(mapped: _core.Map) -> NDArray[Any]:
-    """All of them, live; none where the ledger does not reach so far yet."""
+    """Returns all of them, live; none where the ledger does not reach so far yet."""
     start = _core.parts(1)["reservations"]
     end = start + RESERVATIONS * RESERVATION.itemsize
     if int(np.frombuffer(memoryview(mapped), HEAD, 1)["bytes"][0]) < end:
@@ -115,7 +115,7 @@ def reservations(mapped: _core.Map) -> NDArray[Any]:
 
 
 def read_reservations(fd: int) -> NDArray[Any]:
-    """A copy of those in the file."""
+    """Returns a copy of those in the file."""
     data = os.pread(fd, RESERVATIONS * RESERVATION.itemsize, _core.parts(1)["reservations"])
     count = len(data) // RESERVATION.itemsize
     table: NDArray[Any] = np.frombuffer(data, RESERVATION, count)
@@ -141,7 +141,7 @@ def end_reservations(mapped: _core.Map, runtime: NDArray[Any]) -> None:
 
 
 def consumers(content: Any) -> Any:
-    """The consumers in a ledger that is mapped, live."""
+    """Returns the consumers in a ledger that is mapped, live."""
     return np.frombuffer(content, CONSUMER, CONSUMERS)
 
 

@@ -1,4 +1,4 @@
-"""What limits both sides of a buffer: a ratio of samples to inserts, a queue, a size, an age.
+"""Limits of both sides of a buffer: a ratio of samples to inserts, a queue, a size, an age.
 
     inserted = write_count - where the ratio began      (the first ``min_size`` inserts are free)
     drawn    = elements sampled since then
@@ -166,7 +166,7 @@ class RateLimiter:
             )
 
     def to_numbers(self) -> Numbers:
-        """The arguments of ``_core.Ring.limit``, in the order of `NUMBERS`."""
+        """Returns the arguments of ``_core.Ring.limit``, in the order of `NUMBERS`."""
         return (
             int(self.limits),
             float(self.samples_per_insert or 0.0),
@@ -202,12 +202,12 @@ class Quota(NamedTuple):
         """Any ring will do."""
 
     def to_numbers(self) -> Numbers:
-        """See `RateLimiter.to_numbers`."""
+        """Returns the limits as numbers, like `RateLimiter.to_numbers`."""
         return int(Limit.QUOTA), 0.0, float(self.room), 0, 0, int(Alone.WAIT), 0, 0
 
 
 def quota_of(runtime: Any) -> tuple[int, int] | None:
-    """The room of the quota, and the elements written by it; None without a quota."""
+    """Returns the room of the quota, and the elements written by it; None without a quota."""
     block = active(runtime)
     if block is None or not int(block["limits"]) & Limit.QUOTA:
         return None
@@ -222,7 +222,7 @@ def active(runtime: Any) -> Any:
 
 
 def setting(runtime: Any) -> Any:
-    """The limiter and the ages beside it, as a `SETTING`."""
+    """Returns the limiter and the ages beside it, as a `SETTING`."""
     found = _core.limiter(runtime)
     return None if found is None else np.frombuffer(found, SETTING)[0]
 
@@ -242,7 +242,7 @@ def is_far_apart(runtime: Any, elements: int) -> bool:
 
 
 def read(runtime: Any) -> RateLimiter | None:
-    """The rate limiter that is set, or None."""
+    """Returns the rate limiter that is set, or None."""
     found = setting(runtime)
     if found is None:
         return None
@@ -260,7 +260,7 @@ def read(runtime: Any) -> RateLimiter | None:
 
 
 def signed(number: int) -> int:
-    """Convert the difference of two unsigned counters to a signed number."""
+    """Converts the difference of two unsigned counters to a signed number."""
     return int(np.int64(np.uint64(number % 2**64)))
 
 

@@ -32,7 +32,7 @@ class Mapped(NamedTuple):
         return sum(one.nbytes for one in self.maps)
 
     def ring(self, control: Control, *, entry: int, folder: int | None = None) -> _core.Ring:
-        """The C core's ring on these maps, for the client of a registry entry.
+        """Returns the C core's ring on these maps, for the client of a registry entry.
 
         Without a client there, it may lock, verify and reap under init.lock, and never claim. Where
         ``folder`` is the descriptor of the directory, its removal is an error of the hot calls.

@@ -38,7 +38,7 @@ class RecordBatch:
         return len(self.starts)
 
     def body(self, row: int) -> memoryview:
-        """The bytes after the header of a record."""
+        """Returns the bytes after the header of a record."""
         start = int(self.starts[row])
         return self.data[start + HEADER_BYTES : start + int(self.sizes[row])].data
 

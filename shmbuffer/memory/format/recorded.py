@@ -1,4 +1,4 @@
-"""What a directory says of the buffer and storage that made it: JSON under a checksum.
+"""Recorded settings of the buffer and storage of a directory: JSON with a checksum.
 
 Checked before it is written, so that nobody is kept out of a buffer by an argument, and where it is
 read: what fails there was written by something else, or by another version.
@@ -39,12 +39,12 @@ def to_record(settings: Settings, where: object) -> dict[str, Any]:
 
 
 def of_buffer(settings: Settings, where: str) -> dict[str, Any]:
-    """The recorded arguments of the buffer, by name; see `buffers.description`."""
+    """Returns the recorded arguments of the buffer, by name; see `buffers.description`."""
     return _checked(settings.extra, _OF_BUFFERS, "", where)
 
 
 def of_storage(settings: Settings, where: str) -> dict[str, Any]:
-    """The recorded settings of a storage of records; empty for one of rows."""
+    """Returns the recorded settings of a storage of records; empty for one of rows."""
     storage = of_buffer(settings, where).get("storage", {})
     found = _checked(storage, _OF_STORAGES, "storage.", where)
     keys = found.get("compress")
@@ -94,7 +94,7 @@ def _is_exponent(value: Any) -> bool:
 
 
 def _is_asked(value: Any) -> bool:
-    """The record of `sharing.Asked`."""
+    """Returns the record of `sharing.Asked`."""
     return (
         type(value) is dict
         and set(value) == {"keys", "room"}

@@ -1,4 +1,4 @@
-"""What an item is made of: names, dtypes and shapes of its leaves, and how they lie on disk.
+"""The schema of items: names, dtypes and shapes of the leaves, and their layout on disk.
 
 Items that each have a form of their own are records: they have a byte ring, not leaves.
 

@@ -60,7 +60,7 @@ class Settings:
 
     @classmethod
     def recorded(cls, found: dict[str, Any], where: object) -> Settings:
-        """The values of a superblock."""
+        """Returns the values of a superblock."""
         try:
             if (name := wrong(found, KINDS)) is not None:
                 raise TypeError(f"{name} is {found[name]!r}")
@@ -106,12 +106,12 @@ KINDS: Mapping[str, Callable[[Any], bool]] = {
 
 
 def wrong(found: Mapping[str, Any], known: Mapping[str, Callable[[Any], bool]]) -> str | None:
-    """The name of a value that fails its test; None: all pass."""
+    """Returns the name of a value that fails its test; None: all pass."""
     return next((name for name in known if name in found and not known[name](found[name])), None)
 
 
 def as_json(values: Mapping[str, Any]) -> bytes:
-    """The JSON of the superblock; ValueError if it has no room for it."""
+    """Returns the JSON of the superblock; ValueError if it has no room for it."""
     found, room = json.dumps(values, sort_keys=True).encode(), SUPERBLOCK["settings"].itemsize
     if len(found) > room:
         raise ValueError(

@@ -69,13 +69,13 @@ class Sharing:
         return {number[path]: number[path[1:]] for path in self.paths}
 
     def file_of(self, leaf: Leaf) -> str:
-        """The name of a leaf's file; of wholes it is none that a leaf can have."""
+        """Returns the name of a leaf's file; of wholes it is none that a leaf can have."""
         if leaf.path not in self.paths:
             return leaf.file
         return "/".join(quote(part, safe="") for part in leaf.path) + "+wholes.memmap"
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON."""
+        """Converts to JSON."""
         return {"paths": [list(path) for path in self.paths], "wholes": self.wholes}
 
     @classmethod
@@ -118,7 +118,7 @@ class Asked:
         return cls(tuple(keys), room)
 
     def of(self, leaves: Iterable[Leaf], capacity: int) -> Sharing:
-        """The shared leaves; SchemaMismatchError if one cannot be shared, or none can."""
+        """Returns the shared leaves; SchemaMismatchError if one cannot be shared, or none can."""
         known = {leaf.path: leaf for leaf in leaves}
         if not known:
             raise SchemaMismatchError(
@@ -142,12 +142,12 @@ class Asked:
         return Sharing(tuple(named), room)
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to the recorded JSON."""
+        """Converts to the recorded JSON."""
         return {"keys": [list(key) for key in self.keys], "room": self.room}
 
     @classmethod
     def recorded(cls, extra: dict[str, Any]) -> Asked | None:
-        """The recorded request; None if there was none."""
+        """Returns the recorded request; None if there was none."""
         found = extra.get("share_next")
         if found is None:
             return None

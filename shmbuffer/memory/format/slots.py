@@ -65,7 +65,7 @@ def committed(words: NDArray[np.uint64]) -> Flags:
 
 
 def aborted(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The words of the same tickets, ABORTED."""
+    """Returns the words of the same tickets, ABORTED."""
     return words & ~_STATE | np.uint64(SlotState.ABORTED)
 
 
@@ -76,5 +76,5 @@ def committed_words(tickets: Ints) -> NDArray[np.uint64]:
 
 
 def word(ticket: int, state: SlotState) -> int:
-    """The word of a ticket in a state."""
+    """Returns the word of a ticket in a state."""
     return ticket << STATE_BITS | state

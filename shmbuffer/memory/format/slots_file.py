@@ -1,4 +1,4 @@
-"""What is known of each slot beside the bytes of its item: the slots file, live.
+"""The slots file, live: the data of each slot besides the bytes of its item.
 
     words | checksums | sources | raw priorities | masses | sums and minima of each level | extents
     | nexts | holders

@@ -19,7 +19,7 @@ GivenStreams = int | Streams | None
 
 
 def checked(streams: Any) -> int | Streams:
-    """One stream for all items, an int, or one for each, a copy; refuses what is neither."""
+    """Returns the stream of all items, an int, or a copy of the streams of each; checks them."""
     if type(streams) is int and 0 <= streams < STREAMS:
         return streams
     given = np.asarray(streams)
@@ -46,7 +46,7 @@ def checked(streams: Any) -> int | Streams:
 
 
 def of_each(streams: GivenStreams, count: int) -> Streams | None:
-    """One stream for each of ``count`` items; None: all are in stream 0. ValueError for others."""
+    """Returns a stream for each of ``count`` items; None: stream 0. ValueError for other counts."""
     if streams is None or isinstance(streams, int):
         return np.full(count, streams, np.uint32) if streams else None
     if len(streams) != count:

@@ -111,7 +111,7 @@ class Copied(NamedTuple):
     data: Bytes  # their bytes, the caller's own
 
     def parts(self) -> list[Bytes]:
-        """The bytes of each tensor, in the order of the form; views."""
+        """Returns the bytes of each tensor, in the order of the form; views."""
         pairs = zip(self.form.leaves, self.form.places, strict=True)
         return [self.data[at : at + leaf.nbytes] for leaf, at in pairs]
 
@@ -211,7 +211,7 @@ class WeightsFile:
 
 
 def opened(directory: Directory, *, writable: bool = True) -> WeightsFile | None:
-    """The file of a directory; None if nobody has published."""
+    """Returns the file of a directory; None before the first publish."""
     try:
         file = directory.open_file(layout.WEIGHTS, writable=writable)
     except BufferNotFoundError:

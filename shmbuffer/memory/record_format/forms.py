@@ -39,7 +39,7 @@ class Form:
 
 
 def encode_form(tree: Any, chunks: Sequence[Chunk]) -> Form:
-    """A form from its tree and leaves."""
+    """Returns a form from its tree and leaves."""
     chunks = tuple(chunks)
     if len(chunks) > bounds.MAX_CHUNKS:
         raise ValueError(f"the item has {len(chunks)} leaves, {bounds.MAX_CHUNKS} are the limit")
@@ -60,7 +60,7 @@ def encode_form(tree: Any, chunks: Sequence[Chunk]) -> Form:
 
 
 def form_of(code: bytes, told: Ints) -> Form:
-    """The form of records whose code is this, and which have so many numbers each."""
+    """Returns the form of records whose code is this, and which have so many numbers each."""
     try:
         form = parse_form(code)
     except ValueError as error:
@@ -89,7 +89,7 @@ _parsed_large = lru_cache(8)(_parse)
 
 
 def parse_form(code: bytes) -> Form:
-    """The form that these bytes say, if they were parsed lately the same object."""
+    """Returns the form that these bytes say, if they were parsed lately the same object."""
     return (_parsed if len(code) <= bounds.SMALL_BYTES else _parsed_large)(code)
 
 
@@ -103,7 +103,7 @@ class _Reader:
         self._parts = 0
 
     def whole(self) -> Any:
-        """The tree."""
+        """Returns the tree."""
         tree = self._node(0)
         if self._at != len(self._code):
             raise ValueError(f"{len(self._code) - self._at} bytes are left behind its end")

@@ -60,7 +60,7 @@ class Container(NamedTuple):
 
 
 def join(kind: str, batch: Any, about: Iterable[Any], held: Sequence[tuple[Any, Any]]) -> list[Any]:
-    """The tree of a container, from its keys with the trees under them."""
+    """Returns the tree of a container, from its keys with the trees under them."""
     fields = [kind, *([batch] if kind in BATCHED else ()), *about]
     if kind in KEYED:
         return [*fields, list(map(list, held))]
@@ -69,7 +69,7 @@ def join(kind: str, batch: Any, about: Iterable[Any], held: Sequence[tuple[Any, 
 
 
 def split(tree: Any) -> Container:
-    """A container, taken apart by one level."""
+    """Returns a container, taken apart by one level."""
     with suppress(TypeError, ValueError):
         kind, *about, held = tree
         if kind in TAGS and len(about) == (kind in BATCHED) + _ABOUT.get(kind, 0):

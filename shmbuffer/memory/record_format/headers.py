@@ -19,7 +19,7 @@ _HEAD_WORDS = np.arange(HEADER_BYTES // 4, NUMBERS_AT // 4)
 
 
 class Headers(NamedTuple):
-    """What the first bytes of bodies say, int64[n] each; the bytes that they name are there."""
+    """Fields at the start of bodies, int64[n] each; the bytes that they name exist."""
 
     numbers: Ints
     form_bytes: Ints
@@ -27,7 +27,7 @@ class Headers(NamedTuple):
 
 
 def heads_of(batch: RecordBatch) -> Headers:
-    """The heads of all records of a batch."""
+    """Returns the heads of all records of a batch."""
     data, starts, sizes = batch.data, batch.starts, batch.sizes
     refuse(
         (starts < 0) | (starts & 7 != 0) | (starts > len(data)) | (sizes > len(data) - starts),
@@ -60,5 +60,5 @@ def heads_of(batch: RecordBatch) -> Headers:
 
 
 def words_of(batch: RecordBatch) -> NDArray[np.uint32]:
-    """The bytes of a batch as words; records start at a word."""
+    """Returns the bytes of a batch as words; records start at a word."""
     return batch.data[: len(batch.data) & -4].view(np.uint32)

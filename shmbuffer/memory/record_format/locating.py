@@ -73,7 +73,7 @@ def locate(batch: RecordBatch, where: str) -> list[Located]:
 
 
 def _located_by_core(batch: RecordBatch) -> Located | None:
-    """The usual batch, records of one form; None for `_located` to judge."""
+    """Returns the usual batch, records of one form; None for `_located` to judge."""
     data, first = batch.data, int(batch.starts[0])
     if not 0 <= first <= len(data) - NUMBERS_AT:
         return None

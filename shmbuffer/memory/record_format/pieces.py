@@ -124,7 +124,7 @@ def _name(form: Form, chunk: int, dims: object = "") -> str:
 
 
 def aligned(at: Ints, alignment: int) -> Ints:
-    """The next multiples of a power of two."""
+    """Returns the next multiples of a power of two."""
     return (at + (alignment - 1)) & -alignment
 
 

@@ -35,7 +35,7 @@ def of_snapshot(snapshot: bytes) -> tuple[Any, Any]:
 
 
 def totals(runtime: Any, entries: Any, *, width: int, elements: int) -> dict[str, int | float]:
-    """Sum the counters of all clients that the buffer ever had.
+    """Sums the counters of all clients that the buffer ever had.
 
     Returns:
         ``length``, ``elements``, ``write_count`` (elements), ``head`` (ticket), ``prioritized``,
@@ -69,7 +69,7 @@ def totals(runtime: Any, entries: Any, *, width: int, elements: int) -> dict[str
 
 
 def snapshot(seat: Seat, ring: Ring | None, capacity: int) -> dict[str, int | float]:
-    """The counters of a handle's buffer, of one moment; see `Engine.stats`."""
+    """Returns the counters of a handle's buffer, of one moment; see `Engine.stats`."""
     if ring is None:
         runtime, entries = seat.control.runtime[0], seat.control.entries
     else:

@@ -155,7 +155,7 @@ class Ring(HasTotals):
             raise
 
     def refused(self, status: int, what: str = "write") -> None:
-        """Handle the status of a fast call, before the call is repeated in a slower way.
+        """Handles the status of a fast call, before the call is repeated in a slower way.
 
         Raises LockTimeout: that it has waited for once is enough.
         """

@@ -40,12 +40,12 @@ class HasTotals:
     _calls: Calls
 
     def totals(self) -> Totals:
-        """The totals for a draw by priority now. Waits for the mutex, for one read."""
+        """Returns the totals for a draw by priority now. Waits for the mutex, for one read."""
         seat = self._calls.seat
         return _told(self._calls.answer(lambda: seat.native.totals(LOCK_TIMEOUT_NS), "totals"))
 
     def drawn_from(self) -> Totals | None:
-        """The totals of this thread's last draw; None before its first one. No lock.
+        """Returns the totals of this thread's last draw; None before its first one. No lock.
 
         That is any draw of `sample`, `draw`, ``records.sample`` or the core's ``Outtake``, from any
         ring: ask before the next. A draw of nothing, or one that raises because there is nothing

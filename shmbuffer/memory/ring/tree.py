@@ -76,7 +76,7 @@ class PriorityTree:
         return self._live.raw.copy() if elements is None else self._live.raw[elements]
 
     def mass(self, elements: Ints | slice | None = None) -> Floats:
-        """The tree's leaves, or some of them, a copy; of a slice the ring's own."""
+        """Returns the tree's leaves, or some of them, a copy; of a slice the ring's own."""
         return self._live.mass.copy() if elements is None else self._live.mass[elements]
 
     def of_new(self, taken: Ints | None, count: int) -> Floats | None:

@@ -40,7 +40,7 @@ def leads_down(name: str) -> bool:
 
 
 def parts(name: str, root: Path) -> list[str]:
-    """Split a name; UnsafePathError if it is anything but a way down from `root`."""
+    """Splits a name; UnsafePathError if it is anything but a way down from `root`."""
     if not leads_down(name):
         raise UnsafePathError(
             f"{root}: {name!r} is not the name of a file in this directory; a name is relative,"
@@ -55,7 +55,7 @@ def parts(name: str, root: Path) -> list[str]:
 def walk(
     root: int, where: Path, folders: list[str], *, make: int | None = None, foreign: bool = False
 ) -> Iterator[int]:
-    """Yield the descriptor of a directory below `root`, which is open and lies at `where`.
+    """Yields the descriptor of a directory below `root`, which is open and lies at `where`.
 
     Directories that are missing are made with the mode ``make``, unless that is None. ``foreign``:
     the root belongs to another user, and is only read.
@@ -118,7 +118,7 @@ def remove_if_empty(where: Path) -> bool:
 
 
 def make_folder(name: str | Path, mode: int, *, dir_fd: int | None = None) -> bool:
-    """Make a directory of exactly this mode (setgid as its parent); false if the name exists."""
+    """Makes a directory of exactly this mode (setgid as its parent); false if the name exists."""
     try:
         os.mkdir(name, mode, dir_fd=dir_fd)
     except FileExistsError:

@@ -42,7 +42,7 @@ class Deadline(NamedTuple):
 
 
 def ends(usual: float | None) -> Deadline | None:
-    """The deadline of a wait that begins now; None if it may take for ever."""
+    """Returns the deadline of a wait that begins now; None if it may take for ever."""
     if _own.limit is not None or usual is None:
         return _own.limit
     return Deadline(usual, time.monotonic() + usual)
@@ -67,7 +67,7 @@ def require_time(name: str, seconds: Any) -> None:
 
 
 def nanoseconds(lease_s: float) -> int:
-    """The duration of a lease; TypeError or ValueError if it is not a time."""
+    """Returns the duration of a lease; TypeError or ValueError if it is not a time."""
     problem = f"a lease is a number of seconds above 0, or math.inf, not {lease_s!r}"
     try:
         is_time = lease_s > 0

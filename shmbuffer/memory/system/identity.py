@@ -139,7 +139,7 @@ def is_of_another_boot(identity: Identity) -> bool:
 
 
 def opened(who: Identity) -> int | None:
-    """A descriptor (pidfd) of a process that runs; a signal through it meets no other one.
+    """Returns a descriptor (pidfd) of a process that runs; a signal through it meets no other one.
 
     None where it has ended, and where it cannot be proved that this is the process: in another pid
     namespace, or with an unknown fact.

@@ -59,13 +59,13 @@ def require_own_directory(found: os.stat_result, where: Path) -> None:
 
 
 def require_regular_file(found: os.stat_result, where: Path) -> None:
-    """Raises UnsafePathError unless it is a regular file, whoever owns it."""
+    """Raises UnsafePathError unless it is a regular file, of any owner."""
     if not stat.S_ISREG(found.st_mode):
         raise _another_kind(where, "a regular file")
 
 
 def require_one_name(found: os.stat_result, where: Path) -> None:
-    """Raises UnsafePathError unless it is a regular file with one name, whoever owns it."""
+    """Raises UnsafePathError unless it is a regular file with one name, of any owner."""
     require_regular_file(found, where)
     if found.st_nlink != 1:
         raise UnsafePathError(
@@ -78,7 +78,7 @@ def require_one_name(found: os.stat_result, where: Path) -> None:
 
 
 def require_own_file(found: os.stat_result, where: Path) -> None:
-    """Raise UnsafePathError unless it is a regular file of ours with one name."""
+    """Raises UnsafePathError unless it is a regular file of ours with one name."""
     require_one_name(found, where)
     require_owner(found, where)
 
@@ -120,7 +120,7 @@ def explained(
     free: Callable[[], int] | None = None,
     reading: bool = False,
 ) -> Iterator[None]:
-    """Turn an OSError of the body into the error of ours that it means.
+    """Turns an OSError of the body into the error of ours that it means.
 
     Args:
         where: the file or directory that the body opens, makes or changes.
@@ -168,7 +168,7 @@ def explained(
 
 
 def wrong_size(where: Path, expected: str, limit: int, found: int) -> CorruptBufferError:
-    """Make the error for a file that was changed from outside."""
+    """Makes the error for a file that was changed from outside."""
     return CorruptBufferError(
         f"{where}: {expected} bytes were expected, {found} found; it was changed from outside:"
         " restore it from a copy, or remove the buffer",
@@ -179,7 +179,7 @@ def wrong_size(where: Path, expected: str, limit: int, found: int) -> CorruptBuf
 
 
 def not_durable(where: str, error: OSError) -> DurabilityError:
-    """The error for a failed sync."""
+    """Returns the error for a failed sync."""
     return DurabilityError(
         f"{where}: could not be written to the disk ({error.strerror}); the data in memory are"
         " usable, but may be lost in a power cut: save a copy on another disk",
@@ -189,7 +189,7 @@ def not_durable(where: str, error: OSError) -> DurabilityError:
 
 
 def name_of(fd: int) -> str:
-    """The current path of an open file, if the system knows it."""
+    """Returns the current path of an open file, if the system knows it."""
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
@@ -208,7 +208,7 @@ def require_owner(found: os.stat_result, where: Path) -> None:
 
 
 def _mount_of(where: Path) -> Path:
-    """The root of the file system, which a hard link does not leave."""
+    """Returns the root of the file system, which a hard link does not leave."""
     return next((folder for folder in where.parents if folder.is_mount()), Path("/"))
 
 

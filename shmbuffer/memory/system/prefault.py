@@ -58,7 +58,7 @@ class Prefault:
         return self.mode == "full"
 
     def require_memory(self, nbytes: int, where: str) -> None:
-        """Raise SpaceError if pages that nobody has reserved do not fit into memory."""
+        """Raises SpaceError if pages that are not reserved do not fit into memory."""
         if nbytes > (free := free_memory_bytes()):
             what = f"{where}: prefault={self.mode!r} would bring all of it into memory"
             raise space_error(what, nbytes, free)
@@ -94,7 +94,7 @@ class Populating:
         self._thread = threading.Thread(target=self._run, name="shmbuffer-prefault", daemon=True)
 
     def start(self) -> None:
-        """Begin. Not in the constructor: who can stop it has to be known before."""
+        """Begins. Not in the constructor: who can stop it has to be known before."""
         try:
             self._thread.start()
         except BaseException:  # of a signal's handler, for one
@@ -102,7 +102,7 @@ class Populating:
             raise
 
     def wait(self) -> None:
-        """Return when all of it is there, or it was stopped; a signal handler may end the wait."""
+        """Returns when all of it is there, or it was stopped; a signal handler may end the wait."""
         try:
             if self._thread.is_alive():
                 self._thread.join()
@@ -114,7 +114,7 @@ class Populating:
             raise failure
 
     def stop(self) -> None:
-        """End it at the next piece, some milliseconds from now. Idempotent."""
+        """Ends it at the next piece, some milliseconds from now. Idempotent."""
         self._wanted = False
         # ``on_progress`` may close the handle, and a thread that has not begun finds nothing to do.
         if threading.current_thread() is not self._thread and self._thread.is_alive():

@@ -113,7 +113,7 @@ class Progress:
             self._next_s = time.monotonic() + EVERY_S
 
     def counted(self, items: Iterable[Item]) -> Iterator[Item]:
-        """The same items; each that is asked for is one more."""
+        """Yields the same items; each that is asked for is one more."""
         for item in items:
             self.advance(1)
             yield item

@@ -98,7 +98,7 @@ class Directory:
         anybodys: bool = False,
         reading: bool = False,
     ) -> Directory:
-        """Open a directory for a buffer to live in.
+        """Opens a directory for a buffer to live in.
 
         ``reading``: nothing will be written, so it may belong to another user, or lie on a
         read-only file system.
@@ -123,7 +123,7 @@ class Directory:
             raise
 
     def make(self, name: str, *, mode: int | None = None) -> bool:
-        """Make a directory, and return whether it was not there yet.
+        """Makes a directory, and returns whether it was not there yet.
 
         It has exactly this mode, by default that of every new directory.
         """
@@ -133,7 +133,7 @@ class Directory:
             return beneath.make_folder(last, mode, dir_fd=folder)
 
     def folder(self, name: str) -> Directory:
-        """Open a directory below this one; it has to be ours."""
+        """Opens a directory below this one; it has to be ours."""
         file = _core.Descriptor()
         with self._folder(name) as found:
             file.take(os.dup, found)
@@ -148,7 +148,7 @@ class Directory:
         shared: bool = True,
         into: _core.Descriptor | None = None,
     ) -> _core.Descriptor:
-        """Make a file of zeros and return what owns it; directories on the way are made too.
+        """Makes a file of zeros and returns what owns it; directories on the way are made too.
 
         ``shared``: the group may read it, if it may read `beneath.PRIVATE`.
         """
@@ -182,7 +182,7 @@ class Directory:
         writable: bool = True,
         into: _core.Descriptor | None = None,
     ) -> _core.Descriptor:
-        """Open a file that has to be there, and return what owns it."""
+        """Opens a file that has to be there, and returns what owns it."""
         where, file = self.path / name, into or _core.Descriptor()
         flags = _FILE | (os.O_RDWR if writable else os.O_RDONLY)
         require = require_one_name if self.foreign else require_own_file
@@ -210,7 +210,7 @@ class Directory:
                     return self.create(name, 0, shared=False, into=into)
 
     def read(self, name: str, *, limit: int) -> bytes:
-        """Return the content of a file that has `limit` bytes at most."""
+        """Returns the content of a file that has `limit` bytes at most."""
         with self.open_file(name, writable=False) as file, explained(self.path / name):
             fd, data = file.fd, bytearray()
             while len(data) <= limit and (more := os.read(fd, min(limit + 1, _CHUNK_BYTES))):
@@ -247,7 +247,7 @@ class Directory:
         return [folder + slash + entry for entry in found]
 
     def stat(self, name: str) -> os.stat_result:
-        """Look at a name without opening or following it."""
+        """Looks at a name without opening or following it."""
         with self._within(name) as (folder, last):
             return os.stat(last, dir_fd=folder, follow_symlinks=False)
 
@@ -259,7 +259,7 @@ class Directory:
         return False
 
     def listdir(self, name: str = ".") -> list[str]:
-        """The names in a directory, sorted."""
+        """Returns the names in a directory, sorted."""
         with self._folder(name) as folder:
             return sorted(os.listdir(folder))
 
@@ -274,7 +274,7 @@ class Directory:
             _core.reached("file.renamed")
 
     def unlink(self, name: str) -> bool:
-        """Remove a file, or a link itself, and return whether it was there."""
+        """Removes a file, or a link itself, and returns whether it was there."""
         with suppress(FileNotFoundError), self._within(name, write=True) as (folder, last):
             os.unlink(last, dir_fd=folder)
             _core.reached("file.unlinked")
@@ -282,7 +282,7 @@ class Directory:
         return False
 
     def rmdir(self, name: str) -> bool:
-        """Remove a directory if it is there and empty, and return whether that was done."""
+        """Removes a directory if it is there and empty, and returns whether that was done."""
         try:
             with self._within(name, write=True, wanted="a directory") as (folder, last):
                 os.rmdir(last, dir_fd=folder)
@@ -294,7 +294,7 @@ class Directory:
         return True
 
     def free_bytes(self) -> int:
-        """Free bytes by statvfs, which does not count quotas."""
+        """Returns the free bytes reported by statvfs, which ignores quotas."""
         with explained(self.path):
             return filesystem.free_bytes(self._root())
 
@@ -306,14 +306,14 @@ class Directory:
 
     @staticmethod
     def sync_file(fd: int) -> None:
-        """Bring a file to the disk; after a DurabilityError a second sync would prove nothing."""
+        """Brings a file to the disk; after a DurabilityError a second sync would prove nothing."""
         try:
             os.fsync(fd)
         except OSError as error:
             raise not_durable(name_of(fd), error) from error
 
     def sync(self, name: str = ".") -> None:
-        """Bring the names in a directory to the disk, as `sync_file` does with a file."""
+        """Brings the names in a directory to the disk, as `sync_file` does with a file."""
         with self._folder(name) as folder:
             try:
                 os.fsync(folder)
@@ -333,7 +333,7 @@ class Directory:
         return (found.st_dev, found.st_ino) == self.identity
 
     def close(self) -> None:
-        """Let go of the directory; the files that were opened in it stay open. Idempotent."""
+        """Lets go of the directory; the files that were opened in it stay open. Idempotent."""
         self.file.close()
 
     def __enter__(self) -> Directory:

@@ -36,7 +36,7 @@ class Residency:
     unwritten: int  # of those, what the kernel has not written to the disk since it was changed
 
     def __add__(self, other: Residency) -> Residency:
-        """Add the bytes of two measurements."""
+        """Adds the bytes of two measurements."""
         return Residency(self.cached + other.cached, self.unwritten + other.unwritten)
 
 

@@ -11,7 +11,7 @@ MOST = 16
 
 
 def set_threads(threads: int | None) -> None:
-    """Set how many threads work on a large batch: the caller, and others that it wakes.
+    """Sets how many threads work on a large batch: the caller, and others that it wakes.
 
     They copy rows out and in, and compute checksums and powers of priorities; what comes out is the
     same, bit for bit. Of small batches, up to two megabytes or some ten thousand small items, the

@@ -34,7 +34,7 @@ def sleeps_in(pid: int) -> set[str]:
 
 
 def throttled(pids: Iterable[int]) -> list[int]:
-    """The processes with a thread that is throttled now."""
+    """Returns the processes with a thread that is throttled now."""
     return [pid for pid in pids if any(name.startswith(THROTTLE) for name in sleeps_in(pid))]
 
 

@@ -53,7 +53,7 @@ class CheckReport:
         return not self.problems
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to a dict of plain values."""
+        """Converts to a dict of plain values."""
         return {"ok": self.ok, **asdict(self)}
 
     def __str__(self) -> str:
@@ -117,7 +117,7 @@ def check_living(seat: Seat) -> CheckReport:
 
 
 def _of_history(directory: Directory) -> list[str]:
-    """The faults of the history, which nothing else depends on."""
+    """Returns the faults of the history, which nothing else depends on."""
     try:
         found = history.read(directory)
     except BufferNotFoundError:
@@ -251,7 +251,7 @@ def _reached(control: Control, live: SlotsFile) -> int:
 
 
 def _died_in_it(control: Control) -> bool:
-    """True if somebody died with the mutex, or with a claim, so that recovery has work to do."""
+    """True if a client died with the mutex, or with a claim, so that recovery has work to do."""
     mutex = control.runtime[0]["mutex"].tobytes()
     return bool((control.entries["phase"] != Phase.IDLE).any() or any(mutex[:4]))
 

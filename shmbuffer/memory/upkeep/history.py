@@ -106,7 +106,7 @@ _MANY = 2**62  # records; nobody writes so many, and there has to be a next one
 
 
 class EventKind(IntEnum):
-    """What happened. JOINED also of those who are there when a recorder begins."""
+    """Kind of an event. Clients that are attached when a recorder begins are JOINED, too."""
 
     JOINED = 1
     LEFT = 2
@@ -143,7 +143,7 @@ class Event:
         return self.name or (f"{self.role} {self.pid}" if self.pid else self.role)
 
     def to_row(self) -> dict[str, Any]:
-        """The fields of `EVENT`."""
+        """Returns the fields of `EVENT`."""
         code = UNKNOWN_EXITCODE if self.exitcode is None else self.exitcode
         return {
             **asdict(self),
@@ -182,7 +182,7 @@ def recorded_fields() -> dict[str, str]:
 
 
 def living(role: Role) -> str:
-    """The field that counts the living clients of a role."""
+    """Returns the field that counts the living clients of a role."""
     return f"living_{role.name.lower()}"
 
 
@@ -192,7 +192,7 @@ def file_bytes(fields: Mapping[str, str]) -> int:
 
 
 def record_type(fields: Mapping[str, str]) -> np.dtype[np.void]:
-    """A record of these fields."""
+    """Returns a record of these fields."""
     return np.dtype([*STAMP, *((name, f"<{kind}") for name, kind in fields.items()), *_CHECK])
 
 
@@ -227,14 +227,14 @@ class HistoryRing:
 
 
 def rings(fields: Mapping[str, str]) -> tuple[HistoryRing, HistoryRing, HistoryRing]:
-    """The rings of a history with these fields."""
+    """Returns the rings of a history with these fields."""
     fine = HistoryRing(record_type(fields), FINE, HEADER_BYTES)
     coarse = HistoryRing(fine.kind, COARSE, fine.end)
     return fine, coarse, HistoryRing(EVENT, EVENTS, coarse.end)
 
 
 def rooms(rings: tuple[HistoryRing, HistoryRing, HistoryRing]) -> dict[str, int]:
-    """The values of a header."""
+    """Returns the values of a header."""
     fine, coarse, events = rings
     sizes = {"record_bytes": fine.kind.itemsize, "event_bytes": events.kind.itemsize}
     return {**sizes, "fine": fine.room, "coarse": coarse.room, "events": events.room}

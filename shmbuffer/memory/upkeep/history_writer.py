@@ -139,7 +139,7 @@ def note_deaths(files: Files, control: Control, superblock: Superblock) -> None:
 
 
 def _died(control: Control, epoch: int) -> list[Event]:
-    """The clients in the registry, of which nobody is alive."""
+    """Returns the clients in the registry, all of which are dead."""
     dead = control.entries[control.entries["state"] == layout.EntryState.LIVE]
     return [
         Event(
@@ -154,7 +154,7 @@ def _died(control: Control, epoch: int) -> list[Event]:
 
 
 def _to_go_on_with(directory: Directory, uuid: bytes) -> History | str:
-    """The history that is there, or why a new one has to be begun."""
+    """Returns the history that is there, or why a new one has to be begun."""
     try:
         found = history.read(directory)
     except (FormatError, CorruptBufferError) as error:
@@ -199,7 +199,7 @@ def _write(fd: int, data: bytes, at: int, where: Path) -> None:
 
 
 def _packed(kind: np.dtype[np.void], values: Mapping[str, Any]) -> bytes:
-    """A row of these values, as bytes; what is not given is 0."""
+    """Returns a row of these values, as bytes; what is not given is 0."""
     row = [(kind[name].kind, values.get(name, 0)) for name in kind.names or ()]
     fitting = tuple(int(value) & 2**64 - 1 if code == "u" else value for code, value in row)
     return np.array([fitting], kind).tobytes()

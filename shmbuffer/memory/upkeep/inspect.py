@@ -1,4 +1,4 @@
-"""What is in there? A look at a living or a dead directory; nothing is locked or joined."""
+"""Inspection of a living or dead directory, without a lock or a registry entry."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def inspect(
 
 
 def _holders(files: Files, schema: Schema | None, control: Control) -> list[Holder]:
-    """The holders of reservations, read without a map."""
+    """Returns the holders of reservations, read without a map."""
     if schema is None or not files.directory.exists(layout.LEDGER):
         return []
     where = files.path / layout.LEDGER
@@ -146,7 +146,7 @@ def _holders(files: Files, schema: Schema | None, control: Control) -> list[Hold
 
 
 def _consumers(files: Files, schema: Schema | None, control: Control) -> list[ConsumerStatus]:
-    """The state of the consumers."""
+    """Returns the state of the consumers."""
     if schema is None or not files.directory.exists(layout.LEDGER):
         return []
     where = files.path / layout.LEDGER
@@ -184,7 +184,7 @@ def _sharing(files: Files, schema: Schema | None) -> dict[str, Any] | None:
 
 
 def _room(files: Files, schema: Schema | None) -> dict[str, Any]:
-    """The size of the files on disk and in memory, and the free space."""
+    """Returns the size of the files on disk and in memory, and the free space."""
     names = [layout.CONTROL]
     if schema is not None:
         names += [layout.SCHEMA, *schema.mapped_files]
@@ -213,7 +213,7 @@ def _room(files: Files, schema: Schema | None) -> dict[str, Any]:
 
 
 def _weights(files: Files) -> dict[str, Any] | None:
-    """The newest, without a look at their bytes; None where there are none."""
+    """Returns the newest, without a look at their bytes; None where there are none."""
     try:
         found = weights_file.opened(files.directory, writable=False)
     except (FormatError, CorruptBufferError) as error:

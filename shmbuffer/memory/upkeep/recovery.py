@@ -1,4 +1,4 @@
-"""Recovery: what the first process to open a directory does when nobody who used it is alive.
+"""Recovery, by the first process that opens a directory whose clients are all dead.
 
     READY ──no client alive──▶ RECOVERING ──mutex, claims, words, checksums, tree──▶ READY
 
@@ -95,7 +95,7 @@ def recover_directory(
 
 
 def _adopted(superblock: Superblock, files: Files, reason: str) -> Superblock:
-    """The superblock with this boot and these files, and for a copy with a new uuid."""
+    """Returns the superblock with this boot and these files, and for a copy with a new uuid."""
     found = files.directory.stat(layout.CONTROL)
     if reason == "copy":
         superblock = superblock.owned(uuid=np.random.default_rng().bytes(16))
@@ -366,7 +366,7 @@ class Repair:
         return aborted
 
     def _verify(self, progress: Progress, believed: bool) -> tuple[int, int]:
-        """Keeps what fits its checksum; without, only what a barrier covered and nobody touched."""
+        """Keeps items that match their checksum; without checksums those that a barrier covered."""
         runtime = self.control.runtime
         head = int(runtime["head"][0])
         words = self.live.words[self.used]

@@ -44,7 +44,7 @@ class RecoveryReport:
     duration_ms: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to a dict of plain values."""
+        """Converts to a dict of plain values."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class RecoveryReport:
         return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows[1:])])
 
     def note(self, control: Control) -> None:
-        """For `last_recovery`: a coordinator's log may be gone when somebody asks what happened."""
+        """Returns plain values for `last_recovery`, which outlives a coordinator's log."""
         found = self.to_json()
         del found["path"]
         duration_ms = found.pop("duration_ms")
