@@ -262,7 +262,7 @@ def test_what_is_missing_is_said_and_nothing_is_written(buffer: ReplayBuffer) ->
     recorder.reset(np.zeros((2, 3)))
     with pytest.raises(ValueError, match=r"action is of shape \[3\].*the 2 environments"):
         recorder.step(np.zeros((2, 3)), np.zeros(3), zeros, off, off)
-    with pytest.raises(ValueError, match="reward is one number for each environment"):
+    with pytest.raises(ValueError, match="reward has to be one number for each environment"):
         recorder.step(np.zeros((2, 3)), zeros, np.zeros((2, 1)), off, off)
     assert len(buffer) == 0
     recorder.step(np.zeros((2, 3)), zeros, zeros, [True, False], off)

@@ -255,7 +255,7 @@ def test_the_headline_is_the_verdict(run: Look) -> None:
     assert "Looks healthy" in headline(drawn(run))
     found = [Finding(str(n), f"thing {n} is wrong") for n in range(8)]
     said = headline(drawn(run, found))
-    assert "8 things look unhealthy" in said
+    assert "8 possible problems" in said
     assert "thing 5 is wrong" in said
     assert "and 2 more, see --json" in said
     assert "thing 6" not in said
@@ -429,8 +429,8 @@ def test_without_matplotlib_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["plot", str(closed), "-o", "a.png"]) == 4
     assert capsys.readouterr().err == (
-        "shmbuffer: --json lists what looks unhealthy; the picture needs matplotlib, which "
-        f"is not installed: {command('plot')}\n"
+        "shmbuffer: --json prints the findings without a picture; the picture needs matplotlib, "
+        f"which is not installed: {command('plot')}\n"
     )
     assert main(["plot", str(closed), "--json"]) == 0
 

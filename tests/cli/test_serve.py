@@ -110,7 +110,7 @@ def test_an_existing_buffer_is_refused_recovered_or_overwritten(closed: Path) ->
         assert run("serve", closed, *capacity) == (
             exits.REFUSED,
             "",
-            f"shmbuffer: {closed}: there is a buffer already; to go on with it: shmbuffer serve "
+            f"shmbuffer: {closed}: contains a buffer already; to continue with it: shmbuffer serve "
             f"{closed} --on-existing recover (overwrite instead of recover starts with an empty "
             "one)\n",
         )

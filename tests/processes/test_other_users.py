@@ -481,7 +481,7 @@ def test_a_client_in_another_container_cannot_be_seen(
         assert (client["alive"], client["state"], client["memory_bytes"]) == (True, "unknown", None)
         assert main(["ps", str(path)]) == exits.DONE
         assert "unknown" in capsys.readouterr().out
-        assert "clients live cannot be seen from here" in str(check(path))
+        assert "cannot tell if all of its clients are alive" in str(check(path))
         give(path, 0, 0)
 
 

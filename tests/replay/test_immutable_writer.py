@@ -37,7 +37,7 @@ def test_writing_is_refused_and_changes_nothing(how: str, prioritized: bool) -> 
     sampler = PrioritizedSampler(10, alpha=1.0, beta=1.0) if prioritized else None
     rb = buffer(sampler=sampler)
     data = dataset()
-    with pytest.raises(RuntimeError, match=r"data set that stays as it is: .* set_writer\("):
+    with pytest.raises(RuntimeError, match=r"read-only data set: .* set_writer\("):
         getattr(rb, how)(data if how == "extend" else data[0])
     assert rb[:]["obs"].tolist() == list(range(10))
     assert rb.write_count == 0

@@ -68,7 +68,7 @@ def test_an_item_is_put_at_an_int_whatever_it_is() -> None:
         (5, "x", RuntimeError, "at 5 would leave a gap: there are 3 items"),
         ([3, 5], ["x", "y"], RuntimeError, "at 5 would leave a gap: there are 4 items"),
         ([4, 3], ["x", "y"], RuntimeError, "at 4 would leave a gap"),
-        (10, "x", RuntimeError, "no place 10 in a list of max_size 10"),
+        (10, "x", RuntimeError, "index 10 is outside of a list of max_size 10"),
         ([0.5], ["x"], IndexError, "names no places"),
         (range(2), {"a": 1, "b": 2}, TypeError, "entry 'a' of the batch: .* got int"),
         (range(2), "xy", TypeError, "got str"),

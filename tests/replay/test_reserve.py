@@ -341,7 +341,7 @@ def test_bytes_of_records_are_held_too(records: Any) -> None:
     queue(records)
     room = records.reserve(2, bytes=60_000)
     with pytest.raises(
-        RateLimitTimeout, match=r"bytes more do not fit; pid \d+ holds a reservation of 2 items"
+        RateLimitTimeout, match=r"bytes do not fit; pid \d+ holds a reservation of 2 items"
     ):
         records.extend([TensorDict({"tokens": torch.zeros(1000)}, [])] * 2, timeout=0.05)
     with pytest.raises(ValueError, match=r"write of [\d,]+ bytes from a reservation of 60,000"):
@@ -657,7 +657,9 @@ def test_a_file_without_a_head_is_nobodys(rb: Any) -> None:
 def test_pieces_need_a_directory_and_items_that_are_known(tmp_path: Path) -> None:
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=2)
     rb.extend(steps(0, 1))
-    with pytest.raises(ShmBufferError, match="this one has no directory; keep them in the process"):
+    with pytest.raises(
+        ShmBufferError, match="this buffer has no directory; keep the pieces in the process"
+    ):
         rb.reserve(2).append(steps(0, 1))
     assert rb.partials() == []
     storage = LazyMemmapStorage(8, scratch_dir=tmp_path / "b", shared_init=True)

@@ -449,8 +449,8 @@ def test_arguments_that_cannot_be_are_refused(
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (["nothing"], "'next.nothing' needs a leaf 'next.nothing', which is not there"),
-        (["number"], "'next.number' needs a leaf 'next.number', which is not there"),
+        (["nothing"], "'next.nothing' needs a leaf 'next.nothing', which does not exist"),
+        (["number"], "'next.number' needs a leaf 'next.number', which does not exist"),
         (["other"], r"'next.other' is float32\[2\], and 'other' is float32\[3\]"),
     ],
 )

@@ -222,8 +222,8 @@ def test_a_long_wait_is_logged_with_the_buffers_nearby(
         with pytest.raises(AttachTimeout, match=re.escape(f"the path; did you mean {meant}?")):
             attach(path, timeout=0.05)
         assert caplog.messages == [
-            f"{tmp_path}/{path}: attach() has waited 0 s for a buffer, and goes on for up to 0.05 "
-            f"s; the path {state}; did you mean {meant}?"
+            f"{tmp_path}/{path}: attach() has waited 0 s for a buffer, and will wait up to 0.05 s "
+            f"more; the path {state}; did you mean {meant}?"
         ]
     caplog.clear()
     with pytest.raises(AttachTimeout, match=r"or check the path$"):

@@ -132,7 +132,7 @@ def test_orphans_that_have_not_attached_are_stopped_or_deaf_are_found_too(
             assert "killed" not in caplog.text
             coordinator.spawn(targets.ignore_sigterm, 0, reports.out)
             assert gone(deaf[0])
-            assert f"deaf to SIGTERM, so killed (pids {deaf[0]})" in caplog.text
+            assert f"killed because they ignored SIGTERM (pids {deaf[0]})" in caplog.text
 
 
 def test_a_child_of_the_running_coordinator_is_no_orphan(

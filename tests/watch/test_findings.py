@@ -51,8 +51,8 @@ def test_an_empty_one_is_neither_healthy_nor_not() -> None:
 def test_the_most_urgent_comes_first() -> None:
     found = judge(look(timeline(updates_stale=800.0, items_sampled=90000.0)))
     assert [one.name for one in found] == ["late_updates", "drawn_too_often"]
-    assert findings.verdict(look(), found) == "2 things look unhealthy"
-    assert findings.verdict(look(), found[:1]) == "1 thing looks unhealthy"
+    assert findings.verdict(look(), found) == "2 possible problems"
+    assert findings.verdict(look(), found[:1]) == "1 possible problem"
 
 
 def test_all_clients_dead() -> None:
@@ -197,7 +197,7 @@ def test_few_items_have_the_mass() -> None:
     masses = np.ones(1000)
     masses[:10] = 4 * 990 / 10
     assert findings.few_have_the_mass(look(items=item_stats(masses))) == (
-        "80 % of the mass is in 1 % of the items"
+        "1 % of the items have 80 % of the priority mass"
     )
     masses[:10] = 990 / 10
     assert findings.few_have_the_mass(look(items=item_stats(masses))) is None
@@ -224,7 +224,7 @@ def test_writers_that_wait() -> None:
 def test_a_ring_of_too_few_bytes_is_a_finding() -> None:
     records = {"max_bytes": 4096}
     assert findings.evicted_early(look(records=records, length=310, evicted=5)) == (
-        "bytes run out at 31 % of the items: max_bytes is small for this capacity"
+        "the byte ring is full at 31 % of the items: max_bytes is small for this capacity"
     )
     assert findings.evicted_early(look(records=records, length=500, evicted=5)) is None
     assert findings.evicted_early(look(records=records, length=310)) is None

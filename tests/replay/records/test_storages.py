@@ -319,7 +319,7 @@ def test_samples_too_few_to_learn_from_are_compressed_without_a_dictionary(
         rb.extend(torch.zeros(25, 4000, dtype=torch.uint8))
     assert rb.storage.open_engine.seat.dictionary() is None
     (message,) = caplog.messages  # once
-    assert message.endswith("buffer: goes on without a dictionary: nothing in 75 samples")
+    assert message.endswith("buffer: continues without a dictionary: nothing in 75 samples")
     assert rb[50].sum() == 0
 
 
