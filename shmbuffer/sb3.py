@@ -24,17 +24,16 @@ from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from torch.utils.hooks import RemovableHandle
 
-from shmbuffer.buffers import (
-    HERReplayBuffer,
-    HindsightStrategy,
-    TensorDictPrioritizedReplayBuffer,
-    TensorDictReplayBuffer,
-)
+from shmbuffer.buffers.hindsight import HERReplayBuffer, HindsightStrategy
+from shmbuffer.buffers.prioritized import TensorDictPrioritizedReplayBuffer
+from shmbuffer.buffers.tensordict import TensorDictReplayBuffer
 from shmbuffer.extras import missing
-from shmbuffer.samplers import PrioritizedSampler, PriorityUpdate
-from shmbuffer.storages import LazyMemmapStorage
+from shmbuffer.items.raw_priorities import PriorityUpdate
+from shmbuffer.samplers.prioritized import PrioritizedSampler
+from shmbuffer.storages.lazy_memmap import LazyMemmapStorage
 from shmbuffer.tensors.form import cpu
-from shmbuffer.units import FrameStack, NStep
+from shmbuffer.units.frame_stack import FrameStack
+from shmbuffer.units.n_step import NStep
 
 try:
     from stable_baselines3.common.buffers import ReplayBuffer

@@ -45,7 +45,9 @@ FLOORS = {
     "environments": 0,
     "errors": 0,
     "extras": 0,
+    "guide_names": 0,
     "names": 0,
+    "other_names": 0,
 }
 
 # The rooms of a package, each of which knows those before it; what is beside them knows them all.

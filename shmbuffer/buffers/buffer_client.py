@@ -18,13 +18,11 @@ from shmbuffer.memory.directory.partials import Partial
 from shmbuffer.memory.flow.consumer_status import ConsumerStatus
 from shmbuffer.memory.format.ledger import Acknowledged
 from shmbuffer.memory.weights import TIMEOUT_S, Weights
-from shmbuffer.samplers import Sampler
-from shmbuffer.storages import Storage
-from shmbuffer.storages.storage import ring_of
+from shmbuffer.samplers.sampler import Sampler
+from shmbuffer.storages.storage import Storage, ring_of
 from shmbuffer.tensors.eager import eager
 from shmbuffer.torchrl.transforms import Transform
-from shmbuffer.writers import Writer
-from shmbuffer.writers.writer import write_count_of
+from shmbuffer.writers.writer import Writer, write_count_of
 
 
 class BufferClient:

@@ -39,7 +39,7 @@ from shmbuffer.samplers.slicing.trajectories import Trajectories
 from shmbuffer.samplers.taking import Taking
 from shmbuffer.storages.indexing import ravel
 from shmbuffer.storages.storage import ring_of
-from shmbuffer.units import Transition
+from shmbuffer.units.unit import Transition
 
 Judge = Callable[[TensorDictBase], torch.Tensor]
 

@@ -14,9 +14,11 @@ from shmbuffer.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.buffers.tensordict import TensorDictReplayBuffer
 from shmbuffer.memory import Engine
 from shmbuffer.memory.format import recorded
-from shmbuffer.samplers import PrioritizedSampler
-from shmbuffer.storages import LazyMemmapStorage, LazyStackStorage, Storage
+from shmbuffer.samplers.prioritized import PrioritizedSampler
+from shmbuffer.storages.lazy_memmap import LazyMemmapStorage
+from shmbuffer.storages.lazy_stack import LazyStackStorage
 from shmbuffer.storages.record_list import RecordList
+from shmbuffer.storages.storage import Storage
 
 FAMILY: dict[str, type[ReplayBuffer]] = {
     cls.family: cls

@@ -23,18 +23,20 @@ from shmbuffer.buffers.unsupported import refuse
 from shmbuffer.items.indices import as_int
 from shmbuffer.memory import RateLimiter
 from shmbuffer.memory.system.progress import OnProgress
-from shmbuffer.samplers import Sampler
 from shmbuffer.samplers.consuming import consuming_instead
 from shmbuffer.samplers.rank import require_rank
+from shmbuffer.samplers.sampler import Sampler
 from shmbuffer.saves import parquet_file
 from shmbuffer.saves.checkpoints import Saves
-from shmbuffer.storages import LazyTensorStorage, Storage
+from shmbuffer.storages.lazy_tensor import LazyTensorStorage
+from shmbuffer.storages.storage import Storage
 from shmbuffer.tensors import pinned
 from shmbuffer.tensors.eager import eager
 from shmbuffer.tensors.form.batches import swap_dims
 from shmbuffer.torchrl.transforms import Transform
-from shmbuffer.units import SampleUnit
-from shmbuffer.writers import RoundRobinWriter, Writer
+from shmbuffer.units.unit import SampleUnit
+from shmbuffer.writers.round_robin import RoundRobinWriter
+from shmbuffer.writers.writer import Writer
 
 
 class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemble counts as one

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from shmbuffer.buffers import ReplayBuffer
+from shmbuffer.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.buffers.view import BufferView
-from shmbuffer.samplers import Sampler
+from shmbuffer.samplers.sampler import Sampler
 from shmbuffer.tensors.form import cpu
 
 Number = int | float

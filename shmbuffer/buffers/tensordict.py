@@ -9,9 +9,9 @@ from tensordict import TensorDict, TensorDictBase
 
 from shmbuffer.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.items.keys import GENERATION, INDEX
-from shmbuffer.samplers import PriorityUpdate
+from shmbuffer.items.raw_priorities import PriorityUpdate
 from shmbuffer.tensors.eager import eager
-from shmbuffer.writers import TensorDictRoundRobinWriter
+from shmbuffer.writers.round_robin import TensorDictRoundRobinWriter
 
 
 class TensorDictReplayBuffer(ReplayBuffer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from shmbuffer.samplers import Sampler
+from shmbuffer.samplers.sampler import Sampler
 
 
 class BufferView(Protocol):

@@ -3,8 +3,3 @@
 ``"minari:door/human-v2"``, ``"parquet:runs.parquet"``; or the directory that a `ReadOnlyStorage`
 opens. Files of another form are converted once, and mapped from there.
 """
-
-from shmbuffer.datasets.loading import load_dataset
-from shmbuffer.datasets.prefill import prefill_replay_buffer
-
-__all__ = ["load_dataset", "prefill_replay_buffer"]

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from shmbuffer.buffers import ReplayBuffer, TensorDictReplayBuffer
+from shmbuffer.buffers.replay_buffer import ReplayBuffer
+from shmbuffer.buffers.tensordict import TensorDictReplayBuffer
 from shmbuffer.datasets import minari, parquet
 from shmbuffer.datasets.converted import FoundDataset, converted
-from shmbuffer.storages import ReadOnlyStorage
-from shmbuffer.storages.read_only import report_losses
-from shmbuffer.writers import ImmutableDatasetWriter
+from shmbuffer.storages.read_only import ReadOnlyStorage, report_losses
+from shmbuffer.writers.immutable import ImmutableDatasetWriter
 
 _SOURCES: dict[str, Callable[..., FoundDataset]] = {"minari": minari.find, "parquet": parquet.find}
 

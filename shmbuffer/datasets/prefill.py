@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils._pytree import tree_leaves, tree_map
 
-from shmbuffer.buffers import ReplayBuffer
+from shmbuffer.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.datasets.loading import opened
 from shmbuffer.tensors.form.nodes import is_collection
 

@@ -18,8 +18,8 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from shmbuffer.buffers import TensorDictReplayBuffer
 from shmbuffer.buffers.calls.stored_items import done
+from shmbuffer.buffers.tensordict import TensorDictReplayBuffer
 from shmbuffer.distributed.nearby import (
     GROUPS,
     READ,

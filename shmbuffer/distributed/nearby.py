@@ -28,16 +28,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shmbuffer.buffers import ReplayBuffer
 from shmbuffer.buffers.data_path.parts import Parts
+from shmbuffer.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.memory import Engine
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.system import identity
 from shmbuffer.memory.system.region import Directory
-from shmbuffer.samplers import PrioritizedSampler, RandomSampler, Sampler
+from shmbuffer.samplers.prioritized import PrioritizedSampler
+from shmbuffer.samplers.random import RandomSampler
+from shmbuffer.samplers.sampler import Sampler
 from shmbuffer.storages.ring_backed import RingBacked
-from shmbuffer.writers import RoundRobinWriter
+from shmbuffer.writers.round_robin import RoundRobinWriter
 
 READ, WRITE, SAMPLE = GROUPS = ("read", "write", "sample")
 """The kinds of calls that another process may make directly."""

@@ -19,17 +19,17 @@ from typing import Any
 
 from tensordict import MemoryMappedTensor
 
-from shmbuffer.buffers import ReplayBuffer
+from shmbuffer.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.distributed.nearby import MARK, READ, SAMPLE, WRITE, Address
 from shmbuffer.errors import ShmBufferError
 from shmbuffer.memory import Engine
 from shmbuffer.memory.system.fork_lock import ForkLock
-from shmbuffer.samplers import Sampler
-from shmbuffer.storages import Storage
+from shmbuffer.samplers.sampler import Sampler
 from shmbuffer.storages.indexing import extent
 from shmbuffer.storages.ring_backed import RingBacked
+from shmbuffer.storages.storage import Storage
 from shmbuffer.tensors.form.nodes import is_collection
-from shmbuffer.writers import Writer
+from shmbuffer.writers.writer import Writer
 
 _IN_MEMORY = {
     READ: (

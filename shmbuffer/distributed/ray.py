@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from shmbuffer.buffers import ReplayBuffer
+from shmbuffer.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.distributed.handle import Handle
 from shmbuffer.distributed.keeper import Keeper, asked, ended, made_of, opened, started
 from shmbuffer.distributed.nearby import Address

@@ -7,21 +7,3 @@ joint_parts         TorchRL's three parts: views of the members' parts (`sampler
 stacked_rows        the part of a sample, or of data to write, that belongs to each buffer
 turns               rate limiters and queues of the buffers
 """
-
-from shmbuffer.ensembles.ensemble import ReplayBufferEnsemble
-from shmbuffer.ensembles.joint_parts import (
-    StorageEnsemble,
-    StorageEnsembleCheckpointer,
-    WriterEnsemble,
-)
-from shmbuffer.ensembles.offline_to_online import OfflineToOnlineReplayBuffer
-from shmbuffer.ensembles.sampler import SamplerEnsemble
-
-__all__ = [
-    "OfflineToOnlineReplayBuffer",
-    "ReplayBufferEnsemble",
-    "SamplerEnsemble",
-    "StorageEnsemble",
-    "StorageEnsembleCheckpointer",
-    "WriterEnsemble",
-]

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from shmbuffer.buffers import ReplayBuffer
 from shmbuffer.buffers.calls.stored_items import is_key
 from shmbuffer.buffers.data_path.prefetch import Batch
+from shmbuffer.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.ensembles.joint_buffer import Collate, JointBuffer
 from shmbuffer.ensembles.joint_parts import (
     StorageEnsemble,
@@ -46,7 +46,7 @@ from shmbuffer.storages.storage import ring_of
 from shmbuffer.tensors.eager import eager
 from shmbuffer.tensors.form import cpu
 from shmbuffer.torchrl.transforms import Transform
-from shmbuffer.units import Transition
+from shmbuffer.units.unit import Transition
 
 
 class ReplayBufferEnsemble(JointBuffer):

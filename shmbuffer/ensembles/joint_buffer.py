@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from shmbuffer.buffers import ConditionalUpdateResult, ReplayBuffer, TensorDictReplayBuffer
 from shmbuffer.buffers.calls.dataset import BatchDataset
+from shmbuffer.buffers.calls.stored_items import ConditionalUpdateResult
 from shmbuffer.buffers.data_path import drawing
 from shmbuffer.buffers.data_path.prefetch import Batch
 from shmbuffer.buffers.data_path.priority_entry import (
@@ -28,25 +28,29 @@ from shmbuffer.buffers.data_path.priority_entry import (
     sample_alone,
     say_what_is_missing,
 )
+from shmbuffer.buffers.replay_buffer import ReplayBuffer
+from shmbuffer.buffers.tensordict import TensorDictReplayBuffer
 from shmbuffer.ensembles.joint_parts import JointPart, PartsOf, StorageEnsemble, WriterEnsemble
 from shmbuffer.ensembles.sampler import SamplerEnsemble
 from shmbuffer.ensembles.stacked_rows import known_tickets, local, routes
 from shmbuffer.ensembles.turns import Row, Shares, Turns
 from shmbuffer.items.indices import asked_size, elements_of
 from shmbuffer.items.keys import GENERATION, INDEX
-from shmbuffer.items.raw_priorities import reduced
+from shmbuffer.items.raw_priorities import PriorityUpdate, reduced
 from shmbuffer.memory.format import slots
 from shmbuffer.memory.format.leaf import Key
 from shmbuffer.memory.system import deadline
-from shmbuffer.samplers import PrioritizedSampler, PriorityUpdate, Sampler, SliceSampler
-from shmbuffer.samplers.sampler import in_storage
+from shmbuffer.samplers.prioritized import PrioritizedSampler
+from shmbuffer.samplers.sampler import Sampler, in_storage
+from shmbuffer.samplers.slices import SliceSampler
 from shmbuffer.saves.checkpoints import Saves
-from shmbuffer.storages import Storage
+from shmbuffer.storages.storage import Storage
 from shmbuffer.tensors import pinned
 from shmbuffer.tensors.eager import FRAMES, eager
 from shmbuffer.tensors.form import cpu
-from shmbuffer.units import SampleUnit
-from shmbuffer.writers import ImmutableDatasetWriter, Writer
+from shmbuffer.units.unit import SampleUnit
+from shmbuffer.writers.immutable import ImmutableDatasetWriter
+from shmbuffer.writers.writer import Writer
 
 Collate = Callable[[Any], Any]
 

@@ -28,11 +28,11 @@ from shmbuffer.saves.checkpoints import (
 )
 from shmbuffer.saves.safe_files import make_folders
 from shmbuffer.saves.values import read_json, reading, write_json
-from shmbuffer.storages import Storage
+from shmbuffer.storages.storage import Storage
 from shmbuffer.tensors.form import cpu
 from shmbuffer.torchrl.compat.buffers import load_plainly, save_plainly
-from shmbuffer.writers import ImmutableDatasetWriter, Writer
-from shmbuffer.writers.writer import write_count_of
+from shmbuffer.writers.immutable import ImmutableDatasetWriter
+from shmbuffer.writers.writer import Writer, write_count_of
 
 _METADATA = "metadata.json"
 

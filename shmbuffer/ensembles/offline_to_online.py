@@ -22,7 +22,6 @@ import torch
 from tensordict import TensorDict
 from torch.utils._pytree import tree_map
 
-from shmbuffer.buffers import ReplayBuffer, TensorDictReplayBuffer
 from shmbuffer.buffers.calls.stored_items import is_key
 from shmbuffer.buffers.data_path import drawing
 from shmbuffer.buffers.data_path.parts import ring_backed
@@ -30,6 +29,8 @@ from shmbuffer.buffers.data_path.plan import Plan
 from shmbuffer.buffers.data_path.prefetch import Batch
 from shmbuffer.buffers.data_path.priority_entry import one_each
 from shmbuffer.buffers.data_path.sample_info import with_info
+from shmbuffer.buffers.replay_buffer import ReplayBuffer
+from shmbuffer.buffers.tensordict import TensorDictReplayBuffer
 from shmbuffer.datasets.loading import opened
 from shmbuffer.ensembles.joint_buffer import JointBuffer
 from shmbuffer.ensembles.one_batch import OneBatch
@@ -38,10 +39,12 @@ from shmbuffer.ensembles.stacked_rows import BUFFER_IDS, filled
 from shmbuffer.ensembles.turns import Row, Shares
 from shmbuffer.items.keys import INDEX, WEIGHT_KEYS
 from shmbuffer.memory.mixture import Mixture
-from shmbuffer.samplers import Sampler
-from shmbuffer.storages import LazyTensorStorage, Storage, TensorStorage
+from shmbuffer.samplers.sampler import Sampler
 from shmbuffer.storages.indexing import as_array, is_one
+from shmbuffer.storages.lazy_tensor import LazyTensorStorage
 from shmbuffer.storages.ring_backed import RingBacked
+from shmbuffer.storages.storage import Storage
+from shmbuffer.storages.tensor import TensorStorage
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.nodes import is_collection
 from shmbuffer.torchrl.transforms import Transform

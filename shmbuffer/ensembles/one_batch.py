@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from shmbuffer.buffers import ReplayBuffer
 from shmbuffer.buffers.data_path.plan import Plan
 from shmbuffer.buffers.data_path.prefetch import Batch
+from shmbuffer.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.items.keys import GENERATION, INDEX
 from shmbuffer.samplers.sampler import draw_key
 from shmbuffer.tensors.form import cpu

@@ -18,8 +18,8 @@ import torch
 from shmbuffer.ensembles.joint_parts import JointPart, PartsOf, StorageEnsemble
 from shmbuffer.ensembles.stacked_rows import known_tickets, routes, stack_index, stack_rows
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.samplers import PriorityUpdate, Sampler
-from shmbuffer.samplers.sampler import ask_rank, drawn_by
+from shmbuffer.items.raw_priorities import PriorityUpdate
+from shmbuffer.samplers.sampler import Sampler, ask_rank, drawn_by
 from shmbuffer.saves.checkpoints import OWN_FILES
 from shmbuffer.tensors.form import cpu
 

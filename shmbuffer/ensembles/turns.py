@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from shmbuffer.buffers import ReplayBuffer
 from shmbuffer.buffers.data_path import drawing
 from shmbuffer.buffers.data_path.prefetch import Batch
+from shmbuffer.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.items.limits import Turn
 from shmbuffer.memory import Ring
 

@@ -14,7 +14,7 @@ from shmbuffer.memory.system.progress import hearing
 from shmbuffer.memory.system.region import Directory
 
 if TYPE_CHECKING:
-    from shmbuffer.buffers import ReplayBuffer
+    from shmbuffer.buffers.replay_buffer import ReplayBuffer
     from shmbuffer.memory.engine import Engine
     from shmbuffer.memory.system.progress import OnProgress
 

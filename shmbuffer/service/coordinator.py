@@ -33,7 +33,7 @@ from shmbuffer.watch.stats import Meter, Number
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
-    from shmbuffer.buffers import ReplayBuffer
+    from shmbuffer.buffers.replay_buffer import ReplayBuffer
     from shmbuffer.memory.directory.registry import Client
     from shmbuffer.memory.system.progress import OnProgress
     from shmbuffer.memory.upkeep.recovery_report import RecoveryReport

@@ -9,8 +9,16 @@ needs: its files, TED, transforms and functions.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from shmbuffer.names import HOME_OF
-from shmbuffer.names import load as __getattr__  # noqa: F401
+
+if TYPE_CHECKING:
+    from shmbuffer.errors import *  # noqa: F403
+    from shmbuffer.guide_names import *  # noqa: F403
+    from shmbuffer.other_names import *  # noqa: F403
+else:
+    from shmbuffer.names import load as __getattr__  # noqa: F401
 
 __all__ = sorted(HOME_OF)
 

@@ -24,7 +24,7 @@ from shmbuffer.items.streams import require_rows, steps_and_streams
 from shmbuffer.memory.format.array_types import Floats
 from shmbuffer.memory.format.streams import GivenStreams, Streams, checked, of_each
 from shmbuffer.memory.system import deadline
-from shmbuffer.samplers import PrioritizedSampler
+from shmbuffer.samplers.prioritized import PrioritizedSampler
 from shmbuffer.storages.ring_backed import RingBacked
 from shmbuffer.storages.tensor import TensorStorage
 from shmbuffer.tensors.form import cpu

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from shmbuffer.memory import Settings
-from shmbuffer.samplers import PrioritizedSampler
+from shmbuffer.samplers.prioritized import PrioritizedSampler
 from shmbuffer.storages.ring_backed import RingBacked
-from shmbuffer.writers import RoundRobinWriter
+from shmbuffer.writers.round_robin import RoundRobinWriter
 
 
 def describe(parts: Any) -> None:

@@ -20,8 +20,8 @@ from shmbuffer.buffers.data_path.sample_info import SampleInfo
 from shmbuffer.items.keys import GENERATION, INDEX
 from shmbuffer.items.mover import draw_into
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
-from shmbuffer.samplers import PrioritizedSampler, Sampler
-from shmbuffer.samplers.sampler import draw_key
+from shmbuffer.samplers.prioritized import PrioritizedSampler
+from shmbuffer.samplers.sampler import Sampler, draw_key
 from shmbuffer.storages.indexing import is_plain
 from shmbuffer.storages.native_rows import NativeRows
 from shmbuffer.storages.rows import Rows

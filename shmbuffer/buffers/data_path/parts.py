@@ -25,16 +25,18 @@ from shmbuffer.items.keys import OWN_KEYS, WEIGHT_KEYS
 from shmbuffer.memory import Engine, RateLimiter
 from shmbuffer.memory.format.leaf import Key
 from shmbuffer.memory.system.fork_lock import ForkLock
-from shmbuffer.samplers import PrioritizedSampler, RandomSampler, Sampler
+from shmbuffer.samplers.prioritized import PrioritizedSampler
+from shmbuffer.samplers.random import RandomSampler
 from shmbuffer.samplers.rank import UNKNOWN
-from shmbuffer.samplers.sampler import between_forks
+from shmbuffer.samplers.sampler import Sampler, between_forks
 from shmbuffer.samplers.taking import Consumes
-from shmbuffer.storages import ListStorage, Storage
+from shmbuffer.storages.list import ListStorage
 from shmbuffer.storages.ring_backed import RingBacked
+from shmbuffer.storages.storage import Storage
 from shmbuffer.storages.tensor import TensorStorage
 from shmbuffer.torchrl.transforms import Compose, compose
-from shmbuffer.units import SampleUnit
-from shmbuffer.writers import Writer
+from shmbuffer.units.unit import SampleUnit
+from shmbuffer.writers.writer import Writer
 
 DEFAULT_CAPACITY = 1000  # of the ListStorage that a buffer without a storage gets, as in TorchRL
 

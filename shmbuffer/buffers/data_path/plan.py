@@ -27,16 +27,18 @@ from shmbuffer.buffers.data_path.fast_write import FastWrite
 from shmbuffer.buffers.data_path.prefetch import Prefetcher
 from shmbuffer.buffers.data_path.sample_info import SampleInfo
 from shmbuffer.items.limits import Limits
-from shmbuffer.samplers import PrioritizedSampler, RandomSampler, Sampler
+from shmbuffer.samplers.prioritized import PrioritizedSampler
+from shmbuffer.samplers.random import RandomSampler
+from shmbuffer.samplers.sampler import Sampler
 from shmbuffer.samplers.taking import consumes
-from shmbuffer.storages import Storage
 from shmbuffer.storages.ring_backed import RingBacked
 from shmbuffer.storages.rows import Rows
-from shmbuffer.storages.storage import ring_of
+from shmbuffer.storages.storage import Storage, ring_of
 from shmbuffer.storages.tensor import TensorStorage
 from shmbuffer.torchrl.transforms import Transform
-from shmbuffer.units import SampleUnit, Transition
-from shmbuffer.writers import RoundRobinWriter, Writer
+from shmbuffer.units.unit import SampleUnit, Transition
+from shmbuffer.writers.round_robin import RoundRobinWriter
+from shmbuffer.writers.writer import Writer
 
 _NOT_YET = "nothing was written yet"
 _OWN_TABLE = "the sampler keeps priorities in a table of its own"

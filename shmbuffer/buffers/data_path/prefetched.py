@@ -18,7 +18,7 @@ from tensordict import TensorDictBase
 from shmbuffer.buffers.data_path.prefetch import Draws, Made
 from shmbuffer.buffers.data_path.sample_info import without_info
 from shmbuffer.items.keys import GENERATION
-from shmbuffer.samplers import Sampler
+from shmbuffer.samplers.sampler import Sampler
 from shmbuffer.saves.checkpoints import Loaded
 from shmbuffer.saves.safe_files import remove_file
 from shmbuffer.saves.values import read_values, reading, write_values

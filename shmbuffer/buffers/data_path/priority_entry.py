@@ -13,10 +13,10 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from shmbuffer.buffers.data_path.parts import Parts
 from shmbuffer.buffers.data_path.sample_info import stack_dim_of, stacks_items
 from shmbuffer.items.keys import GENERATION, INDEX, OWN_KEYS
-from shmbuffer.items.raw_priorities import reduced
+from shmbuffer.items.raw_priorities import PriorityUpdate, reduced
 from shmbuffer.memory.format.array_types import Floats
 from shmbuffer.memory.format.leaf import Key
-from shmbuffer.samplers import PrioritizedSampler, PriorityUpdate
+from shmbuffer.samplers.prioritized import PrioritizedSampler
 from shmbuffer.samplers.sampler import lanes_of
 from shmbuffer.tensors.eager import FRAMES
 from shmbuffer.tensors.form import cpu

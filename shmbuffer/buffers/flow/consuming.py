@@ -18,7 +18,7 @@ from shmbuffer.items.keys import GENERATION, INDEX, LEASE
 from shmbuffer.memory.format.ledger import Acknowledged
 from shmbuffer.memory.system.deadline import nanoseconds
 from shmbuffer.samplers.taking import Consumes, consumes
-from shmbuffer.storages import Storage
+from shmbuffer.storages.storage import Storage
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.deferred import is_as_made, to_come
 

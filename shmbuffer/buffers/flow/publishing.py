@@ -12,7 +12,7 @@ from shmbuffer.items.arrays import NO_ARRAY, is_array
 from shmbuffer.memory import Leaf, weights
 from shmbuffer.memory.directory.seat import Seat
 from shmbuffer.memory.weights import TIMEOUT_S, Weights
-from shmbuffer.storages import Storage
+from shmbuffer.storages.storage import Storage
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.tensors import as_tensor, contiguous, dtype_name, torch_dtype
 

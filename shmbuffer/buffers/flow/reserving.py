@@ -22,7 +22,7 @@ from shmbuffer.memory.directory import partials
 from shmbuffer.memory.directory.partials import Partial, PartialFile
 from shmbuffer.memory.system.deadline import require_time, within
 from shmbuffer.memory.system.region import Directory
-from shmbuffer.storages import Storage
+from shmbuffer.storages.storage import Storage
 
 _log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from typing import Any, NamedTuple
 
-from shmbuffer.buffers import ReplayBuffer
 from shmbuffer.buffers.data_path.parts import shareable
+from shmbuffer.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.distributed.shards.bank import BankState, Report
 from shmbuffer.memory import Engine
 from shmbuffer.memory.flow.rate_status import clients_on

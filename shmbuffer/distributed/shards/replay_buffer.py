@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from shmbuffer.buffers import ReplayBuffer
+from shmbuffer.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.distributed.keeper import LEAVE_S, asked, ended, made_of, started
 from shmbuffer.distributed.runtime import RayUse, living_nodes, require_ray
 from shmbuffer.distributed.shards.members import START_S

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, lazy_stack
 
-from shmbuffer.buffers import ReplayBuffer
 from shmbuffer.buffers.data_path.drawing import drawn
+from shmbuffer.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.distributed.nearby import engine_of
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Ring, Totals

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from shmbuffer.buffers import ReplayBuffer
 from shmbuffer.buffers.data_path import priority_entry
 from shmbuffer.buffers.data_path.sample_info import with_info
+from shmbuffer.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.distributed.keeper import opened
 from shmbuffer.distributed.nearby import WRITE
 from shmbuffer.distributed.runtime import own_node, require_ray
@@ -33,7 +33,7 @@ from shmbuffer.items.indices import asked_size
 from shmbuffer.items.keys import GENERATION, INDEX
 from shmbuffer.items.raw_priorities import as_beta, check_raw, reduced
 from shmbuffer.memory import RateLimiter
-from shmbuffer.samplers import RandomSampler
+from shmbuffer.samplers.random import RandomSampler
 from shmbuffer.samplers.rank import known_rank
 from shmbuffer.samplers.sampler import draw_key
 from shmbuffer.tensors.form import cpu

@@ -17,8 +17,11 @@ from shmbuffer.saves.publication import publish_file
 from shmbuffer.saves.safe_files import create_file, exists, open_file, require_own_content
 from shmbuffer.saves.values import reading
 from shmbuffer.tensors.form.nodes import fields
-from shmbuffer.torchrl.ted import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested
 from shmbuffer.torchrl.ted.entries import LENGTH, ROOT, NestedKey, entries, shape_of
+from shmbuffer.torchrl.ted.flat import TED2Flat
+from shmbuffer.torchrl.ted.hdf5 import H5Combine, H5Split
+from shmbuffer.torchrl.ted.items import Flat2TED
+from shmbuffer.torchrl.ted.nested import Nested2TED, TED2Nested
 
 _MARK = "shmbuffer"
 """Attribute of an HDF5 file that we wrote. TorchRL writes over such a file as a whole, and leaves

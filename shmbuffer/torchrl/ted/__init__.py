@@ -8,10 +8,3 @@ and bring it back; `FlatStorageCheckpointer` and its kin apply them, or ``regist
     TED2Nested  the same bytes, one row of a nested tensor a trajectory  Nested2TED
     H5Split     a nested one as a TensorDict a trajectory, for HDF5      H5Combine
 """
-
-from shmbuffer.torchrl.ted.flat import TED2Flat
-from shmbuffer.torchrl.ted.hdf5 import H5Combine, H5Split
-from shmbuffer.torchrl.ted.items import Flat2TED
-from shmbuffer.torchrl.ted.nested import Nested2TED, TED2Nested
-
-__all__ = ["Flat2TED", "H5Combine", "H5Split", "Nested2TED", "TED2Flat", "TED2Nested"]
