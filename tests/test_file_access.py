@@ -53,6 +53,9 @@ ALLOWED = {
     ("shmbuffer.saves.checkpointers.tensor", "TensorStorageCheckpointer._read", "load_memmap"): (
         "`require_plain` has looked at the directory before"
     ),
+    ("shmbuffer.storages.tensor", "TensorStorage._storage", "load_memmap"): (
+        "the directory of a buffer that this handle has open, and has checked"
+    ),
     (
         *("shmbuffer.saves.checkpointers.compact_episodes", "H5StorageCheckpointer._write_file"),
         "h5py.File",

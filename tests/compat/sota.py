@@ -180,7 +180,7 @@ REDQ = {
         "batch_transform": True,
         "categorical_action_encoding": False,
     },
-    "collector": {"async_collection": False, "multi_step": False, "n_steps_return": 1},
+    "collector": {"async_collection": False, "multi_step": False, "max_frames_per_traj": 0},
     "exploration": {"ou_exploration": False, "gSDE": False, "noisy": False},
     "network": {
         "tanh_loc": False,
