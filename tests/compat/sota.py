@@ -59,7 +59,6 @@ SETTINGS: dict[str, Any] = {
         "annealing_frames": 200,
     },
     "replay_buffer": {"size": 250, "scratch_dir": None},
-    "buffer": {"size": 250, "scratch_dir": None, "batch_size": 16},
     "optim": {
         "device": "cpu",
         "batch_size": 16,
@@ -161,53 +160,6 @@ CQL = {
 }
 IQL = {"loss_function": "l2", "gamma": 0.99, "tau": 0.005, "expectile": 0.5, "temperature": 1.0}
 IQL["hard_update_interval"] = 10
-REDQ = {
-    "seed": 42,
-    "num_workers": 1,
-    "env": {
-        "library": "gym",
-        "frame_skip": 1,
-        "vecnorm": False,
-        "norm_stats": True,
-        "init_env_steps": 20,
-        "norm_rewards": False,
-        "normalize_rewards_online": False,
-        "reward_scaling": 1.0,
-        "reward_loc": 0.0,
-        "from_pixels": False,
-        "noops": 0,
-        "catframes": 0,
-        "batch_transform": True,
-        "categorical_action_encoding": False,
-    },
-    "collector": {"async_collection": False, "multi_step": False, "max_frames_per_traj": 0},
-    "exploration": {"ou_exploration": False, "gSDE": False, "noisy": False},
-    "network": {
-        "tanh_loc": False,
-        "actor_cells": 32,
-        "actor_depth": 1,
-        "qvalue_cells": 32,
-        "qvalue_depth": 1,
-    },
-    "loss": {
-        "type": "double",
-        "loss_function": "l2",
-        "gamma": 0.99,
-        "num_q_values": 3,
-        "hard_update": False,
-        "value_network_update_interval": 20,
-    },
-    "optim": {
-        "optimizer": "adam",
-        "lr_scheduler": "",
-        "eps": 1e-8,
-        "kwargs": {},
-        "steps_per_batch": 5,
-        "clip_grad_norm": False,
-        "clip_norm": 1.0,
-    },
-    "logger": {"record_frames": 10, "record_interval": 100, "recorder_log_keys": None},
-}
 SCRIPTS = {
     "sac": Script("sac/sac.py", BOTH),
     "td3": Script("td3/td3.py", BOTH),
@@ -239,11 +191,6 @@ SCRIPTS = {
             "loss": {"num_quantiles": 5, "num_qvalue_nets": 2, "top_quantiles_to_drop_per_net": 1}
         },
     ),
-    "redq": Script(
-        "redq/redq.py",
-        "LazyMemmapStorage, PrioritizedSampler, RandomSampler, TensorDictReplayBuffer",
-        settings=REDQ,
-    ),
     "dqn": Script(
         "dqn/dqn_cartpole.py",
         "LazyTensorStorage, TensorDictReplayBuffer",
@@ -252,7 +199,7 @@ SCRIPTS = {
         settings={
             "device": "cpu",
             "env": {"env_name": "CartPole-v1"},
-            "buffer": {"buffer_size": 250},
+            "buffer": {"buffer_size": 250, "batch_size": 16},
             "loss": {"gamma": 0.99, "hard_update_freq": 20, "num_updates": 5},
             "logger": {"test_interval": 200, "num_test_episodes": 1},
             "checkpoint": {
@@ -286,8 +233,8 @@ class TorchRLDraws(shmbuffer.Sampler):
 
 
 SAME_DRAWS = (
-    "import functools, tests.compat.sota; RandomSampler = tests.compat.sota.TorchRLDraws; "
-    "TensorDictReplayBuffer = functools.partial(TensorDictReplayBuffer, sampler=RandomSampler())"
+    "import functools, tests.compat.sota; TensorDictReplayBuffer = functools.partial("
+    "TensorDictReplayBuffer, sampler=tests.compat.sota.TorchRLDraws())"
 )
 
 
@@ -296,9 +243,7 @@ def prepare(script: Script, run: str, folder: Path) -> Path:
     shipped = Path(torch.__file__).parents[1] / "sota-implementations"
     shutil.copytree((shipped / script.path).parent, folder, dirs_exist_ok=True)
     settings = merged(SETTINGS, script.settings)
-    for name in ("replay_buffer", "buffer"):
-        settings[name]["prb"] = run == "shipped" and script.prioritized
-        settings[name]["prefetch"] = 3 * (run == "shipped")
+    settings["replay_buffer"]["prb"] = run == "shipped" and script.prioritized
     (folder / f"{script.config}.yaml").write_text(json.dumps(settings))
     path, file = folder / Path(script.path).name, folder / script.makes_buffer
     if script.seeded is not None:
