@@ -1,8 +1,8 @@
 """The names that the guides use. `shmbuffer.names` reads this list."""
 
 from shmbuffer.buffers.hindsight import HERReplayBuffer as HERReplayBuffer
-from shmbuffer.buffers.prioritized import PrioritizedReplayBuffer as PrioritizedReplayBuffer
-from shmbuffer.buffers.prioritized import (
+from shmbuffer.buffers.prioritized_buffers import PrioritizedReplayBuffer as PrioritizedReplayBuffer
+from shmbuffer.buffers.prioritized_buffers import (
     TensorDictPrioritizedReplayBuffer as TensorDictPrioritizedReplayBuffer,
 )
 from shmbuffer.buffers.replay_buffer import ReplayBuffer as ReplayBuffer
@@ -12,7 +12,7 @@ from shmbuffer.datasets.loading import load_dataset as load_dataset
 from shmbuffer.datasets.prefill import prefill_replay_buffer as prefill_replay_buffer
 from shmbuffer.distributed.ray import RayReplayBuffer as RayReplayBuffer
 from shmbuffer.distributed.rpc import RemoteTensorDictReplayBuffer as RemoteTensorDictReplayBuffer
-from shmbuffer.distributed.shards.replay_buffer import ShardedReplayBuffer as ShardedReplayBuffer
+from shmbuffer.distributed.shards.sharded_buffer import ShardedReplayBuffer as ShardedReplayBuffer
 from shmbuffer.ensembles.ensemble import ReplayBufferEnsemble as ReplayBufferEnsemble
 from shmbuffer.ensembles.offline_to_online import (
     OfflineToOnlineReplayBuffer as OfflineToOnlineReplayBuffer,
@@ -26,7 +26,7 @@ from shmbuffer.items.raw_priorities import PriorityUpdate as PriorityUpdate
 from shmbuffer.memory.format.limiter import RateLimiter as RateLimiter
 from shmbuffer.memory.upkeep.recovery_report import RecoveryReport as RecoveryReport
 from shmbuffer.memory.weights import Weights as Weights
-from shmbuffer.samplers.consuming import ConsumingSampler as ConsumingSampler
+from shmbuffer.samplers.consuming_sampler import ConsumingSampler as ConsumingSampler
 from shmbuffer.samplers.groups import PromptGroupSampler as PromptGroupSampler
 from shmbuffer.samplers.prioritized import PrioritizedSampler as PrioritizedSampler
 from shmbuffer.samplers.prioritized_slices import PrioritizedSliceSampler as PrioritizedSliceSampler
@@ -42,7 +42,7 @@ from shmbuffer.samplers.without_replacement import (
 )
 from shmbuffer.service.client import attach as attach
 from shmbuffer.service.coordinator import Coordinator as Coordinator
-from shmbuffer.service.recovery import recover as recover
+from shmbuffer.service.recover import recover as recover
 from shmbuffer.storages.compressed import CompressedListStorage as CompressedListStorage
 from shmbuffer.storages.lazy_memmap import LazyMemmapStorage as LazyMemmapStorage
 from shmbuffer.storages.lazy_stack import LazyStackStorage as LazyStackStorage

@@ -12,7 +12,7 @@ from shmbuffer.ensembles.joint_parts import (
     StorageEnsembleCheckpointer as StorageEnsembleCheckpointer,
 )
 from shmbuffer.ensembles.joint_parts import WriterEnsemble as WriterEnsemble
-from shmbuffer.ensembles.sampler import SamplerEnsemble as SamplerEnsemble
+from shmbuffer.ensembles.sampler_ensemble import SamplerEnsemble as SamplerEnsemble
 from shmbuffer.memory.directory.partials import Partial as Partial
 from shmbuffer.memory.flow.consumer_status import ConsumerStatus as ConsumerStatus
 from shmbuffer.memory.flow.consumer_status import HeldItems as HeldItems
@@ -28,20 +28,22 @@ from shmbuffer.samplers.segment_trees import SumSegmentTreeFp64 as SumSegmentTre
 from shmbuffer.saves.checkpointers.checkpointer import (
     StorageCheckpointerBase as StorageCheckpointerBase,
 )
-from shmbuffer.saves.checkpointers.compact_episodes import (
+from shmbuffer.saves.checkpointers.episode_checkpointers import (
     FlatStorageCheckpointer as FlatStorageCheckpointer,
 )
-from shmbuffer.saves.checkpointers.compact_episodes import (
+from shmbuffer.saves.checkpointers.episode_checkpointers import (
     H5StorageCheckpointer as H5StorageCheckpointer,
 )
-from shmbuffer.saves.checkpointers.compact_episodes import (
+from shmbuffer.saves.checkpointers.episode_checkpointers import (
     NestedStorageCheckpointer as NestedStorageCheckpointer,
 )
-from shmbuffer.saves.checkpointers.list import (
+from shmbuffer.saves.checkpointers.list_checkpointer import (
     CompressedListStorageCheckpointer as CompressedListStorageCheckpointer,
 )
-from shmbuffer.saves.checkpointers.list import ListStorageCheckpointer as ListStorageCheckpointer
-from shmbuffer.saves.checkpointers.tensor import (
+from shmbuffer.saves.checkpointers.list_checkpointer import (
+    ListStorageCheckpointer as ListStorageCheckpointer,
+)
+from shmbuffer.saves.checkpointers.tensor_checkpointer import (
     TensorStorageCheckpointer as TensorStorageCheckpointer,
 )
 from shmbuffer.storages.storage import Storage as Storage

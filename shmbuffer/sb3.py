@@ -25,7 +25,7 @@ from tensordict import TensorDictBase
 from torch.utils.hooks import RemovableHandle
 
 from shmbuffer.buffers.hindsight import HERReplayBuffer, HindsightStrategy
-from shmbuffer.buffers.prioritized import TensorDictPrioritizedReplayBuffer
+from shmbuffer.buffers.prioritized_buffers import TensorDictPrioritizedReplayBuffer
 from shmbuffer.buffers.tensordict import TensorDictReplayBuffer
 from shmbuffer.extras import missing
 from shmbuffer.items.raw_priorities import PriorityUpdate

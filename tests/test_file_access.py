@@ -49,31 +49,43 @@ ALLOWED = {
     ("shmbuffer.saves.checkpointers.copies", "make_columns", "truncate"): (
         "a file that `create_file` or `unnamed_file` has just made"
     ),
-    ("shmbuffer.saves.checkpointers.tensor", "TensorStorageCheckpointer._write", "memmap"): _NEW,
-    ("shmbuffer.saves.checkpointers.tensor", "TensorStorageCheckpointer._read", "load_memmap"): (
-        "`require_plain` has looked at the directory before"
-    ),
+    (
+        "shmbuffer.saves.checkpointers.tensor_checkpointer",
+        "TensorStorageCheckpointer._write",
+        "memmap",
+    ): _NEW,
+    (
+        "shmbuffer.saves.checkpointers.tensor_checkpointer",
+        "TensorStorageCheckpointer._read",
+        "load_memmap",
+    ): ("`require_plain` has looked at the directory before"),
     ("shmbuffer.storages.tensor", "TensorStorage._storage", "load_memmap"): (
         "the directory of a buffer that this handle has open, and has checked"
     ),
     (
-        *("shmbuffer.saves.checkpointers.compact_episodes", "H5StorageCheckpointer._write_file"),
+        *(
+            "shmbuffer.saves.checkpointers.episode_checkpointers",
+            "H5StorageCheckpointer._write_file",
+        ),
         "h5py.File",
     ): _NEW,
     (
-        *("shmbuffer.saves.checkpointers.compact_episodes", "H5StorageCheckpointer._write_file"),
+        *(
+            "shmbuffer.saves.checkpointers.episode_checkpointers",
+            "H5StorageCheckpointer._write_file",
+        ),
         "from_h5",
     ): _NEW,
     (
-        *("shmbuffer.saves.checkpointers.compact_episodes", "H5StorageCheckpointer._read"),
+        *("shmbuffer.saves.checkpointers.episode_checkpointers", "H5StorageCheckpointer._read"),
         "from_h5",
     ): _CHECKED,
     (
-        *("shmbuffer.saves.checkpointers.compact_episodes", "H5StorageCheckpointer._record"),
+        *("shmbuffer.saves.checkpointers.episode_checkpointers", "H5StorageCheckpointer._record"),
         "h5py.File",
     ): _CHECKED,
-    ("shmbuffer.torchrl.compat.buffers", "write_generator", "memmap"): _NEW,
-    ("shmbuffer.torchrl.compat.samplers", "_write_numbers", "memmap"): _NEW,
+    ("shmbuffer.torchrl.compat.buffer_files", "write_generator", "memmap"): _NEW,
+    ("shmbuffer.torchrl.compat.sampler_files", "_write_numbers", "memmap"): _NEW,
     ("shmbuffer.datasets.converted", "_write", "memmap_like"): _NEW,
     ("shmbuffer.saves.export", "_hdf5", "h5py.File"): _NEW,
     ("shmbuffer.saves.parquet_file", "write_rows", "ParquetWriter"): _NEW,

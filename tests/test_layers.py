@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -197,6 +198,21 @@ def ring(asked_for: Callable[[Import], list[str]]) -> str:
     except CycleError as error:
         return " <- ".join(error.args[1])
     return ""
+
+
+#: Modules of the NumPy client that are called like the module that they mirror.
+MIRRORED = {"client", "replay_buffer", "rows"}
+
+
+def test_no_two_files_share_a_name() -> None:
+    names = Counter(
+        path.stem
+        for path in MODULES.values()
+        if path.name not in ("__init__.py", "__main__.py")
+        and path.parent.name != "cli"  # whose modules are named for the verbs
+        and not (path.parent.name == "numpy" and path.stem in MIRRORED)
+    )
+    assert [name for name, times in names.items() if times > 1] == []
 
 
 def test_no_modules_import_each_other_in_a_ring() -> None:

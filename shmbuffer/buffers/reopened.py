@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shmbuffer.buffers.data_path.parts import made
-from shmbuffer.buffers.prioritized import (
+from shmbuffer.buffers.prioritized_buffers import (
     Prioritized,
     PrioritizedReplayBuffer,
     TensorDictPrioritizedReplayBuffer,

@@ -23,7 +23,7 @@ from shmbuffer.buffers.unsupported import refuse
 from shmbuffer.items.indices import as_int
 from shmbuffer.memory import RateLimiter
 from shmbuffer.memory.system.progress import OnProgress
-from shmbuffer.samplers.consuming import consuming_instead
+from shmbuffer.samplers.consuming_sampler import consuming_instead
 from shmbuffer.samplers.rank import require_rank
 from shmbuffer.samplers.sampler import Sampler
 from shmbuffer.saves import parquet_file
@@ -32,7 +32,7 @@ from shmbuffer.storages.lazy_tensor import LazyTensorStorage
 from shmbuffer.storages.storage import Storage
 from shmbuffer.tensors import pinned
 from shmbuffer.tensors.eager import eager
-from shmbuffer.tensors.form.batches import swap_dims
+from shmbuffer.tensors.form.tensor_batches import swap_dims
 from shmbuffer.torchrl.transforms import Transform
 from shmbuffer.units.unit import SampleUnit
 from shmbuffer.writers.round_robin import RoundRobinWriter

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Recovers and prints the report; exit 1 if an item did not match its checksum."""
-    from shmbuffer.service.recovery import recover
+    from shmbuffer.service.recover import recover
 
     with Bar(wanted=not args.json) as bar:
         report = recover(args.dir, verify=args.verify, timeout=args.timeout, on_progress=bar)

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from shmbuffer.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.datasets.loading import opened
-from shmbuffer.tensors.form.nodes import is_collection
+from shmbuffer.tensors.form.tensor_nodes import is_collection
 
 
 def prefill_replay_buffer(

@@ -28,7 +28,7 @@ from shmbuffer.samplers.sampler import Sampler
 from shmbuffer.storages.indexing import extent
 from shmbuffer.storages.ring_backed import RingBacked
 from shmbuffer.storages.storage import Storage
-from shmbuffer.tensors.form.nodes import is_collection
+from shmbuffer.tensors.form.tensor_nodes import is_collection
 from shmbuffer.writers.writer import Writer
 
 _IN_MEMORY = {

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from shmbuffer.buffers.replay_buffer import ReplayBuffer
-from shmbuffer.distributed.handle import Handle
+from shmbuffer.distributed.far_handle import Handle
 from shmbuffer.distributed.keeper import Keeper, asked, ended, made_of, opened, started
 from shmbuffer.distributed.nearby import Address
 from shmbuffer.distributed.owner import GROUP_OF, changed

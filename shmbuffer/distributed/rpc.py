@@ -12,7 +12,7 @@ from typing import Any
 from torch.distributed import rpc
 
 from shmbuffer.buffers.tensordict import TensorDictReplayBuffer
-from shmbuffer.distributed.handle import Handle
+from shmbuffer.distributed.far_handle import Handle
 from shmbuffer.distributed.nearby import Address
 from shmbuffer.distributed.owner import GROUP_OF, Owner
 

@@ -28,8 +28,7 @@ from shmbuffer.ensembles.joint_parts import (
     refusal,
     select,
 )
-from shmbuffer.ensembles.sampler import SamplerEnsemble, Weights
-from shmbuffer.ensembles.stacked_rows import (
+from shmbuffer.ensembles.joint_rows import (
     BUFFER_IDS,
     routed,
     stack_batches,
@@ -37,6 +36,7 @@ from shmbuffer.ensembles.stacked_rows import (
     with_infos,
     written_tickets,
 )
+from shmbuffer.ensembles.sampler_ensemble import SamplerEnsemble, Weights
 from shmbuffer.ensembles.turns import Row, Shares
 from shmbuffer.items.keys import GENERATION, INDEX
 from shmbuffer.memory.format.streams import checked, of_each

@@ -31,8 +31,8 @@ from shmbuffer.buffers.data_path.priority_entry import (
 from shmbuffer.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.buffers.tensordict import TensorDictReplayBuffer
 from shmbuffer.ensembles.joint_parts import JointPart, PartsOf, StorageEnsemble, WriterEnsemble
-from shmbuffer.ensembles.sampler import SamplerEnsemble
-from shmbuffer.ensembles.stacked_rows import known_tickets, local, routes
+from shmbuffer.ensembles.joint_rows import known_tickets, local, routes
+from shmbuffer.ensembles.sampler_ensemble import SamplerEnsemble
 from shmbuffer.ensembles.turns import Row, Shares, Turns
 from shmbuffer.items.indices import asked_size, elements_of
 from shmbuffer.items.keys import GENERATION, INDEX

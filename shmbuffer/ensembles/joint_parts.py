@@ -1,7 +1,7 @@
 """TorchRL's three parts for several buffers: each joins the parts of the same kind.
 
-`StorageEnsemble` and `WriterEnsemble` are here, `SamplerEnsemble` is in `sampler`. A part has a
-list of members. In an ensemble of buffers, its members are the present parts of the buffers
+`StorageEnsemble` and `WriterEnsemble` are here, `SamplerEnsemble` is in `sampler_ensemble`. A part
+has a list of members. In an ensemble of buffers, its members are the present parts of the buffers
 instead. So a part that is exchanged in a buffer is exchanged in the ensemble.
 """
 
@@ -15,8 +15,8 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 import torch
 
-from shmbuffer.ensembles.stacked_rows import BUFFER_IDS, local, routes
-from shmbuffer.memory.format.names import is_number
+from shmbuffer.ensembles.joint_rows import BUFFER_IDS, local, routes
+from shmbuffer.memory.format.key_names import is_number
 from shmbuffer.saves.checkpointers.checkpointer import StorageCheckpointerBase
 from shmbuffer.saves.checkpoints import (
     apply_part,
@@ -30,7 +30,7 @@ from shmbuffer.saves.safe_files import make_folders
 from shmbuffer.saves.values import read_json, reading, write_json
 from shmbuffer.storages.storage import Storage
 from shmbuffer.tensors.form import cpu
-from shmbuffer.torchrl.compat.buffers import load_plainly, save_plainly
+from shmbuffer.torchrl.compat.buffer_files import load_plainly, save_plainly
 from shmbuffer.writers.immutable import ImmutableDatasetWriter
 from shmbuffer.writers.writer import Writer, write_count_of
 

@@ -33,9 +33,9 @@ from shmbuffer.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.buffers.tensordict import TensorDictReplayBuffer
 from shmbuffer.datasets.loading import opened
 from shmbuffer.ensembles.joint_buffer import JointBuffer
+from shmbuffer.ensembles.joint_rows import BUFFER_IDS, filled
 from shmbuffer.ensembles.one_batch import OneBatch
-from shmbuffer.ensembles.sampler import SamplerEnsemble
-from shmbuffer.ensembles.stacked_rows import BUFFER_IDS, filled
+from shmbuffer.ensembles.sampler_ensemble import SamplerEnsemble
 from shmbuffer.ensembles.turns import Row, Shares
 from shmbuffer.items.keys import INDEX, WEIGHT_KEYS
 from shmbuffer.memory.mixture import Mixture
@@ -46,7 +46,7 @@ from shmbuffer.storages.ring_backed import RingBacked
 from shmbuffer.storages.storage import Storage
 from shmbuffer.storages.tensor import TensorStorage
 from shmbuffer.tensors.form import cpu
-from shmbuffer.tensors.form.nodes import is_collection
+from shmbuffer.tensors.form.tensor_nodes import is_collection
 from shmbuffer.torchrl.transforms import Transform
 
 ONLINE, OFFLINE = 0, 1

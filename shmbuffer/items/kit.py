@@ -1,7 +1,7 @@
 """Kits of the functions that storing items needs, one for each family of arrays.
 
-`ARRAYS` is the kit for NumPy's arrays; ``tensors.form.kit`` has the one for torch's tensors and
-TensorDicts. A buffer binds a kit when it is opened, so that calls need no lookup.
+`ARRAYS` is the kit for NumPy's arrays; ``tensors.form.tensor_kit`` has the one for torch's tensors
+and TensorDicts. A buffer binds a kit when it is opened, so that calls need no lookup.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from shmbuffer.memory.weights import Weights
 from shmbuffer.numpy.rows import ArrayRows
 
 if TYPE_CHECKING:
-    from shmbuffer.numpy.records import ClientRecords
+    from shmbuffer.numpy.array_records import ClientRecords
 
 Rows: TypeAlias = "ArrayRows | ClientRecords"
 
@@ -225,7 +225,7 @@ class Handle:
             ring.tree.initial = self._greatest.default
         rows: Rows
         if ring.records is not None:
-            from shmbuffer.numpy.records import ClientRecords  # with zstandard
+            from shmbuffer.numpy.array_records import ClientRecords  # with zstandard
 
             rows = ClientRecords(self._engine, ring, named=self._mapping == "tensordict")
         else:

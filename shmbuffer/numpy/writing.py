@@ -15,7 +15,7 @@ from shmbuffer.items.kit import ARRAYS
 from shmbuffer.items.leaves import Leaves, swap
 from shmbuffer.items.nodes import entry_of
 from shmbuffer.items.raw_priorities import check_raw, reduced
-from shmbuffer.items.streams import in_time_order, require_rows
+from shmbuffer.items.stream_numbers import in_time_order, require_rows
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.dtypes import DTYPES

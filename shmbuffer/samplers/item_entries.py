@@ -29,9 +29,9 @@ from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.format.leaf import KeyPath, key_of
 from shmbuffer.memory.record_format.chunks import Codec
 from shmbuffer.storages.record_store import RecordStore
-from shmbuffer.storages.rows import Rows
+from shmbuffer.storages.tensor_rows import Rows
 from shmbuffer.tensors.form import cpu
-from shmbuffer.tensors.form.nodes import entry_at, is_collection
+from shmbuffer.tensors.form.tensor_nodes import entry_at, is_collection
 from shmbuffer.tensors.form.tensors import as_numbers, as_tensor
 
 Column = NDArray[Any] | list[Any]

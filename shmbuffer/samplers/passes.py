@@ -33,7 +33,7 @@ from shmbuffer.memory.format.layout import Phase, SlotState
 from shmbuffer.memory.system.deadline import WRITE_TIMEOUT_S
 from shmbuffer.samplers.permutation import Permutation
 from shmbuffer.samplers.sampler import in_storage
-from shmbuffer.tensors.form.kit import TENSORS
+from shmbuffer.tensors.form.tensor_kit import TENSORS
 
 _LOOKS = 8  # reads of counters that change meanwhile
 

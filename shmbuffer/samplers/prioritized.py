@@ -21,8 +21,8 @@ from shmbuffer.samplers.sampler import NOTHING_THERE, draw_key, in_storage
 from shmbuffer.saves.checkpoints import Loaded
 from shmbuffer.storages.storage import ring_of
 from shmbuffer.tensors.form import cpu
-from shmbuffer.tensors.form.kit import TENSORS
-from shmbuffer.torchrl.compat.samplers import PRIORITIES, moved
+from shmbuffer.tensors.form.tensor_kit import TENSORS
+from shmbuffer.torchrl.compat.sampler_files import PRIORITIES, moved
 
 DTYPES = (torch.float32, torch.float64)
 # A weight computed in float64 may differ by this much from the core's float32. A larger difference

@@ -19,7 +19,7 @@ from shmbuffer.samplers.sampler import (
 from shmbuffer.samplers.without_replacement import SamplerWithoutReplacement
 from shmbuffer.storages.storage import ring_of
 from shmbuffer.tensors.form import cpu
-from shmbuffer.tensors.form.kit import TENSORS
+from shmbuffer.tensors.form.tensor_kit import TENSORS
 
 
 class RandomSampler(Sampler, metaclass=WithOrWithout):

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from shmbuffer.memory.format.array_types import Ints
-from shmbuffer.memory.format.names import is_number
+from shmbuffer.memory.format.key_names import is_number
 from shmbuffer.tensors.form import cpu
 
 UNKNOWN = -1

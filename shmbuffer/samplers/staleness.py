@@ -26,7 +26,7 @@ from shmbuffer.samplers.sampler import draw_key, unchanged
 from shmbuffer.samplers.taking import Taking
 from shmbuffer.saves.checkpoints import Loaded
 from shmbuffer.tensors.form import cpu
-from shmbuffer.torchrl.compat.samplers import INTEGERS
+from shmbuffer.torchrl.compat.sampler_files import INTEGERS
 
 _LARGEST = 2**62
 

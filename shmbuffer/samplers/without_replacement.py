@@ -36,7 +36,7 @@ from shmbuffer.saves.checkpoints import Loaded
 from shmbuffer.storages.indexing import ravel, tickets_at
 from shmbuffer.storages.storage import ring_of
 from shmbuffer.tensors.form import cpu
-from shmbuffer.torchrl.compat.samplers import PASS, moved_pass
+from shmbuffer.torchrl.compat.sampler_files import PASS, moved_pass
 
 
 class SamplerWithoutReplacement(Sampler):

@@ -1,7 +1,7 @@
 """Saves: the files of a buffer at one moment, and how they are put into place.
 
 safe_files, file_tree, work_directory, publication   create, read and publish files
-parts, values, plain, tickets, checkpoints           what the parts of a buffer save
-checkpointers/                                       how each storage is saved and loaded
+saved_parts, values, plain, tickets, checkpoints     the parts of a buffer in a save
+checkpointers/                                       save and load each kind of storage
 parquet_columns, parquet_file, export                files for other programs
 """

@@ -22,9 +22,9 @@ from shmbuffer.memory import ItemSnapshot
 from shmbuffer.memory.directory.diagnosis import is_save
 from shmbuffer.memory.format.layout import CONTROL
 from shmbuffer.memory.system.progress import OnProgress, hearing
-from shmbuffer.saves.parts import missing_part
 from shmbuffer.saves.publication import publish, settle
 from shmbuffer.saves.safe_files import exists, make_folder
+from shmbuffer.saves.saved_parts import missing_part
 from shmbuffer.saves.values import read_value, write_value
 
 _OURS = f"{__name__.partition('.')[0]}."

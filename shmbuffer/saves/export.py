@@ -25,11 +25,11 @@ from shmbuffer.extras import missing
 from shmbuffer.items.nodes import LEAF
 from shmbuffer.memory import Schema
 from shmbuffer.memory.format.dtypes import DType, require_dtypes
-from shmbuffer.memory.format.names import require_file_names
+from shmbuffer.memory.format.key_names import require_file_names
 from shmbuffer.saves import parquet_file
 from shmbuffer.saves.publication import publish, publish_file
 from shmbuffer.saves.safe_files import create_file, make_folders_below, write_file
-from shmbuffer.storages.rows import Rows
+from shmbuffer.storages.tensor_rows import Rows
 from shmbuffer.tensors.form.tensors import contiguous
 
 

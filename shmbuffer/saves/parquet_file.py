@@ -27,7 +27,7 @@ from shmbuffer.errors import FormatError, SchemaMismatchError, ShmBufferError
 from shmbuffer.items.keys import OWN_KEYS
 from shmbuffer.items.leaves import Leaves
 from shmbuffer.memory import Leaf
-from shmbuffer.memory.format.names import is_number, require_file_names
+from shmbuffer.memory.format.key_names import is_number, require_file_names
 from shmbuffer.memory.format.schema import difference_of
 from shmbuffer.memory.system.path_checks import followed
 from shmbuffer.saves.parquet_columns import (
@@ -43,10 +43,10 @@ from shmbuffer.saves.safe_files import require_plain
 from shmbuffer.saves.values import reading
 from shmbuffer.saves.work_directory import located
 from shmbuffer.storages.indexing import tickets_at
-from shmbuffer.storages.rows import Rows
 from shmbuffer.storages.tensor import TensorStorage
-from shmbuffer.tensors.form import structure
-from shmbuffer.tensors.form.kit import TENSORS
+from shmbuffer.storages.tensor_rows import Rows
+from shmbuffer.tensors.form import tensor_structure
+from shmbuffer.tensors.form.tensor_kit import TENSORS
 
 _KEY = b"shmbuffer"
 _BATCH_BYTES = 2**26
@@ -176,7 +176,7 @@ class File:
                 )
         self.lanes = items.lanes
         self._leaves = Leaves(
-            TENSORS, structure.from_json(items.form), items.leaves, self.lanes, str(path)
+            TENSORS, tensor_structure.from_json(items.form), items.leaves, self.lanes, str(path)
         )
         self._columns = [Column(leaf, self.lanes) for leaf in items.leaves]
         self.chunk = _chunk(self._columns)
@@ -213,7 +213,7 @@ class File:
                 leaves = tuple(map(Leaf.from_json, known["leaves"]))
                 lanes = tuple(int(size) for size in known["lanes"])
                 paths = [leaf.path for leaf in leaves]
-                node = structure.of_schema(known["structure"], paths, str(file))
+                node = tensor_structure.of_schema(known["structure"], paths, str(file))
                 require_file_names(paths, what)
                 return _Items(leaves, node.to_json(), lanes)
         columns = list(flattened(schema.empty_table()).schema)
@@ -236,7 +236,7 @@ class File:
             path_of(name): leaf_of(file, one, path_of(name), lengths.get(one.name, []))
             for name, one in zip(names, columns, strict=True)
         }
-        node = structure.of_schema({"kind": "tensordict"}, list(by_path), str(file))
+        node = tensor_structure.of_schema({"kind": "tensordict"}, list(by_path), str(file))
         return _Items(tuple(by_path[key] for key in node.paths()), node.to_json(), ())
 
 

@@ -13,7 +13,7 @@ import torch
 from shmbuffer.items import labels
 from shmbuffer.items.arrays import is_plain_array
 from shmbuffer.saves.values import is_word
-from shmbuffer.tensors.form.containers import take_of
+from shmbuffer.tensors.form.tensor_containers import take_of
 
 _MOST_LEVELS = 128  # JSON is written and read by recursion, on the caller's stack
 _MOST_BITS = 14_284  # 4,300 digits: of more Python makes no text, unless told to

@@ -32,10 +32,10 @@ from shmbuffer.items.arrays import PLAIN_KINDS, is_plain_array
 from shmbuffer.items.records.containers import names_of
 from shmbuffer.memory.format.record_batch import RecordBody
 from shmbuffer.memory.record_format.grammar import DICTS, join, split
-from shmbuffer.saves.chunks import Chunks
 from shmbuffer.saves.safe_files import create_file, open_binary, read_file, write_file
+from shmbuffer.saves.value_chunks import Chunks
 from shmbuffer.tensors.form import cpu
-from shmbuffer.tensors.form.containers import make_containers, take_of
+from shmbuffer.tensors.form.tensor_containers import make_containers, take_of
 from shmbuffer.tensors.form.tensors import bytes_of, dtype_name, torch_dtype
 
 OURS = "shmbuffer"

@@ -34,7 +34,7 @@ from shmbuffer.errors import (
     ShmBufferError,
 )
 from shmbuffer.memory.directory.locks import Lock
-from shmbuffer.memory.format.names import is_number
+from shmbuffer.memory.format.key_names import is_number
 from shmbuffer.memory.system.filesystem import too_large
 from shmbuffer.memory.system.path_checks import explained
 from shmbuffer.memory.system.progress import is_of_callback

@@ -17,15 +17,15 @@ from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory import Engine
 from shmbuffer.memory.format.record_batch import RecordBody
 from shmbuffer.memory.format.recorded import of_storage
-from shmbuffer.saves.checkpointers.list import CompressedListStorageCheckpointer
+from shmbuffer.saves.checkpointers.list_checkpointer import CompressedListStorageCheckpointer
 from shmbuffer.storages.item_codec import BodyCodec
 from shmbuffer.storages.record_codec import Compress, Decompress, TensorRecordCodec, with_metadata
 from shmbuffer.storages.record_list import RecordList, RecordOptions
-from shmbuffer.tensors.form.batches import collate, stack_lazily
-from shmbuffer.tensors.form.nodes import is_collection
+from shmbuffer.tensors.form.tensor_batches import collate, stack_lazily
+from shmbuffer.tensors.form.tensor_nodes import is_collection
 from shmbuffer.tensors.form.tensors import bytes_of
-from shmbuffer.tensors.records.decoder import RawBatch
-from shmbuffer.torchrl.compat import compressed
+from shmbuffer.tensors.records.tensor_decoder import RawBatch
+from shmbuffer.torchrl.compat import compressed_files
 
 
 class CompressedListStorage(RecordList):
@@ -208,9 +208,9 @@ class CompressedListStorage(RecordList):
         return self._functions[1] or decompress_tensor
 
     def _read_torchrl(self, path: Path) -> list[tuple[Any] | None]:
-        """Reads the items that TorchRL has saved; see `compat.compressed.read_items`."""
+        """Reads the items that TorchRL has saved; see `compat.compressed_files.read_items`."""
         decompress = with_metadata(self.decompression_fn)
-        return compressed.read_items(path, decompress, reads_zlib=self._functions[1] is None)
+        return compressed_files.read_items(path, decompress, reads_zlib=self._functions[1] is None)
 
     def _collate(self, data: Any) -> Any:
         # Records that have the same structure and shapes become one dense TensorDict.

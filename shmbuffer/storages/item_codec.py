@@ -11,12 +11,12 @@ from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.items.records.forms import RefusedError
 from shmbuffer.memory.format.record_batch import RecordBody, join
 from shmbuffer.memory.record_format import Codec, locate
-from shmbuffer.storages.mover import by_leaf, to_device
 from shmbuffer.storages.record_codec import TensorRecordCodec
-from shmbuffer.tensors.form.batches import is_batch, unbound
-from shmbuffer.tensors.form.containers import take_of
-from shmbuffer.tensors.form.nodes import is_collection
-from shmbuffer.tensors.records.decoder import RawBatch
+from shmbuffer.storages.storage_mover import by_leaf, to_device
+from shmbuffer.tensors.form.tensor_batches import is_batch, unbound
+from shmbuffer.tensors.form.tensor_containers import take_of
+from shmbuffer.tensors.form.tensor_nodes import is_collection
+from shmbuffer.tensors.records.tensor_decoder import RawBatch
 
 _RECORD = "shmbuffer.record"  # key of a record body in a state
 

@@ -9,8 +9,8 @@ from tensordict import LazyStackedTensorDict
 
 from shmbuffer.storages.indexing import is_int
 from shmbuffer.storages.record_list import RecordList, RecordOptions
-from shmbuffer.tensors.form.batches import collate, lazy_stack_of
-from shmbuffer.tensors.records.decoder import RawBatch
+from shmbuffer.tensors.form.tensor_batches import collate, lazy_stack_of
+from shmbuffer.tensors.records.tensor_decoder import RawBatch
 
 
 class LazyStackStorage(RecordList):

@@ -11,7 +11,7 @@ import torch
 from shmbuffer.memory import Engine, ItemSnapshot
 from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.streams import GivenStreams
-from shmbuffer.saves.checkpointers.list import ListStorageCheckpointer
+from shmbuffer.saves.checkpointers.list_checkpointer import ListStorageCheckpointer
 from shmbuffer.saves.checkpointers.record_image import RecordImage
 from shmbuffer.saves.checkpointers.restoring import sources_from_state
 from shmbuffer.saves.checkpoints import has_its_own
@@ -22,8 +22,8 @@ from shmbuffer.storages.item_store import ItemStore
 from shmbuffer.storages.object_store import ObjectStore
 from shmbuffer.storages.record_codec import TensorRecordCodec
 from shmbuffer.storages.ring_backed import RingBacked
-from shmbuffer.tensors.form.batches import collate
-from shmbuffer.tensors.records.decoder import RawBatch
+from shmbuffer.tensors.form.tensor_batches import collate
+from shmbuffer.tensors.records.tensor_decoder import RawBatch
 
 UNLIMITED: int = torch.iinfo(torch.int64).max
 """``max_size`` of a list without a limit, as in TorchRL."""

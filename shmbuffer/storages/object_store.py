@@ -20,12 +20,12 @@ from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.storages.indexing import as_array, integers, is_int, tickets_at
 from shmbuffer.storages.item_codec import ItemCodec, cloned, for_state
 from shmbuffer.storages.item_store import Changes, ItemStore, edits, held_slots
-from shmbuffer.storages.mover import (
+from shmbuffer.storages.storage_mover import (
     drawn_slots,
     last_of_each,
     require_priorities,
 )
-from shmbuffer.tensors.form.nodes import entry_at
+from shmbuffer.tensors.form.tensor_nodes import entry_at
 
 _WHOLE = 2**20  # larger rings start at _FIRST slots and grow
 _FIRST = 2**10

@@ -21,16 +21,16 @@ from shmbuffer.items.keys import OWN_KEYS
 from shmbuffer.items.mover import Drawn, DrawnElements, draw_from, draw_into
 from shmbuffer.memory import Ring, Schema
 from shmbuffer.memory.system.path_checks import followed
-from shmbuffer.saves.checkpointers.read_only import ReadOnlyStorageCheckpointer
+from shmbuffer.saves.checkpointers.read_only_checkpointer import ReadOnlyStorageCheckpointer
 from shmbuffer.saves.checkpointers.saved import Saved
 from shmbuffer.saves.safe_files import require_plain
 from shmbuffer.saves.values import read_json
 from shmbuffer.storages.held_rows import HeldRows
 from shmbuffer.storages.location import Location
 from shmbuffer.storages.ring_backed import RingBacked
-from shmbuffer.storages.rows import Rows
 from shmbuffer.storages.tensor import TensorStorage
-from shmbuffer.tensors.form.kit import TENSORS
+from shmbuffer.storages.tensor_rows import Rows
+from shmbuffer.tensors.form.tensor_kit import TENSORS
 from shmbuffer.tensors.form.tensors import take_rows
 
 

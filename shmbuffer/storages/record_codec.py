@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from shmbuffer.items.records import codec
-from shmbuffer.tensors.records.decoder import TensorDecoder
-from shmbuffer.tensors.records.encoder import TensorEncoder
+from shmbuffer.tensors.records.tensor_decoder import TensorDecoder
+from shmbuffer.tensors.records.tensor_encoder import TensorEncoder
 
 Compress = Callable[[torch.Tensor], torch.Tensor]
 Decompress = Callable[..., torch.Tensor]

@@ -21,10 +21,10 @@ from shmbuffer.storages.indexing import meant, ravel
 from shmbuffer.storages.item_store import changes_of, edits
 from shmbuffer.storages.list import ListStorage
 from shmbuffer.storages.location import Location, Place, unmade
-from shmbuffer.storages.mover import whole_or_empty
 from shmbuffer.storages.ragged_output import PadOutput, ragged_output
 from shmbuffer.storages.record_codec import TensorRecordCodec
 from shmbuffer.storages.record_store import RecordStore
+from shmbuffer.storages.storage_mover import whole_or_empty
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.tensors import as_tensor, put_rows
 

@@ -21,11 +21,11 @@ from shmbuffer.memory.record_format import Form
 from shmbuffer.saves.checkpointers.record_image import RecordImage
 from shmbuffer.storages.indexing import slots_of, tickets_at
 from shmbuffer.storages.item_store import Changes, Edit, ItemStore, edits
-from shmbuffer.storages.mover import ATTEMPTS, last_of_each
 from shmbuffer.storages.record_codec import TensorRecordCodec
-from shmbuffer.tensors.form.kit import TENSORS
-from shmbuffer.tensors.records.building import chunks_at
-from shmbuffer.tensors.records.decoder import RawBatch
+from shmbuffer.storages.storage_mover import ATTEMPTS, last_of_each
+from shmbuffer.tensors.form.tensor_kit import TENSORS
+from shmbuffer.tensors.records.tensor_building import chunks_at
+from shmbuffer.tensors.records.tensor_decoder import RawBatch
 
 
 class RecordStore(RecordRows, ItemStore):

@@ -15,10 +15,10 @@ from shmbuffer.saves.checkpointers.restoring import (
 )
 from shmbuffer.saves.checkpointers.saved import blank
 from shmbuffer.storages.indexing import tickets_at
-from shmbuffer.storages.rows import Rows
-from shmbuffer.tensors.form import cpu, structure
-from shmbuffer.tensors.form.kit import values_of
+from shmbuffer.storages.tensor_rows import Rows
+from shmbuffer.tensors.form import cpu, tensor_structure
 from shmbuffer.tensors.form.objects import Objects
+from shmbuffer.tensors.form.tensor_kit import values_of
 
 
 def state_of(rows: Rows | None) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _form_of(state: dict[str, Any]) -> tuple[Node, tuple[int, ...], list[Any]]:
         if isinstance(column, dict):
             column = Objects.of(column["objects"], column["shape"])
         columns.append(column.reshape(-1, *lanes, *column.shape[1:]))
-    return structure.from_json(state["_structure"]["node"]), lanes, columns
+    return tensor_structure.from_json(state["_structure"]["node"]), lanes, columns
 
 
 def _dotted(path: tuple[str, ...]) -> str:

@@ -15,7 +15,7 @@ from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.system.progress import OnProgress, hearing
 from shmbuffer.saves.checkpointers.checkpointer import StorageCheckpointerBase, lies_in
-from shmbuffer.saves.checkpointers.ring_backed import RingStorageCheckpointer
+from shmbuffer.saves.checkpointers.ring_checkpointer import RingStorageCheckpointer
 from shmbuffer.saves.checkpoints import Checkpoints
 from shmbuffer.storages.indexing import is_one
 from shmbuffer.storages.location import Location

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from shmbuffer.tensors.form.nodes import is_collection, unlocked
+from shmbuffer.tensors.form.tensor_nodes import is_collection, unlocked
 
 Transform = Callable[[Any], Any]
 

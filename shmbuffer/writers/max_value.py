@@ -22,7 +22,7 @@ from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.saves.checkpoints import Loaded
 from shmbuffer.storages.storage import ring_of
 from shmbuffer.tensors.form import cpu
-from shmbuffer.torchrl.compat.writers import RANKS
+from shmbuffer.torchrl.compat.writer_files import RANKS
 from shmbuffer.writers.ranks import Rank, rank_of, ranks_of
 from shmbuffer.writers.writer import Writer
 

@@ -8,7 +8,7 @@ import torch
 from tensordict import LazyStackedTensorDict
 
 from shmbuffer.memory.format.leaf import Key
-from shmbuffer.tensors.form.nodes import is_collection
+from shmbuffer.tensors.form.tensor_nodes import is_collection
 
 Rank = int | float
 

@@ -15,8 +15,8 @@ from shmbuffer.saves.checkpoints import Loaded
 from shmbuffer.storages.storage import ring_of
 from shmbuffer.tensors.eager import eager
 from shmbuffer.tensors.form import cpu
-from shmbuffer.tensors.form.nodes import is_collection
-from shmbuffer.torchrl.compat.writers import CURSOR
+from shmbuffer.tensors.form.tensor_nodes import is_collection
+from shmbuffer.torchrl.compat.writer_files import CURSOR
 from shmbuffer.writers.writer import Writer
 
 

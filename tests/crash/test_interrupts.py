@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from shmbuffer import RateLimiter, RateLimitTimeout, RingOverrunError, recover
-from shmbuffer.items.limits import taken
+from shmbuffer.items.limits import take_oldest
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.flow.consumer import Leases, given_back_unless_delivered
 from shmbuffer.memory.system import deadline
@@ -168,7 +168,7 @@ class Deeds:
             engine.set_limiter(RateLimiter(max_times_sampled=1))
             ring = ring_of(engine)
             yield (
-                lambda: taken(ring, 3, lambda index, tickets: index),
+                lambda: take_oldest(ring, 3, lambda index, tickets: index),
                 lambda: holds_nothing(engine),
             )
 

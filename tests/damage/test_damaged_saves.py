@@ -20,7 +20,7 @@ from shmbuffer import (
 )
 from shmbuffer.memory.format import layout
 from shmbuffer.saves.file_tree import MANIFEST
-from shmbuffer.saves.parts import PARTS
+from shmbuffer.saves.saved_parts import PARTS
 from tests.damage.saves import KINDS, content, end
 
 SEED = 1

@@ -29,7 +29,7 @@ from shmbuffer import (
 from shmbuffer.saves import publication
 from shmbuffer.saves.file_tree import MANIFEST
 from shmbuffer.saves.publication import publish, publish_file, settle
-from shmbuffer.torchrl.compat.storages import METADATA
+from shmbuffer.torchrl.compat.storage_files import METADATA
 from tests.damage.hostile import ROOT_TRAPS, TRAPS
 from tests.damage.saves import KINDS, content, end, rows, steps
 from tests.kit.programs import as_nobody, in_fork, needs_root

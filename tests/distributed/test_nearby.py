@@ -27,7 +27,7 @@ from shmbuffer import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from shmbuffer.distributed.handle import Handle
+from shmbuffer.distributed.far_handle import Handle
 from shmbuffer.distributed.nearby import Address, LocalHandle, Unreachable, approach
 from shmbuffer.distributed.owner import GROUP_OF, Owner
 from shmbuffer.memory.format import layout

@@ -37,7 +37,7 @@ from shmbuffer import (  # noqa: E402 - Ray is an extra
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from shmbuffer.distributed.handle import LIFECYCLE  # noqa: E402
+from shmbuffer.distributed.far_handle import LIFECYCLE  # noqa: E402
 from shmbuffer.distributed.ray import RayClient  # noqa: E402
 from shmbuffer.distributed.runtime import PATIENT, RayUse  # noqa: E402
 from shmbuffer.extras import command  # noqa: E402

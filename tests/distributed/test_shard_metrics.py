@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shmbuffer.distributed.shards.metrics import ShardMetrics
+from shmbuffer.distributed.shards.shard_metrics import ShardMetrics
 
 parser = pytest.importorskip("prometheus_client.parser")
 

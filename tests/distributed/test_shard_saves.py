@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shmbuffer import BufferExistsError, BufferNotFoundError, CorruptBufferError, UnsafePathError
-from shmbuffer.distributed.shards.saving import LIST, save_shards, saves_of_nodes
+from shmbuffer.distributed.shards.shard_saves import LIST, save_shards, saves_of_nodes
 from shmbuffer.memory.format.layout import PARTS, PRIVATE
 from shmbuffer.saves.publication import publish
 from tests.crash.harness import is_killed_at

@@ -29,7 +29,7 @@ from shmbuffer import (  # noqa: E402 - Ray is an extra
     TensorDictPrioritizedReplayBuffer,
     attach,
 )
-from shmbuffer.distributed.shards import replay_buffer  # noqa: E402
+from shmbuffer.distributed.shards import sharded_buffer  # noqa: E402
 from shmbuffer.distributed.shards.sharded_client import ShardedClient, ShardIndex  # noqa: E402
 from shmbuffer.examples.loopback import Loopback  # noqa: E402
 from tests.distributed.cluster import cluster_of, on  # noqa: E402
@@ -334,7 +334,7 @@ def test_a_load_that_is_refused_changes_nothing(rb: ShardedReplayBuffer, tmp_pat
 def test_actors_that_do_not_start_are_named_and_ended(
     cluster: Loopback, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replay_buffer, "START_S", 0.0)
+    monkeypatch.setattr(sharded_buffer, "START_S", 0.0)
     said = r"has not started its map within 0 s; .* are free\..* set RAY_worker_niceness=0"
     with pytest.raises(TimeoutError, match=said):
         ShardedReplayBuffer(name="late", **options(tmp_path))

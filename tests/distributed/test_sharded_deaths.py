@@ -33,8 +33,8 @@ from shmbuffer import (  # noqa: E402 - Ray is an extra
     TensorDictPrioritizedReplayBuffer,
     attach,
 )
-from shmbuffer.distributed.shards.saving import save_shards  # noqa: E402
 from shmbuffer.distributed.shards.shard_map import NAMESPACE, keeper_name, map_name  # noqa: E402
+from shmbuffer.distributed.shards.shard_saves import save_shards  # noqa: E402
 from shmbuffer.distributed.shards.sharded_client import ShardedClient  # noqa: E402
 from shmbuffer.examples.loopback import Loopback  # noqa: E402
 from tests.distributed.cluster import cluster_of, kill, on, pid_of, state_of, stop, until  # noqa: E402

@@ -26,7 +26,7 @@ from shmbuffer import (  # noqa: E402 - Ray is an extra
     ShardedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from shmbuffer.distributed.shards.saving import Gate, _save_at_once  # noqa: E402
+from shmbuffer.distributed.shards.shard_saves import Gate, _save_at_once  # noqa: E402
 from shmbuffer.examples.loopback import Loopback  # noqa: E402
 from tests.distributed.cluster import cluster_of, kill, on, pid_of, stop  # noqa: E402
 

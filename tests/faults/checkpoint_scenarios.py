@@ -23,7 +23,7 @@ from shmbuffer import (
 from shmbuffer._native import _core
 from shmbuffer.saves import publication
 from shmbuffer.saves.export import export
-from shmbuffer.saves.parts import PARTS
+from shmbuffer.saves.saved_parts import PARTS
 from tests.crash.harness import ended, fork
 from tests.faults.audit import files_below
 from tests.faults.scenario import Scenario

@@ -45,7 +45,7 @@ from shmbuffer import (
 )
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.layout import PARTS
-from shmbuffer.storages import rows
+from shmbuffer.storages import tensor_rows
 from shmbuffer.torchrl.compat.folders import read_folder
 from tests.kit.items import Point, Step, Transition, Trap, alike, items, numbers
 from tests.kit.programs import Program
@@ -1253,15 +1253,15 @@ def test_a_load_gathers_no_more_than_some_megabytes_at_once(
     rb = ReplayBuffer(storage=LazyMemmapStorage(20))
     rb.extend(items(0, 20))
     rb.dumps(tmp_path)
-    monkeypatch.setattr(rows, "PIECE_BYTES", 3 * (8 + 12 + 1) + 1)
+    monkeypatch.setattr(tensor_rows, "PIECE_BYTES", 3 * (8 + 12 + 1) + 1)
     at_once: list[int] = []
-    replace_some = rows.Rows._replace_some
+    replace_some = tensor_rows.Rows._replace_some
 
     def counted(self: Any, columns: Any, rows: Any, slots: Any, *whose: Any) -> None:
         at_once.append(len(slots))
-        replace_some(self, columns, rows, slots, *whose)
+        replace_some(self, columns, tensor_rows, slots, *whose)
 
-    monkeypatch.setattr(rows.Rows, "_replace_some", counted)
+    monkeypatch.setattr(tensor_rows.Rows, "_replace_some", counted)
     other = ReplayBuffer(storage=LazyMemmapStorage(20))
     other.loads(tmp_path)
     assert at_once == [3] * 6 + [2]

@@ -30,7 +30,7 @@ from shmbuffer import (
     attach,
 )
 from shmbuffer.memory.system import progress
-from shmbuffer.storages import rows
+from shmbuffer.storages import tensor_rows
 from tests.kit.rings import engine_of
 
 N = 20
@@ -248,7 +248,7 @@ def test_a_buffer_that_was_emptied_is_usable_and_its_sampler_knows(tmp_path: Pat
 def test_a_load_that_is_ended_by_a_signal_leaves_it_empty_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "PIECE", 4)
+    monkeypatch.setattr(tensor_rows, "PIECE", 4)
     filled(ReplayBuffer(storage=LazyMemmapStorage(32))).dumps(tmp_path / "save")
     rb = filled(ReplayBuffer(storage=LazyMemmapStorage(32)), 100.0)
     fill = type(rb.storage.mover())._replace_some

@@ -24,7 +24,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from shmbuffer.items import labels
-from shmbuffer.tensors.form import structure
+from shmbuffer.tensors.form import tensor_structure
 from tests.kit.items import Point
 
 pytestmark = pytest.mark.product(few=4)
@@ -274,7 +274,9 @@ def test_every_key_has_a_name_of_its_own() -> None:
 def test_two_processes_name_the_same_leaves_alike_whatever_the_order() -> None:
     one = {"1": numbers(2), 1: numbers(2), (2,): numbers(2)}
     other = dict(reversed(one.items()))
-    described = [structure.STRUCTURE.describe(tree, 1, mapping="dict") for tree in (one, other)]
+    described = [
+        tensor_structure.STRUCTURE.describe(tree, 1, mapping="dict") for tree in (one, other)
+    ]
     assert list(described[0].paths()) == list(described[1].paths())[::-1]
 
 
@@ -292,7 +294,7 @@ def test_two_processes_name_the_same_leaves_alike_whatever_the_order() -> None:
 )
 def test_a_structure_that_cannot_be_read_is_refused(spec: Any) -> None:
     with pytest.raises(FormatError, match="schema"):
-        structure.from_json(spec)
+        tensor_structure.from_json(spec)
 
 
 def test_tuples_are_nested_keys_for_a_buffer_of_tensordicts() -> None:

@@ -44,7 +44,7 @@ from shmbuffer.memory.directory import partials
 from shmbuffer.memory.directory.partials import PartialFile
 from shmbuffer.memory.flow.reservations import Reservations
 from shmbuffer.memory.upkeep.inspect import inspect
-from shmbuffer.tensors.records.encoder import TensorEncoder
+from shmbuffer.tensors.records.tensor_encoder import TensorEncoder
 from tests.crash.harness import ended, fork
 from tests.kit.programs import in_a_tmpfs, needs_root
 from tests.kit.rings import engine_of, ring_of

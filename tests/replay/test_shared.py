@@ -32,7 +32,7 @@ from shmbuffer import (
 )
 from shmbuffer.buffers.reopened import from_engine
 from shmbuffer.memory import Engine
-from shmbuffer.storages import indexing, mover
+from shmbuffer.storages import indexing, storage_mover
 from tests.kit.items import items
 from tests.kit.rings import ring_of
 from tests.replay import programs
@@ -321,9 +321,9 @@ def vanishing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
             claim(ring)
         return found
 
-    drawn_slots = mover.drawn_slots
-    monkeypatch.setattr(mover, "select", select_and_claim)
-    monkeypatch.setattr(mover, "drawn_slots", look_and_claim)
+    drawn_slots = storage_mover.drawn_slots
+    monkeypatch.setattr(storage_mover, "select", select_and_claim)
+    monkeypatch.setattr(storage_mover, "drawn_slots", look_and_claim)
     yield claimed
     for ring in claimed:
         ring.claims.abort()

@@ -24,7 +24,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     TensorStorage,
 )
-from shmbuffer.tensors.form import structure
+from shmbuffer.tensors.form import tensor_structure
 from tests.kit.items import Point, Transition
 from tests.kit.items import Step as TextStep
 
@@ -84,7 +84,7 @@ def test_a_tensorclass_that_is_not_known_here_comes_back_as_a_tensordict(make: A
     storage.set(range(2), Transition(obs=torch.zeros(2, 3), reward=torch.zeros(2), batch_size=[2]))
     node = storage.mover().leaves.node
     spec = {**node.to_json(), "class": "no.such.module:Transition"}
-    built = structure.from_json(spec).build(
+    built = tensor_structure.from_json(spec).build(
         iter([torch.zeros(2, 3), torch.zeros(2)]), (2,), torch.device("cpu")
     )
     assert isinstance(built, TensorDict)

@@ -41,20 +41,20 @@ from shmbuffer.saves.checkpoints import (
     save_part,
     saved_part,
 )
-from shmbuffer.saves.parts import (
+from shmbuffer.saves.plain import require_plain
+from shmbuffer.saves.publication import publish, settle
+from shmbuffer.saves.safe_files import make_folders, make_folders_below, without_leftover
+from shmbuffer.saves.saved_parts import (
     SavedBuffer,
     checked_batch_size,
     checked_generator,
     optional_parts,
     require_states,
 )
-from shmbuffer.saves.plain import require_plain
-from shmbuffer.saves.publication import publish, settle
-from shmbuffer.saves.safe_files import make_folders, make_folders_below, without_leftover
 from shmbuffer.saves.values import read_value, reading, write_value
 from shmbuffer.saves.work_directory import located
 from shmbuffer.storages.storage import ring_of
-from shmbuffer.torchrl.compat.buffers import METADATA
+from shmbuffer.torchrl.compat.buffer_files import METADATA
 
 _PARTS = ("_storage", "_sampler", "_writer", "_transforms", "_batch_size", "_rng")  # of a state
 _RNG = "rng_state"

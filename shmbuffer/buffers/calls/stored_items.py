@@ -27,8 +27,8 @@ from shmbuffer.storages.item_store import changes_of
 from shmbuffer.storages.list import ListStorage
 from shmbuffer.storages.storage import Storage
 from shmbuffer.tensors.form import cpu
-from shmbuffer.tensors.form.batches import swap_dims
-from shmbuffer.tensors.form.nodes import is_collection
+from shmbuffer.tensors.form.tensor_batches import swap_dims
+from shmbuffer.tensors.form.tensor_nodes import is_collection
 from shmbuffer.tensors.form.tensors import as_numbers
 
 

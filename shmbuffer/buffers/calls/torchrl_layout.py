@@ -6,7 +6,7 @@
       rng_state/            of the generator, if any
       transform.t           state of the transforms, if any
       buffer_metadata.json  batch size, and the program that wrote this
-      .shmbuffer/parts/     extra, consumers and prefetched batches; see `parts`
+      .shmbuffer/parts/     extra, consumers and prefetched batches; see `saved_parts`
 
 The metadata name the parts under our key. A save by TorchRL over this one rewrites the metadata, so
 parts that are left are ignored. TorchRL's prefetched batches (``prefetch.pkl``) are ignored,
@@ -27,11 +27,11 @@ from shmbuffer.buffers.data_path.prefetched import read_prefetched
 from shmbuffer.buffers.flow.consumed import read_consumed, write_consumed
 from shmbuffer.memory.format.layout import PARTS
 from shmbuffer.saves.checkpoints import dump_part, export_storage, read_part
-from shmbuffer.saves.parts import SavedBuffer, optional_parts
 from shmbuffer.saves.safe_files import make_folders_below
+from shmbuffer.saves.saved_parts import SavedBuffer, optional_parts
 from shmbuffer.saves.values import read_value, write_value
 from shmbuffer.storages.storage import ring_of
-from shmbuffer.torchrl.compat.buffers import (
+from shmbuffer.torchrl.compat.buffer_files import (
     read_generator,
     read_metadata,
     read_states,
@@ -39,8 +39,8 @@ from shmbuffer.torchrl.compat.buffers import (
     write_metadata,
     write_states,
 )
-from shmbuffer.torchrl.compat.storages import METADATA as STORAGE_METADATA
-from shmbuffer.torchrl.compat.writers import read_counts
+from shmbuffer.torchrl.compat.storage_files import METADATA as STORAGE_METADATA
+from shmbuffer.torchrl.compat.writer_files import read_counts
 
 _PREFETCHED = "prefetch.pkl"
 _TRANSFORM = "transform.t"

@@ -20,7 +20,7 @@ from shmbuffer.buffers.data_path.parts import Parts
 from shmbuffer.items.batches import one_of_each
 from shmbuffer.items.mismatch import no_names
 from shmbuffer.items.raw_priorities import check_raw
-from shmbuffer.items.streams import require_rows, steps_and_streams
+from shmbuffer.items.stream_numbers import require_rows, steps_and_streams
 from shmbuffer.memory.format.array_types import Floats
 from shmbuffer.memory.format.streams import GivenStreams, Streams, checked, of_each
 from shmbuffer.memory.system import deadline
@@ -28,8 +28,8 @@ from shmbuffer.samplers.prioritized import PrioritizedSampler
 from shmbuffer.storages.ring_backed import RingBacked
 from shmbuffer.storages.tensor import TensorStorage
 from shmbuffer.tensors.form import cpu
-from shmbuffer.tensors.form.batches import as_tensordict, stack, swap_dims
-from shmbuffer.tensors.form.nodes import is_collection
+from shmbuffer.tensors.form.tensor_batches import as_tensordict, stack, swap_dims
+from shmbuffer.tensors.form.tensor_nodes import is_collection
 from shmbuffer.writers.round_robin import length_of
 
 

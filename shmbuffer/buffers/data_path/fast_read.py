@@ -24,9 +24,9 @@ from shmbuffer.samplers.prioritized import PrioritizedSampler
 from shmbuffer.samplers.sampler import Sampler, draw_key
 from shmbuffer.storages.indexing import is_plain
 from shmbuffer.storages.native_rows import NativeRows
-from shmbuffer.storages.rows import Rows
 from shmbuffer.storages.tensor import TensorStorage
-from shmbuffer.tensors.form.nodes import TensorDictNode
+from shmbuffer.storages.tensor_rows import Rows
+from shmbuffer.tensors.form.tensor_nodes import TensorDictNode
 
 NO_OUT = (
     "sample(out=...) needs a sample that one native call can make: items are TensorDicts of "

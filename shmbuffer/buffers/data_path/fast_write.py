@@ -25,7 +25,7 @@ from shmbuffer.memory.format.streams import GivenStreams
 from shmbuffer.storages.native_rows import NativeRows
 from shmbuffer.storages.tensor import TensorStorage
 from shmbuffer.tensors.form import cpu
-from shmbuffer.tensors.form.nodes import is_collection
+from shmbuffer.tensors.form.tensor_nodes import is_collection
 
 
 class FastWrite:

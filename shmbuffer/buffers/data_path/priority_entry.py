@@ -20,8 +20,8 @@ from shmbuffer.samplers.prioritized import PrioritizedSampler
 from shmbuffer.samplers.sampler import lanes_of
 from shmbuffer.tensors.eager import FRAMES
 from shmbuffer.tensors.form import cpu
-from shmbuffer.tensors.form.batches import swap_dims
-from shmbuffer.tensors.form.nodes import entry_at, is_collection
+from shmbuffer.tensors.form.tensor_batches import swap_dims
+from shmbuffer.tensors.form.tensor_nodes import entry_at, is_collection
 from shmbuffer.tensors.form.tensors import as_tensor
 
 

@@ -21,7 +21,7 @@ from shmbuffer.items.keys import GENERATION, INDEX
 from shmbuffer.items.leaves import Leaves
 from shmbuffer.items.nodes import LEAF
 from shmbuffer.tensors.form import cpu
-from shmbuffer.tensors.form.nodes import TensorDictNode
+from shmbuffer.tensors.form.tensor_nodes import TensorDictNode
 from shmbuffer.tensors.form.tensors import require_memory
 
 _KEPT = 16  # samples to remember

@@ -13,7 +13,7 @@ from shmbuffer.items.keys import ANCHOR_GENERATION, GENERATION, INDEX, WEIGHT_KE
 from shmbuffer.storages.tensor import TensorStorage
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.deferred import amended
-from shmbuffer.tensors.form.nodes import unlocked
+from shmbuffer.tensors.form.tensor_nodes import unlocked
 
 ANCHORS = "_anchors"  # index of the draw, until the unit's items are read
 

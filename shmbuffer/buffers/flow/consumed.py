@@ -1,6 +1,6 @@
 """Consumers in a save: the items that each of them has acknowledged.
 
-    <parts>/consumers.jsonl, .data   if there are any; see `parts`
+    <parts>/consumers.jsonl, .data   if there are any; see `saved_parts`
 
 Items under a lease of the saving process count as acknowledged, because it trains on them. Those of
 other processes are delivered again. An item to be acknowledged several times is delivered as often

@@ -19,9 +19,9 @@ from shmbuffer.memory.format.ledger import RESERVATIONS
 from shmbuffer.memory.format.record_batch import join
 from shmbuffer.memory.system.deadline import within
 from shmbuffer.tensors.form import cpu
-from shmbuffer.tensors.form.nodes import is_collection
-from shmbuffer.tensors.records.decoder import TensorDecoder
-from shmbuffer.tensors.records.encoder import TensorEncoder
+from shmbuffer.tensors.form.tensor_nodes import is_collection
+from shmbuffer.tensors.records.tensor_decoder import TensorDecoder
+from shmbuffer.tensors.records.tensor_encoder import TensorEncoder
 from shmbuffer.writers.round_robin import length_of
 
 

@@ -5,7 +5,7 @@
                          ╰───────── ShardMap ───────╯        │  counts by mass, one message a shard
                                                              ╰─▶ keepers: draw, update, totals
 
-    replay_buffer   ShardedReplayBuffer: makes the buffer, and ends it
+    sharded_buffer  ShardedReplayBuffer: makes the buffer, and ends it
     sharded_client  the handle of all clients: it writes, samples, updates priorities
     members         its view of the shards: which of them answer, and their masses
     member          one of them: its messages, its loss and its return
@@ -14,12 +14,12 @@
     shard_pieces    the pieces of a batch, one from each shard, and how they are joined
     shard           the part in a keeper: it owns a node's buffer, and draws from it
     shard_map       the actor that knows the keepers, and makes one on each node
-    metrics         the numbers of all shards for Prometheus
+    shard_metrics   the numbers of all shards for Prometheus
     credits         the items that a learner may draw
     bank            how much may be written to all shards and drawn, computed from their reports
     flow_control    the map's part in it: a loop over the keepers
     quota           a keeper's part: the quota of its ring
-    saving          saves of all shards, which load into as many shards or another number
+    shard_saves     saves of all shards, which load into as many shards or another number
 
 No items pass through the map, and the keepers have all its state.
 

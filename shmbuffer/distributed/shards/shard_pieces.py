@@ -17,7 +17,7 @@ from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Ring, Totals
 from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.storages.storage import ring_of
-from shmbuffer.tensors.form.nodes import is_collection
+from shmbuffer.tensors.form.tensor_nodes import is_collection
 
 
 class Piece(NamedTuple):

@@ -24,9 +24,9 @@ from shmbuffer.distributed.runtime import own_node, require_ray
 from shmbuffer.distributed.shards.credits import Credits
 from shmbuffer.distributed.shards.member import Member
 from shmbuffer.distributed.shards.members import Members
-from shmbuffer.distributed.shards.saving import load_shards, save_shards, saves_of_nodes
 from shmbuffer.distributed.shards.shard_batches import EFFECTIVE_SIZE, SHARD, Begun, ShardBatches
 from shmbuffer.distributed.shards.shard_map import found_map
+from shmbuffer.distributed.shards.shard_saves import load_shards, save_shards, saves_of_nodes
 from shmbuffer.distributed.shards.updates import ShardedUpdate, sent_to
 from shmbuffer.errors import BufferUnlinkedError, EmptyBufferError, RateLimitTimeout
 from shmbuffer.items.indices import asked_size

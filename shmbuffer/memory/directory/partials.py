@@ -33,8 +33,8 @@ from shmbuffer._native import _core
 from shmbuffer.errors import AttachTimeout, CorruptBufferError, UnsafePathError
 from shmbuffer.memory.directory.locks import Lock, is_free
 from shmbuffer.memory.format import layout
+from shmbuffer.memory.format.key_names import is_number
 from shmbuffer.memory.format.ledger import RESERVATIONS
-from shmbuffer.memory.format.names import is_number
 from shmbuffer.memory.system.filesystem import human_size, memory_bytes, read_at
 from shmbuffer.memory.system.path_checks import explained
 from shmbuffer.memory.system.region import Directory

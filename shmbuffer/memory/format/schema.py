@@ -20,9 +20,9 @@ from urllib.parse import quote
 from shmbuffer._native import _core
 from shmbuffer.errors import CorruptBufferError, SchemaMismatchError, SpaceError
 from shmbuffer.memory.format.dtypes import DTYPES
+from shmbuffer.memory.format.key_names import require_file_names
 from shmbuffer.memory.format.layout import LEDGER, OBJECTS, PAGE, RECORDS, SLOTS
 from shmbuffer.memory.format.leaf import MAX_DEPTH, Leaf, size_of, sizes_of
-from shmbuffer.memory.format.names import require_file_names
 from shmbuffer.memory.format.sharing import NOT_SHARED, Sharing
 
 MAX_LEAVES = 4096

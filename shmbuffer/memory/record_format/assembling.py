@@ -12,7 +12,6 @@ from shmbuffer._native._core import address
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.memory.record_format.bounds import MAX_U32, ImpossibleError, refuse
-from shmbuffer.memory.record_format.forms import Form
 from shmbuffer.memory.record_format.headers import NUMBERS_AT
 from shmbuffer.memory.record_format.pieces import (
     measure,
@@ -21,6 +20,7 @@ from shmbuffer.memory.record_format.pieces import (
     require_raw,
     require_short,
 )
+from shmbuffer.memory.record_format.record_forms import Form
 
 
 def assemble(

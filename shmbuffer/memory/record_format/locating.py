@@ -12,7 +12,6 @@ from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.format.record_batch import HEADER_BYTES, RecordBatch
 from shmbuffer.memory.record_format.bounds import ImpossibleError, refuse
-from shmbuffer.memory.record_format.forms import Form, form_of, parse_form
 from shmbuffer.memory.record_format.headers import (
     HEAD,
     NUMBERS_AT,
@@ -21,6 +20,7 @@ from shmbuffer.memory.record_format.headers import (
     words_of,
 )
 from shmbuffer.memory.record_format.pieces import measure, place_pieces, require_short
+from shmbuffer.memory.record_format.record_forms import Form, form_of, parse_form
 
 
 class Located(NamedTuple):

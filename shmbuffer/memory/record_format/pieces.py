@@ -15,7 +15,7 @@ from shmbuffer.memory.record_format.bounds import (
     refuse,
 )
 from shmbuffer.memory.record_format.chunks import Chunk
-from shmbuffer.memory.record_format.forms import Form
+from shmbuffer.memory.record_format.record_forms import Form
 
 
 def measure(form: Form, numbers: Ints) -> tuple[Ints, Ints]:

@@ -24,8 +24,8 @@ from shmbuffer.samplers.slicing.trajectories import Trajectories, given_trajecto
 from shmbuffer.samplers.slicing.windows import Windows
 from shmbuffer.storages.record_store import RecordStore
 from shmbuffer.storages.ring_backed import RingBacked
-from shmbuffer.storages.rows import Rows
 from shmbuffer.storages.storage import ring_of
+from shmbuffer.storages.tensor_rows import Rows
 from shmbuffer.tensors.form.tensors import as_numbers
 
 _EMPTY = "the storage is empty: write something before sampling"

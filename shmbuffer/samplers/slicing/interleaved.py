@@ -20,7 +20,7 @@ from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.leaf import KeyPath, key_of
 from shmbuffer.samplers.item_entries import pick
 from shmbuffer.tensors.form import cpu
-from shmbuffer.tensors.form.structure import leaves_of
+from shmbuffer.tensors.form.tensor_structure import leaves_of
 
 _LEAST, _MOST = 64, 8192  # number of items of one stream to compare
 _BYTES = 2**24  # approximate bytes of their observations

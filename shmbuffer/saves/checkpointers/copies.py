@@ -20,11 +20,11 @@ from shmbuffer.memory.system import filesystem
 from shmbuffer.saves.checkpointers.snapshots import slots_to_reserve
 from shmbuffer.saves.safe_files import create_file, unnamed_file
 from shmbuffer.tensors.form import cpu
-from shmbuffer.tensors.form.kit import new_column
-from shmbuffer.torchrl.compat.storages import files_of
+from shmbuffer.tensors.form.tensor_kit import new_column
+from shmbuffer.torchrl.compat.storage_files import files_of
 
 if TYPE_CHECKING:  # storages import their checkpointers
-    from shmbuffer.storages.rows import Rows
+    from shmbuffer.storages.tensor_rows import Rows
 
 #: The file of each column that has one, by the number of its leaf.
 Opened = dict[int, BinaryIO]

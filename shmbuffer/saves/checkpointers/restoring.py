@@ -14,7 +14,7 @@ from shmbuffer.memory.format import layout
 from shmbuffer.saves.checkpointers.saved import Saved
 from shmbuffer.saves.checkpointers.saved_storage import Destinations, SavedStorage
 from shmbuffer.saves.checkpoints import Loaded
-from shmbuffer.tensors.form.nodes import TensorDictNode
+from shmbuffer.tensors.form.tensor_nodes import TensorDictNode
 
 
 def restore(storage: Any, saved: Saved, *, there: bool = False) -> Loaded:

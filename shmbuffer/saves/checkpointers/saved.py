@@ -24,9 +24,9 @@ from shmbuffer.saves.checkpointers.record_image import moment_of
 from shmbuffer.saves.checkpointers.saved_storage import SavedStorage
 from shmbuffer.saves.safe_files import exists
 from shmbuffer.saves.values import damaged, reading
-from shmbuffer.tensors.form import cpu, structure
-from shmbuffer.tensors.form.kit import TENSORS, new_columns
+from shmbuffer.tensors.form import cpu, tensor_structure
 from shmbuffer.tensors.form.objects import Objects
+from shmbuffer.tensors.form.tensor_kit import TENSORS, new_columns
 from shmbuffer.tensors.form.tensors import dtype_name, torch_dtype
 from shmbuffer.torchrl.compat.folders import (
     TensorDictFolder,
@@ -34,7 +34,7 @@ from shmbuffer.torchrl.compat.folders import (
     read_folder,
     shapes_of_objects,
 )
-from shmbuffer.torchrl.compat.storages import METADATA, pytree_columns, read_metadata
+from shmbuffer.torchrl.compat.storage_files import METADATA, pytree_columns, read_metadata
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Saved:
                 f"{path}: a list of objects was saved there; load it into a ListStorage"
             )
         with reading(path / layout.SCHEMA):
-            node = structure.from_json(schema.structure["item"])
+            node = tensor_structure.from_json(schema.structure["item"])
             shapes = shapes_of_objects(node)
         record = SavedStorage.of_moment(moment, schema.lanes, node.to_json())
         by_key = {leaf.path: _mapped(ring, at) for at, leaf in enumerate(schema.leaves)}
@@ -101,7 +101,7 @@ class Saved:
         node: Node | None = None
         if record is not None and record.structure is not None:
             with reading(path / METADATA):
-                node = structure.from_json(record.structure)
+                node = tensor_structure.from_json(record.structure)
                 if not next(node.paths(), None) and node is not LEAF:
                     raise ValueError("the form of an item is empty")
         if found.get("is_pytree"):

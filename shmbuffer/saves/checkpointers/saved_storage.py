@@ -21,7 +21,7 @@ from shmbuffer.saves.checkpointers.record_image import moment_of
 from shmbuffer.saves.checkpointers.snapshots import open_buffer, write_ring
 from shmbuffer.saves.tickets import Tickets
 from shmbuffer.saves.values import FORMAT, OURS, find_ours, reading, write_json
-from shmbuffer.torchrl.compat.storages import METADATA, metadata_of
+from shmbuffer.torchrl.compat.storage_files import METADATA, metadata_of
 
 
 class Destinations(NamedTuple):

@@ -23,10 +23,10 @@ from shmbuffer.memory.upkeep.snapshot import Snapshot
 from shmbuffer.saves.checkpointers.object_files import write_objects
 from shmbuffer.saves.values import damaged
 from shmbuffer.tensors.form import cpu
-from shmbuffer.tensors.form.kit import new_column
+from shmbuffer.tensors.form.tensor_kit import new_column
 
 if TYPE_CHECKING:  # storages import their checkpointers
-    from shmbuffer.storages.rows import Rows
+    from shmbuffer.storages.tensor_rows import Rows
 
 # Of a ring that is not full: slots beyond its last item that get their space before the copy, for
 # what others write meanwhile.

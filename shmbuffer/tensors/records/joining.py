@@ -15,10 +15,10 @@ from shmbuffer.items.records.transfer import homes
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.leaf import Key, KeyPath, path_of
 from shmbuffer.tensors.form import cpu
-from shmbuffer.tensors.records.building import APART, Batch, chunks_at, chunks_under
-from shmbuffer.tensors.records.decoder import TensorReading
 from shmbuffer.tensors.records.layers import Tensors, name_of
-from shmbuffer.tensors.records.memory import empty, torch_dtype_of
+from shmbuffer.tensors.records.tensor_building import APART, Batch, chunks_at, chunks_under
+from shmbuffer.tensors.records.tensor_decoder import TensorReading
+from shmbuffer.tensors.records.tensor_memory import empty, torch_dtype_of
 
 Leaf = Column | Tensors
 Later = Callable[[], Any]

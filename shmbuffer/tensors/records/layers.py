@@ -31,7 +31,7 @@ from shmbuffer.items.records.containers import register
 from shmbuffer.items.records.table import Table, differing
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.leaf import KeyPath, key_of
-from shmbuffer.tensors.form.nodes import is_collection
+from shmbuffer.tensors.form.tensor_nodes import is_collection
 from shmbuffer.tensors.form.tensors import dtype_name
 
 

@@ -17,10 +17,10 @@ from shmbuffer.memory.format.leaf import Key, KeyPath, path_of
 from shmbuffer.memory.record_format.bounds import MAX_RAW_BYTES
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.objects import Objects, non_tensor, objects_in
-from shmbuffer.tensors.records.decoder import TensorReading
 from shmbuffer.tensors.records.joining import Joining, Later, Leaf
 from shmbuffer.tensors.records.layers import Tensors, has, name_of
-from shmbuffer.tensors.records.memory import empty, torch_dtype_of
+from shmbuffer.tensors.records.tensor_decoder import TensorReading
+from shmbuffer.tensors.records.tensor_memory import empty, torch_dtype_of
 
 _MAX_HOLLOW_STEPS = 2**20
 

@@ -15,11 +15,11 @@ from typing import Any
 from shmbuffer.items.records.decoder import writable
 from shmbuffer.items.records.table import Table
 from shmbuffer.memory.format.leaf import Key
-from shmbuffer.tensors.records.building import is_layer
-from shmbuffer.tensors.records.decoder import RawBatch, TensorDecoder, TensorReading
 from shmbuffer.tensors.records.joining import Nesting
 from shmbuffer.tensors.records.layers import items_of, side_by_side
 from shmbuffer.tensors.records.padding import Padding
+from shmbuffer.tensors.records.tensor_building import is_layer
+from shmbuffer.tensors.records.tensor_decoder import RawBatch, TensorDecoder, TensorReading
 
 
 def pad(

@@ -27,12 +27,13 @@ from tensordict import is_non_tensor
 from shmbuffer.items.keys import OWN_KEYS
 from shmbuffer.items.nodes import LEAF, BranchNode, Node
 from shmbuffer.memory.format.array_types import Flags
+from shmbuffer.memory.format.key_names import is_number, require_file_name
 from shmbuffer.memory.format.leaf import KeyPath
-from shmbuffer.memory.format.names import is_number, require_file_name
 from shmbuffer.saves.safe_files import exists, make_folder, open_file, remove_file, write_file
 from shmbuffer.saves.values import damaged, read_json, reading, write_json
 from shmbuffer.tensors.form import cpu
-from shmbuffer.tensors.form.nodes import (
+from shmbuffer.tensors.form.objects import Objects
+from shmbuffer.tensors.form.tensor_nodes import (
     LazyStackNode,
     ObjectNode,
     TensorClassNode,
@@ -40,7 +41,6 @@ from shmbuffer.tensors.form.nodes import (
     fields,
     is_collection,
 )
-from shmbuffer.tensors.form.objects import Objects
 from shmbuffer.tensors.form.tensors import torch_dtype
 
 _TENSORDICT, _LAZY_STACK = (

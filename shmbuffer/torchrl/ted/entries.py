@@ -10,7 +10,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, is_non_tensor
 
 from shmbuffer.memory.format.dtypes import require_dtypes
 from shmbuffer.memory.format.leaf import KeyPath, key_of
-from shmbuffer.tensors.form.nodes import fields, is_collection
+from shmbuffer.tensors.form.tensor_nodes import fields, is_collection
 from shmbuffer.tensors.form.tensors import dtype_name
 
 NestedKey = str | tuple[Any, ...]

@@ -12,8 +12,8 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, is_non_tensor
 
 from shmbuffer.errors import BufferExistsError
+from shmbuffer.memory.format.key_names import require_file_names
 from shmbuffer.memory.format.leaf import KeyPath
-from shmbuffer.memory.format.names import require_file_names
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.saves.file_tree import close_tree
 from shmbuffer.saves.safe_files import make_folder

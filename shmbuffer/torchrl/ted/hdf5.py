@@ -8,10 +8,10 @@ import torch
 from tensordict import MemoryMappedTensor, NonTensorData, PersistentTensorDict, TensorDict
 
 from shmbuffer.memory.format.dtypes import require_dtypes
+from shmbuffer.memory.format.key_names import is_number, require_file_name
 from shmbuffer.memory.format.leaf import KeyPath
-from shmbuffer.memory.format.names import is_number, require_file_name
 from shmbuffer.tensors.form import cpu
-from shmbuffer.tensors.form.nodes import fields
+from shmbuffer.tensors.form.tensor_nodes import fields
 from shmbuffer.tensors.form.tensors import dtype_name
 from shmbuffer.torchrl.ted.entries import ROOT, assemble, dotted, entries, flat_path
 from shmbuffer.torchrl.ted.episodes import rows_of

@@ -12,7 +12,7 @@ from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.items.keys import OWN_KEYS
 from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.tensors.form import cpu
-from shmbuffer.tensors.form.nodes import fields
+from shmbuffer.tensors.form.tensor_nodes import fields
 from shmbuffer.torchrl.ted.entries import (
     CUTS,
     NEXT,

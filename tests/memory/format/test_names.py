@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shmbuffer.memory.format.names import is_number
+from shmbuffer.memory.format.key_names import is_number
 
 
 @pytest.mark.parametrize("name", ["0", "7", "007", "12345678901234567890"])

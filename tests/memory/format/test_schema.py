@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from shmbuffer import CorruptBufferError, SchemaMismatchError
 from shmbuffer.memory import Leaf, Schema
 from shmbuffer.memory.format.dtypes import DTYPES
+from shmbuffer.memory.format.key_names import RESERVED
 from shmbuffer.memory.format.leaf import MAX_DEPTH
-from shmbuffer.memory.format.names import RESERVED
 from shmbuffer.memory.format.schema import MAX_LEAVES
 
 OBS = Leaf(("obs",), "float32", (3, 2))

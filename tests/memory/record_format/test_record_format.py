@@ -27,7 +27,7 @@ from shmbuffer.memory.record_format import (
     encode_form,
     locate,
 )
-from shmbuffer.memory.record_format import forms as parsed_forms
+from shmbuffer.memory.record_format import record_forms as parsed_forms
 from shmbuffer.memory.record_format.bounds import (
     MAX_CHUNKS,
     MAX_DEPTH,
@@ -38,7 +38,7 @@ from shmbuffer.memory.record_format.bounds import (
     MAX_RAW_BYTES,
     plausible,
 )
-from shmbuffer.memory.record_format.forms import parse_form
+from shmbuffer.memory.record_format.record_forms import parse_form
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]

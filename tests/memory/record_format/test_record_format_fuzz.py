@@ -30,7 +30,7 @@ from shmbuffer.memory.record_format.bounds import (
     MAX_RAW_BYTES,
     plausible,
 )
-from shmbuffer.memory.record_format.forms import parse_form
+from shmbuffer.memory.record_format.record_forms import parse_form
 from tests.memory.record_format.test_record_format import drawn, example
 
 SEED = 20240817

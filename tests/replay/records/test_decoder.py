@@ -23,9 +23,9 @@ from shmbuffer import CorruptBufferError
 from shmbuffer.items.records.places import Places
 from shmbuffer.memory import record_format
 from shmbuffer.memory.format.record_batch import RecordBatch
-from shmbuffer.tensors.form.batches import collate
-from shmbuffer.tensors.records.decoder import TensorDecoder
-from shmbuffer.tensors.records.encoder import TensorEncoder
+from shmbuffer.tensors.form.tensor_batches import collate
+from shmbuffer.tensors.records.tensor_decoder import TensorDecoder
+from shmbuffer.tensors.records.tensor_encoder import TensorEncoder
 from tests.kit.items import ITEMS, Point, Step, alike, large
 from tests.replay.records.batches import as_read, joined, picked
 from tests.replay.records.ways import WAYS, backwards, decoder, forwards, zstd

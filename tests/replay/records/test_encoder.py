@@ -26,9 +26,9 @@ from shmbuffer.items.records.compression import Zstd
 from shmbuffer.memory import record_format
 from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Codec
-from shmbuffer.tensors.form.batches import unbound
-from shmbuffer.tensors.records.decoder import TensorDecoder
-from shmbuffer.tensors.records.encoder import TensorEncoder
+from shmbuffer.tensors.form.tensor_batches import unbound
+from shmbuffer.tensors.records.tensor_decoder import TensorDecoder
+from shmbuffer.tensors.records.tensor_encoder import TensorEncoder
 from tests.frames import sequences, transitions
 from tests.kit.items import ITEMS, Point, Step, alike, raw
 from tests.replay.records.batches import as_read

@@ -23,7 +23,7 @@ from shmbuffer.items.records.forms import describe
 from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.record_format import encode_form
 from shmbuffer.tensors.form.tensors import torch_dtype
-from shmbuffer.tensors.records.forms import NAMES
+from shmbuffer.tensors.records.tensor_forms import NAMES
 from tests.kit.items import Point, Step
 
 pytestmark = pytest.mark.product(few=4)

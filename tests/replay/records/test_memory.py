@@ -11,7 +11,7 @@ import torch
 
 from shmbuffer.items.records import memory
 from shmbuffer.items.records.memory import lent
-from shmbuffer.tensors.records.memory import empty
+from shmbuffer.tensors.records.tensor_memory import empty
 
 SHAPE, DTYPE = (300_000,), torch.float32
 

@@ -15,8 +15,8 @@ from shmbuffer.items.records.compression import Zstd
 from shmbuffer.items.records.planes import Planes, turned, turned_one
 from shmbuffer.memory import RecordBatch, record_format
 from shmbuffer.memory.record_format import Chunk, Codec
-from shmbuffer.tensors.records.decoder import TensorDecoder
-from shmbuffer.tensors.records.encoder import TensorEncoder
+from shmbuffer.tensors.records.tensor_decoder import TensorDecoder
+from shmbuffer.tensors.records.tensor_encoder import TensorEncoder
 from tests.frames import transitions
 
 zstd = Zstd()

@@ -26,8 +26,8 @@ from shmbuffer.items.records.compression import Zstd
 from shmbuffer.memory import record_format
 from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Chunk
-from shmbuffer.tensors.records.decoder import RawBatch, TensorDecoder
-from shmbuffer.tensors.records.encoder import TensorEncoder
+from shmbuffer.tensors.records.tensor_decoder import RawBatch, TensorDecoder
+from shmbuffer.tensors.records.tensor_encoder import TensorEncoder
 from tests.frames import sequences
 from tests.kit.items import Step, alike
 from tests.replay.records.batches import as_read, joined

@@ -12,8 +12,8 @@ from shmbuffer.items.records.compression import Zstd
 from shmbuffer.memory import record_format
 from shmbuffer.memory.format.record_batch import RecordBatch, join
 from shmbuffer.memory.record_format import Codec
-from shmbuffer.tensors.records.decoder import TensorDecoder
-from shmbuffer.tensors.records.encoder import TensorEncoder
+from shmbuffer.tensors.records.tensor_decoder import TensorDecoder
+from shmbuffer.tensors.records.tensor_encoder import TensorEncoder
 from tests.frames import transitions
 from tests.kit.items import alike
 from tests.replay.records.batches import as_read

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from shmbuffer.items.records.compression import Zstd
-from shmbuffer.tensors.records.decoder import TensorDecoder
-from shmbuffer.tensors.records.encoder import TensorEncoder
+from shmbuffer.tensors.records.tensor_decoder import TensorDecoder
+from shmbuffer.tensors.records.tensor_encoder import TensorEncoder
 
 zstd = Zstd(threads=1)
 

@@ -17,8 +17,8 @@ from shmbuffer.buffers.data_path.priority_entry import one_each
 from shmbuffer.items.keys import INDEX
 from shmbuffer.storages.storage import ring_of
 from shmbuffer.tensors.form import cpu
-from shmbuffer.tensors.form.batches import stack
-from shmbuffer.tensors.form.nodes import is_collection, unlocked
+from shmbuffer.tensors.form.tensor_batches import stack
+from shmbuffer.tensors.form.tensor_nodes import is_collection, unlocked
 
 BUFFER_IDS = "buffer_ids"
 

@@ -18,9 +18,9 @@ from shmbuffer.items.keys import OWN_KEYS
 from shmbuffer.items.mismatch import ONE_ITEM
 from shmbuffer.items.nodes import nest
 from shmbuffer.tensors.form.deferred import deferred
-from shmbuffer.tensors.form.nodes import is_collection
 from shmbuffer.tensors.form.objects import Objects, non_tensor
-from shmbuffer.tensors.form.structure import leaves_of
+from shmbuffer.tensors.form.tensor_nodes import is_collection
+from shmbuffer.tensors.form.tensor_structure import leaves_of
 from shmbuffer.tensors.form.tensors import as_tensor
 
 # raised by torch.stack for TensorDicts that differ

@@ -12,9 +12,9 @@ from shmbuffer.items.records import encoder
 from shmbuffer.items.records.columns import Columns
 from shmbuffer.items.records.compression import Zstd
 from shmbuffer.memory.format.array_types import Ints
-from shmbuffer.tensors.form.batches import is_batch, unbound
-from shmbuffer.tensors.records.columns import of_batch
-from shmbuffer.tensors.records.memory import Compress, compressed
+from shmbuffer.tensors.form.tensor_batches import is_batch, unbound
+from shmbuffer.tensors.records.tensor_columns import of_batch
+from shmbuffer.tensors.records.tensor_memory import Compress, compressed
 
 
 class TensorEncoder(encoder.Encoder):

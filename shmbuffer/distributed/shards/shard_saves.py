@@ -27,9 +27,9 @@ from shmbuffer.distributed.shards.member import Member
 from shmbuffer.distributed.shards.members import Members
 from shmbuffer.distributed.shards.shard_pieces import ring_in
 from shmbuffer.memory.system.region import Directory
-from shmbuffer.saves.parts import is_saved
 from shmbuffer.saves.publication import publish, settle
 from shmbuffer.saves.safe_files import make_folders, require_plain, temporary_folder
+from shmbuffer.saves.saved_parts import is_saved
 from shmbuffer.saves.values import damaged, read_json, reading, write_json
 from shmbuffer.saves.work_directory import shared_way
 

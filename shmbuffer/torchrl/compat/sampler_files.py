@@ -27,8 +27,8 @@ from shmbuffer.memory.format.priorities import are_priorities, mass_of
 from shmbuffer.memory.format.settings import exponent_fits
 from shmbuffer.memory.format.slots_file import PIECE
 from shmbuffer.saves.checkpoints import Loaded, PartFiles
-from shmbuffer.saves.parts import missing_part
 from shmbuffer.saves.safe_files import create_file, make_folder, write_file
+from shmbuffer.saves.saved_parts import missing_part
 from shmbuffer.saves.values import FORMAT, OURS, find_ours, read_json, reading, write_json
 from shmbuffer.tensors.form import cpu
 from shmbuffer.torchrl.compat.folders import mapped, read_folder

@@ -15,8 +15,8 @@ from shmbuffer.items import labels
 from shmbuffer.items.records import building
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.record_format.grammar import KEYED, Container, split
-from shmbuffer.tensors.form.batches import collate
-from shmbuffer.tensors.form.containers import make_containers
+from shmbuffer.tensors.form.tensor_batches import collate
+from shmbuffer.tensors.form.tensor_containers import make_containers
 
 OBJECTS = frozenset(("object", "objects"))
 """Nodes of NonTensorData, of which a batch has one for each item."""

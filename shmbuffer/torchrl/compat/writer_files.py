@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from shmbuffer.memory import ItemSnapshot
-from shmbuffer.memory.format.names import is_number
+from shmbuffer.memory.format.key_names import is_number
 from shmbuffer.saves.checkpoints import OWN_FILES, PartFiles
-from shmbuffer.saves.parts import missing_part
 from shmbuffer.saves.safe_files import exists, make_folder, write_file
+from shmbuffer.saves.saved_parts import missing_part
 from shmbuffer.saves.values import (
     FORMAT,
     OURS,

@@ -23,8 +23,8 @@ from tensordict import (
 
 from shmbuffer.items.nodes import BranchNode, FormDiffersError, LeafNode, Node, entry_of
 from shmbuffer.memory.format.leaf import Key
-from shmbuffer.tensors.form.containers import class_of
 from shmbuffer.tensors.form.objects import non_tensor
+from shmbuffer.tensors.form.tensor_containers import class_of
 
 
 class ObjectNode(LeafNode):

@@ -27,11 +27,11 @@ from shmbuffer.memory.format.streams import GivenStreams
 from shmbuffer.memory.system.progress import Progress
 from shmbuffer.saves.tickets import Tickets
 from shmbuffer.storages.indexing import Selection, meant, ravel, tickets_at
-from shmbuffer.storages.mover import StorageMover, whole_or_empty
-from shmbuffer.tensors.form.kit import values_of
-from shmbuffer.tensors.form.nodes import TensorDictNode, is_collection
+from shmbuffer.storages.storage_mover import StorageMover, whole_or_empty
 from shmbuffer.tensors.form.objects import as_objects, objects_in
-from shmbuffer.tensors.form.structure import leaves_of
+from shmbuffer.tensors.form.tensor_kit import values_of
+from shmbuffer.tensors.form.tensor_nodes import TensorDictNode, is_collection
+from shmbuffer.tensors.form.tensor_structure import leaves_of
 from shmbuffer.tensors.form.tensors import as_numbers, dtype_name, like, put_rows, take_rows
 
 # A load claims and gathers at most this many slots at a time, and about this many bytes.

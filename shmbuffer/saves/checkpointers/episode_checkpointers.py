@@ -12,11 +12,11 @@ from tensordict import NonTensorData, PersistentTensorDict, is_non_tensor
 
 from shmbuffer.memory.system.path_checks import followed
 from shmbuffer.saves.checkpointers.saved_storage import SavedStorage
-from shmbuffer.saves.checkpointers.tensor import TensorStorageCheckpointer
+from shmbuffer.saves.checkpointers.tensor_checkpointer import TensorStorageCheckpointer
 from shmbuffer.saves.publication import publish_file
 from shmbuffer.saves.safe_files import create_file, exists, open_file, require_own_content
 from shmbuffer.saves.values import reading
-from shmbuffer.tensors.form.nodes import fields
+from shmbuffer.tensors.form.tensor_nodes import fields
 from shmbuffer.torchrl.ted.entries import LENGTH, ROOT, NestedKey, entries, shape_of
 from shmbuffer.torchrl.ted.flat import TED2Flat
 from shmbuffer.torchrl.ted.hdf5 import H5Combine, H5Split

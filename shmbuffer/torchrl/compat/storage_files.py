@@ -17,12 +17,12 @@ import torch
 
 from shmbuffer.items.leaves import Leaves
 from shmbuffer.items.nodes import LEAF, Node
+from shmbuffer.memory.format.key_names import require_file_name
 from shmbuffer.memory.format.leaf import KeyPath
-from shmbuffer.memory.format.names import require_file_name
 from shmbuffer.memory.system.beneath import leads_down
 from shmbuffer.saves.safe_files import make_folders_below
 from shmbuffer.saves.values import read_json, reading
-from shmbuffer.tensors.form.nodes import TensorDictNode
+from shmbuffer.tensors.form.tensor_nodes import TensorDictNode
 from shmbuffer.torchrl.compat.folders import described, mapped, write_folder
 
 METADATA = "storage_metadata.json"

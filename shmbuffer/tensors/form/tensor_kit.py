@@ -18,9 +18,9 @@ from shmbuffer.items.leaves import OBJECT, Leaves, length_of
 from shmbuffer.items.mismatch import not_a_tensor, refuse_leaf
 from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.format.leaf import KeyPath
-from shmbuffer.tensors.form import cpu, structure
-from shmbuffer.tensors.form.nodes import is_collection
+from shmbuffer.tensors.form import cpu, tensor_structure
 from shmbuffer.tensors.form.objects import Objects, objects_in
+from shmbuffer.tensors.form.tensor_nodes import is_collection
 from shmbuffer.tensors.form.tensors import (
     as_tensor,
     contiguous,
@@ -41,7 +41,7 @@ _NO_BYTES = (AttributeError, RuntimeError, TypeError, ValueError)  # a list, spa
 class TensorKit(Kit):
     """Kit for tensors of torch. It also accepts arrays."""
 
-    structure = structure.STRUCTURE
+    tensor_structure = tensor_structure.STRUCTURE
     private_remedy = (
         "use a LazyStackStorage, or a LazyTensorStorage without shared_init (both for one "
         "process), or leave it out"

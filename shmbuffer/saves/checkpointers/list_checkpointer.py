@@ -17,13 +17,13 @@ from shmbuffer.memory.system.progress import Progress
 from shmbuffer.saves.checkpointers.object_files import ITEMS, write_items
 from shmbuffer.saves.checkpointers.record_image import RecordImage, moment_of
 from shmbuffer.saves.checkpointers.restoring import require_alone, restored
-from shmbuffer.saves.checkpointers.ring_backed import RingStorageCheckpointer, Written
+from shmbuffer.saves.checkpointers.ring_checkpointer import RingStorageCheckpointer, Written
 from shmbuffer.saves.checkpointers.saved_storage import SavedStorage
 from shmbuffer.saves.checkpointers.snapshots import settings_of, write_records, write_ring
 from shmbuffer.saves.checkpoints import Loaded
 from shmbuffer.saves.safe_files import make_folder
 from shmbuffer.saves.values import damaged, read_values, reading
-from shmbuffer.torchrl.compat import compressed
+from shmbuffer.torchrl.compat import compressed_files
 
 
 class ListStorageCheckpointer(RingStorageCheckpointer):
@@ -186,7 +186,7 @@ class CompressedListStorageCheckpointer(ListStorageCheckpointer):
     """
 
     def _loads_files(self, storage: Any, path: Path, written: Written) -> Loaded:
-        if not compressed.is_of_torchrl(path):
+        if not compressed_files.is_of_torchrl(path):
             return super()._loads_files(storage, path, written)
         items = storage._read_torchrl(path)
         present = np.array([item is not None for item in items], np.bool_)

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from shmbuffer.memory.format.key_names import is_number
 from shmbuffer.memory.format.layout import PARTS
-from shmbuffer.memory.format.names import is_number
 from shmbuffer.saves.safe_files import exists
 
 

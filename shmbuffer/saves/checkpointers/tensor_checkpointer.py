@@ -18,22 +18,22 @@ from shmbuffer.saves.checkpointers.checkpointer import lies_in
 from shmbuffer.saves.checkpointers.copies import copied, make_columns
 from shmbuffer.saves.checkpointers.object_files import write_objects
 from shmbuffer.saves.checkpointers.restoring import restore
-from shmbuffer.saves.checkpointers.ring_backed import RingStorageCheckpointer, Written
+from shmbuffer.saves.checkpointers.ring_checkpointer import RingStorageCheckpointer, Written
 from shmbuffer.saves.checkpointers.saved import Saved
 from shmbuffer.saves.checkpointers.saved_storage import SavedStorage
 from shmbuffer.saves.checkpointers.snapshots import settings_of, write_rows
 from shmbuffer.saves.checkpoints import Loaded
 from shmbuffer.saves.safe_files import exists, make_folder, require_plain
 from shmbuffer.saves.values import damaged, reading
-from shmbuffer.tensors.form import cpu, structure
-from shmbuffer.tensors.form.kit import TENSORS, new_columns, values_of
-from shmbuffer.tensors.form.nodes import TensorDictNode, is_collection
+from shmbuffer.tensors.form import cpu, tensor_structure
+from shmbuffer.tensors.form.tensor_kit import TENSORS, new_columns, values_of
+from shmbuffer.tensors.form.tensor_nodes import TensorDictNode, is_collection
 from shmbuffer.torchrl.compat.folders import add_objects, require_nameable, require_no_pickle
-from shmbuffer.torchrl.compat.storages import METADATA, pytree_metadata, read_metadata
+from shmbuffer.torchrl.compat.storage_files import METADATA, pytree_metadata, read_metadata
 from shmbuffer.torchrl.ted.entries import entries, require_loadable
 
 if TYPE_CHECKING:  # storages import their checkpointers
-    from shmbuffer.storages.rows import Rows
+    from shmbuffer.storages.tensor_rows import Rows
 
 
 class TensorStorageCheckpointer(RingStorageCheckpointer):
@@ -209,7 +209,7 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
             record = SavedStorage(count, leaves.lanes, np.arange(count) < length // width)
         node = leaves.node
         if record.structure is not None:  # it knows of classes, which hooks give as TensorDicts
-            remembered = structure.from_json(record.structure)
+            remembered = tensor_structure.from_json(record.structure)
             by_key = dict(zip(node.paths(), columns, strict=True))
             if {*remembered.paths()} == by_key.keys():
                 node, columns = remembered, [by_key[key] for key in remembered.paths()]

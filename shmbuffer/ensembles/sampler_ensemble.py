@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from shmbuffer.ensembles.joint_parts import JointPart, PartsOf, StorageEnsemble
-from shmbuffer.ensembles.stacked_rows import known_tickets, routes, stack_index, stack_rows
+from shmbuffer.ensembles.joint_rows import known_tickets, routes, stack_index, stack_rows
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.items.raw_priorities import PriorityUpdate
 from shmbuffer.samplers.sampler import Sampler, ask_rank, drawn_by

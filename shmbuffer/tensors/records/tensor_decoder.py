@@ -23,10 +23,10 @@ from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.format.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Codec, Form, Located
 from shmbuffer.tensors.form import cpu
-from shmbuffer.tensors.form.batches import lazy_stack_of
 from shmbuffer.tensors.form.deferred import deferred
-from shmbuffer.tensors.records import cutting
-from shmbuffer.tensors.records.building import (
+from shmbuffer.tensors.form.tensor_batches import lazy_stack_of
+from shmbuffer.tensors.records import tensor_cutting
+from shmbuffer.tensors.records.tensor_building import (
     OBJECTS,
     Batch,
     NotDenseError,
@@ -34,7 +34,7 @@ from shmbuffer.tensors.records.building import (
     chunks_at,
     chunks_under,
 )
-from shmbuffer.tensors.records.memory import Decompress, empty, expanded, torch_dtype_of
+from shmbuffer.tensors.records.tensor_memory import Decompress, empty, expanded, torch_dtype_of
 
 _NOTHING = np.empty(0, np.uint8)
 _PLAIN = frozenset(("bytes", "str", "int", "float", "bool", "none"))
@@ -254,12 +254,12 @@ class TensorReading(decoder.Reading):
         dtype = torch_dtype_of(column.chunk)
         assert dtype is not None
         if memory is self.data and self._sent is not None:
-            return cutting.tensors(self._sent, starts, column.dims, dtype)
+            return tensor_cutting.tensors(self._sent, starts, column.dims, dtype)
         bytes_ = torch.from_numpy(memory) if memory.size else cpu.empty(0, dtype=torch.uint8)
         sent = bytes_.to(self.device or cpu.DEVICE)
         if memory is self.data:
             self._sent = sent
-        return cutting.tensors(sent, starts, column.dims, dtype)
+        return tensor_cutting.tensors(sent, starts, column.dims, dtype)
 
 
 def _is_array(column: Column) -> bool:

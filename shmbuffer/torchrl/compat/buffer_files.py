@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from shmbuffer.saves.parts import checked_batch_size, checked_generator, require_states
 from shmbuffer.saves.safe_files import exists, read_file, write_file
+from shmbuffer.saves.saved_parts import checked_batch_size, checked_generator, require_states
 from shmbuffer.saves.values import FORMAT, OURS, damaged, find_ours, read_json, reading, write_json
 from shmbuffer.saves.work_directory import located
 from shmbuffer.torchrl.compat.folders import read_folder

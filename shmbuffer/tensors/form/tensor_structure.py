@@ -10,7 +10,7 @@ from shmbuffer.items.mismatch import not_a_tensor
 from shmbuffer.items.nodes import Node
 from shmbuffer.items.records.containers import register
 from shmbuffer.items.structure import Container, Structure
-from shmbuffer.tensors.form.nodes import (
+from shmbuffer.tensors.form.tensor_nodes import (
     LazyStackNode,
     ObjectNode,
     PyTreeNode,

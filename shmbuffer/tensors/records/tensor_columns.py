@@ -20,9 +20,9 @@ from shmbuffer.items.records.forms import (
     kind_of,
 )
 from shmbuffer.memory.record_format import volumes
-from shmbuffer.tensors.form.containers import take_of
-from shmbuffer.tensors.form.nodes import is_collection
-from shmbuffer.tensors.records.forms import NAMES, plain
+from shmbuffer.tensors.form.tensor_containers import take_of
+from shmbuffer.tensors.form.tensor_nodes import is_collection
+from shmbuffer.tensors.records.tensor_forms import NAMES, plain
 
 
 def of_batch(data: Any) -> Columns | None:

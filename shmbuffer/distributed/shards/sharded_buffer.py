@@ -13,8 +13,8 @@ from shmbuffer.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.distributed.keeper import LEAVE_S, asked, ended, made_of, started
 from shmbuffer.distributed.runtime import RayUse, living_nodes, require_ray
 from shmbuffer.distributed.shards.members import START_S
-from shmbuffer.distributed.shards.metrics import ShardMetrics
 from shmbuffer.distributed.shards.shard_map import NAMESPACE, ShardMap, map_name
+from shmbuffer.distributed.shards.shard_metrics import ShardMetrics
 from shmbuffer.distributed.shards.sharded_client import Options, ShardedClient, require_ratio
 from shmbuffer.errors import BufferClosedError
 from shmbuffer.memory import RateLimiter

@@ -19,7 +19,7 @@ from shmbuffer.saves.safe_files import exists
 from shmbuffer.saves.values import damaged, read_json
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.tensors import torch_dtype
-from shmbuffer.tensors.records.memory import Decompress
+from shmbuffer.tensors.records.tensor_memory import Decompress
 from shmbuffer.torchrl.compat.folders import TensorDictFolder, read_folder
 
 _METADATA = "metadata.json"

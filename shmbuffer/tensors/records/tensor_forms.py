@@ -7,7 +7,7 @@ import torch
 from shmbuffer.items.records import forms
 from shmbuffer.items.records.forms import STORABLE, RefusedError, Walk
 from shmbuffer.memory.format.dtypes import DTYPES
-from shmbuffer.tensors.form.containers import TAKES, take_of
+from shmbuffer.tensors.form.tensor_containers import TAKES, take_of
 from shmbuffer.tensors.form.tensors import contiguous, dtype_name
 
 #: Names of the dtypes that can be stored and that this torch has.

@@ -14,7 +14,7 @@ from shmbuffer.saves.checkpointers.checkpointer import StorageCheckpointerBase, 
 from shmbuffer.saves.checkpointers.snapshots import open_buffer
 from shmbuffer.saves.checkpoints import Loaded
 from shmbuffer.saves.safe_files import exists
-from shmbuffer.torchrl.compat.storages import METADATA
+from shmbuffer.torchrl.compat.storage_files import METADATA
 
 Written = tuple[int, int | None] | None
 """The cursor and count of TorchRL's writer: see `StorageCheckpointerBase.loads_beside`."""
