@@ -20,7 +20,8 @@ from shmbuffer.examples import learning_curve, nodes_command
 from shmbuffer.examples.learning_curve import Curve
 from shmbuffer.extras import missing
 from shmbuffer.saves.safe_files import make_folders, temporary_folder
-from shmbuffer.watch import tables, terminal, units
+from shmbuffer.watch import tables, units
+from shmbuffer.watch.top import terminal
 
 if TYPE_CHECKING:
     from shmbuffer.examples.trial import Outcome

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from shmbuffer.cli import console, exits
 from shmbuffer.cli.progress_bar import ProgressBar
 from shmbuffer.extras import missing
-from shmbuffer.watch import tables, terminal, units
+from shmbuffer.watch import tables, units
+from shmbuffer.watch.top import terminal
 
 Directory = contextlib.AbstractContextManager[str | os.PathLike[str]]
 

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 def _drawn(look: Look, found: list[Finding], path: Path) -> Path:
     from shmbuffer.saves.publication import publish_file
     from shmbuffer.saves.safe_files import write_file
-    from shmbuffer.watch import report
+    from shmbuffer.watch.plot import report
 
     try:
         content = report.picture(look, found, path.suffix.lower().removeprefix("."))

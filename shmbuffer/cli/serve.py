@@ -19,7 +19,8 @@ from shmbuffer.memory.format import layout
 from shmbuffer.memory.system.prefault import MODES
 from shmbuffer.memory.upkeep.inspect import inspect
 from shmbuffer.service.buffer_config import STORAGES
-from shmbuffer.watch import terminal, units
+from shmbuffer.watch import units
+from shmbuffer.watch.top import terminal
 
 if TYPE_CHECKING:
     from shmbuffer.service.coordinator import Coordinator

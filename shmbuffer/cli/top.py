@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable
 
 from shmbuffer.cli import arguments, console, exits
-from shmbuffer.watch import shards, terminal
-from shmbuffer.watch.live import BufferWatch
+from shmbuffer.watch import shards
 from shmbuffer.watch.shards import ShardsWatch
+from shmbuffer.watch.top import terminal
+from shmbuffer.watch.top.live import BufferWatch
 
 _SOON_S = 0.2  # between the two looks of --once, which make a rate
 

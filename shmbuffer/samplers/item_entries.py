@@ -28,8 +28,8 @@ from shmbuffer.memory.format.array_types import Flags, Floats, Ints
 from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.format.leaf import KeyPath, key_of
 from shmbuffer.memory.record_format.chunks import Codec
-from shmbuffer.storages.record_store import RecordStore
-from shmbuffer.storages.tensor_rows import Rows
+from shmbuffer.storages.movers.record_store import RecordStore
+from shmbuffer.storages.movers.tensor_rows import Rows
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.tensor_nodes import entry_at, is_collection
 from shmbuffer.tensors.form.tensors import as_numbers, as_tensor

@@ -29,7 +29,7 @@ from shmbuffer.memory.format.key_names import require_file_names
 from shmbuffer.saves import parquet_file
 from shmbuffer.saves.publication import publish, publish_file
 from shmbuffer.saves.safe_files import create_file, make_folders_below, write_file
-from shmbuffer.storages.tensor_rows import Rows
+from shmbuffer.storages.movers.tensor_rows import Rows
 from shmbuffer.tensors.form.tensors import contiguous
 
 

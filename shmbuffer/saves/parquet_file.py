@@ -43,8 +43,8 @@ from shmbuffer.saves.safe_files import require_plain
 from shmbuffer.saves.values import reading
 from shmbuffer.saves.work_directory import located
 from shmbuffer.storages.indexing import tickets_at
+from shmbuffer.storages.movers.tensor_rows import Rows
 from shmbuffer.storages.tensor import TensorStorage
-from shmbuffer.storages.tensor_rows import Rows
 from shmbuffer.tensors.form import tensor_structure
 from shmbuffer.tensors.form.tensor_kit import TENSORS
 

@@ -18,8 +18,13 @@ from shmbuffer.memory import Engine
 from shmbuffer.memory.format.record_batch import RecordBody
 from shmbuffer.memory.format.recorded import of_storage
 from shmbuffer.saves.checkpointers.list_checkpointer import CompressedListStorageCheckpointer
-from shmbuffer.storages.item_codec import BodyCodec
-from shmbuffer.storages.record_codec import Compress, Decompress, TensorRecordCodec, with_metadata
+from shmbuffer.storages.movers.item_codec import BodyCodec
+from shmbuffer.storages.movers.record_codec import (
+    Compress,
+    Decompress,
+    TensorRecordCodec,
+    with_metadata,
+)
 from shmbuffer.storages.record_list import RecordList, RecordOptions
 from shmbuffer.tensors.form.tensor_batches import collate, stack_lazily
 from shmbuffer.tensors.form.tensor_nodes import is_collection

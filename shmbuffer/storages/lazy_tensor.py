@@ -8,8 +8,8 @@ import torch
 
 from shmbuffer.memory.system.progress import OnProgress
 from shmbuffer.storages.location import Location
+from shmbuffer.storages.movers.tensor_rows import Rows
 from shmbuffer.storages.tensor import TensorStorage
-from shmbuffer.storages.tensor_rows import Rows
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.tensor_kit import new_columns
 

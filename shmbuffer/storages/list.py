@@ -17,10 +17,10 @@ from shmbuffer.saves.checkpointers.restoring import sources_from_state
 from shmbuffer.saves.checkpoints import has_its_own
 from shmbuffer.saves.tickets import Tickets
 from shmbuffer.storages.indexing import is_int
-from shmbuffer.storages.item_codec import ItemCodec
-from shmbuffer.storages.item_store import ItemStore
-from shmbuffer.storages.object_store import ObjectStore
-from shmbuffer.storages.record_codec import TensorRecordCodec
+from shmbuffer.storages.movers.item_codec import ItemCodec
+from shmbuffer.storages.movers.item_store import ItemStore
+from shmbuffer.storages.movers.object_store import ObjectStore
+from shmbuffer.storages.movers.record_codec import TensorRecordCodec
 from shmbuffer.storages.ring_backed import RingBacked
 from shmbuffer.tensors.form.tensor_batches import collate
 from shmbuffer.tensors.records.tensor_decoder import RawBatch

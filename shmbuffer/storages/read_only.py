@@ -25,11 +25,11 @@ from shmbuffer.saves.checkpointers.read_only_checkpointer import ReadOnlyStorage
 from shmbuffer.saves.checkpointers.saved import Saved
 from shmbuffer.saves.safe_files import require_plain
 from shmbuffer.saves.values import read_json
-from shmbuffer.storages.held_rows import HeldRows
 from shmbuffer.storages.location import Location
+from shmbuffer.storages.movers.held_rows import HeldRows
+from shmbuffer.storages.movers.tensor_rows import Rows
 from shmbuffer.storages.ring_backed import RingBacked
 from shmbuffer.storages.tensor import TensorStorage
-from shmbuffer.storages.tensor_rows import Rows
 from shmbuffer.tensors.form.tensor_kit import TENSORS
 from shmbuffer.tensors.form.tensors import take_rows
 

@@ -18,13 +18,13 @@ from shmbuffer.memory.system.progress import Progress
 from shmbuffer.saves.checkpointers.record_image import RecordImage
 from shmbuffer.saves.tickets import Tickets
 from shmbuffer.storages.indexing import meant, ravel
-from shmbuffer.storages.item_store import changes_of, edits
 from shmbuffer.storages.list import ListStorage
 from shmbuffer.storages.location import Location, Place, unmade
+from shmbuffer.storages.movers.item_store import changes_of, edits
+from shmbuffer.storages.movers.record_codec import TensorRecordCodec
+from shmbuffer.storages.movers.record_store import RecordStore
+from shmbuffer.storages.movers.storage_mover import whole_or_empty
 from shmbuffer.storages.ragged_output import PadOutput, ragged_output
-from shmbuffer.storages.record_codec import TensorRecordCodec
-from shmbuffer.storages.record_store import RecordStore
-from shmbuffer.storages.storage_mover import whole_or_empty
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.tensors import as_tensor, put_rows
 

@@ -15,7 +15,7 @@ from shmbuffer.saves.checkpointers.restoring import (
 )
 from shmbuffer.saves.checkpointers.saved import blank
 from shmbuffer.storages.indexing import tickets_at
-from shmbuffer.storages.tensor_rows import Rows
+from shmbuffer.storages.movers.tensor_rows import Rows
 from shmbuffer.tensors.form import cpu, tensor_structure
 from shmbuffer.tensors.form.objects import Objects
 from shmbuffer.tensors.form.tensor_kit import values_of

@@ -17,15 +17,15 @@ from shmbuffer.memory.format.array_types import Flags, Floats, Ints
 from shmbuffer.memory.format.streams import GivenStreams
 from shmbuffer.saves.checkpointers.tensor_checkpointer import TensorStorageCheckpointer
 from shmbuffer.saves.checkpoints import has_its_own
-from shmbuffer.storages.held_rows import HeldRows
 from shmbuffer.storages.indexing import is_int, slots_of
 from shmbuffer.storages.location import Location, unmade
-from shmbuffer.storages.native_rows import NativeRows
+from shmbuffer.storages.movers.held_rows import HeldRows
+from shmbuffer.storages.movers.native_rows import NativeRows
+from shmbuffer.storages.movers.sharing_rows import SharingRows
+from shmbuffer.storages.movers.storage_mover import to_device
+from shmbuffer.storages.movers.tensor_rows import Rows
 from shmbuffer.storages.ring_backed import RingBacked
-from shmbuffer.storages.sharing_rows import SharingRows
 from shmbuffer.storages.state import example_of, load_state, state_of
-from shmbuffer.storages.storage_mover import to_device
-from shmbuffer.storages.tensor_rows import Rows
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.tensor_batches import stack
 from shmbuffer.tensors.form.tensor_kit import TENSORS, values_of

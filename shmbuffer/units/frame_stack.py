@@ -16,8 +16,8 @@ import torch
 from shmbuffer.items.keys import GENERATION, INDEX
 from shmbuffer.memory.format.leaf import Key, KeyPath, key_of, path_of
 from shmbuffer.samplers.sampler import in_storage
-from shmbuffer.storages.native_rows import NativeRows
-from shmbuffer.storages.stacked_rows import ONE_ROW, STACK, StackedRows
+from shmbuffer.storages.movers.native_rows import NativeRows
+from shmbuffer.storages.movers.stacked_rows import ONE_ROW, STACK, StackedRows
 from shmbuffer.tensors.form.tensor_nodes import TensorDictNode, entry_at
 from shmbuffer.units.anchors import AnchorTrajectories, OfTrajectories, at_least
 from shmbuffer.units.batch_entries import get_entry, rows_of, set_entry

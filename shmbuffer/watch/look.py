@@ -12,7 +12,7 @@ from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.upkeep import history, item_stats
 from shmbuffer.memory.upkeep.inspect import inspect
 from shmbuffer.memory.upkeep.item_stats import ItemStats
-from shmbuffer.watch.timeline import Timeline
+from shmbuffer.watch.plot.timeline import Timeline
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from shmbuffer.memory.upkeep.item_stats import ItemWriter
 from shmbuffer.watch import findings
 from shmbuffer.watch.findings import Finding
 from shmbuffer.watch.look import Look, look_at
-from shmbuffer.watch.timeline import Timeline
+from shmbuffer.watch.plot.timeline import Timeline
 from tests.cli.contents import contents
 from tests.crash import harness
 from tests.kit.programs import Program
@@ -85,7 +85,7 @@ def wait_for_records(path: Path, count: int) -> None:
 
 
 def drawn(one: Look, found: list[Finding] | None = None) -> Any:
-    from shmbuffer.watch import report
+    from shmbuffer.watch.plot import report
 
     figure = report.draw(one, findings.judge(one) if found is None else found)
     assert {axes.get_label() for axes in figure.axes} == PANELS
@@ -298,7 +298,7 @@ def test_without_items_or_priorities_the_panels_say_so() -> None:
     assert words(panel(figure, "distribution")) == "this buffer has no priorities"
     figure = drawn(look(Timeline(history_of(steady(3))), write_count=0, prioritized=0, length=0))
     assert words(panel(figure, "distribution")) == "nothing was written"
-    assert words(panel(figure, "ages")) == "there is no item"
+    assert words(panel(figure, "ages")) == "the buffer is empty"
     assert words(panel(figure, "ratio")) == "nothing was written"
     assert words(panel(figure, "age")) == "nothing was drawn"
     assert "Nothing has been written yet" in headline(figure)

@@ -25,9 +25,9 @@ from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.system.identity import ProcessState
 from shmbuffer.memory.upkeep.inspect import inspect
-from shmbuffer.watch.live import BufferWatch
 from shmbuffer.watch.pace import Pace, Watch
-from shmbuffer.watch.screen import Screen
+from shmbuffer.watch.top.live import BufferWatch
+from shmbuffer.watch.top.screen import Screen
 from tests.cli.contents import contents
 from tests.kit.programs import Program, environment
 from tests.kit.rings import ring_of

@@ -648,7 +648,7 @@ def _plotted(path: Path) -> None:
     """Writes an empty picture: to draw a full one takes seconds."""
     from matplotlib.figure import Figure
 
-    with mock.patch("shmbuffer.watch.report.draw", return_value=Figure()):
+    with mock.patch("shmbuffer.watch.plot.report.draw", return_value=Figure()):
         verb("plot", _buffer_aside(path), "-o", path)
 
 

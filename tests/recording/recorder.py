@@ -9,8 +9,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from shmbuffer.watch import findings, report
+from shmbuffer.watch import findings
 from shmbuffer.watch.look import look_at
+from shmbuffer.watch.plot import report
 from tests.recording.frames import Frame
 from tests.recording.terminal import Terminal
 

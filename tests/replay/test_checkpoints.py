@@ -45,7 +45,7 @@ from shmbuffer import (
 )
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.layout import PARTS
-from shmbuffer.storages import tensor_rows
+from shmbuffer.storages.movers import tensor_rows
 from shmbuffer.torchrl.compat.folders import read_folder
 from tests.kit.items import Point, Step, Transition, Trap, alike, items, numbers
 from tests.kit.programs import Program

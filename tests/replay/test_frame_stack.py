@@ -23,7 +23,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     attach,
 )
-from shmbuffer.storages.stacked_rows import StackedRows
+from shmbuffer.storages.movers.stacked_rows import StackedRows
 from tests.replay.slice_model import History, Item
 
 pytestmark = pytest.mark.product(few=4)

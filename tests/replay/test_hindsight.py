@@ -31,7 +31,7 @@ from shmbuffer import (
 )
 from shmbuffer.buffers import hindsight
 from shmbuffer.samplers.item_entries import RowEntries
-from shmbuffer.storages.tensor_rows import Rows
+from shmbuffer.storages.movers.tensor_rows import Rows
 from tests.kit.rings import ring_of
 from tests.replay.conformance import RINGS, Maker, cases
 from tests.replay.slice_model import History, Item

@@ -30,7 +30,7 @@ from shmbuffer import (
     attach,
 )
 from shmbuffer.memory.system import progress
-from shmbuffer.storages import tensor_rows
+from shmbuffer.storages.movers import tensor_rows
 from tests.kit.rings import engine_of
 
 N = 20

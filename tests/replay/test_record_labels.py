@@ -17,7 +17,7 @@ from shmbuffer import (
     StalenessAwareSampler,
     TensorDictReplayBuffer,
 )
-from shmbuffer.storages.record_store import RecordStore
+from shmbuffer.storages.movers.record_store import RecordStore
 
 CAPACITY = 16
 STORAGES = {"lazy stack": LazyStackStorage, "compressed list": CompressedListStorage}

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer import LazyTensorStorage, TensorDictPrioritizedReplayBuffer, TensorStorage
-from shmbuffer.storages.tensor_rows import Rows
+from shmbuffer.storages.movers.tensor_rows import Rows
 from tests.kit.rings import engine_of, ring_of
 
 

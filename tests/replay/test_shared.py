@@ -32,7 +32,8 @@ from shmbuffer import (
 )
 from shmbuffer.buffers.reopened import from_engine
 from shmbuffer.memory import Engine
-from shmbuffer.storages import indexing, storage_mover
+from shmbuffer.storages import indexing
+from shmbuffer.storages.movers import storage_mover
 from tests.kit.items import items
 from tests.kit.rings import ring_of
 from tests.replay import programs

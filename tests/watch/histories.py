@@ -12,7 +12,7 @@ from shmbuffer.memory.upkeep import history
 from shmbuffer.memory.upkeep.history import Event, EventKind, History
 from shmbuffer.memory.upkeep.item_stats import ItemStats, ItemWriter
 from shmbuffer.watch.look import Look
-from shmbuffer.watch.timeline import Timeline
+from shmbuffer.watch.plot.timeline import Timeline
 
 BEGIN_S = 1_700_000_000
 

@@ -11,7 +11,7 @@ import pytest
 from shmbuffer.memory.upkeep.history import Event, EventKind
 from shmbuffer.watch import findings
 from shmbuffer.watch.findings import judge
-from shmbuffer.watch.timeline import Timeline
+from shmbuffer.watch.plot.timeline import Timeline
 from tests.watch.histories import BEGIN_S, client, event, history_of, item_stats, look, steady
 
 HEALTHY = {

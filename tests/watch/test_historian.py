@@ -23,10 +23,10 @@ from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.upkeep import history
 from shmbuffer.memory.upkeep.history import EventKind, History
 from shmbuffer.memory.upkeep.inspect import inspect
-from shmbuffer.watch.charts import stays
 from shmbuffer.watch.historian import Historian
 from shmbuffer.watch.look import Look
-from shmbuffer.watch.timeline import Timeline
+from shmbuffer.watch.plot.charts import stays
+from shmbuffer.watch.plot.timeline import Timeline
 from tests.kit.programs import Program
 from tests.service import items, targets
 from tests.service.conftest import Reports

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shmbuffer.memory.upkeep.history import EventKind
-from shmbuffer.watch.timeline import MOST_POINTS, Timeline
+from shmbuffer.watch.plot.timeline import MOST_POINTS, Timeline
 from tests.watch.histories import BEGIN_S, event, history_of, steady
 
 

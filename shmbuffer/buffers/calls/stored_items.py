@@ -23,8 +23,8 @@ from shmbuffer.items.keys import OWN_KEYS
 from shmbuffer.memory.format.array_types import Flags
 from shmbuffer.memory.format.leaf import path_of
 from shmbuffer.storages.indexing import is_one, ravel
-from shmbuffer.storages.item_store import changes_of
 from shmbuffer.storages.list import ListStorage
+from shmbuffer.storages.movers.item_store import changes_of
 from shmbuffer.storages.storage import Storage
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.tensor_batches import swap_dims

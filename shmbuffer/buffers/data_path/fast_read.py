@@ -23,9 +23,9 @@ from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.samplers.prioritized import PrioritizedSampler
 from shmbuffer.samplers.sampler import Sampler, draw_key
 from shmbuffer.storages.indexing import is_plain
-from shmbuffer.storages.native_rows import NativeRows
+from shmbuffer.storages.movers.native_rows import NativeRows
+from shmbuffer.storages.movers.tensor_rows import Rows
 from shmbuffer.storages.tensor import TensorStorage
-from shmbuffer.storages.tensor_rows import Rows
 from shmbuffer.tensors.form.tensor_nodes import TensorDictNode
 
 NO_OUT = (

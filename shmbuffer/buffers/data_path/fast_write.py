@@ -22,7 +22,7 @@ from shmbuffer.items.leaves import Leaves
 from shmbuffer.items.raw_priorities import as_raw
 from shmbuffer.items.rows import intake_form, priority_of
 from shmbuffer.memory.format.streams import GivenStreams
-from shmbuffer.storages.native_rows import NativeRows
+from shmbuffer.storages.movers.native_rows import NativeRows
 from shmbuffer.storages.tensor import TensorStorage
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.tensor_nodes import is_collection

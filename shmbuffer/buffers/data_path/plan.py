@@ -31,10 +31,10 @@ from shmbuffer.samplers.prioritized import PrioritizedSampler
 from shmbuffer.samplers.random import RandomSampler
 from shmbuffer.samplers.sampler import Sampler
 from shmbuffer.samplers.taking import consumes
+from shmbuffer.storages.movers.tensor_rows import Rows
 from shmbuffer.storages.ring_backed import RingBacked
 from shmbuffer.storages.storage import Storage, ring_of
 from shmbuffer.storages.tensor import TensorStorage
-from shmbuffer.storages.tensor_rows import Rows
 from shmbuffer.torchrl.transforms import Transform
 from shmbuffer.units.unit import SampleUnit, Transition
 from shmbuffer.writers.round_robin import RoundRobinWriter

@@ -22,10 +22,10 @@ from shmbuffer.samplers.slicing.interleaved import Interleaved
 from shmbuffer.samplers.slicing.options import TrajectoryOptions
 from shmbuffer.samplers.slicing.trajectories import Trajectories, given_trajectories
 from shmbuffer.samplers.slicing.windows import Windows
-from shmbuffer.storages.record_store import RecordStore
+from shmbuffer.storages.movers.record_store import RecordStore
+from shmbuffer.storages.movers.tensor_rows import Rows
 from shmbuffer.storages.ring_backed import RingBacked
 from shmbuffer.storages.storage import ring_of
-from shmbuffer.storages.tensor_rows import Rows
 from shmbuffer.tensors.form.tensors import as_numbers
 
 _EMPTY = "the storage is empty: write something before sampling"

@@ -24,7 +24,7 @@ from shmbuffer.tensors.form.tensor_kit import new_column
 from shmbuffer.torchrl.compat.storage_files import files_of
 
 if TYPE_CHECKING:  # storages import their checkpointers
-    from shmbuffer.storages.tensor_rows import Rows
+    from shmbuffer.storages.movers.tensor_rows import Rows
 
 #: The file of each column that has one, by the number of its leaf.
 Opened = dict[int, BinaryIO]

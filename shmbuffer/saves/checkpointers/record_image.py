@@ -17,7 +17,7 @@ from shmbuffer.memory.format.record_batch import HEADER_BYTES, gather
 from shmbuffer.saves.values import damaged
 
 if TYPE_CHECKING:  # storages import their checkpointers
-    from shmbuffer.storages.record_codec import TensorRecordCodec
+    from shmbuffer.storages.movers.record_codec import TensorRecordCodec
 
 _PIECE_BYTES = 2**24  # that are read, or written to a ring, at once
 

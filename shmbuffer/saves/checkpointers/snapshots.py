@@ -26,7 +26,7 @@ from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.tensor_kit import new_column
 
 if TYPE_CHECKING:  # storages import their checkpointers
-    from shmbuffer.storages.tensor_rows import Rows
+    from shmbuffer.storages.movers.tensor_rows import Rows
 
 # Of a ring that is not full: slots beyond its last item that get their space before the copy, for
 # what others write meanwhile.

@@ -33,7 +33,7 @@ from shmbuffer.torchrl.compat.storage_files import METADATA, pytree_metadata, re
 from shmbuffer.torchrl.ted.entries import entries, require_loadable
 
 if TYPE_CHECKING:  # storages import their checkpointers
-    from shmbuffer.storages.tensor_rows import Rows
+    from shmbuffer.storages.movers.tensor_rows import Rows
 
 
 class TensorStorageCheckpointer(RingStorageCheckpointer):

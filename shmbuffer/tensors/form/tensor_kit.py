@@ -41,7 +41,7 @@ _NO_BYTES = (AttributeError, RuntimeError, TypeError, ValueError)  # a list, spa
 class TensorKit(Kit):
     """Kit for tensors of torch. It also accepts arrays."""
 
-    tensor_structure = tensor_structure.STRUCTURE
+    structure = tensor_structure.STRUCTURE
     private_remedy = (
         "use a LazyStackStorage, or a LazyTensorStorage without shared_init (both for one "
         "process), or leave it out"

@@ -24,7 +24,7 @@ from shmbuffer import (
     attach,
 )
 from shmbuffer.items.records.compression import Zstd
-from shmbuffer.storages.record_store import RecordStore
+from shmbuffer.storages.movers.record_store import RecordStore
 from tests.replay.records.items import KINDS, is_item, item, items, shared
 
 pytestmark = pytest.mark.product(few=4)

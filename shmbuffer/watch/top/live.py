@@ -8,11 +8,11 @@ from typing import Any
 
 from shmbuffer.errors import BufferNotFoundError, ShmBufferError
 from shmbuffer.memory.upkeep.inspect import inspect
-from shmbuffer.watch import panels
 from shmbuffer.watch.events import Kind
 from shmbuffer.watch.pace import Pace, Watch
-from shmbuffer.watch.screen import Screen
 from shmbuffer.watch.tables import Table
+from shmbuffer.watch.top import panels
+from shmbuffer.watch.top.screen import Screen
 
 
 class BufferWatch:

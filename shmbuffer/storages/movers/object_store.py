@@ -18,9 +18,9 @@ from shmbuffer.memory.format.streams import GivenStreams, of_each
 from shmbuffer.memory.resize import grow
 from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.storages.indexing import as_array, integers, is_int, tickets_at
-from shmbuffer.storages.item_codec import ItemCodec, cloned, for_state
-from shmbuffer.storages.item_store import Changes, ItemStore, edits, held_slots
-from shmbuffer.storages.storage_mover import (
+from shmbuffer.storages.movers.item_codec import ItemCodec, cloned, for_state
+from shmbuffer.storages.movers.item_store import Changes, ItemStore, edits, held_slots
+from shmbuffer.storages.movers.storage_mover import (
     drawn_slots,
     last_of_each,
     require_priorities,

@@ -27,7 +27,7 @@ from shmbuffer.memory.format.streams import GivenStreams
 from shmbuffer.memory.system.progress import Progress
 from shmbuffer.saves.tickets import Tickets
 from shmbuffer.storages.indexing import Selection, meant, ravel, tickets_at
-from shmbuffer.storages.storage_mover import StorageMover, whole_or_empty
+from shmbuffer.storages.movers.storage_mover import StorageMover, whole_or_empty
 from shmbuffer.tensors.form.objects import as_objects, objects_in
 from shmbuffer.tensors.form.tensor_kit import values_of
 from shmbuffer.tensors.form.tensor_nodes import TensorDictNode, is_collection

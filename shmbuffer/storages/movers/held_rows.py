@@ -20,8 +20,8 @@ from shmbuffer.memory.format.streams import GivenStreams, of_each
 from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.memory.system.progress import Progress
 from shmbuffer.storages.indexing import tickets_at
-from shmbuffer.storages.storage_mover import require_priorities
-from shmbuffer.storages.tensor_rows import Rows
+from shmbuffer.storages.movers.storage_mover import require_priorities
+from shmbuffer.storages.movers.tensor_rows import Rows
 from shmbuffer.tensors.form.tensor_kit import TENSORS, new_column, values_of
 from shmbuffer.tensors.form.tensors import put_rows, take_rows
 

@@ -14,7 +14,7 @@ from shmbuffer.memory.upkeep.history import BY_RECOVERY, Event, EventKind
 from shmbuffer.memory.upkeep.item_stats import ItemWriter
 from shmbuffer.watch import tables, units
 from shmbuffer.watch.look import Look
-from shmbuffer.watch.timeline import Timeline
+from shmbuffer.watch.plot.timeline import Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

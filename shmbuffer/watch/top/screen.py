@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from shmbuffer.watch import panels
 from shmbuffer.watch.pace import Pace, Watch
 from shmbuffer.watch.tables import Styled, Table, drawn, styled
+from shmbuffer.watch.top import panels
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult

@@ -16,7 +16,7 @@ import torch
 
 from shmbuffer.items.leaves import Leaves
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
-from shmbuffer.storages.native_rows import NativeRows
+from shmbuffer.storages.movers.native_rows import NativeRows
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.tensors import reads_elsewhere
 

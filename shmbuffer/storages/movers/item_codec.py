@@ -11,8 +11,8 @@ from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.items.records.forms import RefusedError
 from shmbuffer.memory.format.record_batch import RecordBody, join
 from shmbuffer.memory.record_format import Codec, locate
-from shmbuffer.storages.record_codec import TensorRecordCodec
-from shmbuffer.storages.storage_mover import by_leaf, to_device
+from shmbuffer.storages.movers.record_codec import TensorRecordCodec
+from shmbuffer.storages.movers.storage_mover import by_leaf, to_device
 from shmbuffer.tensors.form.tensor_batches import is_batch, unbound
 from shmbuffer.tensors.form.tensor_containers import take_of
 from shmbuffer.tensors.form.tensor_nodes import is_collection

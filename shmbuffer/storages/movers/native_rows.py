@@ -13,7 +13,7 @@ from shmbuffer.items.mover import Drawn, DrawnElements, draw_into
 from shmbuffer.items.rows import RingRows
 from shmbuffer.memory import ItemSnapshot, Ring
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
-from shmbuffer.storages.tensor_rows import Rows
+from shmbuffer.storages.movers.tensor_rows import Rows
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.tensors import reads_elsewhere
 

@@ -15,11 +15,12 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from shmbuffer.watch import charts, tables, units
-from shmbuffer.watch.charts import BAD, GOOD, MUTED, UNRECORDED, date
+from shmbuffer.watch import tables, units
 from shmbuffer.watch.findings import Finding, verdict
 from shmbuffer.watch.look import Look
-from shmbuffer.watch.timeline import Timeline
+from shmbuffer.watch.plot import charts
+from shmbuffer.watch.plot.charts import BAD, GOOD, MUTED, UNRECORDED, date
+from shmbuffer.watch.plot.timeline import Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

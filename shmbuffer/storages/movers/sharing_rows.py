@@ -18,8 +18,8 @@ from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.saves.tickets import Tickets
 from shmbuffer.storages.indexing import tickets_at
-from shmbuffer.storages.native_rows import NativeRows
-from shmbuffer.storages.storage_mover import ATTEMPTS
+from shmbuffer.storages.movers.native_rows import NativeRows
+from shmbuffer.storages.movers.storage_mover import ATTEMPTS
 
 
 class SharingRows(NativeRows):

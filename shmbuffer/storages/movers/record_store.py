@@ -20,9 +20,9 @@ from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.record_format import Form
 from shmbuffer.saves.checkpointers.record_image import RecordImage
 from shmbuffer.storages.indexing import slots_of, tickets_at
-from shmbuffer.storages.item_store import Changes, Edit, ItemStore, edits
-from shmbuffer.storages.record_codec import TensorRecordCodec
-from shmbuffer.storages.storage_mover import ATTEMPTS, last_of_each
+from shmbuffer.storages.movers.item_store import Changes, Edit, ItemStore, edits
+from shmbuffer.storages.movers.record_codec import TensorRecordCodec
+from shmbuffer.storages.movers.storage_mover import ATTEMPTS, last_of_each
 from shmbuffer.tensors.form.tensor_kit import TENSORS
 from shmbuffer.tensors.records.tensor_building import chunks_at
 from shmbuffer.tensors.records.tensor_decoder import RawBatch

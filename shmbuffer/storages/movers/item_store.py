@@ -15,7 +15,7 @@ from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.memory.format.streams import GivenStreams
 from shmbuffer.saves.checkpointers.restoring import sources_in_state
 from shmbuffer.storages.indexing import Selection, is_one
-from shmbuffer.storages.storage_mover import StorageMover
+from shmbuffer.storages.movers.storage_mover import StorageMover
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.tensor_nodes import is_collection
 from shmbuffer.tensors.form.tensor_structure import leaves_of

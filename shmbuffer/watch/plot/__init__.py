@@ -1,0 +1,1 @@
+"""The picture of `plot`: a part of the history as charts."""
