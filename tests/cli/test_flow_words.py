@@ -56,4 +56,4 @@ def test_a_queue_says_what_is_in_it(tmp_path: Path, capsys: pytest.CaptureFixtur
     with Engine.open(path, Settings(capacity=8)) as engine:
         engine.set_limiter(RateLimiter(max_times_sampled=1))
         items.write(engine, [1, 2, 3])
-        assert lines(capsys, "inspect", path)["flow"] == "queue, 3 items in it"
+        assert lines(capsys, "inspect", path)["flow"] == "queue with 3 items"

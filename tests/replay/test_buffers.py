@@ -82,7 +82,7 @@ def test_write_all_wants_as_many_items_as_there_are(make: Any) -> None:
     rb.extend(items(4))
     rb.write_all(items(2, 10), end=2)
     assert rb.read_all_in_order(3)["a"].tolist() == [10, 11, 2]
-    with pytest.raises(ValueError, match="3 items cannot be written to 4 places"):
+    with pytest.raises(ValueError, match="3 items cannot be written to 4 slots"):
         rb.write_all(items(3))
     assert [chunk["a"].tolist() for chunk in rb.iter_in_order(3)] == [[10, 11, 2], [3]]
 
