@@ -151,8 +151,8 @@ def _accept_rrefs() -> None:
     cls = RemoteTensorDictReplayBuffer
     for name in dir(cls):
         method = getattr(cls, name)
-        # Bound methods are those of the class: they take no buffer, so that no RRef replaces one.
-        if not name.startswith("_") and callable(method) and not inspect.ismethod(method):
+        # Classes and bound methods take no buffer, so that no RRef replaces one.
+        if not name.startswith("_") and inspect.isroutine(method) and not inspect.ismethod(method):
             setattr(cls, name, _accepting_an_rref(name, method))
 
 

@@ -18,7 +18,7 @@ from shmbuffer.errors import (
     UnsupportedPlatformError,
 )
 from shmbuffer.memory.directory import removal
-from shmbuffer.memory.directory.diagnosis import Diagnosis
+from shmbuffer.memory.directory.diagnosis import NO_CLIENT_ALIVE, Diagnosis
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.directory.seat import Seat
 from shmbuffer.memory.format import layout
@@ -130,7 +130,7 @@ def _clear_the_way(
         return None, None, None
     if reason is None:
         return control, None, None
-    whole = reason == "no client alive" and existing == "attach" and found.was_left_whole()
+    whole = reason == NO_CLIENT_ALIVE and existing == "attach" and found.was_left_whole()
     return control, *recover_directory(found, reason, verify=existing == "verify", left_whole=whole)
 
 

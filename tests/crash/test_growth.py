@@ -109,7 +109,7 @@ def test_a_fresh_process_takes_it_after_the_death_of_all(
 
     for found in each_recovery(tmp_path, begun, kill, PASSINGS):
         assert found.report is not None
-        assert found.report.reason == "nobody alive"
+        assert found.report.reason == "no client alive"
         require_all_slots_usable(found)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from shmbuffer.memory import Leaf, Schema
+from shmbuffer.memory.directory import growth
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.system.filesystem import human_size
 from tests.docs.blocks import ROOT
@@ -25,6 +26,7 @@ def test_a_figure_in_its_text_is_one_of_the_layout() -> None:
     text = re.sub(r"^```.*?^```$", "", PAGE, flags=re.MULTILINE | re.DOTALL)
     tables = 2**30 // layout.PAGE * PAGE_TABLE_ENTRY
     assert FIGURE.findall(text) == [
+        f"{growth.STEP_BYTES // 2**20} MiB",
         f"{layout.CONTROL_BYTES // 1024} KiB",
         f"{overhead(Schema((), CAPACITY, record_bytes=2**30))} bytes",
         f"{layout.RECORD.itemsize} bytes",

@@ -686,7 +686,7 @@ def test_a_queue_and_out_cannot_be_had_with_it() -> None:
     rb.extend(episodes(8))
     with pytest.raises(ValueError, match="needs a sample that one native call can make"):
         rb.sample(out=rb.sample())
-    assert "sample: by parts: hindsight chooses, too" in repr(rb.plan)
+    assert "sample: by parts: hindsight also chooses items" in repr(rb.plan)
 
 
 def test_it_says_what_it_does() -> None:

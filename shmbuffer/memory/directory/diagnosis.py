@@ -23,6 +23,9 @@ from shmbuffer.memory.format.settings import Settings
 from shmbuffer.memory.system import identity
 from shmbuffer.memory.system.region import Directory
 
+NO_CLIENT_ALIVE = "no client alive"
+"""The reason of a recovery within one boot, of the directory that was left."""
+
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -75,10 +78,10 @@ class Diagnosis:
             return None  # nobody joins while somebody recovers
         here, verifiable = identity.boot_id(), bool(superblock.flags & Flag.CHECKSUM)
         if identity.UNKNOWN_BOOT in (superblock.boot_id, here):
-            return "reboot" if verifiable else "no client alive"
+            return "reboot" if verifiable else NO_CLIENT_ALIVE
         if superblock.boot_id != here:
             return "reboot"
-        return "restored" if verifiable and self._is_restored() else "no client alive"
+        return "restored" if verifiable and self._is_restored() else NO_CLIENT_ALIVE
 
     def is_save(self) -> bool:
         """True if it is a save that no process has continued in."""

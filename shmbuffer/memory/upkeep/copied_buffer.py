@@ -17,7 +17,7 @@ import numpy as np
 
 from shmbuffer._native import _core
 from shmbuffer.errors import BufferInUseError
-from shmbuffer.memory.directory.diagnosis import Diagnosis
+from shmbuffer.memory.directory.diagnosis import NO_CLIENT_ALIVE, Diagnosis
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.format import slots
 from shmbuffer.memory.format.layout import BufferState
@@ -72,8 +72,8 @@ def repair_copy(copied: CopiedBuffer, mapped: Mapped, *, verify: bool = True) ->
     """
     found, control, began = copied.found, copied.found.control, time.perf_counter_ns()
     is_save = found.is_save()
-    reason = "no client alive" if is_save else found.reason_to_recover()
-    of_this_boot = reason in (None, "no client alive")
+    reason = NO_CLIENT_ALIVE if is_save else found.reason_to_recover()
+    of_this_boot = reason in (None, NO_CLIENT_ALIVE)
     if of_this_boot and copied.unsettled is not None:
         reason = "in use"
     report = RecoveryReport(str(found.files.path), str(reason), epoch=found.superblock.epoch)

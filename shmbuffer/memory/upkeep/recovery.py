@@ -22,7 +22,7 @@ import numpy as np
 from shmbuffer._native import _core
 from shmbuffer.errors import LockTimeout
 from shmbuffer.memory.directory import growth, roster
-from shmbuffer.memory.directory.diagnosis import Diagnosis
+from shmbuffer.memory.directory.diagnosis import NO_CLIENT_ALIVE, Diagnosis
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.directory.written import Written
 from shmbuffer.memory.format import extents, layout, ledger, limiter, slots, weights_file
@@ -78,7 +78,7 @@ def recover_directory(
         report = repair.run(report, verify=verify, left_whole=left_whole)
         state = BufferState.READY
     _core.reached("recover.tree")
-    if verify or reason != "no client alive":
+    if verify or reason != NO_CLIENT_ALIVE:
         weights_file.recover(files.directory)
     # Only now: a process that repeats an interrupted recovery has to find the same reason for it.
     files.vouch(mapped.schema if mapped else None)
@@ -111,7 +111,7 @@ def _take_space(found: Diagnosis, mapped: Mapped, reason: str) -> None:
     """
     files, superblock, runtime = found.files, found.superblock, found.control.runtime
     schema, used = mapped.schema, 0
-    undone = reason != "nobody alive" or not superblock.flags & Flag.CHECKSUM
+    undone = reason != NO_CLIENT_ALIVE or not superblock.flags & Flag.CHECKSUM
     if undone:
         used = Written(files, SlotsFile(mapped.slots, schema)).slots()
     allocated = int(runtime["allocated"][0])
@@ -170,7 +170,7 @@ class Repair:
         is nothing to do for the slots: they are not looked at.
         """
         runtime, is_save = self.control.runtime, bool(self.superblock.flags & Flag.SAVE)
-        trusted = report.reason == "no client alive"
+        trusted = report.reason == NO_CLIENT_ALIVE
         if not self._sane_settings() and left_whole and self._may_be_whole():
             items = int(runtime["length"][0]) * self.width
             self._settle_flow(lambda: items)
