@@ -19,7 +19,7 @@ from typing import Any
 import shmbuffer.torchrl
 from shmbuffer.cli import VERBS
 
-MODULES = ("shmbuffer", "shmbuffer.numpy", "shmbuffer.sb3", "shmbuffer.environments")
+MODULES = ("shmbuffer", "shmbuffer.numpy", "shmbuffer.sb3")
 #: Names of parameters that carry paths.
 _NAMES = frozenset(
     (
@@ -98,6 +98,8 @@ def _methods(cls: type) -> Iterator[tuple[str, Callable[..., Any]]]:
     for name in dir(cls):
         found = inspect.getattr_static(cls, name)
         found = getattr(found, "__func__", found)
+        if type(found).__module__.startswith("shmbuffer"):  # it stands for a method elsewhere
+            found = getattr(cls, name, None)
         is_public = not name.startswith("_") or name in _SPECIAL
         is_result = name == "__init__" and dataclasses.is_dataclass(cls)
         is_function = inspect.isfunction(found) and found.__module__.startswith("shmbuffer")

@@ -263,7 +263,7 @@ class _Before:
         for name in created:
             mode = now[name][0]
             is_open = mode & stat.S_IWOTH and not stat.S_ISLNK(mode)
-            assert not is_open, f"everybody can write to {name} (mode {stat.S_IMODE(mode):#o})"
+            assert not is_open, f"all users can write to {name} (mode {stat.S_IMODE(mode):#o})"
         stray = {name.partition("/")[0] for name in created} - {self._path.name}
         assert not stray, f"left beside the path: {sorted(stray)}"
 

@@ -280,7 +280,7 @@ def test_a_limiter_that_does_not_fit_costs_no_buffer_that_is_to_be_overwritten(
     with Coordinator(scratch_dir, capacity=8) as coordinator:
         items.write(engine_of(coordinator), [1, 2, 3])
     limiter = RateLimiter(min_size=9)
-    with pytest.raises(ValueError, match=r"min_size is 9.*room for 8"):
+    with pytest.raises(ValueError, match=r"min_size is 9.*room for only 8"):
         Coordinator(scratch_dir, capacity=8, on_existing="overwrite", rate_limiter=limiter)
     with Engine.open(scratch_dir, None) as engine:
         assert items.read(engine) == [1, 2, 3]
