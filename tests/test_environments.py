@@ -506,7 +506,7 @@ def test_a_list_of_infos_is_refused(buffer: ReplayBuffer) -> None:
     [
         ({"num_envs": 0}, "num_envs and n_step have to be at least 1"),
         ({"n_step": 0}, "num_envs and n_step have to be at least 1"),
-        ({"gamma": 1.5}, "gamma is from 0 to 1, got 1.5"),
+        ({"gamma": 1.5}, "gamma has to be from 0 to 1, got 1.5"),
         ({"n_step": 1.5}, "num_envs and n_step have to be at least 1, got None and 1.5"),
         ({"num_envs": "2"}, "num_envs and n_step have to be at least 1"),
     ],

@@ -424,7 +424,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
             priority = part.entries[key]
             if priority is None and not self._said_what_is_missing:
                 self._said_what_is_missing = True
-                say_what_is_missing(key, data)
+                say_what_is_missing(key, data, calls=4)
             raw = (
                 sampler.default_priority
                 if priority is None

@@ -151,7 +151,7 @@ class _KeptColumn:
         if isinstance(values, torch.Tensor | np.ndarray):  # one value for each item
             there, rows = np.ones(len(slots), np.bool_), as_tensor(values).detach().cpu()
         else:
-            each = values if isinstance(values, list) else [None] * len(slots)
+            each = [None] * len(slots) if values is None else list(values)
             there = np.array([_is_number(value) for value in each], np.bool_)
             self._lacks[slots] = ~there
             self._without += int((~there).sum())

@@ -287,7 +287,7 @@ def test_every_crash_point_belongs_to_a_protocol_that_is_killed_at_it() -> None:
         ),
         *("count", "file", "folder", "flow", "limit", "history", "vouch", "control", "draw"),
         *("weights", "share", "mixture", "version", "reserve", "ledger", "partial", "consume"),
-        "spawned",
+        *("spawned", "grow", "space"),
     }
     prefixes = {name.split(".")[0] for name in _core.crash_points()}
     prefixes |= {name.split(".")[0] for name in python_points(r"\w+")}

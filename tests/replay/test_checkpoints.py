@@ -1259,7 +1259,7 @@ def test_a_load_gathers_no_more_than_some_megabytes_at_once(
 
     def counted(self: Any, columns: Any, rows: Any, slots: Any, *whose: Any) -> None:
         at_once.append(len(slots))
-        replace_some(self, columns, tensor_rows, slots, *whose)
+        replace_some(self, columns, rows, slots, *whose)
 
     monkeypatch.setattr(tensor_rows.Rows, "_replace_some", counted)
     other = ReplayBuffer(storage=LazyMemmapStorage(20))

@@ -112,7 +112,7 @@ def test_a_write_that_does_not_fit_changes_nothing(maker: Maker) -> None:
         rb.storage.set(10, steps(9, 10)[0])
     with pytest.raises(IndexError, match=r"-11|-5"):
         rb.storage.set(-11 if maker.case.storage in RINGS else -5, steps(9, 10)[0])
-    with pytest.raises(ValueError, match="2 items cannot be written to 3 places"):
+    with pytest.raises(ValueError, match="2 items cannot be written to 3 slots"):
         rb.storage.set(range(3), steps(20, 22))
     assert_are_steps(rb[:], [0, 1, 2, 3])
     assert rb.write_count == 4

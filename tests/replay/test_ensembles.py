@@ -924,7 +924,7 @@ def test_its_parts_may_be_made_when_it_is_first_used() -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "message"),
     [
-        ((0,), {"storages": 1}, RuntimeError, "give one or the other"),
+        ((ReplayBuffer(),), {"storages": 1}, RuntimeError, "give one or the other"),
         ((), {}, TypeError, "made of buffers, or of storages=, samplers= and writers=, all three"),
         ((), {"writers": WriterEnsemble()}, TypeError, "all three"),
         ((torch.ones(3),), {}, TypeError, "an ensemble is made of buffers, got tensor"),

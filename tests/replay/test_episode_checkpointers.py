@@ -298,7 +298,7 @@ def test_an_hdf5_file_of_another_program_is_not_written_over(tmp_path: Path) -> 
     (tmp_path / "precious").write_text("mine")
     (tmp_path / "save").mkdir()
     (tmp_path / "save" / "checkpoint.h5").symlink_to(tmp_path / "precious")
-    with pytest.raises(BufferExistsError, match=r"save/checkpoint\.h5: is there already"):
+    with pytest.raises(BufferExistsError, match=r"save/checkpoint\.h5: already exists"):
         H5StorageCheckpointer().dumps(rb.storage, tmp_path / "save")
     assert (tmp_path / "precious").read_text() == "mine"
 

@@ -158,7 +158,7 @@ def test_calls_that_order_nothing_or_several_batches_count_by_the_batch() -> Non
 def test_a_plan_says_where_batches_are_made_and_measures_again_when_it_changes() -> None:
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(64), batch_size=4, prefetch=DEPTH)
     rb.extend(numbered(0, 40))
-    until = "    made ahead: by threads, until both ways are measured"
+    until = "    prefetched: by threads, until both ways are measured"
     assert until in repr(rb.plan).splitlines()
     changes = [
         lambda: rb.append_transform(lambda data: data),

@@ -423,7 +423,10 @@ def test_items_of_other_forms_are_named_with_the_part_that_has_them() -> None:
         ),
         ({"online_storage": LazyTensorStorage(6, ndim=2)}, "the online part has .* ndim=2"),
         ({"online_storage": ListStorage()}, "the online part has a ListStorage"),
-        ({"online_capacity": 3, "root": "/tmp"}, "'root': for a data set that is loaded by name"),
+        (
+            {"online_capacity": 3, "root": "/tmp"},
+            "'root': only for a data set that is loaded by name",
+        ),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(options: dict[str, Any], said: str) -> None:

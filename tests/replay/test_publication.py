@@ -189,7 +189,7 @@ def test_a_directory_with_anything_that_no_save_of_this_kind_made_is_refused_bef
     save(path, {"a": "1", "b/c": "2"})
     name = foreign(path)
     before, beside = tree(path), sorted(os.listdir(tmp_path))
-    says = rf"run: .*, and ({name}) in it was not made by a save of a directory; move it away, or "
+    says = rf"run: .*, but ({name}) in it was not made by a save of a directory; move it away, or "
     refused = pytest.raises(BufferExistsError, match=says + r"save .* Nothing was written")
     with refused, publish(path):
         pytest.fail("something is going to be written")
@@ -226,7 +226,7 @@ def test_a_file_that_comes_in_while_the_save_is_replaced_stays(
 
 @needs_root
 @pytest.mark.parametrize(
-    ("mount", "says"), [("", "run: is a mount point"), ("b", "run: .* and b in it was not made")]
+    ("mount", "says"), [("", "run: is a mount point"), ("b", "run: .* but b in it was not made")]
 )
 def test_a_mount_point_is_refused(tmp_path: Path, mount: str, says: str) -> None:
     """By a real mount, in a mount namespace that ends with the child."""

@@ -333,12 +333,12 @@ def test_what_cannot_be_is_said_at_once(make: MakeStorage) -> None:
     rb.extend(items(1))
     refuses(
         lambda: rb.extend(items(5)),
-        ".*: to write 5 items at once the error buffer, 4, has to be at least 5",
+        ".*: to write 5 items at once, the error buffer has to be at least 5; it is 4",
         RateLimitError,
     )
     refuses(
         lambda: rb.sample(9),
-        ".*: to draw 9 items at once the error buffer, 4, has to be at least 4.5",
+        ".*: to draw 9 items at once, the error buffer has to be at least 4.5; it is 4",
         RateLimitError,
     )
 

@@ -664,7 +664,7 @@ def test_pieces_need_a_directory_and_items_that_are_known(tmp_path: Path) -> Non
     assert rb.partials() == []
     storage = LazyMemmapStorage(8, scratch_dir=tmp_path / "b", shared_init=True)
     other = TensorDictReplayBuffer(storage=storage, batch_size=2)
-    with other, pytest.raises(ShmBufferError, match="this one has no items yet"):
+    with other, pytest.raises(ShmBufferError, match="this buffer has no items yet"):
         other.reserve(2).append(steps(0, 1))
 
 

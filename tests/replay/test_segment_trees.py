@@ -102,7 +102,7 @@ def test_what_is_wrong_changes_nothing(cls: Any) -> None:
             ValueError, match="3 indices need as many numbers or a single one, without NaN"
         ):
             tree[np.arange(3)] = value
-    with pytest.raises(TypeError, match="an index has to be integers, got float64"):
+    with pytest.raises(TypeError, match="an index is made of integers, got float64"):
         tree[0.5]
     with pytest.raises(ValueError, match="size has to be at least 1, got 0"):
         cls(0)

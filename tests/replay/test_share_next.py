@@ -371,7 +371,7 @@ def test_a_write_without_room_says_what_to_do_and_changes_nothing() -> None:
     rb.extend(episode(200, 40))
     assert len(rb) == 48
     assert engine_of(rb).check().ok
-    with pytest.raises(SpaceError, match="needs room for 1 whole"):
+    with pytest.raises(SpaceError, match="needs room for 1 next"):
         rb.storage.set(torch.tensor([3, 4, 5]), rows([1, 2, 3], [5, 6, 7])[0:3]) or rb.storage.set(
             torch.tensor([20, 22, 24]), rows([1, 2, 3], [5, 6, 7])
         )

@@ -455,7 +455,7 @@ def test_which_entries_say_where_a_trajectory_ends(
 
 def test_data_without_trajectory_ends_are_refused() -> None:
     data = TensorDict({"number": torch.arange(8)}, [8])
-    with pytest.raises(RuntimeError, match=r"nothing says .* traj_key or end_key"):
+    with pytest.raises(RuntimeError, match=r"cannot tell where .* traj_key or end_key"):
         filled(data, batch_size=4, slice_len=2).sample()
     with pytest.raises(RuntimeError, match="'nowhere'"):
         filled(data, batch_size=4, slice_len=2, end_key="nowhere").sample()

@@ -195,7 +195,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_changes(storage: Any
             rb.update_if_present(**at, patch=patch, version_key="y", version=9)
         with pytest.raises(ValueError, match="version is one number, or one for each of 6 items"):
             rb.update_if_present(**at, patch=patch, version_key=("deep", "v"), version=index[:2])
-        with pytest.raises(RuntimeError, match="there are 2 generations for 6 items"):
+        with pytest.raises(RuntimeError, match="got 2 generations for 6 items"):
             rb.update_if_present(index=index, generation=index[:2], patch=patch, **key)
         assert seen(rb) == ([0] * 6, [0, 1, 2, 3, 4, 5])
     with pytest.raises(RuntimeError, match="a ListStorage keeps no generations"):

@@ -110,7 +110,7 @@ def test_collectors_that_have_not_attached_yet_are_counted(
         ):
             coordinator.buffer.sample(4, min_size=4, timeout=0.2)
         told = r"2 collectors were started \d+ m?s ago and have not attached yet"
-        assert re.search(f"4 have to be; {told}; after 0.2 s", str(caught.value))
+        assert re.search(f"4 are needed; {told}; after 0.2 s", str(caught.value))
         assert re.search(told, caplog.text)
         coordinator.spawn(targets.stay, 1, reports.out)
         reports.next()

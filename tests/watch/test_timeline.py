@@ -121,6 +121,6 @@ def test_how_long_nothing_has_happened() -> None:
 
 
 def test_without_a_record_there_is_no_timeline() -> None:
-    with pytest.raises(ValueError, match="without records"):
+    with pytest.raises(ValueError, match="at least one record"):
         Timeline(history_of([]))
     assert Timeline(history_of([], steady(0))).total("inserts") == 0

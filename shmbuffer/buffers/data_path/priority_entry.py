@@ -36,7 +36,7 @@ class PriorityUpdates:
         """Sets priorities by index; see `ReplayBuffer.update_priority`."""
         parts = self._parts
         if priority is None:
-            return self.update_by_sample(sample_alone(index, index_generation=generation))
+            return self.update_by_sample(sample_alone(index, index_generation=generation), calls=5)
         if (updates := parts.plan.updates) is not None:
             found = updates.update_given(index, priority, generation)
             if found is not None:
@@ -46,8 +46,8 @@ class PriorityUpdates:
         known = {} if generation is None else {"generation": generation}
         return parts.sampler.update_priority(index, priority, storage=parts.storage, **known)
 
-    def update_by_sample(self, data: Any) -> PriorityUpdate:
-        """Sets the priorities of a sample from its own entries."""
+    def update_by_sample(self, data: Any, *, calls: int = 4) -> PriorityUpdate:
+        """Sets the priorities of a sample; the user's line is so many ``calls`` above a warning."""
         parts, key = self._parts, self._parts.priority_key
         sampler, storage = parts.sampler, parts.storage
         if key is None:
@@ -81,7 +81,7 @@ class PriorityUpdates:
         if priority is None:
             if not self._said_what_is_missing:
                 self._said_what_is_missing = True
-                say_what_is_missing(key, given)
+                say_what_is_missing(key, given, calls=calls)
             raw = sampler.default_priority
         elif not (isinstance(priority, torch.Tensor) and priority.numel() == count):
             raw = reduced(priority, count, sampler.reduction)
@@ -152,13 +152,13 @@ def no_index(data: TensorDictBase) -> KeyError:
     )
 
 
-def say_what_is_missing(key: Key, data: TensorDictBase) -> None:
-    """Warn the caller of ``update_tensordict_priority`` that a sample has no priorities."""
+def say_what_is_missing(key: Key, data: TensorDictBase, *, calls: int) -> None:
+    """Warns the user, whose line is so many ``calls`` above, that a sample has no priorities."""
     names = ((one,) if isinstance(one, str) else one for one in data.keys(True))
     there = sorted(".".join(name) for name in names if name[0] not in OWN_KEYS)
     warnings.warn(
         f"update_tensordict_priority: this sample has no entry {key!r}, so its items get the "
         f"default priority; it has {there}. Set sample[{key!r}] to the new priorities, or name "
         "their entry with the buffer's priority_key",
-        stacklevel=4 + FRAMES,
+        stacklevel=calls + FRAMES,
     )

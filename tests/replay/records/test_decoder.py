@@ -164,8 +164,8 @@ def test_a_class_that_is_not_here_comes_back_as_what_it_holds(
     decoder: TensorDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = written([(Step(obs=torch.ones(2), text="x", batch_size=[]), Point(1, 2))])
-    for family in ("tensors.form", "items.records"):
-        monkeypatch.setattr(f"shmbuffer.{family}.containers.class_of", lambda name: None)
+    for module in ("tensors.form.tensor_containers", "items.records.containers"):
+        monkeypatch.setattr(f"shmbuffer.{module}.class_of", lambda name: None)
     ((step, point),) = decoder.items(batch)
     assert alike(step, TensorDict({"obs": torch.ones(2), "text": "x"}))
     assert point == (1, 2)
@@ -400,8 +400,8 @@ def test_a_class_that_has_other_fields_now_is_an_error_that_says_so(
 ) -> None:
     batch = written([Point(1, 2)])
     other = namedtuple("Point", ["x", "y", "z"])
-    for family in ("tensors.form", "items.records"):
-        monkeypatch.setattr(f"shmbuffer.{family}.containers.class_of", lambda name: other)
+    for module in ("tensors.form.tensor_containers", "items.records.containers"):
+        monkeypatch.setattr(f"shmbuffer.{module}.class_of", lambda name: other)
     for read in (decoder.items, decoder.dense):
         with pytest.raises(CorruptBufferError, match="other fields here than where it was written"):
             read(batch)

@@ -519,7 +519,7 @@ def test_only_records_of_tensordicts_are_padded_or_nested(make: Make) -> None:
 
 
 def test_one_tensordict_without_a_batch_dim_is_no_batch(making: Make) -> None:
-    with pytest.raises(TypeError, match="give a list"):
+    with pytest.raises(TypeError, match="pass a list"):
         making(item(2))
 
 

@@ -398,17 +398,17 @@ def test_items_are_sent_to_the_device_of_the_storage_when_they_are_read(make: Ma
         (
             lambda: LazyStackStorage(9, scratch_dir="x"),
             ValueError,
-            "9 items and None bytes; give max_bytes",
+            "got 9 and None; pass max_bytes",
         ),
         (
             lambda: LazyStackStorage(shared_init=True, max_bytes=9),
             ValueError,
-            r"give max_size \(items\)",
+            r"pass max_size \(items\)",
         ),
         (
             lambda: CompressedListStorage(None, shared_init=True),
             ValueError,
-            r"give max_size \(items\)",
+            r"pass max_size \(items\)",
         ),
         (
             lambda: LazyStackStorage(9, max_bytes=9),
@@ -491,22 +491,22 @@ def test_a_directory_says_what_it_is_made_of(make: Make, tmp_path: Path) -> None
         ),
         (
             lambda: shared(path=tmp_path / "buffer", max_size=9, max_bytes=2**17),
-            "max_bytes 65536, asked for.*131072",
+            "max_bytes 65536, but this storage asks for.*131072",
         ),
         (
             lambda: shared(CompressedListStorage, tmp_path / "buffer", 9, 2**16),
-            "one of records, as in a LazyStackStorage, and not of records, as in a Compressed",
+            "holds records, as in a LazyStackStorage, not records, as in a Compressed",
         ),
         (
             lambda: LazyMemmapStorage(9, **where),
-            "one of records.*and not of rows, as in a LazyMemmapStorage",
+            "holds records.*not rows, as in a LazyMemmapStorage",
         ),
     ):
         with pytest.raises(SchemaMismatchError, match=words):
             made()
     rows = LazyMemmapStorage(9, scratch_dir=tmp_path / "rows", shared_init=True)
     with pytest.raises(
-        SchemaMismatchError, match=r"one of rows.*attach\(\), which finds the right storage"
+        SchemaMismatchError, match=r"holds rows.*attach\(\), which finds the right storage"
     ):
         shared(path=tmp_path / "rows", max_size=9)
     rows.close()
