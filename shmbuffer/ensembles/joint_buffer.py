@@ -10,6 +10,7 @@ buffers at once is done here, with the public calls of each buffer.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -86,12 +87,14 @@ class _OfOneBuffer:
         self._name = name
 
     def __get__(self, rb: Any, owner: Any) -> Callable[..., NoReturn]:
+        @functools.wraps(getattr(ReplayBuffer, self._name))
         def refuse(*_: Any, **__: Any) -> NoReturn:
             raise TypeError(
                 f"{owner.__name__}.{self._name}: only a single buffer has this method. Nothing was "
                 f"changed. Call {owner._one_buffer}.{self._name}(...)"
             )
 
+        refuse.__doc__ = "Raises TypeError: only a single buffer has this method."
         return refuse
 
 

@@ -354,14 +354,13 @@ _WITHOUT_COLUMNS = ("OfflineToOnlineReplayBuffer", "ReplayBufferEnsemble")
 def _columns() -> dict[str, Call]:
     rows = {}
     for name, make in BUFFERS.items():
-        if name in _WITHOUT_COLUMNS:
-            continue
         of = "TensorDictReplayBuffer" if name == "RayReplayBuffer" else name
         for method, run, prepare in (
             ("to_parquet", _used(make, "to_parquet"), lambda path: None),
             ("from_parquet", _from_parquet(of), _parquet),
         ):
-            rows[f"{name}.{method}(path)"] = Call(run, prepare, "run.parquet")
+            error = TypeError if name in _WITHOUT_COLUMNS else None
+            rows[f"{name}.{method}(path)"] = Call(run, prepare, "run.parquet", error)
     return rows
 
 
