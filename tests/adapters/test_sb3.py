@@ -50,14 +50,7 @@ from tests.adapters.sb3_programs import (
 SAMPLED = ("observations", "actions", "next_observations", "dones", "rewards")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread_and_no_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Stable-Baselines3 makes a directory for each model, and leaves it there."""
-    monkeypatch.setenv("SB3_LOGDIR", str(tmp_path / "logs"))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread_and_no_logs")
 
 
 @pytest.fixture

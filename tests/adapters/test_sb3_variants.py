@@ -43,13 +43,7 @@ FRAMES = spaces.Box(0, 255, (4, 4, 1), np.uint8)
 FLAT_FRAMES = spaces.Box(0, 255, (4, 5), np.uint8)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread_and_no_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("SB3_LOGDIR", str(tmp_path / "logs"))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread_and_no_logs")
 
 
 @pytest.fixture
