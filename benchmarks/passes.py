@@ -1,4 +1,4 @@
-"""What does a batch without replacement cost after a write, and at the beginning of a pass?
+"""Measures a batch without replacement after a write, and at the beginning of a pass.
 
 The storage is full: 32 items are written over the oldest ones before each batch, or each batch is
 the first one of a pass. Either is timed together with the batch. Beside

@@ -246,8 +246,8 @@ class BufferClient:
             ConsumerError: the consumer was removed.
             TypeError: the sampler has no consumer.
 
-        Cost: one native call; 0.1 to 0.5 µs an item more for a part of a lazy stack whose items
-            were read, and 2 µs for one that lost items, or was put together of several.
+        Cost: one native call. For a part of a lazy stack whose items were read, 0.1 to 0.5 µs an
+            item more; 2 µs if it lost items, or was put together of several.
         """
         return consuming.acknowledge(self._parts.sampler, self._parts.storage, batch)
 
@@ -342,7 +342,7 @@ class BufferClient:
         return write_count_of(self._parts.writer)
 
     def stats(self) -> dict[str, Any]:
-        """One flat dict: TorchRL's keys, and what the engine counts."""
+        """Returns a flat dict of TorchRL's keys and the counters of the engine."""
         parts = self._parts
         if parts.makers is not None:  # stats do not make the parts
             maker = parts.makers["storage"]

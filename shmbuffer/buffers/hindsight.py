@@ -218,8 +218,8 @@ class HERReplayBuffer(TensorDictReplayBuffer):
 
     Args:
         reward_fn: called with the rows that have a new goal, a TensorDict ``[m, ...]`` without
-            ``"index"``, before the transforms, with ``prefetch`` in a thread; returns rewards,
-            ``[m]`` or of the stored shape.
+            ``"index"``, before the transforms. Returns rewards, ``[m]`` or of the stored shape.
+            With ``prefetch`` it is called in a thread.
         her_ratio: part of the rows, from 0 to 1.
         strategy: a `HindsightStrategy` or its value.
         goal_key: entry with the goal; ``("next", goal_key)`` is set too, if there is one.
@@ -314,7 +314,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         super().__init__(sampler=sampler, goals=goals, **kwargs)
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """See `ReplayBuffer.empty`."""
+        """Forgets every item, and the goals known of them."""
         super().empty(empty_write_count)
         self._parts.goals.forget()
 

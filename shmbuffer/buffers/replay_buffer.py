@@ -80,9 +80,9 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
             ``"priority_weight"``, one tensor under both.
         rate_limiter: keeps writers and samplers in step, or makes a queue of the buffer; see
             `RateLimiter`. It belongs to the directory. None keeps its present limiter.
-        sample_unit: what a batch has for each item drawn: a `Sequence` of steps, one transition
-            over n of them (`NStep`), or the item with the frames before it (`FrameStack`); None is
-            the item. Batch sizes count the draws.
+        sample_unit: makes a `Sequence` of steps of each item drawn, one transition over n of them
+            (`NStep`), or the item with the frames before it (`FrameStack`). None leaves the item.
+            Batch sizes count the draws.
         consume_after_n_samples: a `ConsumingSampler` with that ``max_sample_count``; not with
             ``prefetch``, or another sampler.
         **later: ``service_backend``, ``service_backend_options``, ``transport``,
@@ -698,11 +698,11 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         return self._saves.loads(path, on_progress)
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
-        """See `StorageCheckpointerBase.register_save_hook`. Hooks are not saved."""
+        """Registers a hook of the checkpointer: `StorageCheckpointerBase.register_save_hook`."""
         self._parts.storage.register_save_hook(hook)
 
     def register_load_hook(self, hook: Callable[..., Any]) -> None:
-        """See `StorageCheckpointerBase.register_load_hook`. Hooks are not saved."""
+        """Registers a hook of the checkpointer: `StorageCheckpointerBase.register_load_hook`."""
         self._parts.storage.register_load_hook(hook)
 
     def state_dict(self) -> dict[str, Any]:
@@ -760,7 +760,8 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
                 numbers, fixed-size binaries, or structs of these; all lists of a column have one
                 length, which becomes the shape. A dot in a name nests. Of a folder, all
                 ``*.parquet`` files in it and in folders below are read in the order of their names
-                (``part.2`` before ``part.10``), except those that begin with a dot or underscore.
+                (``part.2`` before ``part.10``). Names that begin with a dot or underscore are left
+                out.
             storage: for the items, or a function of their number that makes one; None is a
                 `LazyTensorStorage`.
             rename: new names for columns of another program, by their names in the file:

@@ -1,5 +1,5 @@
 /* The calls of who reserves room for items to come. The rules are those of a write: what a reservation is admitted for is
- * held for it, and its commit waits for nobody but a writer who is in its slots. The space in the files is taken before it is
+ * held for it, and its commit waits only for a writer that is in its slots. The space in the files is taken before it is
  * admitted, and every other claim leaves as much of it. The table is told in reservations.c. */
 #include "core/reserve.h"
 

@@ -3,7 +3,7 @@
     worker 0 ── sample ──┐
     worker 1 ── sample ──┴─▶ DataLoader, pinned ──▶ loop ──▶ priorities, by index and generation
 
-Each worker opens the directory and draws as a learner of its own: of n workers, worker i of rank r
+Each worker opens the directory and draws as a learner of its own. Of n workers, worker i of rank r
 has the rank r * n + i, and torch's default generator with the loader's seed.
 """
 
@@ -25,7 +25,7 @@ _IN_THE_PIPE = 1 << 20  # bytes
 
 
 class BatchDataset(IterableDataset[Any]):
-    """See ``ReplayBuffer.as_dataset``."""
+    """The batches of a buffer as a data set, made by `ReplayBuffer.as_dataset`."""
 
     def __init__(
         self,

@@ -212,7 +212,7 @@ class Reads:
         return asked_size(batch_size, own, "the constructor of the buffer", 3 + FRAMES)
 
     def can_sample(self, batch_size: int | None) -> bool:
-        """See `ReplayBuffer.can_sample`."""
+        """True if a batch could be drawn now, without waiting."""
         batch_size = self._parts.batch_size if batch_size is None else batch_size
         if batch_size is None:
             raise RuntimeError(

@@ -70,7 +70,7 @@ class Saving:
         self.parts = parts
 
     def dumps(self, path: _Path, extra: Any, layout: str, on_progress: OnProgress | None) -> None:
-        """See `ReplayBuffer.dumps`."""
+        """Saves the buffer; `ReplayBuffer.dumps` has the arguments."""
         require_plain(extra)
         if layout not in _LAYOUTS:
             raise ValueError(f"layout is one of {', '.join(_LAYOUTS)}, not {layout!r}")
@@ -153,7 +153,7 @@ class Saving:
                 self.parts.go_to(now)
 
     def loads(self, path: _Path, on_progress: OnProgress | None) -> Any:
-        """See `ReplayBuffer.loads`."""
+        """Loads a save; `ReplayBuffer.loads` has the arguments."""
         self._require_no_queue("loads")
         self.parts.drop_prefetched()
         with hearing(on_progress):
@@ -184,7 +184,7 @@ class Saving:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """See `ReplayBuffer.state_dict`."""
+        """Returns the state of all parts."""
         parts = self.parts
         parts.drop_prefetched()
         rng = parts.generator
@@ -198,7 +198,7 @@ class Saving:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """See `ReplayBuffer.load_state_dict`."""
+        """Loads the state of all parts."""
         self._require_no_queue("load_state_dict")
         _require_keys("a buffer", _PARTS, state_dict)
         parts = self.parts

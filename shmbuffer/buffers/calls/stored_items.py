@@ -63,7 +63,7 @@ class StoredItems:
         self._parts = parts
 
     def __getitem__(self, index: Any) -> Any:
-        """See `ReplayBuffer.__getitem__`."""
+        """Reads items by an index, through the transforms."""
         if is_key(index):
             return self[:][index]
         index, below = self._split(index)
@@ -75,7 +75,7 @@ class StoredItems:
         return self.transformed(data)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """See `ReplayBuffer.__setitem__`."""
+        """Writes items to an index."""
         parts = self._parts
         if is_key(index):
             if parts.storage.knows(path_of(index)):
@@ -107,7 +107,7 @@ class StoredItems:
         version: Any,
         require_newer: bool,
     ) -> ConditionalUpdateResult:
-        """See `ReplayBuffer.update_if_present`."""
+        """Changes the items that have not been overwritten."""
         if (version_key is None) != (version is None):
             raise ValueError(
                 "version_key and version, an entry and its new value, need each other; got "

@@ -129,7 +129,7 @@ class Writes:
         return data
 
     def _inverted(self, item: Any) -> Any:
-        """One new item, transformed with an additional dimension of size 1."""
+        """Returns one new item, transformed with an additional dimension of size 1."""
         inverse = self._parts.transform.inv
         if not is_collection(item):
             return inverse(item)

@@ -9,10 +9,11 @@ count. Threads come first, because the first call orders several batches, which 
 
 Threads also hold up the caller's own code, which is not measured. They are therefore used only if
 they save a quarter of the time. The other way is measured again when the buffer has changed, when
-the way in use has become slower than the other one was, and now and then: first after `_SOONEST`
-batches, and each time that it has lost after twice as many, up to `_LATEST`. The calls that measure
-it may be many times slower, so the next measurement waits until they are `_SHARE` of all time. A
-wrong choice on a busy machine is thus corrected soon, and a right one costs next to nothing.
+the way in use has become slower than the other one was, and at intervals. The first interval is
+`_SOONEST` batches, and it doubles each time that the other way loses, up to `_LATEST`. The calls
+that measure it may be many times slower, so the next measurement waits until they are `_SHARE` of
+all time. A wrong choice on a busy machine is thus corrected soon, and a right one costs next to
+nothing.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ class Parts:
     # -- how they are exchanged ----------------------------------------------------------------
 
     def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None) -> Storage:
-        """See `ReplayBuffer.set_storage`."""
+        """Exchanges the storage; returns the old one."""
         self.drop_prefetched()
         before = self.storage
         if isinstance(self.sampler, PrioritizedSampler):
@@ -197,14 +197,14 @@ class Parts:
         between_forks(self.generator.set_state, state)
 
     def share(self, shared: bool) -> None:
-        """See `ReplayBuffer.share`."""
+        """Sets whether the buffer is treated as shared."""
         self.treated_as_shared = shared
         if self.makers is None:
             self.ask_rank()
             self.make_plan()
 
     def set_dim_extend(self, dim: int) -> None:
-        """See `ReplayBuffer.dim_extend`."""
+        """Sets the dimension of the data along which writes append."""
         if self.dim_given is not None and dim != self.dim_given:
             raise RuntimeError(
                 f"dim_extend is {self.dim_given} and what is stored was appended along it; make "
@@ -215,7 +215,7 @@ class Parts:
             self.make_plan()
 
     def set_rate_limiter(self, limiter: RateLimiter | None) -> None:
-        """See `ReplayBuffer.rate_limiter`."""
+        """Sets the limiter of the buffer; None removes it."""
         if not (limiter is None or isinstance(limiter, RateLimiter)):
             raise TypeError(f"rate_limiter is a RateLimiter, or None; got {limiter!r}")
         shareable(self.storage, "a rate_limiter needs").set_limiter(limiter)
@@ -347,6 +347,6 @@ class UnmadeParts(Parts):
         self.__class__ = Parts  # type: ignore[assignment] # whose attributes are faster
 
     def unmake(self) -> None:
-        """See `Parts.unmake`."""
+        """Undoes a failed making of the parts."""
         super().unmake()
         self._is_making = False

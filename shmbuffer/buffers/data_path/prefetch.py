@@ -12,8 +12,8 @@
     made at once is therefore not newer than one from a worker.
   * A save takes the batches that wait, and the positions before and after each draw. These are the
     same in both ways. A batch that failed waits as well, and its error is raised when it is due.
-  * A resumed run thus begins with the same batches, and draws the next one at the same call as the
-    run that was not interrupted, even if each of them measures other times.
+  * A resumed run thus begins with the same batches as the run that was not interrupted, and draws
+    the next one at the same call. The times that they measure have no part in this.
 
 The only difference is when the items of a drawn batch are read: at once, or soon after. This
 matters only for items that are overwritten in between.

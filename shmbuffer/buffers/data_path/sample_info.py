@@ -52,7 +52,7 @@ def stack_dim_of(storage: Any) -> int | None:
 
 
 def stacks_items(data: Any, stack_dim: int | None) -> bool:
-    """True if a batch is a lazy stack of items, and not of what they are stacks of themselves."""
+    """True if a batch is a lazy stack whose members are the items."""
     lazy = stack_dim is not None and isinstance(data, LazyStackedTensorDict)
     return lazy and bool(data.stack_dim == stack_dim % data.batch_dims)
 

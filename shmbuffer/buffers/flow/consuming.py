@@ -60,7 +60,7 @@ def _delivered(
 
 
 def acknowledge(sampler: Any, storage: Storage, batch: Any) -> Acknowledged:
-    """See `ReplayBuffer.ack`."""
+    """Acknowledges items; `ReplayBuffer.ack` has the arguments."""
     consumer = consumer_of(sampler)
     if (rows := _as_they_are(batch)) is not None:
         return consumer.ack_rows(storage, rows)
@@ -70,7 +70,7 @@ def acknowledge(sampler: Any, storage: Storage, batch: Any) -> Acknowledged:
 
 
 def held_items(sampler: Any, storage: Storage) -> dict[str, torch.Tensor]:
-    """See `ReplayBuffer.leased`."""
+    """Returns the items under a lease, as `ReplayBuffer.leased` describes them."""
     held = consumer_of(sampler).opened(storage).held()
     found = (torch.from_numpy(one.astype("int64")) for one in held)
     return dict(zip(_KEYS, found, strict=True))

@@ -20,7 +20,7 @@ from shmbuffer.tensors.form.tensors import as_tensor, contiguous, dtype_name, to
 def publish(
     storage: Storage, state_dict: Mapping[str, Any], step: int, timeout: float = TIMEOUT_S
 ) -> int:
-    """See `ReplayBuffer.publish`."""
+    """Publishes weights; `ReplayBuffer.publish` has the arguments."""
     tensors = {path: _bytes(path, value) for path, value in weights.flat(state_dict).items()}
     leaves = [Leaf(path, dtype_name(one.dtype), tuple(one.shape)) for path, one in tensors.items()]
     addresses = [one.data_ptr() for one in tensors.values()]
@@ -28,7 +28,7 @@ def publish(
 
 
 def newest(storage: Storage, than: int | None) -> Weights | None:
-    """See `ReplayBuffer.newest`."""
+    """Returns the newest weights; `ReplayBuffer.newest` has the arguments."""
     found = weights.newest(_seat(storage), than)
     if found is None:
         return None

@@ -91,8 +91,8 @@ class Reservation:
             data: the items, as for `extend`; None: the appended pieces are all.
             version: of the policy, one for each item or for all; None: that of the reservation.
                 Items that would be more than the limiter's ``max_staleness`` versions behind
-                learners at their turn are refused, and counted in ``refused`` and ``rb.stats()``;
-                those of one version all, or none of them.
+                learners at their turn are refused, and counted in ``refused`` and ``rb.stats()``.
+                Of the items of one version, all are refused or none.
             priority: of each item, for `update_priority` after the write.
             whole: ``data`` contains the appended pieces, which are dropped.
             timeout: as for `extend`; the only wait is for a writer in the same slots.

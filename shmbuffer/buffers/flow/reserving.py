@@ -38,7 +38,7 @@ def reserve(
     lease: float | None,
     version: int | None,
 ) -> Reservation:
-    """See `ReplayBuffer.reserve`."""
+    """Reserves room; `ReplayBuffer.reserve` has the arguments."""
     n = _whole("n", n)
     engine, ring = _shared_ring(rb.storage)
     capacity = ring.capacity if ring else engine.settings.capacity
@@ -67,7 +67,7 @@ def reserve(
 
 
 def unfinished(storage: Storage) -> list[Partial]:
-    """See `ReplayBuffer.partials`."""
+    """Returns the rollouts that processes left unfinished."""
     engine, ring = _shared_ring(storage)
     directory = engine.seat.ground.directory
     if directory is None or ring is None:
@@ -91,7 +91,7 @@ def unfinished(storage: Storage) -> list[Partial]:
 
 
 def resume(rb: Any, partial: Partial | int, timeout: float | None) -> Reservation:
-    """See `ReplayBuffer.resume`."""
+    """Continues an unfinished rollout; `ReplayBuffer.resume` has the arguments."""
     number = partial.id if isinstance(partial, Partial) else _whole("partial", partial)
     engine, ring = _shared_ring(rb.storage)
     directory = engine.seat.ground.directory
