@@ -27,16 +27,20 @@ from shmbuffer.memory.format.limiter import RateLimiter as RateLimiter
 from shmbuffer.memory.upkeep.recovery_report import RecoveryReport as RecoveryReport
 from shmbuffer.memory.weights import Weights as Weights
 from shmbuffer.samplers.consuming_sampler import ConsumingSampler as ConsumingSampler
-from shmbuffer.samplers.groups import PromptGroupSampler as PromptGroupSampler
-from shmbuffer.samplers.prioritized import PrioritizedSampler as PrioritizedSampler
-from shmbuffer.samplers.prioritized_slices import PrioritizedSliceSampler as PrioritizedSliceSampler
+from shmbuffer.samplers.labelled.groups import PromptGroupSampler as PromptGroupSampler
+from shmbuffer.samplers.labelled.staleness import StalenessAwareSampler as StalenessAwareSampler
+from shmbuffer.samplers.priority.prioritized import PrioritizedSampler as PrioritizedSampler
 from shmbuffer.samplers.random import RandomSampler as RandomSampler
-from shmbuffer.samplers.slices import SliceSampler as SliceSampler
-from shmbuffer.samplers.slices_without_replacement import (
+from shmbuffer.samplers.slicing.prioritized_slices import (
+    PrioritizedSliceSampler as PrioritizedSliceSampler,
+)
+from shmbuffer.samplers.slicing.slices import SliceSampler as SliceSampler
+from shmbuffer.samplers.slicing.slices_without_replacement import (
     SliceSamplerWithoutReplacement as SliceSamplerWithoutReplacement,
 )
-from shmbuffer.samplers.staleness import StalenessAwareSampler as StalenessAwareSampler
-from shmbuffer.samplers.streaming_slices import StreamingSliceSampler as StreamingSliceSampler
+from shmbuffer.samplers.slicing.streaming_slices import (
+    StreamingSliceSampler as StreamingSliceSampler,
+)
 from shmbuffer.samplers.without_replacement import (
     SamplerWithoutReplacement as SamplerWithoutReplacement,
 )

@@ -13,18 +13,18 @@ from shmbuffer.ensembles.joint_parts import (
 )
 from shmbuffer.ensembles.joint_parts import WriterEnsemble as WriterEnsemble
 from shmbuffer.ensembles.sampler_ensemble import SamplerEnsemble as SamplerEnsemble
-from shmbuffer.memory.directory.partials import Partial as Partial
+from shmbuffer.memory.clients.partials import Partial as Partial
 from shmbuffer.memory.flow.consumer_status import ConsumerStatus as ConsumerStatus
 from shmbuffer.memory.flow.consumer_status import HeldItems as HeldItems
 from shmbuffer.memory.format.ledger import Acknowledged as Acknowledged
 from shmbuffer.memory.system.progress import ProgressReport as ProgressReport
 from shmbuffer.memory.system.threads import set_threads as set_threads
-from shmbuffer.samplers.groups import GroupCounts as GroupCounts
+from shmbuffer.samplers.labelled.groups import GroupCounts as GroupCounts
+from shmbuffer.samplers.priority.segment_trees import MinSegmentTreeFp32 as MinSegmentTreeFp32
+from shmbuffer.samplers.priority.segment_trees import MinSegmentTreeFp64 as MinSegmentTreeFp64
+from shmbuffer.samplers.priority.segment_trees import SumSegmentTreeFp32 as SumSegmentTreeFp32
+from shmbuffer.samplers.priority.segment_trees import SumSegmentTreeFp64 as SumSegmentTreeFp64
 from shmbuffer.samplers.sampler import Sampler as Sampler
-from shmbuffer.samplers.segment_trees import MinSegmentTreeFp32 as MinSegmentTreeFp32
-from shmbuffer.samplers.segment_trees import MinSegmentTreeFp64 as MinSegmentTreeFp64
-from shmbuffer.samplers.segment_trees import SumSegmentTreeFp32 as SumSegmentTreeFp32
-from shmbuffer.samplers.segment_trees import SumSegmentTreeFp64 as SumSegmentTreeFp64
 from shmbuffer.saves.checkpointers.checkpointer import (
     StorageCheckpointerBase as StorageCheckpointerBase,
 )

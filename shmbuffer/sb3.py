@@ -29,7 +29,7 @@ from shmbuffer.buffers.prioritized_buffers import TensorDictPrioritizedReplayBuf
 from shmbuffer.buffers.tensordict import TensorDictReplayBuffer
 from shmbuffer.extras import missing
 from shmbuffer.items.raw_priorities import PriorityUpdate
-from shmbuffer.samplers.prioritized import PrioritizedSampler
+from shmbuffer.samplers.priority.prioritized import PrioritizedSampler
 from shmbuffer.storages.lazy_memmap import LazyMemmapStorage
 from shmbuffer.tensors.form import cpu
 from shmbuffer.units.frame_stack import FrameStack

@@ -44,7 +44,7 @@ ALLOWED = {
         *("shmbuffer.saves.checkpointers.record_image", "RecordImage.in_memory", "os.ftruncate"),
     ): _ANONYMOUS,
     (
-        *("shmbuffer.memory.directory.partials", "PartialFile._truncate", "os.ftruncate"),
+        *("shmbuffer.memory.clients.partials", "PartialFile._truncate", "os.ftruncate"),
     ): "a file that `Directory` has opened, and that this process has locked",
     ("shmbuffer.saves.checkpointers.copies", "make_columns", "truncate"): (
         "a file that `create_file` or `unnamed_file` has just made"

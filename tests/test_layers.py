@@ -54,7 +54,17 @@ FLOORS = {
 # The rooms of a package, each of which knows those before it; what is beside them knows them all.
 ROOMS = {
     "shmbuffer.memory": (
-        *("system", "format", "record_format", "directory", "flow", "ring", "upkeep"),
+        *(
+            "system",
+            "format",
+            "mapped",
+            "record_format",
+            "clients",
+            "directory",
+            "flow",
+            "ring",
+            "upkeep",
+        ),
     ),
     "shmbuffer.buffers": ("data_path", "flow", "calls"),
 }

@@ -14,7 +14,7 @@ from shmbuffer.buffers.flow.reservation import Reservation
 from shmbuffer.errors import BufferClosedError
 from shmbuffer.extras import missing
 from shmbuffer.memory import RateLimiter
-from shmbuffer.memory.directory.partials import Partial
+from shmbuffer.memory.clients.partials import Partial
 from shmbuffer.memory.flow.consumer_status import ConsumerStatus
 from shmbuffer.memory.format.ledger import Acknowledged
 from shmbuffer.memory.weights import TIMEOUT_S, Weights

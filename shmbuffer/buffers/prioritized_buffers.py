@@ -10,7 +10,7 @@ import torch
 from shmbuffer.buffers.data_path.parts import DEFAULT_CAPACITY, made
 from shmbuffer.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.buffers.tensordict import TensorDictReplayBuffer
-from shmbuffer.samplers.prioritized import PrioritizedSampler
+from shmbuffer.samplers.priority.prioritized import PrioritizedSampler
 from shmbuffer.samplers.sampler import Sampler
 from shmbuffer.storages.list import ListStorage
 from shmbuffer.storages.storage import Storage

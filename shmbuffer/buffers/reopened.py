@@ -13,8 +13,8 @@ from shmbuffer.buffers.prioritized_buffers import (
 from shmbuffer.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.buffers.tensordict import TensorDictReplayBuffer
 from shmbuffer.memory import Engine
-from shmbuffer.memory.format import recorded
-from shmbuffer.samplers.prioritized import PrioritizedSampler
+from shmbuffer.memory.mapped import recorded
+from shmbuffer.samplers.priority.prioritized import PrioritizedSampler
 from shmbuffer.storages.lazy_memmap import LazyMemmapStorage
 from shmbuffer.storages.lazy_stack import LazyStackStorage
 from shmbuffer.storages.record_list import RecordList

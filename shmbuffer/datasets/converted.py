@@ -27,7 +27,7 @@ from urllib.parse import quote
 from tensordict import TensorDict
 
 from shmbuffer.errors import CorruptBufferError
-from shmbuffer.memory.directory.locks import Lock
+from shmbuffer.memory.clients.locks import Lock
 from shmbuffer.memory.system.path_checks import followed
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.saves.publication import publish

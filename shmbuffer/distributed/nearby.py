@@ -35,7 +35,7 @@ from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.system import identity
 from shmbuffer.memory.system.region import Directory
-from shmbuffer.samplers.prioritized import PrioritizedSampler
+from shmbuffer.samplers.priority.prioritized import PrioritizedSampler
 from shmbuffer.samplers.random import RandomSampler
 from shmbuffer.samplers.sampler import Sampler
 from shmbuffer.storages.ring_backed import RingBacked

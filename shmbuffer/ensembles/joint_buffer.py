@@ -41,9 +41,9 @@ from shmbuffer.items.raw_priorities import PriorityUpdate, reduced
 from shmbuffer.memory.format import slots
 from shmbuffer.memory.format.leaf import Key
 from shmbuffer.memory.system import deadline
-from shmbuffer.samplers.prioritized import PrioritizedSampler
+from shmbuffer.samplers.priority.prioritized import PrioritizedSampler
 from shmbuffer.samplers.sampler import Sampler, in_storage
-from shmbuffer.samplers.slices import SliceSampler
+from shmbuffer.samplers.slicing.slices import SliceSampler
 from shmbuffer.saves.checkpoints import Saves
 from shmbuffer.storages.storage import Storage
 from shmbuffer.tensors import pinned

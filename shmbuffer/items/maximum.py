@@ -19,7 +19,7 @@ import numpy as np
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format import slots
 from shmbuffer.memory.format.array_types import Floats, Ints
-from shmbuffer.memory.format.slots_file import PIECE
+from shmbuffer.memory.mapped.slots_file import PIECE
 
 # Relative difference of masses: rounding may reverse the order of two close ones.
 _ROUNDING = 1e-9

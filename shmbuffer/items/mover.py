@@ -15,7 +15,7 @@ from collections.abc import Sequence, Sized
 from typing import Any
 
 from shmbuffer._native._core import address
-from shmbuffer.items.kit import Kit
+from shmbuffer.items.form.kit import Kit
 from shmbuffer.memory import Ring
 
 DrawnElements = tuple[Any, Any, Any]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shmbuffer.items.kit import Kit
+from shmbuffer.items.form.kit import Kit
 from shmbuffer.items.mover import Drawn, Mover
 from shmbuffer.items.records.codec import RecordCodec
 from shmbuffer.memory import Engine, RecordBatch, Ring

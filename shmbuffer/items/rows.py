@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from shmbuffer._native._core import address
-from shmbuffer.items.leaves import Leaves
+from shmbuffer.items.form.leaves import Leaves
+from shmbuffer.items.form.nodes import LEAF, tree_of
 from shmbuffer.items.mover import Drawn, Mover, draw_into, elements_for, require_one_each
-from shmbuffer.items.nodes import LEAF, tree_of
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.leaf import path_of

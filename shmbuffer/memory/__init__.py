@@ -1,16 +1,18 @@
-"""Shared bytes: where items lie, who may touch them, and what is left when a process dies.
+"""Shared memory: where items lie, which process may touch them, and how a crash is repaired.
 
-numpy and the C core only: a collector that has arrays pays for no import of torch.
+These modules use numpy and the C core only, so a collector that has arrays does not import torch.
 
-The rooms, each of which knows those above it; the modules beside them make one handle of it all:
+A room imports from the rooms above it. The modules beside the rooms put them together as `Engine`:
 
     system          files, pages, time, processes
-    format          what each shared byte means
+    format          the meaning of each shared byte
+    mapped          the files of a buffer as processes map them
     record_format   the bytes of one record
-    directory       the files of a buffer, its locks and its clients
-    flow            who waits for whom: the limiter, reservations, consumers
-    ring            items in and out: rows, records, priorities
-    upkeep          recovery, durability, check, history
+    clients         file locks, the registry, unfinished rollouts
+    directory       the files of a buffer: made, diagnosed, grown and removed
+    flow            waiting: the rate limiter, reservations, consumers
+    ring            reads and writes of items: rows, records, priorities
+    upkeep          recovery, durability, checks, history
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from __future__ import annotations
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.format.leaf import Leaf
 from shmbuffer.memory.format.limiter import RateLimiter
-from shmbuffer.memory.format.record_batch import RecordBatch, RecordSample
 from shmbuffer.memory.format.schema import Schema
-from shmbuffer.memory.format.settings import Settings
+from shmbuffer.memory.mapped.record_batch import RecordBatch, RecordSample
+from shmbuffer.memory.mapped.settings import Settings
 from shmbuffer.memory.ring.item_snapshot import LIVE_READS, ItemSnapshot
 from shmbuffer.memory.ring.records import Records
 from shmbuffer.memory.ring.ring import Ring

@@ -26,18 +26,19 @@ from typing import Any
 from shmbuffer._native import _core
 from shmbuffer.errors import BufferClosedError
 from shmbuffer.memory import weights
-from shmbuffer.memory.directory import cleanup, definition, diagnosis, registry, removal
+from shmbuffer.memory.clients import registry
+from shmbuffer.memory.directory import cleanup, definition, diagnosis, removal
 from shmbuffer.memory.directory.anonymous import Anonymous
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.directory.seat import Seat
 from shmbuffer.memory.flow.consumer_status import consumer_stats
-from shmbuffer.memory.format.control import Superblock
 from shmbuffer.memory.format.layout import BufferState, Flag, Role
 from shmbuffer.memory.format.limiter import Quota, RateLimiter
-from shmbuffer.memory.format.recorded import to_record
 from shmbuffer.memory.format.schema import Schema
-from shmbuffer.memory.format.settings import Settings
 from shmbuffer.memory.format.sharing import Asked
+from shmbuffer.memory.mapped.control import Superblock
+from shmbuffer.memory.mapped.recorded import to_record
+from shmbuffer.memory.mapped.settings import Settings
 from shmbuffer.memory.opening import Existing, open_seat, require_platform
 from shmbuffer.memory.pages import Pages
 from shmbuffer.memory.ring import counters

@@ -22,11 +22,11 @@ from shmbuffer.memory.directory.diagnosis import NO_CLIENT_ALIVE, Diagnosis
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.directory.seat import Seat
 from shmbuffer.memory.format import layout
-from shmbuffer.memory.format.control import Control
 from shmbuffer.memory.format.layout import BufferState, Flag, Role
-from shmbuffer.memory.format.native import Mapped
-from shmbuffer.memory.format.recorded import to_record
-from shmbuffer.memory.format.settings import Settings
+from shmbuffer.memory.mapped.control import Control
+from shmbuffer.memory.mapped.native import Mapped
+from shmbuffer.memory.mapped.recorded import to_record
+from shmbuffer.memory.mapped.settings import Settings
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.upkeep.recovery import recover_directory
 from shmbuffer.memory.upkeep.recovery_report import RecoveryReport

@@ -7,7 +7,7 @@ import weakref
 
 from shmbuffer._native import _core
 from shmbuffer.memory.directory.seat import Seat
-from shmbuffer.memory.format.native import Mapped
+from shmbuffer.memory.mapped.native import Mapped
 from shmbuffer.memory.system.prefault import OFF, Populating, Prefault
 
 

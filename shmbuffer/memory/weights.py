@@ -23,13 +23,14 @@ from numpy.typing import NDArray
 
 from shmbuffer.errors import BufferNotFoundError, CorruptBufferError, FormatError, ShmBufferError
 from shmbuffer.memory import consumer_version
-from shmbuffer.memory.directory.locks import Lock
+from shmbuffer.memory.clients.locks import Lock
 from shmbuffer.memory.directory.seat import Seat
 from shmbuffer.memory.flow.status import require_linked
-from shmbuffer.memory.format import layout, weights_file
+from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.format.leaf import Leaf
-from shmbuffer.memory.format.weights_file import Copied, WeightsFile
+from shmbuffer.memory.mapped import weights_file
+from shmbuffer.memory.mapped.weights_file import Copied, WeightsFile
 from shmbuffer.memory.system.path_checks import explained
 from shmbuffer.memory.system.region import Directory
 

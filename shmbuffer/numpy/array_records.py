@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from shmbuffer.items.kit import ARRAYS
+from shmbuffer.items.form.kit import ARRAYS
 from shmbuffer.items.record_rows import RecordRows
 from shmbuffer.items.records.codec import RecordCodec
-from shmbuffer.items.records.decoder import Decoder
+from shmbuffer.items.records.decoding.decoder import Decoder
 from shmbuffer.items.records.encoder import Encoder
 from shmbuffer.items.records.named import as_named
 from shmbuffer.memory import Engine, RecordBatch, Ring
-from shmbuffer.memory.format import recorded
+from shmbuffer.memory.mapped import recorded
 
 _COMPRESSED = "CompressedListStorage"
 _LEVEL = 3  # of zstd, where none was recorded

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias
 import numpy as np
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.items.arrays import named
+from shmbuffer.items.form.arrays import named
+from shmbuffer.items.form.kit import ARRAYS
+from shmbuffer.items.form.leaves import Leaves
 from shmbuffer.items.indices import as_int
 from shmbuffer.items.keys import OWN_KEYS, WEIGHT_KEYS
-from shmbuffer.items.kit import ARRAYS
-from shmbuffer.items.leaves import Leaves
 from shmbuffer.items.limits import Limits
 from shmbuffer.items.maximum import MaxPriority
 from shmbuffer.items.raw_priorities import as_beta
 from shmbuffer.memory import Engine, RateLimiter, Ring, Schema, weights
-from shmbuffer.memory.format import recorded
 from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.format.leaf import path_of
+from shmbuffer.memory.mapped import recorded
 from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.memory.weights import Weights
 from shmbuffer.numpy.rows import ArrayRows

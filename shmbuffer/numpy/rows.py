@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from shmbuffer.items.leaves import Leaves
+from shmbuffer.items.form.leaves import Leaves
 from shmbuffer.items.rows import RingRows, intake_form, priority_of
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format.streams import GivenStreams

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from shmbuffer.items import indices
-from shmbuffer.items.arrays import named
+from shmbuffer.items.form.arrays import named
+from shmbuffer.items.form.nodes import entry_of
 from shmbuffer.items.keys import GENERATION, INDEX
 from shmbuffer.items.limits import take_oldest
 from shmbuffer.items.mover import Drawn
-from shmbuffer.items.nodes import entry_of
 from shmbuffer.items.raw_priorities import PriorityUpdate, as_raw, reduced
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Ints

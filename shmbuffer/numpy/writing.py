@@ -9,11 +9,11 @@ import numpy as np
 
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.items import indices
-from shmbuffer.items.arrays import named
-from shmbuffer.items.batches import stack, unbound
-from shmbuffer.items.kit import ARRAYS
-from shmbuffer.items.leaves import Leaves, swap
-from shmbuffer.items.nodes import entry_of
+from shmbuffer.items.form.arrays import named
+from shmbuffer.items.form.batches import stack, unbound
+from shmbuffer.items.form.kit import ARRAYS
+from shmbuffer.items.form.leaves import Leaves, swap
+from shmbuffer.items.form.nodes import entry_of
 from shmbuffer.items.raw_priorities import check_raw, reduced
 from shmbuffer.items.stream_numbers import in_time_order, require_rows
 from shmbuffer.memory import Ring

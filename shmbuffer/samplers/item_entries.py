@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from shmbuffer.items.form.nodes import LEAF
 from shmbuffer.items.indices import elements_of
-from shmbuffer.items.nodes import LEAF
 from shmbuffer.memory.format import slots as slot_words
 from shmbuffer.memory.format.array_types import Flags, Floats, Ints
 from shmbuffer.memory.format.dtypes import DTYPES

@@ -22,7 +22,7 @@ import torch
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.extras import missing
-from shmbuffer.items.nodes import LEAF
+from shmbuffer.items.form.nodes import LEAF
 from shmbuffer.memory import Schema
 from shmbuffer.memory.format.dtypes import DType, require_dtypes
 from shmbuffer.memory.format.key_names import require_file_names

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 from shmbuffer.errors import FormatError, SchemaMismatchError, ShmBufferError
+from shmbuffer.items.form.leaves import Leaves
 from shmbuffer.items.keys import OWN_KEYS
-from shmbuffer.items.leaves import Leaves
 from shmbuffer.memory import Leaf
 from shmbuffer.memory.format.key_names import is_number, require_file_names
 from shmbuffer.memory.format.schema import difference_of

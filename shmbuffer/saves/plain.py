@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from shmbuffer.items import labels
-from shmbuffer.items.arrays import is_plain_array
+from shmbuffer.items.form import labels
+from shmbuffer.items.form.arrays import is_plain_array
 from shmbuffer.saves.values import is_word
 from shmbuffer.tensors.form.tensor_containers import take_of
 

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from shmbuffer._native import _core
 from shmbuffer.errors import BufferExistsError, BufferNotFoundError
-from shmbuffer.memory.directory.locks import POLL_S, Lock, holders
+from shmbuffer.memory.clients.locks import POLL_S, Lock, holders
 from shmbuffer.memory.system.beneath import FOLDER
 from shmbuffer.memory.system.path_checks import explained, followed
 from shmbuffer.memory.system.region import Directory

@@ -27,10 +27,10 @@ from shmbuffer.errors import (
     IncompatibleVersionError,
     ShmBufferError,
 )
-from shmbuffer.items import labels
-from shmbuffer.items.arrays import PLAIN_KINDS, is_plain_array
+from shmbuffer.items.form import labels
+from shmbuffer.items.form.arrays import PLAIN_KINDS, is_plain_array
 from shmbuffer.items.records.containers import names_of
-from shmbuffer.memory.format.record_batch import RecordBody
+from shmbuffer.memory.mapped.record_batch import RecordBody
 from shmbuffer.memory.record_format.grammar import DICTS, join, split
 from shmbuffer.saves.safe_files import create_file, open_binary, read_file, write_file
 from shmbuffer.saves.value_chunks import Chunks

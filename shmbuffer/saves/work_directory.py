@@ -33,7 +33,7 @@ from shmbuffer.errors import (
     ReadOnlyError,
     ShmBufferError,
 )
-from shmbuffer.memory.directory.locks import Lock
+from shmbuffer.memory.clients.locks import Lock
 from shmbuffer.memory.format.key_names import is_number
 from shmbuffer.memory.system.filesystem import too_large
 from shmbuffer.memory.system.path_checks import explained

@@ -26,9 +26,9 @@ import numpy as np
 
 from shmbuffer.items.indices import as_int
 from shmbuffer.memory import Engine, Settings
-from shmbuffer.memory.format.recorded import of_storage
-from shmbuffer.memory.format.settings import Reserve, require_reserve
 from shmbuffer.memory.format.sharing import Asked
+from shmbuffer.memory.mapped.recorded import of_storage
+from shmbuffer.memory.mapped.settings import Reserve, require_reserve
 
 PRIORITIZED, PLAIN = "TensorDictPrioritizedReplayBuffer", "TensorDictReplayBuffer"
 PRIORITY_KEY = "td_error"

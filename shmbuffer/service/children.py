@@ -3,7 +3,7 @@
      running ──returns, is stopped, or gets Ctrl-C──▶ ended
         └──any other end: a signal, an exception──▶ a death is reported ──restart──▶ running
 
-Each child also has a file in the directory (memory/directory/roster.py), which outlives a killed
+Each child also has a file in the directory (memory/clients/roster.py), which outlives a killed
 coordinator. The next coordinator finds such orphans there, and adopts or ends them.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from shmbuffer.errors import BufferInUseError
-from shmbuffer.memory.directory import roster
+from shmbuffer.memory.clients import roster
 from shmbuffer.memory.system import identity
 from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.service.stopping import end, why_left

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVarTuple
 
 from shmbuffer.errors import BufferClosedError, ForkedHandleError
 from shmbuffer.memory import RateLimiter
-from shmbuffer.memory.format.settings import Reserve
+from shmbuffer.memory.mapped.settings import Reserve
 from shmbuffer.memory.system.prefault import Prefault
 from shmbuffer.service.buffer_config import ALPHA, BETA, EPS, BufferConfig, split
 from shmbuffer.service.children import Orphans, Spawned
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
     from shmbuffer.buffers.replay_buffer import ReplayBuffer
-    from shmbuffer.memory.directory.registry import Client
+    from shmbuffer.memory.clients.registry import Client
     from shmbuffer.memory.system.progress import OnProgress
     from shmbuffer.memory.upkeep.recovery_report import RecoveryReport
 

@@ -1,7 +1,7 @@
 """A spawned process: its target, its start and its end.
 
 parent:  target, arguments ──▶ pickled ──▶ start; a target by its name is pickled as `Named`
-child:   unpickle ──▶ check in (memory/directory/roster.py) ──▶ the target ──▶ record the end
+child:   unpickle ──▶ check in (memory/clients/roster.py) ──▶ the target ──▶ record the end
 
 It is a ``spawn`` process of multiprocessing, but not a daemon: it survives a killed coordinator. If
 the target is given by its name, ``"package.module:function"``, the process imports only that
@@ -30,7 +30,7 @@ from types import FrameType, FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from shmbuffer.errors import ShmBufferError
-from shmbuffer.memory.directory import roster
+from shmbuffer.memory.clients import roster
 
 if TYPE_CHECKING:
     from shmbuffer.service.children import Spawned

@@ -19,8 +19,8 @@ from typing import Literal, get_args
 
 from shmbuffer.errors import AttachTimeout, BufferInUseError
 from shmbuffer.memory import Engine, RateLimiter
+from shmbuffer.memory.clients.locks import Lock
 from shmbuffer.memory.directory import cleanup, removal
-from shmbuffer.memory.directory.locks import Lock
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.system.beneath import remove_if_empty
 from shmbuffer.memory.system.path_checks import explained

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from shmbuffer.errors import BufferNotFoundError
-from shmbuffer.memory.directory import roster
+from shmbuffer.memory.clients import roster
+from shmbuffer.memory.clients.locks import TESTER_PATIENCE_S, Lock, is_free
+from shmbuffer.memory.clients.registry import Registry
 from shmbuffer.memory.directory.files import Files
-from shmbuffer.memory.directory.locks import TESTER_PATIENCE_S, Lock, is_free
-from shmbuffer.memory.directory.registry import Registry
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.layout import Role
 from shmbuffer.memory.system import identity

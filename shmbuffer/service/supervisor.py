@@ -29,8 +29,9 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from shmbuffer.errors import BufferClosedError, ShmBufferError
-from shmbuffer.memory.directory import cleanup, roster
-from shmbuffer.memory.directory.registry import Client
+from shmbuffer.memory.clients import roster
+from shmbuffer.memory.clients.registry import Client
+from shmbuffer.memory.directory import cleanup
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.system.identity import ProcessState
 from shmbuffer.service.children import NEVER, Children, Orphans, Spawned, take_over

@@ -15,8 +15,8 @@ import zstandard
 
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory import Engine
-from shmbuffer.memory.format.record_batch import RecordBody
-from shmbuffer.memory.format.recorded import of_storage
+from shmbuffer.memory.mapped.record_batch import RecordBody
+from shmbuffer.memory.mapped.recorded import of_storage
 from shmbuffer.saves.checkpointers.list_checkpointer import CompressedListStorageCheckpointer
 from shmbuffer.storages.movers.item_codec import BodyCodec
 from shmbuffer.storages.movers.record_codec import (

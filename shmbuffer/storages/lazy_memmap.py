@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from shmbuffer.memory import Engine, Settings
-from shmbuffer.memory.format.settings import Reserve
 from shmbuffer.memory.format.sharing import Asked
+from shmbuffer.memory.mapped.settings import Reserve
 from shmbuffer.memory.system.progress import OnProgress
 from shmbuffer.storages.lazy_tensor import LazyTensorStorage
 from shmbuffer.storages.location import Location

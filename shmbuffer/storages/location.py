@@ -10,8 +10,8 @@ from typing import Literal, TypedDict, Unpack
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.directory.cleanup import temporary_directory
-from shmbuffer.memory.format.recorded import of_storage
-from shmbuffer.memory.format.settings import Reserve, require_reserve
+from shmbuffer.memory.mapped.recorded import of_storage
+from shmbuffer.memory.mapped.settings import Reserve, require_reserve
 from shmbuffer.memory.system.prefault import Prefault
 from shmbuffer.memory.system.progress import OnProgress, hearing
 

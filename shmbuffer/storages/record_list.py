@@ -11,8 +11,8 @@ import torch
 from shmbuffer.errors import SpaceError
 from shmbuffer.memory import Engine, Ring, Schema, Settings
 from shmbuffer.memory.format.array_types import Flags, Ints
-from shmbuffer.memory.format.extents import padded
-from shmbuffer.memory.format.recorded import of_storage
+from shmbuffer.memory.mapped.extents import padded
+from shmbuffer.memory.mapped.recorded import of_storage
 from shmbuffer.memory.record_format import locate
 from shmbuffer.memory.system.progress import Progress
 from shmbuffer.saves.checkpointers.record_image import RecordImage

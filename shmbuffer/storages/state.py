@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shmbuffer.items.nodes import Node
+from shmbuffer.items.form.nodes import Node
 from shmbuffer.saves.checkpointers.restoring import (
     sources_from_state,
     sources_in_state,

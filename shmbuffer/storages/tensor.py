@@ -10,8 +10,8 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer.errors import SchemaMismatchError, SpaceError
+from shmbuffer.items.form.leaves import Leaves
 from shmbuffer.items.keys import OWN_KEYS
-from shmbuffer.items.leaves import Leaves
 from shmbuffer.memory import Ring, Schema, Settings
 from shmbuffer.memory.format.array_types import Flags, Floats, Ints
 from shmbuffer.memory.format.streams import GivenStreams

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from shmbuffer.errors import AttachTimeout, BufferClosedError, ShmBufferError
-from shmbuffer.memory.directory import roster
+from shmbuffer.memory.clients import roster
+from shmbuffer.memory.clients.registry import Client
 from shmbuffer.memory.directory.files import Files
-from shmbuffer.memory.directory.registry import Client
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.format.layout import Role
 from shmbuffer.memory.system.region import Directory

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from shmbuffer.memory.format.leaf import Key
-from shmbuffer.memory.format.recorded import REDUCTIONS
+from shmbuffer.memory.mapped.recorded import REDUCTIONS
 from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.saves.checkpoints import Loaded
 from shmbuffer.storages.storage import ring_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shmbuffer.cli import exits, main
-from shmbuffer.memory.directory.locks import InitLock
+from shmbuffer.memory.clients.locks import InitLock
 from shmbuffer.memory.system.region import Directory
 from tests.cli.contents import contents
 from tests.service import items

@@ -11,7 +11,7 @@ import pytest
 
 from shmbuffer.cli import exits, main
 from shmbuffer.extras import command
-from shmbuffer.memory.directory.locks import InitLock
+from shmbuffer.memory.clients.locks import InitLock
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.system.region import Directory
 from tests.kit.programs import Program, run

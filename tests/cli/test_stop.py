@@ -15,8 +15,8 @@ import pytest
 
 from shmbuffer import BufferClosedError, Coordinator
 from shmbuffer.cli import exits, main
-from shmbuffer.memory.directory.locks import Lock
-from shmbuffer.memory.directory.registry import Registry
+from shmbuffer.memory.clients.locks import Lock
+from shmbuffer.memory.clients.registry import Registry
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.system import identity
@@ -175,7 +175,7 @@ def test_one_who_only_looks_whether_a_directory_is_being_stopped_refuses_no_stop
     with path.open() as looked:
         fcntl.flock(looked, fcntl.LOCK_SH)
         monkeypatch.setattr(
-            "shmbuffer.memory.directory.locks.time.sleep",
+            "shmbuffer.memory.clients.locks.time.sleep",
             lambda _: fcntl.flock(looked, fcntl.LOCK_UN),
         )
         assert stop(capsys, tmp_path / "b") == (exits.DONE, [])

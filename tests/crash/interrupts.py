@@ -32,7 +32,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import shmbuffer
-from shmbuffer.memory.directory import locks
+from shmbuffer.memory.clients import locks
 from tests import holdings
 
 _TRACED = (f"{Path(shmbuffer.__file__).parent}/", contextlib.__file__)

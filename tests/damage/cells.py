@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shmbuffer.memory.format import layout
-from shmbuffer.memory.format.slots_file import SlotsFile
+from shmbuffer.memory.mapped.slots_file import SlotsFile
 from tests.damage.specimen import Change, Specimen, words
 
 #: What a number becomes that something else was written over.

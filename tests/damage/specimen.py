@@ -20,9 +20,9 @@ from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Ring, Schema
 from shmbuffer.memory.directory import restored
 from shmbuffer.memory.format import layout
-from shmbuffer.memory.format.control import Control
 from shmbuffer.memory.format.layout import SlotState
 from shmbuffer.memory.format.slots import committed, states, tickets
+from shmbuffer.memory.mapped.control import Control
 from shmbuffer.memory.system.region import Directory
 from tests.crash import harness
 

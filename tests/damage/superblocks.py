@@ -8,7 +8,7 @@ from pathlib import Path
 from shmbuffer import CorruptBufferError, FormatError, IncompatibleVersionError
 from shmbuffer._native import _core
 from shmbuffer.memory.format import layout
-from shmbuffer.memory.format.control import Control, Superblock
+from shmbuffer.memory.mapped.control import Control, Superblock
 
 BITS = 8 * layout.SUPERBLOCK_BYTES
 

@@ -16,7 +16,7 @@ from shmbuffer.memory import Engine
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.layout import EntryState, Phase
 from shmbuffer.memory.format.slots import states
-from shmbuffer.memory.format.slots_file import SlotsFile
+from shmbuffer.memory.mapped.slots_file import SlotsFile
 from shmbuffer.memory.system.identity import process_state
 from shmbuffer.memory.upkeep.check import check
 from shmbuffer.memory.upkeep.inspect import inspect

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from shmbuffer import RateLimiter, RateLimitError
-from shmbuffer.distributed.shards.bank import (
+from shmbuffer.distributed.shards.flow.bank import (
     GONE_S,
     LAPSE_S,
     Bank,

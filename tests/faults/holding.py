@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from shmbuffer import ShmBufferError
 from shmbuffer.memory import Engine, Ring
+from shmbuffer.memory.clients.partials import PartialFile, look
 from shmbuffer.memory.directory import growth
-from shmbuffer.memory.directory.partials import PartialFile, look
 from shmbuffer.memory.upkeep.inspect import inspect
 from tests.crash.harness import schema, settings, write
 from tests.faults.scenario import AT_ONCE, Scenario

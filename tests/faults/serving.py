@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 from shmbuffer.memory import Engine
 from shmbuffer.memory.attaching import attached
-from shmbuffer.memory.directory import roster
+from shmbuffer.memory.clients import roster
 from shmbuffer.memory.directory.anonymous import WHERE
 from shmbuffer.memory.engine import _adopt_memory
 from shmbuffer.memory.format import layout

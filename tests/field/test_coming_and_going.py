@@ -15,8 +15,8 @@ import pytest
 
 from shmbuffer import BufferClosedError, BufferNotFoundError
 from shmbuffer.memory import Engine, Ring, Settings
+from shmbuffer.memory.clients.locks import InitLock
 from shmbuffer.memory.directory.files import Files
-from shmbuffer.memory.directory.locks import InitLock
 from tests.field.conftest import SETTINGS
 from tests.kit.rings import ring_of
 from tests.memory.rows import (

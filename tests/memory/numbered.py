@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterable
 
 from shmbuffer.memory import RecordBatch
-from shmbuffer.memory.format.record_batch import join
+from shmbuffer.memory.mapped.record_batch import join
 
 
 def records(numbers: Iterable[int]) -> RecordBatch:

@@ -46,8 +46,8 @@ from shmbuffer import (
 )
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Leaf, Schema, Settings
+from shmbuffer.memory.clients.locks import InitLock
 from shmbuffer.memory.directory import removal
-from shmbuffer.memory.directory.locks import InitLock
 from shmbuffer.memory.directory.seat import Seat
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.layout import BufferState

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from shmbuffer.memory.format.layout import FANOUT
-from shmbuffer.memory.format.slots_file import Floats, SlotsFile
+from shmbuffer.memory.mapped.slots_file import Floats, SlotsFile
 
 
 def sums_of(children: Floats) -> Floats:

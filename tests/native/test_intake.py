@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 import pytest
 
-import shmbuffer.items.arrays  # noqa: F401 - which says what arrays are
+import shmbuffer.items.form.arrays  # noqa: F401 - which says what arrays are
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine
 from tests.crash.harness import schema, settings

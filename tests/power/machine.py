@@ -12,11 +12,11 @@ import numpy as np
 from shmbuffer import BufferNotFoundError, RecoveryReport
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine
+from shmbuffer.memory.clients.registry import Registry
 from shmbuffer.memory.directory.diagnosis import Diagnosis
 from shmbuffer.memory.directory.files import Files
-from shmbuffer.memory.directory.registry import Registry
 from shmbuffer.memory.format import layout
-from shmbuffer.memory.format.control import Control
+from shmbuffer.memory.mapped.control import Control
 from shmbuffer.memory.system import identity
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.upkeep.recovery import recover_directory

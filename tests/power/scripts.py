@@ -15,7 +15,7 @@ import numpy as np
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Ring, Settings
 from shmbuffer.memory.directory import growth
-from shmbuffer.memory.format.settings import Reserve
+from shmbuffer.memory.mapped.settings import Reserve
 from tests.kit.rings import ring_of
 from tests.memory import rows
 from tests.memory.numbered import records

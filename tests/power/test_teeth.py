@@ -13,7 +13,7 @@ from shmbuffer.memory.directory import made
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.directory.seat import Seat
 from shmbuffer.memory.format import slots
-from shmbuffer.memory.format.control import Control
+from shmbuffer.memory.mapped.control import Control
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.upkeep import flush, recovery
 from tests.power import scripts

@@ -33,7 +33,7 @@ from shmbuffer import (
 from shmbuffer.cli import exits, main
 from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.attaching import copied
-from shmbuffer.memory.directory import locks
+from shmbuffer.memory.clients import locks
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.system import private_copy as copying

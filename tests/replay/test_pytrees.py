@@ -23,7 +23,7 @@ from shmbuffer import (
     SchemaMismatchError,
     TensorDictReplayBuffer,
 )
-from shmbuffer.items import labels
+from shmbuffer.items.form import labels
 from shmbuffer.tensors.form import tensor_structure
 from tests.kit.items import Point
 

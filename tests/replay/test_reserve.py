@@ -40,8 +40,8 @@ from shmbuffer import (
 )
 from shmbuffer._native import _core
 from shmbuffer.memory import consumer_version
-from shmbuffer.memory.directory import partials
-from shmbuffer.memory.directory.partials import PartialFile
+from shmbuffer.memory.clients import partials
+from shmbuffer.memory.clients.partials import PartialFile
 from shmbuffer.memory.flow.reservations import Reservations
 from shmbuffer.memory.upkeep.inspect import inspect
 from shmbuffer.tensors.records.tensor_encoder import TensorEncoder

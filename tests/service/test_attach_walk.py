@@ -15,7 +15,7 @@ import pytest
 import shmbuffer
 from shmbuffer import attach
 from shmbuffer.memory.directory import files
-from shmbuffer.memory.format import control
+from shmbuffer.memory.mapped import control
 from shmbuffer.memory.system.region import Directory
 from tests.crash.harness import ended, fork
 from tests.service import items

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from shmbuffer import AttachTimeout, BufferInUseError, Coordinator
-from shmbuffer.memory.directory import roster
+from shmbuffer.memory.clients import roster
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.system import identity

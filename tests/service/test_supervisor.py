@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from shmbuffer import BufferClosedError, BufferUnlinkedError, Coordinator, ForkedHandleError
-from shmbuffer.memory.directory.roster import LastWords
+from shmbuffer.memory.clients.roster import LastWords
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.format import layout
 from shmbuffer.service.children import HASTY_S, LONGEST_PAUSE_S, Spawned

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from shmbuffer.memory import Engine
-from shmbuffer.memory.directory.locks import LivenessFile
+from shmbuffer.memory.clients.locks import LivenessFile
 from tests.torture import interrupts
 from tests.torture.arena import Actor
 

@@ -190,7 +190,7 @@ int shmb_update(struct shmb_ring *ring, struct shmb_call *call, const int64_t *i
     return status;
 }
 
-#define ORDINARY_PRIORITY 1e3 /* as in memory/format/settings.py */
+#define ORDINARY_PRIORITY 1e3 /* as in memory/mapped/settings.py */
 
 /* Whether every mass stays finite with another alpha and eps: those of the priorities that are there, of the default and of
  * ordinary ones. A mass grows with its priority. A writer may be filling in priorities meanwhile: its commit looks again. */

@@ -17,14 +17,14 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from shmbuffer.buffers.data_path import priority_entry
 from shmbuffer.buffers.data_path.parts import Parts
-from shmbuffer.items.batches import one_of_each
-from shmbuffer.items.mismatch import no_names
+from shmbuffer.items.form.batches import one_of_each
+from shmbuffer.items.form.mismatch import no_names
 from shmbuffer.items.raw_priorities import check_raw
 from shmbuffer.items.stream_numbers import require_rows, steps_and_streams
 from shmbuffer.memory.format.array_types import Floats
 from shmbuffer.memory.format.streams import GivenStreams, Streams, checked, of_each
 from shmbuffer.memory.system import deadline
-from shmbuffer.samplers.prioritized import PrioritizedSampler
+from shmbuffer.samplers.priority.prioritized import PrioritizedSampler
 from shmbuffer.storages.ring_backed import RingBacked
 from shmbuffer.storages.tensor import TensorStorage
 from shmbuffer.tensors.form import cpu

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from shmbuffer.memory import Settings
-from shmbuffer.samplers.prioritized import PrioritizedSampler
+from shmbuffer.samplers.priority.prioritized import PrioritizedSampler
 from shmbuffer.storages.ring_backed import RingBacked
 from shmbuffer.writers.round_robin import RoundRobinWriter
 

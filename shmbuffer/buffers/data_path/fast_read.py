@@ -20,7 +20,7 @@ from shmbuffer.buffers.data_path.sample_info import SampleInfo
 from shmbuffer.items.keys import GENERATION, INDEX
 from shmbuffer.items.mover import draw_into
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
-from shmbuffer.samplers.prioritized import PrioritizedSampler
+from shmbuffer.samplers.priority.prioritized import PrioritizedSampler
 from shmbuffer.samplers.sampler import Sampler, draw_key
 from shmbuffer.storages.indexing import is_plain
 from shmbuffer.storages.movers.native_rows import NativeRows

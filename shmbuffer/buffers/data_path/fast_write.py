@@ -18,7 +18,7 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer.errors import SchemaMismatchError
-from shmbuffer.items.leaves import Leaves
+from shmbuffer.items.form.leaves import Leaves
 from shmbuffer.items.raw_priorities import as_raw
 from shmbuffer.items.rows import intake_form, priority_of
 from shmbuffer.memory.format.streams import GivenStreams

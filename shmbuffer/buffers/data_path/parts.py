@@ -25,7 +25,7 @@ from shmbuffer.items.keys import OWN_KEYS, WEIGHT_KEYS
 from shmbuffer.memory import Engine, RateLimiter
 from shmbuffer.memory.format.leaf import Key
 from shmbuffer.memory.system.fork_lock import ForkLock
-from shmbuffer.samplers.prioritized import PrioritizedSampler
+from shmbuffer.samplers.priority.prioritized import PrioritizedSampler
 from shmbuffer.samplers.random import RandomSampler
 from shmbuffer.samplers.rank import UNKNOWN
 from shmbuffer.samplers.sampler import Sampler, between_forks

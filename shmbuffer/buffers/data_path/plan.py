@@ -27,7 +27,7 @@ from shmbuffer.buffers.data_path.fast_write import FastWrite
 from shmbuffer.buffers.data_path.prefetch import Prefetcher
 from shmbuffer.buffers.data_path.sample_info import SampleInfo
 from shmbuffer.items.limits import Limits
-from shmbuffer.samplers.prioritized import PrioritizedSampler
+from shmbuffer.samplers.priority.prioritized import PrioritizedSampler
 from shmbuffer.samplers.random import RandomSampler
 from shmbuffer.samplers.sampler import Sampler
 from shmbuffer.samplers.taking import consumes

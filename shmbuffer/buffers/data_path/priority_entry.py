@@ -16,7 +16,7 @@ from shmbuffer.items.keys import GENERATION, INDEX, OWN_KEYS
 from shmbuffer.items.raw_priorities import PriorityUpdate, reduced
 from shmbuffer.memory.format.array_types import Floats
 from shmbuffer.memory.format.leaf import Key
-from shmbuffer.samplers.prioritized import PrioritizedSampler
+from shmbuffer.samplers.priority.prioritized import PrioritizedSampler
 from shmbuffer.samplers.sampler import lanes_of
 from shmbuffer.tensors.eager import FRAMES
 from shmbuffer.tensors.form import cpu

@@ -17,9 +17,9 @@ from tensordict import TensorDict
 from torch.autograd.graph import increment_version
 
 from shmbuffer.buffers.data_path.sample_info import SampleInfo
+from shmbuffer.items.form.leaves import Leaves
+from shmbuffer.items.form.nodes import LEAF
 from shmbuffer.items.keys import GENERATION, INDEX
-from shmbuffer.items.leaves import Leaves
-from shmbuffer.items.nodes import LEAF
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.tensor_nodes import TensorDictNode
 from shmbuffer.tensors.form.tensors import require_memory

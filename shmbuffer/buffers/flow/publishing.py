@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from shmbuffer.buffers.data_path.parts import ring_backed
-from shmbuffer.items.arrays import NO_ARRAY, is_array
+from shmbuffer.items.form.arrays import NO_ARRAY, is_array
 from shmbuffer.memory import Leaf, weights
 from shmbuffer.memory.directory.seat import Seat
 from shmbuffer.memory.weights import TIMEOUT_S, Weights

@@ -13,10 +13,10 @@ from tensordict import LazyStackedTensorDict
 
 from shmbuffer.errors import ReservationLostError, ShmBufferError
 from shmbuffer.memory import Engine, consumer_version
-from shmbuffer.memory.directory.partials import PartialFile
+from shmbuffer.memory.clients.partials import PartialFile
 from shmbuffer.memory.flow.status import TooOld
 from shmbuffer.memory.format.ledger import RESERVATIONS
-from shmbuffer.memory.format.record_batch import join
+from shmbuffer.memory.mapped.record_batch import join
 from shmbuffer.memory.system.deadline import within
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.tensor_nodes import is_collection

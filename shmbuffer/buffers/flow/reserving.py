@@ -18,8 +18,8 @@ from shmbuffer.errors import (
 )
 from shmbuffer.items.indices import as_int
 from shmbuffer.memory import Engine, Ring, consumer_version
-from shmbuffer.memory.directory import partials
-from shmbuffer.memory.directory.partials import Partial, PartialFile
+from shmbuffer.memory.clients import partials
+from shmbuffer.memory.clients.partials import Partial, PartialFile
 from shmbuffer.memory.system.deadline import require_time, within
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.storages.storage import Storage

@@ -15,12 +15,12 @@ from shmbuffer.buffers.data_path.sample_info import stack_dim_of
 from shmbuffer.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.distributed.nearby import engine_of
 from shmbuffer.distributed.owner import Owner
-from shmbuffer.distributed.shards.bank import BankState
-from shmbuffer.distributed.shards.quota import KeeperReply, Vault
+from shmbuffer.distributed.shards.flow.bank import BankState
+from shmbuffer.distributed.shards.flow.quota import KeeperReply, Vault
 from shmbuffer.distributed.shards.shard_pieces import Piece, news_of, pieces_of, updated
 from shmbuffer.errors import BufferUnlinkedError, RateLimitError
 from shmbuffer.memory import Totals
-from shmbuffer.samplers.prioritized import PrioritizedSampler
+from shmbuffer.samplers.priority.prioritized import PrioritizedSampler
 from shmbuffer.watch.shards import NODE
 
 

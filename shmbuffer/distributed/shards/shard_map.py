@@ -18,7 +18,7 @@ from typing import Any
 
 from shmbuffer.distributed.keeper import Keeper
 from shmbuffer.distributed.runtime import living_nodes, require_ray
-from shmbuffer.distributed.shards.flow_control import FlowControl
+from shmbuffer.distributed.shards.flow.flow_control import FlowControl
 from shmbuffer.distributed.shards.shard import Shard
 from shmbuffer.memory import RateLimiter
 

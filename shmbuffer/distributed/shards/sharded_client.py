@@ -21,7 +21,7 @@ from shmbuffer.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.distributed.keeper import opened
 from shmbuffer.distributed.nearby import WRITE
 from shmbuffer.distributed.runtime import own_node, require_ray
-from shmbuffer.distributed.shards.credits import Credits
+from shmbuffer.distributed.shards.flow.credits import Credits
 from shmbuffer.distributed.shards.member import Member
 from shmbuffer.distributed.shards.members import Members
 from shmbuffer.distributed.shards.shard_batches import EFFECTIVE_SIZE, SHARD, Begun, ShardBatches

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shmbuffer.items.records.compression import UnknownDictionaryError, Zstd
-from shmbuffer.items.records.decoder import Decoder
+from shmbuffer.items.records.decoding.decoder import Decoder
 from shmbuffer.items.records.encoder import Encoder
 from shmbuffer.items.records.places import Places
 from shmbuffer.memory import Engine, RecordBatch

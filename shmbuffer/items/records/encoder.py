@@ -24,7 +24,7 @@ from shmbuffer.items.records.memory import lent
 from shmbuffer.items.records.planes import as_planes, turned, turned_one
 from shmbuffer.items.records.views import readable
 from shmbuffer.memory.format.array_types import Ints
-from shmbuffer.memory.format.record_batch import RecordBatch, gather
+from shmbuffer.memory.mapped.record_batch import RecordBatch, gather
 from shmbuffer.memory.record_format import Codec, assemble, assemble_one, move
 
 _KEPT_PLANS = 4096

@@ -28,8 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from shmbuffer.items import labels
-from shmbuffer.items.arrays import is_plain_array
+from shmbuffer.items.form import labels
+from shmbuffer.items.form.arrays import is_plain_array
 from shmbuffer.items.kept import Kept
 from shmbuffer.items.records.containers import TAKES, Keys, Take, names_of, take_of
 from shmbuffer.memory.record_format import Chunk

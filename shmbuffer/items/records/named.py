@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shmbuffer.items.arrays import NO_ARRAY, is_array
-from shmbuffer.items.arrays import named as named_array
+from shmbuffer.items.form.arrays import NO_ARRAY, is_array
+from shmbuffer.items.form.arrays import named as named_array
+from shmbuffer.items.form.mismatch import no_names
+from shmbuffer.items.form.nodes import named_entries
 from shmbuffer.items.keys import OWN_KEYS
-from shmbuffer.items.mismatch import no_names
-from shmbuffer.items.nodes import named_entries
 from shmbuffer.items.records import forms
 from shmbuffer.items.records.containers import Taken
 from shmbuffer.memory.format.dtypes import DTYPES

@@ -1,1 +1,1 @@
-"""Where a buffer is: the files of its directory, its locks and its clients."""
+"""The files of a buffer: made, diagnosed, grown and removed."""

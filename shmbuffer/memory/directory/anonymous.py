@@ -19,12 +19,12 @@ from typing import Any, Self
 
 from shmbuffer._native import _core
 from shmbuffer.errors import AttachTimeout, SpaceError
-from shmbuffer.memory.directory.locks import Lock
+from shmbuffer.memory.clients.locks import Lock
 from shmbuffer.memory.format import layout
-from shmbuffer.memory.format.control import Control, first_superblock
 from shmbuffer.memory.format.layout import Flag
-from shmbuffer.memory.format.native import Mapped
 from shmbuffer.memory.format.schema import Schema
+from shmbuffer.memory.mapped.control import Control, first_superblock
+from shmbuffer.memory.mapped.native import Mapped
 from shmbuffer.memory.system import filesystem
 from shmbuffer.memory.system.path_checks import explained
 

@@ -36,7 +36,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal, NoReturn
 
-from shmbuffer.memory.directory.locks import INIT_LOCK
+from shmbuffer.memory.clients.locks import INIT_LOCK
 from shmbuffer.memory.system.beneath import make_temporary, remove_if_empty
 from shmbuffer.memory.system.identity import UNKNOWN_BOOT, Identity, current, prove_dead
 

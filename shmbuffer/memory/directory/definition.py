@@ -24,11 +24,11 @@ from shmbuffer.errors import DurabilityError
 from shmbuffer.memory.directory import growth
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.directory.seat import Seat
-from shmbuffer.memory.format.control import Superblock
 from shmbuffer.memory.format.layout import BufferState, Flag
-from shmbuffer.memory.format.native import Mapped
 from shmbuffer.memory.format.schema import Schema
-from shmbuffer.memory.format.settings import Settings
+from shmbuffer.memory.mapped.control import Superblock
+from shmbuffer.memory.mapped.native import Mapped
+from shmbuffer.memory.mapped.settings import Settings
 from shmbuffer.memory.system.prefault import Prefault
 
 #: Fields of the superblock that say what is built.

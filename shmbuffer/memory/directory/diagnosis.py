@@ -12,14 +12,14 @@ from functools import cached_property
 from pathlib import Path
 
 from shmbuffer.errors import BufferNotFoundError, CorruptBufferError
+from shmbuffer.memory.clients.registry import Registry
 from shmbuffer.memory.directory import restored
 from shmbuffer.memory.directory.files import Files
-from shmbuffer.memory.directory.registry import Registry
-from shmbuffer.memory.format.control import Control, Superblock
 from shmbuffer.memory.format.layout import BufferState, EntryState, Flag, Phase
-from shmbuffer.memory.format.native import Mapped
 from shmbuffer.memory.format.schema import Schema
-from shmbuffer.memory.format.settings import Settings
+from shmbuffer.memory.mapped.control import Control, Superblock
+from shmbuffer.memory.mapped.native import Mapped
+from shmbuffer.memory.mapped.settings import Settings
 from shmbuffer.memory.system import identity
 from shmbuffer.memory.system.region import Directory
 

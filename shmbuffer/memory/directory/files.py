@@ -41,14 +41,14 @@ from shmbuffer.errors import (
     SchemaMismatchError,
     SpaceError,
 )
+from shmbuffer.memory.clients.locks import INIT_LOCK, InitLock, Lock
 from shmbuffer.memory.directory import made, restored
-from shmbuffer.memory.directory.locks import INIT_LOCK, InitLock, Lock
 from shmbuffer.memory.directory.neighbours import did_you_mean
 from shmbuffer.memory.format import layout, ledger
-from shmbuffer.memory.format.control import Control, Superblock, first_superblock
 from shmbuffer.memory.format.layout import Flag
-from shmbuffer.memory.format.native import Mapped
 from shmbuffer.memory.format.schema import Schema
+from shmbuffer.memory.mapped.control import Control, Superblock, first_superblock
+from shmbuffer.memory.mapped.native import Mapped
 from shmbuffer.memory.system import filesystem
 from shmbuffer.memory.system.beneath import remove_if_empty
 from shmbuffer.memory.system.filesystem import free_memory_bytes, space_error

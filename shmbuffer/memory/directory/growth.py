@@ -29,10 +29,10 @@ from shmbuffer._native import _core
 from shmbuffer.errors import BufferNotFoundError, SpaceError
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.directory.seat import Seat
-from shmbuffer.memory.format.control import Superblock
 from shmbuffer.memory.format.layout import BufferState, Flag
 from shmbuffer.memory.format.schema import Schema
-from shmbuffer.memory.format.slots_file import SlotsFile
+from shmbuffer.memory.mapped.control import Superblock
+from shmbuffer.memory.mapped.slots_file import SlotsFile
 from shmbuffer.memory.system.filesystem import human_size
 
 STEP_BYTES = 32 * 2**20

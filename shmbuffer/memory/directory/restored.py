@@ -33,8 +33,8 @@ from contextlib import suppress
 from shmbuffer._native import _core
 from shmbuffer.errors import BufferNotFoundError
 from shmbuffer.memory.format import layout
-from shmbuffer.memory.format.control import Control
 from shmbuffer.memory.format.schema import Schema
+from shmbuffer.memory.mapped.control import Control
 from shmbuffer.memory.system.path_checks import explained
 from shmbuffer.memory.system.region import Directory
 

@@ -28,14 +28,14 @@ from shmbuffer.errors import (
     CorruptBufferError,
     ForkedHandleError,
 )
+from shmbuffer.memory.clients.partials import PartialFile
+from shmbuffer.memory.clients.registry import Membership, Registry
 from shmbuffer.memory.directory.anonymous import Anonymous
 from shmbuffer.memory.directory.files import Files
-from shmbuffer.memory.directory.partials import PartialFile
-from shmbuffer.memory.directory.registry import Membership, Registry
-from shmbuffer.memory.format.control import Control
 from shmbuffer.memory.format.layout import BufferState, Flag, Phase, Role
-from shmbuffer.memory.format.native import Mapped
-from shmbuffer.memory.format.weights_file import WeightsFile
+from shmbuffer.memory.mapped.control import Control
+from shmbuffer.memory.mapped.native import Mapped
+from shmbuffer.memory.mapped.weights_file import WeightsFile
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.system.path_checks import name_of
 

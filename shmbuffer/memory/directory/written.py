@@ -16,7 +16,7 @@ from shmbuffer._native import _core
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.array_types import Floats
-from shmbuffer.memory.format.slots_file import SlotsFile, end_of_use
+from shmbuffer.memory.mapped.slots_file import SlotsFile, end_of_use
 from shmbuffer.memory.system.filesystem import data_ranges
 from shmbuffer.memory.system.path_checks import explained
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from shmbuffer._native import _core
 from shmbuffer.memory.directory.seat import Seat
 from shmbuffer.memory.format import ledger
-from shmbuffer.memory.format.control import Control
 from shmbuffer.memory.format.layout import EntryState
-from shmbuffer.memory.format.native import Mapped
+from shmbuffer.memory.mapped.control import Control
+from shmbuffer.memory.mapped.native import Mapped
 
 
 class HeldItems(NamedTuple):

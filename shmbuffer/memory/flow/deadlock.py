@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shmbuffer.memory.flow.rate_status import RateStatus, wanted
-from shmbuffer.memory.format.control import Control
 from shmbuffer.memory.format.layout import EntryState, Side, Why
 from shmbuffer.memory.format.limiter import RateLimiter
 from shmbuffer.memory.format.schema import Schema
+from shmbuffer.memory.mapped.control import Control
 
 InQueue = Callable[[int, Side], Why | None]
 

@@ -8,7 +8,7 @@ from threading import get_native_id
 
 import numpy as np
 
-from shmbuffer.memory.directory.roster import Attendance, Dead, attendance
+from shmbuffer.memory.clients.roster import Attendance, Dead, attendance
 from shmbuffer.memory.directory.seat import Seat
 from shmbuffer.memory.flow.rate_status import clients_on, may_write, not_attached
 from shmbuffer.memory.format.layout import EntryState, Side

@@ -49,7 +49,7 @@ from shmbuffer.memory.flow.status import raise_for_status, require_linked
 from shmbuffer.memory.format.layout import Alone, Side, Why
 from shmbuffer.memory.format.limiter import RateLimiter
 from shmbuffer.memory.format.schema import Schema
-from shmbuffer.memory.format.slots_file import SlotsFile
+from shmbuffer.memory.mapped.slots_file import SlotsFile
 from shmbuffer.memory.system import deadline
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
 from shmbuffer.memory.system.identity import process_state

@@ -1,1 +1,1 @@
-"""The meaning of each shared byte, and the files that contain them."""
+"""The meaning of each shared byte."""

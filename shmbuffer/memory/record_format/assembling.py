@@ -10,7 +10,7 @@ import numpy as np
 from shmbuffer._native import _core
 from shmbuffer._native._core import address
 from shmbuffer.memory.format.array_types import Ints
-from shmbuffer.memory.format.record_batch import RecordBatch
+from shmbuffer.memory.mapped.record_batch import RecordBatch
 from shmbuffer.memory.record_format.bounds import MAX_U32, ImpossibleError, refuse
 from shmbuffer.memory.record_format.headers import NUMBERS_AT
 from shmbuffer.memory.record_format.pieces import (

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer.memory.format.array_types import Ints
-from shmbuffer.memory.format.record_batch import HEADER_BYTES, RecordBatch
+from shmbuffer.memory.mapped.record_batch import HEADER_BYTES, RecordBatch
 from shmbuffer.memory.record_format.bounds import refuse
 
 VERSION = 1

@@ -10,7 +10,7 @@ from shmbuffer._native import _core
 from shmbuffer._native._core import address
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory.format.array_types import Flags, Ints
-from shmbuffer.memory.format.record_batch import HEADER_BYTES, RecordBatch
+from shmbuffer.memory.mapped.record_batch import HEADER_BYTES, RecordBatch
 from shmbuffer.memory.record_format.bounds import ImpossibleError, refuse
 from shmbuffer.memory.record_format.headers import (
     HEAD,

@@ -36,10 +36,10 @@ from shmbuffer._native._core import address
 from shmbuffer.memory.flow.waiting import Calls
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.array_types import Flags, Floats, Ints
-from shmbuffer.memory.format.extents import live_bytes
-from shmbuffer.memory.format.record_batch import RecordBatch, RecordSample, addresses_of
-from shmbuffer.memory.format.slots_file import SlotsFile
 from shmbuffer.memory.format.streams import Streams
+from shmbuffer.memory.mapped.extents import live_bytes
+from shmbuffer.memory.mapped.record_batch import RecordBatch, RecordSample, addresses_of
+from shmbuffer.memory.mapped.slots_file import SlotsFile
 from shmbuffer.memory.ring.claims import address_of_priorities
 from shmbuffer.memory.ring.item_snapshot import ItemSnapshot
 from shmbuffer.memory.ring.tree import PriorityTree

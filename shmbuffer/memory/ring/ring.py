@@ -28,8 +28,8 @@ from shmbuffer.memory.flow.status import raise_for_status, require_linked
 from shmbuffer.memory.flow.waiting import Calls
 from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.limiter import NO_LIMIT, Quota, RateLimiter
-from shmbuffer.memory.format.slots_file import SlotsFile
 from shmbuffer.memory.format.streams import Streams
+from shmbuffer.memory.mapped.slots_file import SlotsFile
 from shmbuffer.memory.ring.claims import Claims, address_of_priorities
 from shmbuffer.memory.ring.item_snapshot import ItemSnapshot, copy_rows
 from shmbuffer.memory.ring.records import Records

@@ -12,7 +12,7 @@ import numpy as np
 
 from shmbuffer.memory.flow.waiting import Calls
 from shmbuffer.memory.format.array_types import Floats, Ints
-from shmbuffer.memory.format.slots_file import SlotsFile
+from shmbuffer.memory.mapped.slots_file import SlotsFile
 
 
 class PriorityTree:

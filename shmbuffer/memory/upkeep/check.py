@@ -21,10 +21,10 @@ from shmbuffer.memory.directory.neighbours import directory_of
 from shmbuffer.memory.directory.seat import Seat
 from shmbuffer.memory.directory.written import Written
 from shmbuffer.memory.format import layout
-from shmbuffer.memory.format.control import Control, Superblock
 from shmbuffer.memory.format.layout import BufferState, EntryState, Flag, Phase, Role
-from shmbuffer.memory.format.native import Mapped
-from shmbuffer.memory.format.slots_file import SlotsFile
+from shmbuffer.memory.mapped.control import Control, Superblock
+from shmbuffer.memory.mapped.native import Mapped
+from shmbuffer.memory.mapped.slots_file import SlotsFile
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.system.progress import OnProgress, Progress, hearing
 from shmbuffer.memory.system.region import Directory

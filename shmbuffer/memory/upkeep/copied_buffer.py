@@ -21,8 +21,8 @@ from shmbuffer.memory.directory.diagnosis import NO_CLIENT_ALIVE, Diagnosis
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.format import slots
 from shmbuffer.memory.format.layout import BufferState
-from shmbuffer.memory.format.native import Mapped
-from shmbuffer.memory.format.slots_file import SlotsFile
+from shmbuffer.memory.mapped.native import Mapped
+from shmbuffer.memory.mapped.slots_file import SlotsFile
 from shmbuffer.memory.upkeep.recovery import Repair
 from shmbuffer.memory.upkeep.recovery_report import RecoveryReport
 

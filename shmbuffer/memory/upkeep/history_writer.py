@@ -22,10 +22,10 @@ from shmbuffer.errors import (
     FormatError,
     ShmBufferError,
 )
+from shmbuffer.memory.clients.locks import Lock
 from shmbuffer.memory.directory.files import NEW_HISTORY, Files
-from shmbuffer.memory.directory.locks import Lock
 from shmbuffer.memory.format import layout
-from shmbuffer.memory.format.control import Control, Superblock
+from shmbuffer.memory.mapped.control import Control, Superblock
 from shmbuffer.memory.system.filesystem import read_at
 from shmbuffer.memory.system.path_checks import explained
 from shmbuffer.memory.system.region import Directory

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from shmbuffer.errors import CorruptBufferError, FormatError
-from shmbuffer.memory.directory import partials
+from shmbuffer.memory.clients import partials
 from shmbuffer.memory.directory.diagnosis import Diagnosis
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.directory.neighbours import directory_of
@@ -21,12 +21,13 @@ from shmbuffer.memory.flow import consumer_status
 from shmbuffer.memory.flow.consumer_status import ConsumerStatus
 from shmbuffer.memory.flow.holders import Holder, holders, told
 from shmbuffer.memory.flow.rate_status import waits
-from shmbuffer.memory.format import extents, layout, ledger, weights_file
+from shmbuffer.memory.format import layout, ledger
 from shmbuffer.memory.format.array_types import Ints
-from shmbuffer.memory.format.control import Control, Superblock
 from shmbuffer.memory.format.layout import BufferState, Flag
 from shmbuffer.memory.format.schema import Schema
-from shmbuffer.memory.format.slots_file import SlotsFile
+from shmbuffer.memory.mapped import extents, weights_file
+from shmbuffer.memory.mapped.control import Control, Superblock
+from shmbuffer.memory.mapped.slots_file import SlotsFile
 from shmbuffer.memory.ring import counters
 from shmbuffer.memory.system import identity
 from shmbuffer.memory.system.filesystem import UNLIMITED

@@ -17,7 +17,7 @@ from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.format import layout, slots
 from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.layout import Role
-from shmbuffer.memory.format.slots_file import SlotsFile
+from shmbuffer.memory.mapped.slots_file import SlotsFile
 from shmbuffer.memory.system.region import Directory
 
 LOOKED_SLOTS = 1 << 20

@@ -21,19 +21,21 @@ import numpy as np
 
 from shmbuffer._native import _core
 from shmbuffer.errors import LockTimeout
-from shmbuffer.memory.directory import growth, roster
+from shmbuffer.memory.clients import roster
+from shmbuffer.memory.directory import growth
 from shmbuffer.memory.directory.diagnosis import NO_CLIENT_ALIVE, Diagnosis
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.directory.written import Written
-from shmbuffer.memory.format import extents, layout, ledger, limiter, slots, weights_file
+from shmbuffer.memory.format import layout, ledger, limiter, slots
 from shmbuffer.memory.format.array_types import Flags, Floats
-from shmbuffer.memory.format.control import Superblock
 from shmbuffer.memory.format.layout import BufferState, EntryState, Flag, Phase, SlotState
-from shmbuffer.memory.format.native import Mapped
 from shmbuffer.memory.format.priorities import are_priorities
 from shmbuffer.memory.format.schema import Schema
-from shmbuffer.memory.format.settings import Settings, exponent_fits
-from shmbuffer.memory.format.slots_file import PIECE, SlotsFile
+from shmbuffer.memory.mapped import extents, weights_file
+from shmbuffer.memory.mapped.control import Superblock
+from shmbuffer.memory.mapped.native import Mapped
+from shmbuffer.memory.mapped.settings import Settings, exponent_fits
+from shmbuffer.memory.mapped.slots_file import PIECE, SlotsFile
 from shmbuffer.memory.system import identity
 from shmbuffer.memory.system.progress import Progress
 from shmbuffer.memory.upkeep.history_writer import note_deaths

@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shmbuffer.memory.format.control import Control
+from shmbuffer.memory.mapped.control import Control
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,10 @@ from shmbuffer.memory.directory import made
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.format import layout, slots
 from shmbuffer.memory.format.layout import BufferState, Flag
-from shmbuffer.memory.format.recorded import to_record
 from shmbuffer.memory.format.schema import Schema
-from shmbuffer.memory.format.settings import Settings
-from shmbuffer.memory.format.slots_file import SlotsFile
+from shmbuffer.memory.mapped.recorded import to_record
+from shmbuffer.memory.mapped.settings import Settings
+from shmbuffer.memory.mapped.slots_file import SlotsFile
 from shmbuffer.memory.ring.item_snapshot import ItemSnapshot
 from shmbuffer.memory.ring.tree import PriorityTree
 from shmbuffer.memory.system import filesystem

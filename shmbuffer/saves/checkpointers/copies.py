@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
-from shmbuffer.items.leaves import Leaves
+from shmbuffer.items.form.leaves import Leaves
 from shmbuffer.memory import ItemSnapshot
 from shmbuffer.memory.system import filesystem
 from shmbuffer.saves.checkpointers.snapshots import slots_to_reserve

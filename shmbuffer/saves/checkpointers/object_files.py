@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from shmbuffer.items.leaves import Leaves
+from shmbuffer.items.form.leaves import Leaves
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.array_types import Flags
 from shmbuffer.memory.format.leaf import KeyPath

@@ -13,7 +13,7 @@ import torch
 from shmbuffer._native import _core
 from shmbuffer.memory import ItemSnapshot, RecordBatch, Records, Ring
 from shmbuffer.memory.format.array_types import Bytes, Ints
-from shmbuffer.memory.format.record_batch import HEADER_BYTES, gather
+from shmbuffer.memory.mapped.record_batch import HEADER_BYTES, gather
 from shmbuffer.saves.values import damaged
 
 if TYPE_CHECKING:  # storages import their checkpointers

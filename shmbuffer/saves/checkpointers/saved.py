@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from shmbuffer.errors import BufferExistsError, SchemaMismatchError
-from shmbuffer.items.leaves import OBJECT, Leaves
-from shmbuffer.items.nodes import LEAF, Node
+from shmbuffer.items.form.leaves import OBJECT, Leaves
+from shmbuffer.items.form.nodes import LEAF, Node
 from shmbuffer.memory import Engine, Leaf, Ring
 from shmbuffer.memory.attaching import open_save
 from shmbuffer.memory.directory.diagnosis import is_save

@@ -12,7 +12,7 @@ import numpy as np
 from tensordict import TensorDict
 
 from shmbuffer.errors import ShmBufferError
-from shmbuffer.items.leaves import Leaves
+from shmbuffer.items.form.leaves import Leaves
 from shmbuffer.memory import Engine, ItemSnapshot
 from shmbuffer.saves.checkpointers.checkpointer import lies_in
 from shmbuffer.saves.checkpointers.copies import copied, make_columns

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shmbuffer.items.leaves import Leaves
+from shmbuffer.items.form.leaves import Leaves
 from shmbuffer.items.mover import Drawn, draw_from, require_one_each
 from shmbuffer.memory import ItemSnapshot, Ring
 from shmbuffer.memory.format.array_types import Floats, Ints

@@ -9,7 +9,7 @@ import torch
 
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.items.records.forms import RefusedError
-from shmbuffer.memory.format.record_batch import RecordBody, join
+from shmbuffer.memory.mapped.record_batch import RecordBody, join
 from shmbuffer.memory.record_format import Codec, locate
 from shmbuffer.storages.movers.record_codec import TensorRecordCodec
 from shmbuffer.storages.movers.storage_mover import by_leaf, to_device

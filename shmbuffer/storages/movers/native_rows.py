@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from tensordict import MemoryMappedTensor
 
-from shmbuffer.items.leaves import Leaves
+from shmbuffer.items.form.leaves import Leaves
 from shmbuffer.items.mover import Drawn, DrawnElements, draw_into
 from shmbuffer.items.rows import RingRows
 from shmbuffer.memory import ItemSnapshot, Ring

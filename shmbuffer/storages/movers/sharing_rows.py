@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from shmbuffer.errors import RingOverrunError
-from shmbuffer.items.leaves import Leaves
+from shmbuffer.items.form.leaves import Leaves
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.saves.tickets import Tickets

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from shmbuffer.items.leaves import Leaves
+from shmbuffer.items.form.leaves import Leaves
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.storages.movers.native_rows import NativeRows
 from shmbuffer.tensors.form import cpu

@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from tensordict import is_non_tensor
 
-from shmbuffer.items.arrays import NO_ARRAY
+from shmbuffer.items.form.arrays import NO_ARRAY
+from shmbuffer.items.form.leaves import Leaves
+from shmbuffer.items.form.mismatch import refuse_leaf
 from shmbuffer.items.indices import elements_of
-from shmbuffer.items.leaves import Leaves
-from shmbuffer.items.mismatch import refuse_leaf
 from shmbuffer.memory import ItemSnapshot, Ring
 from shmbuffer.memory.format.array_types import Flags, Floats, Ints
 from shmbuffer.memory.format.leaf import KeyPath

@@ -12,11 +12,11 @@ from tensordict import TensorDict, lazy_stack
 from torch.utils._pytree import tree_map
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.items import batches
-from shmbuffer.items.arrays import NO_ARRAY, is_array
+from shmbuffer.items.form import batches
+from shmbuffer.items.form.arrays import NO_ARRAY, is_array
+from shmbuffer.items.form.mismatch import ONE_ITEM
+from shmbuffer.items.form.nodes import nest
 from shmbuffer.items.keys import OWN_KEYS
-from shmbuffer.items.mismatch import ONE_ITEM
-from shmbuffer.items.nodes import nest
 from shmbuffer.tensors.form.deferred import deferred
 from shmbuffer.tensors.form.objects import Objects, non_tensor
 from shmbuffer.tensors.form.tensor_nodes import is_collection

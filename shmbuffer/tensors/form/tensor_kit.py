@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from tensordict import is_non_tensor
 
 from shmbuffer._native._core import address
-from shmbuffer.items.arrays import NO_ARRAY
+from shmbuffer.items.form.arrays import NO_ARRAY
+from shmbuffer.items.form.kit import Kit
+from shmbuffer.items.form.leaves import OBJECT, Leaves, length_of
+from shmbuffer.items.form.mismatch import not_a_tensor, refuse_leaf
 from shmbuffer.items.kept import Kept
-from shmbuffer.items.kit import Kit
-from shmbuffer.items.leaves import OBJECT, Leaves, length_of
-from shmbuffer.items.mismatch import not_a_tensor, refuse_leaf
 from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.tensors.form import cpu, tensor_structure

@@ -21,7 +21,7 @@ from tensordict import (
     lazy_stack,
 )
 
-from shmbuffer.items.nodes import BranchNode, FormDiffersError, LeafNode, Node, entry_of
+from shmbuffer.items.form.nodes import BranchNode, FormDiffersError, LeafNode, Node, entry_of
 from shmbuffer.memory.format.leaf import Key
 from shmbuffer.tensors.form.objects import non_tensor
 from shmbuffer.tensors.form.tensor_containers import class_of

@@ -6,10 +6,10 @@ from typing import Any
 
 from tensordict import LazyStackedTensorDict, NonTensorData, is_non_tensor, is_tensorclass
 
-from shmbuffer.items.mismatch import not_a_tensor
-from shmbuffer.items.nodes import Node
+from shmbuffer.items.form.mismatch import not_a_tensor
+from shmbuffer.items.form.nodes import Node
+from shmbuffer.items.form.structure import Container, Structure
 from shmbuffer.items.records.containers import register
-from shmbuffer.items.structure import Container, Structure
 from shmbuffer.tensors.form.tensor_nodes import (
     LazyStackNode,
     ObjectNode,

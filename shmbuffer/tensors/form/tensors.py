@@ -15,7 +15,7 @@ from torch.utils.dlpack import from_dlpack
 
 from shmbuffer._native import _core
 from shmbuffer.errors import SchemaMismatchError
-from shmbuffer.items.arrays import is_plain
+from shmbuffer.items.form.arrays import is_plain
 from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.tensors.form import cpu
 

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from tensordict import NonTensorStack, is_non_tensor, lazy_stack
 
-from shmbuffer.items.records.building import built
-from shmbuffer.items.records.table import Column, Table
-from shmbuffer.items.records.transfer import homes
+from shmbuffer.items.records.decoding.building import built
+from shmbuffer.items.records.decoding.table import Column, Table
+from shmbuffer.items.records.decoding.transfer import homes
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.leaf import Key, KeyPath, path_of
 from shmbuffer.tensors.form import cpu

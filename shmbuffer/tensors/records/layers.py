@@ -26,9 +26,9 @@ from tensordict import (
 )
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.items.batches import one_of_each
+from shmbuffer.items.form.batches import one_of_each
 from shmbuffer.items.records.containers import register
-from shmbuffer.items.records.table import Table, differing
+from shmbuffer.items.records.decoding.table import Table, differing
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.leaf import KeyPath, key_of
 from shmbuffer.tensors.form.tensor_nodes import is_collection

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from tensordict import TensorDict, is_non_tensor
 
-from shmbuffer.items.records.table import Column, Table
-from shmbuffer.items.records.transfer import homes
+from shmbuffer.items.records.decoding.table import Column, Table
+from shmbuffer.items.records.decoding.transfer import homes
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.leaf import Key, KeyPath, path_of
 from shmbuffer.memory.record_format.bounds import MAX_RAW_BYTES

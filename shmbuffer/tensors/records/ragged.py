@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from shmbuffer.items.records.decoder import writable
-from shmbuffer.items.records.table import Table
+from shmbuffer.items.records.decoding.decoder import writable
+from shmbuffer.items.records.decoding.table import Table
 from shmbuffer.memory.format.leaf import Key
 from shmbuffer.tensors.records.joining import Nesting
 from shmbuffer.tensors.records.layers import items_of, side_by_side

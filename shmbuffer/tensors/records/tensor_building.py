@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from shmbuffer.items import labels
-from shmbuffer.items.records import building
+from shmbuffer.items.form import labels
+from shmbuffer.items.records.decoding import building
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.record_format.grammar import KEYED, Container, split
 from shmbuffer.tensors.form.tensor_batches import collate

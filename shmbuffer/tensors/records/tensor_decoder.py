@@ -11,16 +11,16 @@ import torch
 from numpy.typing import NDArray
 from tensordict import LazyStackedTensorDict
 
-from shmbuffer.items.records import decoder
-from shmbuffer.items.records.building import built
-from shmbuffer.items.records.decoder import writable
+from shmbuffer.items.records.decoding import decoder
+from shmbuffer.items.records.decoding.building import built
+from shmbuffer.items.records.decoding.decoder import writable
+from shmbuffer.items.records.decoding.table import Column, Table, columns_of
+from shmbuffer.items.records.decoding.transfer import Expand
 from shmbuffer.items.records.forms import TreePath
-from shmbuffer.items.records.table import Column, Table, columns_of
-from shmbuffer.items.records.transfer import Expand
 from shmbuffer.memory import record_format
 from shmbuffer.memory.format.array_types import Bytes, Ints
 from shmbuffer.memory.format.dtypes import DTYPES
-from shmbuffer.memory.format.record_batch import RecordBatch
+from shmbuffer.memory.mapped.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Codec, Form, Located
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.deferred import deferred

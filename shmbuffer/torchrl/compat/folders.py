@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from tensordict import is_non_tensor
 
+from shmbuffer.items.form.nodes import LEAF, BranchNode, Node
 from shmbuffer.items.keys import OWN_KEYS
-from shmbuffer.items.nodes import LEAF, BranchNode, Node
 from shmbuffer.memory.format.array_types import Flags
 from shmbuffer.memory.format.key_names import is_number, require_file_name
 from shmbuffer.memory.format.leaf import KeyPath

@@ -24,8 +24,8 @@ from tensordict import TensorDict
 from shmbuffer.items.raw_priorities import from_zero
 from shmbuffer.memory import ItemSnapshot
 from shmbuffer.memory.format.priorities import are_priorities, mass_of
-from shmbuffer.memory.format.settings import exponent_fits
-from shmbuffer.memory.format.slots_file import PIECE
+from shmbuffer.memory.mapped.settings import exponent_fits
+from shmbuffer.memory.mapped.slots_file import PIECE
 from shmbuffer.saves.checkpoints import Loaded, PartFiles
 from shmbuffer.saves.safe_files import create_file, make_folder, write_file
 from shmbuffer.saves.saved_parts import missing_part

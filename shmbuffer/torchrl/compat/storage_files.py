@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from shmbuffer.items.leaves import Leaves
-from shmbuffer.items.nodes import LEAF, Node
+from shmbuffer.items.form.leaves import Leaves
+from shmbuffer.items.form.nodes import LEAF, Node
 from shmbuffer.memory.format.key_names import require_file_name
 from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.memory.system.beneath import leads_down

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from shmbuffer.memory.clients.locks import INIT_LOCK
 from shmbuffer.memory.directory import cleanup
 from shmbuffer.memory.directory.cleanup import Ownership, janitor, own, temporary_directory
-from shmbuffer.memory.directory.locks import INIT_LOCK
 from shmbuffer.memory.system.identity import current
 from tests.kit.programs import Program, in_fork, needs_root
 

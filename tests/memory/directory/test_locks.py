@@ -20,14 +20,14 @@ from shmbuffer import (
     UnsafeFilesystemError,
     UnsafePathError,
 )
-from shmbuffer.memory.directory import locks
-from shmbuffer.memory.directory.locks import INIT_LOCK, InitLock, LivenessFile, holders
+from shmbuffer.memory.clients import locks
+from shmbuffer.memory.clients.locks import INIT_LOCK, InitLock, LivenessFile, holders
 from shmbuffer.memory.system.region import Directory
 from tests.kit.programs import Program, as_nobody, in_fork, needs_root
 
 HOLDER = """
 import sys
-from shmbuffer.memory.directory.locks import InitLock, LivenessFile
+from shmbuffer.memory.clients.locks import InitLock, LivenessFile
 from shmbuffer.memory.system.region import Directory
 directory = Directory.open(sys.argv[1])
 """

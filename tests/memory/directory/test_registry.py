@@ -17,7 +17,7 @@ import pytest
 
 from shmbuffer import RegistryFullError
 from shmbuffer.memory import Engine, Settings
-from shmbuffer.memory.directory.locks import LivenessFile
+from shmbuffer.memory.clients.locks import LivenessFile
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.layout import Phase
 from shmbuffer.memory.system import identity
@@ -191,7 +191,7 @@ def test_there_are_256_entries_and_the_error_names_who_has_them(
         other.reached()
         # They are all ours or the other's, and alive: asked once for each handle that is too often.
         with monkeypatch.context() as patch:
-            patch.setattr("shmbuffer.memory.directory.registry.prove_dead", lambda *_: False)
+            patch.setattr("shmbuffer.memory.clients.registry.prove_dead", lambda *_: False)
             handles = [make.second(engine) for _ in range(254)]
         assert len(engine.seat.registry.live()) == 256
         before = engine.seat.control.entries.copy()

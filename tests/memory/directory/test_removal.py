@@ -13,7 +13,7 @@ from shmbuffer._native import _core
 from shmbuffer.memory import Engine
 from shmbuffer.memory.directory import removal
 from shmbuffer.memory.format import layout
-from shmbuffer.memory.format.control import Control
+from shmbuffer.memory.mapped.control import Control
 from shmbuffer.memory.system.region import Directory
 from tests.kit.programs import Program
 from tests.kit.rings import ring_of

@@ -21,7 +21,7 @@ from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.directory.written import Written
 from shmbuffer.memory.format import layout
-from shmbuffer.memory.format.slots_file import SlotsFile
+from shmbuffer.memory.mapped.slots_file import SlotsFile
 from shmbuffer.memory.upkeep import inspect
 from shmbuffer.memory.upkeep.check import check
 from tests.kit.rings import ring_of

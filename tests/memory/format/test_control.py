@@ -13,8 +13,8 @@ import pytest
 from shmbuffer import CorruptBufferError, FormatError, IncompatibleVersionError
 from shmbuffer._native import _core
 from shmbuffer.memory.format import layout
-from shmbuffer.memory.format.control import Control, Superblock, first_superblock
 from shmbuffer.memory.format.layout import BufferState, Flag
+from shmbuffer.memory.mapped.control import Control, Superblock, first_superblock
 from tests.memory.rows import Parent, child
 
 SETTINGS = {"capacity": 8, "extra": {"class": "ReplayBuffer"}}

@@ -18,8 +18,8 @@ import pytest
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Leaf, Schema, Settings
 from shmbuffer.memory.format import layout
-from shmbuffer.memory.format.control import Superblock
 from shmbuffer.memory.format.layout import BufferState, Flag
+from shmbuffer.memory.mapped.control import Superblock
 from shmbuffer.memory.system import identity
 from shmbuffer.memory.upkeep.check import check
 from tests.memory.rows import schema, write

@@ -12,8 +12,8 @@ import pytest
 from shmbuffer import CorruptBufferError, SchemaMismatchError, SpaceError
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Leaf, Ring, Schema, Settings
-from shmbuffer.memory.format import recorded
 from shmbuffer.memory.format.sharing import Asked, Sharing
+from shmbuffer.memory.mapped import recorded
 from tests.crash.harness import ended, fork
 from tests.selection import seeds
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shmbuffer import CorruptBufferError
-from shmbuffer.memory.format.record_batch import HEADER_BYTES, RecordBatch, join
+from shmbuffer.memory.mapped.record_batch import HEADER_BYTES, RecordBatch, join
 from shmbuffer.memory.record_format import (
     Chunk,
     Codec,

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import pytest
 
 from shmbuffer import CorruptBufferError
-from shmbuffer.memory.format.record_batch import HEADER_BYTES, RecordBatch, join
+from shmbuffer.memory.mapped.record_batch import HEADER_BYTES, RecordBatch, join
 from shmbuffer.memory.record_format import (
     Chunk,
     Codec,

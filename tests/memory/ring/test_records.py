@@ -19,7 +19,7 @@ from shmbuffer import CorruptBufferError, EmptyBufferError, RecordTooLargeError,
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine, RecordBatch, Records, Ring, Schema, Settings
 from shmbuffer.memory.format import layout
-from shmbuffer.memory.format.record_batch import HEADER_BYTES, join
+from shmbuffer.memory.mapped.record_batch import HEADER_BYTES, join
 from shmbuffer.memory.upkeep.check import check
 from shmbuffer.memory.upkeep.inspect import inspect
 from tests.memory.numbered import number_of, records

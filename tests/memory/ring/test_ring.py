@@ -27,8 +27,8 @@ from shmbuffer import (
 )
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Leaf, Ring, Settings
-from shmbuffer.memory.directory import registry
-from shmbuffer.memory.directory.locks import LivenessFile
+from shmbuffer.memory.clients import registry
+from shmbuffer.memory.clients.locks import LivenessFile
 from shmbuffer.memory.flow import waiting
 from shmbuffer.memory.format import slots
 from shmbuffer.memory.format.layout import SlotState

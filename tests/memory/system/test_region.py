@@ -33,7 +33,7 @@ from shmbuffer import (
     UnsafePathError,
 )
 from shmbuffer._native import _core
-from shmbuffer.memory.directory import locks
+from shmbuffer.memory.clients import locks
 from shmbuffer.memory.system import filesystem
 from shmbuffer.memory.system.region import Directory
 from tests.kit.programs import Program, as_nobody, in_a_tmpfs, in_fork, needs_root

@@ -16,10 +16,10 @@ import pytest
 from shmbuffer import BufferNotFoundError, CorruptBufferError, FormatError, recover
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Settings
-from shmbuffer.memory.directory.locks import InitLock
+from shmbuffer.memory.clients.locks import InitLock
 from shmbuffer.memory.format import layout
-from shmbuffer.memory.format.control import Control
 from shmbuffer.memory.format.schema import Schema
+from shmbuffer.memory.mapped.control import Control
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.upkeep.inspect import _looked_at, exists, inspect
 from tests.kit.rings import ring_of

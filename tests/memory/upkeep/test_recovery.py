@@ -22,10 +22,10 @@ import pytest
 from shmbuffer import AttachTimeout, BufferNotFoundError, RecoveryReport, recover
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Settings
-from shmbuffer.memory.directory.locks import InitLock
+from shmbuffer.memory.clients.locks import InitLock
 from shmbuffer.memory.format import layout, slots
-from shmbuffer.memory.format.control import Control
 from shmbuffer.memory.format.layout import BufferState, EntryState, Phase, SlotState
+from shmbuffer.memory.mapped.control import Control
 from shmbuffer.memory.system import identity
 from shmbuffer.memory.system.identity import UNKNOWN_BOOT
 from shmbuffer.memory.system.region import Directory

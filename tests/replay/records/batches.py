@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shmbuffer.memory.format.record_batch import RecordBatch
+from shmbuffer.memory.mapped.record_batch import RecordBatch
 
 
 def as_read(batch: RecordBatch) -> RecordBatch:

@@ -22,7 +22,7 @@ from tensordict import (
 from shmbuffer import CorruptBufferError
 from shmbuffer.items.records.places import Places
 from shmbuffer.memory import record_format
-from shmbuffer.memory.format.record_batch import RecordBatch
+from shmbuffer.memory.mapped.record_batch import RecordBatch
 from shmbuffer.tensors.form.tensor_batches import collate
 from shmbuffer.tensors.records.tensor_decoder import TensorDecoder
 from shmbuffer.tensors.records.tensor_encoder import TensorEncoder

@@ -24,7 +24,7 @@ from tensordict import (
 from shmbuffer.items.records.columns import Columns
 from shmbuffer.items.records.compression import Zstd
 from shmbuffer.memory import record_format
-from shmbuffer.memory.format.record_batch import RecordBatch
+from shmbuffer.memory.mapped.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Codec
 from shmbuffer.tensors.form.tensor_batches import unbound
 from shmbuffer.tensors.records.tensor_decoder import TensorDecoder

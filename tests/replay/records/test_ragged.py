@@ -24,7 +24,7 @@ from tensordict import (
 from shmbuffer import CorruptBufferError, EmptyBufferError, densify, pad
 from shmbuffer.items.records.compression import Zstd
 from shmbuffer.memory import record_format
-from shmbuffer.memory.format.record_batch import RecordBatch
+from shmbuffer.memory.mapped.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Chunk
 from shmbuffer.tensors.records.tensor_decoder import RawBatch, TensorDecoder
 from shmbuffer.tensors.records.tensor_encoder import TensorEncoder

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from shmbuffer import CorruptBufferError
 from shmbuffer.items.records.compression import Zstd
 from shmbuffer.memory import record_format
-from shmbuffer.memory.format.record_batch import RecordBatch, join
+from shmbuffer.memory.mapped.record_batch import RecordBatch, join
 from shmbuffer.memory.record_format import Codec
 from shmbuffer.tensors.records.tensor_decoder import TensorDecoder
 from shmbuffer.tensors.records.tensor_encoder import TensorEncoder

@@ -8,7 +8,7 @@ import numpy as np
 
 from shmbuffer.memory.format import layout, slots
 from shmbuffer.memory.format.array_types import Flags, Ints
-from shmbuffer.memory.format.slots_file import SlotsFile
+from shmbuffer.memory.mapped.slots_file import SlotsFile
 
 
 def misplaced(runtime: Any, live: SlotsFile, where: slice, record_bytes: int) -> Flags:

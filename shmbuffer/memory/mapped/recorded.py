@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from shmbuffer.errors import CorruptBufferError
-from shmbuffer.memory.format.settings import KINDS, Settings, as_json, wrong
+from shmbuffer.memory.mapped.settings import KINDS, Settings, as_json, wrong
 
 REDUCTIONS = ("max", "min", "mean", "median", "sum")
 """How several priorities of an item become one."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from shmbuffer._native._core import address
 from shmbuffer.memory.format.array_types import Bytes, Ints
-from shmbuffer.memory.format.record_batch import RecordBatch
+from shmbuffer.memory.mapped.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Chunk, Codec, Located, volumes
 
 _ALL = slice(None)

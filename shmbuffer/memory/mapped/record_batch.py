@@ -12,7 +12,7 @@ from shmbuffer._native import _core
 from shmbuffer._native._core import address
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.array_types import Bytes, Ints
-from shmbuffer.memory.format.extents import padded
+from shmbuffer.memory.mapped.extents import padded
 
 HEADER_BYTES = layout.RECORD.itemsize
 

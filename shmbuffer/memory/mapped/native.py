@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from shmbuffer._native import _core
 from shmbuffer.memory.format import layout
-from shmbuffer.memory.format.control import Control
 from shmbuffer.memory.format.layout import Flag
 from shmbuffer.memory.format.schema import Schema
+from shmbuffer.memory.mapped.control import Control
 
 
 class Mapped(NamedTuple):

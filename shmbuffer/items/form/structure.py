@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shmbuffer.errors import FormatError
-from shmbuffer.items import labels
-from shmbuffer.items.arrays import is_array
+from shmbuffer.items.form import labels
+from shmbuffer.items.form.arrays import is_array
+from shmbuffer.items.form.mismatch import Numbers, no_names, not_a_tensor
+from shmbuffer.items.form.nodes import LEAF, NESTED, BranchNode, Node, named_entries, nest
 from shmbuffer.items.keys import OWN_KEYS
-from shmbuffer.items.mismatch import Numbers, no_names, not_a_tensor
-from shmbuffer.items.nodes import LEAF, NESTED, BranchNode, Node, named_entries, nest
 from shmbuffer.memory.format.leaf import KeyPath
 
 

@@ -31,7 +31,7 @@ from typing import Self
 
 from shmbuffer._native import _core
 from shmbuffer.errors import AttachTimeout, CorruptBufferError, UnsafePathError
-from shmbuffer.memory.directory.locks import Lock, is_free
+from shmbuffer.memory.clients.locks import Lock, is_free
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.key_names import is_number
 from shmbuffer.memory.format.ledger import RESERVATIONS

@@ -41,7 +41,7 @@ from typing import Any
 
 from shmbuffer._native import _core
 from shmbuffer.errors import AttachTimeout, BufferNotFoundError, BufferUnlinkedError
-from shmbuffer.memory.directory.locks import TESTER_PATIENCE_S, Lock, is_free
+from shmbuffer.memory.clients.locks import TESTER_PATIENCE_S, Lock, is_free
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.system import identity
 from shmbuffer.memory.system.identity import Identity

@@ -12,8 +12,8 @@ import secrets
 import time
 from typing import Any
 
-from shmbuffer.distributed.shards.bank import LAPSE_S
-from shmbuffer.distributed.shards.flow_control import Lent
+from shmbuffer.distributed.shards.flow.bank import LAPSE_S
+from shmbuffer.distributed.shards.flow.flow_control import Lent
 from shmbuffer.distributed.shards.member import PROBE_S
 from shmbuffer.distributed.shards.members import Members
 from shmbuffer.errors import RateLimitTimeout

@@ -12,11 +12,11 @@ import torch
 from shmbuffer.items.keys import WEIGHT_KEYS
 from shmbuffer.memory.format.array_types import Flags, Floats, Ints
 from shmbuffer.memory.ring.tree import PriorityTree
-from shmbuffer.samplers.prioritized import PrioritizedSampler
+from shmbuffer.samplers.priority.prioritized import PrioritizedSampler
 from shmbuffer.samplers.sampler import drawn_by, lanes_of
-from shmbuffer.samplers.slices import SliceSampler
 from shmbuffer.samplers.slicing.cuts import Cuts, consecutive, places
 from shmbuffer.samplers.slicing.options import refuse
+from shmbuffer.samplers.slicing.slices import SliceSampler
 from shmbuffer.samplers.slicing.trajectories import Long, Trajectories
 from shmbuffer.storages.indexing import ravel
 from shmbuffer.tensors.form import cpu

@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.items.arrays import NO_ARRAY, is_array, is_plain, named
-from shmbuffer.items.mismatch import Numbers, not_a_tensor
+from shmbuffer.items.form.arrays import NO_ARRAY, is_array, is_plain, named
+from shmbuffer.items.form.mismatch import Numbers, not_a_tensor
 
 
 def stack(items: list[Any], mapping: str) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from shmbuffer.errors import CorruptBufferError
-from shmbuffer.items import labels
+from shmbuffer.items.form import labels
 from shmbuffer.items.records import containers
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.record_format.grammar import DICTS, Container, split

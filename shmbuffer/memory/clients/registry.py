@@ -27,10 +27,10 @@ import numpy as np
 
 from shmbuffer._native import _core
 from shmbuffer.errors import AttachTimeout, BufferNeedsRestart, RegistryFullError, ShmBufferError
-from shmbuffer.memory.directory.locks import LivenessFile, Lock
+from shmbuffer.memory.clients.locks import LivenessFile, Lock
 from shmbuffer.memory.format import layout
-from shmbuffer.memory.format.control import Control
 from shmbuffer.memory.format.layout import EntryState, Phase, Role
+from shmbuffer.memory.mapped.control import Control
 from shmbuffer.memory.system import identity
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.system.identity import Identity, ProcessState, prove_dead

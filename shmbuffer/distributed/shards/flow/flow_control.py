@@ -18,8 +18,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from shmbuffer.distributed.keeper import asked, opened
-from shmbuffer.distributed.shards.bank import Bank, Report, latest
-from shmbuffer.distributed.shards.quota import HOLD, KEEP, LOOK, OPEN, KeeperReply
+from shmbuffer.distributed.shards.flow.bank import Bank, Report, latest
+from shmbuffer.distributed.shards.flow.quota import HOLD, KEEP, LOOK, OPEN, KeeperReply
 from shmbuffer.errors import RateLimitError
 from shmbuffer.memory import RateLimiter
 

@@ -10,11 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, Self
 
 from shmbuffer._native._core import address
-from shmbuffer.items.arrays import NO_ARRAY, named
-from shmbuffer.items.kept import Kept
-from shmbuffer.items.keys import OWN_KEYS
-from shmbuffer.items.kit import FormOf, Kit
-from shmbuffer.items.mismatch import (
+from shmbuffer.items.form.arrays import NO_ARRAY, named
+from shmbuffer.items.form.kit import FormOf, Kit
+from shmbuffer.items.form.mismatch import (
     A_BATCH,
     ONE_ITEM,
     refuse_form,
@@ -22,8 +20,10 @@ from shmbuffer.items.mismatch import (
     refuse_list,
     refuse_number,
 )
-from shmbuffer.items.nodes import NESTED, FormDiffersError, Node, as_dict
-from shmbuffer.items.structure import paths_of
+from shmbuffer.items.form.nodes import NESTED, FormDiffersError, Node, as_dict
+from shmbuffer.items.form.structure import paths_of
+from shmbuffer.items.kept import Kept
+from shmbuffer.items.keys import OWN_KEYS
 from shmbuffer.memory import Leaf, Schema
 from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.format.leaf import KeyPath

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer._native._core import address
-from shmbuffer.items.arrays import NO_ARRAY, is_array, like, named
-from shmbuffer.items.mismatch import not_a_tensor
-from shmbuffer.items.structure import Structure
+from shmbuffer.items.form.arrays import NO_ARRAY, is_array, like, named
+from shmbuffer.items.form.mismatch import not_a_tensor
+from shmbuffer.items.form.structure import Structure
 from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.format.leaf import KeyPath
 

@@ -14,7 +14,7 @@ from shmbuffer.items.mover import draw_from
 from shmbuffer.items.raw_priorities import as_beta, from_zero
 from shmbuffer.memory import LIVE_READS, ItemSnapshot, Ring
 from shmbuffer.memory.format.array_types import Floats
-from shmbuffer.memory.format.recorded import REDUCTIONS
+from shmbuffer.memory.mapped.recorded import REDUCTIONS
 from shmbuffer.samplers.priority.priority_table import raw_of
 from shmbuffer.samplers.priority.store import PriorityStore
 from shmbuffer.samplers.sampler import NOTHING_THERE, draw_key, in_storage

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from shmbuffer.buffers.data_path.parts import shareable
 from shmbuffer.buffers.replay_buffer import ReplayBuffer
-from shmbuffer.distributed.shards.bank import BankState, Report
+from shmbuffer.distributed.shards.flow.bank import BankState, Report
 from shmbuffer.memory import Engine
 from shmbuffer.memory.flow.rate_status import clients_on
 from shmbuffer.memory.format.layout import EntryState, Side, Why

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from shmbuffer.errors import SchemaMismatchError
-from shmbuffer.items.nodes import NESTED, BranchNode, Node
+from shmbuffer.items.form.nodes import NESTED, BranchNode, Node
 from shmbuffer.memory import Leaf
 from shmbuffer.memory.format.leaf import KeyPath
 from shmbuffer.memory.format.schema import NEW_BUFFER

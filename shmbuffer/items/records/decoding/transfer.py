@@ -13,8 +13,8 @@ import numpy as np
 
 from shmbuffer._native import _core
 from shmbuffer._native._core import address
+from shmbuffer.items.records.decoding.table import Column, Raw
 from shmbuffer.items.records.places import Places
-from shmbuffer.items.records.table import Column, Raw
 from shmbuffer.memory import record_format
 from shmbuffer.memory.format.array_types import Bytes, Ints
 from shmbuffer.memory.record_format import Located

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from shmbuffer._native._core import address
 from shmbuffer.errors import CorruptBufferError
-from shmbuffer.items.records import cutting
-from shmbuffer.items.records.building import ItemBuilder, built
-from shmbuffer.items.records.table import Column, Own, Table
-from shmbuffer.items.records.transfer import Expand, Transfer, homes
+from shmbuffer.items.records.decoding import cutting
+from shmbuffer.items.records.decoding.building import ItemBuilder, built
+from shmbuffer.items.records.decoding.table import Column, Own, Table
+from shmbuffer.items.records.decoding.transfer import Expand, Transfer, homes
 from shmbuffer.memory import record_format
 from shmbuffer.memory.format.array_types import Bytes, Ints
-from shmbuffer.memory.format.record_batch import RecordBatch
+from shmbuffer.memory.mapped.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Located
 
 _SMALL_BYTES = 8192  # moving fewer bytes costs less than one view

@@ -19,9 +19,9 @@ from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.leaf import Key
 from shmbuffer.samplers.claiming import ClaimingSampler
 from shmbuffer.samplers.sampler import lanes_of
-from shmbuffer.samplers.slices import SliceSampler
 from shmbuffer.samplers.slicing.cuts import Cuts
 from shmbuffer.samplers.slicing.options import Side, SliceOptions
+from shmbuffer.samplers.slicing.slices import SliceSampler
 from shmbuffer.samplers.slicing.trajectories import Trajectories
 from shmbuffer.samplers.slicing.window_source import WindowSource
 from shmbuffer.samplers.slicing.windows import Used, Windows, as_bits, of_bits

@@ -11,9 +11,9 @@ from shmbuffer.memory.format import slots
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.samplers.passes import Pass
 from shmbuffer.samplers.sampler import drawn_by
-from shmbuffer.samplers.slices import SliceSampler
 from shmbuffer.samplers.slicing.cuts import Cuts
 from shmbuffer.samplers.slicing.options import refuse
+from shmbuffer.samplers.slicing.slices import SliceSampler
 from shmbuffer.samplers.slicing.trajectories import Long, Trajectories
 from shmbuffer.samplers.without_replacement import SamplerWithoutReplacement
 from shmbuffer.storages.storage import ring_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from shmbuffer.items import labels
+from shmbuffer.items.form import labels
 from shmbuffer.memory.format.leaf import Key, KeyPath
 
 NESTED = frozenset(("tensordict", "tensorclass"))

@@ -26,7 +26,7 @@ from shmbuffer.errors import CorruptBufferError, FormatError, IncompatibleVersio
 from shmbuffer.memory.format import layout, limiter
 from shmbuffer.memory.format.layout import BufferState, Flag
 from shmbuffer.memory.format.limiter import NO_LIMIT, NUMBERS, Quota, RateLimiter
-from shmbuffer.memory.format.settings import as_json
+from shmbuffer.memory.mapped.settings import as_json
 from shmbuffer.memory.system import identity
 from shmbuffer.memory.system.identity import Identity
 from shmbuffer.memory.system.path_checks import not_durable

@@ -1,0 +1,1 @@
+"""Flow control over all shards: limits, quotas and credits."""

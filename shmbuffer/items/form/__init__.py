@@ -1,0 +1,1 @@
+"""Takes data apart into the leaves of an item and puts them together, without torch."""

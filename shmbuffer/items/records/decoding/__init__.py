@@ -1,0 +1,1 @@
+"""Decodes records into items or into columns of leaves."""

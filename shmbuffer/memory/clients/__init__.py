@@ -1,0 +1,1 @@
+"""The processes that use a buffer: their file locks, registry entries and unfinished rollouts."""
