@@ -237,10 +237,10 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
 
         Cost: one native call.
         """
-        fast = self._parts.plan.fast_write
-        if fast is not None and timeout is streams is None and not self._parts.plan.transforms:
-            index = fast.write(data, True)
-            if index is not None:
+        plan = self._parts.plan
+        if timeout is None and streams is None and not plan.transforms:
+            fast = plan.fast_write
+            if fast is not None and (index := fast.write(data, True)) is not None:
                 return index  # type: ignore[no-any-return]
         return self._writes.write(data, True, None, timeout, streams)  # type: ignore[no-any-return]
 
@@ -286,7 +286,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
                 "buffers find priorities in the data; use update_priority(index, priority)"
             )
         plan = self._parts.plan
-        if timeout is streams is stream_dim is None and not plan.transforms:
+        if timeout is None and streams is None and stream_dim is None and not plan.transforms:
             fast = plan.fast_write
             if fast is not None and (index := fast.write(data, False)) is not None:
                 return index  # type: ignore[no-any-return]

@@ -75,16 +75,13 @@ class FastWrite:
             core = self._seat.intake(self._priority, **self._form)
             if core is None:
                 return None
-        if single:
-            index = core.add(data, streams)
-            refused = index is not None and index < 0
-        else:
-            index = core.extend(data, streams)
-            refused = type(index) is int
-        if refused:
+        index = core.add(data, streams) if single else core.extend(data, streams)
+        if index is not None:
+            if type(index) is not int:  # the indices of a batch
+                return index
+            if index >= 0:
+                return index
             self._rows.ring.refused(index)
-        elif index is not None:
-            return index
         return self._write_converted(data, single, streams) if converts else None
 
     def _write_converted(self, data: Any, single: bool, streams: GivenStreams) -> Any:
