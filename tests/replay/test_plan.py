@@ -34,7 +34,7 @@ PACKAGE = Path(shmbuffer.__file__).parent
 FOLDER = Path(__file__).parents[2] / "docs" / "design"
 DESIGN = "".join((FOLDER / name).read_text() for name in ("life-of-an-item.md", "modules.md"))
 MOST = {
-    "A batch that lies as it has to": 2,
+    "A batch that needs no conversion": 2,
     "A batch that has to be converted": 5,
     "A sample": 5,
     "Its priorities": 3,
@@ -92,7 +92,7 @@ def walks() -> dict[str, Callable[[], object]]:
     converted = direct.clone(recurse=False).set("obs", torch.rand(4, 32).T)
     sample = rb.sample().set("td_error", error[:4])
     return {
-        "A batch that lies as it has to": lambda: rb.extend(direct),
+        "A batch that needs no conversion": lambda: rb.extend(direct),
         "A batch that has to be converted": lambda: rb.extend(converted),
         "A sample": rb.sample,
         "Its priorities": lambda: rb.update_tensordict_priority(sample),
@@ -100,7 +100,7 @@ def walks() -> dict[str, Callable[[], object]]:
 
 
 WALKS = [
-    "A batch that lies as it has to",
+    "A batch that needs no conversion",
     "A batch that has to be converted",
     "A sample",
     "Its priorities",
