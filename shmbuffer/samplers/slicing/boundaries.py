@@ -243,8 +243,16 @@ class Boundaries:
     @property
     def _paths(self) -> tuple[KeyPath, ...]:
         """All entries that may be read."""
-        named = tuple(path for path in (self._ids, self._step) if path is not None)
-        return tuple(dict.fromkeys((*self._ends, *USUAL_IDS, DONE, *self._others, *named)))
+        steps = () if self._step is None else (self._step,)
+        return tuple(
+            dict.fromkeys((*self._ids_to_try, *steps, *(self._ends or (DONE,)), *self._others))
+        )
+
+    @property
+    def _ids_to_try(self) -> tuple[KeyPath, ...]:
+        if self._ids is not None:
+            return (self._ids,)
+        return () if self._ends else USUAL_IDS
 
     def _keys_as_before(self, entries: Entries) -> Keys:
         """Returns `_keys`; _OtherKeysError if earlier items had other keys."""
@@ -258,8 +266,7 @@ class Boundaries:
         """Returns the entries of the items that define trajectories."""
         if self._all_ends and not self._ends:
             return None, ()
-        wanted = () if self._ends else USUAL_IDS
-        wanted = wanted if self._ids is None else (self._ids,)
+        wanted = self._ids_to_try
         ids = next((path for path in wanted if entries.has(path)), None)
         if self._step is not None:
             if ids is None or not entries.has(self._step):
