@@ -1,15 +1,15 @@
-"""Shared memory: where items lie, which process may touch them, and how a crash is repaired.
+"""Shared memory: the places of items, the access of processes, and repair after a crash.
 
-These modules use numpy and the C core only, so a collector that has arrays does not import torch.
+These modules use numpy and the C core only, so a collector with arrays does not import torch.
 
-A room imports from the rooms above it. The modules beside the rooms put them together as `Engine`:
+A room imports only from the rooms above it. The modules beside the rooms combine them to `Engine`:
 
     system          files, pages, time, processes
     format          the meaning of each shared byte
     mapped          the files of a buffer as processes map them
     record_format   the bytes of one record
     clients         file locks, the registry, unfinished rollouts
-    directory       the files of a buffer: made, diagnosed, grown and removed
+    directory       creation, diagnosis, growth and removal of the files of a buffer
     flow            waiting: the rate limiter, reservations, consumers
     ring            reads and writes of items: rows, records, priorities
     upkeep          recovery, durability, checks, history

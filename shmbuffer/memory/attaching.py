@@ -1,4 +1,4 @@
-"""Attaching to a directory by its path; opening a save, or a copy of what can only be read."""
+"""Attaches to a directory by its path; opens saves, and copies of buffers that can only be read."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ LOOK_S = 0.01
 """The interval at which a waiting ``attach`` looks for the buffer."""
 
 SAY_S = 2.0
-"""After so long a wait, ``attach`` logs where it looks."""
+"""The time after which a waiting ``attach`` logs the path."""
 
 log = logging.getLogger("shmbuffer.service")
 
@@ -61,16 +61,16 @@ def attached(
     requested: Prefault,
     on_existing: OnExisting = "attach",
 ) -> Engine:
-    """Returns a handle on the buffer of a directory, which need not exist yet, or AttachTimeout."""
+    """Attaches to the buffer of a directory, and waits for it up to ``timeout``."""
     if on_existing not in get_args(OnExisting):
         raise ValueError(
-            f"on_existing is one of {', '.join(get_args(OnExisting))}, not {on_existing!r}"
+            f"on_existing must be one of {', '.join(get_args(OnExisting))}, but is {on_existing!r}"
         )
     if math.isnan(timeout) or timeout < 0:
-        raise ValueError(f"timeout is a number of seconds, not {timeout!r}")
+        raise ValueError(f"timeout must be a number of seconds of at least 0, but is {timeout!r}")
     role = role or role_of_this_process
     if role not in get_args(Role):
-        raise ValueError(f"role is one of {', '.join(get_args(Role))}, not {role!r}")
+        raise ValueError(f"role must be one of {', '.join(get_args(Role))}, but is {role!r}")
     began_s, said = time.monotonic(), False
     deadline_s = began_s + timeout
     while (engine := _opened(path, role, deadline_s, requested, on_existing)) is None:
@@ -88,30 +88,30 @@ def attached(
 
 
 def open_save(path: Path, *, verify: bool) -> Engine:
-    """A handle on a save, which stays as it is: priorities and passes change in this process only.
+    """Opens a save for reading; priorities and passes change in this process only.
 
     No lock is taken, and no other process sees the handle. Every write raises ReadOnlyError.
 
     Args:
-        path: the directory.
-        verify: compare every item with its checksum. The handle's ``report`` says which were
-            dropped.
+        path: The directory.
+        verify: Whether to compare every item with its checksum. The handle's ``report`` has the
+            number of dropped items.
     """
     with Directory.open(path, reading=True, allow_unsafe_fs=True) as directory:
         return _private(Files(directory, private=True), verify=verify)[0]
 
 
 def copied(path: Path) -> tuple[Engine, int]:
-    """Returns a handle on a private copy, in memory, of a buffer that this process can only read.
+    """Opens a private copy, in memory, of a buffer that this process can only read.
 
-    No other process sees the handle. Its ``report`` says which items of the copy were dropped.
+    No other process sees the handle. Its ``report`` has the number of dropped items.
 
     Returns:
-        The handle, and how many elements were overwritten while they were copied.
+        The handle, and the number of elements that were overwritten during the copy.
 
     Raises:
-        EmptyBufferError: nothing has been written yet.
-        BufferInUseError, SpaceError: see `copy_buffer`.
+        EmptyBufferError: Nothing has been written yet.
+        BufferInUseError, SpaceError: See `copy_buffer`.
     """
     with Directory.open(path, reading=True) as directory:
         return _private(Files(directory), verify=True)
@@ -121,7 +121,10 @@ def _private(files: Files, *, verify: bool) -> tuple[Engine, int]:
     require_platform()
     copy = copy_buffer(files)
     if copy.mapped is None:
-        raise EmptyBufferError(f"{files.path}: nothing has been written yet, so there is no item")
+        raise EmptyBufferError(
+            f"{files.path}: the buffer has no item, because nothing has been written yet; write to"
+            " it first"
+        )
     report = repair_copy(copy, copy.mapped, verify=verify)
     ground = Anonymous.around(files.dictionary(), str(files.path))
     engine = Engine(Seat(ground, copy.found.control, layout.Role.CLIENT, copy.mapped))
@@ -152,11 +155,11 @@ def _opened(
             raise
         return _with_leaves(open_save(path, verify=False))
     except BufferNotFoundError:
-        return None  # removed since; the next one may come
+        return None  # removed meanwhile; another buffer may follow
 
 
 def _is_readable_save(path: Path) -> bool:
-    """True if a directory is a save, of whichever user, that this process may read."""
+    """True if a directory is a save of any user that this process may read."""
     with suppress(ShmBufferError, OSError):
         return is_save(path)
     return False
@@ -169,7 +172,7 @@ def _with_leaves(engine: Engine) -> Engine:
         engine.close()
         require_no_export(Path(engine.where))
         raise SchemaMismatchError(
-            f"{engine.where}: is a save with Python objects in it, which processes cannot share; "
+            f"{engine.where}: the save contains Python objects, which processes cannot share; "
             "load it with loads() into a storage of the same kind"
         )
     return engine
@@ -189,7 +192,7 @@ def _nothing_there(path: Path, timeout: float) -> AttachTimeout:
 def _state(path: Path) -> str:
     if not path.exists():
         return "does not exist"
-    return "holds no buffer" if path.is_dir() else "is not a directory"
+    return "contains no buffer" if path.is_dir() else "is not a directory"
 
 
 def _hint(path: Path) -> str:

@@ -1,12 +1,13 @@
-"""The version of the policy that learners have: one number in the control file, for everybody.
+"""The version of the policy that learners have: one number in the control file, for all clients.
 
     publish(weights) ──at least its version──▶
     sampler.consumer_version = n ────────────▶ consumer_version ──▶ samplers, limiter, top
     sampler.increment_consumer_version() ────▶
 
-Items say by which version they were made, and are stale by the difference. Each change is one
-atomic store, also while others change it, and wakes who waits for it.
-If the process dies behind the store, the new version counts; waiters see it milliseconds later.
+Items contain the version that produced them, and their staleness is the difference. Each change is
+one atomic store, even if several processes change it, and wakes waiting clients.
+If the process dies after the store, the new version is valid, and waiting clients see it
+milliseconds later.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ class _Change(IntEnum):
 
 
 def read(seat: Seat) -> int:
-    """Returns the version as it is now; CorruptBufferError if something else has written there."""
+    """Returns the current version; CorruptBufferError if it is invalid."""
     found = int(seat.control.runtime["consumer_version"][0])
     if found >= LIMIT:
         raise CorruptBufferError(
-            f"{seat.where}: the consumer version is {found}, which is invalid: another program has "
-            "written to the shared memory; set it again with sampler.consumer_version = n",
+            f"{seat.where}: the consumer version {found} is invalid, because another program wrote "
+            "to the shared memory; set it again with sampler.consumer_version = n",
             path=seat.where,
             found=found,
         )
@@ -45,28 +46,28 @@ def read(seat: Seat) -> int:
 
 
 def store(seat: Seat, version: Any) -> None:
-    """Sets it, whatever it was."""
+    """Sets the version unconditionally."""
     _change(seat, _Change.SET, require_version(version))
 
 
 def increment(seat: Seat) -> int:
-    """Adds 1, also while others do; returns what it is then."""
+    """Adds 1 atomically; returns the new version."""
     return _change(seat, _Change.ADD, 1)
 
 
 def raise_to(seat: Seat, version: int) -> int:
-    """Sets it, where it is smaller; returns what it is then."""
+    """Raises the version to at least ``version``; returns the new version."""
     return _change(seat, _Change.AT_LEAST, version)
 
 
 def require_version(version: Any, name: str = "consumer_version") -> int:
-    """Returns a version as an int; TypeError or ValueError where it is none."""
+    """Returns a version as an int; raises TypeError or ValueError if it is invalid."""
     try:
         found = operator.index(version)
     except TypeError:
-        raise TypeError(f"{name} is an integer, got {version!r}") from None
+        raise TypeError(f"{name} must be an integer, but is {version!r}") from None
     if not 0 <= found < LIMIT:
-        raise ValueError(f"{name} is a number from 0 to 2**62 - 1, got {found}")
+        raise ValueError(f"{name} must be a number from 0 to 2**62 - 1, but is {found}")
     return found
 
 

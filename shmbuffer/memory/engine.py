@@ -1,19 +1,19 @@
-"""A process's handle on a buffer: creating it, joining it, leaving it.
+"""A process's handle on a buffer: creating, joining and leaving it.
 
-    Engine.anonymous(settings)       memory without a name, for one process and its children
-    Engine.open(path, settings)      a directory: created, attached to or recovered, as is right
+    Engine.anonymous(settings)       anonymous memory, for one process and its children
+    Engine.open(path, settings)      a directory: created, attached to or recovered, as needed
 
     nothing ──create──▶ NO_SCHEMA ──define (the first write)──▶ READY ──remove──▶ CLOSING
                             ▲                                   │  ▲
                             └──── undefine (empty, alone) ──────┘  └──▶ RECOVERING (all died)
 
-Creation has two steps. The control file comes first, so that clients may join before anything is
-known of the items; the first write brings the schema, and the first process to write builds the
-files under init.lock while the others wait, with a deadline, and load them.
+Creation has two steps. The control file is created first, so that clients may join before the form
+of the items is known. The first write has the schema. The first process that writes builds the
+files under init.lock, while the others wait, with a deadline, and then load them.
 
-If a process dies while creating or defining, the next one that takes init.lock goes by the
-superblock. It removes what is unfinished and starts again, or publishes what is complete: see
-`definition`. After ``fork`` the child joins with an entry of its own on first use.
+If a process dies while creating or defining, the superblock decides what the next process under
+init.lock does. It removes unfinished files and starts again, or publishes complete ones: see
+`definition`. After ``fork``, the child joins with its own entry on first use.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ from shmbuffer.memory.upkeep.recovery_report import RecoveryReport
 
 
 class Engine:
-    """A handle on a buffer. Use `anonymous` or `open`.
+    """A handle on a buffer. Created by `anonymous` or `open`.
 
     Attributes:
-        seat: what the handle shares with other processes: its entry, the control file, the maps.
-        where: for messages: the directory, or "anonymous memory".
-        path: the directory; None in anonymous memory.
-        report: what recovery did, if this handle recovered the directory.
-        pages: what it does about the pages of the buffer.
+        seat: The seat of the handle: its entry, the control file and the maps.
+        where: For messages: the directory, or "anonymous memory".
+        path: The directory; None in anonymous memory.
+        report: The report of the recovery, if this handle recovered the directory.
+        pages: The prefault of the pages of the buffer.
     """
 
     def __init__(self, seat: Seat, *, adopting: bool = False, prefault: Prefault = OFF) -> None:
@@ -79,7 +79,7 @@ class Engine:
 
     @classmethod
     def anonymous(cls, settings: Settings, *, prefault: Prefault = OFF) -> Engine:
-        """Returns a buffer in memory without a name."""
+        """Creates a buffer in anonymous memory."""
         require_platform()
         ground, control = Anonymous.create(
             asdict(settings), settings.flags & ~(Flag.RESERVE | Flag.STEPS)
@@ -102,28 +102,35 @@ class Engine:
         """Opens a directory: creates the buffer, attaches to it, or recovers it.
 
         Args:
-            path: the scratch directory.
-            settings: of a buffer that is created; None: only attach.
-            existing: what to do with an existing buffer. ``"attach"``, ``"recover"``: join it,
-                after recovering it if no living client uses it. ``"verify"``: the same, with every
-                item compared with its checksum; refused if a living client uses it. ``"error"``:
-                refuse. ``"overwrite"``: remove it first, if no living client uses it. ``"adopt"``:
-                as attach, and take over the leaf files of a bare tensordict directory, without
-                items.
+            path: The scratch directory.
+            settings: The settings of a new buffer. None: only attach.
+            existing: The treatment of an existing buffer.
+
+                * ``"attach"``, ``"recover"``: join it, after recovering it if no living client uses
+                  it.
+                * ``"verify"``: the same, but compare every item with its checksum. Refused if a
+                  living client uses it.
+                * ``"error"``: refuse.
+                * ``"overwrite"``: remove it first. Refused if a living client uses it.
+                * ``"adopt"``: as attach, and take over the leaf files of a bare tensordict
+                  directory, without items.
+
             role: ``client``, ``collector``, ``learner`` or ``coordinator``; for display.
-            timeout: seconds to wait for another process that creates or recovers it.
-            temporary: the directory is ours: removed at the end of this process.
-            auto_cleanup: a directory that the user named is cleaned up at the end of this process.
-            prefault: what to do about the pages, now or once the schema is there. Where another
-                process defines it, "full" is as "background": any call may be the first to see it.
+            timeout: Seconds to wait for another process that creates or recovers it.
+            temporary: The directory is ours, and is removed when this process ends.
+            auto_cleanup: The files in the user's directory are removed when this process ends.
+            prefault: Whether to prefault the pages, now or once there is a schema. If another
+                process defines the schema, "full" is like "background", because any call may be the
+                first to see it.
 
         Raises:
             BufferNotFoundError: ``settings`` is None and there is no buffer.
-            BufferExistsError: with ``existing="error"``.
-            BufferInUseError: with ``existing="overwrite"`` or ``"verify"``.
-            AttachTimeout: another process holds init.lock.
-            CorruptBufferError, FormatError, UnsafePathError, UnsafeFilesystemError, ReadOnlyError,
-            SpaceError, RegistryFullError: as they say; nothing was changed.
+            BufferExistsError: With ``existing="error"``.
+            BufferInUseError: With ``existing="overwrite"`` or ``"verify"``.
+            AttachTimeout: Another process holds init.lock.
+            CorruptBufferError, FormatError, UnsafePathError, UnsafeFilesystemError, ReadOnlyError:
+                Nothing was changed.
+            SpaceError, RegistryFullError: Nothing was changed.
         """
         require_platform()
         if settings is not None:
@@ -143,14 +150,14 @@ class Engine:
                 raise
         return engine
 
-    # What it shares.
+    # The shared parts.
 
     def ring(self) -> Ring | None:
-        """The ring, once the schema is there; None before. Maps the files where that is new."""
+        """Returns the ring, and maps the files if they are new; None before the first write."""
         if self._ring is None and not self.closed:
             self.seat.catch_up()
             with self.seat.connecting:
-                # Another thread may have made it meanwhile.
+                # Another thread may have created it meanwhile.
                 if self.seat.mapped is not None and self._ring is None:
                     self._ring = Ring(self.seat)
                     self.pages.make(self.seat)
@@ -163,7 +170,7 @@ class Engine:
 
     @property
     def superblock(self) -> Superblock:
-        """Identity and life cycle, decoded."""
+        """The decoded identity and life cycle of the buffer."""
         return self.seat.control.superblock()
 
     @property
@@ -173,22 +180,22 @@ class Engine:
 
     @property
     def on_disk(self) -> bool:
-        """True if a disk is below the bytes, so that the kernel writes them back."""
+        """True if there is a disk below the files, so that the kernel writes pages back."""
         return not self.seat.ground.in_memory
 
     @property
     def shared(self) -> bool:
-        """True if it is a directory, which any process may attach to."""
+        """True if the buffer is in a directory, to which any process may attach."""
         return self.path is not None
 
     def define(self, schema: Schema, *, timeout: float = 60.0) -> Ring:
-        """Builds what the first write needs, or loads what another process built meanwhile.
+        """Builds the files that the first write needs, or loads those of another process.
 
         Raises:
-            SchemaMismatchError: another process defined another schema.
-            SpaceError: bytes needed and free; the buffer has no schema still, unless memory ran out
-                while its pages were made ahead.
-            AttachTimeout: another process is building for longer than ``timeout``.
+            SchemaMismatchError: Another process defined another schema.
+            SpaceError: There is not enough space. The buffer still has no schema, unless memory ran
+                out while its pages were prefaulted.
+            AttachTimeout: Another process has been building for longer than ``timeout``.
         """
         seat = self.seat
         seat.require_open()
@@ -206,19 +213,19 @@ class Engine:
                     definition.build(seat, schema, adopting=self._adopting, prefault=pages)
             ring = self.ring()
         if ring is None:
-            raise BufferClosedError(f"{self.where}: the buffer is being removed")
+            raise BufferClosedError(f"{self.where}: the buffer is being removed; create it again")
         ring.schema.require_same(schema, self.where)
         self.pages.make(seat, wait=True)
         return ring
 
     def undefine(self, *, timeout: float = 60.0) -> bool:
-        """Forgets what an item is made of: the next write says so, of whichever process.
+        """Removes the schema of an empty buffer; the next write of any process defines a new one.
 
         Returns:
-            False, and nothing was changed, if there are items, or anybody else has the buffer.
+            False, without any change, if there are items, or another client is attached.
 
         Raises:
-            AttachTimeout, DurabilityError: as in `define`.
+            AttachTimeout, DurabilityError: As in `define`.
         """
         self.seat.require_open()
         ring, registry = self.ring(), self.seat.registry
@@ -234,10 +241,11 @@ class Engine:
         return True
 
     def update_settings(self, *, timeout: float = 60.0, **changes: Any) -> Settings:
-        """Changes what is recorded; ``extra`` is merged.
+        """Changes the recorded settings; ``extra`` is merged.
 
         Raises:
-            ValueError: it does not fit the superblock, or nobody could open the buffer with it.
+            ValueError: The settings do not fit into the superblock, or no process could read them
+                back.
         """
         self.seat.require_open()
         with self.seat.ground.lock(timeout):
@@ -256,15 +264,15 @@ class Engine:
         return self.seat.control.limits()
 
     def set_limiter(self, wanted: RateLimiter | Quota | None, *, timeout: float = 60.0) -> None:
-        """Sets what limits writes and samples, for all processes; None: nothing.
+        """Sets the limits of writes and samples for all processes; None removes them.
 
-        The ratio counts from now on. What a queue has handed out stays so; one that is switched on
-        has all items that are there.
+        The ratio counts from now on. Items that a queue has handed out stay so. A new queue
+        contains all existing items.
 
         Raises:
-            ValueError: ``min_size`` is larger than the buffer; or a queue was asked for, and there
-                are priorities.
-            LockTimeout, AttachTimeout, BufferClosedError: as they say; nothing was changed.
+            ValueError: ``min_size`` is larger than the buffer, or a queue was requested for a
+                buffer with priorities.
+            LockTimeout, AttachTimeout, BufferClosedError: Nothing was changed.
         """
         self.seat.require_open()
         ring = self.ring()
@@ -281,17 +289,17 @@ class Engine:
                     return
             ring = self.ring()
         if ring is None:
-            raise BufferClosedError(f"{self.where}: the buffer is being removed")
+            raise BufferClosedError(f"{self.where}: the buffer is being removed; create it again")
         ring.limit(wanted)
 
-    # Looking at it.
+    # Inspection.
 
     def stats(self) -> dict[str, int | float]:
-        """Returns a consistent flat snapshot of the counters; holds the mutex for a copy of 69 KB.
+        """Returns consistent counters in a flat dict; holds the mutex for a copy of 69 KB.
 
         Returns:
-            `counters.totals`, and ``clients_alive``, ``clients_dead`` (not reaped yet), ``p_sum``,
-            ``epoch``, ``bytes`` (of all files), ``time_ns`` (monotonic); `weights.stats`,
+            `counters.totals`, ``clients_alive``, ``clients_dead`` (not reaped yet), ``p_sum``,
+            ``epoch``, ``bytes`` (of all files), ``time_ns`` (monotonic), `weights.stats` and
             `consumer_stats`.
         """
         self.seat.require_open()
@@ -299,7 +307,7 @@ class Engine:
         return found | weights.stats(self.seat) | consumer_stats(self.seat)
 
     def glance(self) -> dict[str, int | float]:
-        """Returns the counters without the mutex: each number is whole, and of its own moment.
+        """Returns the counters without the mutex, so they may be from different moments.
 
         Returns:
             `counters.totals`, ``p_sum`` and ``epoch``.
@@ -321,37 +329,39 @@ class Engine:
         return check_living(self.seat)
 
     def flush(self, *, timeout: float = 60.0) -> None:
-        """Writes committed items to the disk: they survive a power cut until they are overwritten.
+        """Writes committed items to the disk, so that they survive a power cut until overwritten.
 
-        Waits for the disk: some milliseconds, more for many dirty pages. Writers go on meanwhile.
+        Waits for the disk, which takes some milliseconds, or longer for many dirty pages. Writers
+        continue meanwhile.
 
         Raises:
-            DurabilityError: a sync failed. It is not tried again, neither by this handle later:
-                the kernel may have dropped the pages, and a second success would prove nothing
+            DurabilityError: A sync failed. It is not retried, even by later calls of this handle:
+                the kernel may have dropped the pages, so a second success would prove nothing
                 (fsync(2), EIO).
-            BufferUnlinkedError: the directory is gone.
+            BufferUnlinkedError: The directory is gone.
         """
         self.seat.require_open()
         if self.shared and (ring := self.ring()) is not None:
             flush.flush(self.seat, ring, timeout)
 
-    # Leaving, and removing.
+    # Leaving and removing.
 
     def close(self) -> None:
-        """Leaves: calls in flight end first, then every use raises BufferClosedError. Idempotent.
+        """Waits for calls in flight, then leaves; later calls raise BufferClosedError. Idempotent.
 
-        Views keep what they look at mapped. Interrupted, it is finished by the next call.
+        Views keep their memory mapped. If it is interrupted, the next call completes it.
         """
         self.pages.stop()
         self.seat.leave()
 
     def cleanup(self, *, timeout: float = removal.TIMEOUT_S) -> bool:
-        """Removes the files that we made, by list; then the directory, if it is ours and empty.
+        """Removes the files that this package created, then the directory if it is ours and empty.
 
-        Processes that have it open keep their maps: reads go on, writes raise BufferClosedError.
+        Processes that have it open keep their maps: reads continue, and writes raise
+        BufferClosedError. Idempotent.
 
         Returns:
-            Whether there was something to remove. Idempotent.
+            Whether there was something to remove.
         """
         if self.path is None:
             return False
@@ -363,7 +373,7 @@ class Engine:
         """Takes over a temporary directory whose owner is dead.
 
         Returns:
-            False if it is not temporary, or its owner lives.
+            False if the directory is not temporary, or its owner is alive.
         """
         self.seat.require_open()
         with self.seat.ground.lock(timeout):

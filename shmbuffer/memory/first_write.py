@@ -1,4 +1,4 @@
-"""Waiting for the first write: there is no ring yet, and no client that could wake the waiter."""
+"""Waits for the first write. There is no ring yet, so no client can wake the waiting thread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def first_ring(engine: Engine, min_size: int) -> Ring:
     if ring is not None:
         return ring
     seat, limit = engine.seat, deadline.ends(None)
-    schema = Schema((), engine.settings.capacity)  # as far as anybody knows
+    schema = Schema((), engine.settings.capacity)  # as far as it is known
     waiting = Waiting(seat, schema, Sides(seat), "sample")
     with _shown(seat, min_size):
         while ring is None:
@@ -36,7 +36,7 @@ def first_ring(engine: Engine, min_size: int) -> Ring:
 
 @contextmanager
 def _shown(seat: Seat, min_size: int) -> Iterator[None]:
-    """Notes in the registry that this client waits for a write, because there is no ring yet."""
+    """Shows in the registry that this client waits for a write, because there is no ring yet."""
     mine = seat.control.entries[seat.entry : seat.entry + 1]
     fields = {
         "waits_since_ns": time.monotonic_ns(),

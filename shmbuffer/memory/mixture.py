@@ -1,11 +1,11 @@
-"""How much of a sample comes from a data set: one number, which all learners of a buffer read.
+"""The share of a data set in each sample: one number that all learners of a buffer read.
 
-    offline_base       what it began with, in (0, 1); 0: nobody has said
-    offline_fraction   what it is now, in [0, 1)
+    offline_base       the initial share, in (0, 1); 0 if it was not set
+    offline_fraction   the current share, in [0, 1)
 
-Each is one store of eight bytes, so that a reader sees the number before or the one after it. The
-fraction is stored before the base, under init.lock: where there is a base there is a fraction.
-If a process dies in between, there is no base yet, and the next one says its own.
+Each is one store of eight bytes, so a reader sees the number before or after it. The fraction is
+stored before the base, under init.lock, so a base implies a fraction.
+If a process dies between the two stores, there is no base yet, and the next process sets its own.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class Mixture:
                 engine.seat.control.touch()
             elif known != base:
                 raise ValueError(
-                    f"{engine.where}: the first handle had offline_fraction={known:g}, but this "
-                    f"handle was given {base:g}; pass the same, and anneal() from there"
+                    f"{engine.where}: the first handle set offline_fraction={known:g}, but this "
+                    f"handle was given {base:g}; pass the same value, and anneal() from there"
                 )
 
     @property
     def fraction(self) -> float:
-        """The share now; CorruptBufferError if it is not a number from 0 to 1."""
+        """The current share; CorruptBufferError if it is not a number from 0 to 1."""
         found = float(self._engine.seat.control.runtime["offline_fraction"][0])
         if not 0.0 <= found < 1.0:
             raise CorruptBufferError(
-                f"{self._engine.where}: the share of the data set in a sample is {found:g}, which "
-                "is invalid: another program has written there; set it again with anneal(step, "
-                "total_steps)",
+                f"{self._engine.where}: the share of the data set in a sample, {found:g}, is "
+                "invalid, because another program wrote to the shared memory; set it again with "
+                "anneal(step, total_steps)",
                 path=str(self._engine.path),
                 found=found,
             )

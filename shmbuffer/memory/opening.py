@@ -1,4 +1,4 @@
-"""Opening a directory: it is cleared, recovered or created before this process joins."""
+"""Opens a directory: removes, recovers or creates its buffer before this process joins."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Existing = Literal["attach", "error", "recover", "verify", "overwrite", "adopt"]
 
 
 def require_platform(machine: Callable[[], int] = lambda: layout.ARCHITECTURE) -> None:
-    """Raises UnsupportedPlatformError where the engine's locks are not known to work."""
+    """Raises UnsupportedPlatformError if the engine's locks are not known to work here."""
     if os.name != "posix" or not os.path.exists("/proc/self/stat") or machine() == 0:
         raise UnsupportedPlatformError(
             "shmbuffer needs Linux with glibc on x86-64 or aarch64; on this machine its locks "
@@ -54,12 +54,12 @@ def open_seat(
 ) -> tuple[Seat, RecoveryReport | None]:
     """Takes a seat at the buffer of a directory; see `Engine.open`."""
     if settings is not None:
-        to_record(settings, path)  # before a buffer is removed for it
+        to_record(settings, path)  # check them before a buffer is removed
     while True:
         try:
             return _open_once(path, settings, existing, role, timeout, temporary=temporary)
         except BufferUnlinkedError:
-            continue  # removed between our look at it and the lock: look again
+            continue  # removed between our first look and the lock: try again
 
 
 def _open_once(
@@ -81,10 +81,11 @@ def _open_once(
             )
         control = files.control_if_there()
         if control is not None:
-            flags = control.superblock().flags  # of a foreign file not even the lock is touched
+            # before the lock, which must not be created for a file of another program
+            flags = control.superblock().flags
             if flags & Flag.SAVE and existing == "attach" and not creating:
                 raise ReadOnlyError(
-                    f"{files.path}: is a save, which this would change; attach() opens it for "
+                    f"{files.path}: this is a save, which would be changed; attach() opens it for "
                     "reading, and attach(..., on_existing='recover') continues in it",
                     path=str(files.path),
                 )
@@ -108,7 +109,7 @@ def _clear_the_way(
         return None, None, None
     found = Diagnosis.of_control(files, control)
     if found.superblock.state == BufferState.CLOSING:
-        removal.finish(found, keep_lock=creating)  # for somebody who died in it
+        removal.finish(found, keep_lock=creating)  # completes the removal of a process that died
         return None, None, None
     if existing == "error":
         raise BufferExistsError(
@@ -137,7 +138,8 @@ def _clear_the_way(
 def _create(files: Files, settings: Settings | None, *, temporary: bool) -> Control:
     if settings is None:
         raise BufferNotFoundError(
-            f"{files.path}: the buffer was removed while this process was attaching",
+            f"{files.path}: the buffer was removed while this process was attaching; create it"
+            " again",
             path=str(files.path),
         )
     flags = settings.flags

@@ -1,4 +1,4 @@
-"""The pages of one handle's buffer: made and mapped ahead by a thread, where that was asked for."""
+"""Prefaults the pages of one handle's buffer in a thread, if requested."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shmbuffer.memory.system.prefault import OFF, Populating, Prefault
 
 
 class Pages:
-    """The prefault of a handle's pages; none in the child of a fork."""
+    """The prefault of a handle's pages; inactive in the child of a fork."""
 
     def __init__(self, prefault: Prefault) -> None:
         self._prefault = prefault
@@ -21,11 +21,11 @@ class Pages:
 
     @property
     def prefault(self) -> Prefault:
-        """The mode that was asked for."""
+        """The requested mode."""
         return self._prefault if self._maker == os.getpid() else OFF
 
     def make(self, seat: Seat, *, wait: bool = False) -> None:
-        """Begins, once there are pages to make; ``wait``: until all are there, if asked."""
+        """Starts the prefault once there are pages; ``wait``: waits for its end in mode "full"."""
         if not self.prefault or seat.mapped is None:
             return
         if self._populating is None:
@@ -42,13 +42,13 @@ class Pages:
             self._populating.wait()
 
     def stop(self) -> None:
-        """Ends it; what is made stays."""
+        """Stops the prefault. Pages that exist remain."""
         if self._populating is not None and self._maker == os.getpid():
             self._populating.stop()
 
 
 def _parts(seat: Seat, mapped: Mapped) -> list[tuple[_core.Map, int]]:
-    """Each map with the bytes of it that are made ahead: those of slots that have their space."""
+    """Returns each map with the number of its bytes to prefault, up to the last slot with space."""
     slots = int(seat.control.runtime["allocated"][0])
     if slots >= mapped.schema.capacity:
         return [(one, one.nbytes) for one in mapped.maps]

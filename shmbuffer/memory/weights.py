@@ -1,13 +1,13 @@
-"""Weights beside the buffer: a learner publishes them, collectors look for newer ones.
+"""Weights beside the buffer: a learner publishes them, and collectors load newer ones.
 
     learner                     .shmbuffer/weights                        collectors
-    publish ──lock, write──▶ the copy that does not count
-                             newest = version ◀──look, copy out, look again── newest
+    publish ──lock, write──▶ the copy that is not in use
+                             newest = version ◀──read, copy out, compare── newest
 
-A publisher waits for another publisher, and for nobody else; a reader waits for nobody. The file
-is made by the first publish, and a handle maps it when it first finds it. If the file is removed,
-and made again by the next publish, readers notice it within a second. Nothing here needs torch:
-tensors are leaves with addresses, and what is read is bytes.
+A publisher waits only for other publishers, and a reader waits for no process. The first publish
+creates the file, and a handle maps it when it first finds it. If the file is removed, and created
+again by the next publish, readers notice it within a second. This module does not need torch:
+tensors are leaves with addresses, and readers get bytes.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ TIMEOUT_S = 5.0
 """How long a publisher waits for another one, which takes milliseconds."""
 
 _STEPS = 2**63
-_LOOK_S = 1.0  # between two looks whether the file that is mapped still has its name
+_LOOK_S = 1.0  # between checks that the mapped file still has its name
 
 
 class Weights(NamedTuple):
-    """Weights as they were published.
+    """Published weights.
 
     Attributes:
-        version: a number that grows with each, by 1 but after a power cut.
-        step: as the publisher gave it.
-        state_dict: the tensors, or arrays, under their names; the caller's own.
+        version: A number that increases by 1 with each publish, or by more after a power cut.
+        step: The publisher's step.
+        state_dict: The tensors or arrays, by name; a private copy.
     """
 
     version: int
@@ -58,9 +58,9 @@ class Weights(NamedTuple):
 def publish(
     seat: Seat,  # of the handle
     leaves: Sequence[Leaf],  # names, dtypes and shapes
-    # where the bytes of each are, in C order; nobody changes them meanwhile
+    # the addresses of the tensors, in C order; no thread may change them meanwhile
     addresses: Sequence[int],
-    step: int,  # of the caller
+    step: int,  # the caller's step
     timeout: float = TIMEOUT_S,  # seconds to wait for another publisher
 ) -> int:
     """Makes these weights the newest, and returns their version; see `ReplayBuffer.publish`."""
@@ -69,16 +69,17 @@ def publish(
     try:
         step = operator.index(step)
     except TypeError:
-        raise TypeError(f"publish: step is a whole number, not {step!r}") from None
+        raise TypeError(f"publish: step must be a whole number, but is {step!r}") from None
     if not -_STEPS <= step < _STEPS:
-        raise ValueError(f"publish: step is a number of 64 bits, not {step}")
+        raise ValueError(f"publish: step must fit into 64 bits, but is {step}")
     try:
         lock = _locked(directory, timeout)
     except BufferNotFoundError:
         with seat.ground.lock(timeout):
             seat.require_there()
             if not directory.exists(layout.WEIGHTS):
-                # Items may tell of versions of a file that was removed; these are newer.
+                # Items may contain versions of a file that was removed; new versions must be
+                # larger.
                 weights_file.make(directory, leaves, consumer_version.read(seat))
         lock = _locked(directory, timeout)
     file, where = seat.weights, directory.path / layout.WEIGHTS
@@ -86,31 +87,34 @@ def publish(
         with explained(where):
             found = os.fstat(lock.fd)
         if file is None or file.identity != (found.st_dev, found.st_ino):
-            # Of another descriptor: a map keeps the lock of its own, also in a forked child.
+            # Open it anew: a map keeps its own descriptor, and thus its lock, even in a forked
+            # child.
             file = seat.weights = weights_file.opened(directory)
             if file is None:
-                raise BufferNotFoundError(f"{where}: was removed just now; publish again")
+                raise BufferNotFoundError(
+                    f"{where}: the file was removed during the call; publish again"
+                )
         version = file.publish(file.form.in_order(leaves, addresses, file.where), step)
         consumer_version.raise_to(seat, version)
     return version
 
 
 def newest(seat: Seat, than: int | None = None) -> Copied | None:
-    """Returns the newest weights, copied out; None if they are not newer than ``than``."""
+    """Returns a copy of the newest weights; None if they are not newer than ``than``."""
     file = _file_of(seat)
     require_linked(seat)
     return None if file is None else file.copy(0 if than is None else than)
 
 
 def stats(seat: Seat) -> dict[str, int | float]:
-    """``weights_version`` and ``weights_age_s`` of the newest; zeros where there are none."""
+    """Returns ``weights_version`` and ``weights_age_s`` of the newest weights, or zeros."""
     file, found = None, {"version": 0, "at_s": 0.0}
     try:
         if seat.ground.directory is not None:
             file = _file_of(seat)
         if file is not None:
             found = file.stamp()
-    except (FormatError, CorruptBufferError):  # `inspect` tells of it
+    except (FormatError, CorruptBufferError):  # `inspect` reports the damage
         pass
     age_s = max(0.0, time.time() - found["at_s"]) if found["version"] else 0.0
     return {"weights_version": found["version"], "weights_age_s": age_s}
@@ -119,11 +123,13 @@ def stats(seat: Seat) -> dict[str, int | float]:
 def flat(state_dict: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
     """Returns the leaves of nested mappings, by path."""
     if not isinstance(state_dict, Mapping):
-        raise TypeError(f"publish: a state_dict is a mapping, not a {type(state_dict).__name__}")
+        raise TypeError(
+            f"publish: a state_dict must be a mapping, but is a {type(state_dict).__name__}"
+        )
     found: dict[tuple[str, ...], Any] = {}
     for key, value in state_dict.items():
         if not isinstance(key, str):
-            raise TypeError(f"publish: the name of a tensor is a string, not {key!r}")
+            raise TypeError(f"publish: the name of a tensor must be a string, but is {key!r}")
         if isinstance(value, Mapping):
             found |= {(key, *path): inner for path, inner in flat(value).items()}
         else:
@@ -132,7 +138,7 @@ def flat(state_dict: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
 
 
 def nested(leaves: Iterable[Leaf], values: Iterable[Any]) -> dict[str, Any]:
-    """Returns the values under the paths of the leaves: `flat`, turned round."""
+    """Returns nested mappings with the values at the paths of the leaves, the inverse of `flat`."""
     whole: dict[str, Any] = {}
     for leaf, value in zip(leaves, values, strict=True):
         folder = whole
@@ -143,7 +149,7 @@ def nested(leaves: Iterable[Leaf], values: Iterable[Any]) -> dict[str, Any]:
 
 
 Named = tuple[str, NDArray[Any]]
-"""Torch's name of a dtype, and an array; of one that NumPy has not, in unsigned integers."""
+"""Torch's name of a dtype, and an array; unsigned integers if NumPy lacks the dtype."""
 
 
 def publish_arrays(
@@ -153,14 +159,14 @@ def publish_arrays(
     timeout: float = TIMEOUT_S,
     named: Callable[[Any], Named] = lambda value: (np.asarray(value).dtype.name, np.asarray(value)),
 ) -> int:
-    """`publish`, of NumPy arrays or of what ``named`` makes one of."""
+    """Publishes NumPy arrays, or values that ``named`` converts to arrays; see `publish`."""
     file = _file_of(seat)
     known = {} if file is None else {leaf.path: leaf.dtype for leaf in file.form.leaves}
     leaves, arrays = [], []
     for path, value in flat(state_dict).items():
         dtype, array = _array(path, value, named)
         wanted = DTYPES[known.get(path, dtype)]
-        if not wanted.in_numpy and wanted.array == array.dtype:  # as `newest_arrays` gives them
+        if not wanted.in_numpy and wanted.array == array.dtype:  # as returned by `newest_arrays`
             dtype = wanted.name
         leaves.append(Leaf(path, dtype, array.shape))
         arrays.append(array)
@@ -168,7 +174,7 @@ def publish_arrays(
 
 
 def newest_arrays(seat: Seat, than: int | None = None) -> Weights | None:
-    """`newest`, as NumPy arrays; of a dtype that NumPy does not have, unsigned numbers."""
+    """Returns the newest weights as NumPy arrays; unsigned integers if NumPy lacks the dtype."""
     found = newest(seat, than)
     if found is None:
         return None
@@ -181,7 +187,7 @@ def newest_arrays(seat: Seat, than: int | None = None) -> Weights | None:
 
 
 def _array(path: tuple[str, ...], value: Any, named: Callable[[Any], Named]) -> Named:
-    """Returns an array whose bytes lie in a row, little-endian."""
+    """Returns a value as a contiguous little-endian array."""
     try:
         dtype, array = named(value)
         if dtype not in DTYPES:

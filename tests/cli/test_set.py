@@ -84,9 +84,9 @@ def test_a_call_without_a_change_is_bad_usage(
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ("samples_per_insert=-1", "samples_per_insert has to be a number above 0"),
+        ("samples_per_insert=-1", "samples_per_insert must be a number above 0"),
         ("min_size=9", "min_size is 9, but the buffer has room for only 8 items"),
-        ("when_no_peer=WAIT", "when_no_peer is 'pass', 'wait' or 'error', got 'WAIT'"),
+        ("when_no_peer=WAIT", "when_no_peer must be 'pass', 'wait' or 'error', but is 'WAIT'"),
         ("max_times_sampled=1", "this buffer has priorities"),
     ],
 )

@@ -53,10 +53,14 @@ def cell(cells: list[Cell], name: str) -> Cell:
     ("field", "value", "says"),
     [
         ("runtime.state", 77, "invalid buffer state 77"),
-        ("entry[0].state", 9, "registry entry 0: its state is 9, 1 is the limit"),
-        ("entry[0].role", 77, "registry entry 0: its role is 77, 3 is the limit"),
-        ("entry[0].phase", 66, "registry entry 0: its phase is 66, 4 is the limit"),
-        ("entry[0].count", 2**40, "registry entry 0: its count is 1099511627776, 8 is the limit"),
+        ("entry[0].state", 9, "registry entry 0: its state is 9, but 1 is the limit"),
+        ("entry[0].role", 77, "registry entry 0: its role is 77, but 3 is the limit"),
+        ("entry[0].phase", 66, "registry entry 0: its phase is 66, but 4 is the limit"),
+        (
+            "entry[0].count",
+            2**40,
+            "registry entry 0: its count is 1099511627776, but 8 is the limit",
+        ),
     ],
 )
 def test_a_field_of_the_control_page_that_cannot_be_is_shown_and_named(

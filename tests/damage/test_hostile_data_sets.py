@@ -103,7 +103,7 @@ def test_a_trap_in_the_place_of_a_file_of_a_directory_is_refused(
             (path / name).unlink()
             trap(path / name)
             for use in (by_name, as_storage, as_prefill, mixed):
-                said = rf"{name}: a regular file was expected, and this is {KINDS[trap]}; it was"
+                said = rf"{name}: this is {KINDS[trap]}, but a regular file was expected"
                 with pytest.raises(UnsafePathError, match=said):
                     use(path)
 

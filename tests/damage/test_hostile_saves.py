@@ -162,7 +162,7 @@ def test_nothing_is_left_where_every_directory_is_open_to_other_users(
     with monkeypatch.context() as patch:
         patch.setattr(os, "mkdir", open_to_others)
         patch.setattr(os, "chmod", lambda *_, **__: None)
-        with pytest.raises(UnsafePathError, match=f"{WORK}: all users can write there"):
+        with pytest.raises(UnsafePathError, match=f"{WORK}: all users can write to this directory"):
             save(path, {"a": "2"})
     assert os.listdir(tmp_path) == ["run"]
     assert tree(path) == {"a": "1"}

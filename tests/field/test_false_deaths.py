@@ -248,7 +248,7 @@ def test_filelock_6_73_a_network_file_system_gets_no_lock_that_does_not_lock(
 ) -> None:
     """On NFS a lock was granted to two processes."""
     monkeypatch.setattr(filesystem, "filesystem_type", lambda fd: 0x6969)
-    with pytest.raises(UnsafeFilesystemError, match=r"lies on NFS, where .* file locks"):
+    with pytest.raises(UnsafeFilesystemError, match=r"is on NFS, where .* file locks"):
         Engine.open(path, SETTINGS)
     assert not path.exists()
 

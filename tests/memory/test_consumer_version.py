@@ -82,7 +82,7 @@ def test_it_outlives_a_recovery(engine: Engine) -> None:
             ValueError,
             "consumer_version is a number from 0 to 2**62 - 1, got 4611686018427387904",
         ),
-        (1.5, TypeError, "consumer_version is an integer, got 1.5"),
+        (1.5, TypeError, "consumer_version must be an integer, but is 1.5"),
     ],
 )
 def test_what_is_no_version_is_refused(

@@ -443,7 +443,7 @@ def test_a_file_that_is_in_the_way_is_an_error_and_stays(path: Path) -> None:
         before = files_of(path)
         with pytest.raises(
             BufferExistsError,
-            match=r"done\.memmap: already exists and was not made by this buffer; pass existsok",
+            match=r"done\.memmap: already exists, but this buffer did not create it; pass existsok",
         ):
             engine.define(schema())
         del before[".shmbuffer/control"]
@@ -504,8 +504,8 @@ def test_too_little_space_is_an_error_with_both_numbers_and_nothing_is_left(path
         with pytest.raises(
             SpaceError,
             match=rf"^{re.escape(str(path))}: 68719476736 slots of 4 leaves: needs "
-            r".* bytes\), .* are free; make room, make the buffer smaller, or choose another "
-            r"place; reserve=False makes sparse files",
+            r".* bytes\), .* are free; free some space, make the buffer smaller, or choose another "
+            r"directory; reserve=False creates sparse files",
         ) as caught:
             engine.define(schema(huge))
         error: Any = caught.value
@@ -539,7 +539,7 @@ def test_a_limit_on_the_size_of_a_file_is_an_error_in_the_middle(path: Path) -> 
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
         with Engine.open(path, Settings(capacity=10_000)) as engine:
             before = set(files_of(path))
-            with pytest.raises(SpaceError, match=r"files of .* at most: raise `ulimit -f`"):
+            with pytest.raises(SpaceError, match=r"files of at most .*: raise `ulimit -f`"):
                 engine.define(schema(10_000))
             assert set(files_of(path)) == before
             write(engine.define(schema(100)), range(7))
@@ -687,7 +687,7 @@ REFUSED: list[tuple[str, str, Spoil, type[ShmBufferError], str]] = [
         CONTROL,
         lambda p: forge(p, "format_major", 2),
         IncompatibleVersionError,
-        "its format version is 0x2",
+        "the format version is 0x2",
     ),
     (
         "another architecture",
@@ -738,7 +738,9 @@ def test_files_of_another_user_are_refused(path: Path, name: str) -> None:
 def test_a_directory_that_everybody_can_write_to_is_refused(path: Path) -> None:
     left_behind(path)
     path.chmod(0o777)
-    with pytest.raises(UnsafePathError, match=r"all users can write there \(mode 0o777\)"):
+    with pytest.raises(
+        UnsafePathError, match=r"all users can write to this directory \(mode 0o777\)"
+    ):
         Engine.open(path, None)
 
 
@@ -753,7 +755,7 @@ def test_a_symlink_to_a_buffer_is_refused(path: Path) -> None:
 
 def test_a_network_file_system_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filesystem, "filesystem_type", lambda fd: 0x6969)
-    with pytest.raises(UnsafeFilesystemError, match="lies on NFS, where shared maps, file locks"):
+    with pytest.raises(UnsafeFilesystemError, match="is on NFS, where shared maps, file locks"):
         Engine.open(path, SETTINGS)
     assert not path.exists()
     path.mkdir(0o700)
@@ -809,8 +811,8 @@ def test_an_unknown_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"capacity": 0}, "the capacity is 0; it has to be at least 1"),
-        ({"capacity": 8, "ndim": 0}, "ndim is 0; it has to be at least 1"),
+        ({"capacity": 0}, "the capacity must be at least 1, but is 0"),
+        ({"capacity": 8, "ndim": 0}, "ndim must be at least 1, but is 0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, int], message: str) -> None:
@@ -919,7 +921,7 @@ def test_a_child_whose_directory_is_gone_says_so(path: Path) -> None:
             shutil.rmtree(path)
             with pytest.raises(
                 ForkedHandleError,
-                match="this handle came through fork and its directory is gone; create the buffer",
+                match="this handle came through fork, but its directory is gone; close it",
             ):
                 write(ring_of(engine), [2])
 
@@ -1125,7 +1127,9 @@ def test_a_handle_on_a_removed_buffer_can_read_and_not_write(path: Path) -> None
             lambda: ring.claims.claim(1),
             ring.empty,
         ):
-            with pytest.raises(BufferClosedError, match="the buffer is being removed; nothing was"):
+            with pytest.raises(
+                BufferClosedError, match="the buffer is being removed, so nothing was"
+            ):
                 use()
 
 
@@ -1253,12 +1257,12 @@ def test_settings_may_be_changed(make: Maker) -> None:
     assert changed.extra == {"class": "A", "batch": 8, "name": "x"}
     assert second.settings == changed
     assert second.settings.capacity == 8
-    with pytest.raises(ValueError, match="the buffer's settings take"):
+    with pytest.raises(ValueError, match="the settings of the buffer take"):
         engine.update_settings(extra={"name": "x" * 5000})
     assert second.settings == changed
     with pytest.raises(TypeError, match="colour"):
         engine.update_settings(colour="green")
-    with pytest.raises(ValueError, match="the capacity is 0"):
+    with pytest.raises(ValueError, match="the capacity must be at least 1"):
         engine.update_settings(capacity=0)
     assert second.settings == changed
 

@@ -172,7 +172,7 @@ def test_other_tensors_are_refused_by_the_name_of_the_first(engine: Engine, what
     with pytest.raises(SchemaMismatchError, match=says) as error:
         weights.publish_arrays(engine.seat, state, 2)
     assert str(file_of(engine)) in str(error.value)
-    assert "publish the same tensors, or remove that file" in str(error.value)
+    assert "Publish the same tensors, or remove that file" in str(error.value)
     assert number_in(newest(engine)) == 1
     assert publish(engine, 3) == 2
 
@@ -225,12 +225,12 @@ def test_a_reader_goes_on_with_the_file_that_replaced_a_removed_one(
 @pytest.mark.parametrize(
     ("state", "error", "says"),
     [
-        ({}, ValueError, "1 to 4096 tensors, not 0"),
-        ({"w": {}}, ValueError, "1 to 4096 tensors, not 0"),
+        ({}, ValueError, "1 to 4096 tensors, but 0"),
+        ({"w": {}}, ValueError, "1 to 4096 tensors, but 0"),
         ({"w": "text"}, TypeError, r"'w' is a str that cannot be stored \(its dtype is str128\)"),
         ({"a": {"b": None}}, TypeError, r"'a\.b' is a NoneType"),
-        ({3: np.zeros(1)}, TypeError, "a string, not 3"),
-        ([np.zeros(1)], TypeError, "a mapping, not a list"),
+        ({3: np.zeros(1)}, TypeError, "a string, but is 3"),
+        ([np.zeros(1)], TypeError, "a mapping, but is a list"),
     ],
 )
 def test_what_is_no_state_dict_is_refused(
@@ -246,7 +246,7 @@ def test_what_is_no_state_dict_is_refused(
 def test_a_step_of_more_than_64_bits_is_refused(engine: Engine, step: int) -> None:
     with pytest.raises(ValueError, match="64 bits"):
         weights.publish_arrays(engine.seat, of(1), step)
-    with pytest.raises(TypeError, match=r"publish: step is a whole number, not 1\.5"):
+    with pytest.raises(TypeError, match=r"publish: step must be a whole number, but is 1\.5"):
         weights.publish_arrays(engine.seat, of(1), 1.5)  # type: ignore[arg-type]
 
 
@@ -537,11 +537,11 @@ def test_a_stamp_of_other_weights_is_noticed(engine: Engine) -> None:
     ("at", "data", "error", "says"),
     [
         (0, b"SHMHIS", FormatError, "not a file of weights"),
-        (8, b"\2", IncompatibleVersionError, "its format version is 2, this build has 1"),
+        (8, b"\2", IncompatibleVersionError, "the format version is 2, but this build needs 1"),
         (12, b"\1\2\3\4", IncompatibleVersionError, "format version"),
-        (16, b"\1", CorruptBufferError, "its checksum does not fit"),
-        (32, b"\xff\xff\xff\x7f", CorruptBufferError, "its checksum does not fit"),
-        (4100, b"x", CorruptBufferError, "its checksum does not fit"),
+        (16, b"\1", CorruptBufferError, "its checksum is wrong"),
+        (32, b"\xff\xff\xff\x7f", CorruptBufferError, "its checksum is wrong"),
+        (4100, b"x", CorruptBufferError, "its checksum is wrong"),
     ],
 )
 def test_a_damaged_head_is_refused(

@@ -124,11 +124,13 @@ def test_what_is_no_priority_is_refused_and_nothing_is_changed(directory: Direct
             arrays.extend({"a": [0, 1], "td_error": [1.0, bad]})
         with pytest.raises(ValueError, match="not a number from 0"):
             arrays.update_priority(sample, np.array([1.0, 1.0, bad]))
-    with pytest.raises(IndexError, match="index 64 at position 1 is outside the buffer of 64"):
+    with pytest.raises(IndexError, match="index 64 at position 1 is outside of the buffer of 64"):
         arrays.update_priority(np.array([0, 64]), np.ones(2))
     with pytest.raises(RuntimeError, match="2 priorities for 3 items"):
         arrays.update_priority(np.arange(3), np.ones(2))
-    with pytest.raises(ValueError, match="3 indices, 3 priorities, 2 generations; give as many"):
+    with pytest.raises(
+        ValueError, match="3 indices and 3 priorities, 2 generations were given; pass as many"
+    ):
         arrays.update_priority(np.arange(3), np.ones(3), np.zeros(2, np.int64))
     with pytest.raises(KeyError, match="needs the entry 'index' that a sample has"):
         arrays.update_priority({"a": 1}, np.ones(1))

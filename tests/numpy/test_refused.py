@@ -176,9 +176,11 @@ def test_a_handle_that_is_sent_to_another_process_says_how_to_open_one_there(
 def test_where_there_is_no_buffer_an_attach_says_so(directory: Directory) -> None:
     with pytest.raises(AttachTimeout, match="waited 0 s for a buffer, and it still does not exist"):
         directory.arrays(timeout=0.0)
-    with pytest.raises(ValueError, match="timeout is a number of seconds, not -1"):
+    with pytest.raises(
+        ValueError, match="timeout must be a number of seconds of at least 0, but is -1"
+    ):
         directory.arrays(timeout=-1)
-    with pytest.raises(ValueError, match="role is one of client, collector"):
+    with pytest.raises(ValueError, match="role must be one of client, collector"):
         directory.arrays(role="actor")
 
 

@@ -122,7 +122,7 @@ Mutant = Callable[[pytest.MonkeyPatch], None]
         (the_superblock_is_written_first, scripts.writes, "rows", "superblock", "are missing"),
         (leaves_are_not_synced, scripts.writes, "records", "mark", "covered items are missing"),
         (directories_are_not_synced, scripts.writes, "rows", "mark", "missing|gone|already"),
-        (contents_are_not_synced, scripts.writes, "rows", "rename", "bytes were expected"),
+        (contents_are_not_synced, scripts.writes, "rows", "rename", "the file has"),
         (superblocks_are_not_synced, scripts.changes, "rows", "superblock", "both copies"),
         (sizes_are_not_synced, scripts.writes, "rows", "superblock", "expected, 0 found"),
         (claims_of_an_older_page_are_finished, scripts.changes, "rows", "empty", "missing|dropped"),

@@ -120,7 +120,8 @@ def test_a_run_keeps_its_ratio_when_any_side_speeds_up_dies_or_returns(
     # Before anything is there, the learner waits, and says so.
     learner.tell("sample", 4)
     says(
-        learner.waits(), "sample waits: the buffer has 0 items, 2 are needed; there is no collector"
+        learner.waits(),
+        "sample waits: the buffer has 0 items, but 2 are needed; there is no collector",
     )
     stage.extended(collector, 2)
     assert learner.answer().error is None

@@ -109,7 +109,7 @@ def test_a_limit_on_the_size_of_files_is_named_by_a_save(fast_path: Path) -> Non
     refused(
         lambda: buffer.dumps(save),
         SpaceError,
-        rf"{save}.*: .* this process may write files of 1.0 MiB .* at most: raise `ulimit -f`",
+        rf"{save}.*: .* this process may write files of at most 1.0 MiB .*: raise `ulimit -f`",
         after=limited(resource.RLIMIT_FSIZE, lambda: 2**20),
     )
     assert not save.exists()

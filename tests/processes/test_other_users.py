@@ -422,7 +422,7 @@ def test_a_file_that_is_cut_off_while_it_is_copied_is_an_error(
         return iter(found)
 
     monkeypatch.setattr(copying, "data_ranges", cut)
-    with pytest.raises(CorruptBufferError, match=rf"{name}: \d+ bytes were expected, 4 found"):
+    with pytest.raises(CorruptBufferError, match=rf"{name}: the file has 4 bytes instead of \d+"):
         copied(theirs)
 
 
@@ -481,7 +481,7 @@ def test_a_client_in_another_container_cannot_be_seen(
         assert (client["alive"], client["state"], client["memory_bytes"]) == (True, "unknown", None)
         assert main(["ps", str(path)]) == exits.DONE
         assert "unknown" in capsys.readouterr().out
-        assert "cannot tell if all of its clients are alive" in str(check(path))
+        assert "cannot determine whether all of its clients are alive" in str(check(path))
         give(path, 0, 0)
 
 
@@ -499,7 +499,7 @@ def test_a_copy_larger_than_the_memory_is_refused_with_both_numbers(
     theirs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copying, "free_memory_bytes", lambda: 4096)
-    with pytest.raises(SpaceError, match=r"have to be copied into memory, .* 4096 bytes are free"):
+    with pytest.raises(SpaceError, match=r"must be copied into memory, .* 4096 bytes are free"):
         check(theirs)
 
 
@@ -508,7 +508,7 @@ def test_holes_that_are_read_count_as_memory(fast_path: Path) -> None:
     with path.open("wb+") as file:
         file.truncate(room)
         private_copy(file.fileno(), path, size=room, room=room).close()
-        with pytest.raises(SpaceError, match=r"file: 8\.0 TiB .* have to be copied into memory"):
+        with pytest.raises(SpaceError, match=r"file: 8\.0 TiB .* must be copied into memory"):
             private_copy(file.fileno(), path, size=room, room=room, dense=True)
 
 

@@ -84,11 +84,11 @@ def test_a_full_queue_holds_writers_back(stage: Stage) -> None:
     learner.tell("sample", 2)
     says(
         learner.waits(),
-        "sample waits: the queue has 0 items left, 2 are needed; the only collector, pid "
+        "sample waits: the queue has 0 items left, but 2 are needed; the only collector, pid "
         rf"{collector.pid}, last inserted {AGO} ago",
     )
     collector.done("extend", 10, 1)
-    assert "has 1 items left, 2 are needed" in learner.waits()
+    assert "has 1 items left, but 2 are needed" in learner.waits()
     collector.done("extend", 11, 1)
     assert learner.answer().numbers == [10, 11]
 
@@ -102,7 +102,7 @@ def test_several_learners_share_the_items(fast_path: Path) -> None:
         assert one.done("sample", 2) == [0, 0]
         assert two.done("sample", 3) == [0, 1, 1]
         one.tell("sample", 2)
-        assert "has 1 items left, 2 are needed" in one.waits()
+        assert "has 1 items left, but 2 are needed" in one.waits()
         two.tell("sample", 2)
         two.waits()
         collector.done("extend", 2, 1)

@@ -92,7 +92,7 @@ def test_each_call_of_a_removed_buffer_ends_in_the_same_error(
     for call in calls:
         assert until_refused(call) == (
             f"{path}: the directory was removed or replaced while this handle was open, so "
-            "that no other process sees what is written now; save the items with dumps() "
+            "no other process sees new items; save the items with dumps() "
             "if you need them, then close the handle and create the buffer again"
         )
     if make is rows:

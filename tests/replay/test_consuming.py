@@ -201,7 +201,7 @@ def test_nothing_is_written_over_that_was_not_acknowledged() -> None:
     with pytest.raises(RateLimitError, match=r"consumer 'default' .* no other client is attached"):
         rb.extend(numbered(16, 1))
     batch = rb.sample(lease=math.inf)
-    with pytest.raises(ShmBufferError, match="nothing can be written into named slots"):
+    with pytest.raises(ShmBufferError, match="named slots cannot be overwritten"):
         rb[0] = numbered(9, 1)[0]
     rb.ack(batch)
     rb.extend(numbered(16, 4))
@@ -283,10 +283,10 @@ def test_what_does_not_go_together_is_refused() -> None:
 def test_a_lease_is_a_time(lease: float) -> None:
     rb = made()
     rb.extend(numbered(0, 4))
-    with pytest.raises(ValueError, match="a lease is a number of seconds above 0"):
+    with pytest.raises(ValueError, match="a lease must be a number of seconds above 0"):
         rb.sample(lease=lease)
     wrong: Any = "60"
-    with pytest.raises(TypeError, match=r"a lease is a number of seconds above 0, .* not '60'"):
+    with pytest.raises(TypeError, match=r"a lease must be a number of seconds above 0, .* is '60'"):
         rb.sample(lease=wrong)
     assert numbers(rb.sample()) == [0, 1, 2, 3]
 

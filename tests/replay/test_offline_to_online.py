@@ -241,7 +241,7 @@ def test_all_handles_of_a_shared_part_have_what_one_of_them_says(tmp_path: Path)
     one.anneal(3, 4)
     assert (other.offline_fraction, of_data(other.sample())) == (0.125, 2)
     assert handle().offline_fraction == 0.125
-    with pytest.raises(ValueError, match=r"handle had offline_fraction=0\.5"):
+    with pytest.raises(ValueError, match=r"handle set offline_fraction=0\.5"):
         handle(0.6)
 
 

@@ -82,7 +82,9 @@ def test_a_storage_that_finds_a_buffer_makes_its_own(tmp_path: Path) -> None:
     ],
 )
 def test_an_unknown_mode_is_refused(make: Any) -> None:
-    with pytest.raises(ValueError, match="prefault is 'off', 'background' or 'full', not 'on'"):
+    with pytest.raises(
+        ValueError, match="prefault must be 'off', 'background' or 'full', but is 'on'"
+    ):
         make("on")
 
 

@@ -195,14 +195,14 @@ def test_objects_of_one_process_have_no_flow_control() -> None:
     rb = ReplayBuffer(storage=ListStorage(16), batch_size=4)
     refuses(
         lambda: rb.sample(min_size=4, timeout=0),
-        "anonymous memory: sample waits: the buffer has 0 items, 4 are needed; there is no "
+        "anonymous memory: sample waits: the buffer has 0 items, but 4 are needed; there is no "
         "collector; after 0 s nothing was changed",
     )
     rb.extend(["a", "b", "c", "d", "e"])
     assert len(rb.sample(min_size=4)) == 4
     refuses(
         lambda: rb.sample(min_size=6, timeout=0),
-        ".*: sample waits: the buffer has 5 items, 6 are needed; there is no other collector.*",
+        ".*: sample waits: the buffer has 5 items, but 6 are needed; there is no other collector.*",
     )
     assert rb.rate_limiter is None
 
@@ -239,7 +239,7 @@ def test_a_loop_over_a_drained_queue_ends_at_its_timeout(make: MakeStorage) -> N
     rb = buffer(make(16), QUEUE)
     rb.extend(items(10))
     drawn: list[list[int]] = []
-    with pytest.raises(RateLimitTimeout, match="the queue has 2 items left, 4 are needed"):
+    with pytest.raises(RateLimitTimeout, match="the queue has 2 items left, but 4 are needed"):
         drawn.extend(batch["number"].tolist() for batch in rb.as_dataset(timeout=0))
     assert drawn == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
@@ -259,15 +259,15 @@ def test_before_the_first_write_too(make: MakeStorage) -> None:
     rb = buffer(make(16), RateLimiter(2, min_size=3, when_no_peer="error"))
     refuses(
         rb.sample,
-        ".*: sample waits: the buffer has 0 items, 3 are needed; there is no collector, and "
+        ".*: sample waits: the buffer has 0 items, but 3 are needed; there is no collector, and "
         "when_no_peer is 'error'; nothing was changed",
         RateLimitError,
     )
     rb.rate_limiter = RateLimiter(2, min_size=3)
     refuses(
         lambda: rb.sample(timeout=0),
-        ".*: sample waits: the buffer has 0 items, 3 are needed; there is no collector; after 0 s "
-        "nothing was changed",
+        ".*: sample waits: the buffer has 0 items, but 3 are needed; there is no collector; "
+        "after 0 s nothing was changed",
     )
 
 
@@ -302,7 +302,7 @@ def test_min_size_of_a_call(make: MakeStorage) -> None:
     assert len(rb.sample(min_size=4)) == 4
     refuses(
         lambda: rb.sample(min_size=5, timeout=0),
-        r".*: sample waits: the buffer has 4 items, 5 are needed; there is no other "
+        r".*: sample waits: the buffer has 4 items, but 5 are needed; there is no other "
         r"collector, pid \d+ "
         r"itself last inserted \d+ m?s ago; after 0 s nothing was changed",
     )
@@ -314,12 +314,12 @@ def test_min_size_of_a_call(make: MakeStorage) -> None:
     refuses(lambda: rb.sample(min_size=-1), "min_size has to be at least 0, got -1", ValueError)
     refuses(
         lambda: rb.sample(timeout=-1),
-        "timeout is a number of seconds from 0 on, or None; got -1",
+        "timeout must be a number of seconds of at least 0, or None, but is -1",
         ValueError,
     )
     refuses(
         lambda: rb.sample(timeout="1"),
-        "timeout is a number of seconds from 0 on, or None; got '1'",
+        "timeout must be a number of seconds of at least 0, or None, but is '1'",
         TypeError,
     )
     for limiter in (32, "x"):
@@ -333,12 +333,12 @@ def test_what_cannot_be_is_said_at_once(make: MakeStorage) -> None:
     rb.extend(items(1))
     refuses(
         lambda: rb.extend(items(5)),
-        ".*: to write 5 items at once, the error buffer has to be at least 5; it is 4",
+        ".*: to write 5 items at once, the error buffer must be at least 5, but is 4",
         RateLimitError,
     )
     refuses(
         lambda: rb.sample(9),
-        ".*: to draw 9 items at once, the error buffer has to be at least 4.5; it is 4",
+        ".*: to draw 9 items at once, the error buffer must be at least 4.5, but is 4",
         RateLimitError,
     )
 
@@ -591,7 +591,9 @@ def test_a_sample_of_an_ensemble_that_fails_counts_for_nothing_in_any_buffer() -
 def test_an_ensemble_waits_for_the_first_items_of_a_limited_buffer() -> None:
     rb = ensemble(RateLimiter(min_size=3, when_no_peer="wait"), None)
     rb[1].extend(items(4))
-    refuses(lambda: rb.sample(timeout=0), ".*sample waits: the buffer has 0 items, 3 are needed.*")
+    refuses(
+        lambda: rb.sample(timeout=0), ".*sample waits: the buffer has 0 items, but 3 are needed.*"
+    )
     rb[0].extend(items(3))
     assert len(rb.sample(timeout=0)) == 2
 
@@ -602,7 +604,7 @@ def test_a_row_of_a_queue_is_its_oldest_items_once() -> None:
     rb[0].extend(items(8))
     rb[1].extend(items(4, 100))
     assert numbers(rb.sample()) == [[0, 1, 2, 3], [100, 101, 102, 103]]
-    refuses(lambda: rb.sample(timeout=0), ".*the queue has 0 items left, 4 are needed.*")
+    refuses(lambda: rb.sample(timeout=0), ".*the queue has 0 items left, but 4 are needed.*")
     rb[1].extend(items(4, 104))  # what the other one gave meanwhile was kept
     assert numbers(rb.sample()) == [[4, 5, 6, 7], [104, 105, 106, 107]]
     rb[0].rate_limiter = None

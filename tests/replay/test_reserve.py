@@ -278,10 +278,16 @@ def test_it_belongs_to_its_handle(rb: Any) -> None:
         ({"n": 0}, "n has to be at least 1, got 0"),
         ({"n": 17}, r"reserve\(17\): the buffer has room for 16; reserve fewer at once"),
         ({"n": 2, "bytes": 100}, r"reserve\(bytes=100\): this buffer stores rows of equal size"),
-        ({"n": 2, "lease": -1.0}, "lease is a number of seconds from 0 on, or None; got -1.0"),
-        ({"n": 2, "lease": "9"}, "lease is a number of seconds from 0 on, or None; got '9'"),
+        (
+            {"n": 2, "lease": -1.0},
+            "lease must be a number of seconds of at least 0, or None, but is -1.0",
+        ),
+        (
+            {"n": 2, "lease": "9"},
+            "lease must be a number of seconds of at least 0, or None, but is '9'",
+        ),
         ({"n": 2, "version": -1}, "reserve: version is a number from 0"),
-        ({"n": 2, "timeout": -1.0}, "timeout is a number of seconds from 0 on"),
+        ({"n": 2, "timeout": -1.0}, "timeout must be a number of seconds of at least 0"),
     ],
 )
 def test_what_cannot_be_reserved_is_refused(rb: Any, given: dict[str, Any], problem: str) -> None:
@@ -591,7 +597,7 @@ def test_an_append_to_a_full_tmpfs_says_how_much_room_that_has(tmp_path: Path) -
                 room.append(torch.zeros(10**5))
             found = re.fullmatch(
                 rf"{tmp_path}/rows/.shmbuffer/partials/1: needs 40\d{{4}} bytes, (\d+) bytes are "
-                r"free; make room, make the buffer smaller, or choose another place",
+                r"free; free some space, make the buffer smaller, or choose another directory",
                 str(caught.value),
             )
             assert found is not None, str(caught.value)
@@ -745,18 +751,18 @@ HOSTILE: dict[str, tuple[Callable[[Any], Path], int, str]] = {
     "items": (
         lambda rb: write_partial(rb, 5, rows=2**63),
         5,
-        "9,223,372,036,854,775,808 items are reserved, and the buffer has room for 16",
+        "9,223,372,036,854,775,808 items are reserved, but the buffer has room for only 16",
     ),
     "no items": (lambda rb: write_partial(rb, 5, rows=0), 5, "0 items are reserved"),
     "bytes": (
         lambda rb: write_partial(rb, 5, nbytes=2**60),
         5,
-        "bytes are reserved, and the buffer has room for 0",
+        "bytes are reserved, but the buffer has room for only 0",
     ),
     "version": (lambda rb: write_partial(rb, 5, version=2**63), 5, "of version 9,223,372,036,"),
     "size": (lambda rb: sparse(rb, 5), 5, "a piece of 8.0 TiB"),
     "number": (lambda rb: named(rb, 10**37), 10**37, "no reservation can have this number"),
-    "kind": (lambda rb: fifo(rb, 5), 5, "a regular file was expected, and this is a FIFO"),
+    "kind": (lambda rb: fifo(rb, 5), 5, "this is a FIFO, but a regular file was expected"),
 }
 
 

@@ -362,7 +362,7 @@ class _Program:
 def test_a_write_without_room_says_what_to_do_and_changes_nothing() -> None:
     rb = buffer(100, share_next_room=10)
     rb.extend(rows(range(8), range(100, 108)))
-    with pytest.raises(SpaceError, match="of the 10 rows for them are free") as raised:
+    with pytest.raises(SpaceError, match="of the 10 own rows are free") as raised:
         rb.extend(rows(range(200, 203), range(300, 303)))
     assert "larger share_next_room" in str(raised.value)
     assert raised.value.needed_bytes == 3 * 24  # type: ignore[attr-defined]
@@ -371,7 +371,7 @@ def test_a_write_without_room_says_what_to_do_and_changes_nothing() -> None:
     rb.extend(episode(200, 40))
     assert len(rb) == 48
     assert engine_of(rb).check().ok
-    with pytest.raises(SpaceError, match="needs room for 1 next"):
+    with pytest.raises(SpaceError, match="needs 1 own rows for next"):
         rb.storage.set(torch.tensor([3, 4, 5]), rows([1, 2, 3], [5, 6, 7])[0:3]) or rb.storage.set(
             torch.tensor([20, 22, 24]), rows([1, 2, 3], [5, 6, 7])
         )
@@ -426,12 +426,12 @@ def test_a_leaf_that_is_stored_once_has_no_view(tmp_path: Path) -> None:
         (
             {"ndim": 2},
             ValueError,
-            "share_next needs ndim=1, got 2; write environments side by side",
+            "share_next needs ndim=1, but ndim is 2; write environments side by side",
         ),
         (
             {"share_next_room": 0},
             ValueError,
-            "share_next_room has to be from 1 to 2147483647, got 0",
+            "share_next_room must be from 1 to 2147483647, but is 0",
         ),
         ({"share_next_room": 2.0}, ValueError, "got 2.0"),
         ({"share_next": False, "share_next_room": 5}, ValueError, "share_next; leave it out"),

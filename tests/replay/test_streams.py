@@ -301,11 +301,11 @@ def test_streams_of_more_items_than_the_ring_holds_are_those_of_the_last() -> No
         (
             [0.0, 1.0, 2.0],
             TypeError,
-            r"one for each item of the batch \[n\]; this is of dtype float64 and shape \[3\]",
+            r"one for each item of the batch \[n\], but has the dtype float64 and the shape \[3\]",
         ),
-        (True, TypeError, r"this is of dtype bool and shape \[\]"),
-        ("abc", TypeError, "this is of dtype <U3"),
-        ([[0, 1, 2]], TypeError, r"one number for each item, \[n\]; this has shape \[1, 3\]"),
+        (True, TypeError, r"but has the dtype bool and the shape \[\]"),
+        ("abc", TypeError, "but has the dtype <U3"),
+        ([[0, 1, 2]], TypeError, r"one number for each item, \[n\], but has the shape \[1, 3\]"),
     ],
 )
 @pytest.mark.parametrize("written", [False, True])

@@ -522,7 +522,7 @@ def test_data_that_hdf5_cannot_restore_are_refused() -> None:
     slashed = two_episodes()
     slashed["a/b"] = torch.zeros(5)
     with pytest.raises(
-        SchemaMismatchError, match=r"H5Split: entry 'a/b': .*'a/b' has a slash in it"
+        SchemaMismatchError, match=r"H5Split: entry 'a/b': .*'a/b' contains a slash"
     ):
         H5Split()(TED2Nested()(slashed))
 

@@ -193,7 +193,7 @@ def test_who_waits_for_a_consumer_that_is_removed_is_told(tmp_path: Path, kind: 
 def test_a_batch_for_which_there_is_no_room_is_refused(tmp_path: Path, kind: str) -> None:
     with learner(tmp_path, kind, 2 * CAPACITY) as rb, learner(tmp_path, kind) as writer:
         writer.extend(units(0, 1))
-        with pytest.raises(ValueError, match="64 items is consumed through a buffer of 32"):
+        with pytest.raises(ValueError, match="64 items cannot be consumed through a buffer of 32"):
             rb.sample(timeout=50)
 
 

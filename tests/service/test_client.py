@@ -90,7 +90,8 @@ def test_an_unknown_role_is_refused_by_its_name(scratch_dir: Path) -> None:
     with (
         Coordinator(scratch_dir, capacity=8),
         pytest.raises(
-            ValueError, match="role is one of client, collector, learner, coordinator, not 'actor'"
+            ValueError,
+            match="role must be one of client, collector, learner, coordinator, but is 'actor'",
         ),
     ):
         attach(scratch_dir, role="actor")  # type: ignore[arg-type]
@@ -183,7 +184,7 @@ def test_a_timeout_says_what_it_waited_for(scratch_dir: Path, made: bool) -> Non
     with pytest.raises(AttachTimeout) as caught:
         attach(scratch_dir, timeout=0.05)
     assert isinstance(caught.value, TimeoutError)
-    still = "holds no buffer" if made else "does not exist"
+    still = "contains no buffer" if made else "does not exist"
     assert str(caught.value) == (
         f"{scratch_dir}: waited 0.05 s for a buffer, and it still {still}; start a coordinator "
         f"for it (shmbuffer serve {scratch_dir} --capacity N), or check the path"
@@ -215,7 +216,7 @@ def test_a_long_wait_is_logged_with_the_buffers_nearby(
     for path, state, meant in (
         ("typo/replay", "does not exist", "run/replay"),
         ("run/replya", "does not exist", "run/eval, run/replay"),
-        ("run", "holds no buffer", "run/eval, run/replay"),
+        ("run", "contains no buffer", "run/eval, run/replay"),
         ("run/replay/inner", "does not exist", "run/replay"),
     ):
         caplog.clear()
@@ -307,5 +308,7 @@ def test_an_attaching_client_may_prefault_its_pages(scratch_dir: Path) -> None:
         with attach(scratch_dir, prefault="full", on_progress=heard.append) as rb:
             assert (heard[-1].what, heard[-1].fraction) == ("prefault", 1.0)
             assert len(rb) == 3
-    with pytest.raises(ValueError, match="prefault is 'off', 'background' or 'full', not 'on'"):
+    with pytest.raises(
+        ValueError, match="prefault must be 'off', 'background' or 'full', but is 'on'"
+    ):
         attach(scratch_dir, prefault="on")

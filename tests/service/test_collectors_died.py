@@ -51,7 +51,7 @@ def test_a_sample_names_the_collectors_that_have_all_died(
         ("die-0", -signal.SIGKILL, ""),
     ]
     assert str(caught.value) == (
-        f"{scratch_dir}: sample waits: the buffer has 0 items, 4 are needed; there is no "
+        f"{scratch_dir}: sample waits: the buffer has 0 items, but 4 are needed; there is no "
         f"collector, and no dead collector is restarted: collect-0 ended with exit code 1 "
         f"({error}), collect-1 ended with exit code 1 ({error}), die-0 was killed by SIGKILL; "
         "nothing was changed. Start collectors again, or use RateLimiter(when_no_peer='wait') to "

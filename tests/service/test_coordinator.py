@@ -779,6 +779,8 @@ def test_the_pages_of_what_a_collector_defines_are_made_when_they_are_there(
 
 
 def test_an_invalid_prefault_makes_nothing(scratch_dir: Path) -> None:
-    with pytest.raises(ValueError, match="prefault is 'off', 'background' or 'full', not 'on'"):
+    with pytest.raises(
+        ValueError, match="prefault must be 'off', 'background' or 'full', but is 'on'"
+    ):
         Coordinator(scratch_dir, capacity=8, prefault="on")
     assert not scratch_dir.exists()

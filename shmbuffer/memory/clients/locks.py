@@ -1,24 +1,28 @@
-"""File locks: rare work is done by one process at a time, and a death shows.
+"""File locks, which serialize rare operations and reveal the death of a process.
 
     .shmbuffer/init.lock        InitLock: creation, attach, recovery, cleanup
     .shmbuffer/procs/NNN.lock   LivenessFile: the client of registry entry NNN is alive
 
-A lock is flock(2) on a descriptor of our own: it ends with the last copy of that descriptor, in
-whatever way its process ends. Age and content of the file mean nothing. It is taken by
-`filelock.lock_descriptor`, a FileLock without the path. FileLock itself opens the path again, and
-follows links above its last part; and where flock is missing, it becomes a soft lock, which no
-death ends.
+A lock is flock(2) on a descriptor of our own. It ends with the last copy of that descriptor,
+however the process ends. Age and content of the file have no meaning.
+
+`filelock.lock_descriptor` takes the lock, like a FileLock without a path. FileLock itself opens the
+path again, and follows links in it except for the last component. If flock is not supported,
+FileLock uses a soft lock, which a death does not end.
 
 Always true
-  1. A lock counts only if the name still leads to the inode that was locked: a lock on a file that
-     was removed keeps nobody out.
-  2. No forked child keeps a lock: with a copy of the descriptor it would make its parent immortal.
-     So it closes them (`_core.close_in_child`), and no fork gets in while one is opened (`_gate`).
-  3. Releasing unlocks before it closes, which also reaches a copy that a fork in C has made.
-  4. A descriptor belongs to its `Lock` before it is locked, and leaving the block is one call of
-     the core. So Ctrl-C leaves no lock, whichever two bytecodes it comes between: what takes one
-     lets go as the exception passes, and what is forgotten is closed with its `Lock`.
-If a process dies here: the kernel unlocks; the files stay, empty, for the next one.
+  1. A lock counts only if its name still leads to the locked inode. A lock on a removed file
+     excludes no process.
+  2. A forked child keeps no lock, because its copy of the descriptor would keep the lock of a dead
+     parent. The child closes the descriptors (`_core.close_in_child`), and no fork happens while
+     one is opened (`_gate`).
+  3. Closing a lock unlocks it first, which also affects copies of the descriptor that a fork in C
+     made.
+  4. A descriptor belongs to its `Lock` before it is locked, and leaving the ``with`` block is one
+     call of the core. Ctrl-C therefore leaves no lock behind, between whichever bytecodes it
+     arrives. Functions that take a lock release it on any exception, and a `Lock` without
+     references is closed.
+If a process dies here: the kernel unlocks its files, which remain, empty, for the next process.
 """
 
 from __future__ import annotations
@@ -46,21 +50,21 @@ from shmbuffer.memory.system.region import Directory
 INIT_LOCK = ".shmbuffer/init.lock"
 POLL_S = 0.005
 TESTER_PATIENCE_S = 1.0
-"""How long `LivenessFile.hold` lets others test the lock; a test takes microseconds."""
+"""How long `LivenessFile.hold` waits for processes that test the lock, which takes microseconds."""
 
 _LOCKS = Path("/proc/locks")
 
-_gate = threading.RLock()  # reentrant: a signal handler may fork while its thread is inside
+_gate = threading.RLock()  # reentrant: a signal handler may fork while its thread holds it
 
 
 class Lock(_core.Descriptor):
-    """A file that is locked, from `hold` to `close`; in one thread. ``with`` only closes it."""
+    """A locked file, from `hold` to `close`, in one thread. ``with`` only closes it."""
 
     def __init__(self) -> None:
         super().__init__(inherited=False)
 
     def take(self, open: Callable[..., int], /, *args: Any, **kwargs: Any) -> int:
-        """Open and own a descriptor, without a fork in between."""
+        """Opens a descriptor and owns it, without a fork in between."""
         with _gate:
             super().take(open, *args, **kwargs)
         return self.fd
@@ -74,7 +78,7 @@ class Lock(_core.Descriptor):
         purpose: str,
         make: bool = True,
     ) -> Self:
-        """Lock a file. Polls every 5 ms: no wait in the kernel has a deadline; 0 asks once."""
+        """Locks a file. Polls every 5 ms, because flock has no timeout; 0 tries once."""
         deadline = time.monotonic() + timeout
         where = directory.path / name
         try:
@@ -95,7 +99,7 @@ class Lock(_core.Descriptor):
 
 
 def is_free(directory: Directory, name: str) -> bool:
-    """True if nobody holds the lock. A missing file is not free: it proves nothing."""
+    """True if the lock is free. A missing file is not free, because it proves nothing."""
     with Lock() as lock:
         try:
             directory.open_file(name, writable=False, into=lock)
@@ -110,10 +114,11 @@ def is_free(directory: Directory, name: str) -> bool:
 
 
 def holders(fd: int) -> list[int]:
-    """The pids that hold a lock on an open file, as far as /proc/locks shows them.
+    """Returns the pids that hold a lock on an open file, as far as /proc/locks shows them.
 
-    It shows processes of our pid namespace and those below, and where they locked the file, not
-    where the descriptor is now. On btrfs and overlayfs its devices may be others, then none match.
+    /proc/locks shows processes of our pid namespace and those below it. It shows the process that
+    locked the file, even if the descriptor is now in another one. On btrfs and overlayfs, its
+    device numbers may differ from those of stat; then no process matches.
     """
     try:
         found = os.fstat(fd)
@@ -132,9 +137,9 @@ def holders(fd: int) -> list[int]:
 class InitLock(Lock):
     """The lock for creation, attach, recovery and cleanup, for processes and threads.
 
-    A thread that takes it twice waits for itself until the timeout (AttachTimeout). ``creating``: a
-    buffer may be made here; where none may and none is, entering raises BufferUnlinkedError, as it
-    would leave a lock file that nobody removes.
+    A thread that takes it twice waits for itself until the timeout (AttachTimeout). ``creating``:
+    the caller may create a buffer. If it may not, and there is no buffer, entering raises
+    BufferUnlinkedError, because no process would remove the new lock file.
     """
 
     def __init__(self, directory: Directory, timeout: float, *, creating: bool = True) -> None:
@@ -172,16 +177,16 @@ class InitLock(Lock):
 
 
 class LivenessFile:
-    """One lock file for each registry entry; the kernel frees it when its client is dead."""
+    """The lock file of a registry entry, which the kernel frees when its client is dead."""
 
     @staticmethod
     def name(entry: int) -> str:
-        """Its path."""
+        """Returns its path."""
         return f".shmbuffer/procs/{entry:03d}.lock"
 
     @staticmethod
     def hold(directory: Directory, entry: int) -> Lock:
-        """Say that the client of this entry lives, until the lock is closed, or its death."""
+        """Marks the client of this entry as alive, until the lock is closed or it dies."""
         return Lock().hold(
             directory,
             LivenessFile.name(entry),
@@ -191,19 +196,20 @@ class LivenessFile:
 
     @staticmethod
     def is_free(directory: Directory, entry: int) -> bool:
-        """True if the client of this entry is dead, as far as its lock tells."""
+        """True if the client of this entry is dead, according to its lock."""
         return is_free(directory, LivenessFile.name(entry))
 
 
 def _lock(fd: int, where: Path) -> bool:
-    from filelock import lock_descriptor  # late: it takes 40 ms, and readers do not need it
+    # imported here because it takes 40 ms, and readers do not need it
+    from filelock import lock_descriptor
 
     try:
         return lock_descriptor(fd, blocking=False)
     except OSError as error:
         raise UnsafeFilesystemError(
-            f"{where}: the file system has no file locks ({error.strerror}); choose a directory on"
-            " a local disk or in /dev/shm",
+            f"{where}: the file system does not support file locks ({error.strerror}); choose a"
+            " directory on a local disk or in /dev/shm",
             path=where,
             errno=error.errno,
         ) from error
@@ -224,12 +230,15 @@ def _timeout(where: Path, fd: int, timeout: float, purpose: str) -> AttachTimeou
     if pids:
         who = " and ".join(f"pid {pid} ({process_state(pid)})" for pid in pids)
         advice = (
-            f"pass a longer timeout, or look at it with `ps -fp {pids[0]}`: `kill -CONT {pids[0]}`"
+            f"pass a longer timeout, or inspect it with `ps -fp {pids[0]}`: `kill -CONT {pids[0]}`"
             " continues a stopped process, and killing it frees the lock"
         )
     else:
         who = "a process that /proc/locks does not show"
-        advice = f"pass a longer timeout, or look for it (`fuser -v {where}`), also in containers"
+        advice = (
+            f"pass a longer timeout, or find it with `fuser -v {where}`, which does not see other"
+            " containers"
+        )
     return AttachTimeout(
         f"{where}: waited {timeout:g} s for {who}, which {purpose}; {advice}",
         path=where,
@@ -243,7 +252,7 @@ def _close_in_child() -> None:
     _gate.release()
 
 
-# Methods of C, where they can be: Ctrl-C comes in at the start of a function.
+# The callbacks are methods of C if possible, because Ctrl-C is handled at the start of a function.
 os.register_at_fork(
     before=_gate.acquire, after_in_parent=_gate.release, after_in_child=_close_in_child
 )

@@ -1,21 +1,21 @@
-"""Pieces of a rollout that is not finished, in a file of their own beside the ring.
+"""The pieces of an unfinished rollout, in a separate file beside the ring.
 
     .shmbuffer/partials/<number of the reservation>
 
-     made ──append──▶ ... ──committed (the reservation is DONE)──▶ removed ──▶ DONE is forgotten
-      └──its holder dies: the kernel frees the lock──▶ found by others, one of them goes on
+     created ──append──▶ ... ──committed (the reservation is DONE)──▶ removed ──▶ DONE is cleared
+       └──its process dies: the kernel frees the lock──▶ found by others, one of them continues it
 
-``docs/format/directory.md`` has the bytes of the file.
+``docs/format/directory.md`` describes the bytes of the file.
 
 Always true
-  1. Its holder has the file locked (flock), and nobody else writes it. A lock that is free proves
-     that the holder is gone.
-  2. A piece is there as a whole, or it and all behind it count as nothing: a process that goes on
-     cuts the file there first.
-  3. What was committed is not committed again: the reservation says DONE, in the section in which
-     its items appear, until the file is gone.
-If a process dies here: the file stays for others; one that has no head yet is nobody's, and goes.
-A power cut may leave less than was there, as of items that no `flush` covered.
+  1. The process that holds the file has locked it (flock), and no other process writes it. A free
+     lock proves that the holder is gone.
+  2. A piece is complete, or it and all later bytes are ignored. A process that continues the
+     rollout truncates the file there first.
+  3. Committed items are not committed again. The reservation becomes DONE in the critical section
+     in which its items appear, and stays DONE until the file is removed.
+If a process dies here: the file remains for other processes. A file without a head belongs to no
+rollout, and is removed. A power cut may lose pieces, like items that no `flush` covered.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from shmbuffer.memory.system.region import Directory
 _MAGIC = b"SHMPART\x01"
 _HEAD = struct.Struct("<8sQQQQQQII")
 _PIECE = struct.Struct("<QII")
-_PATIENCE_S = 0.2  # another process that lists the folder tests the lock for some microseconds
+_PATIENCE_S = 0.2  # another process that lists the directory tests the lock for some microseconds
 _CHUNK_BYTES = 2**20  # of a piece, read at once for its checksum
 _NO_VERSION = 2**64 - 1
 _NUMBERS = 2**64 // RESERVATIONS  # a number and its place in the ledger have 64 bits together
@@ -50,29 +50,29 @@ _NUMBERS = 2**64 // RESERVATIONS  # a number and its place in the ledger have 64
 
 @dataclass(frozen=True)
 class Partial:
-    """Pieces of somebody who died, or left, before they were committed.
+    """The pieces of a rollout whose process died or left before they were committed.
 
-    `ReplayBuffer.resume` goes on with them, in one process.
+    `ReplayBuffer.resume` continues it, in one process.
     """
 
     id: int  # of the reservation
     pieces: int
     items: int  # in all pieces
-    reserved: int  # items that were reserved for them
-    nbytes: int  # reserved in the byte ring; 0: unknown
+    reserved: int  # items that were reserved for the rollout
+    nbytes: int  # reserved in the byte ring; 0 if unknown
     appended_bytes: int  # of all pieces
-    version: int | None  # of the policy, as it was reserved with
-    pid: int  # of the process that reserved
-    age_s: float  # since then
+    version: int | None  # of the policy, from the reservation
+    pid: int  # of the process that made the reservation
+    age_s: float  # seconds since the reservation
 
 
 class PartialFile:
-    """The file of one reservation, locked by this process. Use `make` or `take`."""
+    """The file of one reservation, locked by this process. Created by `make` or `take`."""
 
     def __init__(self, directory: Directory, lock: Lock, number: int) -> None:
         self._directory = directory
         self._lock = lock
-        self._end: int | None = None  # of the last whole piece; None: unknown, see `cut`
+        self._end: int | None = None  # end of the last complete piece; None if unknown, see `cut`
         self._where = directory.path / _name(number)
         self.number = number
 
@@ -80,7 +80,7 @@ class PartialFile:
     def make(
         cls, directory: Directory, number: int, rows: int, nbytes: int, version: int | None
     ) -> Self:
-        """A new file, with no pieces; one without any, of a call that failed, is made again."""
+        """Creates a file without pieces, or replaces one without pieces of a call that failed."""
         directory.make(layout.PARTIALS)
         partial = cls(directory, Lock(), number)
         try:
@@ -108,10 +108,10 @@ class PartialFile:
 
     @classmethod
     def take(cls, directory: Directory, number: int) -> Self | None:
-        """The file of somebody who is gone; None: it is gone, or somebody holds it.
+        """Takes over the file of a process that is gone; None if it is missing or in use.
 
         Raises:
-            CorruptBufferError: no reservation can have this number.
+            CorruptBufferError: No reservation can have this number.
         """
         _require_number(directory, number)
         lock = Lock()
@@ -122,19 +122,19 @@ class PartialFile:
         return cls(directory, lock, number)
 
     def append(self, body: bytes | memoryview, items: int) -> None:
-        """Adds a piece. It is there when this returns, also if the process is killed then."""
+        """Adds a piece. It survives if the process is killed after this method has returned."""
         at = self.cut() if self._end is None else self._end
-        self._end = None  # until it is there as a whole
+        self._end = None  # until the piece is complete
         front = struct.pack("<QI", len(body), items)
         crc = _core.crc32c(body, _core.crc32c(front))
         self._write(front + struct.pack("<I", crc) + bytes(body), at)
 
     def told(self) -> Partial | None:
-        """The head, and the number of pieces behind it; None if there is no head."""
+        """Returns the head and the number of pieces; None if there is no head."""
         return _told(self._lock.fd, self.number, self._where)
 
     def read(self) -> Iterator[tuple[int, bytes]]:
-        """(items, body) of each piece, up to the first that is not whole."""
+        """Yields (items, body) of each piece, up to the first incomplete one."""
         for items, size, at in _pieces(self._lock.fd, self._where):
             with explained(self._where):
                 try:
@@ -144,17 +144,17 @@ class PartialFile:
             yield items, body
 
     def cut(self) -> int:
-        """Takes away what is behind the last whole piece, of a write that ended early; its end."""
+        """Removes bytes of an interrupted write after the last complete piece; returns its end."""
         ends = [at + size for _, size, at in _pieces(self._lock.fd, self._where)]
         return self._truncate(ends[-1] if ends else _HEAD.size)
 
     def remove(self) -> None:
-        """Removes the file, which is still locked until `close`."""
+        """Removes the file, which remains locked until `close`."""
         self._directory.unlink(_name(self.number))
         _core.reached("partial.removed")
 
     def close(self) -> None:
-        """Lets go of the file: from here on others may go on with it. Idempotent."""
+        """Unlocks the file, so that other processes may continue the rollout. Idempotent."""
         self._lock.close()
 
     def __enter__(self) -> Self:
@@ -180,7 +180,7 @@ class PartialFile:
 
 
 def numbers(directory: Directory) -> list[int]:
-    """The numbers of all files."""
+    """Returns the numbers of all files."""
     if not directory.exists(layout.PARTIALS):
         return []
     names = directory.listdir(layout.PARTIALS)
@@ -188,16 +188,16 @@ def numbers(directory: Directory) -> list[int]:
 
 
 def orphans(directory: Directory) -> list[int]:
-    """The numbers of files that no process holds, also of those that `look` refuses."""
+    """Returns the numbers of files that no process holds, including damaged ones."""
     return [number for number in numbers(directory) if not _is_held(directory, number)]
 
 
 def look(directory: Directory, number: int) -> Partial | None:
-    """A file that nobody holds, without taking it; None: it is gone, or has no head.
+    """Reads a file that no process holds, without taking it; None if it is missing or has no head.
 
     Raises:
-        CorruptBufferError: it cannot be of a reservation of this buffer.
-        UnsafePathError: it is no regular file of this user.
+        CorruptBufferError: The file cannot belong to a reservation of this buffer.
+        UnsafePathError: The file is not a regular file of this user.
     """
     _require_number(directory, number)
     with suppress(FileNotFoundError), directory.open_file(_name(number), writable=False) as file:
@@ -206,7 +206,7 @@ def look(directory: Directory, number: int) -> Partial | None:
 
 
 def require_possible(directory: Directory, partial: Partial, items: int, nbytes: int) -> None:
-    """Raises CorruptBufferError if more is reserved than a buffer of this size can hold."""
+    """Raises CorruptBufferError if more is reserved than a buffer of this size can contain."""
     for what, reserved, most in (
         ("items", partial.reserved, items),
         ("bytes", partial.nbytes, nbytes),
@@ -214,7 +214,7 @@ def require_possible(directory: Directory, partial: Partial, items: int, nbytes:
         if reserved > most:
             raise _impossible(
                 directory.path / _name(partial.id),
-                f"{reserved:,} {what} are reserved, and the buffer has room for {most:,}",
+                f"{reserved:,} {what} are reserved, but the buffer has room for only {most:,}",
             )
 
 
@@ -236,7 +236,7 @@ def _require_number(directory: Directory, number: int) -> None:
 
 def _impossible(where: Path, problem: str) -> CorruptBufferError:
     return CorruptBufferError(
-        f"{where}: {problem}; the file is damaged, or of another buffer: remove it",
+        f"{where}: {problem}; the file is damaged or belongs to another buffer, so remove it",
         path=str(where),
     )
 
@@ -276,19 +276,19 @@ def _told(fd: int, number: int, where: Path) -> Partial | None:
 
 
 def _pieces(fd: int, where: Path) -> Iterator[tuple[int, int, int]]:
-    """(items, size, where it begins) of each piece, up to the first that is not whole."""
+    """Yields (items, size, start) of each piece, up to the first incomplete one."""
     at = _HEAD.size
     with explained(where):
         end = os.fstat(fd).st_size
         while end - at >= _PIECE.size:
             front = read_at(fd, _PIECE.size, at)
-            if len(front) < _PIECE.size:  # another process has cut it
+            if len(front) < _PIECE.size:  # another process has truncated the file
                 return
             size, items, crc = _PIECE.unpack(front)
             at += _PIECE.size
             if size > end - at:
                 return
-            if size > memory_bytes():  # of a process here that had it in memory
+            if size > memory_bytes():  # no process here could have had it in memory
                 raise _too_large(where, size)
             if _checksum(fd, at, size, front[:12]) != crc:
                 return
@@ -297,7 +297,7 @@ def _pieces(fd: int, where: Path) -> Iterator[tuple[int, int, int]]:
 
 
 def _checksum(fd: int, at: int, size: int, front: bytes) -> int:
-    """The checksum of a piece, read in parts; of the bytes that are there, if the file was cut."""
+    """Computes the checksum of a piece in parts; stops early if the file was truncated."""
     crc, end = _core.crc32c(front), at + size
     while at < end and (chunk := read_at(fd, min(_CHUNK_BYTES, end - at), at)):
         crc = _core.crc32c(chunk, crc)

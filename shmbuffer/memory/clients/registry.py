@@ -1,18 +1,19 @@
-"""The clients of a buffer: who they are, and the proof that one is dead.
+"""The registry of clients: their identities, and the proof that one is dead.
 
      FREE ──join (under init.lock)──▶ LIVE ──leave, or reaped after proof of death──▶ FREE
 
-An entry is 512 bytes of the control file. A joiner first takes the entry's liveness file (a kernel
-lock, freed by the kernel when the process ends), then writes its identity, then state = LIVE.
+An entry is 512 bytes of the control file. A joining client first locks the liveness file of the
+entry, which the kernel unlocks when the process ends. It then writes its identity, and finally sets
+the state to LIVE.
 
 Always true
-  1. FREE becomes LIVE under init.lock only; LIVE becomes FREE by its owner, or under the mutex by a
-     reaper who has finished its claim.
+  1. FREE becomes LIVE only under init.lock. LIVE becomes FREE by the entry's owner, or under the
+     mutex by a reaper that has completed its claim.
   2. An incarnation is used once in the life of a directory, so a reaper that compares it never
-     meets a successor.
+     frees the entry of a successor.
   3. Counters outlive the client: the totals of the buffer are the sums over all entries.
-If a client dies while joining: its entry is still FREE, or LIVE with an identity that can be proven
-    dead.
+If a client dies while joining: its entry is still FREE, or LIVE with an identity that can be proved
+to be dead.
 """
 
 from __future__ import annotations
@@ -44,29 +45,30 @@ class Client:
     entry: int  # its place in the registry
     incarnation: int  # unique in the directory; the source of the items that it writes
     role: str  # ``client``, ``collector``, ``learner`` or ``coordinator``
-    pid: int  # process id, in the pid namespace that it lives in
-    alive: bool  # whether it could not be proven dead
+    pid: int  # process id, in the pid namespace of the process
+    alive: bool  # true unless it was proved to be dead
     state: ProcessState  # DEAD if it is not alive
     phase: str  # of its claim; IDLE if it is writing nothing
-    # ``first`` ticket and ``count`` of slots of its claim; None if it writes nothing
+    # ``first`` ticket and ``count`` of slots of its claim; None if it is writing nothing
     claimed: dict[str, int] | None
-    # its ``place`` in the queue of those who wait for a slot, and for how many ``seconds`` it has
-    # had that; None if it does not wait
+    # its ``place`` in the queue for a slot, and for how many ``seconds`` it has had that place;
+    # None if it does not wait
     turn: dict[str, float] | None
     joined_s: float  # seconds since the epoch
     idle_s: float | None  # seconds since its last write, sample or update; None if there was none
-    counters: dict[str, int]  # see `layout.COUNTERS`; of all clients that ever had this entry
+    # see `layout.COUNTERS`; sums over all clients that ever had this entry
+    counters: dict[str, int]
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to a dict of plain values."""
+        """Converts to a dict of plain values."""
         return asdict(self)
 
 
 class Registry:
     """The registry of a control file.
 
-    Without a directory of liveness files identity decides. So it does in a directory of another
-    user, where no lock is tried: its owner would see it held.
+    Without a directory of liveness files, identities decide alone. They also do so in a directory
+    of another user, because testing a lock there would make it seem held to its owner.
     """
 
     def __init__(self, control: Control, directory: Directory | None) -> None:
@@ -78,7 +80,7 @@ class Registry:
         return f"Registry({self._control.where!r}, entries={[entry for entry, _ in self.live()]})"
 
     def identity(self, entry: int) -> Identity:
-        """The identity in the entry."""
+        """Returns the identity in the entry."""
         found = self._control.entries[entry]
         return Identity(
             pid=int(found["pid"]),
@@ -88,12 +90,12 @@ class Registry:
         )
 
     def role(self, entry: int) -> Role:
-        """The role in the entry; if that is damaged, a client."""
+        """Returns the role in the entry, or CLIENT if it is damaged."""
         found = int(self._control.entries["role"][entry])
         return next((role for role in Role if role == found), Role.CLIENT)
 
     def live(self) -> list[tuple[int, int]]:
-        """(entry, incarnation) of every entry in use, whether its owner is alive or not."""
+        """Returns (entry, incarnation) of every entry in use, whether its owner is alive or not."""
         entries = self._control.entries
         return [
             (int(i), int(entries["incarnation"][i]))
@@ -101,7 +103,7 @@ class Registry:
         ]
 
     def is_dead(self, entry: int) -> bool:
-        """True if the owner of the entry is proven dead. Some 100 µs; never under the mutex."""
+        """True if the owner is proved to be dead. Takes about 100 µs; not under the mutex."""
         who = self.identity(entry)
         incarnation = int(self._control.entries["incarnation"][entry])
         if (self._control.where, incarnation) in _memberships and who == identity.current():
@@ -113,17 +115,17 @@ class Registry:
         )
 
     def alive(self) -> list[tuple[int, int]]:
-        """(entry, incarnation) of those who could not be proven dead."""
+        """Returns (entry, incarnation) of all clients that are not proved to be dead."""
         return [
             (entry, incarnation) for entry, incarnation in self.live() if not self.is_dead(entry)
         ]
 
     def pids(self) -> list[int]:
-        """Process ids of the living, each once."""
+        """Returns the process ids of living clients, each once."""
         return sorted({int(self._control.entries["pid"][entry]) for entry, _ in self.alive()})
 
     def join(self, role: Role) -> Membership:
-        """Takes a free entry. Under init.lock, after the dead were reaped."""
+        """Takes a free entry. The caller holds init.lock and has reaped dead clients."""
         entry, liveness = self._free_entry()
         _core.reached("join.liveness")
         try:
@@ -139,9 +141,9 @@ class Registry:
         incarnation = int(self._control.runtime["next_incarnation"][0]) + 1
         if incarnation >= layout.INCARNATIONS:
             raise BufferNeedsRestart(
-                f"{self._control.where}: the count of clients, {incarnation}, is impossible: "
-                "another program has written to the shared memory; close every handle, then "
-                "recover"
+                f"{self._control.where}: the number of clients, {incarnation}, is impossible, "
+                "because another program wrote to the shared memory; close every handle, then "
+                "recover the buffer"
             )
         self._control.runtime["next_incarnation"] = incarnation
         _core.reached("join.incarnation")
@@ -175,7 +177,7 @@ class Registry:
         return membership
 
     def note_first_draw(self, entry: int, origin: int) -> list[int]:
-        """Notes the source of the first draw; returns pids of other processes with the same."""
+        """Records the source of the first draw; returns pids of processes with the same one."""
         draws = self._control.entries["first_draw"]
         if draws[entry]:
             return []
@@ -188,18 +190,18 @@ class Registry:
         return sorted({self.identity(each).pid for each in others})
 
     def free(self, entry: int) -> None:
-        """Frees an entry without a claim: our own, or before there are slots to claim."""
+        """Frees an entry without a claim: our own, or any entry before there are slots."""
         self._control.entries["state"][entry] = EntryState.FREE
         _core.reached("leave.freed")
 
     def clients(self) -> list[Client]:
-        """Every entry in use, the dead included."""
+        """Returns every entry in use, including those of dead clients."""
         entries, now = self._control.entries, time.time_ns()
         found = []
         for entry, incarnation in self.live():
             one, alive = entries[entry].copy(), not self.is_dead(entry)
             if not alive and (entry, incarnation) not in self.live():
-                continue  # it has left since, and ended
+                continue  # it has left and ended meanwhile
             seen = int(one["last_seen_ns"])
             found.append(
                 Client(
@@ -238,11 +240,11 @@ class Registry:
         if identity.is_of_another_boot(who) and not self._directory.exists(
             LivenessFile.name(entry)
         ):
-            return True  # its name was not on the disk yet when the power went
+            return True  # its name was not on the disk yet when the power failed
         return LivenessFile.is_free(self._directory, entry)
 
     def _is_another_program(self, entry: int, who: Identity) -> bool:
-        """True if a running process called execve: its lock is free, and its map is gone."""
+        """True if a running process has called execve: its lock is free, and its map is gone."""
         if self._directory is None:
             return False
         try:
@@ -254,7 +256,7 @@ class Registry:
             return False
 
     def _free_entry(self) -> tuple[int, Lock | None]:
-        """A free entry, with its liveness file, which its last owner (stopped) may hold still."""
+        """Returns a free entry with its liveness file; skips files that processes still hold."""
         free = (self._control.entries["state"] == EntryState.FREE).nonzero()[0].tolist()
         for entry in free:
             if self._directory is None:
@@ -274,22 +276,22 @@ class Registry:
 
 @dataclass(eq=False)
 class Membership:
-    """Our own entry: what a handle gives back at its end."""
+    """The registry entry of a handle, which the handle frees when it is closed."""
 
     entry: int
     incarnation: int
-    liveness: Lock | None  # what holds the liveness file; None in anonymous memory
-    control: Control  # the control file that it is in
+    liveness: Lock | None  # the locked liveness file; None in anonymous memory
+    control: Control  # the control file of the entry
     native: _core.Ring | None = None  # the C core's ring of the entry; None before there are slots
-    pid: int = field(default_factory=os.getpid)  # whose it is
+    pid: int = field(default_factory=os.getpid)  # the process that owns the entry
 
     def leave(self) -> bool:
-        """Frees the entry, unless it is a parent's; false if that failed: it can be asked again."""
+        """Frees the entry unless it is a parent's; false if the call must be repeated."""
         if os.getpid() != self.pid:
             return True
         if self.native is not None:
             if self.native.leave(LOCK_TIMEOUT_NS) not in (0, -_core.LEFT):
-                return False  # a claim may be open, or the mutex asked for
+                return False  # a claim may be open, or a call may wait for the mutex
         else:
             entry = self.control.entries[self.entry]
             if entry["incarnation"] == self.incarnation:
@@ -301,7 +303,7 @@ class Membership:
         return True
 
 
-# Those of this process, since it runs this program; by buffer and incarnation.
+# The memberships of this process since it started this program, by buffer and incarnation.
 _memberships: weakref.WeakValueDictionary[tuple[str, int], Membership] = (
     weakref.WeakValueDictionary()
 )
@@ -321,7 +323,7 @@ def _turn(one: Any, now_ns: int) -> dict[str, float] | None:
 
 
 def _has_ended(who: Identity) -> bool:
-    """True if it is a zombie of which no thread lives: where there is no file that could tell."""
+    """True if a process is a zombie without living threads. Used if there are no liveness files."""
     seen = identity._state_and_start(who.pid)
     if seen is None or seen[0] not in "ZXx" or not 0 != who.start_time == seen[1]:
         return False

@@ -1,7 +1,7 @@
-"""The processes that were spawned in a directory, with name and index: one file for each.
+"""The roster of spawned processes, with name and index: one file for each process.
 
-     coordinator: makes an empty file ──starts──▶ child: writes its identity, locks the file for
-                                                  life, then checks that the file has its name
+     coordinator: creates an empty file ──starts──▶ child: writes its identity, locks the file for
+                                                    life, then checks that the file has its name
      a reader: gets the lock ──▶ the process is dead: removes the file; a child that was about to
                                       start does not run
                     does not ──▶ the file has the identity of the living process
@@ -14,16 +14,17 @@
         {"died", "exitcode", "error"}
 
 Always true
-  1. The file exists before its process does. So whenever a process is killed, every process that
-     runs a target can be found.
-  2. A file that is locked for longer than a look takes has an identity: the child writes first.
-  3. A name is used once: no child writes into the file of another.
-  4. The lock alone proves that a process lives; the identity names the process to signal, and is
-     compared with the kernel's (`identity.opened`).
-  5. A child that is to be restarted keeps its file until its successor has one. So a reader that
-     finds nothing but deaths knows that none of these processes will write again.
-If a process dies here: the kernel unlocks; the next look removes the file. Deaths stay until the
-next coordinator, or the next recovery, since a waiting process may still have to learn of them.
+  1. The file exists before its process does. Whenever a process is killed, every process that runs
+     a target can be found.
+  2. A file that is locked for longer than a reader needs has an identity, because the child writes
+     it before it locks.
+  3. A name is used once, so no child writes into the file of another.
+  4. Only the lock proves that a process is alive. The identity names the process to signal, after a
+     comparison with the kernel's facts (`identity.opened`).
+  5. A child that is to be restarted keeps its file until its successor has one. If a reader finds
+     only deaths, none of these processes will write again.
+If a process dies here: the kernel unlocks the file, and the next reader removes it. Deaths remain
+until the next coordinator or the next recovery, because a waiting process may still need them.
 """
 
 from __future__ import annotations
@@ -53,16 +54,16 @@ _LIMIT = 64 * 2**10
 _PURPOSE = "was spawned by a coordinator"
 
 _alive = Lock()
-"""Held while this process lives, if it was spawned."""
+"""The lock of this process's file, if it was spawned. It is held while the process lives."""
 
 
 @dataclass(frozen=True)
 class LivingProcess:
-    """A process that lives."""
+    """A spawned process that is alive."""
 
     file: str
-    name: str  # that it was spawned under
-    index: int  # in its ``spawn``
+    name: str  # the name given to ``spawn``
+    index: int  # the index within its ``spawn``
     identity: Identity  # as the process wrote it
 
 
@@ -70,7 +71,7 @@ class LivingProcess:
 class LastWords:
     """The last entry of a process in its file."""
 
-    exitcode: int | None = None  # None if it was killed before, or the file is damaged
+    exitcode: int | None = None  # None if the process was killed first, or the file is damaged
     failed: str = ""  # hash of the place of its exception, if any
     error: str = ""  # that exception, in one line
 
@@ -80,7 +81,7 @@ class Dead:
     """A process that has died and is not restarted."""
 
     name: str  # with the index
-    exitcode: int | None  # negative: the signal; None if it is not known
+    exitcode: int | None  # negative for a signal; None if unknown
     error: str  # its last exception, in one line, if any
 
     def __str__(self) -> str:
@@ -89,17 +90,17 @@ class Dead:
 
 @dataclass(frozen=True)
 class Attendance:
-    """The spawned processes of a directory, as their files tell."""
+    """The spawned processes of a directory, according to their files."""
 
-    dead: tuple[Dead, ...]  # those that are not restarted
-    others: int  # that run, are about to start, or are about to be restarted
+    dead: tuple[Dead, ...]  # processes that are not restarted
+    others: int  # processes that run, are about to start, or are about to be restarted
     absent: tuple[
         float, ...
-    ]  # since when each that runs or starts has not attached, in epoch seconds
+    ]  # the start times of running or starting processes that have not attached, in epoch seconds
 
 
 def plan(scratch_dir: Path) -> str:
-    """Make the file of a process that is about to start; returns its name."""
+    """Creates the file of a process that is about to start; returns its name."""
     with Directory.open(scratch_dir) as directory:
         file = f"{layout.SPAWNED}/{secrets.token_hex(8)}"
         directory.create(file, 0).close()
@@ -108,14 +109,14 @@ def plan(scratch_dir: Path) -> str:
 
 
 def forget(scratch_dir: Path, file: str) -> None:
-    """Remove the file of a process that has ended, or was not started."""
+    """Removes the file of a process that has ended, or was not started."""
     with suppress(BufferNotFoundError), Directory.open(scratch_dir) as directory:
         directory.unlink(file)
         _core.reached("spawned.removed")
 
 
 def note_death(scratch_dir: Path, file: str, dead: Dead) -> str:
-    """Replace the file of a process that is not restarted by that of its death."""
+    """Replaces the file of a process that is not restarted by a record of its death."""
     with Directory.open(scratch_dir) as directory:
         new = f"{layout.SPAWNED}/{secrets.token_hex(8)}"
         directory.create(new, 0).close()
@@ -129,7 +130,7 @@ def note_death(scratch_dir: Path, file: str, dead: Dead) -> str:
 
 
 def forget_deaths(directory: Directory) -> None:
-    """Remove the files of deaths: a new run begins."""
+    """Removes the records of deaths, because a new run begins."""
     for file, lines in _files(directory):
         if _death(lines) is not None:
             directory.unlink(file)
@@ -137,7 +138,7 @@ def forget_deaths(directory: Directory) -> None:
 
 
 def attendance(directory: Directory, attached: Collection[int]) -> Attendance:
-    """The spawned processes now; ``attached`` are the pids in the registry. Changes nothing."""
+    """Returns the spawned processes; ``attached`` are the pids in the registry. Changes nothing."""
     dead: list[Dead] = []
     absent: list[float] = []
     others = 0
@@ -147,7 +148,7 @@ def attendance(directory: Directory, attached: Collection[int]) -> Attendance:
             continue
         others += 1
         with suppress(FileNotFoundError, LookupError, TypeError, ValueError):
-            if not lines:  # it is about to start
+            if not lines:  # the process is about to start
                 absent.append(directory.stat(file).st_mtime)
             elif int(lines[0]["pid"]) not in attached and not is_free(directory, file):
                 absent.append(float(lines[0]["started_s"]))
@@ -155,7 +156,7 @@ def attendance(directory: Directory, attached: Collection[int]) -> Attendance:
 
 
 def cause(exitcode: int | None) -> str:
-    """How a process ended, by its exit code as of ``multiprocessing``."""
+    """Describes how a process ended, from the exit code of ``multiprocessing``."""
     if exitcode is None:
         return "died"
     if exitcode < 0:
@@ -173,7 +174,7 @@ def _signal_name(number: int) -> str:
 
 
 def check_in(scratch_dir: Path, file: str, name: str, index: int, started_s: float) -> bool:
-    """Write the identity of this process, and lock the file; False: it should not run."""
+    """Writes the identity of this process, and locks the file; false if it should not run."""
     me = identity.current()
     who = {"name": name, "index": index, "started_s": started_s}
     found = {**who, **asdict(me), "boot_id": me.boot_id.hex()}
@@ -189,7 +190,7 @@ def check_in(scratch_dir: Path, file: str, name: str, index: int, started_s: flo
 
 
 def check_out(scratch_dir: Path, file: str, words: LastWords) -> None:
-    """Write how this process ends, for a coordinator that is not its parent."""
+    """Writes how this process ends, for a coordinator that is not its parent."""
     with (
         suppress(BufferNotFoundError, BufferUnlinkedError),
         Directory.open(scratch_dir) as directory,
@@ -199,7 +200,7 @@ def check_out(scratch_dir: Path, file: str, words: LastWords) -> None:
 
 
 def last_words(scratch_dir: Path, file: str) -> LastWords:
-    """Read the last entry of a process that has ended."""
+    """Reads the last entry of a process that has ended."""
     with (
         suppress(BufferNotFoundError, ValueError, RecursionError),
         Directory.open(scratch_dir) as directory,
@@ -211,7 +212,7 @@ def last_words(scratch_dir: Path, file: str) -> LastWords:
 
 
 def living(scratch_dir: Path, excluding: Collection[str] = ()) -> list[LivingProcess]:
-    """The living processes; removes the files of dead ones."""
+    """Returns the living processes; removes the files of dead ones."""
     found: list[LivingProcess] = []
     with Directory.open(scratch_dir) as directory:
         for file in _names(directory):
@@ -230,7 +231,7 @@ def _names(directory: Directory) -> list[str]:
 
 
 def _files(directory: Directory) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """The files with their lines; none of a file that is damaged or has just been removed."""
+    """Yields the files and their lines; no lines if a file is damaged or was just removed."""
     for file in _names(directory):
         with suppress(BufferNotFoundError):
             try:
@@ -249,7 +250,7 @@ def _death(lines: list[dict[str, Any]]) -> Dead | None:
 
 
 def _look(directory: Directory, file: str, patience_s: float = 0.0) -> LivingProcess | None:
-    """The living process; if it is dead, remove the file, under its lock."""
+    """Returns the living process of a file; if it is dead, removes the file under its lock."""
     try:
         lock = Lock().hold(directory, file, timeout=patience_s, purpose=_PURPOSE, make=False)
     except BufferNotFoundError:
@@ -262,7 +263,7 @@ def _look(directory: Directory, file: str, patience_s: float = 0.0) -> LivingPro
         except (LookupError, TypeError, ValueError, RecursionError):
             if patience_s:
                 raise error from None
-            # Another look holds the lock: a child does not lock before it has written.
+            # Another reader holds the lock, because a child writes before it locks.
             return _look(directory, file, TESTER_PATIENCE_S)
     with lock:
         directory.unlink(file)
@@ -282,7 +283,7 @@ def _entry(directory: Directory, file: str) -> LivingProcess:
 
 
 def _lines(directory: Directory, file: str) -> list[dict[str, Any]]:
-    """The complete lines of a file."""
+    """Returns the complete lines of a file."""
     whole = directory.read(file, limit=_LIMIT).rpartition(b"\n")[0]
     found = [json.loads(line) for line in whole.splitlines()]
     return [line for line in found if isinstance(line, dict)]

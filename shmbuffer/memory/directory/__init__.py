@@ -1,1 +1,1 @@
-"""The files of a buffer: made, diagnosed, grown and removed."""
+"""The files of a buffer: creation, diagnosis, growth and removal."""

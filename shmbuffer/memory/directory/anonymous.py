@@ -1,8 +1,8 @@
-"""Anonymous memory: the same buffer on a memfd, for one process and those it passes the buffer to.
+"""A buffer in anonymous memory (memfd), for one process and its spawned children.
 
-One file without a name: control file | size and JSON of the schema | slots | leaf after leaf |
-ledger, each part on a page of its own. What is not written takes no memory. It is gone when the
-last process that has it ends, so there is nothing to recover and nothing to clean up.
+One file without a name contains the control file, the size and JSON of the schema, the slots, each
+leaf and the ledger, each on separate pages. Parts that are not written take no memory. The file
+disappears when the last process that has it ends, so recovery and cleanup are not needed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WHERE = "anonymous memory"
 
 
 class Anonymous:
-    """The ground of a buffer without a name. It owns ``file``, the memfd."""
+    """The files of a buffer in anonymous memory. It owns ``file``, the memfd."""
 
     directory = None
     path = None
@@ -45,7 +45,7 @@ class Anonymous:
 
     @classmethod
     def create(cls, settings: dict[str, Any], flags: Flag) -> tuple[Anonymous, Control]:
-        """A new memfd with a formatted control file."""
+        """Creates a memfd with a formatted control file."""
         ground = cls(_core.Descriptor())
         with _explained(layout.CONTROL_BYTES):
             fd = ground.file.take(os.memfd_create, "shmbuffer", os.MFD_CLOEXEC)
@@ -58,7 +58,7 @@ class Anonymous:
 
     @classmethod
     def around(cls, dictionary: bytes | None, where: str) -> Anonymous:
-        """The ground of a buffer whose memory was mapped already, and which no process shares."""
+        """Wraps memory that is already mapped, and that no other process shares."""
         ground = cls(_core.Descriptor(), where)
         with _explained():
             ground.file.take(os.memfd_create, "shmbuffer", os.MFD_CLOEXEC)
@@ -71,32 +71,33 @@ class Anonymous:
             return Control(_core.Map(self.file.fd, layout.CONTROL_BYTES), WHERE)
 
     def beside(self) -> tuple[tuple[str, int], ...]:
-        """There is no history and there are no weights."""
+        """Returns no files, because there is no history and there are no weights."""
         return ()
 
     def passed(self) -> Any:
-        """An object that pickles as the file, for a process that is being spawned."""
+        """Returns an object that pickles as the file, for a process that is being spawned."""
         from multiprocessing import context, reduction
 
         if self.where != WHERE:
             raise RuntimeError(
                 f"{self.where}: is open for reading in this process only; attach to it in the "
-                "other process"
+                "other process instead"
             )
         if context.get_spawning_popen() is None:
             raise RuntimeError(
-                f"{WHERE}: a buffer in memory that has items is pickled only for a process that is "
-                "being spawned with it; save it with dumps() or state_dict(), or make it in a "
-                "directory (LazyMemmapStorage with scratch_dir), which any process can attach to"
+                f"{WHERE}: a buffer in memory that has items can be pickled only for a process "
+                "that is being spawned with it; save it with dumps() or state_dict(), or create it "
+                "in a directory (LazyMemmapStorage with scratch_dir), to which any process can "
+                "attach"
             )
         return reduction.DupFd(self.file.fd)
 
     def lock(self, timeout: float) -> _Joining:
-        """Excludes other joiners: a kernel lock on a descriptor of our own."""
+        """Excludes other joining processes by a kernel lock on a separate descriptor."""
         return _Joining(self.file.fd, timeout)
 
     def lock_growth(self, timeout: float) -> AbstractContextManager[None]:
-        """There is no space to take, so that nobody has to be excluded."""
+        """Excludes no process, because there is no space to allocate."""
         return nullcontext()
 
     def build(self, schema: Schema, *, slots: int, adopt: bool) -> Mapped:
@@ -104,7 +105,7 @@ class Anonymous:
         data = schema.to_json()
         size, places = _places(schema, len(data))
         try:
-            # Never shorter: views of what was defined before would be cut off.
+            # It never becomes shorter, because views of an earlier definition would be cut off.
             if os.fstat(self.file.fd).st_size < size:
                 os.ftruncate(self.file.fd, size)
             _core.reached("file.sized")
@@ -113,12 +114,12 @@ class Anonymous:
                 _core.reached("file.sized")
             content = len(data).to_bytes(8, "little") + data
             if os.pwrite(self.file.fd, content, layout.CONTROL_BYTES) != len(content):
-                raise OSError(errno.EIO, "the schema was written in part")
+                raise OSError(errno.EIO, "only a part of the schema was written")
             _core.reached("file.written")
             return self._map(schema, places)
         except (OSError, OverflowError) as error:
             raise SpaceError(
-                f"{WHERE}: {size} bytes are needed and not there ({error}); "
+                f"{WHERE}: {size} bytes are needed, but cannot be allocated ({error}); "
                 "use a smaller max_size, or a LazyMemmapStorage on a disk",
                 needed_bytes=size,
                 free_bytes=filesystem.free_memory_bytes(),
@@ -129,16 +130,16 @@ class Anonymous:
         return self._map(*self._built())
 
     def extend_ledger(self, start: int, nbytes: int) -> None:
-        """Takes the memory for a part of the ledger; SpaceError without it. Under the lock."""
+        """Allocates a part of the ledger; SpaceError if there is no memory. Under the lock."""
         if self.where != WHERE:
-            return  # it was mapped with all of it
+            return  # all of it was mapped from the start
         _, (*_, first) = self._built()
         with _explained(nbytes):
             free = filesystem.free_memory_bytes()
             filesystem.allocate_part(self.file.fd, first + start, nbytes, free=free)
 
     def _built(self) -> tuple[Schema, list[int]]:
-        """The schema that is there, and the places of the parts."""
+        """Returns the schema in the file, and the offsets of the parts."""
         with _explained():
             size = int.from_bytes(os.pread(self.file.fd, 8, layout.CONTROL_BYTES), "little")
             data = os.pread(self.file.fd, size, layout.CONTROL_BYTES + 8)
@@ -146,19 +147,19 @@ class Anonymous:
         return schema, _places(schema, size)[1]
 
     def dictionary(self) -> bytes | None:
-        """The dictionary of records; None until one is published."""
+        """Returns the dictionary of records; None until one is published."""
         return self._dictionary
 
     def publish_dictionary(self, data: bytes) -> bytes:
-        """Makes it what records are compressed with, if there is none yet; in this process."""
+        """Sets the dictionary for compressing records unless there is one, in this process only."""
         self._dictionary = self._dictionary or data
         return self._dictionary
 
     def discard_unfinished(self) -> None:
-        """Does nothing: an unfinished definition is built again in place."""
+        """Does nothing, because an unfinished definition is built again in place."""
 
     def discarding(self) -> Callable[[], None]:
-        """A function that gives the memory behind the control file back; it is zeros afterwards."""
+        """Returns a function that frees the memory after the control file, which becomes zero."""
         with _explained():
             size = os.fstat(self.file.fd).st_size - layout.CONTROL_BYTES
             content = mmap.mmap(self.file.fd, size, offset=layout.CONTROL_BYTES)
@@ -180,7 +181,7 @@ class Anonymous:
         return Mapped(schema, slots, leaves, ledger)
 
     def close(self) -> None:
-        """Closes the descriptor; the maps stay until nothing refers to them."""
+        """Closes the descriptor. The maps remain until they have no references."""
         self.file.close()
 
 
@@ -203,8 +204,8 @@ class _Joining(Lock):
                 except BlockingIOError:
                     if time.monotonic() >= deadline:
                         raise AttachTimeout(
-                            f"{WHERE}: another process is creating this buffer for"
-                            f" {self._timeout:g} s",
+                            f"{WHERE}: another process has been creating this buffer for more than"
+                            f" {self._timeout:g} s; pass a longer timeout, or try again",
                             timeout=self._timeout,
                         ) from None
                     time.sleep(0.002)

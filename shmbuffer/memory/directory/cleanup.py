@@ -1,25 +1,25 @@
-"""Who may remove what, and when.
+"""Removes temporary directories when their owner ends, or after it was killed.
 
-    temporary_directory ──own──▶ Ownership ──▶ removed, by the process that owns it and no other
-                                     ├── remove()               asked for
+    temporary_directory ──own──▶ Ownership ──▶ removed, only by the process that owns it
+                                     ├── remove()               on request
                                      ├── it exits               atexit
-                                     ├── SIGTERM, SIGINT        where they end it without atexit
+                                     ├── SIGTERM, SIGINT        if they end it without atexit
                                      └── it is killed           janitor, when the user starts again
 
-A temporary directory says in its name who made it, so that a stranger can tell a buffer that was
-abandoned from one that is just being made and has nothing in it yet:
+The name of a temporary directory contains its creator. Another process can therefore tell an
+abandoned buffer from one that is just being created and is still empty:
 
     shmbuffer-<uid>-<pid namespace, hex>-<pid>-<start time>-<random>
 
 Always true
-  1. Pid and start time are compared on every way to a removal. A forked child owns nothing; a
-     spawned one never did.
-  2. A signal that the program survives removes nothing. A handler of ours stands only where the
-     default action stood, which ends the process at once. Where the program has its own, such as
-     Python's KeyboardInterrupt, that one decides: if the process ends, atexit removes, and if it
-     goes on, as a notebook does, it has its buffer.
-  3. The exit status is that of the signal: after the removal it is raised again, by default.
-If the owner dies here: a directory of ours may be left, whole or in part. `janitor` finds it.
+  1. Pid and start time are compared before every removal. Forked and spawned children own nothing.
+  2. A signal that the program survives removes nothing. Our handler is installed only in place of
+     the default action, which ends the process at once. A handler of the program itself, such as
+     Python's KeyboardInterrupt, is kept. If the process then ends, atexit removes the directory; if
+     it continues, as a notebook does, it keeps its buffer.
+  3. The exit status is that of the signal, which is raised again with the default action after the
+     removal.
+If the owner dies here: one of its directories may remain, complete or in part. `janitor` finds it.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _log = logging.getLogger(__name__)
 
 _owned: list[Ownership] = []
-_deferred: list[int] = []  # signals that came while the main thread was in a removal
+_deferred: list[int] = []  # signals that arrived while the main thread was removing a directory
 _thread = threading.local()  # the signal mask that a thread had before it forked
 
 
 class Ownership:
-    """The right and the duty of one process to remove a directory; made by `own`."""
+    """The right and the duty of one process to remove a directory; created by `own`."""
 
     def __init__(self, path: Path, remove: Callable[[], object]) -> None:
         self.path = path
         self.owner = current()
         self._remove = remove
         self._state: Literal["owned", "removing", "ended"] = "owned"
-        self._busy = threading.RLock()  # reentrant: a signal may come in the middle of a removal
+        self._busy = threading.RLock()  # reentrant: a signal may arrive during a removal
         self._remover = 0
 
     def remove(self) -> bool:
-        """Remove the directory; true if this call did. What fails is tried again at exit."""
+        """Removes the directory; true if this call did. A failed removal is retried at exit."""
         if not self.is_ours() or not self._busy.acquire(timeout=PATIENCE_S):
             return False
         try:
@@ -84,7 +84,7 @@ class Ownership:
             _deliver_deferred()
 
     def release(self) -> bool:
-        """Let the directory be, and return whether this call ended the ownership."""
+        """Ends the ownership without removing the directory; returns whether this call did."""
         if not self.is_ours():
             return False
         with self._busy:
@@ -95,12 +95,12 @@ class Ownership:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"{self.path}: the ownership of a directory stays in its process, pid {self.owner.pid};"
-            " pickle the path"
+            f"{self.path}: the ownership of a directory cannot leave its process, pid"
+            f" {self.owner.pid}; pickle the path instead"
         )
 
     def is_ours(self) -> bool:
-        """True if it is this process's, and not that of the one that forked it."""
+        """True if this process owns the directory, and did not inherit the object from a fork."""
         me = current()
         return (me.pid, me.start_time) == (self.owner.pid, self.owner.start_time)
 
@@ -115,7 +115,7 @@ class Ownership:
 
 
 def own(directory_path: str | os.PathLike[str], remove: Callable[[], object]) -> Ownership:
-    """Make this process the one that removes a directory at its end."""
+    """Makes this process remove a directory when it ends."""
     ownership = Ownership(Path(directory_path), remove)
     _owned.append(ownership)
     _put_handlers_up()
@@ -123,14 +123,14 @@ def own(directory_path: str | os.PathLike[str], remove: Callable[[], object]) ->
 
 
 def temporary_directory() -> Path:
-    """Make a directory, 0700, where `tempfile` and TMPDIR say, with this process in its name."""
+    """Creates a directory, 0700, in the temporary directory, with this process in its name."""
     me = current()
     maker = f"{os.geteuid()}-{me.pid_namespace:x}-{me.pid}-{me.start_time}-"
     return make_temporary(PREFIX + maker)
 
 
 def left_behind() -> Iterator[Path]:
-    """Temporary directories of this user whose maker is dead, by proof or by their locks."""
+    """Yields temporary directories of this user whose creator is dead, by proof or by its locks."""
     uid = os.geteuid()
     pattern = re.compile(rf"{PREFIX}{uid}-([0-9a-f]+)-([0-9]+)-([0-9]+)-\w+")
     folder = tempfile.gettempdir()
@@ -144,7 +144,7 @@ def left_behind() -> Iterator[Path]:
             if not prove_dead(maker, (path / INIT_LOCK).exists):
                 continue
         except FileNotFoundError:
-            continue  # somebody has just removed it
+            continue  # another process has just removed it
         except Exception:
             _log.warning("%s: cannot tell if its owner is still alive", path, exc_info=True)
             continue
@@ -152,7 +152,7 @@ def left_behind() -> Iterator[Path]:
 
 
 def janitor(is_abandoned: Callable[[Path], bool], remove: Callable[[Path], bool]) -> list[Path]:
-    """Removes the temporary directories of killed owners, and returns them; logs what it cannot."""
+    """Removes and returns the temporary directories of killed owners; logs failures."""
     removed: list[Path] = []
     try:
         left = list(left_behind())
@@ -175,14 +175,15 @@ def _remove_all() -> None:
     for ownership in reversed(_owned.copy()):
         try:
             ownership.remove()
-        except BaseException:  # also a second Ctrl-C: the others are removed all the same
+        # also for a second Ctrl-C: the other directories are removed all the same
+        except BaseException:
             _log.warning("%s: was not removed", ownership.path, exc_info=True)
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
-    """In place of the default action: remove what is owned, then take the default action."""
+    """Removes owned directories, then takes the default action of the signal."""
     if any(ownership._is_being_removed_here() for ownership in _owned):
-        _deferred.append(number)  # that removal is finished first, it lies below us on the stack
+        _deferred.append(number)  # that removal, which this handler interrupted, is finished first
         return
     _remove_all()
     signal.signal(number, signal.SIG_DFL)
@@ -202,7 +203,7 @@ def _put_handlers_up() -> None:
 
 
 def _put_default_handlers_back() -> None:
-    """Elsewhere than in the main thread they stay, and act like the default."""
+    """Restores the default handlers. Other threads keep ours, which do the same."""
     if threading.current_thread() is threading.main_thread():
         for number in _SIGNALS:
             if signal.getsignal(number) is _on_signal:
@@ -210,9 +211,10 @@ def _put_default_handlers_back() -> None:
 
 
 def _hold_signals_back() -> None:
-    """Before a fork: Python clears, in the child, what came before the child could handle it.
+    """Blocks our signals before a fork, because Python clears pending signals in the child.
 
-    With the default action such a signal would end the child, so it is kept until that is in place.
+    With the default action, such a signal would end the child. It therefore stays pending until the
+    default action is restored.
     """
     ours = {number for number in _SIGNALS if signal.getsignal(number) is _on_signal}
     _thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ours)

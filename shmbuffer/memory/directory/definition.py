@@ -1,17 +1,17 @@
-"""Definition: builds what the first write needs, and withdraws it again.
+"""Builds the files that the first write needs, and withdraws them again.
 
     NO_SCHEMA ──build (the first write)──▶ READY ──withdraw (empty, alone)──▶ NO_SCHEMA
 
-Both run under init.lock, and both store the new state in the superblock first and in the runtime
-page last. A process may die between the two, so the superblock decides for the next process that
-takes init.lock:
+Both operations run under init.lock. Both store the new state first in the superblock and last in
+the runtime page. A process may die between the two, so the superblock decides for the next process
+that takes init.lock:
 
     superblock NO_SCHEMA    the definition is unfinished or withdrawn: its files are removed by
                             list, and the next definition starts again
     superblock READY        every file is complete and on the disk: the files are loaded, and the
-                            runtime page says READY too
+                            runtime page becomes READY too
 
-So files are removed only while the superblock says NO_SCHEMA, in both copies.
+Files are therefore removed only while both copies of the superblock have the state NO_SCHEMA.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from shmbuffer.memory.mapped.native import Mapped
 from shmbuffer.memory.mapped.settings import Settings
 from shmbuffer.memory.system.prefault import Prefault
 
-#: Fields of the superblock that say what is built.
+# Fields of the superblock that describe a definition.
 _FIELDS = ("capacity", "lanes", "leaves", "schema_sha256", "slots_bytes", "salt")
 
 
 def build(seat: Seat, schema: Schema, *, adopting: bool, prefault: Prefault) -> None:
-    """Builds slots and leaves, and says READY; under init.lock, while the runtime says NO_SCHEMA.
+    """Builds slots and leaves, and sets the state READY; under init.lock, without a schema.
 
-    Publishes the definition of a dead process instead if the superblock says READY. Does nothing
-    if a process died while it removed the buffer: the superblock says CLOSING.
+    If the superblock is READY already, the definition of a dead process is published instead.
+    Nothing is done if a process died while it removed the buffer, because the superblock is then
+    CLOSING.
     """
     superblock = seat.control.superblock()
     if superblock.state == BufferState.NO_SCHEMA:
@@ -51,7 +52,7 @@ def build(seat: Seat, schema: Schema, *, adopting: bool, prefault: Prefault) -> 
 def _built(
     seat: Seat, superblock: Superblock, schema: Schema, *, adopting: bool, prefault: Prefault
 ) -> tuple[Superblock, Mapped]:
-    """Builds every file; returns the superblock that names them, and the maps."""
+    """Builds every file; returns the superblock that describes them, and the maps."""
     control, ground = seat.control, seat.ground
     settings = Settings.recorded(superblock.settings, seat.where)
     if prefault and not seat.has_its_pages() and not superblock.flags & Flag.STEPS:
@@ -63,7 +64,7 @@ def _built(
     runtime = control.runtime
     runtime["allocated"] = slots if superblock.flags & Flag.STEPS else schema.capacity
     _core.reached("define.allocated")
-    # Behind an emptying the head is at the beginning of a lap, which may be longer now.
+    # After the buffer was emptied, the head is at the start of a lap, which may be longer now.
     runtime["head"] += -int(runtime["head"][0]) % schema.capacity
     _core.reached("define.head")
     if settings.alpha is not None and not runtime["prioritized"][0]:
@@ -75,11 +76,12 @@ def _built(
 
 
 def _publish(seat: Seat, ready: Superblock, mapped: Mapped) -> None:
-    """Says READY in both copies of the superblock, then in the runtime page."""
+    """Sets the state READY in both copies of the superblock, then in the runtime page."""
     control = seat.control
     try:
-        # Both copies: were one lost, an older one would say that there is no schema, and
-        # recovery would remove all that was written. A dead process may have stored only one.
+        # Both copies are written, because a dead process may have stored only one. If that copy
+        # were lost, the older one would say that there is no schema, and recovery would remove all
+        # items.
         control.write(control.write(ready))
         control.sync()
     except DurabilityError as error:
@@ -97,7 +99,7 @@ def _publish(seat: Seat, ready: Superblock, mapped: Mapped) -> None:
 def withdraw(seat: Seat) -> tuple[Seat, Callable[[], None]]:
     """Undoes the definition of an empty buffer, under init.lock; returns seat and file removal."""
     control = seat.control
-    discard = seat.ground.discarding()  # what can fail, first
+    discard = seat.ground.discarding()  # first, because it can fail
     known = control.superblock()
     try:
         control.write(control.write(_withdrawn(known)))
@@ -112,6 +114,6 @@ def withdraw(seat: Seat) -> tuple[Seat, Callable[[], None]]:
 
 
 def _withdrawn(superblock: Superblock) -> Superblock:
-    """The superblock without a schema."""
+    """Returns the superblock without a schema."""
     nothing = {name: getattr(Superblock(), name) for name in _FIELDS}
     return replace(superblock, state=BufferState.NO_SCHEMA, **nothing)

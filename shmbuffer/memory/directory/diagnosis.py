@@ -1,7 +1,7 @@
-"""What a directory is like: its buffer, who is alive in it, and why it has to be recovered.
+"""The state of a directory: its buffer, its living clients, and whether it needs recovery.
 
-Made once, under init.lock, and handed on to those who act on it: opening, recovery, removal, check.
-A look without the lock (`inspect`, `item_stats`) may be old by the time it is read.
+A diagnosis is made once, under init.lock, and passed to opening, recovery, removal and check. A
+diagnosis without the lock (`inspect`, `item_stats`) may be outdated by the time it is used.
 """
 
 from __future__ import annotations
@@ -24,50 +24,50 @@ from shmbuffer.memory.system import identity
 from shmbuffer.memory.system.region import Directory
 
 NO_CLIENT_ALIVE = "no client alive"
-"""The reason of a recovery within one boot, of the directory that was left."""
+"""The reason of a recovery in the same boot and directory."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A directory with a buffer in it."""
+    """The state of a directory that contains a buffer."""
 
     files: Files
-    control: Control  # its control file, mapped
+    control: Control  # the mapped control file
     superblock: Superblock
     registry: Registry
 
     @classmethod
     def of(cls, files: Files, *, writable: bool = True) -> Diagnosis:
-        """Looks at a directory."""
+        """Diagnoses a directory."""
         files.require_control()
         return cls.of_control(files, files.open_control(writable=writable))
 
     @classmethod
     def of_control(cls, files: Files, control: Control) -> Diagnosis:
-        """Diagnose a directory whose control file is mapped already."""
+        """Diagnoses a directory whose control file is already mapped."""
         return cls(files, control, control.superblock(), Registry(control, files.directory))
 
     def settings(self) -> Settings:
-        """The recorded settings of the buffer."""
+        """Returns the recorded settings of the buffer."""
         return Settings.recorded(self.superblock.settings, self.files.path)
 
     @cached_property
     def schema(self) -> Schema | None:
-        """The schema, read once; None before the first write."""
+        """The schema, which is read once; None before the first write."""
         return self.files.recorded_schema(self.superblock)
 
     def load(self, *, writable: bool = True) -> Mapped | None:
-        """Maps what was built; None before the first write."""
+        """Maps the files of the definition; None before the first write."""
         if self.superblock.schema_sha256 == bytes(32):
             return None
         return self.files.load(self.superblock, vars(self).get("schema"), writable=writable)
 
     def reason_to_recover(self) -> str | None:
-        """Why the directory has to be recovered first; None if somebody alive uses it.
+        """Returns why the directory must be recovered first; None if a living client uses it.
 
-        A lock that is held proves life whatever the boot ids say: containers may have their own. A
-        boot id that cannot be read proves neither a reboot nor that there was none, so what can be
-        verified is.
+        A held lock proves that a client is alive whatever the boot ids are, because containers may
+        have their own. An unreadable boot id proves neither a reboot nor its absence, so everything
+        that can be verified is.
         """
         superblock = self.superblock
         if self.is_save():
@@ -75,7 +75,7 @@ class Diagnosis:
         if self.control.file != (superblock.device, superblock.inode):
             return "copy"
         if superblock.state != BufferState.RECOVERING and self.registry.alive():
-            return None  # nobody joins while somebody recovers
+            return None  # no client joins during a recovery
         here, verifiable = identity.boot_id(), bool(superblock.flags & Flag.CHECKSUM)
         if identity.UNKNOWN_BOOT in (superblock.boot_id, here):
             return "reboot" if verifiable else NO_CLIENT_ALIVE
@@ -84,13 +84,13 @@ class Diagnosis:
         return "restored" if verifiable and self._is_restored() else NO_CLIENT_ALIVE
 
     def is_save(self) -> bool:
-        """True if it is a save that no process has continued in."""
+        """True if the directory is a save in which no process has continued."""
         return bool(self.superblock.flags & Flag.SAVE)
 
     def was_left_whole(self) -> bool:
-        """True if everybody has left in order, so that nobody has died in the middle of anything.
+        """True if all clients have left in order, so no process has died during a change.
 
-        Only where a file that somebody else has changed since would have been noticed.
+        Only if changes to the files by other programs would have been detected.
         """
         entries, runtime = self.control.entries, self.control.runtime[0]
         return (
@@ -102,18 +102,19 @@ class Diagnosis:
         )
 
     def _is_restored(self) -> bool:
-        """True if somebody else has changed the files since the last store; see `restored`."""
+        """True if other programs changed the files since the last store; see `restored`."""
         schema: Schema | None = None
         with suppress(BufferNotFoundError, CorruptBufferError):
             schema = self.schema
             return restored.is_restored(self.files.directory, self.control, schema)
-        return True  # it may have been damaged on that way; the one who needs it says so
+        return True  # the file may be damaged; the function that needs it reports that
 
     def owner_is_dead(self) -> bool:
-        """True if the owner is proven dead: a zombie is, once nobody holds a liveness file."""
+        """True if the owner is proved to be dead, even if it is a zombie."""
         owner = self.superblock.owner
         here = owner.pid_namespace == identity.current().pid_namespace
-        here |= identity.is_of_another_boot(owner)  # nobody there holds a lock, or for good
+        # no client there holds a lock, or one does and is alive
+        here |= identity.is_of_another_boot(owner)
         return identity.prove_dead(owner, lambda: here and not self.registry.alive())
 
     def is_abandoned(self) -> bool:
@@ -126,6 +127,6 @@ class Diagnosis:
 
 
 def is_save(path: Path) -> bool:
-    """True if a directory is a save that no process has continued in."""
+    """True if a directory is a save in which no process has continued."""
     with Directory.open(path, reading=True, allow_unsafe_fs=True) as directory:
         return Diagnosis.of(Files(directory, private=True), writable=False).is_save()

@@ -1,26 +1,26 @@
-"""A scratch directory: which files a buffer is made of, in which order they come and go.
+"""The files of a buffer in a scratch directory, and the order in which they are created.
 
     <scratch_dir>/               tensordict's memmap layout: meta.json, <leaf>.memmap, folders
       .shmbuffer/
-        control                  there as soon as the directory is a buffer
-        made.json                what we made in the scratch directory, before we make it
-        schema.json, slots       there once the schema is
-        ledger                   who was given which items; made with the slots
-        records, dictionary      of records: the byte ring; what they are compressed with
+        control                  exists as soon as the directory is a buffer
+        made.json                files that we create in the scratch directory, listed in advance
+        schema.json, slots       exist once the schema is known
+        ledger                   reservations and leases of items; created with the slots
+        records, dictionary      of records: the byte ring; the dictionary of their compression
         history                  the counters over time, if there is a coordinator
-        weights                  what a learner has published, in two copies
+        weights                  the weights that a learner has published, in two copies
         init.lock, coordinator.lock, procs/NNN.lock
-        spawned/<16 hex>         who a coordinator started (roster.py)
+        spawned/<16 hex>         the processes that a coordinator started (roster.py)
 
 Always true
-  1. ``control`` appears under its name when it is complete; a directory with it is a buffer.
-  2. ``made.json`` names a file before the file exists, so that whatever a crash leaves is removed
-     by list.
-  3. ``slots`` appears under its name after leaves, meta.json and schema.json are complete; once
-     all of them are on the disk with their sizes, the superblock says READY.
-  4. Nothing is removed that made.json does not name, and no directory that holds anything else.
-If a process dies while building and the superblock still says NO_SCHEMA, the next one to write, or
-to recover, removes what made.json names and starts again. Once the superblock says READY, the next
+  1. ``control`` gets its name when it is complete. A directory that contains it is a buffer.
+  2. ``made.json`` names a file before the file exists, so files that a crash leaves are removed by
+     list.
+  3. ``slots`` gets its name after leaves, meta.json and schema.json are complete. The superblock
+     becomes READY after all of them are on the disk with their sizes.
+  4. Only files in made.json are removed, and only directories that are empty.
+If a process dies while building and the superblock is still NO_SCHEMA, the next process that writes
+or recovers removes the files in made.json and starts again. If the superblock is READY, the next
 process loads the files: see `definition`.
 """
 
@@ -65,18 +65,18 @@ _OF_THE_SCHEMA = (
     layout.LEDGER,
 )
 
-# Bytes of a slot in a leaf: huge pages are worth making (some milliseconds each) where a page is
-# shared by many rows, so that each row that is drawn would be looked for in another one.
+# Rows smaller than this many bytes get huge pages, which take some milliseconds each. Many rows
+# then share a page, so that random rows need fewer page lookups.
 _SMALL_ROW = 1024
 
 
 class Files:
-    """The ground of a buffer in a directory, which it owns."""
+    """The files of a buffer in a directory, which it owns."""
 
     def __init__(self, directory: Directory, *, private: bool = False) -> None:
         self.directory = directory
         self.path: Path = directory.path
-        self.private = private  # what is stored into the maps stays in this process
+        self.private = private  # whether stores into the maps stay in this process
         self._mapped: dict[str, tuple[int, int]] = {}  # device and inode of each file, by name
 
     @property
@@ -85,11 +85,11 @@ class Files:
         return self.directory.in_memory
 
     def lock(self, timeout: float, *, creating: bool = False) -> InitLock:
-        """Excludes creation, attach, recovery and cleanup by others."""
+        """Returns the lock that excludes creation, attach, recovery and cleanup by others."""
         return InitLock(self.directory, timeout, creating=creating)
 
     def still_there(self) -> bool:
-        """True if the path still leads to this directory, with a buffer in it."""
+        """True if the path still leads to this directory, and it contains a buffer."""
         return self.directory.still_there() and self.has_control()
 
     def has_control(self) -> bool:
@@ -97,20 +97,20 @@ class Files:
         return self.directory.exists(layout.CONTROL)
 
     def require_control(self, otherwise: str = "check the path") -> None:
-        """BufferNotFoundError if it is not a buffer; it names one that is a directory away."""
+        """Raises BufferNotFoundError if there is no buffer; the message names buffers nearby."""
         if not self.has_control():
             text = f"{self.path}: there is no buffer here; {did_you_mean(self.path) or otherwise}"
             raise BufferNotFoundError(text, path=str(self.path))
 
     def recorded_schema(self, superblock: Superblock) -> Schema | None:
-        """The schema of the directory; None before the first write."""
+        """Returns the schema of the directory; None before the first write."""
         if superblock.schema_sha256 == bytes(32):
             return None
         data = self.directory.read(layout.SCHEMA, limit=layout.SCHEMA_LIMIT)
         return Schema.from_json(data, f"{self.path}/{layout.SCHEMA}")
 
     def create_control(self, settings: dict[str, Any], flags: Flag) -> Control:
-        """Builds the control file under another name and publishes it."""
+        """Builds the control file under another name and renames it."""
         self.directory.unlink(_NEW_CONTROL)
         with self.directory.create(_NEW_CONTROL, layout.CONTROL_BYTES) as file:
             _core.reached("create.control_allocated")
@@ -125,7 +125,7 @@ class Files:
         self.directory.rename(_NEW_CONTROL, layout.CONTROL)
         _core.reached("create.renamed")
         self.directory.sync(layout.PRIVATE)
-        self.directory.sync()  # made.json must not go while what it names stays
+        self.directory.sync()  # the removal of made.json must not outlive the files that it names
         self.vouch(None)
         control = self.open_control()
         control.touch()
@@ -147,7 +147,7 @@ class Files:
         return Control(mapped, str(self.path), (found.st_dev, found.st_ino))
 
     def control_if_there(self, known: Control | None = None) -> Control | None:
-        """The control file, mapped; None without a buffer."""
+        """Returns the mapped control file; None without a buffer."""
         try:
             found = self.directory.stat(layout.CONTROL)
             is_known = known is not None and known.file == (found.st_dev, found.st_ino)
@@ -156,17 +156,17 @@ class Files:
             return None
 
     def vouch(self, schema: Schema | None) -> None:
-        """Says that the files are what they should be; see `restored`."""
+        """Records that the files are valid; see `restored`."""
         restored.vouch(self.directory, [layout.CONTROL, *(schema.mapped_files if schema else ())])
 
     def build(self, schema: Schema, *, slots: int, adopt: bool, sparse: bool = False) -> Mapped:
-        """Makes every file of the schema; under init.lock, if the superblock says NO_SCHEMA.
+        """Creates every file of the schema; under init.lock, if the superblock is NO_SCHEMA.
 
         Args:
-            schema: of the buffer.
-            slots: space is taken for the payload of so many of them.
-            adopt: leaf files that are there are taken over.
-            sparse: no space is taken for the slots file, because most of it stays zero.
+            schema: The schema of the buffer.
+            slots: The number of slots whose payload is allocated.
+            adopt: Whether existing leaf files are taken over.
+            sparse: Whether the slots file is left sparse, because most of it stays zero.
         """
         self.discard_unfinished()
         self._mapped.clear()
@@ -222,25 +222,25 @@ class Files:
             raise
 
     def allocate_again(self, schema: Schema, slots: int) -> None:
-        """Takes the space that the slots had, of files that may have lost it; under init.lock.
+        """Allocates the space of slots in files that may have lost it; under init.lock.
 
-        A power cut may take the space of a file back, and a copy may be sparse. A save never had
-        the space.
+        A power cut may free the space of a file, a copy may be sparse, and a save never had the
+        space.
         """
         parts = zip(schema.map_files, schema.bytes_of_slots(slots), strict=True)
         whole = (layout.SLOTS, schema.sections["bytes"])
         self._allocate([(name, 0, nbytes) for name, nbytes in (whole, *parts)])
 
     def write_meta(self, schema: Schema) -> None:
-        """Writes tensordict's files for all slots; those of a save name fewer rows."""
+        """Writes tensordict's meta.json files for all slots; those of a save name fewer rows."""
         for name, content in schema.meta_files().items():
             self.directory.write_atomic(name, content)
 
     def lock_growth(self, timeout: float) -> Lock:
-        """Excludes other processes and threads that take space for slots, or withdraw the schema.
+        """Excludes other processes and threads that allocate slots, or withdraw the schema.
 
-        It is a lock of the slots file itself, because a flush holds init.lock until the disk has
-        everything. Raises BufferNotFoundError once the definition is gone.
+        It locks the slots file, because a flush holds init.lock until all data are on the disk.
+        Raises BufferNotFoundError if the definition is gone.
         """
         lock = Lock().hold(
             self.directory,
@@ -257,10 +257,10 @@ class Files:
         return lock
 
     def grow(self, schema: Schema, start: int, stop: int, used: Callable[[], int]) -> None:
-        """Takes the space of slots, in every file; under the lock for growth.
+        """Allocates the space of slots in every file; the caller holds the growth lock.
 
-        Without enough space it is a SpaceError, and what was taken is given back. ``used`` returns
-        the end of the slots that hold anything: their space stays, whatever ``start`` is.
+        If there is not enough space, it raises SpaceError and frees the space that it allocated.
+        ``used`` returns the end of the slots in use, which keep their space whatever ``start`` is.
         """
         first, last = schema.bytes_of_slots(start), schema.bytes_of_slots(stop)
         parts = list(zip(schema.map_files, first, last, strict=True))
@@ -273,13 +273,14 @@ class Files:
             raise
 
     def _allocate(self, parts: Sequence[tuple[str, int, int]]) -> None:
-        """Takes the space of parts of files, each given as name, first byte and end.
+        """Allocates parts of files, each given as name, first byte and end.
 
-        Compares with the free space first: see `filesystem.allocate`.
+        The free space is compared first, for the reason in `filesystem.allocate`.
         """
         parts = [part for part in parts if part[1] < part[2]]
         missing, free = 0, self.directory.free_bytes()
-        for name, start, end in parts:  # some may be there: a process may have died in this
+        # some space may be allocated already, if a process died during this
+        for name, start, end in parts:
             taken = self.directory.stat(name).st_blocks * 512
             missing += min(end - start, max(0, end - taken))
         if missing > free:
@@ -292,11 +293,11 @@ class Files:
                 self._require_mapped(name, file)
                 os.posix_fallocate(file.fd, start, end - start)
                 _core.reached("space.taken")
-                os.utime(file.fd)  # so that `restored` takes it for unchanged
+                os.utime(file.fd)  # so that `restored` considers the file unchanged
                 _core.reached("space.dated")
 
     def _release(self, name: str, start: int, end: int) -> None:
-        """Gives the space of a part of a file back."""
+        """Frees the space of a part of a file."""
         if start >= end:
             return
         with self._open_required(name, writable=True) as file, explained(self.path / name):
@@ -312,15 +313,15 @@ class Files:
         known = self._mapped.get(name)
         if known is not None and known != (found.st_dev, found.st_ino):
             raise BufferUnlinkedError(
-                f"{self.path / name}: was replaced while this handle was open; close it, and "
-                "attach again",
+                f"{self.path / name}: the file was replaced while this handle was open; close it, "
+                "and attach again",
                 path=str(self.path / name),
             )
 
     def load(
         self, superblock: Superblock, schema: Schema | None = None, *, writable: bool = True
     ) -> Mapped:
-        """Maps what another process built."""
+        """Maps the files that another process built."""
         if schema is None:
             data = self._read_required(layout.SCHEMA, layout.SCHEMA_LIMIT)
             schema = Schema.from_json(data, f"{self.path}/{layout.SCHEMA}")
@@ -329,7 +330,7 @@ class Files:
         expected = (told.capacity, told.lanes, told.leaves, told.schema_sha256)
         if found != expected:
             raise CorruptBufferError(
-                f"{self.path}/{layout.SCHEMA}: not the schema that the superblock names; "
+                f"{self.path}/{layout.SCHEMA}: this is not the schema that the superblock names; "
                 "restore it from a copy",
                 path=str(self.path / layout.SCHEMA),
                 expected=expected[3].hex(),
@@ -338,7 +339,7 @@ class Files:
         return self._map(schema, writable=writable)
 
     def dictionary(self) -> bytes | None:
-        """The dictionary of records; None until one is published."""
+        """Returns the dictionary of records; None until one is published."""
         if not self.directory.exists(layout.DICTIONARY):
             return None
         return self.directory.read(layout.DICTIONARY, limit=layout.SCHEMA_LIMIT)
@@ -353,17 +354,20 @@ class Files:
         return data
 
     def discard_unfinished(self) -> None:
-        """Removes what a definition that was not finished left, by list."""
+        """Removes the files of an unfinished definition, by list."""
         for name in _OF_THE_SCHEMA:
             made.unlink(self.directory, name)
         made.remove(self.directory)
 
     def discarding(self) -> Callable[[], None]:
-        """A function that removes a withdrawn definition."""
+        """Returns a function that removes a withdrawn definition."""
         return self.discard_unfinished
 
     def remove(self, *, created_directory: bool, keep_lock: bool = False) -> bool:
-        """Removes every file that we made, then empty directories; under init.lock. False: none."""
+        """Removes every file that we created, then empty directories; under init.lock.
+
+        Returns whether there was a buffer.
+        """
         found = self.has_control()
         made.remove(self.directory)
         _core.reached("remove.leaves")
@@ -394,7 +398,7 @@ class Files:
                 yield name, self.directory.stat(name).st_size
 
     def close(self) -> None:
-        """Closes the directory; the maps stay until nothing refers to them."""
+        """Closes the directory. The maps remain until they have no references."""
         self.directory.close()
 
     def _present(self, names: list[str], *, adopt: bool) -> set[str]:
@@ -402,7 +406,7 @@ class Files:
         if present and not adopt:
             name = min(present)
             raise BufferExistsError(
-                f"{self.path}/{name}: already exists and was not made by this buffer; "
+                f"{self.path}/{name}: already exists, but this buffer did not create it; "
                 "pass existsok=True to take it over, or choose an empty directory",
                 path=str(self.path / name),
             )
@@ -450,17 +454,17 @@ class Files:
             )
 
     def extend_ledger(self, start: int, nbytes: int) -> None:
-        """Takes the room for a part of the ledger; SpaceError without it. Under init.lock."""
+        """Allocates a part of the ledger; SpaceError if the disk is full. Under init.lock."""
         where, free = self.path / layout.LEDGER, self.directory.free_bytes
         with (
             self.directory.open_file(layout.LEDGER) as file,
             explained(where, needed=nbytes, free=free),
         ):
             filesystem.allocate_part(file.fd, start, nbytes, free=free())
-            os.fsync(file.fd)  # `bytes`, which is stored next, must not outlive the room for it
+            os.fsync(file.fd)  # the new `bytes`, which is stored next, must not outlive the space
 
     def _sync_sizes(self, mapped: Mapped) -> None:
-        """A superblock that names a schema must not outlive the room for it."""
+        """Syncs the sizes of files, which a superblock with a schema must not outlive."""
         for mapping in (*mapped.maps, mapped.ledger):
             try:
                 mapping.sync()
@@ -471,7 +475,7 @@ class Files:
     def map_slots(
         self, schema: Schema, *, writable: bool = True, parts: Parts | None = None
     ) -> Any:
-        """Maps the slots file; of one that has to be copied only these parts, if they are given."""
+        """Maps the slots file, or copies its ``parts`` if the directory is only read."""
         size = schema.sections["bytes"]
         options: dict[str, Any] = {"aligned": True, "dense": True, "parts": parts}
         return self._map_file(layout.SLOTS, size, writable=writable, **options)
@@ -499,5 +503,5 @@ class Files:
             raise self._missing(name) from error
 
     def _missing(self, name: str) -> CorruptBufferError:
-        message = f"{self.path}/{name}: missing; restore it from a copy of the directory"
+        message = f"{self.path}/{name}: is missing; restore it from a copy of the directory"
         return CorruptBufferError(message, path=str(self.path / name))

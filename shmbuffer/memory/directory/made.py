@@ -1,6 +1,7 @@
-"""made.json: what a definition makes in the scratch directory, noted before it is made.
+"""made.json: the files that a definition creates in the scratch directory, listed in advance.
 
-So what a crash leaves is removed by list; the list is believed only for names that we give.
+The list allows later processes to remove the files that a crash left. Only names that this package
+uses are accepted from it.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ NAME = f"{layout.PRIVATE}/made.json"
 
 
 def note(directory: Directory, names: list[str]) -> None:
-    """Notes the files that are made next."""
+    """Lists the files that are created next."""
     directory.write_atomic(NAME, json.dumps(names).encode())
 
 
 def remove(directory: Directory) -> None:
-    """Removes what is noted, the directories that are empty then, and the note."""
+    """Removes the listed files, directories that are empty afterwards, and the list."""
     folders, names = set(), _noted(directory)
     for name in names:
         unlink(directory, name)
@@ -33,16 +34,17 @@ def remove(directory: Directory) -> None:
         if directory.exists(folder) and not directory.rmdir(folder):
             directory.sync(folder)
     if names:
-        directory.sync()  # nobody would know any more what came back after a power cut
+        # without the list, files that come back after a power cut would never be removed
+        directory.sync()
     unlink(directory, NAME)
 
 
 def unlink(directory: Directory, name: str) -> None:
-    """Remove a file, and the temporary files that a killed writer of it has left."""
+    """Removes a file, and the temporary files that a killed writer of it has left."""
     directory.unlink(name)
     if not (name.endswith(".json") or name == layout.DICTIONARY):
         return
-    with suppress(BufferNotFoundError):  # no such folder
+    with suppress(BufferNotFoundError):  # the directory does not exist
         for left in directory.leftovers(name):
             directory.unlink(left)
 
@@ -59,14 +61,14 @@ def _noted(directory: Directory) -> list[str]:
         ) from error
     if not isinstance(names, list) or not all(map(_is_ours, names)):
         raise CorruptBufferError(
-            f"{where}: not a list of file names of shmbuffer; remove the directory by hand",
+            f"{where}: this is not a list of file names of shmbuffer; remove the directory by hand",
             path=str(where),
         )
     return names
 
 
 def _is_ours(name: object) -> bool:
-    """True if a definition could have made a file of that name beside the private directory."""
+    """True if a definition could have created a file with this name outside of `layout.PRIVATE`."""
     if not isinstance(name, str):
         return False
     first, last = name.split("/")[0], name.rpartition("/")[2]

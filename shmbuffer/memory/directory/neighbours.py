@@ -1,4 +1,4 @@
-"""The directory that a path means: a buffer, that of a save, or one nearby."""
+"""Finds the buffer that a path refers to: the buffer itself, that of a save, or one nearby."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shmbuffer.memory.format import layout
 from shmbuffer.memory.system.path_checks import explained
 
 _OF_TORCHRL = ("buffer_metadata.json", "storage_metadata.json")
-_NEIGHBOURS = 1000  # of a crowded directory not every one is asked
+_NEIGHBOURS = 1000  # the largest number of entries that are examined in a directory
 
 
 def _folders(where: Path) -> list[Path]:
@@ -23,9 +23,9 @@ def _folders(where: Path) -> list[Path]:
 
 
 def did_you_mean(where: Path) -> str:
-    """A question that names up to three of them; empty if there are none."""
+    """Returns a question that names up to three nearby buffers; empty if there are none."""
     near = [where.parent, *_folders(where)]
-    if not os.path.exists(where):  # one of its parts may be misspelt
+    if not os.path.exists(where):  # one of its components may be misspelt
         there = next((one for one in where.parents if os.path.exists(one)), where)
         rest = where.relative_to(there).parts[1:]
         near += [one.joinpath(*rest) for one in _folders(there)]
@@ -42,7 +42,7 @@ def directory_of(path: str | os.PathLike[str]) -> Path:
 
 
 def is_buffer(path: Path) -> bool:
-    """True if a buffer has its files in a directory."""
+    """True if a directory contains the files of a buffer."""
     with explained(path, reading=True):
         return (path / layout.CONTROL).exists()
 
@@ -51,7 +51,7 @@ def require_no_export(path: Path) -> None:
     """Raises FormatError for a save in TorchRL's layout."""
     if any((path / name).exists() for name in _OF_TORCHRL):
         raise FormatError(
-            f"{path}: is a save in TorchRL's layout, which no process can attach to; load it with "
-            "loads() into a buffer",
+            f"{path}: this is a save in TorchRL's layout, to which no process can attach; load it "
+            "into a buffer with loads()",
             path=str(path),
         )

@@ -1,11 +1,11 @@
-"""Removing a buffer: who owns a directory, and how its files go.
+"""Removes buffers and their directories.
 
     temporary directory     removed by its owner's exit, SIGTERM or SIGINT; else by the next start
-    directory of the user   removed when the user asks; only what we made, by list
+    directory of the user   removed on request; only files that this package created, by list
 
-The superblock says CLOSING before the first file goes. A process that finds it so under init.lock
-finishes what a remover began and did not live to end. Processes that have the buffer open keep
-their maps: reads go on, writes raise BufferClosedError.
+The superblock gets the state CLOSING before the first file is removed. A process that finds this
+state under init.lock completes the removal of a process that died. Processes that have the buffer
+open keep their maps: reads continue, and writes raise BufferClosedError.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ PATIENCE_AT_THE_END_S = 0.5
 
 
 def own(path: Path, uuid: bytes) -> cleanup.Ownership:
-    """Makes this process remove the buffer of that uuid in ``path`` at its end.
+    """Makes this process remove the buffer with that uuid in ``path`` when it ends.
 
-    It waits for init.lock only shortly then: its own main thread, interrupted by the signal, may
-    hold it. The next start sweeps what is left.
+    The removal waits only briefly for init.lock, because the main thread that the signal
+    interrupted may hold it. The next start removes what remains.
     """
     return cleanup.own(path, lambda: remove(path, uuid, timeout=PATIENCE_AT_THE_END_S))
 
 
 def take_ownership(found: Diagnosis) -> bool:
-    """Takes over a temporary directory; under init.lock. False if it is not, or its owner lives."""
+    """Takes over a temporary directory whose owner is dead; under init.lock. False otherwise."""
     if not found.superblock.flags & Flag.TEMPORARY or not found.owner_is_dead():
         return False
     found.control.write(found.superblock.owned())
@@ -44,7 +44,7 @@ def take_ownership(found: Diagnosis) -> bool:
 
 
 def remove(path: Path, uuid: bytes, *, timeout: float = TIMEOUT_S) -> bool:
-    """Removes the buffer of that uuid, if it is still there. Returns whether it was."""
+    """Removes the buffer with that uuid, if it still exists; returns whether it was removed."""
     try:
         directory = Directory.open(path)
     except BufferNotFoundError:
@@ -56,24 +56,27 @@ def remove(path: Path, uuid: bytes, *, timeout: float = TIMEOUT_S) -> bool:
                 return False
             found = Diagnosis.of(files)
             if found.superblock.uuid != uuid:
-                return False  # another buffer is there by now
+                return False  # another buffer has replaced it
             return begin(found)
         return False
 
 
 def begin(found: Diagnosis, *, keep_lock: bool = False) -> bool:
-    """Says CLOSING, so that any process can finish the removal, and removes; under init.lock."""
+    """Sets the state CLOSING, so that any process can complete the removal, and removes the files.
+
+    The caller holds init.lock.
+    """
     found.control.write(replace(found.superblock, state=BufferState.CLOSING))
     _core.reached("remove.closing")
     return finish(found, keep_lock=keep_lock)
 
 
 def finish(found: Diagnosis, *, keep_lock: bool = False) -> bool:
-    """Removes by list; under init.lock, when the superblock says CLOSING."""
+    """Removes the files by list, after the superblock became CLOSING; under init.lock."""
     files, control = found.files, found.control
     control.runtime["state"] = BufferState.CLOSING
     _core.reached("remove.state")
-    control.sync()  # a power cut could bring it back without the files that are removed
+    control.sync()  # otherwise a power cut could bring the buffer back without the removed files
     _core.reached("remove.synced")
     created = bool(found.superblock.flags & Flag.CREATED_DIRECTORY)
     files.directory.created |= created
@@ -81,7 +84,7 @@ def finish(found: Diagnosis, *, keep_lock: bool = False) -> bool:
 
 
 def sweep(excluding: Path | None = None) -> list[Path]:
-    """Removes the temporary directories that killed owners of this user left, and returns them."""
+    """Removes and returns the temporary directories that killed owners of this user left."""
 
     def is_abandoned(path: Path) -> bool:
         if excluding is not None and excluding.exists() and path.samefile(excluding):
@@ -92,7 +95,7 @@ def sweep(excluding: Path | None = None) -> list[Path]:
 
 
 def abandoned() -> list[Path]:
-    """The directories that `sweep` would remove now."""
+    """Returns the directories that `sweep` would remove now."""
     return [
         path for path in cleanup.left_behind() if not any(path.iterdir()) or _is_abandoned(path)
     ]
@@ -108,14 +111,14 @@ def _remove_abandoned(path: Path) -> bool:
         files = Files(directory)
         try:
             with files.lock(0.0, creating=True):
-                # Asked again: somebody may have come between the first question and the lock.
+                # Check again, because another process may have attached before the lock was taken.
                 if not _nobody_needs(files):
                     return False
                 if files.has_control():
                     return begin(Diagnosis.of(files))
                 return files.remove(created_directory=True)
         except AttachTimeout:
-            return False  # somebody is opening it right now
+            return False  # another process is opening it right now
 
 
 def _nobody_needs(files: Files) -> bool:

@@ -1,14 +1,14 @@
-"""A handle's seat at a buffer: its registry entry, and the shared memory that it works on.
+"""A handle's seat at a buffer: its registry entry, and the shared memory that it uses.
 
     taken (under init.lock) ──▶ connected, once there are slots ──▶ left
 
-Everything that a handle shares with other processes is reached through its seat: the control file,
-slots and leaves once they are mapped, and the C core's ring on them, which carries the registry
-entry into every call. After ``fork`` the child finds its parent's seat, and takes one of its own on
-first use. Of a closed handle `native` is a stand-in that says so.
+Everything that a handle shares with other processes is reached through its seat. It contains the
+control file, the maps of slots and leaves, and the C core's ring on them, which passes the registry
+entry to every call. After ``fork``, the child finds its parent's seat, and takes its own on first
+use. After a handle was closed, `native` is an object whose every use raises an error.
 
-If a process dies, others free its entry: what it had claimed is finished or rolled back by the C
-core, under the mutex.
+If a process dies, another one frees its entry. The C core completes its claim or rolls it back,
+under the mutex.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from shmbuffer.memory.system.path_checks import name_of
 
 
 class Seat:
-    """One handle's place at a buffer; made under init.lock, or in memory that is not shared yet."""
+    """The place of a handle at a buffer; created under init.lock, or in unshared memory."""
 
     def __init__(
         self, ground: Files | Anonymous, control: Control, role: Role, mapped: Mapped | None = None
@@ -54,24 +54,24 @@ class Seat:
         self.role = role
         self.mapped = mapped
         self.closed = False  # whether the handle was closed
-        self.not_durable: str | None = None  # why a sync failed, once one did
+        self.not_durable: str | None = None  # the reason of the first sync that failed
         self.native: Any = None  # the C core's ring of our entry; None before there are slots
-        # ways in for batches that lie as they have to, by what becomes the priorities
+        # fast paths for batches with a suitable layout, by the source of the priorities
         self.intakes: dict[int | str | None, _core.Intake] = {}
-        self.outtake: _core.Outtake | None = None  # the way out for batches
-        # ways out for batches of stacks, by the steps of a stack and what is stacked
+        self.outtake: _core.Outtake | None = None  # the fast path for reading batches
+        # fast paths for reading batches of stacks, by the steps of a stack and the stacked leaves
         self.stack_outtakes: dict[tuple[int, tuple[int, ...]], _core.Outtake] = {}
-        # the file of the weights, once it was mapped here; see `weights`
+        # the mapped file of the weights; see `weights`
         self.weights: WeightsFile | None = None
-        # of rollouts that were begun here: others may go on with them once we have left
+        # rollouts that were begun here; other processes may continue them once this handle has left
         self.partial_files: weakref.WeakSet[PartialFile] = weakref.WeakSet()
         self._take()
 
     # Taking a seat, and leaving it.
 
     def _take(self) -> None:
-        #: Held to make the ring: an entry has one claim, so that two rings must not share it.
-        self.connecting = threading.RLock()  # the parent's may be held for ever
+        # Held while the ring is created. An entry has one claim, so two rings must not share it.
+        self.connecting = threading.RLock()  # the parent's may never be released
         self.load()
         for entry, incarnation in self.registry.live():
             if self.registry.is_dead(entry):
@@ -82,9 +82,9 @@ class Seat:
         self.connect()
 
     def _guard(self) -> None:
-        """The entry is given back at the latest when nothing refers to the seat any more."""
+        """Frees the entry at the latest when the seat has no more references."""
         self._finalizer = weakref.finalize(self, _leave, self.membership)
-        self._finalizer.atexit = False  # `_leave_at_exit`: before the interpreter is taken apart
+        self._finalizer.atexit = False  # `_leave_at_exit` runs before the interpreter is torn down
 
     def _retire(self, entry: int, incarnation: int) -> None:
         if self.mapped is None:
@@ -93,7 +93,7 @@ class Seat:
             self._native_ring(self.mapped, entry).reap(entry, incarnation, LOCK_TIMEOUT_NS)
 
     def load(self) -> None:
-        """Maps slots and leaves, if they are there by now."""
+        """Maps slots and leaves, if they exist now."""
         if self.mapped is not None or self.state() not in (BufferState.READY, BufferState.CLOSING):
             return
         try:
@@ -101,7 +101,9 @@ class Seat:
         except CorruptBufferError as error:
             if self.state() != BufferState.CLOSING:
                 raise
-            raise BufferClosedError(f"{self.where}: the buffer is being removed") from error
+            raise BufferClosedError(
+                f"{self.where}: the buffer is being removed; create it again"
+            ) from error
 
     def catch_up(self) -> None:
         """Maps and connects, once, if the buffer is defined; joins again after a fork."""
@@ -117,7 +119,7 @@ class Seat:
                 self.connect()
 
     def connect(self) -> None:
-        """Makes the C core's ring of our entry, once there are slots."""
+        """Creates the C core's ring of our entry, once there are slots."""
         if self.mapped is not None:
             native = self._native_ring(self.mapped, self.entry)
             self.membership.native = native
@@ -129,14 +131,14 @@ class Seat:
         return mapped.ring(self.control, entry=entry, folder=folder)
 
     def use(self, native: Any) -> None:
-        """Goes on with another native ring: that of the child of a fork, or that of nobody."""
+        """Replaces the native ring, by that of a forked child or by `Closed`."""
         self.native = native
         self.outtake = None
         self.stack_outtakes.clear()
         self.intakes.clear()
 
     def unmapped(self) -> Seat:
-        """This place, for another definition: rings of the old one say that it is gone."""
+        """Returns this seat for another definition; rings of the old one then raise errors."""
         other = copy.copy(self)
         other.mapped, other.intakes, other.stack_outtakes = None, {}, {}
         self._finalizer.detach()
@@ -147,38 +149,39 @@ class Seat:
         return other
 
     def is_ours(self) -> bool:
-        """True if this process took it; else it is that of our parent."""
+        """True if this process took the seat; otherwise its parent did."""
         return os.getpid() == self.membership.pid
 
     def rejoin(self, *, timeout: float = 60.0) -> None:
-        """Takes a seat of our own, in the child of a fork."""
+        """Takes a new seat in the child of a fork."""
         self.require_open()
         try:
             self.require_there()
         except BufferUnlinkedError as error:
             raise ForkedHandleError(
-                f"{self.where}: this handle came through fork and its directory is gone; "
-                "create the buffer again"
+                f"{self.where}: this handle came through fork, but its directory is gone; "
+                "close it and create the buffer again"
             ) from error
         with self.ground.lock(timeout):
-            self.rejoin_locked()  # another thread may have done it meanwhile
+            self.rejoin_locked()  # which does nothing if another thread has done it meanwhile
 
     def rejoin_locked(self) -> None:
-        """`rejoin` under init.lock; nothing, if it is done already."""
+        """Does the work of `rejoin` under init.lock, unless it is done already."""
         if self.is_ours():
             return
         self._require_same_definition()
         _core.begin_life()
         self._finalizer.detach()
         if self.role is Role.COORDINATOR:
-            self.role = Role.CLIENT  # it looks after nobody, and its end is not the coordinator's
+            # the child supervises no processes, and its end is not the coordinator's
+            self.role = Role.CLIENT
         self._take()
 
     def _require_same_definition(self) -> None:
         """Raises ForkedHandleError unless the buffer is as it was when the parent forked.
 
-        The superblock decides: a process that died may not have changed the runtime page. A child
-        must not join while the buffer is being recovered. No other process may either.
+        The superblock decides, because a process that died may not have changed the runtime page. A
+        child must not join while the buffer is being recovered. No other process may either.
         """
         superblock, state = self.control.superblock(), self.state()
         known = superblock.schema_sha256 if self.mapped is None else self.mapped.schema.digest
@@ -194,7 +197,7 @@ class Seat:
             )
 
     def leave(self) -> bool:
-        """Frees the entry; returns False if a call in flight still needs it: then ask again."""
+        """Frees the entry; false if a call in flight still needs it, so that it must be retried."""
         self.closed = True
         self.weights = None
         self.use(Closed(self.where))
@@ -206,36 +209,36 @@ class Seat:
             self.ground.close()
             _staying.discard(self)
         else:
-            _staying.add(self)  # the call in flight looks for the directory
+            _staying.add(self)  # the call in flight needs the directory
         return left
 
-    # Ways in and out that are made once.
+    # Fast paths, which are created once.
 
     def intake(self, priority: int | str | None, **form: Any) -> _core.Intake | None:
-        """Makes the way in for batches that lie as they have to; None once the handle is closed."""
+        """Creates the fast path for writing batches; None once the handle is closed."""
         native = self.native
         if isinstance(native, Closed):
             return None
         made = _core.Intake(ring=native, priority=priority, timeout_ns=LOCK_TIMEOUT_NS, **form)
         self.intakes[priority] = made
-        if native is not self.native:  # closed meanwhile: what is kept keeps the maps, too
+        if native is not self.native:  # closed meanwhile: a cached path would keep the maps, too
             self.intakes.clear()
         return made
 
     def take_out(self, examples: tuple[Any, ...], tensors: type) -> _core.Outtake | None:
-        """Makes the way out for batches; None once the handle is closed."""
+        """Creates the fast path for reading batches; None once the handle is closed."""
         native = self.native
         if isinstance(native, Closed):
             return None
         made = self.outtake = _core.Outtake(ring=native, examples=examples, tensors=tensors)
-        if native is not self.native:  # closed meanwhile: what is kept keeps the maps, too
+        if native is not self.native:  # closed meanwhile: a cached path would keep the maps, too
             self.outtake = None
         return made
 
     def take_stacks_out(
         self, examples: tuple[Any, ...], tensors: type, steps: int, stacks: tuple[int, ...]
     ) -> _core.Outtake | None:
-        """Makes the way out for batches of stacks; None once the handle is closed."""
+        """Creates the fast path for reading batches of stacks; None once the handle is closed."""
         native = self.native
         if isinstance(native, Closed):
             return None
@@ -243,11 +246,11 @@ class Seat:
             ring=native, examples=examples, tensors=tensors, steps=steps, stacks=stacks
         )
         self.stack_outtakes[steps, stacks] = made
-        if native is not self.native:  # closed meanwhile: what is kept keeps the maps, too
+        if native is not self.native:  # closed meanwhile: a cached path would keep the maps, too
             self.stack_outtakes.clear()
         return made
 
-    # What the control file says now.
+    # The current state in the control file.
 
     @property
     def entry(self) -> int:
@@ -256,58 +259,58 @@ class Seat:
 
     @property
     def incarnation(self) -> int:
-        """Our own; unique in the directory, and the source of what this handle writes."""
+        """Our incarnation, which is unique in the directory, and the source of our items."""
         return self.membership.incarnation
 
     def state(self) -> BufferState:
-        """The state of the buffer."""
+        """Returns the state of the buffer."""
         found = int(self.control.runtime["state"][0])  # SYNC define, acquire
         try:
             return BufferState(found)
         except ValueError:
             raise BufferNeedsRestart(
-                f"{self.where}: invalid buffer state {found:#x}: another program has written to "
-                "the shared memory; close every handle, then recover"
+                f"{self.where}: the buffer state {found:#x} is invalid, because another program "
+                "wrote to the shared memory; close every handle, then recover the buffer"
             ) from None
 
     def has_its_pages(self) -> bool:
-        """True if the memory of all slots that may be written was taken when they were allowed."""
+        """True if the memory of all slots that may be written was allocated in advance."""
         reserved = self.control.superblock().flags & (Flag.RESERVE | Flag.STEPS)
         return self.ground.in_memory and bool(reserved)
 
     def is_alone(self) -> bool:
-        """True if no other handle is there, and none has come since this one did."""
+        """True if no other handle exists, and none has joined since this one did."""
         last = int(self.control.runtime["next_incarnation"][0])
         return last == self.incarnation and len(self.registry.live()) == 1
 
     def was_joined(self) -> bool:
-        """True if another handle has ever been there."""
+        """True if another handle has ever joined."""
         return int(self.control.runtime["next_incarnation"][0]) > 1
 
     def settled(self, head: int) -> int:
-        """A ticket below which nobody is writing any more."""
+        """Returns a ticket below which no client is writing any more."""
         entries = self.control.entries
         claims = entries["first"][entries["phase"] != Phase.IDLE]
         return min([head, *map(int, claims)])
 
     def dictionary(self) -> bytes | None:
-        """The dictionary of records; None until one is published."""
+        """Returns the dictionary of records; None until one is published."""
         self.require_open()
         return self.ground.dictionary()
 
     def publish_dictionary(self, data: bytes, *, timeout: float = 60.0) -> bytes:
-        """Makes it what records are compressed with, or returns the one that came first."""
+        """Publishes a dictionary for compressing records, or returns the one that came first."""
         self.require_open()
         with self.ground.lock(timeout):
             self.require_there()
             return self.ground.publish_dictionary(data)
 
-    # After a death, after a removal.
+    # After a death, and after a removal.
 
     def reap_if_dead(self, entry: int, incarnation: int, *, timeout: float = 60.0) -> bool:
-        """Finishes the claim of a client and frees its entry, if it is proven dead."""
+        """Completes the claim of a client and frees its entry, if it is proved to be dead."""
         if (entry, incarnation) not in self.registry.live():
-            return True  # somebody else did
+            return True  # another process did it
         if entry == self.entry or not self.registry.is_dead(entry):
             return False
         self.catch_up()
@@ -315,7 +318,7 @@ class Seat:
             freed: int = self.native.reap(entry, incarnation, LOCK_TIMEOUT_NS)
             self.control.touch()
             return freed >= 0
-        with self.ground.lock(timeout):  # without slots it has no claim
+        with self.ground.lock(timeout):  # without slots, it has no claim
             if (
                 self.state() == BufferState.NO_SCHEMA
                 and (entry, incarnation) in self.registry.live()
@@ -324,7 +327,7 @@ class Seat:
         return True
 
     def reap_dead(self) -> int:
-        """Does so for every client that is proven dead, and returns how many there were."""
+        """Reaps every client that is proved to be dead, and returns how many there were."""
         dead = [client for client in self.registry.live() if self.registry.is_dead(client[0])]
         return sum(self.reap_if_dead(*client) for client in dead)
 
@@ -334,7 +337,7 @@ class Seat:
             raise BufferClosedError(f"{self.where}: this handle was closed; attach again")
 
     def require_linked(self) -> None:
-        """Raises BufferUnlinkedError if the directory was removed, not if it was moved."""
+        """Raises BufferUnlinkedError if the directory was removed, but not if it was moved."""
         if self.state() == BufferState.CLOSING:
             return
         try:
@@ -344,7 +347,7 @@ class Seat:
             raise
 
     def require_there(self) -> None:
-        """Raises BufferUnlinkedError unless the directory is there, and its path leads to it."""
+        """Raises BufferUnlinkedError unless the directory exists, and its path leads to it."""
         self._require_control()
         if isinstance(self.ground, Files) and not self.ground.still_there():
             raise BufferUnlinkedError(
@@ -359,23 +362,23 @@ class Seat:
 
 
 def unlinked(where: str) -> BufferUnlinkedError:
-    """The error if the directory does not exist any more."""
+    """Returns the error for a directory that does not exist any more."""
     return BufferUnlinkedError(
-        f"{where}: the directory was removed or replaced while this handle was open, so that no "
-        "other process sees what is written now; save the items with dumps() if you need them, "
-        "then close the handle and create the buffer again",
+        f"{where}: the directory was removed or replaced while this handle was open, so no other "
+        "process sees new items; save the items with dumps() if you need them, then close the "
+        "handle and create the buffer again",
         path=where,
     )
 
 
 class Closed:
-    """Stands in for the native ring of a closed handle: every use of it says so."""
+    """Replaces the native ring of a closed handle; every use of it raises BufferClosedError."""
 
     def __init__(self, where: str) -> None:
         self._where = where
 
     def give_up(self, timeout_ns: int) -> int:
-        """Nobody waits through it."""
+        """Does nothing, because no call waits through it."""
         return 0
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -383,7 +386,7 @@ class Closed:
 
 
 def _leave(membership: Membership) -> bool:
-    """Gives an entry back, or keeps what says that its handle lives, without the seat."""
+    """Frees an entry, or keeps the membership alive if a call still needs it."""
     left = membership.leave()
     (_staying.discard if left else _staying.add)(membership)
     return left
@@ -391,11 +394,11 @@ def _leave(membership: Membership) -> bool:
 
 _taken: weakref.WeakSet[Membership] = weakref.WeakSet()
 
-#: Of handles that could not leave: their entries stay, and so does what says that we live.
+# Seats and memberships that could not leave. Their entries stay, and so must their liveness files.
 _staying: set[object] = set()
 
 
 @atexit.register
 def _leave_at_exit() -> None:
     for membership in list(_taken):
-        _leave(membership)  # a finalizer does nothing any more by now
+        _leave(membership)  # finalizers no longer run at this point

@@ -1,8 +1,8 @@
-"""What of a slots file was ever written: the rest is zeros that nobody has to look at, or to make.
+"""Finds the parts of a slots file that were ever written; the rest is known to be zero.
 
-The file system knows where a file has no data (lseek(2), SEEK_DATA), so a look costs what is there,
-and makes no page: in a file system in memory to read a hole of a shared map makes one. Where it
-knows of no holes, all of it is data.
+The file system knows where a file has no data (lseek(2), SEEK_DATA). Examining a file therefore
+costs only its data, and creates no page. Reading a hole of a shared map would create one on a file
+system in memory. If the file system does not report holes, all of the file counts as data.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Written:
             self._data = list(data_ranges(file.fd, 0, os.fstat(file.fd).st_size))
 
     def slots(self) -> int:
-        """How many slots there are to look at: from there on every word is zero."""
+        """Returns the number of slots to examine; every later word is zero."""
         words = self._live.words
         for low, high in reversed(list(self._data_in("words", len(words)))):
             if (end := end_of_use(words, low, high)) > low:
@@ -41,11 +41,11 @@ class Written:
         return 0
 
     def massive(self, element: int) -> int:
-        """How many leaves and nodes of no element before this one are not zero."""
+        """Counts the nonzero leaves and nodes of the tree from an element on."""
         return sum(int(np.count_nonzero(part)) for part in self._masses_from(element))
 
     def clear_masses(self, element: int) -> None:
-        """Makes them zero; nobody else may be alive."""
+        """Sets them to zero; no other client may be alive."""
         for part in self._masses_from(element):
             if part.any():
                 part[:] = 0
@@ -65,7 +65,7 @@ class Written:
                     yield nodes[max(low, first) : high]
 
     def _data_in(self, section: str, count: int) -> Iterator[tuple[int, int]]:
-        """Where a section of so many numbers of 8 bytes has data: first and end."""
+        """Yields where a section of ``count`` numbers of 8 bytes has data, as first and end."""
         at = self._live.at[section]
         for first, end in self._data:
             low, high = max(0, first - at) // 8, min(count, -(-(end - at) // 8))

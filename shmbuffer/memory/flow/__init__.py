@@ -1,1 +1,1 @@
-"""Who has to wait for whom: the limiter, reservations, consumers, and waiting itself."""
+"""Flow control: the rate limiter, reservations, consumers, and waiting."""

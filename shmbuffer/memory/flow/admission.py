@@ -1,7 +1,6 @@
-"""Flow control: what limits the writes and samples of a ring, as one handle sees it.
+"""Flow control: admits the writes and samples of a ring.
 
-What is allowed decides the core, under the mutex (``_native/core/flow.c``); the waiting is in
-`waiting`.
+The core decides what is allowed, under the mutex (``_native/core/flow.c``). `waiting` waits.
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.layout import Limit
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
 
-_NO_QUEUE = 1  # of a call to take
+_NO_QUEUE = 1  # the result of a call to take from a ring without a queue
 
 
 class Admission:
-    """Flow control of one handle's ring. Use `Ring.admission`."""
+    """Flow control of one handle's ring. Available as `Ring.admission`."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._seat = calls.seat
-        # ``[0]`` is 0 as long as nothing was ever limited, which a hot call asks first
+        # ``[0]`` is 0 if no limiter was ever set, which hot calls check first
         self.version = calls.seat.control.limiter_version
 
     @property
     def limits(self) -> int:
-        """The limits that a call may have to wait for; 0: none."""
+        """The limits for which a call may have to wait; 0 if there are none."""
         return int(self._seat.native.limits)
 
     @property
@@ -40,7 +39,7 @@ class Admission:
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Writes of this thread in here go on whatever the ratio, and do not change it: a load."""
+        """Admits this thread's writes in the body whatever the ratio, without counting them."""
         self._seat.native.bypass(PASSES)
         try:
             yield
@@ -48,31 +47,31 @@ class Admission:
             self._seat.native.bypass(COUNTS)
 
     def rate_status(self) -> RateStatus:
-        """Returns the state of both sides now."""
+        """Returns the current state of both sides."""
         schema = self._calls.schema
         runtime = self._seat.control.runtime[0]
         return rate_status(runtime, width=schema.width, capacity=schema.capacity)
 
     def admit_now(self, count: int) -> bool:
-        """Admits a sampler's draw of ``count`` elements, if it need not wait. Cost: 0.3 µs."""
+        """Admits a sampler's draw of ``count`` elements if it need not wait. Cost: 0.3 µs."""
         self._calls.sides.draws_here()
         found: int = self._seat.native.admit_sample(count, 0, True, LOCK_TIMEOUT_NS)
         return found >= 0
 
     def admit(self, count: int, min_size: int = 0) -> int:
-        """Waits until ``count`` elements may be drawn; returns how many count as drawn now."""
+        """Waits until ``count`` elements may be drawn; returns how many were counted as drawn."""
         self._calls.sides.draws_here()
         return self._calls.ask("admit_sample", count, min_size, False, what="sample")
 
     def cancel(self, counted: int, version: int = 0) -> None:
-        """Takes back an admission: the items were not drawn."""
+        """Cancels an admission, because the items were not drawn."""
         if counted:
             self._calls.ask("cancel", counted, version, what="sample")
 
     def take(self, index: Ints, tickets: Ints) -> bool:
-        """Takes the oldest elements out of a queue; their slots stay as they are until `release`.
+        """Takes the oldest elements out of a queue; their slots are not reused until `release`.
 
-        False: there is no queue (any more), and nothing to release. Raises as `admit`.
+        Returns False if there is no queue any more, and nothing to release. Raises like `admit`.
         """
         count = len(index)
         self._calls.sides.draws_here()

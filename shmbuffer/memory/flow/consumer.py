@@ -1,12 +1,12 @@
-"""A consumer: each item is given once, to any of its clients.
+"""A consumer, which gives each item once to one of its clients.
 
     c.take(count, lease) ──▶ items under a lease ──▶ c.ack(...)     done, for this consumer
-    c.claim(groups)      ──▶ those that were chosen, each group whole or not at all
+    c.claim(groups)      ──▶ chosen items, each group completely or not at all
     c.drop(...)          ──▶ done without a delivery
-                 holder dead, or its lease over ──▶ given again, before anything else
+                 holder dead, or its lease over ──▶ given again, before all other items
 
-Who chooses by itself what it claims waits as `Consumer.take` does: `Consumer.wait_for`. What
-happens to the ledger is told in ``_native/core/ledger.c``; this is who asks for it.
+Callers that choose the items to claim wait with `Consumer.wait_for`, like `Consumer.take`.
+``_native/core/ledger.c`` describes the changes of the ledger, and this module calls it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from shmbuffer.memory.format.ledger import HELD_HERE, Acknowledged, Standings, T
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS, nanoseconds
 
 _RARELY = 50
-"""A look for dead holders takes at most one part in so many of a learner's time."""
+"""Checks for dead holders take at most 1/50 of a learner's time."""
 
 
 class Leases:
@@ -41,13 +41,13 @@ class Leases:
         self._begun: list[tuple[Consumer, NDArray[np.uint64]]] = []
 
     def begin(self, consumer: Consumer) -> NDArray[np.uint64]:
-        """Memory in which the core notes the number of a lease as it begins; 0 until then."""
+        """Returns memory in which the core stores the number of a lease; 0 before it begins."""
         lease = np.zeros(1, np.uint64)
         self._begun.append((consumer, lease))
         return lease
 
     def give_back(self) -> None:
-        """Returns what was taken under these leases to the consumer at once."""
+        """Returns the items under these leases to the consumer at once."""
         while self._begun:
             consumer, lease = self._begun.pop()
             consumer.give_back(int(lease[0]))
@@ -55,7 +55,7 @@ class Leases:
 
 @contextmanager
 def given_back_unless_delivered() -> Iterator[Leases]:
-    """Leases that are given back if the block ends by an exception."""
+    """Yields leases that are given back if the body raises an exception."""
     leases = Leases()
     try:
         yield leases
@@ -65,24 +65,24 @@ def given_back_unless_delivered() -> Iterator[Leases]:
 
 
 class Oldest(NamedTuple):
-    """Returns the oldest item that is not acknowledged, if no learner holds it."""
+    """The oldest item that is not acknowledged, if no learner holds it."""
 
     slot: int
     ticket: int
     head: int
     """The head of the ring; no slot below it is being written."""
     room: int
-    """Items that can be written before it is done."""
+    """The number of items that can be written before it is acknowledged."""
     waits: bool
-    """True if a writer waits to overwrite the item, and no client has reserved room."""
+    """True if a writer waits to overwrite the item, and no client has reservations."""
 
 
 class Consumer:
-    """A consumer as seen by one handle; `Consumers.open` makes it.
+    """A consumer as seen by one handle; created by `Consumers.open`.
 
-    Raises, in every call:
-        ConsumerError: it was removed meanwhile.
-        BufferClosedError, LockTimeout, BufferNeedsRestart: as they say; nothing was changed.
+    Every call may raise:
+        ConsumerError: The consumer was removed.
+        BufferClosedError, LockTimeout, BufferNeedsRestart: Nothing was changed.
     """
 
     def __init__(self, calls: Calls, name: str, which: int, number: int) -> None:
@@ -95,26 +95,26 @@ class Consumer:
 
     @property
     def is_there(self) -> bool:
-        """True if it was not removed."""
+        """True if the consumer was not removed."""
         assert self._seat.mapped is not None
         record = ledger.consumers(self._seat.mapped.ledger)[self.which]
         return bool(record["state"] == ledger.CONSUMES and record["number"] == self.number)
 
     def take(self, count: int, lease_s: float = math.inf, leases: Leases | None = None) -> Taken:
-        """Returns the oldest ``count`` items that it was not given, under a lease.
+        """Returns the oldest ``count`` items that were not delivered yet, under a lease.
 
-        Waits until so many are there. It takes what is left where nobody could write more, or only
-        once that is acknowledged (`is_stuck`).
+        Waits until there are enough items. It returns fewer items if no client could write more, or
+        if the writers wait for the acknowledgement of these items (`is_stuck`).
 
         Args:
-            count: items.
-            lease_s: seconds until they are given to others; inf: until this handle is closed, or
-                its process ends.
-            leases: notes the lease, so that it can be given back after an exception.
+            count: The number of items.
+            lease_s: Seconds until the items are given to others. inf: until this handle is closed
+                or its process ends.
+            leases: Records the lease, so that it can be given back after an exception.
 
         Raises:
-            EmptyBufferError: nothing is left, and no client writes.
-            RateLimitTimeout, RateLimitError: as a sample of a limited buffer.
+            EmptyBufferError: No item is left, and no client writes.
+            RateLimitTimeout, RateLimitError: As for a sample of a limited buffer.
         """
         slots, tickets = np.empty(count, np.int64), np.empty(count, np.int64)
         found, lease = self.take_at(count, lease_s, address(slots), address(tickets), leases)
@@ -123,10 +123,10 @@ class Consumer:
     def take_at(
         self, count: int, lease_s: float, slots: int, tickets: int, leases: Leases | None = None
     ) -> tuple[int, int]:
-        """`take`, into memory that is there: addresses of slots and tickets.
+        """Takes items like `take`, into existing memory: addresses of slots and tickets.
 
         Returns:
-            How many items it has taken, and under which lease.
+            The number of items, and their lease.
         """
         given = self.which, self.number, count
         lease_ns = nanoseconds(lease_s)
@@ -145,17 +145,18 @@ class Consumer:
     def wait_for(
         self, choose: Callable[[int], int], most: int, size: int, why: Callable[[], str]
     ) -> None:
-        """Waits as `take` does, for who chooses by itself what it claims.
+        """Waits like `take`, for callers that choose the items to claim.
 
         Args:
-            choose: is asked to claim, told how many there have to be at least; how many it has
-                claimed, 0: fewer are there.
-            most: how many are wanted: items, groups, windows.
-            size: items of each.
-            why: of an `EmptyBufferError`, behind the name of the consumer.
+            choose: Claims at least as many items as its argument says. Returns how many it has
+                claimed, or 0 if there are fewer.
+            most: The number of items, groups or windows that are wanted.
+            size: The number of items of each.
+            why: Returns the reason of an `EmptyBufferError`, which follows the name of the
+                consumer.
 
         Raises:
-            As `take`.
+            The errors of `take`.
         """
         waits = False
         self._calls.sides.draws_here()
@@ -165,7 +166,8 @@ class Consumer:
             if not waits and (found := choose(least)):
                 return found
             waits, since = True, np.zeros(1, np.uint64)
-            for turn in range(2):  # what came before it was noted that we wait has woken nobody
+            # writes before our wait was registered did not wake us, so try again after it
+            for turn in range(2):
                 if turn and (found := choose(least)):
                     return found
                 given = self.which, self.number, most * size, since.ctypes.data
@@ -180,7 +182,7 @@ class Consumer:
     def _or_what_is_left(
         self, take: Callable[[int], int], most: int, why: Callable[[], str]
     ) -> Callable[[], int]:
-        """Takes a whole batch, or, if no client writes, the remaining items."""
+        """Returns a call that takes a whole batch, or the remaining items if no client writes."""
 
         def call() -> int:
             result = take(most)
@@ -198,7 +200,7 @@ class Consumer:
     def _taking(
         self, call: Callable[[], int], lease: NDArray[np.uint64], index: object = None
     ) -> int:
-        """Takes items in ``call``; they are given back if it is interrupted."""
+        """Runs a call that takes items, and gives them back if it is interrupted."""
         try:
             return self._calls.run(call, "sample", index=index)
         except BaseException:
@@ -206,11 +208,12 @@ class Consumer:
             raise
 
     def _end_leases_of_the_dead(self) -> None:
-        """Looks every 0.1 s whether the clients that hold leases still live, and reaps the dead.
+        """Checks every 0.1 s whether holders of leases are alive, and reaps dead ones.
 
-        Their items are then given before all others. A sample that has to wait looks by itself.
+        Their items are then delivered before all others. A sample that must wait makes its own
+        checks.
 
-        Cost: 0.1 µs. A look takes some 100 µs for each client that holds leases, beside ours.
+        Cost: 0.1 µs. A check takes about 100 µs for each other client that holds leases.
         """
         began_s, seat = time.monotonic(), self._seat
         if began_s < self._next_look_s or seat.mapped is None or not seat.is_ours():
@@ -240,30 +243,32 @@ class Consumer:
         return self._calls.sides.all_wait(Side.INSERTS)
 
     def available(self, count: int) -> int:
-        """Items that could be given now, all of them; 0 where `take` of ``count`` waits."""
+        """Returns how many items could be delivered now; 0 if `take` of ``count`` would wait."""
         there = self._to_give(self._calls.schema.capacity)
         return there if there >= count or self.cannot_grow(there, count) else 0
 
     def can_give(self, count: int) -> bool:
-        """True if `take` of ``count`` would not wait. O(count), and what was given back."""
+        """True if `take` of ``count`` would not wait. O(count), plus the returned items."""
         there = self._to_give(count)
         return there >= count or self.cannot_grow(there, count)
 
     def cannot_grow(self, there: int, count: int) -> bool:
-        """True if a batch of ``count`` items has to do with those that are there."""
+        """True if a batch of ``count`` items must use the items that exist now."""
         return there > 0 and (self.is_over() or self.is_stuck(count - there))
 
     def _to_give(self, most: int) -> int:
-        self._seat.reap_dead()  # nobody else may do it, and what they hold is to be given
+        # other processes may not do it, and items of dead holders can be delivered
+        self._seat.reap_dead()
         return self._calls.ask("to_give", self.which, self.number, most)
 
     def returned(self, known: NDArray[np.uint64]) -> tuple[Ints, Ints]:
-        """Slots and tickets of items whose leases have ended since the call before.
+        """Returns slots and tickets of items whose leases have ended since the last call.
 
         Args:
-            known: ``[LEASES]``, zeros at first: which leases have been told of.
+            known: ``[LEASES]``, zeros at first: the leases that have been returned already.
 
-        Cost: 2 µs; where leases have ended, the slots between the first and the last item of each.
+        Cost: 2 µs. If leases have ended, also the slots between the first and the last item of
+        each.
         """
         self._end_leases_of_the_dead()
         given = "returned", self.which, self.number, known.ctypes.data
@@ -275,7 +280,7 @@ class Consumer:
         return slots[:found].copy(), tickets[:found].copy()
 
     def oldest_to_give(self) -> Oldest | None:
-        """The oldest item that it is not done with; None where somebody holds it, or writes."""
+        """Returns the oldest unacknowledged item; None if it is held or being written."""
         found = np.empty(5, np.int64)
         if not self._calls.ask("oldest_to_give", self.which, self.number, found.ctypes.data):
             return None
@@ -283,8 +288,11 @@ class Consumer:
         return Oldest(slot, ticket, head, room, bool(waits))
 
     def is_stuck(self, missing: int) -> bool:
-        """True if ``count`` items cannot be written before an oldest item that no learner holds."""
-        is_possible = missing < self._calls.schema.capacity  # else no batch is ever whole
+        """True if ``missing`` items cannot be written before the oldest item is acknowledged.
+
+        That item must be held by no learner.
+        """
+        is_possible = missing < self._calls.schema.capacity  # otherwise no batch is ever complete
         return is_possible and self._calls.ask("is_stuck", self.which, self.number, missing) > 0
 
     def claim(
@@ -295,19 +303,19 @@ class Consumer:
         lease_s: float = math.inf,
         leases: Leases | None = None,
     ) -> tuple[Flags, int]:
-        """Takes items that were chosen, under one lease.
+        """Takes chosen items under one lease.
 
         Args:
-            index: slots.
-            tickets: of the items that they were chosen for.
-            sizes: items of each group, one group after the other: it is taken whole, or not at all
-                where one of its items is gone, done, or held by somebody alive. None: each item by
-                itself.
-            lease_s: as for `take`.
-            leases: as for `take`.
+            index: Slots.
+            tickets: Tickets of the chosen items.
+            sizes: The number of items of each group. A group is taken completely, or not at all if
+                one of its items is gone, done, or held by a living client. None: each item is a
+                group.
+            lease_s: As for `take`.
+            leases: As for `take`.
 
         Returns:
-            Which groups were taken, and the lease; 0: none was.
+            Which groups were taken, and the lease, which is 0 if none was.
         """
         self._calls.sides.draws_here()
         under = nanoseconds(lease_s), (leases or Leases()).begin(self)
@@ -317,7 +325,7 @@ class Consumer:
     def could_claim(
         self, index: Ints, tickets: Ints, sizes: Sequence[int] | Ints | None = None
     ) -> Flags:
-        """Which groups `claim` would take now."""
+        """Returns which groups `claim` would take now."""
         return self._claim(index, tickets, sizes, 0, np.zeros(1, np.uint64))[0]
 
     def _claim(
@@ -331,7 +339,10 @@ class Consumer:
         groups = np.ones(len(index), np.int64) if sizes is None else np.asarray(sizes, np.int64)
         index, tickets = _pair(index, tickets)
         if int(groups.sum()) != len(index) or (groups < 0).any():
-            raise ValueError(f"claim: groups of {groups.tolist()} are not {len(index)} items")
+            raise ValueError(
+                f"claim: the groups {groups.tolist()} do not add up to {len(index)} items; pass "
+                "the size of each group"
+            )
         kept = np.zeros(len(groups), np.uint8)
 
         def call() -> int:
@@ -349,14 +360,15 @@ class Consumer:
     def drop(self, index: Ints, tickets: Ints) -> int:
         """Acknowledges items without a delivery, except those that a living client holds.
 
-        Returns how many. For what was given up: groups that cannot be whole, ends of streams.
+        Returns how many. Used for items that are given up, such as incomplete groups and ends of
+        streams.
         """
         index, tickets = _pair(index, tickets)
         where = self.which, self.number, address(index), address(tickets), len(index)
         return self._calls.ask("drop_items", *where, what="drop", index=index)
 
     def ack(self, leases: int | NDArray[np.uint64], index: Ints, tickets: Ints) -> Acknowledged:
-        """Acknowledges items, each under the lease that it came with; twice is as once."""
+        """Acknowledges items under the lease of each; doing so twice has no further effect."""
         index, tickets = _pair(index, tickets)
         under = np.ascontiguousarray(np.broadcast_to(np.asarray(leases, np.uint64), index.shape))
         return self.ack_at(address(under), address(index), address(tickets), len(index), index)
@@ -364,7 +376,7 @@ class Consumer:
     def ack_at(
         self, leases: int, index: int, tickets: int, count: int, shown: object = None
     ) -> Acknowledged:
-        """`ack`, by the addresses of so many numbers each; ``shown`` in an error."""
+        """Acknowledges items like `ack`, by the addresses of numbers; errors use ``shown``."""
         where = self.which, self.number, leases, index, tickets, count, LOCK_TIMEOUT_NS
         applied = self._calls.run(lambda: self._seat.native.acknowledge(*where), "ack", index=shown)
         return Acknowledged(applied, count - applied)
@@ -375,7 +387,7 @@ class Consumer:
             self._calls.ask("return_lease", self.which, self.number, lease, what="give_back")
 
     def standings(self) -> Standings:
-        """The state of each slot's item for this consumer, all of one moment. O(capacity)."""
+        """Returns the state of each slot's item for this consumer at one moment. O(capacity)."""
         capacity = self._calls.schema.capacity
         found = Standings(
             np.empty(capacity, np.uint8),
@@ -387,7 +399,7 @@ class Consumer:
         return found
 
     def held(self) -> tuple[Ints, Ints, NDArray[np.uint64]]:
-        """Slots, tickets and leases of what this handle holds. O(capacity)."""
+        """Returns slots, tickets and leases of the items that this handle holds. O(capacity)."""
         found = self.standings()
         here = (found.states == HELD_HERE).nonzero()[0]
         return here, found.tickets[here], found.leases[here]
@@ -395,5 +407,8 @@ class Consumer:
 
 def _pair(index: Ints, tickets: Ints) -> tuple[Ints, Ints]:
     if np.shape(index) != np.shape(tickets):
-        raise ValueError(f"{len(index)} indices, {len(tickets)} generations; give as many")
+        raise ValueError(
+            f"{len(index)} indices and {len(tickets)} generations were given; pass as many"
+            " generations as indices"
+        )
     return np.ascontiguousarray(index, np.int64), np.ascontiguousarray(tickets, np.int64)

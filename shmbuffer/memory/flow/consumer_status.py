@@ -1,4 +1,4 @@
-"""How the consumers of a ring stand: looked at without a lock, by those who show it or wait."""
+"""The status of the consumers of a ring, read without a lock, for display and for waits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ class HeldItems(NamedTuple):
     items: int
     held_s: float
     ends_in_s: float
-    """inf: when its holder is closed or dies; 0: it has ended, and the next sample gets them."""
+    """Seconds until the lease ends; inf if it ends with its holder.
+
+    0 if it has ended, so that the next sample gets the items.
+    """
     entry: int
     """The registry entry of the handle that holds the items."""
     lease: int
@@ -28,24 +31,24 @@ class HeldItems(NamedTuple):
 
 
 class ConsumerStatus(NamedTuple):
-    """How a consumer stands."""
+    """The status of a consumer."""
 
     name: str
     max_sample_count: int
-    """How often each item is acknowledged."""
+    """How often each item must be acknowledged."""
     holds: bool
     """True if writers wait for the consumer."""
     position: int
-    """Ticket of the next item that nobody was given."""
+    """The ticket of the next item that no learner has been given."""
     floor: int
-    """Ticket below which every item is acknowledged, or gone."""
+    """The ticket below which every item is acknowledged or gone."""
     behind: int
-    """Tickets from there to the newest item."""
+    """The number of tickets from ``floor`` to the newest item."""
     delivered: int
-    """Items, since it is there, as are the next four."""
+    """Items since the consumer was created, as are the next four counts."""
     acked: int
     redelivered: int
-    """Items that were given again, because their holder died, or their lease was over."""
+    """Items that were delivered again because their holder died or their lease ended."""
     refused: int
     """Items that were acknowledged too late."""
     dropped: int
@@ -54,7 +57,7 @@ class ConsumerStatus(NamedTuple):
 
     @property
     def held(self) -> int:
-        """Items under a lease."""
+        """The number of items under a lease."""
         return sum(lease.items for lease in self.leases)
 
     def to_json(self) -> dict[str, Any]:
@@ -73,9 +76,9 @@ COUNTS = ("delivered", "acked", "redelivered", "refused", "dropped")
 
 
 def status(content: Any, capacity: int, head: int, entries: Any) -> list[ConsumerStatus]:
-    """Reads the status of every consumer, without a lock."""
+    """Reads the status of every consumer from a ledger, without a lock."""
     if memoryview(content).nbytes < ledger.HEAD.itemsize:
-        return []  # something else has cut the file off
+        return []  # another program has truncated the file
     found = []
     for which, one in enumerate(ledger.consumers(content).copy()):
         used = ledger.open_leases(content, which, capacity)

@@ -1,7 +1,7 @@
-"""The consumers of a ring: opened by name, listed, removed.
+"""The consumers of a ring: opened by name, listed and removed.
 
-A consumer is known by its name, in all processes; it stays when they end. With ``holds`` a writer
-waits for it rather than write over what it has not acknowledged.
+All processes know a consumer by its name, and it remains when they end. With ``holds``, writers
+wait for it, and do not overwrite items that it has not acknowledged.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from shmbuffer.memory.format import ledger
 
 Start = Literal["oldest", "newest"]
 
-_SEED_BITS = 40  # of the first lease's number: another directory's are not taken for ours
+_SEED_BITS = 40  # random bits of the first lease's number, so that leases of directories differ
 
 
 class Consumers:
-    """The consumers of one handle's ring. Use `Ring.consumers`."""
+    """The consumers of one handle's ring. Available as `Ring.consumers`."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -48,19 +48,19 @@ class Consumers:
         start: Start = "oldest",
         timeout: float = 60.0,
     ) -> Consumer:
-        """Returns the consumer of that name, which is made if it is not there.
+        """Returns the consumer of that name, and creates it if it does not exist.
 
         Args:
-            name: up to 48 bytes of UTF-8.
-            times: how often each item is to be acknowledged.
-            holds: whether writers wait for it.
-            start: of one that is made: with the oldest item that is there, or with the next.
-            timeout: seconds to wait for another process that opens one, creates or recovers.
+            name: Up to 48 bytes of UTF-8.
+            times: How often each item must be acknowledged.
+            holds: Whether writers wait for it.
+            start: Where a new consumer starts: at the oldest existing item, or at the next one.
+            timeout: Seconds to wait for another process that opens a consumer, creates or recovers.
 
         Raises:
-            ConsumerError: it is there with other ``times`` or ``holds``; there are eight already.
-            ValueError: there is no such start; the name cannot be; the storage has dimensions.
-            SpaceError: there is no room for what it notes.
+            ConsumerError: It exists with other ``times`` or ``holds``, or there are eight already.
+            ValueError: The start or the name is invalid, or the storage has several dimensions.
+            SpaceError: There is no space for its notes.
         """
         encoded = self._checked(name, times, start)
         found = self._find(encoded)
@@ -82,7 +82,7 @@ class Consumers:
         return Consumer(self._calls, name, which, int(record["number"]))
 
     def known(self, name: str) -> Consumer | None:
-        """Returns the consumer of that name, or None: it is not made."""
+        """Returns the consumer of that name, or None if it does not exist."""
         found = self._find(name.encode())
         return found and Consumer(self._calls, name, found[0], int(found[1]["number"]))
 
@@ -93,7 +93,7 @@ class Consumers:
             return False
         try:
             self._calls.ask("remove_consumer", found[0], int(found[1]["number"]))
-        except ConsumerError:  # somebody else has removed it
+        except ConsumerError:  # another process has removed it
             return False
         return True
 
@@ -101,16 +101,19 @@ class Consumers:
         where, encoded = self._seat.where, name.encode()
         if not 0 < len(encoded) <= ledger.NAME_BYTES or "\0" in name:
             raise ValueError(
-                f"{where}: the name of a consumer has 1 to {ledger.NAME_BYTES} bytes, not {name!r}"
+                f"{where}: the name of a consumer must have from 1 to {ledger.NAME_BYTES} bytes, "
+                f"but is {name!r}"
             )
         if start not in ("oldest", "newest"):
-            raise ValueError(f"{where}: start is 'oldest' or 'newest', not {start!r}")
+            raise ValueError(f"{where}: start must be 'oldest' or 'newest', but is {start!r}")
         if not 1 <= times <= ledger.MOST_ACKS:
-            raise ValueError(f"{where}: max_sample_count is 1 to {ledger.MOST_ACKS}, not {times}")
+            raise ValueError(
+                f"{where}: max_sample_count must be from 1 to {ledger.MOST_ACKS}, but is {times}"
+            )
         if self._calls.schema.lanes:
             raise ValueError(
-                f"{where}: a consumer needs a storage of one dimension, not of "
-                f"{1 + len(self._calls.schema.lanes)}; make it with ndim=1"
+                f"{where}: a consumer needs a storage of one dimension, but this one has "
+                f"{1 + len(self._calls.schema.lanes)}; create it with ndim=1"
             )
         return encoded
 
@@ -120,19 +123,20 @@ class Consumers:
 
     def _find(self, encoded: bytes) -> tuple[int, Any] | None:
         for which, record in enumerate(ledger.consumers(self._map())):
-            number, known = int(record["number"]), record.copy()  # its place may be taken meanwhile
+            # its place may be reused meanwhile
+            number, known = int(record["number"]), record.copy()
             if (known["state"], known["name"]) == (ledger.CONSUMES, encoded):
                 return (which, known) if known["number"] == number else None
         return None
 
     def _make(self, encoded: bytes, times: int, holds: bool, *, newest: bool) -> tuple[int, Any]:
-        """Under init.lock."""
+        """Creates a consumer; the caller holds init.lock."""
         seat, records = self._seat, ledger.consumers(self._map())
         free = [at for at, one in enumerate(records) if one["state"] != ledger.CONSUMES]
         if not free:
             names = ", ".join(repr(one.name) for one in self.status())
             raise ConsumerError(
-                f"{seat.where}: there are {len(records)} consumers already ({names}), which is the "
+                f"{seat.where}: there are already {len(records)} consumers ({names}), which is the "
                 "limit; remove one (shmbuffer consumers DIRECTORY --remove NAME)",
                 name=encoded.decode(),
             )

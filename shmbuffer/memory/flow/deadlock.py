@@ -1,11 +1,11 @@
-"""Deadlock: both sides of a buffer wait, each for the other, and neither can ever go on.
+"""Detects deadlocks, in which both sides of a buffer wait for each other forever.
 
     writes wait for samples (the error buffer, the slots or the bytes of a queue)
     samples wait for writes (the error buffer, too few items)
-                                  ──▶ what they may differ by is too small for their batches
+                                  ──▶ the allowed difference is too small for their batches
 
-Told from the registry, which says what each client waits for, and by the core under the mutex where
-a queue is asked: a client that could go on, and has not yet, is not part of a deadlock.
+The registry shows what each client waits for. In the case of a queue, the core also checks it under
+the mutex. A client that could continue, but has not woken up yet, is not part of a deadlock.
 """
 
 from __future__ import annotations
@@ -29,28 +29,29 @@ class Deadlock:
 
     writes: int  # items of a write
     draws: int  # items of a sample
-    in_queue: bool  # whether a queue is too small for them; else the error buffer is
+    in_queue: bool  # whether a queue is too small for them, instead of the error buffer
 
     def text(self, control: Control, schema: Schema, found: RateLimiter, now: RateStatus) -> str:
-        """Returns a description of the deadlock, and of the number that has to be larger."""
+        """Returns a description of the deadlock, and of the number that must be larger."""
         text = f"writes of {self.writes:,} items and samples of {self.draws:,} wait for each other:"
         if not self.in_queue:
             ratio = found.samples_per_insert or 0.0
             return (
-                f"{text} with {ratio:g} samples per insert the error buffer has to be at least "
-                f"{(self.writes * ratio + self.draws) / 2:g}; it is {found.tolerance:g}"
+                f"{text} with {ratio:g} samples per insert, the error buffer must be at least "
+                f"{(self.writes * ratio + self.draws) / 2:g}, but is {found.tolerance:g}"
             )
         times = found.max_times_sampled or 1
-        short = max((self.draws + times - 2) // times, found.min_size - 1)  # so many are too few
+        # the largest number of items that is too small
+        short = max((self.draws + times - 2) // times, found.min_size - 1)
         if schema.record_bytes and (now.queued or 0) + self.writes <= schema.elements:
             return f"{text} {self._of_bytes(control, schema.record_bytes, now, short)}"
         return (
-            f"{text} the queue has to have room for at least {short + self.writes:,} items; it has "
+            f"{text} the queue needs space for at least {short + self.writes:,} items, but has "
             f"{schema.elements:,}"
         )
 
     def _of_bytes(self, control: Control, room: int, now: RateStatus, short: int) -> str:
-        """Records may have any size: those to come are taken to be like those that are there."""
+        """Describes a queue of records; assumes that new records have the size of existing ones."""
         runtime, entries = control.runtime[0], control.entries
         waits = (entries["state"] == EntryState.LIVE) & (entries["waits_for"] & Side.SAMPLES > 0)
         size = int(entries["byte_first"][waits].max(initial=0))
@@ -65,13 +66,13 @@ class Deadlock:
 
 
 def find_deadlock(control: Control, now: RateStatus, why: Why, asked: InQueue) -> Deadlock | None:
-    """Returns the deadlock of the clients, if everybody waits and none may go on."""
+    """Returns the deadlock of the clients, if all of them wait and none may continue."""
     entries = control.entries
     in_queue = now.queued is not None
     live = entries["state"] == EntryState.LIVE
     comes = now.pending or now.reserved
     if (why == Why.FEW and not in_queue) or comes or entries["reading"][live].any():
-        return None  # more comes, or what is written and read now changes the numbers
+        return None  # more items will come, or current reads and writes will change the numbers
     busy = live & (
         (entries["last_insert_ns"] > 0)
         | (entries["last_sample_ns"] > 0)
@@ -85,7 +86,7 @@ def find_deadlock(control: Control, now: RateStatus, why: Why, asked: InQueue) -
             count = wanted(entries[entry], side)
             limited = _limited(asked, now, int(entry), side, count)
             if limited is None or (limited == Why.FEW and not in_queue):
-                return None  # woken, or stopped before it could go on
+                return None  # it was woken, or stopped before it could continue
             (writes if side == Side.SAMPLES else draws).append(count)
         if not sides:
             return None

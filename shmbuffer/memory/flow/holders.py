@@ -1,4 +1,4 @@
-"""Who holds reservations: looked at without a lock, for messages and for the live view."""
+"""Finds clients with reservations, without a lock, for messages and for the live view."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class Holder:
     reservations: int  # how many
     items: int
     nbytes: int  # of the byte ring
-    oldest_s: float  # since when it holds the oldest of them
+    oldest_s: float  # age of its oldest reservation
 
 
 def table_of(seat: Seat) -> NDArray[Any]:
-    """Returns all reservations of a buffer, live; none before the first reservation."""
+    """Returns a live view of all reservations; empty before the first reservation."""
     if seat.mapped is None:
         return np.empty(0, ledger.RESERVATION)
     return ledger.reservations(seat.mapped.ledger)
 
 
 def holders(table: NDArray[Any], entries: Any, width: int = 1) -> list[Holder]:
-    """Returns the holders, the one with the most items first."""
+    """Returns the clients that hold reservations, the one with the most items first."""
     held = table[(table["state"] == ReservationState.OPEN)]
     now, found = _core.boot_ns(), []
     for entry in np.unique(held["entry"][held["entry"] < layout.ENTRIES]):

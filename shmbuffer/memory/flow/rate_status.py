@@ -1,8 +1,8 @@
-"""Who waits for whom: how the two sides of a limited buffer stand, in numbers and in words.
+"""The state of the two sides of a limited buffer, in numbers and in words.
 
-Reads the runtime page and the registry, mapped or copied, and takes no lock: for the error at a
-deadline, for the log, and for the live view. A client that samples is called a learner here, and
-one that inserts a collector, whatever their roles are.
+These functions read the runtime page and the registry, mapped or copied, without a lock. Errors at
+a deadline, logs and the live view use them. A client that samples is called a learner here, and a
+client that inserts is called a collector, whatever their roles are.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from shmbuffer.memory.format import limiter
 from shmbuffer.memory.format.layout import EntryState, Limit, Phase, Role, Side, Why
 from shmbuffer.memory.system.identity import ProcessState, process_state
 
-ROUNDING = 1e-6  # of a sample, as the core has it
-_LONG_S = 1.0  # a side that did something since then is at it
+ROUNDING = 1e-6  # of a sample, as in the core
+_LONG_S = 1.0  # shorter spans are shown in milliseconds
 
 
 @dataclass(frozen=True)
@@ -27,28 +27,28 @@ class RateStatus:
     """The state of both sides at one moment."""
 
     wanted: float | None  # samples per insert; None: there is no ratio
-    # samples drawn for each insert since the ratio counts; None before the first insert
+    # samples drawn for each insert since the ratio began; None before the first insert
     seen: float | None
-    ahead: float  # samples that the inserts are ahead by; below 0, the samples are
+    ahead: float  # samples by which the inserts are ahead; negative if the samples are
     error_buffer: float  # how far they may be apart
-    min_size: int  # items that have to be there
-    size: int  # items that are there
-    filled: int  # items that are there once those that are being written are
-    # items that a queue has not handed out as often as it may; None: there is no queue
+    min_size: int  # the number of items that samples require
+    size: int  # the number of items in the buffer
+    filled: int  # the number of items once current writes are committed
+    # items that a queue has not handed out often enough; None: there is no queue
     queued: int | None
-    left: int  # hand-outs of them that are left
-    room: int  # items that the ring has room for
+    left: int  # how often these items can still be handed out
+    room: int  # the capacity of the ring in items
     pending: int  # items that are being written
     max_times_sampled: int  # 0: there is no queue
-    quota: int | None = None  # elements that the quota of one ring among several has left
+    quota: int | None = None  # elements that may still be written to one ring of several
     reserved: int = 0  # items that are reserved
-    allowed: int | None = None  # items that may be written before the next version; None: no gate
+    allowed: int | None = None  # items that may be written before the next version; None: no limit
     version: int = 0  # of the policy that learners have
-    max_staleness: int | None = None  # versions that items may be behind it; None: nobody asks
+    max_staleness: int | None = None  # versions that items may be behind it; None: no limit
     refused: int = 0  # items that were too old
 
     def why(self, side: Side, count: int) -> Why | None:
-        """The reason for which a call for ``count`` items would wait now; None if it would not."""
+        """Returns why a call for ``count`` items would wait now; None if it would not."""
         if side == Side.SAMPLES:
             if self.queued is not None and self.queued + self.reserved + count > self.room:
                 return Why.FULL
@@ -70,7 +70,7 @@ class RateStatus:
 
 
 def rate_status(runtime: Any, *, width: int, capacity: int) -> RateStatus:
-    """Reads the status of a limited buffer from its runtime page."""
+    """Reads the state of a limited buffer from its runtime page."""
     size, pending = int(runtime["length"]) * width, int(runtime["pending"])
     reserved = int(runtime["reserved"]) * width
     head = int(runtime["head"])
@@ -86,7 +86,8 @@ def rate_status(runtime: Any, *, width: int, capacity: int) -> RateStatus:
     ratio = float(block["samples_per_insert"])
     inserted = limiter.signed(int(runtime["write_count"]) - int(block["inserts_base"]))
     drawn = limiter.signed(int(runtime["drawn"]) - int(block["samples_base"]))
-    # What is being written over was there; an open claim of a ring that was not full is of none.
+    # Items that are being overwritten still counted when the write began. A claim in a ring that
+    # was not full overwrites none.
     overwrites = inserted >= 0 and head * width >= capacity * width + pending
     times = int(block["max_times_sampled"]) if limits & Limit.QUEUE else 0
     queued, left = None, 0
@@ -124,19 +125,20 @@ def _allowed(runtime: Any, ages: Any, open_: int) -> int | None:
     written = limiter.signed(int(runtime["write_count"]) - int(ages["inserts_base"]))
     versions = limiter.signed(int(runtime["consumer_version"]) - int(ages["version_base"]))
     if written + open_ == 0:
-        versions = 0  # nothing is written: versions count from here on
-    # Where a version was made from nothing both count a batch more: only the difference is told.
+        versions = 0  # nothing is written, so versions count from here on
+    # If a version was made without items, both terms are too large by one batch. The difference is
+    # right.
     return (max(0, versions) + int(ages["max_staleness"]) + 1) * each - written - open_
 
 
 def clients_on(entries: Any, side: Side, *, excluding: int | None = None) -> list[int]:
-    """Entries of the clients on a side: by what they did, by their role, or by their wait."""
+    """Returns the entries of clients on a side, judging by their calls, role or wait."""
     field, other, role, waiting = (
         ("last_sample_ns", "last_insert_ns", Role.LEARNER, Side.INSERTS)
         if side == Side.SAMPLES
         else ("last_insert_ns", "last_sample_ns", Role.COLLECTOR, Side.SAMPLES)
     )
-    # A coordinator calls whatever it spawns a collector: what it has done since says more.
+    # A coordinator calls every spawned process a collector, so calls are more reliable than roles.
     to_come = (entries["role"] == role) & (entries[other] == 0)
     there = (entries["state"] == EntryState.LIVE) & (
         (entries[field] > 0) | to_come | (entries["waits_for"] & waiting > 0)
@@ -164,9 +166,9 @@ def explain(
     consumers: Sequence[ConsumerStatus] = (),
     absent: str = "",
 ) -> str:
-    """Why a call waits, and for whom: "4 samples per insert wanted, 3.2 seen; the only ...".
+    """Explains why and for whom a call waits: "4 samples per insert wanted, 3.2 seen; ...".
 
-    ``absent`` tells of collectors that have not attached yet.
+    ``absent`` describes collectors that have not attached yet.
     """
     who = _who(entries, side, now_ns, excluding)
     if absent and not clients_on(entries, side, excluding=excluding):
@@ -193,7 +195,7 @@ def explain(
             if (entries["waits_for"] & Side.SAMPLES > 0).any():
                 what += _held_here(consumers, excluding)
         case Why.FEW:
-            what = f"the buffer has {now.size:,} items, {count:,} are needed"
+            what = f"the buffer has {now.size:,} items, but {count:,} are needed"
         case Why.FULL:
             what = f"the queue is full: {now.queued:,} of {now.room:,} items are not sampled yet"
             if now.reserved:
@@ -210,7 +212,7 @@ def explain(
                     f"{size:,} bytes do not fit"
                 )
         case Why.SHORT:
-            what = f"the queue has {now.left:,} items left, {count:,} are needed"
+            what = f"the queue has {now.left:,} items left, but {count:,} are needed"
             writer = _first(entries, "first", entries["phase"] == Phase.PAYLOAD)
             if now.left >= count and writer is not None:
                 what = "the next items of the queue are still being written"
@@ -223,7 +225,7 @@ def explain(
 
 
 def _held(consumers: Sequence[ConsumerStatus]) -> tuple[str, str]:
-    """Returns the wait of writers, and the clients that can end it."""
+    """Describes why writers wait for consumers, and which clients can end the wait."""
     holding = [one for one in consumers if one.holds]
     if not holding:
         return "a consumer had items that were not acknowledged", "it was removed just now"
@@ -244,7 +246,7 @@ def _held(consumers: Sequence[ConsumerStatus]) -> tuple[str, str]:
 
 
 def _held_here(consumers: Sequence[ConsumerStatus], entry: int) -> str:
-    """Returns the action of a waiting learner whose own leases block the writers."""
+    """Describes the action of a waiting learner whose own leases block the writers."""
     found = ""
     for one in consumers:
         items = sum(lease.items for lease in one.leases if lease.entry == entry and lease.ends_in_s)
@@ -264,7 +266,7 @@ def waits(
     held: str = "",
     consumers: Sequence[ConsumerStatus] = (),
 ) -> list[dict[str, Any]]:
-    """Every client that waits for the other side: ``pid``, ``entry``, ``seconds``, ``text``."""
+    """Describes every client that waits for the other side: pid, entry, seconds and text."""
     now = rate_status(runtime, width=width, capacity=capacity)
     found = []
     live = entries["state"] == EntryState.LIVE
@@ -273,7 +275,7 @@ def waits(
         for side in Side:
             why = limited_by(now, one, side)
             if why is None:
-                continue  # it may go on, and will in a moment
+                continue  # it may continue, and will in a moment
             asked = now, entries, side, wanted(one, side), why, now_ns, int(entry)
             text = explain(*asked, held, consumers)
             found.append(
@@ -288,12 +290,12 @@ def waits(
 
 
 def wanted(entry: Any, side: Side) -> int:
-    """Items that a client waits to write, or to draw."""
+    """Returns how many items a client waits to write or to draw."""
     return int(entry["inserts_wanted" if side == Side.SAMPLES else "samples_wanted"])
 
 
 def limited_by(now: RateStatus, entry: Any, side: Side) -> Why | None:
-    """Why a client waits for the other side; None: it does not wait, or may go on."""
+    """Returns why a client waits for the other side; None if it does not wait."""
     if not int(entry["waits_for"]) & side:
         return None
     noted = int(entry["waits_why"])
@@ -342,7 +344,7 @@ def _first(entries: Any, field: str, which: Any) -> int | None:
 
 
 def not_attached(since: Sequence[float], now: float) -> str:
-    """Tells of collectors that were started at these times and have not attached; "" if none."""
+    """Describes collectors that were started at these times and have not attached; "" if none."""
     if not since:
         return ""
     when = _span(max(0.0, now - max(since)))

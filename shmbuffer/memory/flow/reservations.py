@@ -1,12 +1,12 @@
-"""Room for items to come, as one handle's ring holds it.
+"""Reservations: space for later items, held by one handle's ring.
 
-    reserve ──▶ name ──held──▶ a write of this thread is made from it ──commit──▶ spent
-                  └──give_back, its time is over, the handle goes──▶ others may have its room
+    reserve ──▶ name ──hold──▶ a write of this thread is made from it ──commit──▶ spent
+                  └──give_back, its time is over, the handle leaves──▶ others may use its space
 
-What a reservation is admitted for is that of a write, and counts for everybody at once. It has no
-slot and no ticket: those the write takes. The table is in the ledger
-(``_native/core/reservations.c``); what names a reservation is its number and its place there.
-If the holder dies: what it held ends when it is reaped; a write that was being committed is
+A reservation is admitted like a write, and counts at once for all limits. It has no slot and no
+ticket, because the write takes those. The table is in the ledger (``_native/core/reservations.c``).
+The name of a reservation combines its number and its place in the table.
+If the holder dies: its reservations end when it is reaped. A write that was being committed is
 committed for it, and its reservation is spent.
 """
 
@@ -29,11 +29,11 @@ from shmbuffer.memory.format.ledger import RESERVATION, RESERVATIONS, Reservatio
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
 
 _FOR_EVER = 2**64 - 1
-_ENDLESS_S = 2**33  # its nanoseconds fit in 64 bits with those of the clock
+_ENDLESS_S = 2**33  # a larger number of nanoseconds, added to the clock, would not fit into 64 bits
 
 
 class Reservations:
-    """The reservations of one handle's ring. Use `Ring.reservations`."""
+    """The reservations of one handle's ring. Available as `Ring.reservations`."""
 
     def __init__(self, calls: Calls, seat: Seat) -> None:
         self._calls = calls
@@ -49,14 +49,15 @@ class Reservations:
         number: int = 0,
         name: NDArray[np.uint64] | None = None,
     ) -> int:
-        """Waits as a write of so many rows would, and holds their room; returns what names it.
+        """Waits like a write of ``rows`` slots, then holds their space; returns the name.
 
         Args:
-            rows: slots.
-            nbytes: of the byte ring; 0: unknown.
-            seconds: until it ends by itself; None: with the handle.
-            number: of pieces that are gone on with; 0: a new one.
-            name: ``[1]``, 0: where the name is noted as it is granted, for who may be interrupted.
+            rows: Slots.
+            nbytes: Bytes of the byte ring; 0 if unknown.
+            seconds: The duration. None: until the handle is closed.
+            number: The number of pieces to continue; 0 for new ones.
+            name: ``[1]``, 0: receives the name when it is granted, for callers that may be
+                interrupted.
         """
         self._take_room()
         ends = _FOR_EVER
@@ -80,15 +81,15 @@ class Reservations:
     def held(
         self, name: int, versions: Ints | None = None, young: Flags | None = None
     ) -> Iterator[None]:
-        """The first write that this thread commits in here is made from the reservation.
+        """Makes the first write that this thread commits in the body from the reservation.
 
         Args:
-            name: of the reservation.
-            versions: of each item, or one of them all; None: nobody has said.
-            young: where `TooOld` is raised, set to which of them will not be too old at their turn.
+            name: The reservation.
+            versions: The version of each item, or one for all. None if unknown.
+            young: If `TooOld` is raised, receives which items are young enough.
         """
         native = self._seat.native
-        try:  # Ctrl-C may come as soon as it is held
+        try:  # Ctrl-C may arrive as soon as the reservation is held
             if versions is None or young is None:
                 native.hold(name, 0, 0, 0)
             else:
@@ -98,7 +99,7 @@ class Reservations:
             native.hold(0, 0, 0, 0)
 
     def give_back(self, name: int) -> bool:
-        """Others may have its room; False: it had ended already."""
+        """Frees the space of a reservation; false if it had already ended."""
 
         def call() -> int:
             found = int(self._seat.native.give_back(name, LOCK_TIMEOUT_NS))
@@ -107,11 +108,11 @@ class Reservations:
         return self._calls.run(call, "abort") == 0
 
     def note_partial(self, name: int) -> None:
-        """From here on it has pieces in a file."""
+        """Records that the reservation has pieces in a file."""
         self._calls.ask("note_partial", name, what="append")
 
     def is_done(self, number: int, *, forget: bool = False) -> bool:
-        """True if the pieces of that number were committed; ``forget``: their file is gone."""
+        """True if the pieces of that number were committed; ``forget``: their file was removed."""
         return self._calls.ask("partial_is_done", number, forget, what="partials") > 0
 
     def refuse(self, elements: int) -> None:
@@ -119,12 +120,12 @@ class Reservations:
         self._seat.native.refuse(elements)
 
     def done(self) -> list[int]:
-        """Numbers of those whose pieces were committed, and whose file nobody has seen off."""
+        """Returns the numbers of committed pieces whose file may still exist."""
         table = table_of(self._seat)
         return [int(number) for number in table["id"][table["state"] == ReservationState.DONE]]
 
     def _take_room(self) -> None:
-        """Extends the ledger so far that it has the reservations; SpaceError without room."""
+        """Extends the ledger by the table of reservations; SpaceError if there is no space."""
         if self._has_room:
             return
         assert self._seat.mapped is not None

@@ -14,22 +14,23 @@ from shmbuffer.memory.flow.rate_status import clients_on, may_write, not_attache
 from shmbuffer.memory.format.layout import EntryState, Side
 
 ALONE_S = 1.0
-"""That nobody is on a side, before it counts as left: a client may be starting again."""
+"""How long a side must be without clients before it counts as left; one may be restarting."""
 
-_FORGET_S = 30.0  # without a wait, until it is not known any more since when a side is left
+_FORGET_S = 30.0  # after this time without a wait, it is not known since when a side is left
 
 
 class Sides:
-    """The clients that sample and insert, for one handle."""
+    """The clients that sample and insert, as seen by one handle."""
 
     def __init__(self, seat: Seat) -> None:
         self._seat = seat
         self._samplers: set[int] = set()
-        self._left: set[Side] = set()  # sides that nobody is on, as the last wait has found
-        self._alone: dict[Side, tuple[float, float]] = {}  # first and last time that nobody was
+        self._left: set[Side] = set()  # sides that had no client when the last call waited
+        # first and last time at which a side had no client
+        self._alone: dict[Side, tuple[float, float]] = {}
 
     def draws_here(self) -> None:
-        """Notes that this thread draws, for the writers of its process."""
+        """Records that this thread draws, for the writers of its process."""
         self._samplers.add(get_native_id())
 
     def are_left(self, side: Side, now: float) -> bool:
@@ -40,19 +41,20 @@ class Sides:
             self._left.discard(side)
             return False
         since, last = self._alone.get(side, (now, now))
-        since = since if now - last < _FORGET_S else now  # of calls with short timeouts, too
+        # last of all calls, so that short timeouts add up
+        since = since if now - last < _FORGET_S else now
         self._alone.update({side: (since, now)})
         return side in self._left or now - since >= ALONE_S
 
     def lost_collectors(self) -> tuple[Dead, ...]:
-        """The dead collectors, if all have died and no other client could write; else none."""
+        """Returns the dead collectors if all have died and no other client could write."""
         entry, spawned = self._seat.entry, self._spawned()
         if spawned.others or may_write(self._seat.control.entries, excluding=entry):
             return ()
         return spawned.dead
 
     def absent(self) -> str:
-        """Tells of spawned collectors that have not attached yet."""
+        """Describes spawned collectors that have not attached yet."""
         return not_attached(self._spawned().absent, time.time())
 
     def _spawned(self) -> Attendance:
@@ -63,7 +65,7 @@ class Sides:
         return attendance(directory, set(map(int, pids)))
 
     def all_wait(self, side: Side) -> bool:
-        """True if all clients on a side wait; also if there is none."""
+        """True if all clients on a side wait, or there is none."""
         waits = self._seat.control.entries["waits_for"]
         there = clients_on(self._seat.control.entries, side, excluding=self._seat.entry)
         if self.has_thread(side) and not waits[self._seat.entry] & ~np.uint32(side):
@@ -71,15 +73,15 @@ class Sides:
         return bool((waits[there] > 0).all())
 
     def note_left(self, side: Side) -> bool:
-        """Notes that no client is on a side; returns True if that is new."""
+        """Records that no client is on a side; returns True if that is new."""
         known = side in self._left
         self._left.add(side)
         return not known
 
     def has_thread(self, side: Side) -> bool:
-        """True if another thread of this process is on that side, through this handle."""
+        """True if another thread of this process is on that side, using this handle."""
         me = get_native_id()
-        native = self._seat.native  # None: nobody has written anything
+        native = self._seat.native  # None before the first write
         writers = {native.last_writer} if native is not None else set()
         theirs = self._samplers if side == Side.SAMPLES else writers
         return any(

@@ -1,4 +1,4 @@
-"""Errors for the status codes of native calls: what happened, where, what to do."""
+"""Errors for the status codes of native calls: what happened, where, and what to do."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.system.identity import process_of, process_state
 
 
-class TooOld(Exception):  # noqa: N818 - no error: what is too old is left out, and the rest written
-    """Raised inside a write from a reservation, if items would be too old at their turn."""
+class TooOld(Exception):  # noqa: N818 - not an error: the other items are written
+    """Raised inside a write from a reservation if items would be too old."""
 
 
 def require_linked(seat: Seat) -> None:
-    """BufferUnlinkedError if the directory was removed; checks it once a second. 0.1 µs."""
+    """Raises BufferUnlinkedError if the directory was removed; checks it once a second. 0.1 µs."""
     if seat.native is None:
         seat.require_linked()
     elif (status := seat.native.check_directory()) < 0:
@@ -45,7 +45,7 @@ def require_linked(seat: Seat) -> None:
 def raise_for_status(
     seat: Seat, status: int, what: str, priorities: object = None, index: object = None
 ) -> NoReturn:
-    """Raises what a status of the C core means."""
+    """Raises the error for a status of the C core."""
     where, native, mapped = seat.where, seat.native, seat.mapped
     assert mapped is not None
     schema = mapped.schema
@@ -53,8 +53,8 @@ def raise_for_status(
         if not (0 <= native.alpha < math.inf and 0 <= native.eps < math.inf):
             raise CorruptBufferError(
                 f"{where}: {what}: alpha is {native.alpha:g} and eps is {native.eps:g}, which is "
-                "invalid: another program has written to the shared memory; close every handle, "
-                "then recover",
+                "invalid, because another program wrote to the shared memory; close every handle, "
+                "then recover the buffer",
                 path=where,
             )
         at = native.bad_at
@@ -67,13 +67,13 @@ def raise_for_status(
         at = native.bad_at
         value = f" {index[at]}" if isinstance(index, np.ndarray) else ""
         raise IndexError(
-            f"{where}: index{value} at position {at} is outside the buffer of {schema.elements}; "
-            "nothing was changed"
+            f"{where}: index{value} at position {at} is outside of the buffer of "
+            f"{schema.elements} elements; nothing was changed"
         )
     if status == _core.TOO_LARGE:
         needed, there = native.needed, schema.record_bytes
         raise RecordTooLargeError(
-            f"{where}: {what} needs {needed} bytes in the byte ring, which has {there}; write "
+            f"{where}: {what} needs {needed} bytes, but the byte ring has only {there}; write "
             "fewer items at once, or create the buffer with a larger max_bytes. Nothing was "
             "changed",
             needed_bytes=needed,
@@ -83,15 +83,15 @@ def raise_for_status(
         sharing = schema.sharing
         nbytes = sum(leaf.nbytes for leaf in schema.leaves if leaf.path in sharing.paths)
         raise SpaceError(
-            f"{where}: {what} needs room for {native.needed} next observations of their own, but "
-            f"too few of the {sharing.wholes} rows for them are free: more items than expected are "
-            "the newest of their stream, or differ from the observation that follows; create the "
+            f"{where}: {what} needs {native.needed} own rows for next observations, but too few of "
+            f"the {sharing.wholes} own rows are free, because more items than expected are the "
+            "newest of their stream, or differ from the observation that follows. Create the "
             "buffer with a larger share_next_room, or without share_next. Nothing was changed",
             needed_bytes=native.needed * nbytes,
         )
     if status == _core.BAD_BATCH:
         raise ValueError(
-            f"{where}: record {native.bad_at} of the batch does not lie within its bytes; "
+            f"{where}: record {native.bad_at} of the batch is not within its bytes; "
             "nothing was changed"
         )
     if status == _core.NO_RESERVATION:
@@ -107,7 +107,7 @@ def raise_for_status(
     if status == _core.ALL_RESERVED:
         raise ShmBufferError(
             f"{where}: {what}: all {RESERVATIONS:,} reservations are in use; commit or abort some. "
-            "`shmbuffer inspect` says who holds them",
+            "`shmbuffer inspect` shows which processes hold them",
             reservations=RESERVATIONS,
         )
     if status == _core.TOO_OLD:
@@ -121,14 +121,14 @@ def raise_for_status(
         )
     if status == _core.CONSUMED:
         raise ShmBufferError(
-            f"{where}: {what}: the items are consumed in the order in which they were written, so "
-            "that nothing can be written into named slots; remove the consumers first (shmbuffer "
-            "consumers DIRECTORY --remove NAME). Nothing was changed"
+            f"{where}: {what}: items are consumed in the order in which they were written, so "
+            "named slots cannot be overwritten; remove the consumers first (shmbuffer consumers "
+            "DIRECTORY --remove NAME). Nothing was changed"
         )
     if status == _core.CONSUMER_GONE:
         raise ConsumerError(
-            f"{where}: {what}: the consumer was removed while this handle used it; open it again, "
-            "with a new sampler, if it is still wanted. Nothing was changed"
+            f"{where}: {what}: the consumer was removed while this handle used it; if it is still "
+            "wanted, open it again with a new sampler. Nothing was changed"
         )
     if status == _core.NO_LEASE:
         raise ConsumerError(
@@ -137,8 +137,8 @@ def raise_for_status(
         )
     if status == _core.OTHER_SETTINGS:
         raise ValueError(
-            f"{where}: priorities are kept with alpha={native.alpha:g}, eps={native.eps:g}; "
-            "use the same, or change them with set_alpha"
+            f"{where}: the priorities of this buffer use alpha={native.alpha:g} and "
+            f"eps={native.eps:g}; use the same values, or change them with set_alpha"
         )
     if status == _core.LOCK_TIMEOUT:
         tid = seat.control.mutex_owner()
@@ -161,7 +161,9 @@ def raise_for_status(
             path=where,
         )
     if status == _core.CLOSED:
-        raise BufferClosedError(f"{where}: the buffer is being removed; nothing was written")
+        raise BufferClosedError(
+            f"{where}: the buffer is being removed, so nothing was written; create it again"
+        )
     if status == _core.NO_TICKETS:
         raise BufferNeedsRestart(
             f"{where}: {what}: all 2**62 tickets of this buffer are used; copy its items to a new "
@@ -169,36 +171,40 @@ def raise_for_status(
         )
     if status == _core.REENTERED:
         raise ShmBufferError(
-            f"{where}: {what}: a signal handler came while this thread was writing through the "
-            "same handle; let the handler set a flag, or attach a second handle for it"
+            f"{where}: {what}: a signal handler used the handle through which this thread was "
+            "writing; let the handler set a flag, or attach a second handle for it"
         )
     if status == _core.BAD_ALPHA:
         raise ValueError(
-            f"{where}: {what}: alpha and eps have to be numbers from 0, and the sum of "
-            "(priority + eps) ** alpha finite; nothing was changed"
+            f"{where}: {what}: alpha and eps must be numbers of at least 0, and the sum of "
+            "(priority + eps) ** alpha must be finite; nothing was changed"
         )
     if status == _core.FENCED:
         raise BufferNeedsRestart(
-            f"{where}: this process was taken for dead and its write was rolled back; attach again"
+            f"{where}: another process considered this process dead and rolled its write back; "
+            "attach again"
         )
     if status == _core.DAMAGED:
         at = native.bad_at
         slot = at if at < schema.capacity else None
         found = (
-            "head and tail of the byte ring cannot be"
+            "the head and tail of the byte ring are impossible"
             if slot is None
             else f"slot {slot} does not contain the expected item"
         )
         raise CorruptBufferError(
-            f"{where}: {what}: {found}: another program has written to the shared memory; close "
-            "every handle, then recover",
+            f"{where}: {what}: {found}, because another program wrote to the shared memory; close "
+            "every handle, then recover the buffer",
             path=where,
             slot=slot,
         )
     if status == _core.NO_MEMORY:
-        raise MemoryError(f"{where}: {what} could not get memory for its own bookkeeping")
+        raise MemoryError(
+            f"{where}: {what} could not allocate memory for its own bookkeeping; free some memory"
+        )
     if status == _core.NO_CLAIM:
-        raise ShmBufferError(f"{where}: {what}: no slot is claimed; call claim first")
+        raise ShmBufferError(f"{where}: {what}: no slot is claimed; call claim() first")
     raise BufferNeedsRestart(
-        f"{where}: {what}: the buffer's mutex is beyond repair; close every handle, then recover"
+        f"{where}: {what}: the mutex of the buffer cannot be repaired; close every handle, then "
+        "recover the buffer"
     )

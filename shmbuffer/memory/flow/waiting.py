@@ -1,21 +1,21 @@
-"""Native calls, and what happens where one could not do its work: waited for, repeated, or refused.
+"""Runs native calls, and waits, retries or raises an error if a call is not successful.
 
-    BLOCKED       another writer fills the slots: a turn is waited for, the dead are reaped
-    LIMITED       the other side has to come first, see `Waiting`
-    FORKED        the handle came through fork: a seat of our own is taken
-    UNALLOCATED   slots have no space in the files yet: it is taken, see `growth`
-    else          an error, see `refusals`
+    BLOCKED       another writer fills the slots: wait in the queue, and reap dead clients
+    LIMITED       the other side must come first: see `Waiting`
+    FORKED        the handle was inherited through fork: take a new seat
+    UNALLOCATED   slots have no space in the files yet: allocate it, see `growth`
+    else          raise an error: see `status`
 
-    a call is limited ──▶ is anybody on the other side? ──no──▶ pass, wait or error (when_no_peer)
+    a call is limited ──▶ is a client on the other side? ──no──▶ pass, wait or error (when_no_peer)
                                       │ yes
                                       ▼
-                          asleep on the futex, 5 ms at most ──▶ tried again
-                          (the dead reaped, the deadline and signals looked at)
+                          sleep on the futex, at most 5 ms ──▶ try again
+                          (reap dead clients, check the deadline and signals)
 
-A sample also ends if all collectors that a coordinator has spawned have died, no other client could
-write, and ``when_no_peer`` is not "wait": then a CollectorsDiedError names them.
+A sample also ends if all collectors that a coordinator spawned have died, no other client could
+write, and ``when_no_peer`` is not "wait". A CollectorsDiedError then names them.
 
-What is allowed decides the core, under the mutex; see ``_native/core/flow.c``.
+The core decides what is allowed, under the mutex; see ``_native/core/flow.c``.
 """
 
 from __future__ import annotations
@@ -57,18 +57,23 @@ from shmbuffer.memory.system.identity import process_state
 _log = logging.getLogger("shmbuffer.flow")
 
 COUNTS, PASSES_ONCE, PASSES = range(3)
-"""How a thread's calls stand to the ratio (``shmb_bypass`` in ``_native/core/flow.h``): they count,
-the next one goes on whatever it is, all do."""
-SLICE_NS = 5_000_000
-"""Asleep, at most: a death is noticed within this time, and who dies before waking us costs no
-more."""
-LOOK_S = 0.1
-"""Between two looks for the dead, and for a deadlock."""
-SAY_S = 30.0
-"""Between two warnings."""
+"""How the ratio treats a thread's calls (``shmb_bypass`` in ``_native/core/flow.h``).
 
-FILLING_S = 0.0002  # between two looks at a ring that is empty because all of it is being written
-_PATIENCE_S = 0.1  # a turn that is not used for this long goes to the end of the queue
+They count, the next one passes unconditionally, or all of them do.
+"""
+SLICE_NS = 5_000_000
+"""The longest sleep.
+
+A death is noticed within this time, even that of the process that would have woken us.
+"""
+LOOK_S = 0.1
+"""Seconds between two checks for dead clients and deadlocks."""
+SAY_S = 30.0
+"""Seconds between two warnings."""
+
+# seconds between checks of a ring that is empty because all of it is being written
+FILLING_S = 0.0002
+_PATIENCE_S = 0.1  # a queue position that is not used for this long moves to the end of the queue
 
 
 class Calls:
@@ -88,7 +93,7 @@ class Calls:
         priorities: object = None,
         index: object = None,
     ) -> int:
-        """Makes a call until it succeeds, and returns what it says: a number from 0 on."""
+        """Repeats a call until it succeeds, and returns its result, which is at least 0."""
         try:
             result = call()
             if result < 0:
@@ -106,12 +111,12 @@ class Calls:
         priorities: object = None,
         index: object = None,
     ) -> int:
-        """`run` of a method of the native ring, which errors call ``what``."""
+        """Runs a method of the native ring, which errors call ``what``."""
         call = lambda: int(getattr(self.seat.native, name)(*given, LOCK_TIMEOUT_NS))  # noqa: E731
         return self.run(call, what or name, WRITE_TIMEOUT_S, priorities, index)
 
     def answer(self, call: Callable[[], Any], what: str) -> Any:
-        """Returns the result of a call; as long as that is a status, an int, it is repeated."""
+        """Returns the result of a call, and repeats it while the result is a status (an int)."""
         while isinstance(found := call(), int):
             self.again(found, lambda: 0, what)
         return found
@@ -125,10 +130,10 @@ class Calls:
         priorities: object = None,
         index: object = None,
     ) -> int:
-        """Waits, reaps or takes another seat, whatever the status says, until the call succeeds.
+        """Waits, reaps or rejoins, as the status requires, until the call succeeds.
 
-        A call that may have to wait has said so before it is here: the caller gives that up
-        in an ``except`` which encloses both, by one call of the core (see `run`).
+        If the call fails, the caller withdraws its registered wait by one call of the core, in an
+        ``except`` that encloses both calls (see `run`).
         """
         seat = self.seat
         limit = deadline.ends(timeout)
@@ -141,7 +146,7 @@ class Calls:
                 waiting = waiting or Waiting(seat, self.schema, self.sides, what)
                 native = seat.native
                 waiting.wait(Why(native.why), native.needed, deadline.ends(None))
-                limit = deadline.ends(timeout)  # of waits for a slot: from here on
+                limit = deadline.ends(timeout)  # waits for a slot are timed from here on
             elif result == -_core.FORKED:
                 seat.rejoin()
             elif result == -_core.UNALLOCATED:
@@ -152,12 +157,12 @@ class Calls:
                 raise_for_status(seat, -result, what, priorities, index)
             require_linked(seat)
             result = call()
-        if waiting is not None:  # where nothing is limited any more the core has not asked
+        if waiting is not None:  # without a limit, the core does not clear the wait by itself
             seat.native.give_up(LOCK_TIMEOUT_NS)
         return int(result)
 
     def _is_being_filled(self, limit: deadline.Deadline | None) -> bool:
-        """True if writers hold slots now, or did a moment ago: an empty ring does not stay so."""
+        """True if writers hold slots, or did so a moment ago, so that an empty ring fills soon."""
         self.seat.reap_dead()
         if limit is not None and time.monotonic() >= limit.deadline:
             return False
@@ -167,7 +172,7 @@ class Calls:
     def _wait_for_blocker(
         self, what: str, limit: deadline.Deadline | None, before: _Blocked | None
     ) -> _Blocked | None:
-        """Waits, since most clients do not block for long; then reaps the client if it is dead."""
+        """Waits, because most clients block only briefly; then reaps the client if it is dead."""
         seat = self.seat
         entry, incarnation, turn, by_turn = seat.native.blocker
         now = time.monotonic()
@@ -205,10 +210,10 @@ class _Blocked(NamedTuple):
     """A write that waits for another client."""
 
     who: tuple[int, int, int]
-    """Entry, incarnation, and the turn that it waits for; 0: it waits for a slot."""
+    """Entry, incarnation and queue position of the blocking client; 0: it fills a slot."""
     since: float
     looked: float
-    """When it was asked whether that client lives, or since when it is in the way."""
+    """When the client was last checked, or when it began to block."""
 
 
 class Waiting:
@@ -227,13 +232,13 @@ class Waiting:
         self._side = Side.INSERTS if what == "sample" else Side.SAMPLES
 
     def wait(self, why: Why, count: int, limit: deadline.Deadline | None) -> None:
-        """Once: until something has changed, or a few milliseconds have passed."""
+        """Waits once, until something has changed or a few milliseconds have passed."""
         native = self._seat.native
         now = time.monotonic()
         if now - self._looked >= LOOK_S:
             self._looked = now
             self._seat.reap_dead()
-            if why != Why.QUOTA:  # else the other side is not seen from here
+            if why != Why.QUOTA:  # otherwise the other side is not visible in this ring
                 self._require_possible(why, count)
                 if self._sides.are_left(self._side, now) and self._passes(why, count, now):
                     native.bypass(PASSES_ONCE)
@@ -248,13 +253,13 @@ class Waiting:
                 pids=self._pids(),
             )
         left = SLICE_NS if limit is None else int((limit.deadline - now) * 1e9) + 1
-        if native is None:  # nobody could wake us
+        if native is None:  # no client could wake us
             time.sleep(min(SLICE_NS, left) / 1e9)
         else:
             native.wait(min(SLICE_NS, left))
 
     def _passes(self, why: Why, count: int, now: float) -> bool:
-        """Decides what a call does while the other side has no client; True if it goes on."""
+        """Decides what a call does while the other side has no client; True if it continues."""
         found = self._seat.control.limits()
         alone = Alone.WAIT if found is None else found.alone
         seat = self._seat
@@ -284,7 +289,7 @@ class Waiting:
         return False
 
     def _require_collectors(self, why: Why, count: int) -> None:
-        """CollectorsDiedError if no client is left that could write what a sample waits for."""
+        """Raises CollectorsDiedError if no client is left that could write for a waiting sample."""
         lent = why == Why.SCARCE and any(one.leases for one in self._consumers())
         if self._side != Side.INSERTS or lent or not (dead := self._sides.lost_collectors()):
             return
@@ -301,7 +306,7 @@ class Waiting:
         _log.warning("%s: %s", self._seat.where, text)
 
     def _require_possible(self, why: Why, count: int) -> None:
-        """Raises ValueError if the call can never be admitted."""
+        """Raises ValueError or RateLimitError if the call can never be admitted."""
         found, room, where = self._seat.control.limits(), self._schema.elements, self._seat.where
         if why == Why.FEW and count > room:
             raise ValueError(
@@ -311,8 +316,8 @@ class Waiting:
         if why in (Why.HELD, Why.SCARCE) and count > room:
             verb = "write" if why == Why.HELD else "draw"
             raise ValueError(
-                f"{where}: a batch of {count:,} items is consumed through a buffer of {room:,}; "
-                f"{verb} fewer at once"
+                f"{where}: a batch of {count:,} items cannot be consumed through a buffer of "
+                f"{room:,}; {verb} fewer at once"
             )
         if found is None:
             return
@@ -333,25 +338,26 @@ class Waiting:
         elif why in (Why.AHEAD, Why.BEHIND) and share > 2 * found.tolerance:
             verb = "write" if why == Why.AHEAD else "draw"
             problem = (
-                f"to {verb} {count:,} items at once, the error buffer has to be at least "
-                f"{share / 2:g}; it is {found.tolerance:g}"
+                f"to {verb} {count:,} items at once, the error buffer must be at least "
+                f"{share / 2:g}, but is {found.tolerance:g}"
             )
         else:
             return
         raise RateLimitError(f"{where}: {problem}", pids=self._pids())
 
     def _is_stuck(self) -> bool:
-        """True if a queue is full, and still too short for the sample that waits."""
+        """True if a queue is full, but still too short for the waiting sample."""
         runtime = self._seat.control.runtime[0]
         if self._seat.native.queued < self._schema.elements or int(runtime["pending"]):
             self._full = None
             return False
         state = int(runtime["head"]), self._standing().left
-        before, self._full = self._full, state  # looked at twice: what is taken is gone at once
+        # checked twice, because taken items are freed a moment later
+        before, self._full = self._full, state
         return before == state
 
     def _require_no_deadlock(self, why: Why) -> None:
-        """Both sides wait, each for the other: what they may differ by is too small for them."""
+        """Raises RateLimitError if both sides wait for each other, because of tight limits."""
         control = self._seat.control
         runtime = control.runtime[0]
         found = find_deadlock(control, self._standing(), why, self._in_queue)
@@ -360,7 +366,7 @@ class Waiting:
         if found is None:
             self._knot = None
         elif self._knot != state:
-            self._knot = state  # looked at once more: one of them may just be going on
+            self._knot = state  # check once more, because one of them may be continuing right now
         else:
             limits = control.limits() or RateLimiter()
             text = found.text(control, self._schema, limits, self._standing())

@@ -1,4 +1,4 @@
-"""NumPy's arrays, by what they hold."""
+"""Short names for types of NumPy arrays."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The dtypes that a leaf can have, and what NumPy, Arrow, HDF5 and tensordict call them.
+"""The dtypes that a leaf can have, and their names in NumPy, Arrow, HDF5 and tensordict.
 
-This is the only list of dtypes: storages, records, weights, samplers, exports and both kinds of
-clients read it. To add a dtype, add a row. The core keeps no list of DLPack codes, because it takes
+This is the only list of dtypes. Storages, records, weights, samplers, exports and both kinds of
+clients use it. To add a dtype, add a row. The core keeps no list of DLPack codes, because it takes
 the code of each leaf from an example tensor.
 """
 
@@ -91,16 +91,18 @@ def require_dtypes(
     reader: str,
     remedy: str,
 ) -> None:
-    """Raises TypeError for the first leaf whose dtype a format does not have.
+    """Raises TypeError for the first leaf whose dtype a format does not support.
 
     Args:
-        leaves: the name of each leaf, and the name of its dtype.
-        accepts: whether the format has a dtype of the table.
-        where: the file, or the class that writes.
-        reader: the format, or what reads it.
-        remedy: what the caller can do.
+        leaves: The name of each leaf, and the name of its dtype.
+        accepts: Returns whether the format supports a dtype of the table.
+        where: The file, or the class that writes.
+        reader: The format, or the program that reads it.
+        remedy: Advice for the caller.
     """
     for name, dtype in leaves:
         known = DTYPES.get(dtype)
         if known is None or not accepts(known):
-            raise TypeError(f"{where}: {name!r} is {dtype}, which {reader} lacks; {remedy}")
+            raise TypeError(
+                f"{where}: {name!r} is {dtype}, which {reader} does not support; {remedy}"
+            )

@@ -1,11 +1,11 @@
-"""Names of leaves that become names of files, datasets or columns.
+"""Checks names of leaves that become names of files, data sets or columns.
 
-A key is the name of a file below the directory of a buffer, a save or a data set. We
-percent-encode it; tensordict 0.12 and HDF5 take it as it is. So the rule does not rely on the
-encoding, and is applied before any library is given a name.
+A key is the name of a file below the directory of a buffer, a save or a data set. This package
+percent-encodes it, while tensordict 0.12 and HDF5 use it unchanged. The rules therefore do not rely
+on the encoding, and are applied before a name is passed to any library.
 
-Always true: a key that has passed leads to nothing outside of its directory, encoded or not, and
-no two leaves share a file.
+Always true: an accepted key never leads outside of its directory, encoded or not, and no two leaves
+share a file.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _NAME_BYTES = 255  # NAME_MAX of Linux
 
 
 def is_number(name: str) -> bool:
-    """True if a name consists of the digits 0 to 9, so that it is a number for `int`.
+    """True if a name consists of the digits 0 to 9, so that `int` accepts it.
 
     `str.isdigit` is also true of "²", which `int` refuses, and of digits of other scripts, which
-    are no names that we write.
+    this package never writes.
     """
     return name.isascii() and name.isdecimal()
 
@@ -39,10 +39,10 @@ def require_file_name(
     """Raises SchemaMismatchError unless a nested key can be the name of a file below a directory.
 
     Args:
-        path: the nested key, from the root.
-        what: what has this name, and where, for the message: ``"x.parquet: column"``.
-        folder: whether the last key is the name of a directory, as the keys before it are.
-        slashes: whether a key may contain a slash. HDF5 takes it for a path.
+        path: The nested key, from the root.
+        what: Description of the named object for the message, such as ``"x.parquet: column"``.
+        folder: Whether the last key is the name of a directory, as the keys before it are.
+        slashes: Whether a key may contain a slash. HDF5 takes a key with slashes for a path.
     """
     if len(path) > MAX_DEPTH:
         _refuse(path, what, f"it is nested {len(path)} keys deep, and {MAX_DEPTH} are the limit")
@@ -50,13 +50,13 @@ def require_file_name(
         if not leads_down(key):
             why = "leads out of the directory, or is not a valid file name"
         elif not slashes and "/" in key:
-            why = "has a slash in it, which would be taken for a path"
+            why = "contains a slash, which would be taken for a path"
         elif not _is_nameable(key):
-            why = "is too long for the name of a file, or no text"
+            why = "is too long for the name of a file, or is not valid text"
         elif (
             key in RESERVED
             or (depth == 1 and key == ".shmbuffer")
-            # a directory cannot have the name of a file that may lie beside it
+            # a directory cannot have the name of a file that may be beside it
             or (_is_name_of_file(key) and (folder or depth < len(path)))
         ):
             why = "is reserved on disk"
@@ -68,12 +68,12 @@ def require_file_name(
 def require_file_names(
     paths: Iterable[KeyPath], what: str = "leaf", *, slashes: bool = True
 ) -> None:
-    """Raises SchemaMismatchError unless these leaves can lie in one directory.
+    """Raises SchemaMismatchError unless these leaves can be stored in one directory.
 
-    Each has to pass `require_file_name`, and none can also hold other leaves.
+    Each leaf must pass `require_file_name`, and no leaf may contain another.
     """
     leaves: set[KeyPath] = set()
-    folders: dict[KeyPath, KeyPath] = {}  # with a leaf in each
+    folders: dict[KeyPath, KeyPath] = {}  # directories, each with one leaf in it
     for path in paths:
         require_file_name(path, what, slashes=slashes)
         if path in leaves:

@@ -1,18 +1,19 @@
-"""Every byte that processes share, as Python sees it.
+"""The layout of all bytes that processes share.
 
-The control file (fixed size, there as soon as the directory is a buffer):
+The control file (fixed size, exists as soon as the directory is a buffer):
 
     offset   bytes   what
     0        4096    superblock, copy 0        identity, life cycle, settings; the copies are
     4096     4096    superblock, copy 1        written in turn
     8192     4096    runtime page              the mutex and everything that it guards; at its
-                                               end what the last recovery found
+                                               end the report of the last recovery
     12288    131072  registry                  256 entries of 512 bytes, one for each handle
 
-The slots file (there once the schema is) holds slot words, checksums, sources, raw priorities and
-the tree, where ``_core.sections`` says; the ledger is in `ledger`. What the C core knows, too, lies
-where ``_native/core/layout.h`` says. ``docs/format/directory.md`` has the tables, which
-``tests/memory/format/test_layout.py`` compares.
+The slots file exists once the schema is known. It has the slot words, checksums, sources, raw
+priorities and the tree, at the offsets of ``_core.sections``. The ledger is described in `ledger`.
+Structures that the C core also uses have the offsets of ``_native/core/layout.h``.
+``docs/format/directory.md`` has the tables, and ``tests/memory/format/test_layout.py`` compares
+them.
 """
 
 from __future__ import annotations
@@ -40,48 +41,49 @@ ENTRY_BYTES = 512
 CONTROL_BYTES = REGISTRY_OFFSET + ENTRIES * ENTRY_BYTES
 FANOUT = 16
 
-#: Numbers of the processors that the lock and the byte order are known to work on.
+# Processor architectures on which the lock and the byte order are known to work.
 ARCHITECTURES = {"x86_64": 0x8664, "aarch64": 0xAA64}
 ARCHITECTURE = ARCHITECTURES.get(platform.machine(), 0)
 
-#: No buffer has had so many clients: a number beyond is damage, or stands for who wrote an item
-#: that was loaded.
+# A buffer has fewer clients than this in its life. A larger number is damage, or the writer of a
+# loaded item.
 INCARNATIONS = 2**38
-#: Of each client, from 0 on.
+# The number of streams of each client.
 STREAMS = 2**24
-#: Versions of the policy are smaller, so that differences of two of them fit in 64 bits.
+# Versions of the policy are smaller, so that a difference of two versions fits into 64 bits.
 VERSIONS = 2**62
-#: Of all numbers that a source names: clients first, then those of loads.
+# The number of writers that a source can name: clients first, then those of loads.
 WRITERS = 2 * INCARNATIONS
 _STREAM_SHIFT, _WRITER = np.uint64(39), np.uint64(WRITERS - 1)
 
-#: Of slots, and of wholes, where observations are stored once: a slot's word has 31 bits for each.
+# The limit of slots, and of own rows, if observations are stored once. A slot's word has 31 bits
+# for each.
 NEXT_LIMIT = 2**31
 
 _CORE = _core.layout()
 
-#: Header of a record in the byte ring, and the entry of a slot that says where its record is.
+# The header of a record in the byte ring, and the entry of a slot with the place of its record.
 RECORD = np.dtype([("ticket", "<u8"), ("position", "<u8"), ("bytes", "<u8")])
 EXTENT = np.dtype([("position", "<u8"), ("bytes", "<u8")])
 
 
 def source_of(writers: NDArray[np.uint64], streams: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Returns the source words of slots; see ``layout.h``."""
+    """Returns the source words of slots, as ``layout.h`` defines them."""
     return streams << _STREAM_SHIFT | writers
 
 
 def writer_of(sources: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The writer of each slot: an incarnation, or from `INCARNATIONS` on the number of a load."""
+    """Returns the writer of each slot: an incarnation, or the number of a load above them."""
     return sources & _WRITER
 
 
 def stream_of(sources: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """In which of its writer's streams each slot is."""
+    """Returns the stream of each slot."""
     return sources >> _STREAM_SHIFT
 
 
 class SlotState(IntEnum):
-    """Low two bits of a slot word."""
+    """The low two bits of a slot word."""
 
     EMPTY = 0
     WRITING = 1
@@ -90,7 +92,7 @@ class SlotState(IntEnum):
 
 
 class Phase(IntEnum):
-    """Phase of a claim; all but IDLE and PAYLOAD exist only while the mutex is held."""
+    """The phase of a claim; all but IDLE and PAYLOAD exist only while the mutex is held."""
 
     IDLE = 0
     MARKING = 1
@@ -100,14 +102,14 @@ class Phase(IntEnum):
 
 
 class EntryState(IntEnum):
-    """State of a registry entry."""
+    """The state of a registry entry."""
 
     FREE = 0
     LIVE = 1
 
 
 class BufferState(IntEnum):
-    """Life of the buffer, in the runtime page and in the superblock."""
+    """The life cycle of the buffer, in the runtime page and in the superblock."""
 
     NO_SCHEMA = 0
     READY = 1
@@ -126,7 +128,7 @@ class Role(IntEnum):
 
 
 class Limit(IntFlag):
-    """The limits of both sides."""
+    """The limits of a rate limiter."""
 
     RATIO = 1
     QUEUE = 2
@@ -140,11 +142,11 @@ class Alone(IntEnum):
     PASS = 0
     WAIT = 1
     ERROR = 2
-    QUEUE = 3  # of a queue, if nothing was said: wait, except for collectors that have all died
+    QUEUE = 3  # the default of a queue: wait, unless all collectors have died
 
 
 class Side(IntFlag):
-    """Whom a client waits for."""
+    """The side that a client waits for."""
 
     SAMPLES = 1
     INSERTS = 2
@@ -165,7 +167,7 @@ class Why(IntEnum):
 
 
 def name_of(kind: type[IntEnum], number: int) -> str:
-    """Returns the name of a number in shared memory; of an unknown one, the number."""
+    """Returns the name of a number in shared memory, or the number if it is unknown."""
     return next((one.name for one in kind if one == number), f"UNKNOWN {number}")
 
 
@@ -177,12 +179,12 @@ class Flag(IntFlag):
     TEMPORARY = 4
     AUTO_CLEANUP = 8
     CREATED_DIRECTORY = 16
-    SAVE = 32  # a snapshot that `dumps` wrote, and no process has continued in
-    STEPS = 64  # space is taken in steps, ahead of what is written; see `growth`
+    SAVE = 32  # a snapshot that `dumps` wrote, in which no process has continued
+    STEPS = 64  # space is allocated in steps, ahead of the writes; see `growth`
 
 
 def structure(*fields: tuple[str, str, int], itemsize: int) -> np.dtype[np.void]:
-    """Fields with their types and offsets."""
+    """Returns a structured dtype of fields with their types and offsets."""
     names, formats, offsets = zip(*fields, strict=True)
     return np.dtype(
         {
@@ -197,7 +199,7 @@ def structure(*fields: tuple[str, str, int], itemsize: int) -> np.dtype[np.void]
 def of_core(
     struct: str, itemsize: int, *, u4: str = "", f8: str = "", **others: str
 ) -> np.dtype[np.void]:
-    """Returns a struct of the C core, at its offsets; fields that are not named are u8."""
+    """Returns the dtype of a struct of the C core; fields that are not named are u8."""
     prefix = f"{struct}."
     at = {name.removeprefix(prefix): n for name, n in _CORE.items() if name.startswith(prefix)}
     types = dict.fromkeys(at, "<u8") | dict.fromkeys(u4.split(), "<u4")
@@ -243,7 +245,7 @@ SUPERBLOCK = structure(
     itemsize=SUPERBLOCK_BYTES,
 )
 
-#: One of the two in the runtime page's ``limiters``.
+# One of the two in the runtime page's ``limiters``.
 LIMITER = of_core("limiter", 64, u4="when_no_peer limits", f8="samples_per_insert error_buffer")
 
 RUNTIME = of_core(
@@ -257,7 +259,7 @@ RUNTIME = of_core(
     spare="(3296,)u1",
 )
 
-#: What the last recovery found, at the end of the runtime page; the C core knows only its size.
+# The report of the last recovery, at the end of the runtime page. The C core knows only its size.
 RECOVERY_BYTES = 256
 RECOVERY_OFFSET = REGISTRY_OFFSET - RECOVERY_BYTES
 RECOVERY = structure(
@@ -286,11 +288,11 @@ ENTRY = of_core(
     spare="(248,)u1",
 )
 
-#: Of one copy of the weights.
+# The stamp of one copy of the weights.
 STAMP = of_core("stamp", 64, u4="crc32c", step="<i8")
 STAMP_SIGNED_BYTES = 32
 
-#: The head of the file of the weights; the rest of its page is zero.
+# The head of the file of the weights. The rest of its page is zero.
 WEIGHTS_HEAD = of_core(
     "weights",
     256,
@@ -301,8 +303,8 @@ WEIGHTS_HEAD = of_core(
     stamps="V128",
 )
 
-#: Counters of an entry; the totals of the buffer are their sums over all entries, dead ones
-#: included.
+# Counters of an entry. The totals of the buffer are their sums over all entries, including those of
+# dead clients.
 COUNTERS = (
     "inserts",
     "aborts",
@@ -315,7 +317,7 @@ COUNTERS = (
     "waits",
 )
 
-#: Names below the scratch directory that belong to us whatever the schema is.
+# Reserved names below the scratch directory.
 OBJECTS = "objects"
 """The kind of a schema whose items are Python objects. Only saves have it."""
 

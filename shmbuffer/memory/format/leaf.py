@@ -17,12 +17,12 @@ KeyPath = tuple[str, ...]
 
 
 def path_of(key: Key) -> KeyPath:
-    """Returns a key as a path, outermost first."""
+    """Converts a key to a path, outermost key first."""
     return (key,) if isinstance(key, str) else tuple(key)
 
 
 def key_of(path: KeyPath) -> Key:
-    """Returns a path as a key."""
+    """Converts a path to a key."""
     return path[0] if len(path) == 1 else path
 
 
@@ -31,27 +31,27 @@ class Leaf:
     """A tensor of an item."""
 
     path: KeyPath  # nested key, outermost first
-    dtype: str  # torch's name of it, without the ``torch.``
+    dtype: str  # torch's name, without the prefix ``torch.``
     shape: tuple[int, ...]  # of one element, without the storage's dimensions
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one number."""
+        """The bytes of one number."""
         return DTYPES[self.dtype].itemsize
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one element."""
+        """The bytes of one element."""
         return self.itemsize * math.prod(self.shape)
 
     @property
     def name(self) -> str:
-        """The key as one writes it: ``next.obs``."""
+        """The key in dotted notation, such as ``next.obs``."""
         return ".".join(self.path)
 
     @property
     def file(self) -> str:
-        """Its file below the scratch directory, percent-encoded as tensordict does."""
+        """The name of its file below the scratch directory, percent-encoded as tensordict does."""
         return "/".join(quote(part, safe="") for part in self.path) + ".memmap"
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class Leaf:
 
     @classmethod
     def from_json(cls, one: Any) -> Leaf:
-        """Reads what `to_json` wrote; ValueError, KeyError, TypeError where it did not."""
+        """Parses the output of `to_json`; ValueError, KeyError or TypeError if it is invalid."""
         path = tuple(map(_string, one["path"]))
         return cls(path, _string(one["dtype"]), sizes_of(one["shape"]))
 
@@ -75,14 +75,14 @@ def _string(value: object) -> str:
 
 
 def size_of(value: object) -> int:
-    """Returns a size as JSON says it; ValueError for anything else."""
+    """Parses a size from JSON; raises ValueError for anything else."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**48:
         raise ValueError(f"{value!r} is not a size")
     return value
 
 
 def sizes_of(values: object) -> tuple[int, ...]:
-    """Returns a shape as JSON says it; TypeError or ValueError for anything else."""
+    """Parses a shape from JSON; raises TypeError or ValueError for anything else."""
     if not isinstance(values, list) or len(values) > MAX_DEPTH:
         raise TypeError(f"{values!r} is not a shape")
     return tuple(map(size_of, values))

@@ -1,13 +1,13 @@
-"""The ledger: who was given which items. One page, and what is in use behind it.
+"""The ledger: reservations, and the items that consumers have been given.
 
     page | reservations | leases and deliveries of consumer 0 | of consumer 1 ...
-    ├─ always there ─┤ ├─ room is taken under init.lock by who needs a part first ─┤
+    ├─ always there ─┤ ├─ allocated under init.lock by the first client that needs a part ─┤
 
-Every handle maps all of it from the start, also what the file does not have yet. ``bytes`` of the
-page says how far it reaches, and nobody looks behind that.
+Every handle maps the largest possible ledger from the start, beyond the end of the file. ``bytes``
+of the page is the length in use, and no process reads or writes beyond it.
 
-Always true: ``bytes`` is stored after the file has them, and the file never gets shorter.
-If a process dies in it: room that nobody looks at, or takes again.
+Always true: ``bytes`` is stored after the file has that length, and the file never becomes shorter.
+If a process dies while it extends the file: the new space is unused, and is allocated again.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from shmbuffer.memory.format.array_types import Bytes, Ints
 from shmbuffer.memory.format.layout import of_core
 from shmbuffer.memory.system.path_checks import wrong_size
 
-#: Of the ledger: who consumes.
+# The table of consumers, and the sizes of the other tables.
 CONSUMERS, LEASES, RESERVATIONS = 8, 1024, 4096
 CONSUMES, NAME_BYTES = 1, 48
 CONSUMER = of_core("consumer", 256, u4="state times holds", name=f"S{NAME_BYTES}")
 
-#: Some items, and who was given them.
+# A lease: items that one client was given together.
 LEASE = of_core("lease", 64, u4="entry")
 
-#: Room that a client has reserved for later items.
+# Space that a client has reserved for later items.
 RESERVATION = of_core("reservation", 64, u4="entry state flags")
 
-#: What a consumer has noted of a slot.
+# The notes of a consumer about a slot.
 DELIVERY = of_core("delivery", 16)
 LEASE_BITS, MOST_ACKS, LEASED = 53, 1023, 2**63
 
@@ -49,43 +49,43 @@ class Taken(NamedTuple):
 
     slots: Ints
     tickets: Ints
-    lease: int  # 0: there are none
+    lease: int  # 0 if there are no items
 
 
 class Acknowledged(NamedTuple):
     """The result of an acknowledgement."""
 
     applied: int
-    """Items that are done, under the lease that they came with."""
+    """Items that are done under the lease with which they were given."""
     refused: int
-    """Items that came too late: others have been given them since, or they are gone."""
+    """Items that were acknowledged too late: another client has them, or they are gone."""
 
 
 class Standings(NamedTuple):
-    """The state of each slot's item for a consumer; see ``enum shmb_item_state``."""
+    """The state of each slot's item for a consumer; ``enum shmb_item_state`` has the values."""
 
     states: Bytes
     tickets: Ints
     notes: NDArray[np.uint64]
-    """The lease that it is under, or was last, and how often it was acknowledged."""
+    """The current or last lease of each item, and how often the item was acknowledged."""
 
     @property
     def leases(self) -> NDArray[np.uint64]:
-        """The lease that each item is under, or was last; 0: none."""
+        """Returns the current or last lease of each item; 0 if it never had one."""
         return self.notes & np.uint64(2**LEASE_BITS - 1)
 
     @property
     def acks(self) -> Ints:
-        """How often each item was acknowledged; unknown for `DONE` ones."""
+        """Returns how often each item was acknowledged; unknown for `DONE` items."""
         return (self.notes >> np.uint64(LEASE_BITS)).astype(np.int64)
 
 
 NO_ITEM, TO_GIVE, HELD_HERE, HELD_THERE, DONE = range(5)
-"""In `Standings.states`."""
+"""The values of `Standings.states`."""
 
 
 class ReservationState(IntEnum):
-    """State of a reservation."""
+    """The state of a reservation."""
 
     UNRESERVED = 0
     OPEN = 1
@@ -94,7 +94,7 @@ class ReservationState(IntEnum):
 
 
 def require_length(fd: int, where: Path) -> None:
-    """Raises CorruptBufferError where a ledger is shorter than it says."""
+    """Raises CorruptBufferError if a ledger is shorter than its page says."""
     size = os.fstat(fd).st_size
     data = os.pread(fd, layout.PAGE, 0)
     needed = layout.PAGE
@@ -105,7 +105,7 @@ def require_length(fd: int, where: Path) -> None:
 
 
 def reservations(mapped: _core.Map) -> NDArray[Any]:
-    """Returns all of them, live; none where the ledger does not reach so far yet."""
+    """Returns a live view of all reservations; empty if the ledger has no space for them yet."""
     start = _core.parts(1)["reservations"]
     end = start + RESERVATIONS * RESERVATION.itemsize
     if int(np.frombuffer(memoryview(mapped), HEAD, 1)["bytes"][0]) < end:
@@ -115,7 +115,7 @@ def reservations(mapped: _core.Map) -> NDArray[Any]:
 
 
 def read_reservations(fd: int) -> NDArray[Any]:
-    """Returns a copy of those in the file."""
+    """Returns a copy of the reservations in a file."""
     data = os.pread(fd, RESERVATIONS * RESERVATION.itemsize, _core.parts(1)["reservations"])
     count = len(data) // RESERVATION.itemsize
     table: NDArray[Any] = np.frombuffer(data, RESERVATION, count)
@@ -123,7 +123,7 @@ def read_reservations(fd: int) -> NDArray[Any]:
 
 
 def note_bytes(mapped: _core.Map, nbytes: int) -> None:
-    """The file has so many bytes by now; under init.lock."""
+    """Stores the new length of the file; the caller holds init.lock."""
     head = np.frombuffer(memoryview(mapped), HEAD, 1)["bytes"]
     if head[0] < nbytes:
         head[0] = nbytes
@@ -131,7 +131,7 @@ def note_bytes(mapped: _core.Map, nbytes: int) -> None:
 
 
 def end_reservations(mapped: _core.Map, runtime: NDArray[Any]) -> None:
-    """For recovery: nobody holds any more, and what was committed is not committed once more."""
+    """Ends all reservations in a recovery, except for those whose items were committed."""
     table = reservations(mapped)
     table["state"][table["state"] != ReservationState.DONE] = ReservationState.UNRESERVED
     _core.reached("recover.reservations")
@@ -141,17 +141,17 @@ def end_reservations(mapped: _core.Map, runtime: NDArray[Any]) -> None:
 
 
 def consumers(content: Any) -> Any:
-    """Returns the consumers in a ledger that is mapped, live."""
+    """Returns a live view of the consumers in a mapped ledger."""
     return np.frombuffer(content, CONSUMER, CONSUMERS)
 
 
 def open_leases(content: Any, which: int, capacity: int) -> Any:
-    """A copy of the leases in use of one consumer; None if the ledger has no room for it yet."""
+    """Returns a copy of one consumer's leases; None if the ledger has no space for it yet."""
     parts, said = _core.parts(capacity), int(np.frombuffer(content, HEAD, 1)["bytes"][0])
     reaches = min(said, memoryview(content).nbytes)
     start = parts["consumers"] + which * parts["each"]
     if reaches < start + parts["each"]:
         return None
     leases = np.frombuffer(content, LEASE, LEASES, start)
-    used = (leases["id"] != 0).nonzero()[0]  # of a copy: numpy looks twice
+    used = (leases["id"] != 0).nonzero()[0]  # of a copy, because numpy reads the array twice
     return leases[used]

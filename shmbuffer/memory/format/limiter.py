@@ -1,15 +1,16 @@
-"""Limits of both sides of a buffer: a ratio of samples to inserts, a queue, a size, an age.
+"""The limits of writes and samples: a sample ratio, a queue, a quota and an age.
 
     inserted = write_count - where the ratio began      (the first ``min_size`` inserts are free)
     drawn    = elements sampled since then
-    ahead    = inserted * samples_per_insert - drawn    0 where both sides have done their share
+    ahead    = inserted * samples_per_insert - drawn    0 if both sides have done their share
 
-A write waits where it would take ``ahead`` above ``error_buffer``, unless fewer than ``min_size``
-items are there, for which samples wait; a sample waits where it would take it below minus
-``error_buffer``: the semantics of Reverb's ``SampleToInsertRatio`` (Cassirer et al., Reverb: A
-Framework For Experience Replay, 2021, section 3.4), for whole batches. The numbers are in the
-control file (`layout.LIMITER`), so all processes share them and a crash leaves them;
-``_native/core/flow.c`` decides by them.
+A write waits if it would raise ``ahead`` above ``error_buffer``, unless the buffer has fewer than
+``min_size`` items, for which samples wait. A sample waits if it would lower ``ahead`` below minus
+``error_buffer``. These are the semantics of Reverb's ``SampleToInsertRatio`` (Cassirer et al.,
+Reverb: A Framework For Experience Replay, 2021, section 3.4), applied to whole batches.
+
+The numbers are in the control file (`layout.LIMITER`). All processes share them, and they survive a
+crash. ``_native/core/flow.c`` makes the decisions.
 """
 
 from __future__ import annotations
@@ -27,51 +28,57 @@ from shmbuffer.memory.format.layout import Alone, Limit
 
 WhenNoPeer = Literal["pass", "wait", "error"]
 
-#: Beside a limiter, one of the two in the runtime page's ``ages``.
+# The limits of age beside a limiter: one of the two in the runtime page's ``ages``.
 AGES = layout.of_core("ages", 32)
 
-#: A limiter and the ages beside it, as the C core copies them.
+# A limiter and its limits of age, as the C core copies them.
 SETTING = np.dtype([("limiter", layout.LIMITER), ("ages", AGES)])
 
-_TOLERANCE = 0.1  # of the samples that the first min_size inserts stand for
+_TOLERANCE = 0.1  # a fraction of the samples that the first min_size inserts allow
 
 
 @dataclass(frozen=True)
 class RateLimiter:
-    """Keeps writers and samplers in step; or makes a queue of the buffer.
+    """Limits how far writers and samplers may be apart, or makes the buffer a queue.
 
         RateLimiter(samples_per_insert=4, min_size=1_000)     # replay: each item 4 times on average
         RateLimiter(max_times_sampled=1)                      # an on-policy queue
         RateLimiter(max_staleness=2, items_per_version=512)   # asynchronous: two versions behind
 
     Args:
-        samples_per_insert: how often an item is sampled, on average: items drawn for each one
-            written. None: there is no ratio.
-        min_size: samples wait until so many items are there, at least 1.
-        error_buffer: how far the sides may be apart, in samples, at least
-            ``max(1, samples_per_insert)``. Where one call writes w items and one draws s, it has to
-            be at least ``(w * samples_per_insert + s) / 2``, or both could wait for each other.
-            None is a tenth of ``samples_per_insert * min_size`` (Acme's tolerance), and not less
-            than what is needed at least.
-        max_times_sampled: how often an item is handed out at most: the buffer is a queue, first in,
-            first out, and writes wait while it is full. None: no queue.
-        when_no_peer: what a call does that has to wait for the other side while no living client is
-            on it. "pass": go on and not count it, so that the ratio goes on where it was when
-            somebody comes. "wait": wait, with a warning every 30 s. "error": raise RateLimitError.
-            None is "pass"; for a queue, which would lose items, it is to wait. A sample that does
-            not pass raises CollectorsDiedError, except with "wait", if all collectors that a
-            coordinator has spawned have died, none is restarted, and no other client could write.
-        max_staleness: how many versions of the policy an item may be behind learners when its turn
-            comes (`ReplayBuffer.reserve`): an item that would be older is refused at the commit,
-            and counted. None: nobody asks.
-        items_per_version: how many items a learner makes a version from. A write, or a reservation,
-            then waits until it may be trained on before it is too old: no more than
-            ``(version + max_staleness + 1) * items_per_version`` items are written, in flight and
-            reserved, where versions and items count from when this was set. None: nobody waits
-            for a version.
+        samples_per_insert: The average number of times that an item is sampled: items drawn for
+            each item written. None: no ratio.
+        min_size: Samples wait until the buffer has this many items. At least 1.
+        error_buffer: How far the sides may be apart, in samples; at least ``max(1,
+            samples_per_insert)``. If one call writes w items and one call draws s, it must be at
+            least ``(w * samples_per_insert + s) / 2``. Otherwise, both sides could wait for each
+            other. None uses a tenth of ``samples_per_insert * min_size`` (Acme's tolerance), or the
+            minimum if that is larger.
+        max_times_sampled: The largest number of times that an item is handed out. Setting it makes
+            the buffer a first-in, first-out queue, whose writes wait while it is full. None: no
+            queue.
+        when_no_peer: The behaviour of a call that would have to wait while no living client is on
+            the other side.
+
+            * "pass": continue without counting, so that the ratio resumes when a client joins.
+            * "wait": wait, with a warning every 30 s.
+            * "error": raise RateLimitError.
+
+            None is "pass" without a queue. With a queue, which would lose items, calls wait. Unless
+            it passes, a sample raises CollectorsDiedError if all collectors that a coordinator
+            spawned have died, none is restarted, and no other client could write. With "wait", it
+            waits even then.
+        max_staleness: The largest number of policy versions that an item may be behind the learners
+            when it is committed (`ReplayBuffer.reserve`). Older items are refused and counted.
+            None: no limit.
+        items_per_version: The number of items from which a learner makes a version. A write or a
+            reservation then waits until its items can be used before they are too old. At most
+            ``(version + max_staleness + 1) * items_per_version`` items are written, in flight or
+            reserved, counted like versions from the moment at which the limiter was set. None:
+            writers do not wait for versions.
 
     Raises:
-        ValueError: a number out of range; ``when_no_peer="pass"`` for a queue;
+        ValueError: A number is out of range, ``when_no_peer="pass"`` is used with a queue, or
             ``items_per_version`` without ``max_staleness``.
 
     Source: ``reverb.rate_limiters.SampleToInsertRatio``, and ``max_times_sampled`` of
@@ -93,18 +100,22 @@ class RateLimiter:
         _require_ages(self.max_staleness, self.items_per_version)
         ratio, buffer = self.samples_per_insert, self.error_buffer
         if ratio is not None and not (_is_number(ratio) and 0 < ratio < math.inf):
-            raise ValueError(f"samples_per_insert has to be a number above 0, got {ratio!r}")
+            raise ValueError(f"samples_per_insert must be a number above 0, but is {ratio!r}")
         if buffer is not None:
             if ratio is None:
-                raise ValueError("error_buffer is the tolerance of samples_per_insert: give both")
+                raise ValueError(
+                    "error_buffer has no effect without samples_per_insert, whose tolerance it is;"
+                    " pass both"
+                )
             if not (_is_number(buffer) and max(1.0, ratio) <= buffer < math.inf):
                 raise ValueError(
-                    f"error_buffer has to be at least max(1, samples_per_insert) = "
-                    f"{max(1.0, ratio):g}, or neither side could continue; got {buffer!r}"
+                    f"error_buffer must be at least max(1, samples_per_insert) = "
+                    f"{max(1.0, ratio):g}, because no side could continue otherwise, but is"
+                    f" {buffer!r}"
                 )
         if self.when_no_peer is not None and self.when_no_peer not in get_args(WhenNoPeer):
             raise ValueError(
-                f"when_no_peer is 'pass', 'wait' or 'error', got {self.when_no_peer!r}"
+                f"when_no_peer must be 'pass', 'wait' or 'error', but is {self.when_no_peer!r}"
             )
         if self.max_times_sampled is not None and self.when_no_peer == "pass":
             raise ValueError(
@@ -114,7 +125,7 @@ class RateLimiter:
 
     @property
     def tolerance(self) -> float:
-        """The error buffer that counts, in samples."""
+        """The effective error buffer, in samples."""
         if self.samples_per_insert is None:
             return 0.0
         if self.error_buffer is not None:
@@ -131,13 +142,13 @@ class RateLimiter:
 
     @property
     def limits(self) -> Limit:
-        """The limits that a call may have to wait for."""
+        """The limits for which a call may have to wait."""
         ratio = Limit.RATIO if self.samples_per_insert is not None else Limit(0)
         ages = Limit.AGES if self.max_staleness is not None else Limit(0)
         return ratio | ages | (Limit.QUEUE if self.max_times_sampled is not None else Limit(0))
 
     def changed(self, **changes: Any) -> RateLimiter:
-        """A copy with other values; an error buffer too small for them is computed again."""
+        """Returns a copy with other values; recomputes an error buffer that is too small."""
         ratio = changes.get("samples_per_insert", self.samples_per_insert)
         too_small = self.error_buffer is not None and (
             ratio is None or self.error_buffer < max(1.0, ratio)
@@ -149,15 +160,15 @@ class RateLimiter:
         return replace(self, **changes)
 
     def says_the_same(self, other: RateLimiter | None) -> bool:
-        """True if another one limits in just the same way, whatever was left to defaults."""
+        """True if another limiter has the same effective limits, even if its arguments differ."""
         return other is not None and self.to_numbers() == other.to_numbers()
 
     def require_fits(self, elements: int, where: str, *, prioritized: bool) -> None:
-        """ValueError if ``min_size`` is larger than the buffer, or a queue has priorities."""
+        """Raises ValueError if ``min_size`` exceeds the buffer, or if a queue has priorities."""
         if self.max_times_sampled is not None and prioritized:
             raise ValueError(
-                f"{where}: a queue hands items out first in, first out, and this buffer has "
-                "priorities; make it without (alpha=None), or leave max_times_sampled out"
+                f"{where}: a queue hands items out first in, first out, but this buffer has "
+                "priorities; create it without them (alpha=None), or leave max_times_sampled out"
             )
         if self.min_size > elements:
             raise ValueError(
@@ -189,17 +200,17 @@ NO_LIMIT: Numbers = (0, 0.0, 0.0, 0, 0, 0, 0, 0)
 
 
 class Quota(NamedTuple):
-    """The part of one ring in what several may be written, as `Engine.set_limiter` takes it.
+    """The number of elements that may still be written to one ring; see `Engine.set_limiter`.
 
-    ``room`` elements may be written from where the first quota began. A quota that follows another
-    has to say the sum of both; 0 or one that is used up: writes wait. Emptying and loading the ring
-    end it at 0.
+    ``room`` counts from the element at which the first quota began, so a quota that follows another
+    must be the sum of both. Writes wait if the quota is 0 or used up. Emptying or loading the ring
+    sets the quota to 0.
     """
 
     room: int
 
     def require_fits(self, elements: int, where: str, *, prioritized: bool) -> None:
-        """Any ring will do."""
+        """Accepts any ring."""
 
     def to_numbers(self) -> Numbers:
         """Returns the limits as numbers, like `RateLimiter.to_numbers`."""
@@ -207,7 +218,7 @@ class Quota(NamedTuple):
 
 
 def quota_of(runtime: Any) -> tuple[int, int] | None:
-    """Returns the room of the quota, and the elements written by it; None without a quota."""
+    """Returns the room of the quota, and the elements written under it; None without a quota."""
     block = active(runtime)
     if block is None or not int(block["limits"]) & Limit.QUOTA:
         return None
@@ -216,19 +227,19 @@ def quota_of(runtime: Any) -> tuple[int, int] | None:
 
 
 def active(runtime: Any) -> Any:
-    """A copy of the `layout.LIMITER` that counts, all of one setting; None: there is none."""
+    """Returns a consistent copy of the active `layout.LIMITER`; None without a limiter."""
     found = setting(runtime)
     return None if found is None else found["limiter"]
 
 
 def setting(runtime: Any) -> Any:
-    """Returns the limiter and the ages beside it, as a `SETTING`."""
+    """Returns a consistent copy of the limiter and its limits of age, as a `SETTING`."""
     found = _core.limiter(runtime)
     return None if found is None else np.frombuffer(found, SETTING)[0]
 
 
 def is_far_apart(runtime: Any, elements: int) -> bool:
-    """True if one side is so far ahead of the other as no limiter lets it come."""
+    """True if one side is further ahead of the other than any limiter allows."""
     block = active(runtime)
     if block is None:
         return False
@@ -242,7 +253,7 @@ def is_far_apart(runtime: Any, elements: int) -> bool:
 
 
 def read(runtime: Any) -> RateLimiter | None:
-    """Returns the rate limiter that is set, or None."""
+    """Returns the active rate limiter, or None."""
     found = setting(runtime)
     if found is None:
         return None
@@ -274,10 +285,10 @@ def _require_ages(most: object, items: object) -> None:
     if items is not None:
         _require_whole("items_per_version", items)
         if most is None:
-            raise ValueError("max_staleness and items_per_version need each other: give both")
+            raise ValueError("items_per_version has no effect without max_staleness; pass both")
 
 
 def _require_whole(name: str, value: object, least: int = 1) -> None:
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not whole or value < least:  # type: ignore[operator]
-        raise ValueError(f"{name} has to be a whole number of at least {least}, got {value!r}")
+        raise ValueError(f"{name} must be a whole number of at least {least}, but is {value!r}")

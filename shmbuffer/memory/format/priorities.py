@@ -1,22 +1,22 @@
-"""The priority tree: what a priority weighs, and how its sums are kept.
+"""The weights of priorities, and the rules of the tree that sums them.
 
     level 3                       sum, min                          one node: the root
     level 2            sum, min            sum, min   ...
     level 1      sum, min  sum, min  ...                            16 children each
     level 0      mass of each element: (raw + eps) ** alpha, 0 unless its slot is COMMITTED
 
-Always true while nobody holds the mutex
-  1. A parent is the sum of its children, recomputed from all 16 in one fixed order, never adjusted
-     by a difference: there is no drift, and what is written is equal bit for bit to what a check
-     recomputes.
-  2. ``min`` is the smallest positive value below a node, 0 if there is none.
+Always true while the mutex is free
+  1. A parent is the sum of its children. It is recomputed from all 16 children in a fixed order,
+     and never adjusted by a difference. There is no drift, and stored sums are equal, bit for bit,
+     to those that a check recomputes.
+  2. ``min`` is the smallest positive value below a node, or 0 if there is none.
   3. A mass is positive only if the slot's word is COMMITTED.
-If a process dies in the middle: leaves are recomputed from words and raw priorities, parents
+If a process dies during a change: leaves are recomputed from words and raw priorities, and parents
 from leaves.
 
-Proportional prioritization is Schaul et al., "Prioritized Experience Replay", ICLR 2016, section
-3.3. The tree is the core's (``_native/core/tree.c``); Python only has to know what a priority
-weighs.
+Proportional prioritization is described in Schaul et al., "Prioritized Experience Replay", ICLR
+2016, section 3.3. The C core maintains the tree (``_native/core/tree.c``). Python only computes the
+weight of a priority.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shmbuffer.memory.format.array_types import Flags, Floats
 
 
 def mass_of(raw: Floats, alpha: float, eps: float) -> Floats:
-    """(raw + eps) ** alpha: equation (1) of the paper before normalisation."""
+    """Returns (raw + eps) ** alpha, which is equation (1) of the paper before normalisation."""
     raw = np.ascontiguousarray(raw, np.float64)
     mass: Floats = np.empty_like(raw)
     _core.powers(raw, eps, alpha, mass)
@@ -36,11 +36,11 @@ def mass_of(raw: Floats, alpha: float, eps: float) -> Floats:
 
 
 def largest_mass(elements: int) -> float:
-    """The largest mass, and priority, of an element: the sum over all elements stays finite."""
+    """Returns the largest valid mass or priority, which keeps the sum of all masses finite."""
     return 1e300 / elements
 
 
 def are_priorities(raw: Floats, alpha: float, eps: float, elements: int) -> Flags:
-    """Which of them a ring keeps: neither they nor their masses are negative, NaN or too large."""
+    """Returns which raw priorities are valid: they and their masses are in the range of a ring."""
     most = largest_mass(elements)
     return (raw >= 0) & (raw <= most) & (mass_of(raw, alpha, eps) <= most)

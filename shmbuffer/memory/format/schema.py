@@ -1,10 +1,10 @@
 """The schema of items: names, dtypes and shapes of the leaves, and their layout on disk.
 
-Items that each have a form of their own are records: they have a byte ring, not leaves.
+Items that each have their own form are records. They are stored in a byte ring instead of leaves.
 
-A leaf is one tensor of an item, stored for all items in one file: C order, no header, full
-capacity, so that tensordict's ``load_memmap`` reads the directory. Nothing here needs torch: a
-dtype is its name and its size.
+A leaf is one tensor of an item. It is stored for all items in one file in C order, without a header
+and at full capacity, so that tensordict's ``load_memmap`` reads the directory. This module does not
+need torch, because a dtype is represented by its name and size.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ MAX_ELEMENTS = 2**40
 MAX_RECORD_BYTES = 2**46
 
 NEW_BUFFER = 'create a new buffer, in its directory with Coordinator(..., on_existing="overwrite")'
-"""Advice in the error for data of another form."""
+"""Advice in errors about data of another form."""
 
 
 @dataclass(frozen=True)
 class Schema:
-    """All leaves of an item, and the shape of the storage; SchemaMismatchError if not valid."""
+    """All leaves of an item, and the shape of the storage; SchemaMismatchError if invalid."""
 
     leaves: tuple[Leaf, ...]  # in the order in which writes pass their addresses
     capacity: int  # slots, the first storage dimension
     lanes: tuple[int, ...] = ()  # the storage dimensions after the first; empty for ``ndim=1``
-    # how the leaves make up what the user gave (TensorDict, tensor, PyTree); the family's business,
-    # kept as it is. JSON
+    # how the leaves make up the user's items (TensorDict, tensor, PyTree), as JSON. Higher floors
+    # interpret it
     structure: dict[str, Any] = field(default_factory=lambda: {"kind": "tensordict"})
-    # size of the byte ring, a multiple of a page; 0: items are rows of leaves
+    # size of the byte ring, a multiple of a page; 0 if items are rows of leaves
     record_bytes: int = 0
     # next observations that are stored once
     sharing: Sharing = NOT_SHARED
@@ -53,19 +53,22 @@ class Schema:
         self.sharing.require_fits(self.leaves, self.capacity, self.lanes)
         if self.capacity < 1 or any(n < 1 for n in self.lanes):
             raise SchemaMismatchError(
-                f"a buffer needs at least one slot and one lane, not capacity {self.capacity}, "
-                f"lanes {self.lanes}",
+                f"a buffer needs at least one slot and one lane, but capacity is {self.capacity} "
+                f"and lanes is {self.lanes}",
                 capacity=self.capacity,
                 lanes=self.lanes,
             )
         if self.elements > MAX_ELEMENTS:
             raise SpaceError(
-                f"{self.elements} elements are too many; the limit is {MAX_ELEMENTS}: use a "
+                f"a buffer of {self.elements} elements exceeds the limit of {MAX_ELEMENTS}; use a "
                 "smaller capacity",
                 needed_bytes=8 * self.elements,
             )
         if len(self.leaves) > MAX_LEAVES:
-            raise SchemaMismatchError(f"{len(self.leaves)} leaves, {MAX_LEAVES} are the limit")
+            raise SchemaMismatchError(
+                f"the item has {len(self.leaves)} leaves, but the limit is {MAX_LEAVES}; combine"
+                " some of them"
+            )
         for leaf in self.leaves:
             self._check_leaf(leaf)
         require_file_names(leaf.path for leaf in self.leaves)
@@ -77,8 +80,8 @@ class Schema:
             raise SchemaMismatchError("items are records or rows of leaves, not both")
         if not PAGE <= self.record_bytes <= MAX_RECORD_BYTES or self.record_bytes % PAGE:
             raise SchemaMismatchError(
-                f"a byte ring has from {PAGE} to {MAX_RECORD_BYTES} bytes, a multiple of {PAGE}, "
-                f"not {self.record_bytes}",
+                f"a byte ring must have from {PAGE} to {MAX_RECORD_BYTES} bytes, in multiples of "
+                f"{PAGE}, but record_bytes is {self.record_bytes}",
                 record_bytes=self.record_bytes,
             )
 
@@ -94,23 +97,24 @@ class Schema:
             )
         if max(leaf.nbytes, 1) * self.elements >= 2**62:
             raise SchemaMismatchError(
-                f"leaf '{leaf.name}' ({leaf}) asks for impossible sizes: {self.elements} elements",
+                f"leaf '{leaf.name}' ({leaf}) is too large for {self.elements} elements; use a"
+                " smaller capacity or shape",
                 leaf=leaf.name,
             )
 
     @property
     def width(self) -> int:
-        """Elements of a slot: the product of the lanes."""
+        """The number of elements of a slot: the product of the lanes."""
         return math.prod(self.lanes)
 
     @property
     def elements(self) -> int:
-        """Elements of the whole storage."""
+        """The number of elements of the storage."""
         return self.capacity * self.width
 
     @property
     def leaf_bytes(self) -> tuple[int, ...]:
-        """Size of each leaf's file."""
+        """The size of each leaf's file in bytes."""
         shared, wholes = self.sharing.paths, self.sharing.wholes
         return tuple(
             leaf.nbytes * (wholes if leaf.path in shared else self.elements) for leaf in self.leaves
@@ -118,16 +122,16 @@ class Schema:
 
     @property
     def leaf_files(self) -> tuple[str, ...]:
-        """Name of each leaf's file."""
+        """The name of each leaf's file."""
         return tuple(map(self.sharing.file_of, self.leaves))
 
     @property
     def columns(self) -> list[int]:
-        """Numbers of the leaves that have a column: a row for each slot."""
+        """The numbers of the leaves that have a column, which is one row for each slot."""
         return [at for at, leaf in enumerate(self.leaves) if leaf.path not in self.sharing.paths]
 
     def require_column(self, at: int, where: str) -> None:
-        """Raises SchemaMismatchError where a leaf has no column."""
+        """Raises SchemaMismatchError if a leaf has no column."""
         leaf = self.leaves[at]
         if leaf.path in self.sharing.paths:
             raise SchemaMismatchError(
@@ -137,7 +141,7 @@ class Schema:
             )
 
     def require_columns(self, where: str) -> None:
-        """Raises ValueError where some leaf has none, so that the files are not those of a save."""
+        """Raises ValueError if a leaf has no column, because the files are not those of a save."""
         if self.sharing:
             raise ValueError(
                 f"{where}: has {self.sharing} (share_next), so its files are not those of a save; "
@@ -146,13 +150,13 @@ class Schema:
 
     @property
     def map_bytes(self) -> tuple[int, ...]:
-        """Size of each file of payload: one a leaf, or that of the records."""
+        """The size of each payload file: one file for each leaf, or one for the records."""
         return (self.record_bytes,) if self.record_bytes else self.leaf_bytes
 
     def bytes_of_slots(self, slots: int) -> tuple[int, ...]:
-        """Bytes that the first slots take in each file of payload.
+        """Returns the bytes that the first slots take in each payload file.
 
-        Any slot may use any row for whole next observations, so all of these are counted.
+        All own rows of next observations are counted, because any slot may use any of them.
         """
         if slots >= self.capacity:
             return self.map_bytes
@@ -165,12 +169,12 @@ class Schema:
 
     @property
     def map_files(self) -> tuple[str, ...]:
-        """Name of each file of payload."""
+        """The name of each payload file."""
         return (RECORDS,) if self.record_bytes else self.leaf_files
 
     @property
     def mapped_files(self) -> list[str]:
-        """Names of the files that are mapped beside the control file."""
+        """The names of the files that are mapped besides the control file."""
         if self.record_bytes:
             return [SLOTS, LEDGER, RECORDS]
         sizes = zip(self.leaf_files, self.leaf_bytes, strict=True)
@@ -178,22 +182,22 @@ class Schema:
 
     @property
     def sections(self) -> dict[str, int]:
-        """Where the parts of the slots file are, and its size; see ``_core.sections``."""
+        """The offsets of the parts of the slots file, and its size; from ``_core.sections``."""
         wholes = self.sharing.wholes
         return _core.sections(self.capacity, self.width, bool(self.record_bytes), wholes)
 
     @property
     def ledger_bytes(self) -> int:
-        """Size of the ledger, if everything in it were in use."""
+        """The size of the ledger if all of it were in use."""
         return _core.parts(self.capacity)["bytes"]
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of the canonical JSON: two schemas are the same if these are."""
+        """The SHA-256 of the canonical JSON; two schemas are equal if their digests are."""
         return hashlib.sha256(self.to_json()).digest()
 
     def to_json(self) -> bytes:
-        """Canonical JSON, UTF-8."""
+        """Returns canonical JSON in UTF-8."""
         what: dict[str, Any] = {
             "capacity": self.capacity,
             "lanes": list(self.lanes),
@@ -208,7 +212,7 @@ class Schema:
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Schema:
-        """Reads what `to_json` wrote."""
+        """Parses the output of `to_json`."""
         try:
             what = json.loads(data)
             schema = cls(
@@ -228,18 +232,19 @@ class Schema:
             SpaceError,
         ) as error:
             raise CorruptBufferError(
-                f"{where}: the schema cannot be read ({error}); recover from a copy", path=where
+                f"{where}: the schema cannot be read ({error}); restore the file from a copy",
+                path=where,
             ) from error
         return schema
 
     def require_same(self, other: Schema, where: str) -> None:
-        """Raises SchemaMismatchError naming the first leaf that differs."""
+        """Raises SchemaMismatchError that names the first leaf that differs."""
         difference = self.difference(other)
         if difference is not None:
             raise SchemaMismatchError(f"{where}: {difference}; convert it, or {NEW_BUFFER}")
 
     def difference(self, other: Schema) -> str | None:
-        """The first difference of the schema of a write, as a sentence; None if there is none."""
+        """Returns the first difference of a write's schema as a sentence; None if there is none."""
         leaves = difference_of(self.leaves, other.leaves, "this buffer", "this write")
         if leaves is not None:
             return leaves
@@ -258,9 +263,9 @@ class Schema:
         return None
 
     def meta_files(self, slots: int | None = None) -> dict[str, bytes]:
-        """Tensordict's ``meta.json`` files, by name below the scratch directory.
+        """Returns tensordict's ``meta.json`` files, by their name below the scratch directory.
 
-        ``slots``: the number of rows that they name; None: the capacity.
+        ``slots``: the number of rows that they describe; None for the capacity.
         """
         if self.record_bytes or self.structure.get("kind") == OBJECTS:
             return {}
@@ -294,7 +299,7 @@ class Schema:
 def difference_of(
     mine: Iterable[Leaf], theirs: Iterable[Leaf], here: str, given: str
 ) -> str | None:
-    """The first leaf in which what is ``given`` differs, as a sentence; None if none does."""
+    """Returns the first difference of two lists of leaves as a sentence; None if there is none."""
     known, found = ({leaf.path: leaf for leaf in leaves} for leaves in (mine, theirs))
     for path, leaf in known.items():
         if path not in found:

@@ -1,10 +1,11 @@
-"""Observations that are stored once: which leaves have no column, and what was asked for.
+"""Next observations that are stored once (``share_next``).
 
-    Asked (recorded before the first write) ──of the leaves──▶ Sharing (in the schema)
+    SharingRequest (recorded before the first write) ──leaves are known──▶ Sharing (in the schema)
 
-A leaf ``("next", k)`` is that of the following item under ``k``. Each slot has a word that says
-where its next observations are: a *link*, so many slots further on, or a *whole*, a row of a file
-beside the ring. What may be done to them is told in ``_native/core/sharing.c``.
+A leaf ``("next", k)`` of an item usually equals the leaf ``k`` of the following item. Each slot has
+a word that says where its next observations are. It is either a *link*, which gives the number of
+slots to the following item, or an *own row*, which is a row of a file beside the ring. The rules
+for changing these words are in ``_native/core/sharing.c``.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory.format.layout import NEXT_LIMIT
 from shmbuffer.memory.format.leaf import Leaf, size_of
 
-#: Wholes that there are at least, and for one of how many slots there is one, unless asked.
+# The default number of own rows: one for every 20 slots, but at least 64.
 _LEAST, _SHARE = 64, 20
-#: What is decided about an item, and not seen: trajectories are cut by it, and it seldom repeats.
+# Keys that are no observations. They mark the ends of trajectories, and their values seldom repeat.
 _NO_OBSERVATION = frozenset({"done", "terminated", "truncated", "reward"})
-#: A slot's word takes as much.
+# The size of a slot's word. Sharing smaller leaves would save nothing.
 _WORD_BYTES = 8
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """Leaves whose bytes are those of another leaf of the following item, as the schema has it."""
+    """Leaves that are stored once, because the following item has their bytes in another leaf."""
 
-    paths: tuple[tuple[str, ...], ...] = ()  # of leaves below "next"
-    wholes: int = 0  # rows for those that differ
+    paths: tuple[tuple[str, ...], ...] = ()  # paths of the leaves, all below "next"
+    wholes: int = 0  # rows for next observations that no other slot contains
 
     def __bool__(self) -> bool:
         return bool(self.paths)
@@ -43,18 +44,18 @@ class Sharing:
         return f"{names} stored once, with room for {self.wholes} next observations of their own"
 
     def require_fits(self, leaves: tuple[Leaf, ...], capacity: int, lanes: tuple[int, ...]) -> None:
-        """Raises SchemaMismatchError where a buffer of these leaves cannot have it."""
+        """Raises SchemaMismatchError if a buffer with these leaves cannot store them once."""
         if not self.paths and not self.wholes:
             return
         if lanes:
             raise SchemaMismatchError(
-                f"share_next needs a storage of one dimension (ndim=1), and this one has "
+                f"share_next needs a storage of one dimension (ndim=1), but this storage has "
                 f"{[capacity, *lanes]}; write environments side by side as streams"
             )
         if not (0 < self.wholes < NEXT_LIMIT and capacity < NEXT_LIMIT):
             raise SchemaMismatchError(
-                f"share_next: {capacity} slots and room for {self.wholes} whole observations; both "
-                f"have to be from 1 to {NEXT_LIMIT - 1}"
+                f"share_next: capacity={capacity} and share_next_room={self.wholes} must both be "
+                f"from 1 to {NEXT_LIMIT - 1}"
             )
         known = {leaf.path: leaf for leaf in leaves}
         for path in self.paths:
@@ -64,12 +65,12 @@ class Sharing:
                 )
 
     def roots(self, leaves: tuple[Leaf, ...]) -> dict[int, int]:
-        """By the number of each such leaf, that of the observation."""
+        """Maps the number of each leaf that is stored once to that of its observation."""
         number = {leaf.path: at for at, leaf in enumerate(leaves)}
         return {number[path]: number[path[1:]] for path in self.paths}
 
     def file_of(self, leaf: Leaf) -> str:
-        """Returns the name of a leaf's file; of wholes it is none that a leaf can have."""
+        """Returns the name of a leaf's file; files of own rows have names that no leaf can have."""
         if leaf.path not in self.paths:
             return leaf.file
         return "/".join(quote(part, safe="") for part in leaf.path) + "+wholes.memmap"
@@ -80,7 +81,7 @@ class Sharing:
 
     @classmethod
     def from_json(cls, one: Any) -> Sharing:
-        """Reads what `to_json` wrote; ValueError, KeyError, TypeError where it did not."""
+        """Parses the output of `to_json`; ValueError, KeyError or TypeError if it is invalid."""
         if one is None:
             return NOT_SHARED
         paths = tuple(tuple(map(str, path)) for path in one["paths"])
@@ -94,31 +95,35 @@ NOT_SHARED = Sharing()
 
 @dataclass(frozen=True)
 class Asked:
-    """The sharing that was asked for at creation, before the leaves are known."""
+    """The sharing that was requested at creation, before the leaves are known."""
 
-    keys: tuple[tuple[str, ...], ...] = ()  # below "next"; (): all that there are
-    room: int | None = None  # wholes; None: as many as are usual
+    keys: tuple[tuple[str, ...], ...] = ()  # below "next"; (): all suitable leaves
+    room: int | None = None  # number of own rows; None: the default
 
     @classmethod
     def given(cls, share_next: Any, room: Any, ndim: int) -> Asked | None:
-        """From a storage's arguments; ValueError if invalid, None if each leaf has a column."""
+        """Parses a storage's arguments; ValueError if invalid, None if each leaf has a column."""
         if share_next is False or share_next is None:
             if room is not None:
-                raise ValueError(f"share_next_room={room!r} needs share_next; leave it out")
+                raise ValueError(
+                    f"share_next_room={room!r} has no effect without share_next; leave it out, or"
+                    " pass share_next=True"
+                )
             return None
         if ndim != 1:
             raise ValueError(
-                f"share_next needs ndim=1, got {ndim}; write environments side by side as streams"
+                f"share_next needs ndim=1, but ndim is {ndim}; write environments side by side as"
+                " streams"
             )
         if room is not None and not (type(room) is int and 0 < room < NEXT_LIMIT):
-            raise ValueError(f"share_next_room has to be from 1 to {NEXT_LIMIT - 1}, got {room!r}")
+            raise ValueError(f"share_next_room must be from 1 to {NEXT_LIMIT - 1}, but is {room!r}")
         keys = [] if share_next is True else list(map(_path, share_next))
         if share_next is not True and not keys:
             raise ValueError("share_next=[] names no key; leave it out, or pass True")
         return cls(tuple(keys), room)
 
     def of(self, leaves: Iterable[Leaf], capacity: int) -> Sharing:
-        """Returns the shared leaves; SchemaMismatchError if one cannot be shared, or none can."""
+        """Chooses the shared leaves; SchemaMismatchError if one cannot be shared, or none can."""
         known = {leaf.path: leaf for leaf in leaves}
         if not known:
             raise SchemaMismatchError(
@@ -142,7 +147,7 @@ class Asked:
         return Sharing(tuple(named), room)
 
     def to_json(self) -> dict[str, Any]:
-        """Converts to the recorded JSON."""
+        """Converts to the JSON that is recorded."""
         return {"keys": [list(key) for key in self.keys], "room": self.room}
 
     @classmethod
@@ -157,12 +162,12 @@ class Asked:
 def _path(key: Any) -> tuple[str, ...]:
     path = (key,) if isinstance(key, str) else key
     if not isinstance(path, tuple) or not path or not all(isinstance(part, str) for part in path):
-        raise ValueError(f"share_next: {key!r} is not a key")
+        raise ValueError(f"share_next: {key!r} is not a key; pass a string, or a tuple of strings")
     return path if path[0] == "next" else ("next", *path)
 
 
 def _why_not(path: tuple[str, ...], known: dict[tuple[str, ...], Leaf]) -> str | None:
-    """Why a leaf cannot be stored once; None: it can."""
+    """Returns why a leaf cannot be stored once; None if it can."""
     if path[0] != "next" or len(path) < 2:
         return "is not below 'next'"
     leaf, root = known.get(path), known.get(path[1:])
@@ -170,7 +175,7 @@ def _why_not(path: tuple[str, ...], known: dict[tuple[str, ...], Leaf]) -> str |
         missing = ".".join(path if leaf is None else path[1:])
         return f"needs a leaf {missing!r}, which does not exist"
     if (leaf.dtype, leaf.shape) != (root.dtype, root.shape):
-        return f"is {leaf}, and {root.name!r} is {root}"
+        return f"is {leaf}, but {root.name!r} is {root}"
     if root.path[0] == "next":
-        return "is the next one of a next one"
+        return "is below 'next' twice"
     return None if leaf.nbytes else "has no bytes"

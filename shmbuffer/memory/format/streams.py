@@ -1,7 +1,7 @@
-"""Streams: which environment of its collector an item is from. Given with a write, as numbers.
+"""Streams: numbers that say which environment of its collector an item is from.
 
-What is known of a slot's writer and its stream is one word, the slot's source (`layout.source_of`):
-the C core makes it from the writer's incarnation and these numbers.
+A writer passes them with its items. The C core combines the incarnation of the writer and its
+stream into one word for each slot, the source (`layout.source_of`).
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from shmbuffer.memory.format.layout import STREAMS
 
 Streams = NDArray[np.uint32]
 GivenStreams = int | Streams | None
-"""A stream for all items, one for each, or None for stream 0."""
+"""A stream for all items, a stream for each item, or None for stream 0."""
 
 
 def checked(streams: Any) -> int | Streams:
-    """Returns the stream of all items, an int, or a copy of the streams of each; checks them."""
+    """Checks streams, and returns one int for all items, or a copy of the stream of each item."""
     if type(streams) is int and 0 <= streams < STREAMS:
         return streams
     given = np.asarray(streams)
     if given.dtype.kind in "iu" and given.ndim == 1 and 0 <= np.bitwise_or.reduce(given) < STREAMS:
-        return given.astype(np.uint32)  # a bit that is set in one of them is set in all together
+        return given.astype(np.uint32)  # a bit that is set in one of them is set in the combination
     if given.dtype.kind not in "iu" and (given.size or given.dtype.kind != "f"):
         raise TypeError(
-            "streams is an int, or one for each item of the batch [n]; this is of dtype "
-            f"{given.dtype} and shape {list(given.shape)}. Nothing was written"
+            "streams must be an int, or one for each item of the batch [n], but has the dtype "
+            f"{given.dtype} and the shape {list(given.shape)}. Nothing was written"
         )
     if given.ndim > 1:
         raise TypeError(
-            f"streams needs one number for each item, [n]; this has shape {list(given.shape)}. "
-            "Nothing was written. For data [streams, T, ...] pass stream_dim=0"
+            f"streams must have one number for each item, [n], but has the shape "
+            f"{list(given.shape)}. Nothing was written. For data [streams, T, ...] pass "
+            "stream_dim=0"
         )
     outside = np.flatnonzero((given < 0) | (given >= STREAMS))
     if len(outside):
@@ -46,7 +47,7 @@ def checked(streams: Any) -> int | Streams:
 
 
 def of_each(streams: GivenStreams, count: int) -> Streams | None:
-    """Returns a stream for each of ``count`` items; None: stream 0. ValueError for other counts."""
+    """Returns one stream for each of ``count`` items, or None for stream 0; checks their number."""
     if streams is None or isinstance(streams, int):
         return np.full(count, streams, np.uint32) if streams else None
     if len(streams) != count:

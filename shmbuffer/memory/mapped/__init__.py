@@ -1,1 +1,1 @@
-"""The files of a buffer as processes map them: control, slots, weights, and what they record."""
+"""Maps the files of a buffer: control, slots and weights, and the settings that they record."""

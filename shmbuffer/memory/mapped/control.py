@@ -1,12 +1,13 @@
-"""The control file: what the buffer is, who uses it, and the words that they share.
+"""The control file: identity, settings, clients, and the words that all processes share.
 
 The superblock changes at creation, definition, recovery, barrier and change of settings, always
-under init.lock, and never in the hot path. There are two copies, in pages of their own: the older
-one is overwritten, so that a valid one is there whatever happens; the valid copy with the higher
-sequence counts. It is on the disk before the other one is overwritten, because a power cut may tear
-any page that is not.
+under init.lock, and never in the hot path. It has two copies, in separate pages. A change
+overwrites the older copy, so one valid copy always exists. The valid copy with the higher sequence
+is used. It is synced before the other copy is overwritten, because a power cut may tear any page
+that is not on the disk.
 
-If a process dies while writing a copy, its checksum is wrong and the other copy is read.
+If a process dies while it writes a copy, the checksum of that copy is wrong and the other copy is
+used.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ NO_FLAGS = Flag(0)
 
 @dataclass(frozen=True)
 class Superblock:
-    """A decoded copy of the superblock. ``docs/format/directory.md`` has its fields."""
+    """A decoded copy of the superblock. ``docs/format/directory.md`` describes its fields."""
 
     format_minor: int = layout.FORMAT_MINOR
     sequence: int = 0
@@ -68,13 +69,13 @@ class Superblock:
 
     @property
     def owner(self) -> Identity:
-        """The process that removes the buffer at its end."""
+        """The process that removes the buffer when it is closed."""
         return Identity(
             self.owner_pid, self.owner_start_time, self.owner_boot_id, self.owner_pid_namespace
         )
 
     def owned(self, **others: Any) -> Superblock:
-        """By this process; with other fields."""
+        """Returns a copy that this process owns, with other fields replaced."""
         me = identity.current()
         return replace(
             self,
@@ -86,7 +87,7 @@ class Superblock:
         )
 
     def defined(self, schema: Schema, slots_bytes: int) -> Superblock:
-        """The superblock of a buffer with a schema: READY, with the fields that name its files."""
+        """Returns a copy for a defined schema: READY, with the fields that describe its files."""
         return replace(
             self,
             state=BufferState.READY,
@@ -99,7 +100,7 @@ class Superblock:
         )
 
     def pack(self) -> bytes:
-        """Returns the 4096 bytes of it."""
+        """Encodes the superblock into 4096 bytes."""
         settings = as_json(self.settings)
         page = np.zeros((), layout.SUPERBLOCK)
         for name in _NUMBERS:
@@ -121,7 +122,7 @@ class Superblock:
 
     @classmethod
     def unpack(cls, data: bytes) -> Superblock | None:
-        """Decodes a copy; None if it is not whole, or says what cannot be."""
+        """Decodes a copy; None if its checksum is wrong, or a value is impossible."""
         if len(data) != layout.SUPERBLOCK_BYTES or not _is_whole(data):
             return None
         page = np.frombuffer(data, layout.SUPERBLOCK)[0]
@@ -142,7 +143,8 @@ class Superblock:
 
 _BYTES = ("uuid", "boot_id", "schema_sha256", "owner_boot_id")
 _NUMBERS = tuple(one.name for one in fields(Superblock) if one.name not in (*_BYTES, "settings"))
-#: What may be written once more; tickets end at 2 ** 62.
+# The fields of a limiter that are in its ages. Then the highest valid numbers, from which the next
+# ones still fit; tickets end at 2 ** 62.
 _AGES = frozenset(("max_staleness", "items_per_version"))
 _LIMITS = {"sequence": 2**64 - 2**32, "epoch": 2**64 - 2**32, "durable_ticket": 2**62}
 
@@ -151,18 +153,18 @@ class Control:
     """A mapped control file.
 
     Attributes:
-        map: the mapping; its address is what the C core works on.
-        runtime: numpy view of the runtime page, one structured value.
-        entries: numpy view of the registry, 256 structured values.
-        file: its device and inode.
-        repaired: whether one of the superblock copies was found damaged.
+        map: The map, whose address is passed to the C core.
+        runtime: NumPy view of the runtime page, one structured value.
+        entries: NumPy view of the registry, 256 structured values.
+        file: The device and inode of the file.
+        repaired: Whether one of the superblock copies was found damaged.
     """
 
     def __init__(self, mapping: Any, where: str, file: tuple[int, int] | None = None) -> None:
         self.map = mapping
         self.where = where
         self.file = file
-        self._known: dict[bytes, Superblock | None] = {}  # pages, as they were decoded
+        self._known: dict[bytes, Superblock | None] = {}  # decoded pages
         self._bytes = np.frombuffer(mapping, np.uint8)
         self.runtime: np.ndarray[Any, Any] = self._bytes[
             layout.RUNTIME_OFFSET : layout.REGISTRY_OFFSET
@@ -172,18 +174,19 @@ class Control:
         )
         self.repaired = False
         copies = self._bytes[: 2 * layout.SUPERBLOCK_BYTES].view(layout.SUPERBLOCK)
-        #: The limiter's version, by which a hot call sees that there is none: 0. Costs 40 ns.
+        # The limiter's version. Hot calls read it to see that there is no limiter (0), which costs
+        # 40 ns.
         self.limiter_version: memoryview = self.runtime["limiter_version"].data
         self._sequences = [copies[at : at + 1]["sequence"].data for at in (0, 1)]
 
     @property
     def sequences(self) -> tuple[int, int]:
-        """Of both copies, valid or not; if equal, the superblock was not written since. 0.2 µs."""
+        """The sequences of both copies, which change with every write. Costs 0.2 µs."""
         first, second = self._sequences
         return first[0], second[0]
 
     def format(self, first: Superblock) -> None:
-        """Makes a fresh control file: mutex, runtime page, both superblock copies."""
+        """Initializes a new control file: mutex, runtime page and both superblock copies."""
         for name, value in (("max_priority", -1.0), ("alpha", 1.0)):
             self.runtime[name] = value
             _core.reached("create.runtime")
@@ -192,7 +195,7 @@ class Control:
             self._store(copy, replace(first, sequence=copy + 1))
 
     def limit(self, wanted: RateLimiter | Quota | None) -> None:
-        """Sets a limiter before there is a ring; under init.lock. Afterwards the core does it."""
+        """Sets a limiter under init.lock, before there is a ring. The core sets later limiters."""
         version = int(self.runtime["limiter_version"][0]) + 1
         block, ages = self.limiter_block(version), self.ages_block(version)
         numbers = dict(
@@ -214,19 +217,19 @@ class Control:
         return limiter.read(self.runtime[0])
 
     def limiter_block(self, version: int) -> np.ndarray[Any, Any]:
-        """Returns the limiter of that version, live: one structured value."""
+        """Returns a live view of the limiter of a version, as one structured value."""
         at = layout.RUNTIME_OFFSET + layout.RUNTIME.fields["limiters"][1]  # type: ignore[index]
         at += (version & 1) * layout.LIMITER.itemsize
         return self._bytes[at : at + layout.LIMITER.itemsize].view(layout.LIMITER)
 
     def ages_block(self, version: int) -> np.ndarray[Any, Any]:
-        """Returns the ages beside it, live."""
+        """Returns a live view of the limits of age of a version."""
         at = layout.RUNTIME_OFFSET + layout.RUNTIME.fields["ages"][1]  # type: ignore[index]
         at += (version & 1) * limiter.AGES.itemsize
         return self._bytes[at : at + limiter.AGES.itemsize].view(limiter.AGES)
 
     def superblock(self) -> Superblock:
-        """The valid copy with the higher sequence; a page that is known is not decoded again."""
+        """Returns the valid copy with the higher sequence; known pages are not decoded again."""
         pages = self._pages()
         if not all(page in self._known for page in pages):
             self._require_compatible(pages)
@@ -239,7 +242,8 @@ class Control:
         if not copies:
             if not any(page.startswith(layout.MAGIC) for page in pages):
                 raise FormatError(
-                    f"{self.where}: not a control file of shmbuffer; nothing was changed",
+                    f"{self.where}: this is not a control file of shmbuffer; nothing was changed,"
+                    " so check the path",
                     path=self.where,
                 )
             raise CorruptBufferError(
@@ -259,13 +263,13 @@ class Control:
         return following
 
     def withdraw(self, superblock: Superblock) -> None:
-        """Stores it over both copies, in place of what could not be brought to the disk."""
+        """Stores a superblock over both copies, replacing one that could not be synced."""
         sequence = self.superblock().sequence
         for copy in (0, 1):
             self._store(copy, replace(superblock, sequence=sequence + 1 + copy))
 
     def note_recovery(self, found: Mapping[str, Any]) -> None:
-        """Stores what a recovery found, for later readers; nothing depends on it."""
+        """Stores the report of a recovery for later readers; nothing depends on it."""
         page = np.zeros((), layout.RECOVERY)
         for name, value in found.items():
             page[name] = value
@@ -285,38 +289,39 @@ class Control:
         return {**found, "reason": found["reason"].decode("ascii", "replace")}
 
     def spare(self, superblock: Superblock) -> list[NDArray[np.uint8]]:
-        """Live views of the bytes that no field has; none if a later version may use them."""
+        """Returns live views of all bytes without a field; none if a later version may use them."""
         if superblock.format_minor > layout.FORMAT_MINOR:
             return []
         return [self.runtime["spare"], self.entries["spare"]]
 
     def clear_spare(self, superblock: Superblock) -> None:
-        """Makes them zero."""
+        """Sets all bytes without a field to zero."""
         for part in self.spare(superblock):
             part[:] = 0
             _core.reached("recover.spare")
 
     def touch(self) -> None:
-        """Dates a store into this file; the core dates reads and writes. See `restored`."""
+        """Stores the current time, as the core does with each read and write; see `restored`."""
         self.runtime["touched_ns"] = time.time_ns()
         _core.reached("control.touched")
 
     def mutex_owner(self) -> int:
-        """The thread that holds the mutex at this moment, in its own pid namespace; 0 if none does.
+        """Returns the thread that holds the mutex, in its own pid namespace; 0 if it is free.
 
-        The low 30 bits of the futex word that the kernel itself reads (futex(2)). For display only.
+        It is the low 30 bits of the futex word, which the kernel itself reads (futex(2)). For
+        display only.
         """
         return int(_core.mutex_owner(self.map))
 
     def sync(self) -> None:
-        """Brings the whole file to the disk; DurabilityError if that fails."""
+        """Syncs the whole file to the disk; raises DurabilityError if that fails."""
         try:
             self.map.sync()
         except OSError as error:
             raise not_durable(self.where, error) from error
 
     def _pages(self) -> list[bytes]:
-        """Both copies. A writer may be at one of them now, and have been at the other just then."""
+        """Returns both copies, also while a writer changes one after the other."""
         pages = [self._page(0), self._page(1)]
         while not all(map(_is_whole, pages)):
             again = [self._page(0), self._page(1)]
@@ -339,7 +344,10 @@ class Control:
         _core.reached("superblock.stored")
 
     def _require_compatible(self, pages: list[bytes]) -> None:
-        """The newest whole copy says what wrote it; two damaged ones do if they agree."""
+        """Raises IncompatibleVersionError if another version or architecture wrote the superblock.
+
+        The newest intact copy is decisive. Two damaged copies are decisive if they agree.
+        """
         fields = {
             "format_major": (layout.FORMAT_MAJOR, "format version"),
             "endian": (layout.ENDIAN_TAG, "byte order"),
@@ -362,8 +370,9 @@ class Control:
         for name, (here, what) in fields.items():
             if int(found[name]) != here:
                 raise IncompatibleVersionError(
-                    f"{self.where}: its {what} is {int(found[name]):#x}, this build has {here:#x}; "
-                    "open it with the version and on the kind of machine that wrote it",
+                    f"{self.where}: the {what} is {int(found[name]):#x}, but this build needs "
+                    f"{here:#x}; open the buffer with the version, and on the kind of machine, "
+                    "that wrote it",
                     path=self.where,
                     field=name,
                     found=int(found[name]),

@@ -1,4 +1,4 @@
-"""Where the records of a ring lie, told from the slots file: what cannot be, and what they take."""
+"""Checks and measures the places of records, using the slots file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shmbuffer.memory.mapped.slots_file import SlotsFile
 
 
 def misplaced(runtime: Any, live: SlotsFile, where: slice, record_bytes: int) -> Flags:
-    """Items of these slots whose record cannot be where their slot says."""
+    """Returns which slots have an item whose record cannot be at the place that they give."""
     position, nbytes = live.extents["position"][where], live.extents["bytes"][where]
     wrong = (nbytes < layout.RECORD.itemsize) | (nbytes > record_bytes) | (position % 8 != 0)
     wrong |= position > np.uint64(2**62)
@@ -25,7 +25,7 @@ def misplaced(runtime: Any, live: SlotsFile, where: slice, record_bytes: int) ->
 
 
 def not_theirs(live: SlotsFile, record_bytes: int, records_map: Any, placed: Flags) -> Flags:
-    """Items of the first slots where the record at their place has another one's header."""
+    """Returns which of the first slots have an item whose record has the header of another."""
     held = (placed & live.holds(slice(len(placed)))).nonzero()[0]
     extents = live.extents[held]
     numbers = np.frombuffer(records_map, np.uint64)
@@ -40,10 +40,10 @@ def not_theirs(live: SlotsFile, record_bytes: int, records_map: Any, placed: Fla
 
 
 def live_bytes(live: SlotsFile) -> int:
-    """Bytes of the records of all items."""
+    """Returns the bytes of the records of all items."""
     return int(padded(live.extents["bytes"][live.committed_slots()].astype(np.int64)).sum())
 
 
 def padded(sizes: Ints) -> Ints:
-    """Sizes as records take them: a multiple of 8."""
+    """Rounds the sizes of records up to multiples of 8."""
     return (sizes + 7) & ~7

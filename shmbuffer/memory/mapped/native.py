@@ -12,18 +12,18 @@ from shmbuffer.memory.mapped.control import Control
 
 
 class Mapped(NamedTuple):
-    """The files of a definition, mapped."""
+    """The mapped files of a definition."""
 
     schema: Schema
     slots: _core.Map
     leaves: list[_core.Map]
-    """The map of each leaf; for records, that of the byte ring alone."""
+    """The map of each leaf; for records, only that of the byte ring."""
     ledger: _core.Map
-    """Who was given what; longer than its file, so that its pages are not made ahead."""
+    """The ledger. Its map is longer than the file, so its pages are not created ahead of use."""
 
     @property
     def maps(self) -> list[_core.Map]:
-        """All that hold items, slots first."""
+        """The maps that contain items, with the slots first."""
         return [self.slots, *self.leaves]
 
     @property
@@ -34,8 +34,9 @@ class Mapped(NamedTuple):
     def ring(self, control: Control, *, entry: int, folder: int | None = None) -> _core.Ring:
         """Returns the C core's ring on these maps, for the client of a registry entry.
 
-        Without a client there, it may lock, verify and reap under init.lock, and never claim. Where
-        ``folder`` is the descriptor of the directory, its removal is an error of the hot calls.
+        Without a client in that entry, the ring may lock, verify and reap under init.lock, but
+        never claim. ``folder`` is the descriptor of the directory. If it is given, hot calls fail
+        once the directory has been removed.
         """
         superblock, schema = control.superblock(), self.schema
         records = self.leaves[0] if schema.record_bytes else None
@@ -61,5 +62,5 @@ class Mapped(NamedTuple):
 
 
 def _leaf(mapped: _core.Map, nbytes: int, root: int | None) -> tuple[Any, ...]:
-    """A leaf as the core takes it, with the leaf that stores its bytes if it has no column."""
+    """Returns a leaf for the core, with the leaf that has its bytes if it has no column."""
     return (mapped, nbytes) if root is None else (mapped, nbytes, root)

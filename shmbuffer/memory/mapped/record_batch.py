@@ -1,4 +1,4 @@
-"""Records in memory: a batch of them, as it is written and as it is read."""
+"""Batches of records in memory, for writes and for reads."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ HEADER_BYTES = layout.RECORD.itemsize
 
 
 class RecordBody(bytes):
-    """The body of one record. It is a type of its own because an item may be bytes."""
+    """The body of one record. It has its own type because an item may be bytes."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True)
 class RecordBatch:
-    """Records in memory, as they are written and as they are read."""
+    """Records in memory, for a write or from a read."""
 
     data: Bytes
-    """uint8, contiguous, from a multiple of 8."""
+    """uint8, contiguous, aligned to 8 bytes."""
     starts: Ints
-    """int64[n]: offset of each record's header in ``data``, a multiple of 8."""
+    """int64[n]: the offset of each record's header in ``data``, a multiple of 8."""
     sizes: Ints
-    """int64[n]: bytes of each record, header included."""
+    """int64[n]: the bytes of each record, including its header."""
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -49,21 +49,22 @@ class RecordBatch:
 
 @dataclass(frozen=True)
 class RecordSample:
-    """Records that were read, each validated."""
+    """Records that were read and validated."""
 
     batch: RecordBatch
     index: Ints
     """int64[n]: slots."""
     tickets: Ints
-    """int64[n]; -1 where the slot holds no item (`Records.read` only)."""
+    """int64[n]; -1 if the slot contains no item (`Records.read` only)."""
     weights: NDArray[np.float32] | None
-    """float32[n], where they were asked for."""
+    """float32[n], if weights were requested."""
 
 
 def join(bodies: Sequence[bytes]) -> RecordBatch:
-    """Bodies as a batch."""
+    """Combines bodies into a batch."""
     sizes = np.array([HEADER_BYTES + len(body) for body in bodies], np.int64)
-    # In front of each its header, which is the ring's, and what fills the one before up.
+    # Each body is preceded by the padding of the one before, and by its header, which the ring
+    # fills.
     fronts = [bytes(HEADER_BYTES + count) for count in range(8)]
     parts: list[bytes] = []
     missing = 0
@@ -76,7 +77,7 @@ def join(bodies: Sequence[bytes]) -> RecordBatch:
 
 
 def gather(addresses: Ints, sizes: Ints) -> RecordBatch:
-    """Copies of records, header included, that lie anywhere in memory."""
+    """Copies records, including their headers, from any addresses into a batch."""
     starts = np.cumsum(padded(sizes)) - padded(sizes)
     data = np.zeros(int(padded(sizes).sum()), np.uint8)
     to = address(data) + starts
@@ -85,12 +86,14 @@ def gather(addresses: Ints, sizes: Ints) -> RecordBatch:
 
 
 def addresses_of(batch: RecordBatch) -> tuple[int, int, int, int, int]:
-    """Bytes, their number, starts, sizes and count of a batch, as the core takes them."""
+    """Checks the arrays of a batch, and returns their addresses and sizes for the core."""
     for name, array in (("starts", batch.starts), ("sizes", batch.sizes)):
         if array.dtype != np.int64 or not array.flags.c_contiguous or len(array) != len(batch):
-            raise ValueError(f"{name} of a batch of records are int64[{len(batch)}], contiguous")
+            raise ValueError(
+                f"{name} of a batch of records must be int64[{len(batch)}], contiguous"
+            )
     if batch.data.dtype != np.uint8 or not batch.data.flags.c_contiguous:
-        raise ValueError("the bytes of a batch of records are uint8, contiguous")
+        raise ValueError("the bytes of a batch of records must be uint8, contiguous")
     return (
         address(batch.data),
         batch.data.size,

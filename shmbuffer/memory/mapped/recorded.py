@@ -1,7 +1,7 @@
 """Recorded settings of the buffer and storage of a directory: JSON with a checksum.
 
-Checked before it is written, so that nobody is kept out of a buffer by an argument, and where it is
-read: what fails there was written by something else, or by another version.
+They are checked before they are written, so that no argument can make a buffer unreadable. They are
+checked again when they are read, because another program or version may have written them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory.mapped.settings import KINDS, Settings, as_json, wrong
 
 REDUCTIONS = ("max", "min", "mean", "median", "sum")
-"""How several priorities of an item become one."""
+"""Ways to combine several priorities of an item into one."""
 
-_MOST_ITEMS = 2**28  # of a batch: no learner draws as many, and their indices alone take 2 GiB
+_MOST_ITEMS = 2**28  # of a batch: the indices alone of a larger one would take 2 GiB
 _MOST_DIMS = 64
 
 
 def to_record(settings: Settings, where: object) -> dict[str, Any]:
-    """The values for a superblock; ValueError for one with which nobody could open the buffer."""
+    """Returns the values for a superblock; ValueError if no process could read them back."""
     values, extra = asdict(settings), settings.extra
     for found, known, prefix in (
         (values, KINDS, ""),
@@ -76,7 +76,7 @@ def _is_bool(value: Any) -> bool:
 
 
 def _is_key(value: Any) -> bool:
-    """A key of a TensorDict; a nested one that was recorded is a list, as JSON has no tuples."""
+    """True if a value is a key of a TensorDict, which is recorded as a list if it is nested."""
     nested = type(value) in (list, tuple) and len(value) > 0
     return _is_text(value) or (nested and all(map(_is_text, value)))
 
@@ -94,7 +94,7 @@ def _is_exponent(value: Any) -> bool:
 
 
 def _is_asked(value: Any) -> bool:
-    """Returns the record of `sharing.Asked`."""
+    """True if a value is the record of a `SharingRequest`."""
     return (
         type(value) is dict
         and set(value) == {"keys", "room"}
@@ -116,7 +116,7 @@ _OF_BUFFERS: dict[str, Callable[[Any], bool]] = {
     "track_generations": _or_none(_is_bool),
     "storage": lambda value: type(value) is dict,
     "share_next": _is_asked,
-    "node": _is_text,  # whose shard it is, where the buffer is one over several
+    "node": _is_text,  # the node of a shard, if the buffer is sharded
 }
 _OF_STORAGES: dict[str, Callable[[Any], bool]] = {
     "kind": _is_text,

@@ -1,10 +1,10 @@
-"""The slots file, live: the data of each slot besides the bytes of its item.
+"""A live view of the slots file, which has the data of each slot besides the bytes of its item.
 
     words | checksums | sources | raw priorities | masses | sums and minima of each level | extents
     | nexts | holders
 
-Live: other processes store into every part at any time, so two looks may differ. Offsets are the
-core's (``_core.sections``); here they become arrays, and nowhere else.
+Other processes store into every part at any time, so two reads may differ. The offsets come from
+the core (``_core.sections``), and only this module turns them into arrays.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from shmbuffer.memory.format.layout import SlotState
 from shmbuffer.memory.format.schema import Schema
 
 PIECE = 16384
-"""Slots or elements to look at together: what is made of them stays in the second cache."""
+"""Slots or elements that are processed together, so that temporary arrays fit into the L2 cache."""
 
 
 class SlotsFile:
     """A view of a slots file, or of a copy of one.
 
     Args:
-        content: the map of the file.
-        schema: of the buffer.
-        head: returns the next ticket of the ring; None: it is not known or not to be believed.
+        content: The map of the file.
+        schema: The schema of the buffer.
+        head: Returns the next ticket of the ring. None if it is not known or not reliable.
     """
 
     def __init__(self, content: Any, schema: Schema, head: Callable[[], int] | None = None) -> None:
         data, at = np.frombuffer(content, np.uint8), schema.sections
-        self.at = at  # where each section begins, in bytes
+        self.at = at  # offset of each section in bytes
         capacity, elements = schema.capacity, schema.elements
 
         def part(name: str, count: int, dtype: Any) -> NDArray[Any]:
@@ -47,9 +47,9 @@ class SlotsFile:
         self.width = schema.width
         # uint64[capacity]: state and ticket; see `slots`
         self.words: NDArray[np.uint64] = part("words", capacity, np.uint64)
-        # uint64[capacity]: who wrote the item, in which stream; see `layout`
+        # uint64[capacity]: the writer and its stream; see `layout`
         self.sources: NDArray[np.uint64] = part("sources", capacity, np.uint64)
-        # float64[elements]: priorities as they were given, NaN where none was
+        # float64[elements]: the given priorities, NaN if none was given
         self.raw: Floats = part("raw", elements, np.float64)
         # float64, the leaves of the priority tree, padded to a multiple of 16
         self.masses: Floats = part("mass", _padded(elements), np.float64)
@@ -60,47 +60,48 @@ class SlotsFile:
             sums, least = (part(f"{name}{level}", nodes, np.float64) for name in ("sum", "min"))
             self.levels.append((sums, least))
         count = capacity if schema.record_bytes else 0
-        # `layout.EXTENT` [capacity]: where the records lie; empty where items are rows
+        # `layout.EXTENT` [capacity]: the places of the records; empty if items are rows
         self.extents = part("extents" if count else "words", count, layout.EXTENT)
         wholes = schema.sharing.wholes
-        # uint64[capacity], uint32[wholes]: where next observations are; empty where each leaf has
-        # a column
+        # uint64[capacity] and uint32[own rows]: the places of next observations; empty if each leaf
+        # has a column
         self.nexts = part("nexts" if wholes else "words", capacity if wholes else 0, np.uint64)
         self.holders = part("holders" if wholes else "words", wholes, np.uint32)
 
     @property
     def mass(self) -> Floats:
-        """float64[elements]: the masses, without their padding."""
+        """The masses, without their padding: float64[elements]."""
         return self.masses[: len(self.raw)]
 
     def holds(self, where: Any = slice(None)) -> Flags:
-        """Which of these slots hold an item."""
+        """Returns which of these slots contain an item."""
         return slots.committed(self.words[where])
 
     def writing(self, where: Any = slice(None)) -> Flags:
-        """Which of these slots a client is writing, or was writing when it died."""
+        """Returns which of these slots a client is writing, or was writing when it died."""
         found: Flags = slots.states(self.words[where]) == SlotState.WRITING
         return found
 
     def used(self) -> int:
-        """Number of slots to look at for items: the words of all later slots are EMPTY.
+        """Returns the number of slots that may contain an item; all later words are EMPTY.
 
-        A claim moves the head before it changes a word, so a ring that has not gone around once
-        ends at its head, and the look costs nothing. After that, or after an emptying or a placed
-        write, whose tickets are a whole lap, the words are searched from the end: O(capacity) if
-        few slots are used, and one piece of the words if the last ones are.
+        A claim moves the head before it changes a word. If the ring has not wrapped around, the
+        result is therefore its head, which costs nothing. Otherwise the words are searched from the
+        end. This also applies after the buffer was emptied, and after a placed write, whose tickets
+        take a whole lap. The search costs O(capacity) if few slots are used, and one piece of the
+        words if the last slots are.
         """
         if self._head is not None and (head := self._head()) <= self.capacity:
             return head
         return end_of_use(self.words, 0, self.capacity)
 
     def committed_slots(self) -> Ints:
-        """Slots that hold an item, in storage order. Its cost is that of the slots in use."""
+        """Returns the slots that contain an item, in storage order. Only slots in use are read."""
         found: Ints = self.holds(slice(self.used())).nonzero()[0]
         return found
 
     def committed(self) -> Ints:
-        """Elements that hold an item, in storage order; see `committed_slots`."""
+        """Returns the elements that contain an item, in storage order; see `committed_slots`."""
         found = self.committed_slots()
         if self.width == 1:
             return found
@@ -108,7 +109,7 @@ class SlotsFile:
         return lanes
 
     def wholes_used(self) -> int:
-        """Next observations that have a row of their own, as `sharing` says. O(wholes)."""
+        """Returns the number of own rows in use; see `sharing`. O(own rows)."""
         if not len(self.holders):
             return 0
         inside = self.holders < self.capacity
@@ -120,17 +121,18 @@ class SlotsFile:
         return int(np.count_nonzero(inside & held & own))
 
     def tickets(self) -> Ints:
-        """Ticket of the item in each slot, -1 where there is none. O(capacity)."""
+        """Returns the ticket of the item in each slot, -1 if there is none. O(capacity)."""
         words = self.words[: self.used()].copy()
         found = np.where(slots.committed(words), slots.tickets(words), -1)
         return np.concatenate((found, np.full(self.capacity - len(words), -1)))
 
 
 def end_of_use(words: NDArray[np.uint64], low: int, high: int) -> int:
-    """Finds the end of the words in use from ``low`` to ``high``; ``low`` if all are zero."""
+    """Finds the end of the words in use between two slots; returns ``low`` if all are zero."""
     for end in range(high, low, -PIECE):
         first = max(low, end - PIECE)
-        used = (words[first:end] != 0).nonzero()[0]  # of a copy: numpy looks twice
+        # of a copy, because numpy reads the array twice
+        used = (words[first:end] != 0).nonzero()[0]
         if len(used):
             return first + int(used[-1]) + 1
     return low

@@ -1,17 +1,18 @@
-"""The file of the weights: what they are made of, and two copies of them.
+"""The file of the weights: their form, and two copies of their values.
 
-    one page    what this file is; which version is the newest; a stamp for each copy
+    one page    identification; the newest version; a stamp for each copy
     form        JSON: names, dtypes and shapes, as the first publish gave them
     two copies  tensor after tensor, each from a multiple of 64 bytes; version n is in copy n mod 2
 
 Always true
-  1. Page, form and size of the file never change; but for `newest` and the stamps, which the holder
-     of the lock of the file changes (``weights.c`` says in which order).
-  2. The file has its room and its form before it has its name.
-  3. What is returned has the checksum that its stamp says.
-If the publisher dies: the version before is the newest still, and the next publisher writes over
-what is unfinished. After a power cut, and in a copy of the directory, a copy of the weights may be
-torn: its checksum tells, recovery takes it out, and the version before counts if it is whole.
+  1. The page, the form and the size of the file never change, except for `newest` and the stamps.
+     The holder of the file's lock changes those, in the order that ``weights.c`` describes.
+  2. The file has its space and its form before it has its name.
+  3. Returned weights match the checksum of their stamp.
+If the publisher dies: the previous version is still the newest one, and the next publisher
+overwrites the unfinished copy. After a power cut, and in a copy of the directory, a copy of the
+weights may be torn. Its checksum reveals that, recovery removes it, and the previous version is
+used if it is intact.
 """
 
 from __future__ import annotations
@@ -59,10 +60,12 @@ class WeightsForm:
 
     def __init__(self, leaves: Sequence[Leaf]) -> None:
         if not 0 < len(leaves) <= MAX_LEAVES:
-            raise ValueError(f"weights have 1 to {MAX_LEAVES} tensors, not {len(leaves)}")
+            raise ValueError(
+                f"weights must have from 1 to {MAX_LEAVES} tensors, but {len(leaves)} were given"
+            )
         self.leaves = tuple(leaves)  # the tensors
-        self.places: list[int] = []  # where each starts in a copy
-        self.nbytes = 0  # of a copy
+        self.places: list[int] = []  # the offset of each tensor in a copy
+        self.nbytes = 0  # the size of a copy
         for leaf in self.leaves:
             if leaf.dtype not in DTYPES:
                 raise SchemaMismatchError(
@@ -72,52 +75,52 @@ class WeightsForm:
             self.places.append(self.nbytes)
             self.nbytes += -(-leaf.nbytes // _ALIGN) * _ALIGN
         if len({leaf.path for leaf in self.leaves}) < len(self.leaves):
-            raise ValueError("weights contain the same tensor twice")
+            raise ValueError("weights contain the same tensor twice; rename one")
 
     def in_order(
         self, leaves: Sequence[Leaf], addresses: Sequence[int], where: Path
     ) -> Sequence[int]:
-        """The addresses of these leaves in the file's order; SchemaMismatchError for others."""
+        """Sorts addresses into the order of the file; SchemaMismatchError for other leaves."""
         if tuple(leaves) == self.leaves:
             return addresses
         difference = difference_of(self.leaves, leaves, "these weights", "this publish")
         if difference is not None:
             raise SchemaMismatchError(
-                f"{where}: {difference}; the first publish has fixed the names, dtypes and shapes "
-                "of the weights: publish the same tensors, or remove that file; readers then have "
-                "no weights until the next publish",
+                f"{where}: {difference}; the first publish fixed the names, dtypes and shapes of "
+                "the weights. Publish the same tensors, or remove that file; readers then have no "
+                "weights until the next publish",
                 path=str(where),
             )
         by_path = {leaf.path: at for leaf, at in zip(leaves, addresses, strict=True)}
         return [by_path[leaf.path] for leaf in self.leaves]
 
     def to_json(self) -> bytes:
-        """Canonical JSON, UTF-8."""
+        """Returns canonical JSON in UTF-8."""
         return json.dumps([leaf.to_json() for leaf in self.leaves], separators=(",", ":")).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> WeightsForm:
-        """Reads what `to_json` wrote; ValueError, KeyError, TypeError where it did not."""
+        """Parses the output of `to_json`; ValueError, KeyError or TypeError if it is invalid."""
         return cls([Leaf.from_json(one) for one in json.loads(data)])
 
 
 class Copied(NamedTuple):
-    """Weights as they were copied out."""
+    """A copy of published weights."""
 
-    version: int  # of them
-    step: int  # as their publisher gave it
+    version: int  # the version of the weights
+    step: int  # the publisher's step
     time_ns: int  # when they were published; wall clock
-    form: WeightsForm  # what they are made of
-    data: Bytes  # their bytes, the caller's own
+    form: WeightsForm  # names, dtypes and shapes
+    data: Bytes  # a private copy of their bytes
 
     def parts(self) -> list[Bytes]:
-        """Returns the bytes of each tensor, in the order of the form; views."""
+        """Returns views of the bytes of each tensor, in the order of the form."""
         pairs = zip(self.form.leaves, self.form.places, strict=True)
         return [self.data[at : at + leaf.nbytes] for leaf, at in pairs]
 
 
 class WeightsFile:
-    """The file, mapped. Where nothing can be written, only head and form can be read."""
+    """The mapped file of the weights; only its head and form if the directory is only read."""
 
     def __init__(
         self, directory: Directory, file: _core.Descriptor, *, writable: bool = True
@@ -128,7 +131,7 @@ class WeightsFile:
         if found.st_size < layout.PAGE:
             raise _foreign(where)
         self.identity = (found.st_dev, found.st_ino)
-        self.looked_s = 0.0  # when it was last seen under its name
+        self.looked_s = 0.0  # when the file was last found under its name
         with explained(where, needed=found.st_size, free=free_memory_bytes):
             size, told = found.st_size, [(0, layout.PAGE + layout.SCHEMA_LIMIT)]
             mapped: Any = map_file(
@@ -142,7 +145,7 @@ class WeightsFile:
         self._stamps = page["stamps"].view(layout.STAMP)
 
     def has_its_name(self, directory: Directory) -> bool:
-        """True if the directory still has this file, and not a newer one, or none."""
+        """True if the directory still has this file under its name."""
         try:
             found = directory.stat(layout.WEIGHTS)
         except BufferNotFoundError:
@@ -151,18 +154,18 @@ class WeightsFile:
 
     @property
     def newest(self) -> int:
-        """The version that counts; 0: nothing was published. Costs 40 ns."""
+        """The newest version; 0 if nothing was published. Costs 40 ns."""
         return self._newest[0]
 
     def stamp(self) -> dict[str, Any]:
-        """Version, step, at_s (wall clock) and pid of the newest, for display; not validated."""
+        """Returns version, step, at_s (wall clock) and pid of the newest weights, unvalidated."""
         newest = self.newest
         told = self._stamps[newest & 1]
         step, time_ns, pid = (int(told[name]) for name in ("step", "time_ns", "pid"))
         return {"version": newest, "step": step, "at_s": time_ns / 1e9, "pid": pid}
 
     def publish(self, addresses: Sequence[int], step: int) -> int:
-        """Writes a version and makes it the newest; returns its number. Under the file's lock."""
+        """Writes a version, makes it the newest and returns its number; under the file's lock."""
         sizes = [leaf.nbytes for leaf in self.form.leaves]
         pieces = np.array([addresses, sizes, self.form.places], np.uint64)
         return _core.publish(
@@ -170,11 +173,11 @@ class WeightsFile:
         )
 
     def copy(self, than: int) -> Copied | None:
-        """The newest weights, copied and validated; None if they are not newer than ``than``."""
+        """Returns a validated copy of the newest weights; None if they are not newer."""
         if self.newest <= than:
             return None
         data = np.empty(self._bytes, np.uint8)
-        known = max(0, operator.index(than))  # -1, say, of one that has seen none
+        known = max(0, operator.index(than))  # -1, for example, of a reader that has no weights yet
         found = _core.newest(self._map, self._copies, self._bytes, known, data)
         if isinstance(found, tuple):
             version, step, time_ns, _ = found
@@ -187,13 +190,13 @@ class WeightsFile:
                 "because they are published faster than it can read; publish less often"
             )
         raise CorruptBufferError(
-            f"{self.where}: the newest weights do not match their checksum: another program has "
-            "written there; publish again",
+            f"{self.where}: the newest weights do not match their checksum, because another "
+            "program wrote to the file; publish again",
             path=str(self.where),
         )
 
     def drop_damaged(self) -> list[int]:
-        """Removes versions from the newest on that are torn, and returns them; while alone."""
+        """Removes the newest versions while they are torn, and returns their numbers."""
         dropped = []
         for version in range(self.newest, max(0, self.newest - 2), -1):
             if self._is_whole(version):
@@ -211,7 +214,7 @@ class WeightsFile:
 
 
 def opened(directory: Directory, *, writable: bool = True) -> WeightsFile | None:
-    """Returns the file of a directory; None before the first publish."""
+    """Opens the weights of a directory; None before the first publish."""
     try:
         file = directory.open_file(layout.WEIGHTS, writable=writable)
     except BufferNotFoundError:
@@ -221,7 +224,7 @@ def opened(directory: Directory, *, writable: bool = True) -> WeightsFile | None
 
 
 def make(directory: Directory, leaves: Sequence[Leaf], newest: int) -> None:
-    """Makes the file, of versions after `newest`; under init.lock, where there is none."""
+    """Creates the file for versions after ``newest``; the caller holds init.lock."""
     form, new = WeightsForm(leaves), f"{layout.WEIGHTS}.new"
     told = form.to_json()
     copies = layout.PAGE + -(-len(told) // layout.PAGE) * layout.PAGE
@@ -237,14 +240,14 @@ def make(directory: Directory, leaves: Sequence[Leaf], newest: int) -> None:
 
 
 def recover(directory: Directory) -> None:
-    """Takes out what a power cut, or a copy of a living directory, has torn; under init.lock."""
+    """Removes weights that a power cut, or copying the directory, has torn; under init.lock."""
     where = directory.path / layout.WEIGHTS
     try:
         found = opened(directory)
         for version in [] if found is None else found.drop_damaged():
             _log.warning("%s: version %d was torn and is left out; publish again", where, version)
     except (FormatError, CorruptBufferError) as error:
-        why = str(error)  # a handler that keeps the error keeps its maps
+        why = str(error)  # a handler that keeps the error would keep its maps
         _log.warning("%s; it is removed: publish again", why)
         directory.unlink(layout.WEIGHTS)
 
@@ -263,19 +266,22 @@ _SIGNED: int = _HEAD.fields["crc32c"][1]  # type: ignore[index]
 
 
 def _foreign(where: Path) -> FormatError:
-    return FormatError(f"{where}: not a file of weights; nothing was changed", path=str(where))
+    return FormatError(
+        f"{where}: this is not a file of weights; nothing was changed, so check the path",
+        path=str(where),
+    )
 
 
 def _read(data: memoryview, where: Path) -> tuple[Any, WeightsForm]:
-    """Head and form of a mapped file, checked."""
+    """Returns the head and the form of a mapped file, after checking them."""
     page = bytes(data[: _HEAD.itemsize])
     if not page.startswith(MAGIC):
         raise _foreign(where)
     head = np.frombuffer(page, _HEAD, 1)[0]
     if head["format"] != FORMAT or head["endian"] != layout.ENDIAN_TAG:
         raise IncompatibleVersionError(
-            f"{where}: its format version is {int(head['format'])}, this build has {FORMAT}; open "
-            "it with the version that wrote it, or remove that file while no process has the "
+            f"{where}: the format version is {int(head['format'])}, but this build needs {FORMAT}; "
+            "open it with the version that wrote it, or remove that file while no process has the "
             "buffer open",
             path=str(where),
             field="format",
@@ -285,7 +291,7 @@ def _read(data: memoryview, where: Path) -> tuple[Any, WeightsForm]:
     told = bytes(data[layout.PAGE : layout.PAGE + int(head["form_bytes"])])
     try:
         if _core.crc32c(told, _core.crc32c(page[:_SIGNED])) != head["crc32c"]:
-            raise ValueError("its checksum does not fit")
+            raise ValueError("its checksum is wrong")
         form = WeightsForm.from_json(told)
         if len(data) != int(head["copies"]) + 2 * form.nbytes or form.nbytes != head["copy_bytes"]:
             raise ValueError(f"it has {len(data)} bytes")

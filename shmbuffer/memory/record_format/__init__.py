@@ -1,23 +1,24 @@
-"""The body of a record: what an item of any size is made of, without pickle.
+"""The format of record bodies, which store items of any size without pickle.
 
 A record is a header of 24 bytes, which the ring fills (`records`), and a body.
-``docs/format/records.md`` has the bytes of both, and the grammar of the form.
+``docs/format/records.md`` describes the bytes of both, and the grammar of the form.
 
-The form is a tree in the grammar of `grammar`, in binary, with the sizes taken out of it: they are
-the numbers of the record. Its leaves are chunks, numbered from 0 in the order of the form. A chunk
-is stored raw, compressed, or joined to a chunk before it, whose frame then holds its bytes, too.
+The form is a tree in the grammar of `grammar`, in binary. Its sizes are stored separately, as the
+numbers of the record. The leaves of the tree are chunks, numbered from 0 in the order of the form.
+A chunk is stored raw, compressed, or joined to an earlier chunk, whose frame then also contains its
+bytes.
 
-Nothing in a body is believed. Counts, sizes and their products are compared with the bytes that
-are there before anything is allocated for them.
+No value in a body is trusted. Counts, sizes and their products are compared with the available
+bytes before anything is allocated for them.
 
-Here, from below:
+The modules, lowest first:
 
-    bounds                              how large what is said may be; a row that cannot be
-    chunks, grammar, numbers            leaves; tags of the binary form; where the numbers are
-    form_writer, forms                  a form, and its code
+    bounds                              limits of sizes; the error for an impossible row
+    chunks, grammar, numbers            leaves; tags of the binary form; places of the numbers
+    form_writer, record_forms           forms and their code
     pieces, headers                     sizes and places; first bytes
-    assembling, locating                from pieces to records, and back, in the core
-                                        (`locating.c`) where all have one form
+    assembling, locating                from pieces to records, and back; the core (`locating.c`)
+                                        does both if all records have the same form
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lays out records: from pieces that lie anywhere to bytes as they are stored."""
+"""Lays out records: copies pieces from any addresses into the bytes that are stored."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from shmbuffer.memory.record_format.record_forms import Form
 def assemble(
     form: Form, batch_dims: Ints, dims: Sequence[Ints], addresses: Ints, sizes: Ints
 ) -> RecordBatch:
-    """Lays out n records of one form, whose pieces lie at these addresses, int64[n, chunks]."""
+    """Lays out n records of the same form, whose pieces are at the addresses int64[n, chunks]."""
     shape = (len(addresses), len(form.chunks))
     _require_shape("addresses", addresses, shape)
     _require_shape("sizes", sizes, shape)
@@ -42,10 +42,10 @@ def assemble(
 
 
 def assemble_one(form: Form, dims: list[int], pieces: list[Any]) -> RecordBatch | None:
-    """The record of one item, the same bytes as `assemble` returns; None if that refuses it.
+    """Returns the record of one item, like `assemble`; None if `assemble` would refuse it.
 
-    ``dims`` has the sizes of its batches, and of its chunks; ``pieces`` are buffers, or tensors
-    that are as their dims say. Cost: 2 µs, 0.2 µs a piece, and a copy of the bytes.
+    ``dims`` has the sizes of its batches and of its chunks. ``pieces`` are buffers, or tensors that
+    agree with their dims. Cost: 2 µs, 0.2 µs for each piece, and a copy of the bytes.
     """
     found = _core.record(address(form.columns.steps), form.code, dims, pieces)
     if found is None:
@@ -60,7 +60,9 @@ def _numbers(form: Form, count: int, batch_dims: Ints, dims: Sequence[Ints], siz
     _require_shape("batch_dims", batch_dims, (count, form.batch_dims))
     numbers[:, : form.batch_dims] = batch_dims
     if len(dims) != len(form.chunks):
-        raise ValueError(f"dims of {len(dims)} chunks were given, the form has {len(form.chunks)}")
+        raise ValueError(
+            f"dims of {len(dims)} chunks were given, but the form has {len(form.chunks)} chunks"
+        )
     for number, (chunk, held, given) in enumerate(
         zip(form.chunks, columns.dims, dims, strict=True)
     ):
@@ -75,7 +77,7 @@ def _numbers(form: Form, count: int, batch_dims: Ints, dims: Sequence[Ints], siz
 
 
 def _laid_out(form: Form, numbers: Ints, addresses: Ints, sizes: Ints) -> RecordBatch | None:
-    """Lays the records out in the core; None if they cannot be written."""
+    """Lays out records in the core; None if they cannot be written."""
     count = len(addresses)
     code = np.frombuffer(form.code, np.uint8)
     sizes, addresses = np.ascontiguousarray(sizes), np.ascontiguousarray(addresses)
@@ -102,4 +104,6 @@ def _require_possible(form: Form, numbers: Ints, sizes: Ints) -> None:
 
 def _require_shape(name: str, array: Ints, shape: tuple[int, ...]) -> None:
     if array.dtype != np.int64 or array.shape != shape:
-        raise ValueError(f"{name} must be int64{list(shape)}, got {array.dtype}{list(array.shape)}")
+        raise ValueError(
+            f"{name} must be int64{list(shape)}, but is {array.dtype}{list(array.shape)}"
+        )

@@ -1,4 +1,4 @@
-"""Limits of the numbers in a body, and errors that name the row of a batch."""
+"""Limits of the numbers in a body, and the error that names the row of a batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shmbuffer.memory.format.array_types import Flags
 
 MAX_U32 = 2**32 - 1
 MAX_RAW_BYTES = 2**32
-"""The largest size of a record whose chunks are expanded."""
+"""The largest size of a record after its chunks are decompressed."""
 MAX_VOLUME = 2**40
 """The largest product of the other sizes of a shape with a zero; strides must fit an int64."""
 MAX_NUMBERS = 2**16 - 1
@@ -19,24 +19,23 @@ MAX_CHUNKS = 4096
 MAX_RANK = 32
 MAX_DEPTH = 64
 MAX_PARTS = 2**14
-"""Nodes, keys and names of a form."""
+"""The largest number of nodes, keys and names of a form."""
 MAX_FORM_BYTES = 2**20
 MAX_INT_KEY_BITS = 2**13
 SMALL_BYTES = 4096
-"""Of a form that is kept with many others once it was read: its bytes say how large what was read
-may become."""
+"""The size of forms that are cached in large numbers. It also limits the size of a parsed form."""
 
 
 def plausible(raw_bytes: Any, stored_bytes: Any) -> Any:
-    """True where zstd can have stored ``raw_bytes`` in ``stored_bytes``.
+    """Returns whether zstd can have compressed ``raw_bytes`` to ``stored_bytes``.
 
-    Its densest block says 128 KiB in 4 bytes.
+    The densest block of zstd represents 128 KiB by 4 bytes.
     """
     return (raw_bytes <= MAX_RAW_BYTES) & (raw_bytes <= 2**17 + 2**15 * stored_bytes)
 
 
 class ImpossibleError(Exception):
-    """A row of a batch that is no record, or cannot become one."""
+    """Raised if a row of a batch is not a valid record, or cannot become one."""
 
     def __init__(self, row: int, reason: str) -> None:
         super().__init__(reason)
@@ -44,7 +43,7 @@ class ImpossibleError(Exception):
 
 
 def refuse(bad: Flags, reason: Callable[..., str]) -> None:
-    """Raises if anything in ``bad`` is true; ``reason`` is told where the first is."""
+    """Raises ImpossibleError if anything in ``bad`` is true; ``reason`` gets its place."""
     if bad.any():
         place = [int(at[0]) for at in np.nonzero(bad)]
         raise ImpossibleError(place[0], reason(*place))

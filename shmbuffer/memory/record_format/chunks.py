@@ -1,4 +1,4 @@
-"""The leaves of a form: what a chunk is, and which there can be."""
+"""Chunks, which are the leaves of a form, and the rules that they must satisfy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DTYPED = ("tensor", "array", "number")
 _PLAIN = {"bytes": (1, 1), "str": (1, 1), "int": (1, 1), "float": (8, 0), "bool": (1, 0)}
 _PLAIN["none"] = (0, 0)  # itemsize, rank
 KINDS = (*DTYPED, *_PLAIN)
-"""In the order of their tags."""
+"""All kinds, in the order of their tags."""
 _NUMPY_DTYPE = re.compile(r"[<>|][biufcSUmM][0-9]{1,10}(\[[0-9]{0,10}[A-Za-z]{1,2}\])?")
 
 
@@ -26,35 +26,36 @@ class Codec(IntEnum):
     RAW = 0
     ZSTD = 1
     OWN = 2
-    """By the user's ``compression_fn``."""
+    """Compressed by the user's ``compression_fn``."""
     JOINED = 3
-    """In the zstd frame of a chunk before it, behind what is there already."""
+    """In the zstd frame of an earlier chunk, after the bytes that are already there."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A leaf of a form: what its numbers and its piece mean."""
+    """A leaf of a form. It defines the meaning of its numbers and its piece."""
 
     # ``tensor``, ``array`` (numpy), ``number`` (numpy scalar), ``bytes``, ``str``, ``int``,
     # ``float``, ``bool`` or ``none``
     kind: str
-    # torch's name (``float32``) of a tensor, numpy's (``<f4``) of an array or number; else empty
+    # torch's name (``float32``) for a tensor, numpy's (``<f4``) for an array or number; else empty
     dtype: str = ""
-    rank: int = 0  # how many dims it has; text, bytes and integers have one
+    rank: int = 0  # the number of dims; text, bytes and integers have one
     codec: Codec = Codec.RAW
-    joined: int | None = None  # the chunk in whose frame its bytes are; None: its bytes are its own
-    planar: bool = False  # it is compressed with the last dim first, one plane behind the other
+    # the chunk whose frame contains its bytes; None: its bytes are its own
+    joined: int | None = None
+    planar: bool = False  # it is compressed with the last dim first, one plane after the other
 
     @cached_property
     def itemsize(self) -> int:
-        """Bytes of one number; 1 for text, bytes and integers, 0 for None.
+        """The bytes of one number; 1 for text, bytes and integers, 0 for None.
 
-        ValueError where there is no such kind or dtype.
+        Raises ValueError if the kind or dtype does not exist.
         """
         if self.kind in _PLAIN:
             if self.dtype:
                 raise ValueError(
-                    f"a chunk of the kind {self.kind!r} has no dtype, got {self.dtype!r}"
+                    f"a chunk of the kind {self.kind!r} has no dtype, but {self.dtype!r} was given"
                 )
             return _PLAIN[self.kind][0]
         if self.kind == "tensor":
@@ -66,7 +67,7 @@ class Chunk:
         if _NUMPY_DTYPE.fullmatch(self.dtype):
             try:
                 found = np.dtype(self.dtype)
-            except (TypeError, ValueError):  # said below
+            except (TypeError, ValueError):  # reported below
                 pass
             else:
                 if found.str == self.dtype:
@@ -75,25 +76,25 @@ class Chunk:
 
     @property
     def numbers(self) -> int:
-        """How many it has."""
+        """The number of numbers that the chunk has in the body."""
         return self.rank + (self.codec in (Codec.ZSTD, Codec.OWN))
 
     @property
     def alignment(self) -> int:
-        """A raw piece starts at a multiple of it."""
+        """The alignment of a raw piece in bytes."""
         if self.codec is not Codec.RAW or not self.itemsize:
             return 1
         return min(8, self.itemsize & -self.itemsize)
 
 
 def rank_of(kind: str) -> int | None:
-    """How many dims each chunk of this kind has; None: as many as it says."""
+    """Returns the number of dims of chunks of this kind; None if each chunk has its own."""
     return None if kind in ("tensor", "array") else _PLAIN.get(kind, (0, 0))[1]
 
 
 def require_possible(chunk: Chunk, number: int) -> None:
-    """ValueError if there is no such chunk."""
-    itemsize = chunk.itemsize  # of a kind and dtype that exist
+    """Raises ValueError if no such chunk can exist."""
+    itemsize = chunk.itemsize  # raises for an unknown kind or dtype
     rank = rank_of(chunk.kind)
     least, most = (0, MAX_RANK) if rank is None else (rank, rank)
     if not least <= chunk.rank <= most:

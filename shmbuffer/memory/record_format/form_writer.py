@@ -1,4 +1,4 @@
-"""Writes a tree as the code of a form, and checks what it means."""
+"""Encodes a tree as the code of a form, and checks its rules."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _HOLDS = {
     "lazy": (_STACKED, "stacked as lazy"),
     "objects": (_OBJECTS, "stacked as objects"),
 }
-"""For each container, the kinds of nodes that it may hold, and a name for them."""
+"""For each container, the kinds of nodes that it may contain, and their name for messages."""
 
 
 class FormWriter:
-    """Writes a tree, checks it, and notes which sizes must be equal."""
+    """Writes a tree, checks it, and records which sizes must be equal."""
 
     def __init__(self, chunks: tuple[Chunk, ...]) -> None:
         self.out = bytearray()
@@ -41,7 +41,7 @@ class FormWriter:
         self._parts = 0
 
     def node(self, tree: Any, lead: tuple[int, ...], depth: int) -> int:
-        """Writes a node, whose shape starts with ``lead``; returns the number of its batch dims."""
+        """Writes a node whose shape starts with ``lead``; returns its number of batch dims."""
         self._part(depth)
         match tree:
             case ["chunk", int(number)]:
@@ -64,7 +64,7 @@ class FormWriter:
             case "dict" | "ordered" | "list" | "tuple", _, _:
                 pass
             case _:
-                raise TypeError(f"{tree!r:.60} is not a form that a record may have")
+                raise TypeError(f"{tree!r:.60} is not a form that a record can have")
         if kind not in grammar.SINGLE:
             self._count(len(parts))
         known: set[Any] = set()
@@ -89,7 +89,7 @@ class FormWriter:
             case [str(kind), *_]:
                 pass
             case _:
-                raise TypeError(f"{tree!r:.60} is not a form that a record may have")
+                raise TypeError(f"{tree!r:.60} is not a form that a record can have")
         if kind not in kinds:
             raise TypeError(f"{tree!r:.60} ({kind}) cannot be {role}")
 
@@ -122,7 +122,7 @@ class FormWriter:
             self._count(chunk.joined)
 
     def _require_head(self, number: int, head: int) -> None:
-        """ValueError if no chunk can be joined to this one."""
+        """Raises ValueError if no chunk can be joined to this one."""
         one = self._chunks[head] if 0 <= head < number else None
         if one is None or one.codec is not Codec.ZSTD:
             raise ValueError(
@@ -168,7 +168,7 @@ class FormWriter:
                 self._text(name)
 
     def _key(self, key: Any, depth: int) -> Any:
-        """Writes a key; gives it as it is in a dict."""
+        """Writes a key, and returns it as it is in a dict."""
         self._part(depth)
         if key is None or isinstance(key, bool):
             self.out.append(0 if key is None else 1 + key)

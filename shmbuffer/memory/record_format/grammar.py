@@ -1,11 +1,11 @@
-"""The grammar of trees: what an item is made of; and the tags, flags and marks of its binary code.
+"""The grammar of trees, which describe items, and the tags, flags and marks of their binary code.
 
-A tree has leaves and containers. Leaves are for those who use it to say: ``["chunk", number]`` in a
-record. Containers are these:
+A tree has leaves and containers. Each user of the grammar defines its leaves; those of a record are
+``["chunk", number]``. The containers are:
 
     ["tensordict", batch, device, names, [[key, tree], ...]]
     ["tensorclass", class, tree]                  the tree of its TensorDict
-    ["lazy" | "objects", stack_dim, [tree, ...]]  a lazy stack; one of NonTensorData
+    ["lazy" | "objects", stack_dim, [tree, ...]]  a lazy stack; a stack of NonTensorData
     ["object", batch, tree]                       NonTensorData
     ["dict" | "ordered", [[key, tree], ...]]      key as JSON
     ["list" | "tuple", [tree, ...]]
@@ -30,10 +30,10 @@ TAGS = {
     "tuple": 0x09,
     "namedtuple": 0x0A,
 }
-"""Containers. Chunks follow, by their kind."""
+"""The tags of containers. The tags of chunks follow, in the order of their kinds."""
 NAMES = {tag: name for name, tag in TAGS.items()}
 CHUNK_TAG = 0x10
-# In the flags of a chunk, beside its codec; in the marks of a tensordict.
+# Flags of a chunk, in addition to its codec; marks of a tensordict.
 PLANAR = 8
 NAMED, ON_DEVICE = 1, 2
 
@@ -44,23 +44,23 @@ KEYED = ("tensordict", *DICTS)
 CLASSES = ("tensorclass", "namedtuple")
 STACKS = ("lazy", "objects")
 UNNAMED = (*SINGLE, *STACKS)
-"""Containers whose entries have no path of their own."""
+"""Containers whose entries have no keys of their own."""
 _ABOUT = {"tensordict": 2, **dict.fromkeys((*CLASSES, *STACKS), 1)}
 
 
 class Container(NamedTuple):
-    """A tree of a container, taken apart by one level."""
+    """A container, split into its fields and the trees below it."""
 
     kind: str
     batch: Any
     about: list[Any]
     keys: list[Any]
-    """As the tree has them; none where what is in it has no names."""
+    """The keys of the tree; empty if its parts have no keys."""
     parts: list[Any]
 
 
 def join(kind: str, batch: Any, about: Iterable[Any], held: Sequence[tuple[Any, Any]]) -> list[Any]:
-    """Returns the tree of a container, from its keys with the trees under them."""
+    """Returns the tree of a container from its keys and the trees under them."""
     fields = [kind, *([batch] if kind in BATCHED else ()), *about]
     if kind in KEYED:
         return [*fields, list(map(list, held))]
@@ -69,7 +69,7 @@ def join(kind: str, batch: Any, about: Iterable[Any], held: Sequence[tuple[Any, 
 
 
 def split(tree: Any) -> Container:
-    """Returns a container, taken apart by one level."""
+    """Splits the tree of a container into its fields and the trees below it."""
     with suppress(TypeError, ValueError):
         kind, *about, held = tree
         if kind in TAGS and len(about) == (kind in BATCHED) + _ABOUT.get(kind, 0):
@@ -81,4 +81,4 @@ def split(tree: Any) -> Container:
                     kind, batch, about, [key for key, _ in held], [one for _, one in held]
                 )
             return Container(kind, batch, about, [], list(held))
-    raise TypeError(f"{tree!r:.60} is not a form that a record may have")
+    raise TypeError(f"{tree!r:.60} is not a form that a record can have")

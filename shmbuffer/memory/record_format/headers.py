@@ -1,4 +1,4 @@
-"""The head of a body: its first 8 bytes, as `record_format` tells them."""
+"""The head of a body: its first 8 bytes, as `record_format` describes them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HEAD_WORDS = np.arange(HEADER_BYTES // 4, NUMBERS_AT // 4)
 
 
 class Headers(NamedTuple):
-    """Fields at the start of bodies, int64[n] each; the bytes that they name exist."""
+    """Fields at the start of bodies, int64[n] each, after checking that their bytes exist."""
 
     numbers: Ints
     form_bytes: Ints
@@ -32,19 +32,20 @@ def heads_of(batch: RecordBatch) -> Headers:
     refuse(
         (starts < 0) | (starts & 7 != 0) | (starts > len(data)) | (sizes > len(data) - starts),
         lambda row: (
-            f"{sizes[row]} bytes from {starts[row]} are not among the {len(data)} that were read"
+            f"{sizes[row]} bytes from {starts[row]} are not within the {len(data)} bytes that were"
+            " read"
         ),
     )
     refuse(
         sizes < NUMBERS_AT,
-        lambda row: f"it has {sizes[row]} bytes, the shortest has {NUMBERS_AT}",
+        lambda row: f"it has {sizes[row]} bytes, but needs at least {NUMBERS_AT}",
     )
     head = words_of(batch)[(starts >> 2)[:, None] + _HEAD_WORDS].astype(np.int64)
     refuse(
         head[:, 0] & 0xFFFF != VERSION,
         lambda row: (
-            f"its body is of version {head[row, 0] & 0xFF}, or starts with other bytes than those "
-            f"of version {VERSION}"
+            f"its body is of version {head[row, 0] & 0xFF}, or does not start with the bytes of "
+            f"version {VERSION}"
         ),
     )
     numbers, form_bytes = head[:, 0] >> 16, head[:, 1]
@@ -60,5 +61,5 @@ def heads_of(batch: RecordBatch) -> Headers:
 
 
 def words_of(batch: RecordBatch) -> NDArray[np.uint32]:
-    """Returns the bytes of a batch as words; records start at a word."""
+    """Returns the bytes of a batch as words, because records start at a word."""
     return batch.data[: len(batch.data) & -4].view(np.uint32)

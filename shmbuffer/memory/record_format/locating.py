@@ -1,4 +1,4 @@
-"""Finds the pieces of records that were read, and believes nothing."""
+"""Finds the pieces of records that were read, without trusting their values."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ from shmbuffer.memory.record_format.record_forms import Form, form_of, parse_for
 
 
 class Located(NamedTuple):
-    """Records of one form in a batch, with all that is needed to read them, checked.
+    """Records of the same form in a batch, with everything that is needed to read them, checked.
 
     The arrays of numbers and pieces are contiguous.
     """
 
     form: Form
     rows: Ints
-    """int64[m]: their numbers in the batch."""
+    """int64[m]: positions of the records in the batch."""
     numbers: Ints
-    """int64[m, numbers]: what each of them says."""
+    """int64[m, numbers]: the numbers of each record."""
     offsets: Ints
     """int64[m, chunks]: where the piece of each chunk starts in ``batch.data``."""
     sizes: Ints
     """int64[m, chunks]: stored bytes."""
     expanded: Ints
-    """int64[m, chunks]: bytes of the leaf that is stored so."""
+    """int64[m, chunks]: bytes of the leaf after decompression."""
     alike: bool = False
-    """The dims of each leaf are known to be the same in all of them."""
+    """True if the dims of each leaf are known to be the same in all records."""
 
     @property
     def batch_dims(self) -> Ints:
-        """int64[m, form.batch_dims]."""
+        """The batch sizes: int64[m, form.batch_dims]."""
         return self.numbers[:, : self.form.batch_dims]
 
     @property
     def dims(self) -> list[Ints]:
-        """int64[m, rank], one for each chunk."""
+        """The dims of each chunk: int64[m, rank]."""
         return [self.numbers[:, held] for held in self.form.columns.dims]
 
 
 def locate(batch: RecordBatch, where: str) -> list[Located]:
-    """Finds and checks every piece of every record; one result a form, in order of first rows."""
+    """Finds and checks all pieces of all records; one result a form, in order of first rows."""
     if not len(batch):
         return []
     try:
@@ -65,15 +65,15 @@ def locate(batch: RecordBatch, where: str) -> list[Located]:
         return [_located(batch, heads, rows) for rows in _alike(batch, heads)]
     except ImpossibleError as error:
         raise CorruptBufferError(
-            f"{where}: record {error.row}: {error}; it was damaged or changed from "
-            "outside: restore the buffer from a copy",
+            f"{where}: record {error.row}: {error}, because the buffer was damaged or changed by "
+            "another program; restore the buffer from a copy",
             path=where,
             row=error.row,
         ) from None
 
 
 def _located_by_core(batch: RecordBatch) -> Located | None:
-    """Returns the usual batch, records of one form; None for `_located` to judge."""
+    """Locates records that all have the same form; None if `_located` must examine them."""
     data, first = batch.data, int(batch.starts[0])
     if not 0 <= first <= len(data) - NUMBERS_AT:
         return None
@@ -99,7 +99,7 @@ def _located_by_core(batch: RecordBatch) -> Located | None:
 
 
 def _alike(batch: RecordBatch, heads: Headers) -> list[Ints]:
-    """Rows by form: one call compares all with the first; others are looked up one by one."""
+    """Groups rows by form: one call compares all rows with the first, and others are looked up."""
     nbytes = int(heads.form_bytes[0])
     alike = heads.form_bytes == nbytes
     rows = np.flatnonzero(alike)
@@ -114,7 +114,7 @@ def _alike(batch: RecordBatch, heads: Headers) -> list[Ints]:
 
 
 def _same(batch: RecordBatch, at: Ints, nbytes: int) -> Flags:
-    """At which of these places are the bytes that are at the first of them."""
+    """Returns at which places the bytes equal those at the first place."""
     one = at + address(batch.data)
     other = np.full(len(one), one[0])
     found = np.empty(len(one), np.bool_)
@@ -139,7 +139,8 @@ def _located(batch: RecordBatch, heads: Headers, rows: Ints) -> Located:
         end = place_pieces(form, sizes, heads.form_at[rows] + len(form.code), offsets)
         require_short(end)
         refuse(
-            end != limits, lambda row: f"it has {limits[row]} bytes, its pieces end at {end[row]}"
+            end != limits,
+            lambda row: f"it has {limits[row]} bytes, but its pieces end at {end[row]}",
         )
     except ImpossibleError as error:
         raise ImpossibleError(int(rows[error.row]), str(error)) from None

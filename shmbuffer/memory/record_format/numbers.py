@@ -1,4 +1,4 @@
-"""The places of the numbers of a form, and how its pieces are stored."""
+"""The places of the numbers of a form, and the storage of its pieces."""
 
 from __future__ import annotations
 
@@ -10,57 +10,57 @@ from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.record_format.chunks import Chunk, Codec
 
 Place = tuple[str, int, int]
-"""A size: ("batch", column, 0), ("dim", chunk, dim) or ("value", itself, 0)."""
+"""The place of a size: ("batch", column, 0), ("dim", chunk, dim) or ("value", itself, 0)."""
 
 
 _HELD = {Codec.ZSTD: 1, Codec.JOINED: 2}
-"""``enum shmb_holding`` of frames.h by codec. Python reads the chunks of a user's function."""
+"""``enum shmb_holding`` of frames.h by codec. Python decodes chunks of a user's function."""
 
 
 class NumberColumns(NamedTuple):
-    """Where the numbers of a form are, and how its pieces are stored, one for each chunk.
+    """Where the numbers of a form are, and how its pieces are stored, by chunk.
 
-    A row of numbers is made longer by constants, so that one comparison says all that must be equal
-    and one product gives the bytes of every chunk.
+    A row of numbers is extended by constants. One comparison then checks all sizes that must be
+    equal, and one product gives the bytes of every chunk.
     """
 
     numbers: int
     constants: Ints
     dims: tuple[slice, ...]
-    """Of each chunk."""
+    """The columns of each chunk's dims."""
     factors: Ints
-    """Columns: for each chunk its itemsize and its dims."""
+    """Columns: for each chunk, its itemsize and its dims."""
     first: Ints
     """The start of each chunk in ``factors``."""
     equal: tuple[Ints, Ints]
-    """Columns: what is expected, and where."""
+    """Columns that must be equal: the expected ones, and those to compare."""
     stored: Ints
-    """Pieces whose size is among the numbers."""
+    """Pieces whose size is one of the numbers."""
     sizes: Ints
-    """Columns of these."""
+    """The columns of these sizes."""
     raw: Flags
-    """bool[chunks]."""
+    """Flags of raw chunks: bool[chunks]."""
     zstd: Ints
-    """Pieces."""
+    """Pieces that are compressed with zstd."""
     joined: tuple[tuple[int, int], ...]
-    """Pieces in the frames of others, each with the piece whose frame it is."""
+    """Pieces in the frames of others, each with the piece that has the frame."""
     alignments: tuple[int, ...]
-    """Of each chunk."""
+    """The alignment of each chunk."""
     held: Ints
-    """int64[chunks, 3], for `_core.take_apart`: as `shmb_piece_storage` of frames.h tells."""
+    """int64[chunks, 3] for `_core.take_apart`, as `shmb_piece_storage` of frames.h describes."""
     steps: Ints
-    """int64 array of steps, for `_core.locate_pieces`: see locating.h."""
+    """int64 array of steps for `_core.locate_pieces`, as locating.h describes."""
 
 
 def columns_of(
     batch_dims: int, chunks: tuple[Chunk, ...], equal: list[tuple[Place, Place]]
 ) -> NumberColumns:
-    """Of a form with these chunks, in which these sizes have to be equal."""
+    """Computes the columns of a form with these chunks, in which these sizes must be equal."""
     at = batch_dims
     dims = []
     size_of: dict[int, int] = {}  # column of the size, by the number of the chunk
     held: list[list[int]] = []
-    last: dict[int, int] = {}  # piece in each frame, by the piece that has the frame
+    last: dict[int, int] = {}  # last piece in each frame, by the piece that has the frame
     for number, chunk in enumerate(chunks):
         dims.append(slice(at, at + chunk.rank))
         at += chunk.rank
@@ -72,7 +72,7 @@ def columns_of(
         last[number if chunk.joined is None else chunk.joined] = number
         planes = dims[-1].stop - 1 if chunk.planar else -1
         held.append([_HELD.get(chunk.codec, 0), -1, planes])
-    constants: dict[int, int] = {}  # value: column
+    constants: dict[int, int] = {}  # column by value
 
     def column(value: int) -> int:
         return constants.setdefault(value, at + len(constants))

@@ -1,4 +1,4 @@
-"""The pieces of records, one for each chunk: how large they are, and where they lie."""
+"""The pieces of records, one for each chunk: their sizes and places."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from shmbuffer.memory.record_format.record_forms import Form
 
 
 def measure(form: Form, numbers: Ints) -> tuple[Ints, Ints]:
-    """Stored bytes of each piece, and those of its leaf, int64[m, chunks], from int64[m, numbers].
+    """Returns the stored bytes of each piece and the bytes of its leaf, int64[m, chunks] each.
 
-    Refuses products that are too large, and sizes that the dims contradict.
+    ``numbers`` is int64[m, numbers]. Products that are too large, and sizes that contradict the
+    dims, are refused.
     """
     columns, count = form.columns, len(numbers)
     wide = np.empty((count, columns.numbers + len(columns.constants)), np.int64)
@@ -40,20 +41,18 @@ def measure(form: Form, numbers: Ints) -> tuple[Ints, Ints]:
     if not len(columns.first):
         return np.empty((count, 0), np.int64), np.empty((count, 0), np.int64)
     factors = wide[:, columns.factors]
-    with np.errstate(over="ignore"):  # inf is too large too
+    with np.errstate(over="ignore"):  # inf is too large, too
         volume = np.multiply.reduceat(np.maximum(factors, 1).astype(float), columns.first, axis=1)
     refuse(
         volume > MAX_VOLUME,
-        lambda row, chunk: (
-            f"{_with_dims(form, numbers[row], chunk)} is larger than anything can be"
-        ),
+        lambda row, chunk: f"{_with_dims(form, numbers[row], chunk)} is larger than is possible",
     )
     held = np.multiply.reduceat(factors, columns.first, axis=1)
     total = held.sum(axis=1)
     refuse(
         total > MAX_RAW_BYTES,
         lambda row: (
-            f"it holds {total[row]} bytes where {MAX_RAW_BYTES} are the limit: "
+            f"it contains {total[row]} bytes, but {MAX_RAW_BYTES} are the limit: "
             f"{_with_dims(form, numbers[row], int(held[row].argmax()))} is the largest part"
         ),
     )
@@ -77,7 +76,7 @@ def measure(form: Form, numbers: Ints) -> tuple[Ints, Ints]:
 
 
 def require_raw(form: Form, sizes: Ints, expanded: Ints) -> None:
-    """Refuses raw pieces whose size differs from their dims."""
+    """Refuses raw pieces whose size contradicts their dims."""
     refuse(
         (sizes != expanded) & form.columns.raw,
         lambda row, piece: (
@@ -88,18 +87,18 @@ def require_raw(form: Form, sizes: Ints, expanded: Ints) -> None:
 
 
 def require_joined(form: Form, sizes: Ints) -> None:
-    """Refuses bytes of pieces whose bytes are in the frames of others."""
+    """Refuses pieces with bytes of their own that are joined to others."""
     for piece, _ in form.columns.joined:
         refuse(
             sizes[:, piece] != 0,
             lambda row, piece=piece: (
-                f"{_name(form, piece)} is joined to another, and has {sizes[row, piece]} bytes"
+                f"{_name(form, piece)} is joined to another, but has {sizes[row, piece]} bytes"
             ),
         )
 
 
 def place_pieces(form: Form, sizes: Ints, at: Ints, offsets: Ints) -> Ints:
-    """Sets the offsets of pieces, the first at or behind ``at``; returns where the last ends."""
+    """Sets the offsets of pieces, the first at or after ``at``; returns the end of the last."""
     for piece, alignment in enumerate(form.columns.alignments):
         if alignment > 1:
             at = aligned(at, alignment)
@@ -110,7 +109,7 @@ def place_pieces(form: Form, sizes: Ints, at: Ints, offsets: Ints) -> Ints:
 
 def require_short(ends: Ints) -> None:
     """Refuses records that end beyond 32 bits."""
-    refuse(ends > MAX_U32, lambda row: f"it takes {ends[row]} bytes, {MAX_U32} are the limit")
+    refuse(ends > MAX_U32, lambda row: f"it takes {ends[row]} bytes, but {MAX_U32} are the limit")
 
 
 def _with_dims(form: Form, numbers: Ints, chunk: int) -> str:
@@ -118,24 +117,24 @@ def _with_dims(form: Form, numbers: Ints, chunk: int) -> str:
 
 
 def _name(form: Form, chunk: int, dims: object = "") -> str:
-    """Names a chunk and its piece in messages."""
+    """Returns the name of a chunk and its piece for messages."""
     found = form.chunks[chunk]
     return f"chunk {chunk} ({found.dtype or found.kind}{dims})"
 
 
 def aligned(at: Ints, alignment: int) -> Ints:
-    """Returns the next multiples of a power of two."""
+    """Rounds up to multiples of a power of two."""
     return (at + (alignment - 1)) & -alignment
 
 
 def move(addresses: Ints, sizes: Ints, to: Ints) -> None:
-    """So many bytes go from address to address, in one native call. ``to`` is contiguous."""
+    """Copies bytes between addresses in one native call. ``to`` must be contiguous."""
     addresses, sizes = np.ascontiguousarray(addresses), np.ascontiguousarray(sizes)
     _core.move_pieces(address(addresses), address(sizes), address(to), to.size)
 
 
 def volumes(chunk: Chunk, dims: Ints) -> Ints:
-    """int64[n]: the bytes of a leaf, expanded, from its dims, int64[n, rank]."""
+    """Returns the bytes of a leaf after decompression, int64[n], from its dims, int64[n, rank]."""
     if chunk.rank == 0:
         return np.full(len(dims), chunk.itemsize, np.int64)
     sizes = dims[:, 0] if chunk.rank == 1 else np.multiply.reduce(dims, axis=1)

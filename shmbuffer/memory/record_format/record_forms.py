@@ -1,4 +1,4 @@
-"""The form of items of one kind, and its code."""
+"""Forms: the structure of items without their numbers, and its binary code."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from shmbuffer.memory.record_format.numbers import NumberColumns, columns_of
 
 @dataclass(frozen=True)
 class Form:
-    """The form of items of one kind. Two forms are equal if their codes are.
+    """The structure of items, without their numbers. Forms are equal if their codes are.
 
     Attributes:
-        code: the bytes in the record.
-        tree: nested lists, as in `grammar`, where a leaf is ``["chunk", number]``
-            and batch sizes are ``["dims", rank]``: their numbers come before those of the chunks.
-            The device of a tensordict is ``"cpu"`` where it had any, else None. Not to be changed.
-        batch_dims: how many numbers belong to batch sizes, in the order of the tree.
-        chunks: the leaves in order.
+        code: The bytes in the record.
+        tree: Nested lists, as in `grammar`. A leaf is ``["chunk", number]``, and batch sizes are
+            ``["dims", rank]``; their numbers precede those of the chunks. The device of a
+            tensordict is ``"cpu"`` if it had any device, else None. Do not modify it.
+        batch_dims: The number of batch sizes, in the order of the tree.
+        chunks: The leaves in order.
     """
 
     code: bytes
@@ -39,41 +39,43 @@ class Form:
 
 
 def encode_form(tree: Any, chunks: Sequence[Chunk]) -> Form:
-    """Returns a form from its tree and leaves."""
+    """Creates a form from its tree and leaves."""
     chunks = tuple(chunks)
     if len(chunks) > bounds.MAX_CHUNKS:
-        raise ValueError(f"the item has {len(chunks)} leaves, {bounds.MAX_CHUNKS} are the limit")
+        raise ValueError(
+            f"the item has {len(chunks)} leaves, but {bounds.MAX_CHUNKS} are the limit"
+        )
     writer = FormWriter(chunks)
     writer.node(tree, (), 0)
     if writer.chunk != len(chunks):
-        raise ValueError(f"{len(chunks)} chunks were given, the tree has {writer.chunk} of them")
+        raise ValueError(f"{len(chunks)} chunks were given, but the tree has {writer.chunk} chunks")
     if len(writer.out) > bounds.MAX_FORM_BYTES:
         raise ValueError(
-            f"the form of the item takes {len(writer.out)} bytes, {bounds.MAX_FORM_BYTES} are the "
-            "limit: it has too many keys, or too long ones"
+            f"the form of the item takes {len(writer.out)} bytes, but {bounds.MAX_FORM_BYTES} are "
+            "the limit, because it has too many keys or too long ones; shorten them"
         )
     numbers = writer.batch_dims + sum(chunk.numbers for chunk in chunks)
     if numbers > bounds.MAX_NUMBERS:
-        raise ValueError(f"the item has {numbers} sizes, {bounds.MAX_NUMBERS} are the limit")
+        raise ValueError(f"the item has {numbers} sizes, but {bounds.MAX_NUMBERS} are the limit")
     columns = columns_of(writer.batch_dims, chunks, writer.equal)
     return Form(bytes(writer.out), tree, writer.batch_dims, chunks, columns)
 
 
 def form_of(code: bytes, told: Ints) -> Form:
-    """Returns the form of records whose code is this, and which have so many numbers each."""
+    """Parses the form of records, and checks how many numbers they have."""
     try:
         form = parse_form(code)
     except ValueError as error:
         raise ImpossibleError(0, f"its form cannot be read: {error}") from None
     numbers = form.columns.numbers
-    refuse(told != numbers, lambda row: f"it has {told[row]} numbers, its form has {numbers}")
+    refuse(told != numbers, lambda row: f"it has {told[row]} numbers, but its form has {numbers}")
     return form
 
 
 def _parse(code: bytes) -> Form:
-    """Writes the form that was read again, so that reading and writing share one set of rules."""
+    """Parses a form, then encodes it again, so that reading and writing share one set of rules."""
     if len(code) > bounds.MAX_FORM_BYTES:
-        raise ValueError(f"it has {len(code)} bytes, {bounds.MAX_FORM_BYTES} are the limit")
+        raise ValueError(f"it has {len(code)} bytes, but {bounds.MAX_FORM_BYTES} are the limit")
     reader = _Reader(code)
     try:
         form = encode_form(reader.whole(), reader.chunks)
@@ -89,12 +91,12 @@ _parsed_large = lru_cache(8)(_parse)
 
 
 def parse_form(code: bytes) -> Form:
-    """Returns the form that these bytes say, if they were parsed lately the same object."""
+    """Parses the code of a form; returns the same object for code that was parsed recently."""
     return (_parsed if len(code) <= bounds.SMALL_BYTES else _parsed_large)(code)
 
 
 class _Reader:
-    """Reads the tree and the chunks of a form; `FormWriter` looks at what they mean."""
+    """Reads the tree and the chunks of a form; `FormWriter` checks their rules."""
 
     def __init__(self, code: bytes) -> None:
         self.chunks: list[Chunk] = []
@@ -106,7 +108,7 @@ class _Reader:
         """Returns the tree."""
         tree = self._node(0)
         if self._at != len(self._code):
-            raise ValueError(f"{len(self._code) - self._at} bytes are left behind its end")
+            raise ValueError(f"{len(self._code) - self._at} bytes follow after its end")
         return tree
 
     def _node(self, depth: int) -> Any:
@@ -203,7 +205,7 @@ class _Reader:
 
     def _bit(self) -> int:
         if (bit := self._u8()) > 1:
-            raise ValueError(f"a flag is {bit:#04x}, neither 0 nor 1")
+            raise ValueError(f"a flag is {bit:#04x}, but must be 0 or 1")
         return bit
 
     def _u8(self) -> int:
@@ -212,6 +214,8 @@ class _Reader:
     def _bytes(self, count: int) -> bytes:
         at = self._at
         if count > len(self._code) - at:
-            raise ValueError(f"it ends at byte {len(self._code)}, {at + count} were expected")
+            raise ValueError(
+                f"it ends at byte {len(self._code)}, but {at + count} bytes were expected"
+            )
         self._at += count
         return self._code[at : at + count]

@@ -1,1 +1,1 @@
-"""How items go in and out: rows, records, priorities."""
+"""Reads and writes of items: rows, records and priorities."""

@@ -1,7 +1,7 @@
-"""The split form of a write, for payloads that Python moves: claim, fill, commit or abort.
+"""Writes in separate steps, for payloads that Python copies: claim, fill, commit or abort.
 
-One claim a handle: other threads wait. What a thread claimed and neither committed nor aborted is
-rolled back when it claims again.
+A handle has one claim, and other threads wait for it. A claim that a thread neither committed nor
+aborted is rolled back when the thread claims again.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ _KEEPS = 2
 
 
 class Claims:
-    """The open claim of one handle's ring. Use `Ring.claims`."""
+    """The open claim of one handle's ring. Available as `Ring.claims`."""
 
     def __init__(self, calls: Calls, tree: PriorityTree) -> None:
         self._calls = calls
         self._seat = calls.seat
         self._tree = tree
-        self._native: Any = None  # that the open claim was made with
+        self._native: Any = None  # the native ring of the open claim
         self._slots = 0
         self._in_place = False
 
     def claim(
         self, count: int, streams: Streams | None = None, timeout: float | None = WRITE_TIMEOUT_S
     ) -> int:
-        """Takes ``count`` slots at the head, for this thread; returns the ticket of the first."""
+        """Claims ``count`` slots at the head for this thread; returns the first ticket."""
         given = address(streams)
 
         def call() -> int:
@@ -59,11 +59,12 @@ class Claims:
         tickets: Ints | None = None,
         timeout: float | None = WRITE_TIMEOUT_S,
     ) -> Flags:
-        """Takes named slots, for `commit` or `abort` in the same thread. Raises as `Ring.place`.
+        """Claims named slots, for `commit` or `abort` in the same thread. Raises like `Ring.place`.
 
-        ``keeps``: neither observations nor next ones change, where they are stored once.
+        ``keeps``: the write changes neither observations nor next observations that are stored
+        once.
 
-        Returns bool[n]: what was taken. If that is nothing, no claim is open.
+        Returns bool[n]: which slots were claimed. If none were, no claim is open.
         """
         where = np.ascontiguousarray(where, np.int64)
         kept = np.ones(len(where), np.bool_)
@@ -71,7 +72,10 @@ class Claims:
         if tickets is not None:
             tickets = np.ascontiguousarray(tickets, np.int64)
             if len(tickets) != len(where):
-                raise ValueError(f"claim_slots: {len(where)} slots, {len(tickets)} tickets")
+                raise ValueError(
+                    f"claim_slots: {len(where)} slots and {len(tickets)} tickets were given; pass"
+                    " one ticket for each slot"
+                )
         generation, how = address(tickets), _KEEPS if keeps else int(in_place)
 
         def call() -> int:
@@ -87,17 +91,17 @@ class Claims:
     def write_loaded(
         self, addresses: Sequence[int], count: int, sources: NDArray[np.uint64]
     ) -> int:
-        """`Ring.write` of items of other ``sources``; neighbours of one source share rows."""
+        """Writes items with given ``sources``; adjacent items of one source share observations."""
         given = tuple(addresses), count, 0, address(sources)
         return self._calls.ask("write_loaded", *given, what="write")
 
     def fill(self, addresses: Sequence[int]) -> None:
-        """Copies the payload of the claimed slots, row after row, from one address a leaf."""
+        """Copies the payload of the claimed slots in rows, from one address for each leaf."""
         given = tuple(addresses)
         self._calls.run(lambda: int(self._holder().fill(given)), "fill")
 
     def commit(self, priorities: Floats | int | None = None) -> None:
-        """Publishes what was claimed; if it raises, that was given back."""
+        """Publishes the claimed slots. If it raises an error, the claim was given back."""
         given = 0
         try:
             if priorities is None and self._tree.initial is not None and not self._in_place:
@@ -117,24 +121,23 @@ class Claims:
 
     @property
     def _elements(self) -> int:
-        """Elements of the open claim."""
+        """The number of elements of the open claim."""
         schema = self._calls.schema
         return min(self._slots, schema.capacity) * schema.width
 
     def _holder(self) -> Any:
-        """The native ring of the claim: `close` waits for it, after replacing it for others."""
+        """Returns the native ring of the claim; `close` replaces it only for other calls."""
         native = self._seat.native
         return self._native if self._native is not None and isinstance(native, Closed) else native
 
 
 def address_of_priorities(array: Floats | int | None, count: int) -> int:
-    """The address of ``count`` priorities, which have to be float64 and contiguous."""
+    """Returns the address of ``count`` priorities, which must be float64 and contiguous."""
     if array is None or isinstance(array, int):
         return address(array)
     if array.dtype != np.float64 or not array.flags.c_contiguous:
         raise ValueError(
-            f"priorities are {array.dtype}{list(array.shape)}; they have to be float64 and "
-            "contiguous"
+            f"priorities must be float64 and contiguous, but are {array.dtype}{list(array.shape)}"
         )
     if array.size != count:
         raise ValueError(f"{array.size} priorities were given for {count} elements")

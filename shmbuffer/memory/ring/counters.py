@@ -1,4 +1,4 @@
-"""The counters of a buffer, flat: from one moment under the mutex, or as they are without it."""
+"""The counters of a buffer in a flat dict, consistent under the mutex or without it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shmbuffer.memory.flow.rate_status import rate_status
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.ring.ring import Ring
 
-#: Counters of the runtime page that are shown as they are.
+# Counters of the runtime page that are shown unchanged.
 RUNTIME_COUNTERS = (
     "waiters",
     "repairs",
@@ -28,7 +28,7 @@ RUNTIME_COUNTERS = (
 
 
 def of_snapshot(snapshot: bytes) -> tuple[Any, Any]:
-    """Runtime page and registry of a native snapshot."""
+    """Splits a native snapshot into the runtime page and the registry."""
     data = np.frombuffer(snapshot, np.uint8)
     runtime = data[: layout.PAGE].view(layout.RUNTIME)[0]
     return runtime, data[layout.PAGE :].view(layout.ENTRY)
@@ -38,12 +38,15 @@ def totals(runtime: Any, entries: Any, *, width: int, elements: int) -> dict[str
     """Sums the counters of all clients that the buffer ever had.
 
     Returns:
-        ``length``, ``elements``, ``write_count`` (elements), ``head`` (ticket), ``prioritized``,
-        ``alpha``, ``eps``, ``max_priority``, the sums of `layout.COUNTERS`, what `RUNTIME_COUNTERS`
-        names, and of a limiter ``samples_per_insert`` (0: there is no ratio), ``error_buffer``,
-        ``samples_ahead`` (that the inserts are ahead by), ``min_size``, ``max_times_sampled`` and
-        ``queued`` (0: there is no queue) and ``limited`` (clients that wait for the other side);
-        ``reserved`` (items).
+        A dict with these keys:
+
+        * ``length``, ``elements``, ``write_count`` (elements), ``head`` (ticket), ``prioritized``,
+          ``alpha``, ``eps`` and ``max_priority``;
+        * the sums of `layout.COUNTERS`, and the names of `RUNTIME_COUNTERS`;
+        * ``samples_per_insert`` (0: no ratio), ``error_buffer``, ``samples_ahead`` (by which the
+          inserts are ahead), ``min_size``, ``max_times_sampled`` and ``queued`` (0: no queue) of a
+          limiter;
+        * ``limited`` (clients that wait for the other side) and ``reserved`` (items).
     """
     flow = rate_status(runtime, width=width, capacity=max(1, elements // width))
     return {
@@ -69,7 +72,7 @@ def totals(runtime: Any, entries: Any, *, width: int, elements: int) -> dict[str
 
 
 def snapshot(seat: Seat, ring: Ring | None, capacity: int) -> dict[str, int | float]:
-    """Returns the counters of a handle's buffer, of one moment; see `Engine.stats`."""
+    """Returns the counters of a handle's buffer at one moment; see `Engine.stats`."""
     if ring is None:
         runtime, entries = seat.control.runtime[0], seat.control.entries
     else:
@@ -91,12 +94,12 @@ def _bytes(seat: Seat) -> int:
 
 
 def glance(seat: Seat, ring: Ring | None, capacity: int) -> dict[str, int | float]:
-    """The counters of a handle's buffer as they are, without the mutex; see `Engine.glance`."""
+    """Returns the counters of a handle's buffer without the mutex; see `Engine.glance`."""
     return _of_handle(seat, ring, capacity, seat.control.runtime[0], seat.control.entries)
 
 
 def _of_sharing(ring: Ring | None) -> dict[str, int]:
-    """Nothing where each leaf has a column."""
+    """Returns the counters of own rows; nothing if each leaf has a column."""
     if ring is None or not ring.schema.sharing:
         return {}
     sharing = ring.schema.sharing

@@ -12,38 +12,38 @@ from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.system.progress import Progress
 
-# How often what has changed is copied without a lock, how many slots before signals are looked at,
-# and how few changed ones may be left for the mutex.
+# Limits of a copy: the rounds without a lock, and the slots that are copied between checks of
+# signals. The last number is that of changed slots that may remain for the copy under the mutex.
 _COPY_ROUNDS = 8
 _COPY_SLOTS = 65536
 _COPY_LOCKED = 256
 
 
 class ItemSnapshot(NamedTuple):
-    """A ring at one moment."""
+    """The state of a ring at one moment."""
 
     tickets: Ints
-    """int64[capacity]: of the item in each slot; -1: there is none."""
+    """int64[capacity]: the ticket of the item in each slot; -1 if there is none."""
     sources: NDArray[np.uint64]
-    """uint64[capacity]: writer and stream, see `layout.source_of`; where there is an item."""
+    """uint64[capacity]: writer and stream of each item, see `layout.source_of`."""
     priorities: Floats
-    """float64[elements], raw; NaN where none is known."""
+    """float64[elements], raw; NaN if none is known."""
     head: int
     """The next ticket."""
     write_count: int
-    """Elements written so far."""
+    """The number of elements written so far."""
     max_priority: float | None
     """The largest raw priority ever given; None before the first."""
     extents: NDArray[Any] | None = None
-    """`layout.EXTENT` [capacity]: where each record lies in the byte ring; None: items are rows."""
+    """`layout.EXTENT` [capacity]: the place of each record in the byte ring; None for rows."""
     byte_tail: int = 0
-    """Position of the oldest record."""
+    """The position of the oldest record."""
     byte_head: int = 0
-    """Position of the next record."""
+    """The position of the next record."""
 
     @property
     def used(self) -> int:
-        """Slots up to the last one that holds an item."""
+        """The number of slots up to the last one that contains an item."""
         held = np.flatnonzero(self.tickets >= 0)
         return int(held[-1]) + 1 if len(held) else 0
 
@@ -56,14 +56,15 @@ class _Living:
 
 
 LIVE_READS: Final = _Living()
-"""In the place of a moment: the ring itself is what is saved, and goes on."""
+"""Used instead of a snapshot: the ring itself is saved, while clients continue to use it."""
 
 
 def copy_rows(calls: Calls, out: tuple[int, ...], length: int) -> ItemSnapshot:
-    """Copies the rows of a ring to addresses, one a leaf; see `Ring.copy_out`.
+    """Copies the rows of a ring to one address for each leaf; see `Ring.copy_out`.
 
-    What has changed since the last round is copied again, without a lock; when little is left it is
-    copied under the mutex, together with the counters: that moment is the copy's.
+    Slots that changed since the last round are copied again, without a lock. When few of them
+    remain, they are copied under the mutex, together with the counters. The snapshot is of that
+    moment.
     """
     seat, schema = calls.seat, calls.schema
     capacity, width = schema.capacity, schema.width
@@ -74,7 +75,7 @@ def copy_rows(calls: Calls, out: tuple[int, ...], length: int) -> ItemSnapshot:
     with Progress("copy", length // width * slot_bytes) as progress:
         for _ in range(_COPY_ROUNDS):
             changed = 0
-            reached = min(int(seat.native.head), capacity)  # from there on nothing was written
+            reached = min(int(seat.native.head), capacity)  # no later slot was ever written
             for first, count in progress.cut(reached, slot_bytes, _COPY_SLOTS):
                 copied = seat.native.copy_slots(first, count, out, at)
                 progress.advance(copied * slot_bytes)

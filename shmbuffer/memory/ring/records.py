@@ -1,4 +1,4 @@
-"""The byte ring: records of any size, one behind the other, in a ring of bytes.
+"""The byte ring, which stores records of any size one after the other.
 
     position    tail ────────────────────── head ────────────── tail + max_bytes
                 │ the oldest record in use  │ the next record starts here
@@ -7,21 +7,22 @@
                 a row, so that no record is cut at its end
 
     record      ticket u64 | position u64 | bytes u64 | body (see `record_format`)
-    slot        word, checksum, source, priority, as of every ring; and an extent: position, bytes
+    slot        word, checksum, source and priority, as in every ring; and an extent: position,
+    bytes
 
-A claim takes slots and bytes together, under the mutex: the tail moves on from header to header,
-and an item that still lies there is evicted (its slot is EMPTY then). Bytes are taken in the order
-of tickets and given back in the same order, so an item never goes before an older one.
+A claim takes slots and bytes together, under the mutex. It moves the tail from header to header,
+and evicts items that are still there (their slots become EMPTY). Bytes are taken and freed in the
+order of tickets, so an item is never evicted before an older one.
 
 Always true
-  1. The record of every item lies between tail and head, and head - tail is at most max_bytes.
-  2. From the tail on, headers lead to the head: each record starts where the one before ends, at a
-     multiple of 8. A record is the item of its slot if ticket and position are those of the slot;
-     else it is no longer needed.
-  3. A word stops saying COMMITTED before a byte of its record changes, so what is true of every
-     slot is true here: a copy is kept if the word was the same before and after.
-If the writer dies: before the head has moved nothing but evictions is left of its claim, which were
-to come in any case; later its records are behind words that are rolled back, or forward.
+  1. The record of every item is between tail and head, and head - tail is at most max_bytes.
+  2. Headers lead from the tail to the head: each record starts where the previous one ends, at a
+     multiple of 8. A record is the item of its slot if its ticket and position are those of the
+     slot. Otherwise it is not needed any more.
+  3. A word loses the state COMMITTED before a byte of its record changes. The rule for copies of
+     slots therefore applies to records: a copy is kept if the word was the same before and after.
+If the writer dies: before the head has moved, only evictions remain of its claim, which were due in
+any case. Later, words that are rolled back or forward protect its records.
 """
 
 from __future__ import annotations
@@ -47,15 +48,15 @@ from shmbuffer.memory.system import filesystem
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
 from shmbuffer.memory.system.progress import Progress
 
-#: Of a copy: how often what has been written since is copied without the mutex, and how many bytes
-#: are left for it.
+# Limits of a copy: how often bytes that were written meanwhile are copied without the mutex, and
+# how many bytes may remain for the copy under the mutex.
 _COPY_ROUNDS = 8
 _COPY_LOCKED_BYTES = 2**20
 _COPY_PIECE_BYTES = 2**24
 
 
 class Records:
-    """The records of a ring: `Ring.records`, if its schema has ``record_bytes``."""
+    """The records of a ring. Available as `Ring.records` if its schema has ``record_bytes``."""
 
     def __init__(
         self, calls: Calls, tree: PriorityTree, live: SlotsFile, records_map: _core.Map
@@ -67,25 +68,25 @@ class Records:
         self._map = records_map
         self._capacity = calls.schema.capacity
         self.max_bytes = calls.schema.record_bytes  # of the byte ring
-        # of each slot, ``layout.EXTENT``, live; of slots without an item without meaning
+        # live ``layout.EXTENT`` of each slot; meaningless for slots without an item
         self.extents = live.extents
-        self._usual_bytes = 256.0  # of a record, as far as we know
+        self._usual_bytes = 256.0  # estimated size of a record
 
     # Queries.
 
     @property
     def used(self) -> int:
-        """Bytes from the oldest record that is in use to the head."""
+        """The bytes from the oldest record in use to the head."""
         native = self._seat.native
         return int(native.byte_head - native.byte_tail)
 
     @property
     def content(self) -> memoryview:
-        """The bytes of the ring, twice in a row, live."""
+        """A live view of the bytes of the ring, twice in a row."""
         return memoryview(self._map)
 
     def live(self) -> int:
-        """Bytes of the records of all items with headers. O(capacity)."""
+        """Returns the bytes of the records of all items, with headers. O(capacity)."""
         return live_bytes(self._live)
 
     # The hot calls.
@@ -124,7 +125,7 @@ class Records:
         tickets: Ints | None = None,
         timeout: float | None = WRITE_TIMEOUT_S,
     ) -> Flags:
-        """Writes record i to slot ``where[i]``; returns which were written, bool[n]."""
+        """Writes record i to slot ``where[i]``; returns which records were written, bool[n]."""
         count = len(batch)
         if count != len(where):
             raise ValueError(f"{count} records cannot be written to {len(where)} slots")
@@ -136,7 +137,7 @@ class Records:
             return kept
         ordered = np.ascontiguousarray(where[order], np.int64)
         if (ordered[1:] == ordered[:-1]).any():
-            raise ValueError("a slot is named twice; each of them takes one record")
+            raise ValueError("a slot is named twice, but can take only one record; name it once")
         rows = RecordBatch(batch.data, batch.starts[order], batch.sizes[order])
         raw = None if priorities is None else np.ascontiguousarray(priorities[order])
         expected = None if tickets is None else np.ascontiguousarray(tickets[order], np.int64)
@@ -178,7 +179,7 @@ class Records:
         return RecordSample(batch, index, tickets, weights)
 
     def read(self, index: Ints) -> RecordSample:
-        """Copies records by slot, each validated; where there is no item the size is 0."""
+        """Copies records by slot, each validated; the size is 0 if the slot has no item."""
         index = np.ascontiguousarray(index, np.int64)
         count, tickets = len(index), np.empty(len(index), np.int64)
         at, whose = address(index), address(tickets)
@@ -191,19 +192,20 @@ class Records:
         return RecordSample(batch, index, tickets, None)
 
     def copy_out(self, descriptor: int, where: str) -> ItemSnapshot:
-        """Copies a snapshot of all records to a file of the size of the byte ring, as they lie.
+        """Copies a snapshot of all records to a file as large as the byte ring, at their offsets.
 
-        Committed records do not change, so they are copied without a lock; the mutex is held for
-        the last megabyte, and a scan of the slots.
+        Committed records do not change, so most are copied without a lock. The mutex is held for
+        the last megabyte, and for a scan of the slots.
         """
-        self._seat.reap_dead()  # behind a dead writer's claim all would be left for the mutex
+        # records after a dead writer's claim could be copied only under the mutex
+        self._seat.reap_dead()
         copied, safe, _ = self._span()
         with Progress("copy", safe - copied) as progress:
             for _ in range(_COPY_ROUNDS):
                 self._copy(descriptor, copied, safe, where, progress)
                 copied = safe
                 tail, safe, head = self._span()
-                copied = max(copied, tail)  # what went meanwhile is nobody's
+                copied = max(copied, tail)  # records that were evicted meanwhile are not needed
                 if head - copied <= _COPY_LOCKED_BYTES:
                     break
         capacity = self._capacity
@@ -224,7 +226,8 @@ class Records:
             )
             if not isinstance(answer, int):
                 break
-            if answer == -_core.NO_ROOM:  # a writer that stands still: the rest waits for nobody
+            # a writer has stopped in a claim: copy the rest under the mutex
+            if answer == -_core.NO_ROOM:
                 room = min(self.max_bytes, 2 * int(self._seat.native.needed))
             else:
                 self._calls.again(answer, lambda: 0, "copy_out")
@@ -238,7 +241,7 @@ class Records:
         return ItemSnapshot(tickets, sources, raw, *counts, extents, tail, byte_head)
 
     def _span(self) -> tuple[int, int, int]:
-        """Tail; where nobody writes below; head."""
+        """Returns the tail, the end of the part that no client writes, and the head."""
         found: tuple[int, int, int] = self._calls.answer(
             lambda: self._seat.native.span(LOCK_TIMEOUT_NS), "copy_out"
         )
@@ -247,13 +250,13 @@ class Records:
     def _copy(self, descriptor: int, start: int, stop: int, where: str, progress: Progress) -> None:
         content = self.content
         for at in range(start, stop, _COPY_PIECE_BYTES):
-            size = min(_COPY_PIECE_BYTES, stop - at)  # no more than is mapped: from the tail on
+            size = min(_COPY_PIECE_BYTES, stop - at)  # the mapped part starts at the tail
             first = at % self.max_bytes
             self._pwrite(descriptor, content[first : first + size], at, where)
             progress.advance(size)
 
     def _pwrite(self, descriptor: int, content: memoryview, at: int, where: str) -> None:
-        """Writes bytes of the ring from a position on, around the end of the file."""
+        """Writes bytes of the ring from a position on, wrapping around the end of the file."""
         while len(content):
             offset = at % self.max_bytes
             try:
@@ -273,7 +276,7 @@ class Records:
         what: str,
         index: Ints | None = None,
     ) -> RecordBatch:
-        """Records in fresh memory, which is made larger until they fit."""
+        """Returns records in new memory, which is enlarged until they fit."""
         starts, sizes = np.empty(count, np.int64), np.empty(count, np.int64)
         positions = np.empty(count, np.uint64)
         room = int(count * self._usual_bytes * 1.25) + layout.PAGE
@@ -296,5 +299,5 @@ class Records:
         return RecordBatch(data[:used], starts, sizes)
 
 
-#: An answer that is no status and no number of bytes.
+# A result that is neither a status nor a number of bytes.
 _NO_ROOM = 2**62

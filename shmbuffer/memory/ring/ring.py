@@ -1,14 +1,15 @@
-"""The calls that move items: one native call each, and what to do where it says that it could not.
+"""The ring of a buffer: one native call for each operation, and the handling of its status.
 
      write:   claim ── fill ── commit      (the mutex is held for claim and commit, not for fill)
-     sample:  draw ── copy ── look again, draw again what changed
+     sample:  draw ── copy ── check, and draw again what changed
      update:  priorities, by element and ticket
 
-Elements and slots: a slot is one index of the first storage dimension and holds ``width`` elements
-(1 unless the storage has several dimensions); element = slot * width + lane. Tickets are int64.
+A slot is one index of the first storage dimension and has ``width`` elements (1 unless the storage
+has several dimensions). Lane ``lane`` of a slot is element slot * width + lane. Tickets are int64.
 
-Payload comes and goes by address, in the order of ``schema.leaves``, and so do index, tickets and
-weights: the caller keeps memory alive and contiguous, and has compared dtypes and shapes.
+Payload, index, tickets and weights are passed by address. Payload has one address for each leaf, in
+the order of ``schema.leaves``. The caller keeps the memory alive and contiguous, and has compared
+dtypes and shapes.
 """
 
 from __future__ import annotations
@@ -39,22 +40,22 @@ from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
 
 
 class Ring(HasTotals):
-    """The ring of one buffer, as one handle sees it.
+    """The ring of one buffer, as seen by one handle.
 
     Args:
-        seat: of the handle; its definition is mapped.
+        seat: The seat of the handle, whose definition is mapped.
 
     Attributes:
-        seat: of the handle.
-        schema, capacity: what an item is made of; slots.
-        width, elements: of a slot; capacity * width.
-        live: words, sources, raw priorities and masses of all slots, as they are now.
-        tree: priorities and their exponents.
-        claims: the split form of a write.
-        records: the byte ring, where items are records; None where they are rows of leaves.
-        admission: what limits writes and samples, and the waiting for it.
-        reservations: room for items to come.
-        consumers: who is given each item once.
+        seat: The seat of the handle.
+        schema, capacity: The schema of an item; the number of slots.
+        width, elements: The elements of a slot; capacity * width.
+        live: Live views of words, sources, raw priorities and masses of all slots.
+        tree: Priorities and their exponents.
+        claims: Writes in separate steps.
+        records: The byte ring if items are records; None if they are rows of leaves.
+        admission: Limits of writes and samples.
+        reservations: Space for later items.
+        consumers: Consumers, which give each item once.
     """
 
     def __init__(self, seat: Seat) -> None:
@@ -80,11 +81,11 @@ class Ring(HasTotals):
         leaves = ", ".join(leaf.name for leaf in self.schema.leaves) or "records or objects"
         return f"Ring({self.seat.where!r}, capacity={self.capacity}, {leaves})"
 
-    # One load each; no lock.
+    # One load each, without a lock.
 
     @property
     def length(self) -> int:
-        """Elements that hold an item."""
+        """The number of elements that contain an item."""
         return int(self.seat.native.length)
 
     @property
@@ -94,16 +95,16 @@ class Ring(HasTotals):
 
     @property
     def cursor(self) -> int:
-        """The element that the next write starts at."""
+        """The first element of the next write."""
         return int(self.seat.native.head) % self.capacity * self.width
 
     @property
     def write_count(self) -> int:
-        """Elements written so far, by everybody."""
+        """The number of elements that all clients have written so far."""
         return int(self.seat.native.write_count)
 
     def leaf(self, i: int) -> memoryview:
-        """The bytes of leaf ``i`` for all elements, live; the map stays while the view does."""
+        """Returns a live view of the bytes of leaf ``i``, which keeps its map alive."""
         return memoryview(self._leaf_maps[i])
 
     # The hot calls.
@@ -120,21 +121,21 @@ class Ring(HasTotals):
         """Writes ``count`` slots at the head of the ring: claim, fill, commit.
 
         Args:
-            addresses: of ``[count, *lanes, *shape]``, C order, one a leaf.
-            count: slots. Of more than the capacity the last ones stay.
-            priorities: raw, float64, ``count * width``, as an array or an address; without, the
-                largest ever given, at least 1.
-            streams: uint32 ``[count]``, of each slot; None: stream 0.
-            timeout: seconds to wait for a slot that a living writer is filling; None: for ever.
+            addresses: The address of ``[count, *lanes, *shape]`` in C order for each leaf.
+            count: The number of slots. If it exceeds the capacity, the last slots remain.
+            priorities: Raw priorities, float64, ``count * width``, as an array or an address. The
+                default is the largest priority ever given, at least 1.
+            streams: uint32 ``[count]``, the stream of each slot; None for stream 0.
+            timeout: Seconds to wait for a slot that a living writer is filling; None to wait
+                forever.
 
         Returns:
-            The ticket of the first: item k, lane l is element ``(ticket + k) % capacity * width +
-                l``.
+            The first ticket: item k, lane l is element ``(ticket + k) % capacity * width + l``.
 
         Raises:
-            RingOverrunError: a living writer did not finish in time; nothing was written.
-            ValueError: a priority is NaN, infinite, negative or too large; nothing was written.
-            BufferClosedError, LockTimeout, BufferNeedsRestart: as they say; nothing was written.
+            RingOverrunError: A living writer did not finish in time; nothing was written.
+            ValueError: A priority is NaN, infinite, negative or too large; nothing was written.
+            BufferClosedError, LockTimeout, BufferNeedsRestart: Nothing was written.
         """
         if count == 0:
             return self.head
@@ -157,15 +158,15 @@ class Ring(HasTotals):
     def refused(self, status: int, what: str = "write") -> None:
         """Handles the status of a fast call, before the call is repeated in a slower way.
 
-        Raises LockTimeout: that it has waited for once is enough.
+        Raises LockTimeout, because the call has already waited once.
         """
         if status == -_core.LOCK_TIMEOUT:
             raise_for_status(self.seat, -status, what)
 
     def require_linked(self) -> None:
-        """Raises BufferUnlinkedError if the directory was removed; looks once a second.
+        """Raises BufferUnlinkedError if the directory was removed; checks it once a second.
 
-        Calls that move items do so by themselves, but for `read`. Cost: 0.1 µs.
+        Calls that move items do so by themselves, except for `read`. Cost: 0.1 µs.
         """
         require_linked(self.seat)
 
@@ -180,17 +181,18 @@ class Ring(HasTotals):
     ) -> None:
         """Writes named slots: row i of the payload goes to slot ``where[i]``.
 
-        The position of the ring stays. A slot that is named twice holds the last row.
+        The position of the ring does not change. A slot that is named twice gets the last row.
 
         Args:
             where: int64, slots.
-            addresses: of ``[len(where), *lanes, *shape]``, one a leaf.
-            priorities: raw, float64, ``len(where) * width``.
-            in_place: an item that is there keeps its raw priority, and `write_count` stays.
-            timeout: as for `write`.
+            addresses: The address of ``[len(where), *lanes, *shape]`` for each leaf.
+            priorities: Raw priorities, float64, ``len(where) * width``.
+            in_place: Existing items keep their raw priorities, and `write_count` does not change.
+            timeout: As for `write`.
 
         Raises:
-            IndexError: no such slot; and as `write`.
+            IndexError: A slot does not exist.
+            RingOverrunError, ValueError: As for `write`.
         """
         if len(where) == 0:
             return
@@ -224,24 +226,24 @@ class Ring(HasTotals):
         """Draws ``count`` elements and copies them out, each validated.
 
         Args:
-            count: elements.
+            count: The number of elements.
             key: 64 bits; the same key on the same buffer draws the same elements.
-            out: addresses of ``[count, *shape]``, one a leaf; None: no payload.
-            index: address of int64[count]: elements.
-            tickets: address of int64[count].
-            weights: address of float32[count], or 0: (mass / smallest mass) ** -beta (Schaul et al.
-                2016, section 3.4, normalised by the largest weight in the buffer).
-            beta: importance-sampling exponent.
-            prioritized: by mass; else uniformly over what is committed. Masses that are all zero:
-                uniformly.
+            out: The address of ``[count, *shape]`` for each leaf; None for no payload.
+            index: The address of int64[count], for the elements.
+            tickets: The address of int64[count].
+            weights: The address of float32[count], or 0, for (mass / smallest mass) ** -beta
+                (Schaul et al. 2016, section 3.4, normalised by the largest weight in the buffer).
+            beta: The importance-sampling exponent.
+            prioritized: Whether to draw by mass, or uniformly over committed items. If all masses
+                are zero, the draw is uniform.
 
         Returns:
-            Rows that had to be drawn again because they were overwritten while being copied.
+            The number of rows that were drawn again because they were overwritten during the copy.
 
-        Waits while nothing is committed because the whole ring is being written, up to 5 s.
+        If no item is committed because the whole ring is being written, it waits for up to 5 s.
 
         Raises:
-            EmptyBufferError: nothing is committed.
+            EmptyBufferError: No item is committed.
         """
         rows = None if out is None else tuple(out)
         given = count, key, rows, index, tickets, weights, beta, prioritized, LOCK_TIMEOUT_NS
@@ -254,16 +256,16 @@ class Ring(HasTotals):
         """Copies elements by index, each validated.
 
         Args:
-            index: address of int64[count].
-            count: elements.
-            out: addresses of ``[count, *shape]``, one a leaf.
-            tickets: address of int64[count]; -1 where the slot holds no item.
+            index: The address of int64[count].
+            count: The number of elements.
+            out: The address of ``[count, *shape]`` for each leaf.
+            tickets: The address of int64[count]; -1 if the slot contains no item.
 
         Returns:
-            How many hold none.
+            The number of elements without an item.
 
         Raises:
-            IndexError: no such element.
+            IndexError: An element does not exist.
         """
         if count == 0:
             return 0
@@ -275,21 +277,21 @@ class Ring(HasTotals):
     def update(
         self, index: Ints, priorities: Floats, tickets: Ints | None = None
     ) -> tuple[int, int]:
-        """Sets raw priorities; an element named twice keeps the last.
+        """Sets raw priorities; an element that is named twice gets the last one.
 
         Args:
             index: int64[n], elements.
             priorities: float64[n], raw.
-            tickets: int64[n]; an element whose slot has been written since is left as it is.
+            tickets: int64[n]; an element whose slot has been written since is not changed.
 
         Returns:
-            How many were applied, and how many were stale or hold no item.
+            How many were applied, and how many were stale or have no item.
 
         Raises:
-            ValueError: a priority is NaN, infinite, negative or too large; nothing was changed.
-            IndexError: no such element; nothing was changed.
-            LockTimeout: a living process holds the mutex. It is taken for 128 priorities at a time,
-                so that the first of more may have been set.
+            ValueError: A priority is NaN, infinite, negative or too large; nothing was changed.
+            IndexError: An element does not exist; nothing was changed.
+            LockTimeout: A living process holds the mutex. The mutex is taken for 128 priorities at
+                a time, so the first ones may have been set.
         """
         count = len(index)
         if count == 0:
@@ -300,7 +302,8 @@ class Ring(HasTotals):
         if len(priorities) != count or (tickets is not None and len(tickets) != count):
             given = "" if tickets is None else f", {len(tickets)} generations"
             raise ValueError(
-                f"update: {count} indices, {len(priorities)} priorities{given}; give as many"
+                f"update: {count} indices and {len(priorities)} priorities{given} were given; pass"
+                " as many of each"
             )
         at = address(index), address(tickets), address(priorities), count
         applied = self._calls.run(
@@ -311,11 +314,11 @@ class Ring(HasTotals):
     def update_given(
         self, index: Any, priorities: Any, tickets: Any = None
     ) -> tuple[int, int] | None:
-        """`update` with arrays or tensors that the core reads where they are.
+        """Updates like `update`, with arrays or tensors that the core reads in place.
 
         Returns:
-            None: they are others, an index is out of range, or the core has refused: `update` says
-            why.
+            The result of `update`. None if the arguments are unsuitable, an index is out of range,
+            or the core has refused; `update` then raises the error.
         """
         found = self.seat.native.update_given(index, priorities, tickets, LOCK_TIMEOUT_NS)
         if type(found) is int:
@@ -324,45 +327,45 @@ class Ring(HasTotals):
         return found  # type: ignore[no-any-return]
 
     def empty(self, *, keep_write_count: bool = False) -> None:
-        """Forgets every item, and the largest priority. O(capacity).
+        """Removes every item, and forgets the largest priority. O(capacity).
 
-        Slots that a writer is filling stay its own.
+        Slots that a writer is filling remain its own.
         """
         self._calls.ask("empty", keep_write_count)
 
     def snapshot(self) -> bytes:
-        """Runtime page and registry, of one moment; see `counters.of_snapshot`."""
+        """Returns the runtime page and the registry at one moment; see `counters.of_snapshot`."""
         return bytes(
             self._calls.answer(lambda: self.seat.native.snapshot(LOCK_TIMEOUT_NS), "snapshot")
         )
 
     def restore(self, ticket: int, write_count: int, max_priority: float | None) -> None:
-        """Sets where the next item goes, what was counted, and the largest priority seen.
+        """Sets the next ticket, the write count and the largest priority.
 
-        For a buffer whose items were loaded. The items stay as they are.
+        Used for a buffer whose items were loaded. The items do not change.
 
         Args:
-            ticket: the next one; of one that is past, the next of its slot.
-            write_count: elements.
-            max_priority: raw; None: none was given yet.
+            ticket: The next ticket. If it is in the past, the next one of its slot is used.
+            write_count: Elements.
+            max_priority: A raw priority; None if none was given yet.
         """
         greatest = -1.0 if max_priority is None else float(max_priority)
         self._calls.ask("restore", ticket, write_count, greatest)
 
     def copy_out(self, out: Sequence[int]) -> ItemSnapshot:
-        """Copies every item, all of one moment, while others go on writing.
+        """Copies every item at one moment, while other clients continue to write.
 
         Args:
-            out: addresses of ``[capacity, *lanes, *shape]``, one a leaf. Slots without an item are
-                left as they are, or hold bytes without meaning.
+            out: The address of ``[capacity, *lanes, *shape]`` for each leaf. Slots without an item
+                are not changed, or receive bytes without meaning.
 
-        Cost: the bytes once, and what is written meanwhile. The mutex is held for a scan of the
-            words and raw priorities, some milliseconds for a million elements, and for what was
-            written during the last round.
+        Cost: copying all bytes once, and those that are written meanwhile. The mutex is held for a
+        scan of the words and raw priorities, and for slots that were written during the last round.
+        The scan takes some milliseconds for a million elements.
         """
         return copy_rows(self._calls, tuple(out), self.length)
 
     def limit(self, wanted: RateLimiter | Quota | None) -> None:
-        """Sets what limits writes and samples; see `Engine.set_limiter`."""
+        """Sets the limits of writes and samples; see `Engine.set_limiter`."""
         numbers = NO_LIMIT if wanted is None else wanted.to_numbers()
         self._calls.ask("limit", *numbers)

@@ -1,7 +1,7 @@
-"""The priority tree of a ring, as one handle sees it: exponents, masses, and who gets which.
+"""The priority tree of a ring, as seen by one handle: exponents, masses and priorities.
 
-Raw priorities are kept as they were given, beside their masses, so that alpha and eps can be
-changed exactly. The tree itself is the C core's; see `priorities` for what it always is.
+Raw priorities are kept unchanged beside their masses, so alpha and eps can be changed exactly. The
+C core maintains the tree; `priorities` lists its invariants.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from shmbuffer.memory.mapped.slots_file import SlotsFile
 
 
 class PriorityTree:
-    """Priorities of one handle's ring. Use `Ring.tree`."""
+    """The priorities of one handle's ring. Available as `Ring.tree`."""
 
     def __init__(self, calls: Calls, live: SlotsFile) -> None:
         self._calls = calls
         self._seat = calls.seat
         self._live = live
-        # asked for the priority of new items that come without one, with the slots that they take
-        # (None: they are taken already). None: it is the largest ever given
+        # returns the priority of new items without one; its argument is their slots, or None if
+        # they are claimed already. None: the largest priority ever given
         self.initial: Callable[[Ints | None], float] | None = None
 
-    # One load each; no lock.
+    # One load each, without a lock.
 
     @property
     def prioritized(self) -> bool:
-        """True if the tree is kept."""
+        """True if the ring keeps priorities."""
         return bool(self._seat.native.prioritized)
 
     @property
     def alpha(self) -> float:
-        """Priority exponent."""
+        """The priority exponent."""
         return float(self._seat.native.alpha)
 
     @property
@@ -56,37 +56,37 @@ class PriorityTree:
 
     @property
     def p_sum(self) -> float:
-        """Sum of all masses."""
+        """The sum of all masses."""
         return float(self._seat.native.total)
 
     @property
     def p_min(self) -> float:
-        """Smallest positive mass; 0 if there is none."""
+        """The smallest positive mass; 0 if there is none."""
         return float(self._seat.native.least)
 
     @property
     def updates(self) -> int:
-        """Grows with every priority set, and with every death: a dead one may not have counted."""
+        """The number of updates, plus that of deaths, as a dead client may not have counted."""
         control = self._seat.control
         deaths = control.runtime["reaped"][0] + control.runtime["repairs"][0]
         return int(control.entries["updates_applied"].sum() + deaths)
 
     def priorities(self, elements: Ints | slice | None = None) -> Floats:
-        """Raw priorities of all or some elements, a copy; of a slice a view. NaN: none is known."""
+        """Returns a copy of raw priorities, or a view for a slice. NaN: none is known."""
         return self._live.raw.copy() if elements is None else self._live.raw[elements]
 
     def mass(self, elements: Ints | slice | None = None) -> Floats:
-        """Returns the tree's leaves, or some of them, a copy; of a slice the ring's own."""
+        """Returns a copy of the tree's leaves, or a live view for a slice."""
         return self._live.mass.copy() if elements is None else self._live.mass[elements]
 
     def of_new(self, taken: Ints | None, count: int) -> Floats | None:
-        """Priorities of ``count`` new elements that come without; None: the core knows."""
+        """Returns priorities for ``count`` new elements; None if the core chooses them."""
         return None if self.initial is None else np.full(count, self.initial(taken))
 
     # Exponents.
 
     def bind(self, alpha: float, eps: float) -> None:
-        """Switches the tree on; what is committed gets its mass. O(capacity), once."""
+        """Switches the tree on and computes the masses of all items. O(capacity), once."""
         self._set(alpha, eps, f"bind_priorities({alpha}, {eps})", bind=True)
 
     def set_alpha(self, alpha: float | None, eps: float | None = None) -> None:

@@ -1,1 +1,1 @@
-"""The operating system: files, pages, time, processes. Nothing here knows a buffer."""
+"""The operating system: files, pages, time and processes. No module here knows what a buffer is."""

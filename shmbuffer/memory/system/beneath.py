@@ -1,10 +1,10 @@
-"""The way to a name: part by part, never through a link.
+"""Walks from a directory to a name, component by component, and never follows a link.
 
     root ──openat "next", O_NOFOLLOW──▶ fd ──openat ...──▶ fd of the directory that holds the file
 
-A path of several parts that is given to the kernel at once is followed through every link that lies
-on it, whatever O_NOFOLLOW says about the last part. Each directory on the way has to be ours,
-unless the root belongs to another user and is only read.
+If a path of several components is passed to the kernel at once, the kernel follows every link on
+the way, and O_NOFOLLOW protects only the last component. This user must own each directory on the
+way, unless the root belongs to another user and is only read.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from shmbuffer.errors import UnsafePathError
 from shmbuffer.memory.system.path_checks import explained, require_own_directory
 
 PRIVATE = ".shmbuffer"
-"""The folder whose mode decides whether the group may read new files.
+"""The directory whose mode decides whether the group may read new files.
 
-Only its owner changes that mode. A directory that the user has made is often readable by the group
-without any intention.
+Only its owner changes that mode. A directory that the user created is often readable by the group
+unintentionally.
 """
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def leads_down(name: str) -> bool:
-    """True if a name, taken for a path, is a way down from a directory: relative, without "..".
+    """True if a name is a relative path that stays below its directory, without "..".
 
-    Also refuses ".", empty parts and NUL, so that no two names lead to one file.
+    ".", empty components and NUL are refused too, so that no two names lead to the same file.
     """
     return "\0" not in name and {"", ".", ".."}.isdisjoint(name.split("/"))
 
 
 def parts(name: str, root: Path) -> list[str]:
-    """Splits a name; UnsafePathError if it is anything but a way down from `root`."""
+    """Splits a name; raises UnsafePathError if it does not lead to a path below ``root``."""
     if not leads_down(name):
         raise UnsafePathError(
-            f"{root}: {name!r} is not the name of a file in this directory; a name is relative,"
-            " without '.', '..', NUL and empty parts",
+            f"{root}: {name!r} is not the name of a file in this directory; pass a relative name"
+            " without '.', '..', NUL and empty components",
             path=root,
             name=name,
         )
@@ -55,10 +55,10 @@ def parts(name: str, root: Path) -> list[str]:
 def walk(
     root: int, where: Path, folders: list[str], *, make: int | None = None, foreign: bool = False
 ) -> Iterator[int]:
-    """Yields the descriptor of a directory below `root`, which is open and lies at `where`.
+    """Yields the descriptor of a directory below ``root``, which is open and located at ``where``.
 
-    Directories that are missing are made with the mode ``make``, unless that is None. ``foreign``:
-    the root belongs to another user, and is only read.
+    Missing directories are created with the mode ``make``, unless it is None. ``foreign``: the root
+    belongs to another user, and is only read.
     """
     with _core.Descriptor() as reached:
         fd = root
@@ -74,7 +74,7 @@ def walk(
 
 
 def new_modes(root: int, where: Path) -> tuple[int, int]:
-    """Modes of new files and folders below `root`, which is open and lies at `where`."""
+    """Returns the modes of new files and directories below ``root``, which is open at ``where``."""
     with explained(where / PRIVATE, wanted="a directory"):
         try:
             found = os.stat(PRIVATE, dir_fd=root, follow_symlinks=False)
@@ -85,9 +85,10 @@ def new_modes(root: int, where: Path) -> tuple[int, int]:
 
 
 def make_with_parents(where: Path) -> bool:
-    """Makes a directory; returns whether it is new. Missing parents get the umask's permissions.
+    """Creates a directory; returns whether it is new. The umask applies to missing parents.
 
-    Parents are synced if possible: a power cut could take this one with all that is synced in it.
+    Parents are synced if possible. Otherwise a power cut could remove the directory together with
+    the synced files in it.
     """
     missing = [folder for folder in where.parents if not folder.exists()]
     if missing:
@@ -101,7 +102,7 @@ def make_with_parents(where: Path) -> bool:
 
 
 def make_temporary(prefix: str) -> Path:
-    """Makes a directory of mode 0700 with a random name, where `tempfile` and TMPDIR say."""
+    """Creates a directory of mode 0700 with a random name in the temporary directory."""
     while True:
         path = Path(tempfile.gettempdir(), f"{prefix}{secrets.token_hex(4)}").absolute()
         if make_folder(path, 0o700):
@@ -109,7 +110,7 @@ def make_temporary(prefix: str) -> Path:
 
 
 def remove_if_empty(where: Path) -> bool:
-    """Removes a directory if it is empty and may be removed; returns whether that was done."""
+    """Removes a directory if it is empty and the user may do so; returns whether it was removed."""
     with suppress(OSError):
         where.rmdir()
         _core.reached("folder.removed")
@@ -118,15 +119,17 @@ def remove_if_empty(where: Path) -> bool:
 
 
 def make_folder(name: str | Path, mode: int, *, dir_fd: int | None = None) -> bool:
-    """Makes a directory of exactly this mode (setgid as its parent); false if the name exists."""
+    """Creates a directory with exactly this mode (setgid if its parent is); false if it exists."""
     try:
         os.mkdir(name, mode, dir_fd=dir_fd)
     except FileExistsError:
         return False
     _core.reached("folder.made")
-    # The umask may have taken our own right to open it, which fchmod would need; O_PATH does not.
+    # The umask may have removed our own permission to open the directory, which fchmod needs.
+    # O_PATH does not need it.
     flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    with suppress(FileNotFoundError), _core.Descriptor() as made:  # another may have swept it
+    # another process may have removed it
+    with suppress(FileNotFoundError), _core.Descriptor() as made:
         fd = made.take(os.open, name, flags, dir_fd=dir_fd)
         found = os.fstat(fd).st_mode
         if found & 0o777 != mode & 0o777:

@@ -1,4 +1,4 @@
-"""How long a call waits for others before it says who is in its way."""
+"""Limits how long a call waits for other processes before it raises an error."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
-#: For the mutex, which living processes hold for microseconds.
+# For the mutex, which living processes hold for microseconds.
 LOCK_TIMEOUT_NS = 5_000_000_000
-#: Of a write, for a slot or for bytes that a living writer is filling.
+# For a write that waits for a slot or bytes that another living writer is filling.
 WRITE_TIMEOUT_S = 5.0
 
 
 def within(seconds: float | None) -> AbstractContextManager[None]:
-    """Limits the time that the calls of this thread together wait for others; None: nothing new."""
+    """Limits the time that all waits of this thread may take together; None changes nothing."""
     return _AS_BEFORE if seconds is None else _within(seconds)
 
 
@@ -34,7 +34,7 @@ def _within(seconds: float) -> Iterator[None]:
 
 
 class Deadline(NamedTuple):
-    """The time that a wait may take."""
+    """The end of the time that a wait may take."""
 
     seconds: float
     deadline: float
@@ -42,7 +42,7 @@ class Deadline(NamedTuple):
 
 
 def ends(usual: float | None) -> Deadline | None:
-    """Returns the deadline of a wait that begins now; None if it may take for ever."""
+    """Returns the deadline of a wait that begins now, or None if it may take forever."""
     if _own.limit is not None or usual is None:
         return _own.limit
     return Deadline(usual, time.monotonic() + usual)
@@ -56,8 +56,8 @@ _own = _Own()
 
 
 def require_time(name: str, seconds: Any) -> None:
-    """TypeError or ValueError where an argument is no number of seconds from 0 on."""
-    problem = f"{name} is a number of seconds from 0 on, or None; got {seconds!r}"
+    """Raises TypeError or ValueError unless an argument is a number of seconds of at least 0."""
+    problem = f"{name} must be a number of seconds of at least 0, or None, but is {seconds!r}"
     try:
         is_time = seconds >= 0
     except TypeError:
@@ -67,8 +67,8 @@ def require_time(name: str, seconds: Any) -> None:
 
 
 def nanoseconds(lease_s: float) -> int:
-    """Returns the duration of a lease; TypeError or ValueError if it is not a time."""
-    problem = f"a lease is a number of seconds above 0, or math.inf, not {lease_s!r}"
+    """Converts the duration of a lease; raises TypeError or ValueError if it is not a time."""
+    problem = f"a lease must be a number of seconds above 0, or math.inf, but is {lease_s!r}"
     try:
         is_time = lease_s > 0
     except TypeError:

@@ -1,11 +1,16 @@
-"""The file system below a buffer: whether it can be relied on, and how much room it has.
+"""Checks whether a file system is reliable enough for a buffer, and how much space it has.
 
-A buffer needs four things of it: maps of one file share their pages, a file lock ends with its
-holder, room that was reserved stays reserved, and every process that opens the file runs on this
-machine. The last is why cluster file systems are refused although their maps are coherent: the rule
-of death compares boot ids, and another node has another one while it lives. What is refused is
-listed; what the list does not know is accepted: new local file systems come more often than new
-networks.
+A buffer needs a file system with four properties:
+
+* maps of one file share their pages;
+* a file lock ends with its holder;
+* reserved space stays reserved;
+* every process that opens the file runs on this machine.
+
+Cluster file systems lack the last property and are refused, although their maps are coherent. A
+process is proved dead by comparing boot ids, and a living process on another node has another boot
+id. Unsafe file systems are listed, and unlisted ones are accepted, because new local file systems
+are more common than new network file systems.
 """
 
 from __future__ import annotations
@@ -43,25 +48,26 @@ UNSAFE = {
     0x786F4256: "VirtualBox shared folders",
     0xBACBACBC: "VMware shared folders",
     0x7C7C6673: "Parallels shared folders",
-    0x958458F6: "hugetlbfs",  # local, but the size of a file is a number of huge pages there
+    0x958458F6: "hugetlbfs",  # local, but the size of a file is a number of huge pages
 }
-"""Magic numbers of statfs(2), with the names to show."""
+"""File systems that are refused: the magic number of statfs(2), and a name for messages."""
 
 IN_MEMORY = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
-"""File systems without a disk, in the same way."""
+"""File systems without a disk: the magic number of statfs(2), and a name for messages."""
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # flags of linux/falloc.h
 
 UNLIMITED = sys.maxsize
-"""The room of a file system that has no limit, such as ramfs."""
+"""The free space of a file system without a limit, such as ramfs."""
 
 
 def filesystem_type(fd: int) -> int:
-    """The magic number of an open file's file system, by ctypes: `os.statvfs` has no type."""
+    """Returns the magic number of an open file's file system; `os.statvfs` does not tell it."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
-    answer = ctypes.create_string_buffer(512)  # struct statfs: 120 bytes, f_type is its first long
+    # struct statfs has 120 bytes, and f_type is its first long
+    answer = ctypes.create_string_buffer(512)
     if libc.fstatfs(ctypes.c_int(fd), answer):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -74,18 +80,18 @@ def is_read_only(fd: int) -> bool:
 
 
 def shut(fd: int) -> None:
-    """Close a descriptor, errors ignored: the number is free, and what counts was synced before."""
+    """Closes a descriptor and ignores errors: the number is free, and data were synced before."""
     with suppress(OSError):
         os.close(fd)
 
 
 def require_safe(fd: int, where: Path) -> None:
-    """Raise UnsafeFilesystemError if a buffer cannot rely on the file system of an open file."""
+    """Raises UnsafeFilesystemError if a buffer cannot rely on the file system of an open file."""
     kind = filesystem_type(fd)
     if kind in UNSAFE:
         raise UnsafeFilesystemError(
-            f"{where}: lies on {UNSAFE[kind]}, where shared maps, file locks or reserved space"
-            " cannot be relied on; choose a directory on a local disk or in /dev/shm",
+            f"{where}: is on {UNSAFE[kind]}, where shared maps, file locks or reserved space"
+            " are not reliable; choose a directory on a local disk or in /dev/shm",
             path=where,
             filesystem=UNSAFE[kind],
             magic=kind,
@@ -93,7 +99,7 @@ def require_safe(fd: int, where: Path) -> None:
 
 
 def free_bytes(fd: int) -> int:
-    """How much an unprivileged process may still write to the file system of an open file."""
+    """Returns the bytes that an unprivileged process may still write to a file system."""
     return _free_bytes(os.fstatvfs(fd))
 
 
@@ -104,12 +110,12 @@ def _free_bytes(room: os.statvfs_result) -> int:
 
 
 def free_memory_bytes() -> int:
-    """How much memory the kernel says it can still give to processes, swap included."""
+    """Returns the memory that the kernel can still give to processes, including swap."""
     return _memory_bytes("MemAvailable", "SwapFree")
 
 
 def memory_bytes() -> int:
-    """How much memory and swap the machine has. A process has no more."""
+    """Returns the memory and swap of the machine."""
     return _memory_bytes("MemTotal", "SwapTotal")
 
 
@@ -123,10 +129,10 @@ def _memory_bytes(*names: str) -> int:
 
 
 def allocate(fd: int, nbytes: int, *, reserve: bool, free: int) -> None:
-    """Give a new, empty file its size, and with `reserve` its room.
+    """Gives a new, empty file its size, and allocates its space if ``reserve`` is set.
 
-    Compares with `free` first: tmpfs takes page after page before it sees that one is missing, and
-    the machine may be out of memory before that.
+    ``nbytes`` is compared with ``free`` first. tmpfs allocates page by page until one is missing,
+    and the machine may be out of memory before that.
     """
     if not reserve:
         os.ftruncate(fd, nbytes)
@@ -135,12 +141,13 @@ def allocate(fd: int, nbytes: int, *, reserve: bool, free: int) -> None:
     elif nbytes:  # posix_fallocate refuses 0
         os.posix_fallocate(fd, 0, nbytes)
     _core.reached("file.sized")
-    if nbytes and (found := os.fstat(fd).st_size) != nbytes:  # a lock may have been signed already
+    # a process may have written its signature to the new lock file already
+    if nbytes and (found := os.fstat(fd).st_size) != nbytes:
         raise OSError(errno.EIO, f"the file has {found} bytes after {nbytes} were allocated")
 
 
 def read_at(fd: int, nbytes: int, at: int) -> bytes:
-    """So many bytes of a file, or up to its end: one pread may return fewer."""
+    """Reads ``nbytes`` bytes at an offset, or up to the end; a single pread may return fewer."""
     data = bytearray()
     while len(data) < nbytes and (more := os.pread(fd, nbytes - len(data), at + len(data))):
         data += more
@@ -148,15 +155,16 @@ def read_at(fd: int, nbytes: int, at: int) -> bytes:
 
 
 def data_ranges(fd: int, first: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yields where a part of a file has data, as first and end (lseek(2), SEEK_DATA).
+    """Yields the ranges of a part of a file that contain data (lseek(2), SEEK_DATA).
 
-    If the file system knows of no holes, all of the part is data.
+    If the file system does not report holes, all of the part counts as data.
     """
     while first < end:
         try:
             first = os.lseek(fd, first, os.SEEK_DATA)
         except OSError as error:
-            if error.errno != errno.ENXIO:  # it knows of no holes; else there are no more data
+            # holes are not reported; ENXIO would mean that no data follow
+            if error.errno != errno.ENXIO:
                 yield first, end
             return
         hole = min(os.lseek(fd, first, os.SEEK_HOLE), end)
@@ -166,7 +174,7 @@ def data_ranges(fd: int, first: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def allocate_part(fd: int, start: int, nbytes: int, *, free: int) -> None:
-    """Give a part of a sparse file its room."""
+    """Allocates the space of a part of a sparse file."""
     if nbytes > free:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     os.posix_fallocate(fd, start, nbytes)
@@ -174,9 +182,9 @@ def allocate_part(fd: int, start: int, nbytes: int, *, free: int) -> None:
 
 
 def release_part(fd: int, start: int, nbytes: int) -> None:
-    """Give the room of a part of a file back; it reads as zeros.
+    """Frees the space of a part of a file, which then reads as zeros.
 
-    Does nothing where the file system cannot do so (fallocate(2), FALLOC_FL_PUNCH_HOLE).
+    Does nothing if the file system does not support it (fallocate(2), FALLOC_FL_PUNCH_HOLE).
     """
     import ctypes
 
@@ -194,14 +202,14 @@ def space_error(
     why: int = errno.ENOSPC,
     sparse_allowed: bool = False,
 ) -> SpaceError:
-    """The error for something that does not fit, with the two numbers that matter.
+    """Returns the error for something that does not fit on a disk, with the needed and free bytes.
 
     Args:
-        what: that does not fit: a path, or what is to be made at one.
-        needed: its bytes; 0: unknown, or none, as of a directory.
-        free: how many bytes there are; None: those of the file system at the path ``what``.
-        why: the error of the system.
-        sparse_allowed: ``reserve=False`` would help.
+        what: A path, or a description of what is created there.
+        needed: Its size in bytes; 0 if it is unknown or zero, as for a directory.
+        free: The free bytes. None uses those of the file system at the path ``what``.
+        why: The error number of the system.
+        sparse_allowed: Whether to suggest ``reserve=False``.
     """
     if needed == 0 and why == errno.EFBIG:
         return too_large(what)
@@ -210,19 +218,22 @@ def space_error(
         case errno.EFBIG:
             advice = f"but {_largest_file()}"
         case errno.ENOMEM if (most := _soft(resource.RLIMIT_AS)) is not None:
-            advice = f"but this process may map {human_size(most)} in all: raise `ulimit -v`"
+            advice = f"but this process may map only {human_size(most)} in all: raise `ulimit -v`"
         case errno.EDQUOT:
-            advice = "but your quota is used up: remove something, or choose another disk"
+            advice = "but your quota is used up: remove files, or choose another disk"
         case errno.ENOSPC if needed <= free:
-            advice = "but the disk is reported as full: check `df -i`, or choose another one"
+            advice = "but the disk is reported as full: check `df -i`, or choose another disk"
         case _:
-            advice = "make room, make the buffer smaller, or choose another place"
+            advice = "free some space, make the buffer smaller, or choose another directory"
     if sparse_allowed:
-        advice += "; reserve=False makes sparse files, whose writers die of SIGBUS on a full disk"
+        advice += (
+            "; reserve=False creates sparse files, but their writers are killed by SIGBUS if the"
+            " disk is full"
+        )
     if needed:
-        problem = f"needs {human_size(needed)}, {human_size(free)} are free"
+        problem = f"{human_size(needed)} are needed, and {human_size(free)} are free"
     else:
-        problem = f"does not fit there, and {human_size(free)} are free"
+        problem = f"there is not enough space, and {human_size(free)} are free"
     return SpaceError(
         f"{what}: {problem}; {advice}",
         path=what,
@@ -232,7 +243,7 @@ def space_error(
 
 
 def _free_at(path: Path) -> int:
-    """`free_bytes`, of the file system that a path would lie on."""
+    """Returns the free bytes of the file system that a path would be on."""
     for folder in (path, *path.parents):
         with suppress(OSError):
             return _free_bytes(os.statvfs(folder))
@@ -240,9 +251,9 @@ def _free_at(path: Path) -> int:
 
 
 def too_large(what: Path | str) -> SpaceError:
-    """The error for a file that may not grow (EFBIG), where nobody knows how far it was to."""
+    """Returns the error for a file that may not grow (EFBIG), if its new size is not known."""
     return SpaceError(
-        f"{what}: a file there would be too large: {_largest_file()}",
+        f"{what}: the file would be too large: {_largest_file()}",
         path=what,
         needed_bytes=0,
         free_bytes=_soft(resource.RLIMIT_FSIZE) or 0,
@@ -250,21 +261,21 @@ def too_large(what: Path | str) -> SpaceError:
 
 
 def _largest_file() -> str:
-    """Why no file may be larger, and what to do about it."""
+    """Returns why files cannot be larger, and what to do about it."""
     most = _soft(resource.RLIMIT_FSIZE)
     if most is None:
-        return "the file system takes no file of that size: choose another disk"
-    return f"this process may write files of {human_size(most)} at most: raise `ulimit -f`"
+        return "the file system does not support files of that size: choose another disk"
+    return f"this process may write files of at most {human_size(most)}: raise `ulimit -f`"
 
 
 def _soft(limit: int) -> int | None:
-    """A limit of this process; None: there is none."""
+    """Returns a resource limit of this process, or None if there is none."""
     found = resource.getrlimit(limit)[0]
     return None if found == resource.RLIM_INFINITY else found
 
 
 def human_size(nbytes: int) -> str:
-    """`4096 bytes`, or `1.5 GiB (1610612736 bytes)`."""
+    """Formats a size, as `4096 bytes` or `1.5 GiB (1610612736 bytes)`."""
     if nbytes < 2**20:
         return f"{nbytes} bytes"
     power = min((nbytes.bit_length() - 1) // 10, 4)

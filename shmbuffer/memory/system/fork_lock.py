@@ -1,4 +1,4 @@
-"""Locks of objects that the child of a fork finds free."""
+"""Locks of objects that are free again in the child of a fork."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from weakref import WeakKeyDictionary
 
 
 class ForkLock:
-    """In a class: a reentrant lock for each instance.
+    """Gives each instance of a class its own reentrant lock.
 
-    If another thread holds it during a fork, the child, which lacks that thread, has a new lock.
-    There ``in_child`` is called with each instance, and whether its lock was held so: then its
-    state is as that thread was changing it.
+    If another thread holds the lock during a fork, the child gets a new lock, because that thread
+    does not exist there. In the child, ``in_child`` is called with each instance and with whether
+    its lock was held. If it was, the thread may have left the instance's state half changed.
     """
 
     def __init__(self, in_child: Callable[[Any, bool], None] | None = None) -> None:
@@ -29,7 +29,8 @@ class ForkLock:
         if instance is None:
             return self
         lock = self._locks.setdefault(instance, RLock())
-        # It hides this. By way of the dict of the instance, all attributes would take longer.
+        # This attribute hides the descriptor. Writing to the instance's dict would slow all
+        # attributes.
         object.__setattr__(instance, self._name, lock)
         return lock
 

@@ -1,20 +1,21 @@
-"""Who a process is, and the proof that it is dead.
+"""Identifies a process, and proves that it is dead.
 
     boot id, pid namespace, pid, start time     four facts of the kernel; no clock and no heartbeat
 
-A registry entry keeps the four facts of its owner. A pid alone is not enough: it is used again, is
-somebody else's in another pid namespace, and means nothing after a reboot. Where the facts cannot
-decide, the owner's lock file does (locks.py): the kernel frees it when its last thread has ended.
+A registry entry stores the four facts of its owner. A pid alone is not enough, because it is
+reused, belongs to another process in another pid namespace, and means nothing after a reboot. If
+the facts cannot decide, the owner's lock file does (locks.py), which the kernel unlocks when the
+owner's last thread has ended.
 
-A boot id that differs says that the machine was restarted, or that the other process is in a
-container that shows its own: the lock decides there, too.
+A different boot id means that the machine was restarted, or that the other process is in a
+container that shows its own boot id. The lock decides in that case, too.
 
 Always true
-  1. A wrong "alive" costs a wait or an error; a wrong "dead" would cost items. So what cannot be
-     proved is alive.
-  2. A stopped process is alive, however long it has been stopped. One that has become another
-     program (execve) keeps its pid and its start time, but no lock and no map: it is dead.
-  3. An unknown fact is 0 and proves nothing, neither equality nor difference.
+  1. A live process that is wrongly considered dead would cost items, while the opposite mistake
+     costs a wait or an error. A process is therefore alive unless it is proved to be dead.
+  2. A stopped process is alive, however long it has been stopped. A process that has become another
+     program (execve) keeps its pid and its start time, but no lock and no map, so it is dead.
+  3. An unknown fact is 0. It proves neither equality nor difference.
 If a process dies here: nothing is written here.
 """
 
@@ -31,25 +32,25 @@ from shmbuffer._native import _core
 UNKNOWN_BOOT = bytes(16)
 
 _PROC = Path("/proc")
-_LARGEST_PID = 2**31 - 1  # of a pid_t; beyond it is damage
+_LARGEST_PID = 2**31 - 1  # the maximum of a pid_t; a larger number is damage
 _INITIAL_TIME_NAMESPACE = 0xEFFFFFFA  # the kernel's ABI: TIME_NS_INIT_INO
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The four facts."""
+    """The four facts that identify a process."""
 
     pid: int  # as the process itself sees it
-    start_time: int  # clock ticks between boot and its start; 0 if not known
-    boot_id: bytes  # 16 bytes, other ones after each boot; zeros if not known
-    pid_namespace: int  # inode of /proc/self/ns/pid; 0 if not known
+    start_time: int  # clock ticks from boot until its start; 0 if unknown
+    boot_id: bytes  # 16 bytes that differ after each boot; zeros if unknown
+    pid_namespace: int  # inode of /proc/self/ns/pid; 0 if unknown
 
 
 _current: Identity | None = None
 
 
 def current() -> Identity:
-    """Who this process is; looked up once, and again in a forked child."""
+    """Returns the identity of this process, which is cached, and computed again after a fork."""
     global _current
     if _current is None or _current.pid != os.getpid():
         _current = _look_at_ourselves()
@@ -61,12 +62,12 @@ def _forget() -> None:
     _current = None
 
 
-# Comparing pids is not enough: parent and child may be pid 1, each in a namespace of its own.
+# Comparing pids is not enough, because parent and child may both be pid 1, in different namespaces.
 os.register_at_fork(after_in_child=_forget)
 
 
 def boot_id() -> bytes:
-    """The 16 bytes that the kernel drew when it started; zeros where /proc/sys is hidden."""
+    """Returns the 16 random bytes of this boot of the kernel; zeros if /proc/sys is hidden."""
     try:
         text = (_PROC / "sys/kernel/random/boot_id").read_text("ascii")
         return bytes.fromhex(text.strip().replace("-", ""))
@@ -75,7 +76,7 @@ def boot_id() -> bytes:
 
 
 def boot_offset_ns() -> int | None:
-    """By how much the time namespace of this process shifts its CLOCK_BOOTTIME; None if unknown.
+    """Returns the shift of CLOCK_BOOTTIME in this process's time namespace; None if unknown.
 
     The kernel also shifts the start times that it shows to readers in such a namespace.
     """
@@ -88,7 +89,7 @@ def boot_offset_ns() -> int | None:
     if namespace == _INITIAL_TIME_NAMESPACE:
         return 0
     try:
-        # The file tells of the namespace that our children will be in; ours, if that is the same.
+        # The file describes the namespace of future children, which is ours if both are equal.
         if (_PROC / "self/ns/time_for_children").stat().st_ino != namespace:
             return None
         offsets = (_PROC / "self/timens_offsets").read_text("ascii").splitlines()
@@ -101,7 +102,8 @@ def boot_offset_ns() -> int | None:
 
 
 def _set_boot_clock() -> None:
-    # Where the offset is unknown the clock stays as it is, and a lease may end too early or late.
+    # If the offset is unknown, the clock is not adjusted, and a lease may end too early or too
+    # late.
     _core.set_boot_offset(boot_offset_ns() or 0)
 
 
@@ -114,7 +116,7 @@ def prove_dead(
     lock_is_free: Callable[[], bool],
     is_another_program: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """True if a process can be proved to be dead. Does not wait; some 100 µs if it is alive."""
+    """True if a process is proved to be dead. Does not wait; takes about 100 µs if it is alive."""
     me = current()
     if is_of_another_boot(identity):
         return lock_is_free()
@@ -122,27 +124,28 @@ def prove_dead(
     if not same_namespace or not _is_a_pid(identity.pid) or not _proc_is_ours():
         return lock_is_free()
     seen = _state_and_start(identity.pid)
-    if seen is None:  # gone, or hidden by the mount option hidepid
+    if seen is None:  # the process is gone, or hidden by the mount option hidepid
         return not _exists(identity.pid) or lock_is_free()
     state, start_time = seen
     if 0 in (identity.start_time, me.start_time):
         return lock_is_free()
     if start_time != identity.start_time:
         return True
-    # In a zombie the first thread has ended; others may still run, and then they hold the lock.
+    # The first thread of a zombie has ended. Its other threads may still run, and then hold the
+    # lock.
     return lock_is_free() if state in "ZXx" else is_another_program()
 
 
 def is_of_another_boot(identity: Identity) -> bool:
-    """True if its boot id is known, and another one: after a reboot, or in another container."""
+    """True if the boot ids are known and differ: after a reboot, or in another container."""
     return UNKNOWN_BOOT != identity.boot_id != current().boot_id != UNKNOWN_BOOT
 
 
 def opened(who: Identity) -> int | None:
-    """Returns a descriptor (pidfd) of a process that runs; a signal through it meets no other one.
+    """Opens a descriptor (pidfd) of a running process, which no other process can receive.
 
-    None where it has ended, and where it cannot be proved that this is the process: in another pid
-    namespace, or with an unknown fact.
+    Returns None if the process has ended, or if its identity cannot be proved because it is in
+    another pid namespace or a fact is unknown.
     """
     me = current()
     known = UNKNOWN_BOOT != who.boot_id == me.boot_id and 0 not in (who.start_time, me.start_time)
@@ -153,7 +156,7 @@ def opened(who: Identity) -> int | None:
         pidfd = os.pidfd_open(who.pid)
     except OSError:
         return None
-    seen = _state_and_start(who.pid)  # now that the descriptor cannot become another process's
+    seen = _state_and_start(who.pid)  # the pid cannot be reused while the descriptor is open
     if seen is not None and seen[1] == who.start_time:
         return pidfd
     os.close(pidfd)
@@ -161,7 +164,7 @@ def opened(who: Identity) -> int | None:
 
 
 def maps(pid: int, inode: int) -> bool:
-    """True if a process of our own pid namespace maps a file; True where /proc does not tell."""
+    """True if a process of our own pid namespace maps a file; also true if /proc does not tell."""
     try:
         with open(_PROC / str(pid) / "maps", "rb") as found:
             return any(int(line.split(None, 5)[4]) == inode for line in found)
@@ -170,7 +173,7 @@ def maps(pid: int, inode: int) -> bool:
 
 
 def process_of(tid: int) -> int:
-    """The process that a thread belongs to; the thread's own number where that cannot be seen."""
+    """Returns the process of a thread, or the thread's own number if the process is not visible."""
     try:
         status = Path(f"/proc/{tid}/status").read_text("ascii", "replace")
     except OSError:
@@ -189,7 +192,8 @@ class ProcessState(StrEnum):
     RUNNING = "running"
     STOPPED = "stopped"  # suspended by a signal (SIGSTOP) or a debugger
     DEAD = "dead"  # also a zombie, which its parent has not waited for
-    OTHER_CONTAINER = "other container"  # in another pid namespace, where its pid is another's here
+    # in another pid namespace, so its pid may be another process here
+    OTHER_CONTAINER = "other container"
     UNKNOWN = "unknown"  # only its lock could tell, and the directory belongs to another user
 
 
@@ -204,7 +208,7 @@ def process_state(pid: int) -> ProcessState:
 
 
 _STATES = dict.fromkeys("Tt", ProcessState.STOPPED) | dict.fromkeys("ZXx", ProcessState.DEAD)
-"""States by their letter in /proc; all other letters are those of a running process."""
+"""States by their letter in /proc; all other letters mean a running process."""
 
 
 def _look_at_ourselves() -> Identity:
@@ -217,12 +221,12 @@ def _look_at_ourselves() -> Identity:
 
 
 def _state_and_start(pid: int | str) -> tuple[str, int] | None:
-    """Fields 3 and 22 of a process's `stat`; None if /proc does not show it."""
+    """Returns fields 3 and 22 of a process's ``stat``, or None if /proc does not show it."""
     try:
         data = (_PROC / str(pid) / "stat").read_bytes()
     except OSError:
         return None
-    # Field 2 is the name that the process gave itself, in parentheses, and ") " may be part of it.
+    # Field 2 is a name in parentheses that the process chose. It may contain ") ".
     fields = data[data.rindex(b")") + 2 :].split()
     return fields[0].decode("ascii"), int(fields[19])
 
@@ -242,7 +246,7 @@ def _exists(pid: int) -> bool:
 
 
 def _proc_is_ours() -> bool:
-    """True if /proc shows the pids of our own namespace, and not of one above (`unshare --pid`)."""
+    """True if /proc shows our own pid namespace instead of an outer one (`unshare --pid`)."""
     try:
         if os.readlink(_PROC / "self") != str(os.getpid()):
             return False

@@ -1,9 +1,9 @@
-"""Which paths are opened, and what is said about the others.
+"""Checks which paths may be opened, and explains the errors of the others.
 
-A directory has to be ours, and not open to everybody; a file has to be a regular one of ours with
-one name. If a directory is opened for reading only, both may belong to another user. Everything
-else that the kernel answers on the way to a file becomes an error that says where it happened, and
-what to do.
+This user must own the directory, and other users may not write to it. Files must be regular, have
+one name and belong to this user. Directories that are opened only for reading may belong to another
+user, and so may their files. All other errors of the kernel are converted to errors that say where
+they happened and what to do.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shmbuffer.memory.system.filesystem import space_error
 from shmbuffer.memory.system.progress import is_of_callback
 
 _SHARED = stat.S_ISVTX | stat.S_IWOTH
-_LINKS = 40  # as many as the kernel follows
+_LINKS = 40  # the kernel's own limit
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFREG: "a regular file",
@@ -46,30 +46,31 @@ _ASK_OWNER = (
 
 
 def require_own_directory(found: os.stat_result, where: Path) -> None:
-    """UnsafePathError unless this user owns the directory, and others may not write to it."""
-    # A group may: umask 002 makes such directories, with the user's own group.
+    """Raises UnsafePathError if another user owns the directory, or all users may write to it."""
+    # The group may write because umask 002 creates such directories, with the user's own group.
     require_owner(found, where)
     if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
         raise UnsafePathError(
-            f"{where}: all users can write there (mode {stat.S_IMODE(found.st_mode):#o}), so files"
-            f" could be replaced; `chmod o-w {where}`, or choose a directory below it",
+            f"{where}: all users can write to this directory (mode"
+            f" {stat.S_IMODE(found.st_mode):#o}), so files could be replaced; run"
+            f" `chmod o-w {where}`, or choose a directory below it",
             path=where,
             mode=stat.S_IMODE(found.st_mode),
         )
 
 
 def require_regular_file(found: os.stat_result, where: Path) -> None:
-    """Raises UnsafePathError unless it is a regular file, of any owner."""
+    """Raises UnsafePathError unless the file is regular. It may have any owner."""
     if not stat.S_ISREG(found.st_mode):
         raise _another_kind(where, "a regular file")
 
 
 def require_one_name(found: os.stat_result, where: Path) -> None:
-    """Raises UnsafePathError unless it is a regular file with one name, of any owner."""
+    """Raises UnsafePathError unless the file is regular and has one name. It may have any owner."""
     require_regular_file(found, where)
     if found.st_nlink != 1:
         raise UnsafePathError(
-            f"{where}: the file has {found.st_nlink} names (hard links), as after `cp -al`, so that"
+            f"{where}: the file has {found.st_nlink} names (hard links), as after `cp -al`, so"
             " a copy of the directory would change with it; remove the other name, which"
             f" `find {_mount_of(where)} -xdev -samefile {where}` finds, and copy with `cp -r`",
             path=where,
@@ -78,32 +79,32 @@ def require_one_name(found: os.stat_result, where: Path) -> None:
 
 
 def require_own_file(found: os.stat_result, where: Path) -> None:
-    """Raises UnsafePathError unless it is a regular file of ours with one name."""
+    """Raises UnsafePathError unless the file is regular, has one name and belongs to this user."""
     require_one_name(found, where)
     require_owner(found, where)
 
 
 def followed(path: str | os.PathLike[str]) -> Path:
-    """Where a path leads; UnsafePathError if its last part is a link that another user put there.
+    """Resolves a path; raises UnsafePathError if its last part is a link of an untrusted user.
 
-    As with fs.protected_symlinks: in a sticky directory those of this user, root and the
-    directory's owner are followed. The result is not to be followed again: a link may have appeared
-    there.
+    As with fs.protected_symlinks, links in a sticky directory are followed if they belong to this
+    user, root or the owner of the directory. Do not resolve the result again, because a link may
+    have appeared there.
     """
     where = Path(path).absolute()
     for _ in range(_LINKS):
         where = Path(os.path.normpath(os.path.join(os.path.realpath(where.parent), where.name)))
         try:
             found, folder = os.lstat(where), os.stat(where.parent)
-        except OSError:  # not there, or not to be seen
+        except OSError:  # it does not exist, or is not visible
             break
         if not stat.S_ISLNK(found.st_mode):
             break
         trusted = (os.geteuid(), 0, folder.st_uid)
         if folder.st_mode & _SHARED == _SHARED and found.st_uid not in trusted:
             raise UnsafePathError(
-                f"{where}: a link of uid {found.st_uid} in a directory where all users can write;"
-                " it was not followed: pass the path that it leads to, or choose another",
+                f"{where}: this is a link of uid {found.st_uid} in a directory where all users can"
+                " write, so it was not followed; pass the path that it leads to, or another path",
                 path=where,
                 uid=found.st_uid,
             )
@@ -120,14 +121,14 @@ def explained(
     free: Callable[[], int] | None = None,
     reading: bool = False,
 ) -> Iterator[None]:
-    """Turns an OSError of the body into the error of ours that it means.
+    """Converts an OSError of the body to the corresponding error of this package.
 
     Args:
-        where: the file or directory that the body opens, makes or changes.
-        wanted: what it has to be.
-        needed: bytes that the body takes.
-        free: how many there are; None: what the file system at ``where`` has.
-        reading: the directory belongs to another user, and is only read.
+        where: The file or directory that the body opens, creates or changes.
+        wanted: The expected kind of file.
+        needed: The bytes that the body allocates.
+        free: Returns the free bytes. None uses the free bytes of the file system at ``where``.
+        reading: The directory belongs to another user, and is only read.
     """
     try:
         yield
@@ -156,7 +157,8 @@ def explained(
                 meaning = space_error(where, needed, free, why=error.errno)
             case errno.ENOMEM if needed:
                 meaning = space_error(where, needed, free, why=error.errno)
-            case _:  # of a descriptor the system does not say where, and of a name only its end
+            # the system's message names no path for a descriptor, and only the last part of a name
+            case _:
                 what = str(error.strerror)
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     what += ": close some, or raise `ulimit -n`"
@@ -164,14 +166,14 @@ def explained(
         try:
             raise meaning from error
         finally:
-            del meaning  # a frame that keeps what it raised keeps itself and its callers
+            del meaning  # a frame that keeps its exception would keep itself and its callers alive
 
 
 def wrong_size(where: Path, expected: str, limit: int, found: int) -> CorruptBufferError:
-    """Makes the error for a file that was changed from outside."""
+    """Returns the error for a file whose size was changed by something else than this package."""
     return CorruptBufferError(
-        f"{where}: {expected} bytes were expected, {found} found; it was changed from outside:"
-        " restore it from a copy, or remove the buffer",
+        f"{where}: the file has {found} bytes instead of {expected}, because something outside of"
+        " shmbuffer changed it; restore it from a copy, or remove the buffer",
         path=where,
         expected=limit,
         found=found,
@@ -189,7 +191,7 @@ def not_durable(where: str, error: OSError) -> DurabilityError:
 
 
 def name_of(fd: int) -> str:
-    """Returns the current path of an open file, if the system knows it."""
+    """Returns the current path of an open file, or its number if the path is unknown."""
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
@@ -208,7 +210,7 @@ def require_owner(found: os.stat_result, where: Path) -> None:
 
 
 def _mount_of(where: Path) -> Path:
-    """Returns the root of the file system, which a hard link does not leave."""
+    """Returns the root of the file system, which a hard link cannot leave."""
     return next((folder for folder in where.parents if folder.is_mount()), Path("/"))
 
 
@@ -233,8 +235,8 @@ def _another_kind(where: Path, wanted: str) -> UnsafePathError:
     except (OSError, KeyError):
         found = "something below a file"
     return UnsafePathError(
-        f"{where}: {wanted} was expected, and this is {found}; it was not opened: move it away, or"
-        " choose another path",
+        f"{where}: this is {found}, but {wanted} was expected, so it was not opened; move it away,"
+        " or choose another path",
         path=where,
         wanted=wanted,
         found=found,

@@ -1,18 +1,19 @@
-"""Pages that are there before they are needed.
+"""Creates and maps pages before they are first used.
 
     first touch of a page   a fault: the kernel clears it (once, for all processes) and enters it
                             in the page table (once for each process); the first touch waits
     prefault                the same, piece by piece, from a thread that ends with the handle
 
-It is the affair of one handle: nothing of it is recorded, and who gets the handle by pickling or
-through a fork does not go on with it. docs/memory.md has what a page costs, and where it pays.
+Prefaulting belongs to one handle. It is not recorded, and handles received by pickle or through a
+fork do not continue it. docs/memory.md gives the cost of a page, and the cases in which prefaulting
+pays.
 
 Always true
-  1. No byte changes, so everybody may write meanwhile, and there is nothing to recover.
-  2. It begins when the files are complete and no lock is held.
-  3. The thread refers to the maps and not to the handle, and it holds the interpreter lock between
-     two pieces only.
-If a process dies in it: a whole buffer, some pages of which have been touched.
+  1. No byte changes, so all processes may write meanwhile, and there is nothing to recover.
+  2. Prefaulting begins when the files are complete and no lock is held.
+  3. The thread refers to the maps, but not to the handle. It holds the interpreter lock only
+     between two pieces.
+If the process dies meanwhile: the buffer is complete, and some of its pages have been touched.
 """
 
 from __future__ import annotations
@@ -32,21 +33,23 @@ log = logging.getLogger("shmbuffer.memory")
 MODES = ("off", "background", "full")
 
 PIECE = 4 * 2**20
-"""Bytes a call: some milliseconds, and whole huge pages."""
+"""Bytes of one call: it takes some milliseconds, and covers whole huge pages."""
 
 
 @dataclass(frozen=True)
 class Prefault:
     """How a handle prefaults the pages of its buffer; ValueError or TypeError if invalid."""
 
-    # ``"off"``: nothing. ``"background"``: a thread makes and maps them. ``"full"``: the same, and
-    # the process that creates or opens the buffer waits for it
+    # ``"off"``, ``"background"`` (a thread creates and maps the pages), or ``"full"`` (the process
+    # that creates or opens the buffer also waits for that thread)
     mode: str = "off"
-    on_progress: OnProgress | None = None  # told of it, in that thread
+    on_progress: OnProgress | None = None  # called in that thread
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
-            raise ValueError(f"prefault is 'off', 'background' or 'full', not {self.mode!r}")
+            raise ValueError(
+                f"prefault must be 'off', 'background' or 'full', but is {self.mode!r}"
+            )
         require_callable(self.on_progress)
 
     def __bool__(self) -> bool:
@@ -54,7 +57,7 @@ class Prefault:
 
     @property
     def waits(self) -> bool:
-        """True if who creates or opens the buffer waits."""
+        """True if creating or opening the buffer waits until all pages are mapped."""
         return self.mode == "full"
 
     def require_memory(self, nbytes: int, where: str) -> None:
@@ -71,17 +74,19 @@ OFF = Prefault()
 
 
 class Populating:
-    """A thread that makes and maps pages."""
+    """A thread that creates and maps pages."""
 
     def __init__(
         self,
-        maps: Sequence[tuple[_core.Map, int]],  # each with the bytes of it whose pages are made
+        # each with the number of bytes whose pages are created
+        maps: Sequence[tuple[_core.Map, int]],
         *,
-        # no disk is below them, so pages are made to be written. Those of a disk are only read:
-        # made to be written they would all have to be written back
+        # True if there is no disk below the maps, so that pages can be created by a write fault.
+        # Pages of a disk are only read, because a write fault would make the kernel write all of
+        # them back
         in_memory: bool,
-        reserved: bool,  # they have their memory already
-        prefault: Prefault,  # says who hears of it
+        reserved: bool,  # the pages already have their memory
+        prefault: Prefault,  # the settings, with the callback for progress
         where: str,  # for messages
     ) -> None:
         self._maps = maps
@@ -94,15 +99,15 @@ class Populating:
         self._thread = threading.Thread(target=self._run, name="shmbuffer-prefault", daemon=True)
 
     def start(self) -> None:
-        """Begins. Not in the constructor: who can stop it has to be known before."""
+        """Starts the thread. The constructor does not, because its caller could not stop it yet."""
         try:
             self._thread.start()
-        except BaseException:  # of a signal's handler, for one
+        except BaseException:  # such as an exception in a signal handler
             self.stop()
             raise
 
     def wait(self) -> None:
-        """Returns when all of it is there, or it was stopped; a signal handler may end the wait."""
+        """Waits until all pages are mapped or `stop` is called. A signal may end the wait."""
         try:
             if self._thread.is_alive():
                 self._thread.join()
@@ -114,9 +119,10 @@ class Populating:
             raise failure
 
     def stop(self) -> None:
-        """Ends it at the next piece, some milliseconds from now. Idempotent."""
+        """Stops the thread after its current piece, within milliseconds. Idempotent."""
         self._wanted = False
-        # ``on_progress`` may close the handle, and a thread that has not begun finds nothing to do.
+        # ``on_progress`` may close the handle, so this may run in the thread itself. A thread that
+        # has not started finds nothing to do.
         if threading.current_thread() is not self._thread and self._thread.is_alive():
             self._thread.join()
 
@@ -126,7 +132,8 @@ class Populating:
         except BaseException as error:
             if self._prefault.waits:
                 self._failure = error
-            # Its words alone: who keeps the record would keep the maps by way of the traceback.
+            # Log the text alone: a handler that stores log records would keep the maps alive
+            # through the traceback.
             log.warning("%s: prefault has stopped: %s", self._where, str(error))
         finally:
             self._maps, self._prefault = (), OFF  # ``on_progress`` may refer to the handle

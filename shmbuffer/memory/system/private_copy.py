@@ -1,7 +1,7 @@
-"""Maps of files: shared, private, or of a private copy that the file's owner cannot reach.
+"""Maps files directly, or as a private copy that the owner of the file cannot change.
 
-A shared map of a file ends the process (SIGBUS) if another user cuts the file off. So what another
-user may change is read with pread(2) into memory without a name, and that memory is mapped.
+If another user truncates a file, a process that maps it is killed by SIGBUS. Files that another
+user may change are therefore read with pread(2) into anonymous memory, which is then mapped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shmbuffer.memory.system.region import Directory
 _CHUNK_BYTES = 2**20
 
 Parts = Iterable[tuple[int, int]]
-"""Parts of a file, as first byte and end."""
+"""Parts of a file, as pairs of first byte and end."""
 
 
 def map_file(
@@ -38,12 +38,12 @@ def map_file(
     private: bool = False,
     longer: bool = False,
 ) -> _core.Map:
-    """Maps an open file of a directory, or a private copy of it if nothing can be written there.
+    """Maps an open file of a directory, or a private copy if the directory may only be read.
 
-    A copy is always writable, and so is a ``private`` map: what is stored into it stays in this
-    process (MAP_PRIVATE of mmap(2)). A copy has the ``parts`` that are going to be read. The file
-    has to have ``size`` bytes, if the map is ``longer``, which a private map cannot be: it is a
-    copy, too. ``dense``: see `private_copy`.
+    Copies and ``private`` maps are always writable, and stores into them stay in this process
+    (MAP_PRIVATE of mmap(2)). A copy contains only ``parts``, if they are given. If the map is
+    ``longer`` than the file, the file must have ``size`` bytes. Private maps cannot be longer than
+    their file, so a copy is mapped in that case. ``dense`` is described in `private_copy`.
     """
     if not (directory.copying or (private and longer)):
         options: dict[str, Any] = {"twice": twice, "aligned": aligned, "private": private}
@@ -63,22 +63,22 @@ def private_copy(
     parts: Parts | None = None,
     dense: bool = False,
 ) -> _core.Descriptor:
-    """Copies a file into memory without a name, and returns what owns that memory.
+    """Copies a file into anonymous memory and returns the owner of its descriptor.
 
-    Holes of the file stay holes, which take no memory.
+    Holes of the file remain holes, which take no memory.
 
     Args:
-        fd: the file, open for reading.
-        where: its path, for errors.
-        size: bytes that the file has to have.
-        room: bytes of the copy, which is zeros behind ``size``.
-        parts: copy only these parts. The rest of the copy is zeros.
-        dense: all of the copy is going to be read, holes too, if there are no ``parts``. That takes
-            memory for the holes as well.
+        fd: The file, open for reading.
+        where: Its path, for errors.
+        size: The bytes that the file must have.
+        room: The size of the copy in bytes. It is zero beyond ``size``.
+        parts: Copies only these parts. The rest of the copy is zero.
+        dense: Counts the memory of holes too if there are no ``parts``, because all of the copy
+            will be read.
 
     Raises:
-        CorruptBufferError: the file is shorter, or became shorter meanwhile.
-        SpaceError: the copy is larger than the free memory.
+        CorruptBufferError: The file is shorter than ``size``, or was truncated during the copy.
+        SpaceError: The copy is larger than the free memory.
     """
     ranges = [
         found
@@ -90,9 +90,9 @@ def private_copy(
         needed = room
     if needed > free:
         raise SpaceError(
-            f"{where}: {human_size(needed)} have to be copied into memory, because this process "
-            f"may only read there, but only {human_size(free)} are free; do this as the owner of "
-            "the directory, or on a machine with more memory",
+            f"{where}: {human_size(needed)} must be copied into memory, because this process may "
+            f"only read the directory, but only {human_size(free)} are free; run this as the owner "
+            "of the directory, or on a machine with more memory",
             path=where,
             needed_bytes=needed,
             free_bytes=free,

@@ -1,21 +1,23 @@
-"""Progress of long work: reported some times a second.
+"""Reports the progress of long operations several times a second.
 
-    with hearing(on_progress):                        the door: check, recover, dumps, loads, attach
+    with hearing(on_progress):                        the public call: check, recover, dumps, loads
         ...
-        with Progress("copy", total) as progress:     the work, some floors below
+        with Progress("copy", total) as progress:     the work, some layers below
             for first, count in progress.cut(slots, slot_bytes): ...; progress.advance(...)
 
-The callback is not handed down: between the door and the work lie parts of the user's own, whose
-methods are TorchRL's and have no place for it. It is a context variable, so that only the work of
-this thread is told of.
+The callback is a context variable instead of an argument. Between the public call and the work are
+components that a user may have written, whose methods follow TorchRL and have no such argument. A
+context variable also limits the reports to the work of this thread.
 
 Always true
-  1. It is called between two steps of the work: the mutex is not held, and no claim is open. What
-     it raises ends the work there, as the handler of a signal might, and comes out of the door.
-  2. It is called ten times a second at most, and then once more, with done == total, when nothing
-     of that work is left.
-  3. Where nobody asks, it is one look at a variable, and nothing is cut smaller than without it.
-If the process dies in it: as between the two steps.
+  1. The callback is called between two steps of the work, while the mutex is not held and no claim
+     is open. An exception that it raises ends the work there, like one of a signal handler, and
+     reaches the caller of the public method.
+  2. The callback is called at most ten times a second, and once more with done == total when that
+     work is complete.
+  3. Without a callback, the cost is one lookup of a variable, and the work is not cut into smaller
+     pieces.
+If the process dies in the callback: the state is that between the two steps.
 """
 
 from __future__ import annotations
@@ -28,23 +30,24 @@ from dataclasses import dataclass
 from typing import Self, TypeVar
 
 EVERY_S = 0.1
-"""Between two calls."""
+"""Seconds between two calls."""
 
 PIECE_BYTES = 32 * 2**20
-"""The amount of work between two looks at the clock, some ten milliseconds."""
+"""Bytes of work between two readings of the clock, about ten milliseconds."""
 
 
 @dataclass(frozen=True)
 class ProgressReport:
-    """How far a piece of long work is.
+    """The progress of a long operation.
 
     Attributes:
-        what: ``"prefault"``, ``"recover"``, ``"check"``, ``"copy"`` (out of the buffer: the first
-            part of a save), ``"sync"`` (to the disk: the second) or ``"load"``. One call may do
-            several of them, one after the other, or one for each buffer of an ensemble.
-        done: how much of it.
-        total: all of it; ``done`` gets there with the last report, and not before.
-        unit: of both: ``"bytes"`` or ``"items"``.
+        what: The operation: ``"prefault"``, ``"recover"``, ``"check"``, ``"copy"`` (out of the
+            buffer, the first part of a save), ``"sync"`` (to the disk, the second part) or
+            ``"load"``. One call may perform several operations, one after the other or one for each
+            buffer of an ensemble.
+        done: The amount that is complete.
+        total: The whole amount. ``done`` is equal to it in the last report only.
+        unit: The unit of both: ``"bytes"`` or ``"items"``.
     """
 
     what: str
@@ -54,7 +57,7 @@ class ProgressReport:
 
     @property
     def fraction(self) -> float:
-        """Between 0 and 1."""
+        """The completed fraction of the work, between 0 and 1."""
         return self.done / self.total
 
 
@@ -67,7 +70,7 @@ _raised: ContextVar[BaseException | None] = ContextVar("shmbuffer_on_progress_ra
 
 @contextmanager
 def hearing(on_progress: OnProgress | None) -> Iterator[None]:
-    """Has the work inside report to ``on_progress``; None keeps the listener around it."""
+    """Sends progress reports of the body to ``on_progress``; None keeps the outer callback."""
     if on_progress is None:
         yield
         return
@@ -81,18 +84,21 @@ def hearing(on_progress: OnProgress | None) -> Iterator[None]:
 
 
 def is_of_callback(error: BaseException) -> bool:
-    """True if ``on_progress`` raised it: code that handles our errors leaves it alone."""
+    """True if ``on_progress`` raised this error, so that our error handling ignores it."""
     return error is _raised.get()
 
 
 def require_callable(on_progress: object) -> None:
-    """TypeError where ``on_progress`` is something that cannot be called."""
+    """Raises TypeError if ``on_progress`` is neither None nor callable."""
     if on_progress is not None and not callable(on_progress):
-        raise TypeError(f"on_progress is called with a ProgressReport; got {on_progress!r}")
+        raise TypeError(
+            f"on_progress must be a function of one ProgressReport, but is {on_progress!r};"
+            " pass a function, or None"
+        )
 
 
 class Progress:
-    """Reports the progress and the end of some work, by default to the listener of `hearing`."""
+    """Reports the progress and the end of some work, by default to the callback of `hearing`."""
 
     def __init__(
         self, what: str, total: int, unit: str = "bytes", on_progress: OnProgress | None = None
@@ -103,23 +109,23 @@ class Progress:
         self._on_progress = _heard_by.get() if on_progress is None else on_progress
         self._done = 0
         self._next_s = time.monotonic() + EVERY_S
-        self.heard = self._on_progress is not None and total > 0  # whether anybody is told
+        self.heard = self._on_progress is not None and total > 0  # whether there is a callback
 
     def advance(self, by: int) -> None:
-        """So much more is done. What goes beyond the total is not counted."""
+        """Adds ``by`` to the completed amount, which never exceeds the total."""
         self._done = min(self._done + by, self._total)
         if by and self.heard and self._done < self._total and time.monotonic() >= self._next_s:
             self._tell()
             self._next_s = time.monotonic() + EVERY_S
 
     def counted(self, items: Iterable[Item]) -> Iterator[Item]:
-        """Yields the same items; each that is asked for is one more."""
+        """Yields the items unchanged, and counts each of them as one unit of work."""
         for item in items:
             self.advance(1)
             yield item
 
     def cut(self, count: int, nbytes: int, most: int | None = None) -> Iterator[tuple[int, int]]:
-        """Pieces of the work, as the first of ``count`` and how many."""
+        """Yields pieces of ``count`` items, as pairs of first item and number of items."""
         at_once = count if most is None else most
         if self.heard:
             at_once = min(at_once, max(1, PIECE_BYTES // max(1, nbytes)))
@@ -127,7 +133,7 @@ class Progress:
             yield first, min(at_once, count - first)
 
     def finish(self) -> None:
-        """All of it is done."""
+        """Reports that all of the work is complete."""
         self._done = self._total
         if self.heard:
             self._tell()
@@ -135,7 +141,7 @@ class Progress:
     def _tell(self) -> None:
         if self._on_progress is None:
             return
-        before = _heard_by.set(None)  # what it does itself is not told to it
+        before = _heard_by.set(None)  # the callback's own work is not reported to it
         try:
             self._on_progress(ProgressReport(self._what, self._done, self._total, self._unit))
         except BaseException as error:

@@ -1,28 +1,28 @@
-"""Allocate, open, sync, unlink: a file is complete or it is not ours.
+"""Creates, opens, syncs and removes the files of a directory.
 
-    path ──open──▶ Directory ──create──────▶ descriptor of a new file, with its room
-                   (one fd)  ──open_file───▶ descriptor of a file that is there, checked
-                             ──read, write_atomic──▶ small files as a whole
+    path ──open──▶ Directory ──create──────▶ descriptor of a new file, with its space allocated
+                   (one fd)  ──open_file───▶ descriptor of an existing file, checked
+                             ──read, write_atomic──▶ the content of small files
                              ──rename, unlink, rmdir, sync──▶ names
 
-A `Directory` holds one descriptor and reaches everything from there, part by part and never
-through a link (beneath.py). A name may be nested, "next/obs.memmap". Nothing here knows what is in
-it.
+A `Directory` holds one descriptor and reaches all files from there, component by component and
+never through a link (beneath.py). A name may be nested, such as "next/obs.memmap". This module does
+not know the content of files.
 
 Always true
-  1. A descriptor that `open_file` returns is of a regular file of ours, with one name and exactly
-     the size asked for. A file of another size is refused and never extended: what was cut off
-     would come back as zeros, or as SIGBUS where the disk is full.
-  2. A new file has its room before anybody can map it, or it does not exist.
-  3. New files are 0600 and new directories 0700, whatever the umask; a directory is setgid where
-     the one above it is. If the group may read `beneath.PRIVATE`, they are 0640 and 0750, except
-     lock files, which others could lock.
-  4. Only names that the caller gives are removed; nothing is removed recursively.
-  5. In a directory of another user (``reading``) nothing is written, mapped or locked. Its files
-     belong to whomever they belong to; all else of 1 holds.
-If a process dies here: `create` may leave a file that is too short, so what has to be complete is
-built under a temporary name and renamed; `write_atomic` leaves the old file or the new one, and
-perhaps one of `leftovers`.
+  1. A descriptor from `open_file` refers to a regular file that this user owns, with one name and
+     exactly the requested size. A file of another size is refused and never extended, because
+     truncated data would become zeros, or SIGBUS if the disk is full.
+  2. The space of a new file is allocated before any process can map it, or the file does not exist.
+  3. New files have mode 0600 and new directories 0700, whatever the umask. A directory is setgid if
+     its parent is. If the group may read `beneath.PRIVATE`, the modes are 0640 and 0750, except for
+     lock files, which other users could lock.
+  4. Only names given by the caller are removed. Nothing is removed recursively.
+  5. In a directory of another user (``reading``), nothing is written, mapped or locked. Its files
+     may have any owner. The other conditions of 1 hold.
+If a process dies here: `create` may leave a file that is too short. Files that must be complete are
+therefore built under a temporary name and renamed. `write_atomic` leaves the old file or the new
+one, and possibly one of its `leftovers`.
 """
 
 from __future__ import annotations
@@ -59,30 +59,31 @@ _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # opening a FIFO would wai
 
 
 class Directory:
-    """The scratch directory of a buffer, held open.
+    """An open directory, usually the scratch directory of a buffer.
 
-    Raises, in every method:
-        BufferNotFoundError, BufferExistsError: also a FileNotFoundError, a FileExistsError.
-        BufferUnlinkedError: this directory was removed, and something is to be made in it.
-        UnsafePathError: a link, another kind of file, another user's, or writable by everybody.
-        ReadOnlyError: the user may not do this here.
-        SpaceError: there is no room; nothing is left behind.
-        BufferClosedError: after `close`.
+    Every method may raise:
+        BufferNotFoundError, BufferExistsError: Also a FileNotFoundError, a FileExistsError.
+        BufferUnlinkedError: The directory was removed, so nothing can be created in it.
+        UnsafePathError: The path is a link or another kind of file, belongs to another user, or is
+            writable by all users.
+        ReadOnlyError: The user has no permission.
+        SpaceError: The disk or quota is full. Nothing is left behind.
+        BufferClosedError: The directory was closed.
     """
 
     def __init__(
         self, path: Path, file: _core.Descriptor, *, created: bool, reading: bool = False
     ) -> None:
-        # where it was opened, absolute; links above it are allowed, and not resolved
+        # the absolute path that was opened; links in its parents are allowed and not resolved
         self.path = path
-        # whether `open` made it. Directories above it that were made too do not count
+        # whether `open` created the directory itself; created parents do not count
         self.created = created
         found = os.fstat(file.fd)
         self.identity = (found.st_dev, found.st_ino)  # device and inode
-        self.file = file  # what owns its descriptor
-        # whether it belongs to another user, and is only read
+        self.file = file  # owns the descriptor
+        # whether the directory belongs to another user and is only read
         self.foreign = reading and found.st_uid != os.geteuid()
-        # whether files are copied and not mapped, because nothing can be written here
+        # whether files are copied instead of mapped, because this process cannot write here
         self.copying = self.foreign or (reading and filesystem.is_read_only(file.fd))
 
     def __repr__(self) -> str:
@@ -98,13 +99,13 @@ class Directory:
         anybodys: bool = False,
         reading: bool = False,
     ) -> Directory:
-        """Opens a directory for a buffer to live in.
+        """Opens the directory of a buffer.
 
-        ``reading``: nothing will be written, so it may belong to another user, or lie on a
-        read-only file system.
+        ``reading``: nothing will be written, so the directory may belong to another user or be on a
+        read-only file system. ``anybodys``: the directory may belong to any user.
         """
         if not os.fspath(path):
-            raise ValueError(f"the path of a directory cannot be empty, as {path!r} is")
+            raise ValueError(f"the path of a directory cannot be empty, but is {path!r}")
         where, file, created = Path(path).absolute(), _core.Descriptor(), False
         try:
             with explained(where, wanted="a directory", reading=reading):
@@ -123,9 +124,9 @@ class Directory:
             raise
 
     def make(self, name: str, *, mode: int | None = None) -> bool:
-        """Makes a directory, and returns whether it was not there yet.
+        """Creates a directory, and returns whether it is new.
 
-        It has exactly this mode, by default that of every new directory.
+        It gets exactly ``mode``, or the default mode of new directories.
         """
         with self._within(name, make=True) as (folder, last):
             if mode is None:
@@ -133,7 +134,7 @@ class Directory:
             return beneath.make_folder(last, mode, dir_fd=folder)
 
     def folder(self, name: str) -> Directory:
-        """Opens a directory below this one; it has to be ours."""
+        """Opens a subdirectory, which this user must own."""
         file = _core.Descriptor()
         with self._folder(name) as found:
             file.take(os.dup, found)
@@ -148,13 +149,13 @@ class Directory:
         shared: bool = True,
         into: _core.Descriptor | None = None,
     ) -> _core.Descriptor:
-        """Makes a file of zeros and returns what owns it; directories on the way are made too.
+        """Creates a file of zeros, and its missing parents; returns the owner of its descriptor.
 
         ``shared``: the group may read it, if it may read `beneath.PRIVATE`.
         """
         file, root = into or _core.Descriptor(), self._root()
         if nbytes < 0:
-            raise ValueError(f"{self.path / name}: a file cannot have {nbytes} bytes")
+            raise ValueError(f"{self.path / name}: the size of a file cannot be {nbytes} bytes")
         with self._within(name, make=True, needed=nbytes) as (folder, last):
             mode = beneath.new_modes(root, self.path)[0] if shared else 0o600
             try:
@@ -166,7 +167,7 @@ class Directory:
                 _core.reached("file.mode")
                 filesystem.allocate(fd, nbytes, reserve=reserve, free=self.free_bytes())
             except BaseException:
-                if file.fd >= 0:  # else what is there is not ours
+                if file.fd >= 0:  # otherwise the existing file is not ours
                     file.close()
                     with suppress(OSError):
                         os.unlink(last, dir_fd=folder)
@@ -182,7 +183,7 @@ class Directory:
         writable: bool = True,
         into: _core.Descriptor | None = None,
     ) -> _core.Descriptor:
-        """Opens a file that has to be there, and returns what owns it."""
+        """Opens an existing file and returns the owner of its descriptor."""
         where, file = self.path / name, into or _core.Descriptor()
         flags = _FILE | (os.O_RDWR if writable else os.O_RDONLY)
         require = require_one_name if self.foreign else require_own_file
@@ -195,13 +196,13 @@ class Directory:
                         if nbytes is not None and found.st_size != nbytes:
                             raise wrong_size(where, str(nbytes), nbytes, found.st_size)
                         return file
-                    file.close()  # replaced or removed since: look again
+                    file.close()  # the file was replaced or removed meanwhile: open the name again
             except BaseException:
                 file.close()
                 raise
 
     def open_lock(self, name: str, *, into: _core.Descriptor | None = None) -> _core.Descriptor:
-        """Open a lock file, and make it if it is not there; what it contains is of no interest."""
+        """Opens a lock file, and creates it if it does not exist. Its content is ignored."""
         while True:
             try:
                 return self.open_file(name, into=into)
@@ -210,7 +211,7 @@ class Directory:
                     return self.create(name, 0, shared=False, into=into)
 
     def read(self, name: str, *, limit: int) -> bytes:
-        """Returns the content of a file that has `limit` bytes at most."""
+        """Returns the content of a file of at most ``limit`` bytes."""
         with self.open_file(name, writable=False) as file, explained(self.path / name):
             fd, data = file.fd, bytearray()
             while len(data) <= limit and (more := os.read(fd, min(limit + 1, _CHUNK_BYTES))):
@@ -222,7 +223,7 @@ class Directory:
 
     def write_atomic(self, name: str, data: bytes) -> None:
         """Replaces a file atomically, even in a power cut; the last of two callers wins."""
-        beneath.parts(name, self.path)  # "a/" is no name, though "a/.5f02.tmp" is one
+        beneath.parts(name, self.path)  # "a/" is not a valid name, although "a/.5f02.tmp" is
         temporary = f"{name}.{secrets.token_hex(8)}.tmp"
         with self.create(temporary, 0) as file:
             try:
@@ -240,19 +241,19 @@ class Directory:
         self.sync(name.rpartition("/")[0] or ".")
 
     def leftovers(self, name: str) -> list[str]:
-        """Temporary files of killed `write_atomic` calls; to be asked for under their lock."""
+        """Returns temporary files of killed `write_atomic` calls; the caller holds their lock."""
         folder, slash, last = name.rpartition("/")
         pattern = re.compile(re.escape(last) + r"\.[0-9a-f]{16}\.tmp")
         found = filter(pattern.fullmatch, self.listdir(folder or "."))
         return [folder + slash + entry for entry in found]
 
     def stat(self, name: str) -> os.stat_result:
-        """Looks at a name without opening or following it."""
+        """Returns the status of a name without opening it or following a link."""
         with self._within(name) as (folder, last):
             return os.stat(last, dir_fd=folder, follow_symlinks=False)
 
     def exists(self, name: str) -> bool:
-        """True if anything is there, be it a broken link."""
+        """True if the name exists, even as a broken link."""
         with suppress(FileNotFoundError):
             self.stat(name)
             return True
@@ -264,7 +265,7 @@ class Directory:
             return sorted(os.listdir(folder))
 
     def rename(self, old: str, new: str, *, into: Directory | None = None) -> None:
-        """Move a file to `new` (in `into`), over what is there; make the directories on the way."""
+        """Renames a file to ``new`` in ``into``, over an existing file; creates missing parents."""
         with (
             self._within(old, write=True) as (source, old_last),
             (into or self)._within(new, make=True) as (target, new_last),
@@ -274,7 +275,7 @@ class Directory:
             _core.reached("file.renamed")
 
     def unlink(self, name: str) -> bool:
-        """Removes a file, or a link itself, and returns whether it was there."""
+        """Removes a file, or a link itself; returns whether it existed."""
         with suppress(FileNotFoundError), self._within(name, write=True) as (folder, last):
             os.unlink(last, dir_fd=folder)
             _core.reached("file.unlinked")
@@ -282,7 +283,7 @@ class Directory:
         return False
 
     def rmdir(self, name: str) -> bool:
-        """Removes a directory if it is there and empty, and returns whether that was done."""
+        """Removes an empty directory; returns whether it was removed."""
         try:
             with self._within(name, write=True, wanted="a directory") as (folder, last):
                 os.rmdir(last, dir_fd=folder)
@@ -306,19 +307,19 @@ class Directory:
 
     @staticmethod
     def sync_file(fd: int) -> None:
-        """Brings a file to the disk; after a DurabilityError a second sync would prove nothing."""
+        """Syncs a file to the disk. After a DurabilityError, a second sync would prove nothing."""
         try:
             os.fsync(fd)
         except OSError as error:
             raise not_durable(name_of(fd), error) from error
 
     def sync(self, name: str = ".") -> None:
-        """Brings the names in a directory to the disk, as `sync_file` does with a file."""
+        """Syncs the names in a directory to the disk, as `sync_file` does for a file."""
         with self._folder(name) as folder:
             try:
                 os.fsync(folder)
             except OSError as error:
-                if error.errno != errno.EINVAL:  # a file system that does not sync directories
+                if error.errno != errno.EINVAL:  # a file system that cannot sync directories
                     raise not_durable(str(self.path / name), error) from error
 
     def still_there(self) -> bool:
@@ -328,12 +329,13 @@ class Directory:
         try:
             with explained(self.path, wanted="a directory"):
                 found = os.stat(self.path, follow_symlinks=False)
-        except (BufferNotFoundError, UnsafePathError):  # gone; or no directory above it any more
+        # the directory, or a parent, is gone or was replaced
+        except (BufferNotFoundError, UnsafePathError):
             return False
         return (found.st_dev, found.st_ino) == self.identity
 
     def close(self) -> None:
-        """Lets go of the directory; the files that were opened in it stay open. Idempotent."""
+        """Closes the directory. Files that were opened in it stay open. Idempotent."""
         self.file.close()
 
     def __enter__(self) -> Directory:
@@ -344,7 +346,9 @@ class Directory:
 
     def _root(self) -> int:
         if self.file.fd < 0:
-            raise BufferClosedError(f"{self.path}: was closed; open it again", path=self.path)
+            raise BufferClosedError(
+                f"{self.path}: the directory was closed; open it again", path=self.path
+            )
         return self.file.fd
 
     def _has_a_name(self) -> bool:
@@ -361,14 +365,15 @@ class Directory:
         wanted: str = "a regular file",
         needed: int = 0,
     ) -> Iterator[tuple[int, str]]:
-        """The descriptor of the directory of `name`, and its last part; see `explained`."""
+        """Yields the descriptor of the parent of ``name``, and its last part; see `explained`."""
         root = self._root()
         *folders, last = beneath.parts(name, self.path)
         if self.foreign and (make or write):
             require_owner(os.fstat(root), self.path)
         if make and not self._has_a_name():
             raise BufferUnlinkedError(
-                f"{self.path}: was removed while it was in use; close it, and create it again",
+                f"{self.path}: the directory was removed while it was in use; close the buffer,"
+                " and create it again",
                 path=self.path,
             )
         where = self.path / name
@@ -383,7 +388,7 @@ class Directory:
 
     @contextmanager
     def _folder(self, name: str) -> Iterator[int]:
-        """A descriptor of a directory with an offset of its own, which `listdir` moves."""
+        """Yields a descriptor of a directory with its own offset, which `listdir` moves."""
         folders = [] if name == "." else beneath.parts(name, self.path)
         with (
             _core.Descriptor() as opened,

@@ -1,8 +1,8 @@
-"""How much of a file is in memory, as the kernel's page cache says.
+"""Measures how much of a file is in memory, using the kernel's page cache.
 
-Asked with cachestat(2), which needs no map of the file and touches none of its pages, so that
-nobody who uses them notices. Of a large file only some windows are looked at, all over it: a look
-costs a few microseconds a file, however large it is.
+cachestat(2) needs no map of the file and touches none of its pages, so it does not disturb other
+processes. Large files are sampled in windows that are spread over the file. Measuring a file takes
+a few microseconds, whatever its size.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass
 from functools import cache
 
-_CACHESTAT = 451  # of every architecture; Linux 6.5
+_CACHESTAT = 451  # the same number on every architecture; Linux 6.5
 _WINDOW_BYTES = 2**18
 _WINDOWS = 32
 
@@ -30,10 +30,10 @@ class _Answer(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Residency:
-    """Bytes of files."""
+    """Bytes of files that are in memory."""
 
-    cached: int  # in memory
-    unwritten: int  # of those, what the kernel has not written to the disk since it was changed
+    cached: int
+    unwritten: int  # bytes of these that were changed and are not yet on the disk
 
     def __add__(self, other: Residency) -> Residency:
         """Adds the bytes of two measurements."""
@@ -41,7 +41,7 @@ class Residency:
 
 
 def residency(fd: int, nbytes: int) -> Residency | None:
-    """The part of an open file in memory; None before Linux 6.5, on hugetlbfs, under seccomp."""
+    """Measures an open file; None before Linux 6.5, on hugetlbfs, or if seccomp forbids it."""
     if nbytes <= _WINDOWS * _WINDOW_BYTES:
         windows = [(0, nbytes)]
     else:
@@ -80,9 +80,10 @@ def _libc() -> ctypes.CDLL:
 
 
 def resident_bytes(pid: int) -> int | None:
-    """Memory that a process of our own pid namespace has mapped; None if it is gone or not ours.
+    """Returns the resident memory of a process of our pid namespace; None if it is not visible.
 
-    Read from /proc/PID/statm: smaps would walk its page tables under a lock that the process needs.
+    It is read from /proc/PID/statm. Reading smaps would walk the page tables under a lock that the
+    process needs.
     """
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:

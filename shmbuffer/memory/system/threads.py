@@ -1,6 +1,6 @@
-"""How many threads of this process work on a large batch.
+"""Sets how many threads of this process copy large batches.
 
-The C core has them, for the whole process: see `pool.c`, and docs/design/concurrency.md.
+The C core keeps these threads in ``pool.c``. docs/design/concurrency.md describes them.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ MOST = 16
 
 
 def set_threads(threads: int | None) -> None:
-    """Sets how many threads work on a large batch: the caller, and others that it wakes.
+    """Sets how many threads work on a large batch, including the calling thread.
 
-    They copy rows out and in, and compute checksums and powers of priorities; what comes out is the
-    same, bit for bit. Of small batches, up to two megabytes or some ten thousand small items, the
-    caller does all. The setting is this process's, for all its buffers. The first batch that is
-    large enough starts the threads; the child of a fork starts its own.
+    The threads copy rows, compute checksums and raise priorities to a power. Results do not depend
+    on their number, bit for bit. Batches of up to two megabytes or about ten thousand small items
+    are processed by the caller alone. The setting applies to all buffers of this process. The first
+    large batch starts the threads, and the child of a fork starts its own.
 
     Args:
-        threads: 1: nobody but the caller. None: as many as there are processors that this process
-            may run on, up to 4, which is how it begins. At most 16.
+        threads: From 1 (only the caller) to 16. None restores the default: the number of processors
+            that this process may use, but at most 4.
 
     Raises:
         ValueError: ``threads`` is not from 1 to 16.
@@ -32,7 +32,7 @@ def set_threads(threads: int | None) -> None:
     """
     if threads is not None and not 1 <= threads <= MOST:
         raise ValueError(
-            f"set_threads: {threads} threads cannot work on a batch;"
-            f" give a number from 1 to {MOST}, or None for as many as this process may use"
+            f"set_threads: {threads} threads are not supported; pass a number from 1 to {MOST},"
+            " or None to use the processors that this process may run on"
         )
     _core.set_threads(threads or 0)

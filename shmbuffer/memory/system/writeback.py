@@ -1,12 +1,12 @@
-"""Writers that the kernel holds back, because a disk is behind with what they have written.
+"""Finds writers that the kernel throttles because a disk is slower than their writes.
 
     store to a clean page of a file on a disk ──▶ fault ──▶ page is dirty
           too many dirty pages (vm.dirty_ratio, vm.dirty_bytes, a limit of the disk or cgroup)
                        └──▶ the writer sleeps in balance_dirty_pages(), up to 200 ms at a time
 
-Nothing of that can be seen in the shared memory, and to measure every store would cost more than
-the store. The kernel says where a thread sleeps, so somebody else looks (a coordinator, twice a
-second): one file, where nobody on the machine waits for a disk.
+Throttling is invisible in shared memory, and measuring every store would cost more than the store.
+The kernel shows where a thread sleeps, so the coordinator looks twice a second. It reads only one
+file if no process on the machine waits for a disk.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ VMSTAT = Path("/proc/vmstat")
 
 
 def sleeps_in(pid: int) -> set[str]:
-    """The kernel's functions that threads of a process sleep in, where visible. 15 µs a thread."""
+    """Returns the kernel functions in which threads of a process sleep. Takes 15 µs a thread."""
     found = set()
-    with suppress(OSError):  # gone, or another user's
+    with suppress(OSError):  # the process is gone, or belongs to another user
         for thread in os.listdir(f"/proc/{pid}/task"):
             with suppress(OSError):
                 found.add(Path(f"/proc/{pid}/task/{thread}/wchan").read_text("ascii"))
-    return found - {"0", ""}  # it runs, or we are not told
+    return found - {"0", ""}  # the thread runs, or its position is hidden
 
 
 def throttled(pids: Iterable[int]) -> list[int]:
@@ -39,7 +39,7 @@ def throttled(pids: Iterable[int]) -> list[int]:
 
 
 def waited_for_disks_us() -> int | None:
-    """Microseconds since boot in which some thread waited for a disk; None without CONFIG_PSI."""
+    """Returns the microseconds that threads waited for disks; None without CONFIG_PSI."""
     try:
         some = PRESSURE.read_text("ascii").splitlines()[0]
     except OSError:
@@ -48,7 +48,10 @@ def waited_for_disks_us() -> int | None:
 
 
 def dirty_bytes() -> tuple[int, int]:
-    """The machine's pages to write back and the kernel's limit; a disk or cgroup may have less."""
+    """Returns the bytes of the machine's dirty pages, and the kernel's limit.
+
+    A disk or a cgroup may have a lower limit.
+    """
     counts = dict(line.split() for line in VMSTAT.read_text("ascii").splitlines())
     page = os.sysconf("SC_PAGE_SIZE")
     dirty = int(counts["nr_dirty"]) + int(counts["nr_writeback"])

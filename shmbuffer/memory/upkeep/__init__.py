@@ -1,1 +1,1 @@
-"""Keeping a buffer whole and showing it: recovery, durability, check, history."""
+"""Maintenance and inspection of a buffer: recovery, durability, check and history."""

@@ -1,8 +1,9 @@
-"""Is it whole? Everything that can be verified is, and nothing is changed.
+"""Verifies everything in a buffer that can be verified, and changes nothing.
 
-A living buffer is looked at under its mutex, for some milliseconds a million elements; checksums
-are compared without it. Of a dead one it is not taken, as taking it repairs. What recovery will
-mend is a note, not a problem. Where nothing can be written, a copy is checked, and no lock taken.
+A buffer in use is examined under its mutex, for some milliseconds a million elements. Checksums are
+compared without the mutex. The mutex of a buffer without clients is not taken, because taking it
+repairs the buffer. Damage that the next recovery will repair is reported as a note instead of a
+problem. If the directory can only be read, a copy is checked, and no lock is taken.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ class CheckReport:
     """The result of a check."""
 
     path: str  # the directory, or "anonymous memory"
-    alive: bool = False  # whether somebody uses it
+    alive: bool = False  # whether a living client uses it
     items: int = 0  # elements that are committed
     verified: int = 0  # elements whose checksum was compared
     problems: list[str] = field(default_factory=list)  # damage, one sentence each
-    # what the next recovery will mend, and what could not be checked
+    # damage that the next recovery will repair, and parts that could not be checked
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -69,12 +70,14 @@ class CheckReport:
 def check(
     path: str | PathLike[str], *, timeout: float = 60.0, on_progress: OnProgress | None = None
 ) -> CheckReport:
-    """Checks a directory, living or dead, without joining it; under init.lock.
+    """Checks a directory, in use or not, without joining it; under init.lock.
 
-    A private copy is checked, without a lock, if the directory belongs to another user or lies on a
-    read-only file system. If it may be in use, priorities, sums and counters are not compared.
+    If the directory belongs to another user or is on a read-only file system, a private copy is
+    checked without a lock. If the directory may be in use, priorities, sums and counters are not
+    compared.
     """
-    # The lock keeps a recovery from making a new mutex while this holds it without an entry.
+    # The lock prevents a recovery from creating a new mutex while this function holds the old one
+    # without a registry entry.
     path = directory_of(path)
     with Directory.open(path, reading=True) as directory:
         files = Files(directory)
@@ -85,7 +88,8 @@ def check(
             if directory.copying or is_save(path):
                 _check_copy(report, Files(directory, private=True), on_progress)
                 return report
-            Diagnosis.of(files)  # of a foreign file not even the lock is touched
+            # before the lock, which must not be created for a file of another program
+            Diagnosis.of(files)
             with files.lock(timeout):
                 found = Diagnosis.of(files)
                 _compare_control(report, found)
@@ -103,7 +107,7 @@ def check(
 
 
 def check_living(seat: Seat) -> CheckReport:
-    """Checks the buffer of a handle, which is alive in it; see `check`."""
+    """Checks the buffer of a handle, which is attached to it; see `check`."""
     superblock, mapped = seat.control.superblock(), seat.mapped
     report = CheckReport(seat.where, alive=True)
     report.problems += _impossible_fields(seat.control, superblock)
@@ -133,7 +137,7 @@ def _check_copy(report: CheckReport, files: Files, on_progress: OnProgress | Non
     found, changed = copied.found, copied.changed
     _compare_control(report, found)
     if any(client.state == "unknown" for client in found.registry.clients()):
-        report.notes.append("this process cannot tell if all of its clients are alive")
+        report.notes.append("this process cannot determine whether all of its clients are alive")
     mapped = _noted(report, copied.mapped)
     if mapped is None:
         return
@@ -172,7 +176,7 @@ def _noted(report: CheckReport, mapped: Mapped | None) -> Mapped | None:
 
 
 def _impossible_fields(control: Control, superblock: Superblock) -> list[str]:
-    """Impossible values of the control page, a sentence each; the next recovery repairs them."""
+    """Describes impossible values of the control page, which the next recovery repairs."""
     found = []
     state = int(control.runtime["state"][0])
     if state not in list(BufferState):
@@ -191,8 +195,8 @@ def _impossible_fields(control: Control, superblock: Superblock) -> list[str]:
         ("count", superblock.capacity, claims),
     ):
         found += [
-            f"registry entry {entry}: its {name} is {entries[name][entry]}, "
-            f"{int(limit)} is the limit"
+            f"registry entry {entry}: its {name} is {entries[name][entry]}, but {int(limit)} is "
+            "the limit"
             for entry in (where & (entries[name] > limit)).nonzero()[0]
         ]
     return found
@@ -205,7 +209,7 @@ def _compare_slots(
     native: _core.Ring,
     files: Files | None,
 ) -> int:
-    """Returns how many slots it has looked at: those that were ever written."""
+    """Compares everything but checksums; returns the number of slots that were ever written."""
     live = SlotsFile(mapped.slots, mapped.schema)
     written = None if files is None else Written(files, live)
     looked = max(_reached(control, live), 0 if written is None else written.slots())
@@ -213,8 +217,8 @@ def _compare_slots(
     found = native.check(report.alive, looked, LOCK_TIMEOUT_NS)
     if isinstance(found, int):
         raise LockTimeout(
-            f"{report.path}: a living process holds the buffer's mutex and does not release it, so "
-            "the buffer cannot be checked; continue or end that process (see `shmbuffer inspect`)"
+            f"{report.path}: a living process does not release the mutex of the buffer, so the "
+            "buffer cannot be checked; continue or end that process (see `shmbuffer inspect`)"
         )
     nodes, leaves, length, words, orphans, records, nexts, reserved, consumed = found
     if written is not None and control.runtime["prioritized"][0]:
@@ -246,12 +250,12 @@ def _compare_slots(
 
 
 def _reached(control: Control, live: SlotsFile) -> int:
-    """Slots from here on were never written, as the next ticket says."""
+    """Returns the number of slots that were ever written, judging by the next ticket."""
     return min(int(control.runtime["head"][0]), live.capacity)
 
 
 def _died_in_it(control: Control) -> bool:
-    """True if a client died with the mutex, or with a claim, so that recovery has work to do."""
+    """True if a client died with the mutex or a claim, so that recovery has work to do."""
     mutex = control.runtime[0]["mutex"].tobytes()
     return bool((control.entries["phase"] != Phase.IDLE).any() or any(mutex[:4]))
 
@@ -260,7 +264,9 @@ def _compare_checksums(
     report: CheckReport, superblock: Superblock, mapped: Mapped, native: _core.Ring, looked: int
 ) -> None:
     if not superblock.flags & Flag.CHECKSUM:
-        report.notes.append("made with checksum=False: the items' bytes cannot be verified")
+        report.notes.append(
+            "the buffer was created with checksum=False, so the bytes of items cannot be verified"
+        )
         return
     report.verified = report.items
     with Progress("check", report.items, "items") as progress:

@@ -1,11 +1,11 @@
-"""A private copy of a buffer: of a save, or of a directory that this process can only read.
+"""A private copy of a save, or of a buffer that this process can only read.
 
-    copy all files ──▶ read the slot words again ──▶ take out what changed ──▶ valid items
+    copy all files ──▶ read the slot words again ──▶ remove what changed ──▶ valid items
 
 A save is mapped with copy on write, and no process writes to it. Other files belong to another
-user, or lie on a read-only file system, so no lock is taken and other processes may write
-meanwhile. As for any reader, an item is valid if its slot word was the same
-before and after its bytes were copied. All else in the copy may be of different moments.
+user, or are on a read-only file system, so no lock is taken and other processes may write
+meanwhile. As for any reader, an item is valid if its slot word was the same before and after its
+bytes were copied. The other parts of the copy may be from different moments.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from shmbuffer.memory.upkeep.recovery_report import RecoveryReport
 
 @dataclass(frozen=True)
 class CopiedBuffer:
-    """The copy. Whatever is stored into it stays in this process."""
+    """A private copy of a buffer. Stores into it stay in this process."""
 
-    found: Diagnosis  # its control file is a copy, made after all others
+    found: Diagnosis  # its control file is a copy that was made after all others
     mapped: Mapped | None  # the copies of the other files; None before the first write
-    changed: int  # elements that were overwritten while they were copied, and taken out
-    # None if no process can have changed anything meanwhile; else why that cannot be excluded
+    changed: int  # elements that were removed because they were overwritten during the copy
+    # why other processes may have changed the buffer meanwhile; None if that is impossible
     unsettled: str | None
 
 
@@ -42,8 +42,8 @@ def copy_buffer(files: Files) -> CopiedBuffer:
     """Copies or privately maps a buffer, without a lock.
 
     Raises:
-        BufferInUseError: it was recovered, removed or defined anew meanwhile.
-        SpaceError: it is larger than the free memory.
+        BufferInUseError: The buffer was recovered, removed or redefined meanwhile.
+        SpaceError: The buffer is larger than the free memory.
     """
     before = Diagnosis.of(files, writable=False)
     mapped = before.load(writable=False)
@@ -52,7 +52,8 @@ def copy_buffer(files: Files) -> CopiedBuffer:
     then, now = before.superblock, found.superblock
     if (then.uuid, then.epoch, then.schema_sha256) != (now.uuid, now.epoch, now.schema_sha256):
         raise BufferInUseError(
-            f"{files.path}: was recovered or redefined while it was copied; repeat the call",
+            f"{files.path}: the buffer was recovered or redefined while it was copied; repeat the "
+            "call",
             pids=[],
         )
     unsettled = None
@@ -64,10 +65,10 @@ def copy_buffer(files: Files) -> CopiedBuffer:
 
 
 def repair_copy(copied: CopiedBuffer, mapped: Mapped, *, verify: bool = True) -> RecoveryReport:
-    """Repairs the copy as a recovery does, and touches no file.
+    """Repairs the copy like a recovery, but changes no file.
 
-    If processes of this boot have written it, items without checksums are kept: their slot words
-    were compared when they were copied. ``verify``: compare the items of a save with their
+    If processes of this boot wrote the buffer, items without checksums are kept, because their slot
+    words were compared when they were copied. ``verify``: compare the items of a save with their
     checksums.
     """
     found, control, began = copied.found, copied.found.control, time.perf_counter_ns()
@@ -82,17 +83,19 @@ def repair_copy(copied: CopiedBuffer, mapped: Mapped, *, verify: bool = True) ->
     repair = Repair(found, found.superblock, found.settings(), mapped)
     verify = verify or not is_save
     report = repair.run(report, verify=verify, left_whole=False, believed=of_this_boot)
-    if is_save:  # zeros are possible words, but not of a slot that was saved with an item
+    if is_save:  # zero is a possible word, but not for a slot that was saved with an item
         gone = abs(saved - report.items - report.checksum_failed) // mapped.schema.width
         report = replace(report, words_refused=max(report.words_refused, gone))
     control.runtime["state"] = BufferState.READ_ONLY if is_save else BufferState.READY
-    control.runtime["allocated"] = mapped.schema.capacity  # it is memory of this process
+    # memory of this process needs no allocation
+    control.runtime["allocated"] = mapped.schema.capacity
     duration_ms = (time.perf_counter_ns() - began) / 1e6
-    return replace(report, clients_retired=0, duration_ms=duration_ms)  # the clients go on
+    # the clients continue to use the buffer
+    return replace(report, clients_retired=0, duration_ms=duration_ms)
 
 
 def _take_out_changed(files: Files, mapped: Mapped) -> int:
-    """Empties the slots of the copy whose words are others by now; returns how many elements."""
+    """Empties the slots of the copy whose words have changed; returns how many elements."""
     schema, live = mapped.schema, SlotsFile(mapped.slots, mapped.schema)
     words = (live.at["words"], live.at["words"] + 8 * live.capacity)
     now = SlotsFile(files.map_slots(schema, writable=False, parts=[words]), schema).words

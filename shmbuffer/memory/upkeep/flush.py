@@ -1,10 +1,11 @@
-"""The durability barrier: what has to be on the disk, and in which order.
+"""The durability barrier: the files that must be on the disk, and the order of syncing them.
 
     leaves ──▶ slots ──▶ ledger ──▶ superblock copy with the ticket ──▶ control file
 
-Always true: a superblock names a durable ticket only after everything below it was synced. What is
-written over a covered item meanwhile may reach the disk in part: its checksum tells.
-If the process dies on the way: the older superblock copy counts, with the barrier before.
+Always true: a superblock has a durable ticket only after everything below it was synced. If a
+covered item is overwritten meanwhile, its slot may reach the disk in part, which its checksum
+reveals.
+If the process dies before the end: the older superblock copy is used, with the previous barrier.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ def flush(seat: Seat, ring: Ring, timeout: float) -> None:
 
 
 def _raise(seat: Seat, snapshot: bytes) -> None:
-    """Syncs all files; under init.lock. What was committed at the snapshot is covered then."""
+    """Syncs all files, which then cover the items of the snapshot; under init.lock."""
     control, mapped = seat.control, seat.mapped
     assert mapped is not None
     runtime, entries = counters.of_snapshot(snapshot)
-    # What is being written now may reach the disk in part.
+    # Items that are being written now may reach the disk in part.
     claims = entries["first"][entries["phase"] == Phase.PAYLOAD]
     ticket = min([int(runtime["head"]), *map(int, claims)])
     _core.reached("flush.locked")
@@ -62,5 +63,5 @@ def _raise(seat: Seat, snapshot: bytes) -> None:
     except OSError as error:
         raise DurabilityError(
             f"{seat.where}: a sync failed ({error.strerror}); the data in memory are usable, but "
-            "may never reach this disk: copy the buffer to another disk"
+            "may never reach this disk, so copy the buffer to another disk"
         ) from error

@@ -1,34 +1,39 @@
-"""The history of a buffer: its counters second by second, in a file whose size never changes.
+"""The history of a buffer: its counters over time, in a file whose size never changes.
 
-     header ── one page: whose history it is, and what a record is made of
+     header ── one page: the buffer, and the fields of a record
      fine   ── a record a second, for an hour    ┐
-     coarse ── a record a minute, for a week     ├ rings: number n lies at place (n - 1) mod room
-     events ── who came, left or died; recoveries┘
+     coarse ── a record a minute, for a week     ├ rings: number n is at place (n - 1) mod room
+     events ── clients that joined, left or died; recoveries┘
 
-A record holds the counters as they stood, not what was added, so that any two of them make a rate,
-and one that is missing costs nothing but its own moment. The header names the fields: what a later
-version counts is recorded by it, and a reader of another version knows what it looks at.
+A record has the values of the counters instead of their increments. Any two records give a rate,
+and a missing record only affects its own moment. The header names the fields, so later versions may
+record other counters, and a reader of another version knows which fields it reads.
 
 Always true
-  1. One process at a time writes: it holds the lock of the file, which its death frees.
-  2. The file has its room and its header before it has its name; its size never changes.
-  3. A record counts only if its checksum fits and it lies where its number says. So one that was
-     torn, by a death between two pages or by a power cut, is left out, and nothing else is.
-  4. Nothing waits for it: it is written with plain writes by the process that looks after the
-     buffer, never synced, and neither the mutex nor a page that others map is touched. A reader
-     takes no lock, so one that is stopped stops no writer.
-If the writer dies: what it wrote is the kernel's, and is read as it is; the next one goes on
-behind it. A history that is damaged, foreign or of another version harms nothing else: the next
-writer begins a new one, and a reader is told. (A record calls its writer the recorder.)
+  1. One process at a time writes. It holds the lock of the file, which its death frees.
+  2. The file has its space and its header before it has its name. Its size never changes.
+  3. A record counts only if its checksum is right and its place fits its number. A record that was
+     torn, by a death between two pages or by a power cut, is left out, and no other record is
+     affected.
+  4. Writing delays no other process. The process that supervises the buffer uses plain writes,
+     never syncs, and touches neither the mutex nor pages that others map. A reader takes no lock,
+     so a stopped reader stops no writer.
+If the writer dies: the kernel keeps its data, which can be read, and the next writer continues
+after them. A damaged history, or one of another program or version, has no other effects: the next
+writer begins a new one, and readers get an error. (A record calls its writer the recorder.)
 
-Why this is not a file of the standard library: the history is the only record of what led to a
-crash on a machine without Prometheus, and `plot` and its findings are drawn from it. It must not
-grow, a suspended reader must not stop the coordinator, and a user who may only read must be able to
-read it. ``sqlite3`` with a rollback journal lets a suspended reader block the writer. With a
-write-ahead log such a reader makes the log grow without a limit, and readers need the right to
-write. Lines of text that are rotated change their size, and a reader meets files that are being
-exchanged. What remains is a ring of records with checksums, which is what this module is. Its bytes
-are about half of its lines; events, and clients that ended unseen, are the other half.
+This module does not use a file format of the standard library. The history is the only record of
+the events before a crash on a machine without Prometheus, and `plot` uses it. It must not grow, a
+suspended reader must not stop the coordinator, and a user with read access only must be able to
+read it.
+
+* ``sqlite3`` with a rollback journal lets a suspended reader block the writer.
+* With a write-ahead log, such a reader makes the log grow without a limit, and readers need write
+  access.
+* Rotated lines of text change their size, and a reader may find files that are being replaced.
+
+A ring of records with checksums has none of these problems. The code for its bytes is about half of
+this module. The other half handles events, and clients whose end was not seen.
 """
 
 from __future__ import annotations
@@ -54,16 +59,16 @@ MAGIC = b"SHMHIS\x00\x01"
 VERSION = 1
 
 FINE, FINE_S = 3600, 1.0
-"""Records of the fine ring, and the seconds between two of them: an hour."""
+"""The records of the fine ring, and the seconds between two of them: an hour."""
 
 COARSE, COARSE_S = 7 * 24 * 60, 60.0
-"""Records of the coarse ring, and the seconds between two of them: a week."""
+"""The records of the coarse ring, and the seconds between two of them: a week."""
 
 EVENTS = 2048
 
 HEADER_BYTES = layout.PAGE
 LIMIT = 64 * 2**20
-"""Bytes that a history may have to be read, whatever its header says."""
+"""The largest size of a history that is read, whatever its header says."""
 
 FLOATS = ("max_priority", "p_sum", "samples_per_insert")
 """Fields that are float64; all others are unsigned integers of 64 bits."""
@@ -77,9 +82,9 @@ HEADER = np.dtype(
     ]
 )
 
-#: What a record of any ring begins with: its number, from 1; when it was, by the wall clock and in
-#: nanoseconds since boot, which nobody sets; and the incarnation of the recorder, since one clock
-#: of the two says nothing beyond its boot.
+# The first fields of a record in any ring: its number, from 1, the wall clock, the nanoseconds
+# since boot, and the incarnation of the recorder. No program can set the second clock, but it means
+# nothing in another boot.
 STAMP = [("number", "<u8"), ("time_ns", "<u8"), ("boottime_ns", "<u8"), ("recorder", "<u8")]
 _CHECK = [("crc32c", "<u4"), ("pad", "V4")]
 
@@ -99,14 +104,14 @@ EVENT = np.dtype(
 )
 
 UNKNOWN_EXITCODE = 2**31 - 1
-RESTARTED = 1  # flag of DIED: it was started again
-BY_RECOVERY = 0  # in place of a recorder's incarnation: nobody recorded when it went
+RESTARTED = 1  # flag of DIED: the process was restarted
+BY_RECOVERY = 0  # instead of the incarnation of a recorder: no recorder saw when the client died
 
-_MANY = 2**62  # records; nobody writes so many, and there has to be a next one
+_MANY = 2**62  # more records than are ever written, so that there is always a next number
 
 
 class EventKind(IntEnum):
-    """Kind of an event. Clients that are attached when a recorder begins are JOINED, too."""
+    """The kind of an event. Clients that are attached when a recorder begins are JOINED, too."""
 
     JOINED = 1
     LEFT = 2
@@ -119,27 +124,27 @@ class Event:
     """Something that happened to a buffer."""
 
     kind: EventKind
-    role: str = "client"  # of the client, in lower case; of a recovery, of its recorder
-    pid: int = 0  # of the client; 0 of a recovery
-    incarnation: int = 0  # of the client; 0 where it is not known
+    role: str = "client"  # of the client, in lower case; of the recorder for a recovery
+    pid: int = 0  # of the client; 0 for a recovery
+    incarnation: int = 0  # of the client; 0 if unknown
     epoch: int = 0  # number of recoveries at that time
     name: str = ""  # of a process that a coordinator started, else ""
-    # of one that died, as ``multiprocessing`` gives it; None where nobody knows
+    # of a dead process, as ``multiprocessing`` gives it; None if unknown
     exitcode: int | None = None
-    restarted: bool = False  # whether one that died was started again
-    # incarnation of its recorder; 0 (`BY_RECOVERY`) of one that was found dead
+    restarted: bool = False  # whether a dead process was restarted
+    # incarnation of its recorder; 0 (`BY_RECOVERY`) for a client that was found dead
     recorder: int = BY_RECOVERY
-    time_ns: int = 0  # by the wall clock; 0 of one that is not noted yet
-    boottime_ns: int = 0  # since boot, in the same way
+    time_ns: int = 0  # by the wall clock; 0 if the event is not recorded yet
+    boottime_ns: int = 0  # since boot; 0 if the event is not recorded yet
 
     @property
     def time_s(self) -> float:
-        """Seconds since 1970."""
+        """The time in seconds since 1970."""
         return self.time_ns / 1e9
 
     @property
     def who(self) -> str:
-        """Its name, or its role with the pid; of a recovery its recorder's role."""
+        """The client's name, or its role with the pid; for a recovery, the recorder's role."""
         return self.name or (f"{self.role} {self.pid}" if self.pid else self.role)
 
     def to_row(self) -> dict[str, Any]:
@@ -150,27 +155,27 @@ class Event:
             "role": Role.__members__.get(self.role.upper(), Role.CLIENT),
             "exitcode": code,
             "flags": RESTARTED if self.restarted else 0,
-            # what is longer than its place is cut; an argument may have bytes that are no text
+            # a name that is too long is cut; an argument may contain bytes that are not valid text
             "name": self.name.encode(errors="replace"),
         }
 
 
 @dataclass(frozen=True)
 class History:
-    """A history as it was read; whatever did not match its checksum is left out."""
+    """A history that was read, without entries that did not match their checksum."""
 
-    uuid: bytes  # of the buffer that it was recorded of
-    fields: Mapping[str, str]  # what is recorded, by name, with the type
+    uuid: bytes  # of the recorded buffer
+    fields: Mapping[str, str]  # recorded fields by name, with their types
     fine: NDArray[np.void]  # a record a second, oldest first; `STAMP` and the fields
-    coarse: NDArray[np.void]  # a record a minute, in the same way
+    coarse: NDArray[np.void]  # a record a minute, in the same form
     events: Sequence[Event]  # oldest first
-    # with the number of the last record of each
+    # the three rings with their newest numbers
     rings: tuple[HistoryRing, HistoryRing, HistoryRing]
-    left_out: int  # places with something in them that is no record
+    left_out: int  # used places without a valid entry
 
 
 def recorded_fields() -> dict[str, str]:
-    """The fields that this version records, by name, with their types; counters by their names."""
+    """Returns the fields that this version records, by name, with their types."""
     names = (
         *("epoch", "head", "write_count", "length", "limited"),
         *layout.COUNTERS,
@@ -187,18 +192,18 @@ def living(role: Role) -> str:
 
 
 def file_bytes(fields: Mapping[str, str]) -> int:
-    """Size of a history with these fields."""
+    """Returns the size of a history with these fields."""
     return rings(fields)[-1].end
 
 
 def record_type(fields: Mapping[str, str]) -> np.dtype[np.void]:
-    """Returns a record of these fields."""
+    """Returns the dtype of a record with these fields."""
     return np.dtype([*STAMP, *((name, f"<{kind}") for name, kind in fields.items()), *_CHECK])
 
 
 @dataclass
 class HistoryRing:
-    """A ring in the file: what it is made of, how many, from where on; its newest number, or 0."""
+    """A ring in the file: its dtype, its capacity, its offset, and its newest number or 0."""
 
     kind: np.dtype[np.void]
     room: int
@@ -207,11 +212,11 @@ class HistoryRing:
 
     @property
     def end(self) -> int:
-        """The place of the next entry."""
+        """The offset of the first byte after the ring."""
         return self.begin + self.room * self.kind.itemsize
 
     def whole(self, data: bytes) -> tuple[NDArray[np.void], int]:
-        """The valid entries in order, and the number of invalid ones; sets the newest number."""
+        """Returns valid entries in order and the number of invalid ones; sets the newest number."""
         ring = np.frombuffer(data, self.kind, self.room)
         used = np.flatnonzero(ring["number"])
         numbers, size = ring["number"][used], self.kind.itemsize
@@ -219,7 +224,7 @@ class HistoryRing:
         sums = [_core.crc32c(records[at : at + size - 8]) for at in range(0, len(records), size)]
         good = ring["crc32c"][used] == np.array(sums, np.uint32)
         good &= ((numbers - 1) % self.room == used) & (numbers < _MANY)
-        # What has the number of a lap that has ended is no record either.
+        # A number from an earlier lap is invalid, too.
         good &= numbers + self.room > numbers[good].max(initial=0)
         found = ring[used[good]]
         self.number = int(found["number"].max(initial=0))
@@ -234,23 +239,23 @@ def rings(fields: Mapping[str, str]) -> tuple[HistoryRing, HistoryRing, HistoryR
 
 
 def rooms(rings: tuple[HistoryRing, HistoryRing, HistoryRing]) -> dict[str, int]:
-    """Returns the values of a header."""
+    """Returns the sizes for a header."""
     fine, coarse, events = rings
     sizes = {"record_bytes": fine.kind.itemsize, "event_bytes": events.kind.itemsize}
     return {**sizes, "fine": fine.room, "coarse": coarse.room, "events": events.room}
 
 
 def read(directory: Directory) -> History:
-    """Reads the history of a buffer, also while it is being written; takes no lock."""
+    """Reads the history of a buffer, even while it is being written; takes no lock."""
     where = directory.path / layout.HISTORY
     size = directory.stat(layout.HISTORY).st_size
     if size > LIMIT:
-        raise _damaged(where, f"has {size:,} bytes, more than any history has")
+        raise _damaged(where, f"has {size:,} bytes, which is more than any valid history has")
     return parse(directory.read(layout.HISTORY, limit=LIMIT), where)
 
 
 def parse(data: bytes, where: Path) -> History:
-    """Reads a history from its bytes."""
+    """Parses the bytes of a history."""
     uuid, fields, places = header_of(data, len(data), where)
     found, torn = zip(*(ring.whole(data[ring.begin : ring.end]) for ring in places), strict=True)
     return History(
@@ -267,18 +272,19 @@ def parse(data: bytes, where: Path) -> History:
 def header_of(
     data: bytes, size: int, where: Path
 ) -> tuple[bytes, dict[str, str], tuple[HistoryRing, HistoryRing, HistoryRing]]:
-    """Whose a file of some size is, its fields, and its rings; from the first page at least."""
+    """Parses a header: the uuid of the buffer, the fields and the rings; needs the first page."""
     if data[: len(MAGIC)] != MAGIC:
         raise FormatError(
-            f"{where}: not a history of shmbuffer; the next recorder starts a new one"
+            f"{where}: this is not a history of shmbuffer; the next recorder starts a new one"
         )
     if len(data) < HEADER_BYTES:
         raise _damaged(where, f"has {len(data)} bytes, too few for a header")
     page = np.frombuffer(data, HEADER, 1)[0]
     if page["version"] != VERSION or page["endian"] != layout.ENDIAN_TAG:
         raise IncompatibleVersionError(
-            f"{where}: a history of format version {page['version']}, this is version {VERSION}; "
-            "read it with the version that wrote it, the next recorder starts a new one"
+            f"{where}: the history has format version {page['version']}, but this build needs "
+            f"{VERSION}; read it with the version that wrote it, or let the next recorder start a "
+            "new one"
         )
     if _core.crc32c(data[: HEADER_BYTES - 4]) != page["crc32c"]:
         raise _damaged(where, "has a header that does not match its checksum")
@@ -288,7 +294,7 @@ def header_of(
     expected = HEADER_BYTES + said["events"] * said["event_bytes"]
     expected += (said["fine"] + said["coarse"]) * said["record_bytes"]
     if said != rooms(found) or expected != size:
-        raise _damaged(where, f"has {size:,} bytes, and its header speaks of {expected:,}")
+        raise _damaged(where, f"has {size:,} bytes, but its header requires {expected:,}")
     return page["uuid"].tobytes(), fields, found
 
 
@@ -305,7 +311,7 @@ def _fields_of(text: bytes) -> dict[str, str]:
 
 
 def events_of(rows: NDArray[np.void]) -> list[Event]:
-    """Events out of rows of `EVENT`; one of a kind that a later version knows is left out."""
+    """Converts rows of `EVENT` to events; skips kinds that only a later version knows."""
     kinds = {int(kind): kind for kind in EventKind}
     names = [name for name in EVENT.names or () if name not in ("number", "crc32c", "pad")]
     found = []
@@ -324,7 +330,7 @@ def events_of(rows: NDArray[np.void]) -> list[Event]:
 
 
 def open_ends(events: Iterable[Event]) -> dict[int, Event]:
-    """First events of the clients that have no last one, by incarnation."""
+    """Returns the first events of clients whose end is not recorded, by incarnation."""
     found: dict[int, Event] = {}
     for event in events:
         if event.kind == EventKind.JOINED:
@@ -336,6 +342,6 @@ def open_ends(events: Iterable[Event]) -> dict[int, Event]:
 
 def _damaged(where: Path, what: str) -> CorruptBufferError:
     return CorruptBufferError(
-        f"{where}: {what}; nothing else is harmed, and the next recorder starts a new one",
+        f"{where}: {what}; the buffer is not affected, and the next recorder starts a new history",
         path=where,
     )

@@ -1,4 +1,4 @@
-"""The history writer: the one process that writes it; history.py says what is always true."""
+"""Writes the history, in one process at a time; `history` lists the invariants."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ _log = logging.getLogger(__name__)
 
 
 class HistoryWriter:
-    """Writes a history. Open one with `open`; it is the only one as long as it is open."""
+    """Writes a history. Created by `open`; only one can be open at a time."""
 
     def __init__(
         self, file: Lock, where: Path, found: History | None = None, reason: str | None = None
     ) -> None:
-        self.history = found  # what was there when it was opened; None if it is a new one
-        # why it is a new one, if there was something that could not be gone on with
+        self.history = found  # the existing history; None if it is a new one
+        # why a new history was begun, if an existing one could not be continued
         self.reason = reason
         self._file = file
         self._where = where
@@ -61,7 +61,7 @@ class HistoryWriter:
 
     @classmethod
     def open(cls, files: Files, uuid: bytes) -> Self:
-        """Goes on with the history of a buffer, or begins one; under init.lock."""
+        """Continues the history of a buffer, or begins one; the caller holds init.lock."""
         directory, where = files.directory, files.path / layout.HISTORY
         try:
             file = _locked(directory)
@@ -69,7 +69,7 @@ class HistoryWriter:
             return cls(_made(directory, uuid), where)
         try:
             found = _to_go_on_with(directory, uuid)
-        except BaseException:  # what cannot be read right now is no reason to begin a new one
+        except BaseException:  # a file that cannot be read now is no reason to begin a new one
             file.close()
             raise
         if isinstance(found, History):
@@ -78,12 +78,12 @@ class HistoryWriter:
             return cls(_made(directory, uuid), where, reason=found)
 
     def record(self, values: Mapping[str, int | float], recorder: int) -> None:
-        """Writes a record of this moment and, once a minute, one that is kept for longer."""
+        """Writes a record of this moment and, once a minute, one that is kept longer."""
         stamp = _stamp(recorder)
         self._put(self._fine, {**values, **stamp})
         _core.reached("history.fine")
-        # By the wall clock, so that recorders that live shortly do not fill the ring; one that was
-        # set back must not stop it.
+        # The wall clock is used, so that short-lived recorders do not fill the ring. A clock that
+        # was set back must not stop the records.
         now_ns, last_ns = stamp["time_ns"], self._coarse_ns
         if last_ns is None or not last_ns <= now_ns < last_ns + int(history.COARSE_S * 10**9):
             self._put(self._coarse, {**values, **stamp})
@@ -96,7 +96,7 @@ class HistoryWriter:
         _core.reached("history.event")
 
     def note_deaths(self, died: Sequence[Event]) -> None:
-        """Notes those of these whose end is not noted yet; see the function."""
+        """Records the deaths of clients whose end is not recorded yet."""
         ring = self._events
         data = read_at(self._file.fd, ring.end - ring.begin, ring.begin)
         rows, _ = ring.whole(data)
@@ -109,25 +109,26 @@ class HistoryWriter:
                 self.note(replace(event, name=seen.name), BY_RECOVERY)
 
     def close(self) -> None:
-        """Lets the next recorder in. Idempotent."""
+        """Unlocks the history for the next recorder. Idempotent."""
         self._file.close()
 
     def _put(self, ring: HistoryRing, values: Mapping[str, Any]) -> None:
         if self._file.fd < 0:
-            raise ValueError(f"{self._where}: this recorder was closed")
+            raise ValueError(f"{self._where}: this recorder was closed; open a new one")
         row = {**values, "number": ring.number + 1, "pad": b""}
         body = _packed(ring.kind, row)[:-8]
         data = body + int(_core.crc32c(body)).to_bytes(8, "little")
         _write(self._file.fd, data, ring.begin + ring.number % ring.room * len(data), self._where)
-        ring.number += 1  # only now: what was not written whole is written over
+        ring.number += 1  # last, so that an incomplete entry is overwritten
 
 
 def note_deaths(files: Files, control: Control, superblock: Superblock) -> None:
-    """Notes the clients that a recovery found dead, under init.lock; errors are only logged."""
+    """Records the clients that a recovery found dead, under init.lock; errors are only logged."""
     where = files.path / layout.HISTORY
     try:
         with _locked(files.directory) as file:
-            # Of its own: the other rings are large, and somebody waits for the recovery.
+            # Only the events are read, because the other rings are large and processes wait for the
+            # recovery.
             page, size = os.pread(file.fd, HEADER_BYTES, 0), os.fstat(file.fd).st_size
             of, fields, _ = history.header_of(page, size, where)
             if of == superblock.uuid and fields == history.recorded_fields():
@@ -135,7 +136,10 @@ def note_deaths(files: Files, control: Control, superblock: Superblock) -> None:
     except BufferNotFoundError:
         return
     except (AttachTimeout, OSError, ShmBufferError) as error:
-        _log.warning("%s: dead clients are missing in the history: %s", files.path, str(error))
+        _log.warning(
+            "%s: the history lacks the deaths of clients, because it could not be written: %s",
+            *(files.path, str(error)),
+        )
 
 
 def _died(control: Control, epoch: int) -> list[Event]:
@@ -154,7 +158,7 @@ def _died(control: Control, epoch: int) -> list[Event]:
 
 
 def _to_go_on_with(directory: Directory, uuid: bytes) -> History | str:
-    """Returns the history that is there, or why a new one has to be begun."""
+    """Returns the existing history, or why a new one must be begun."""
     try:
         found = history.read(directory)
     except (FormatError, CorruptBufferError) as error:
@@ -162,7 +166,7 @@ def _to_go_on_with(directory: Directory, uuid: bytes) -> History | str:
     if found.uuid != uuid:
         return "it is the history of another buffer, from which this one was copied"
     if found.fields != history.recorded_fields():
-        return "it records other fields than this version does"
+        return "it records other fields than this version"
     return found
 
 
@@ -181,7 +185,7 @@ def _locked(directory: Directory) -> Lock:
 
 
 def _made(directory: Directory, uuid: bytes) -> Lock:
-    """Makes a new history, in the place of one that is there, and locks it."""
+    """Creates a new history, replacing an existing one, and locks it."""
     fields = history.recorded_fields()
     directory.unlink(NEW_HISTORY)
     with directory.create(NEW_HISTORY, history.file_bytes(fields)) as file:
@@ -199,7 +203,7 @@ def _write(fd: int, data: bytes, at: int, where: Path) -> None:
 
 
 def _packed(kind: np.dtype[np.void], values: Mapping[str, Any]) -> bytes:
-    """Returns a row of these values, as bytes; what is not given is 0."""
+    """Encodes a row of these values; missing values are 0."""
     row = [(kind[name].kind, values.get(name, 0)) for name in kind.names or ()]
     fitting = tuple(int(value) & 2**64 - 1 if code == "u" else value for code, value in row)
     return np.array([fitting], kind).tobytes()

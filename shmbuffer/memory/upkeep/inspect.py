@@ -1,4 +1,4 @@
-"""Inspection of a living or dead directory, without a lock or a registry entry."""
+"""Inspects a directory, in use or not, without a lock or a registry entry."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from shmbuffer.memory.system.private_copy import map_file
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.system.residency import Residency, residency, resident_bytes
 
-#: Of a histogram of priorities: slots that are looked at, from all over the ring.
+# The number of slots from which a histogram of priorities is made, and the slots of a run.
 _LOOKED_SLOTS = 1 << 14
 _RUN = 64
 
@@ -45,40 +45,51 @@ _RUN = 64
 def inspect(
     path: str | PathLike[str], *, priorities: bool = False, live_bytes: bool = True
 ) -> dict[str, Any]:
-    """Everything that the directory says of itself, as plain values.
+    """Returns a description of the directory, as plain values.
 
     Returns:
-        Keys ``path``, ``uuid``, ``state``, ``needs_recovery`` (None, or the reason), ``epoch``,
-        ``created``, ``flags``, ``settings``, ``schema`` (None before the first write),
-        ``counters``, ``clients``, ``bytes`` (of all files), ``disk_bytes`` (that the file system
-        has taken for them; fewer where files are sparse), ``memory_bytes`` (of all files, that are
-        in memory; None where the kernel does not tell), ``unwritten_bytes`` (of those, changed and
-        not yet on the disk), ``filesystem`` (whether it is ``in_memory``, and its ``free_bytes``,
-        None without a limit), ``records`` (None where items are rows; ``max_bytes``,
-        ``used_bytes`` from the oldest record in use to the head, ``live_bytes`` of the items with
-        their headers, ``dictionary_bytes``), ``sharing`` (None where each leaf has a column;
-        ``leaves`` that are stored once, ``wholes`` that there is room for, how many are ``used``),
-        ``consumers`` (how each stands, see `ConsumerStatus`), ``weights``
-        (the newest that were published: ``version``, ``step``, ``pid`` of the publisher, ``at_s``,
-        ``tensors``, ``bytes``; or only the ``damage`` of their file; None: there are none),
-        ``owner``, ``durable_ticket``, ``recovery`` (what the last one found, when; None if there
-        was none, or a version that kept no record did it), ``mutex`` (``tid`` and ``pid`` of its
-        holder at this moment; None if nobody holds it),
-        ``waits`` (who waits for the other side of a limited buffer: ``entry``, ``pid``,
-        ``seconds``, ``text``), ``reservations`` (who holds room for items to come: ``entry``,
-        ``pid``, ``reservations``, ``items``, ``nbytes``, ``oldest_s``), ``partials`` (rollouts of
-        dead processes that another one may go on with; None in another user's directory, where no
-        lock is tried).
+        A dict with these keys:
 
-        A client of ``clients`` has what `Client` has, ``mutex`` (whether it holds it now), and
-        ``memory_bytes`` of its process, shared pages included; None where it cannot be seen.
+        * ``path``, ``uuid``, ``state``, ``epoch``, ``created``, ``flags``, ``settings``,
+          ``counters``, ``owner`` and ``durable_ticket``;
+        * ``needs_recovery``: the reason, or None;
+        * ``schema``: None before the first write;
+        * ``clients``: the fields of `Client`, ``mutex`` (whether it holds it now) and
+          ``memory_bytes`` of its process, including shared pages (None if not visible);
+        * ``bytes``: the size of all files;
+        * ``disk_bytes``: the space that the file system has allocated for them, which is less for
+          sparse files;
+        * ``memory_bytes``: the part of all files that is in memory; None if the kernel does not
+          tell;
+        * ``unwritten_bytes``: the part of these that was changed and is not yet on the disk;
+        * ``filesystem``: ``in_memory``, and ``free_bytes`` (None without a limit);
+        * ``records``: ``max_bytes``, ``used_bytes`` from the oldest record in use to the head,
+          ``live_bytes`` of the items with their headers, and ``dictionary_bytes``; None if items
+          are rows;
+        * ``sharing``: ``leaves`` that are stored once, ``own_rows`` that the files have, and
+          ``used``; None if each leaf has a column;
+        * ``consumers``: the fields of `ConsumerStatus`;
+        * ``weights``: ``version``, ``step``, ``pid`` of the publisher, ``at_s``, ``tensors`` and
+          ``bytes`` of the newest ones, or only the ``damage`` of their file; None if there are
+          none;
+        * ``recovery``: the time and the report of the last one; None if there was none, or a
+          version without reports did it;
+        * ``mutex``: ``tid`` and ``pid`` of its current holder; None if it is free;
+        * ``waits``: ``entry``, ``pid``, ``seconds`` and ``text`` of each client that waits for the
+          other side of a limited buffer;
+        * ``reservations``: ``entry``, ``pid``, ``reservations``, ``items``, ``nbytes`` and
+          ``oldest_s`` of each client that holds some;
+        * ``partials``: the number of rollouts of dead processes that another one may continue; None
+          in another user's directory, where no lock is tested;
+        * ``priorities``, if requested: shares of items by the power of two below which their
+          priority is.
 
     The directory may belong to another user, if this process may read its files (root may). They
-    are copied, and not mapped. A client has the state ``unknown`` if it is of another pid
+    are copied instead of mapped. A client has the state ``unknown`` if it is in another pid
     namespace or boot, because only its lock could tell.
 
-    Cost: about a millisecond, whatever the capacity, without ``live_bytes``; it reads some pages
-    that everybody else reads, and stores nothing.
+    Cost: about a millisecond without ``live_bytes``, whatever the capacity. It reads some pages
+    that all clients read, and stores nothing.
     """
     with Directory.open(directory_of(path), reading=True) as directory:
         files = Files(directory)
@@ -137,7 +148,7 @@ def inspect(
 
 
 def _holders(files: Files, schema: Schema | None, control: Control) -> list[Holder]:
-    """Returns the holders of reservations, read without a map."""
+    """Returns the clients that hold reservations, read without a map."""
     if schema is None or not files.directory.exists(layout.LEDGER):
         return []
     where = files.path / layout.LEDGER
@@ -147,7 +158,7 @@ def _holders(files: Files, schema: Schema | None, control: Control) -> list[Hold
 
 
 def _consumers(files: Files, schema: Schema | None, control: Control) -> list[ConsumerStatus]:
-    """Returns the state of the consumers."""
+    """Returns the status of the consumers."""
     if schema is None or not files.directory.exists(layout.LEDGER):
         return []
     where = files.path / layout.LEDGER
@@ -173,7 +184,7 @@ def _describe(schema: Schema | None) -> dict[str, Any] | None:
 
 
 def _sharing(files: Files, schema: Schema | None) -> dict[str, Any] | None:
-    """Of a busy buffer the wholes in use may be of slightly different moments."""
+    """Describes shared leaves. In a busy buffer, the count may mix slightly different moments."""
     if schema is None or not schema.sharing:
         return None
     live = SlotsFile(files.map_slots(schema, writable=False), schema)
@@ -214,7 +225,7 @@ def _room(files: Files, schema: Schema | None) -> dict[str, Any]:
 
 
 def _weights(files: Files) -> dict[str, Any] | None:
-    """Returns the newest, without a look at their bytes; None where there are none."""
+    """Describes the newest weights without reading their bytes; None if there are none."""
     try:
         found = weights_file.opened(files.directory, writable=False)
     except (FormatError, CorruptBufferError) as error:
@@ -225,7 +236,7 @@ def _weights(files: Files) -> dict[str, Any] | None:
 
 
 def _recovery(control: Control, superblock: Superblock) -> dict[str, Any] | None:
-    """The record, if it is of the last recovery: a version that keeps none may have done that."""
+    """Returns the record of the last recovery, unless a version without records did it."""
     found = control.last_recovery()
     if found is None or found["epoch"] != superblock.epoch or not superblock.epoch:
         return None
@@ -242,13 +253,13 @@ def _mutex(control: Control) -> dict[str, int] | None:
 
 
 _NOT_HERE = (ProcessState.OTHER_CONTAINER, ProcessState.UNKNOWN)
-"""States of processes whose pid says nothing here."""
+"""States of processes whose pid is meaningless here."""
 
 
 def _now(
     client: dict[str, Any], clients: list[dict[str, Any]], mutex: dict[str, int] | None
 ) -> dict[str, Any]:
-    """Values of a client beside its entry; the mutex holder may have several handles."""
+    """Returns values of a client besides its entry; the mutex holder may have several handles."""
     here = client["state"] not in _NOT_HERE
     theirs = [
         one
@@ -265,7 +276,7 @@ def _now(
 def _records(
     files: Files, schema: Schema | None, control: Control, *, live_bytes: bool
 ) -> dict[str, int | None] | None:
-    """Of a busy buffer the numbers may be of slightly different moments."""
+    """Describes the byte ring. In a busy buffer, the numbers may mix slightly different moments."""
     if schema is None or not schema.record_bytes:
         return None
     runtime = control.runtime[0]
@@ -282,7 +293,7 @@ def _records(
 
 
 def _spread(files: Files, schema: Schema | None, control: Control) -> dict[str, float] | None:
-    """Shares of items by the power of two that their priority is below, smallest first."""
+    """Returns shares of items by the power of two that bounds their priority, smallest first."""
     if schema is None or not control.runtime["prioritized"][0]:
         return None
     looked = _looked_at(min(int(control.runtime["head"][0]), schema.capacity))
@@ -290,10 +301,10 @@ def _spread(files: Files, schema: Schema | None, control: Control) -> dict[str, 
     live = SlotsFile(files.map_slots(schema, writable=False, parts=parts), schema)
     held = looked[live.holds(looked)]
     found = live.raw.reshape(schema.capacity, schema.width)[held].ravel()
-    found = found[found >= 0]  # NaN: somebody is just writing it
+    found = found[found >= 0]  # NaN: the item is being written
     mantissas, exponents = np.frexp(found)
-    exponents = exponents - (mantissas == 0.5)  # a power of two belongs to what is up to it
-    exponents = np.where(found == 0, -1075, exponents)  # below the smallest there is
+    exponents = exponents - (mantissas == 0.5)  # a power of two belongs to the share below it
+    exponents = np.where(found == 0, -1075, exponents)  # below the smallest number
     edges, counts = np.unique(exponents, return_counts=True)
     return {
         f"{0.0 if edge == -1075 else 2.0**edge:.4g}": float(count / len(found))
@@ -302,7 +313,10 @@ def _spread(files: Files, schema: Schema | None, control: Control) -> dict[str, 
 
 
 def _looked_at(reached: int) -> Ints:
-    """Written slots, in runs from all over the ring: each is a fault, as each look maps again."""
+    """Returns written slots, in runs from all over the ring.
+
+    Each run costs a page fault, because each inspection maps the file anew.
+    """
     runs = _LOOKED_SLOTS // _RUN
     if reached <= _LOOKED_SLOTS:
         return np.arange(reached)
@@ -311,7 +325,7 @@ def _looked_at(reached: int) -> Ints:
 
 
 def _parts(looked: Ints, schema: Schema) -> list[tuple[int, int]]:
-    """Where words and raw priorities of these slots lie in the slots file, a part for each run."""
+    """Returns the parts of the slots file with words and raw priorities of these slots."""
     breaks = np.flatnonzero(np.diff(looked) != 1) + 1
     runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(looked, breaks) if len(run)]
     return [

@@ -1,7 +1,7 @@
-"""The stored items: age, writer and priority. Of a live buffer or a dead one.
+"""Statistics of the stored items: age, writer and priority, whether a buffer is in use or not.
 
-Nothing is locked: of a busy buffer some items are of slightly different moments. Of a large one
-some are looked at, from all over the ring.
+No lock is taken, so the items of a busy buffer may be from slightly different moments. In a large
+buffer, slots are sampled from all over the ring.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from shmbuffer.memory.mapped.slots_file import SlotsFile
 from shmbuffer.memory.system.region import Directory
 
 LOOKED_SLOTS = 1 << 20
-"""So many slots are looked at, at most; a million takes some tens of milliseconds."""
+"""The largest number of slots that are read; a million takes some tens of milliseconds."""
 
 
 @dataclass(frozen=True)
 class ItemWriter:
-    """Who wrote items, as far as the registry still knows.
+    """The writer of items, if the registry still has it.
 
     Attributes:
-        incarnation: unique in the directory.
-        pid: its process; None where another client has its entry by now.
-        role: as in the registry; "" where it is not known.
-        living: whether it still has its entry.
+        incarnation: Unique in the directory.
+        pid: Its process; None if another client has its entry now.
+        role: The role in the registry; "" if unknown.
+        living: Whether it still has its entry.
     """
 
     incarnation: int
@@ -43,18 +43,18 @@ class ItemWriter:
 
 @dataclass(frozen=True)
 class ItemStats:
-    """The items that were looked at, one element each."""
+    """Statistics of sampled items, one element each."""
 
-    share: float  # of all slots that were looked at, from 0 to 1
-    ages: Ints  # elements written since, by anybody
-    sources: NDArray[np.uint64]  # the writer, as `layout.writer_of` has it
-    priorities: Floats  # as they were given; NaN where somebody was just writing
+    share: float  # of the sampled slots, from 0 to 1
+    ages: Ints  # elements that any client has written since
+    sources: NDArray[np.uint64]  # the writer, as returned by `layout.writer_of`
+    priorities: Floats  # as given; NaN if the item was being written
     masses: Floats  # of the priority tree; empty without one
-    writers: dict[int, ItemWriter]  # of `sources`, by incarnation
+    writers: dict[int, ItemWriter]  # the writers in `sources`, by incarnation
 
 
 def take(path: str | PathLike[str]) -> ItemStats | None:
-    """Looks at the items of a directory; None before the first write."""
+    """Samples the items of a directory; None before the first write."""
     with Directory.open(path, reading=True) as directory:
         files = Files(directory)
         look = Diagnosis.of(files, writable=False)
@@ -66,7 +66,7 @@ def take(path: str | PathLike[str]) -> ItemStats | None:
         prioritized = bool(control.runtime["prioritized"][0])
         entries = control.entries.copy()
     capacity, width = schema.capacity, schema.width
-    reached = min(head, capacity)  # from there on nothing was written
+    reached = min(head, capacity)  # no later slot was ever written
     step = max(1, -(-reached // LOOKED_SLOTS))
     words = live.words[:reached:step].copy()
     held = slots.committed(words)
@@ -78,7 +78,7 @@ def take(path: str | PathLike[str]) -> ItemStats | None:
 
     return ItemStats(
         len(words) / reached if reached else 1.0,
-        np.repeat(np.maximum(ages, 0), width),  # a moment later the head is another one
+        np.repeat(np.maximum(ages, 0), width),  # the head may be another one a moment later
         np.repeat(writers, width),
         of_held(live.raw),
         of_held(live.mass) if prioritized else np.empty(0),

@@ -1,14 +1,14 @@
-"""Recovery, by the first process that opens a directory whose clients are all dead.
+"""Recovers a directory whose clients are all dead, when the first process opens it again.
 
     READY ──no client alive──▶ RECOVERING ──mutex, claims, words, checksums, tree──▶ READY
 
-Under init.lock, so that one does it and nobody joins before it is done. Each step may be repeated:
-a process that is killed in it is followed by another, which starts from the first. READY is stored
-last.
+Recovery runs under init.lock, so only one process recovers, and no process joins before the end.
+Every step may be repeated. If the process is killed, another one starts from the first step. READY
+is stored last.
 
-Within one boot the pages of a file are the kernel's: what a dead process stored is there. After a
-reboot, in a copy of the directory, or where a copy was put back, any page may be older than
-another, so that every item needs a checksum that fits.
+Within one boot, the kernel has all pages of a file, including everything that a dead process
+stored. After a reboot, in a copy of the directory, or where a copy was put back, any page may be
+older than another. Every item then needs a checksum that matches.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from shmbuffer.memory.system.progress import Progress
 from shmbuffer.memory.upkeep.history_writer import note_deaths
 from shmbuffer.memory.upkeep.recovery_report import RecoveryReport
 
-#: A head beyond is believed if there are items near it: nobody writes 10 ** 9 items a second for
-#: 70 years, or so many at once that are not there.
+# A larger head is accepted only if there are items near it. No program writes 10 ** 9 items a
+# second for 70 years, or that many at once without leaving items.
 _MANY_TICKETS = 2**61
 _LARGEST_GAP = 2**40
 
@@ -50,7 +50,7 @@ _LARGEST_GAP = 2**40
 def recover_directory(
     found: Diagnosis, reason: str, *, verify: bool = False, left_whole: bool = False
 ) -> tuple[RecoveryReport, Mapped | None]:
-    """Recovers, under init.lock; returns the report, and the maps if there is a schema."""
+    """Recovers a directory under init.lock; returns the report, and the maps if it has a schema."""
     files, control, superblock = found.files, found.control, found.superblock
     began = time.perf_counter_ns()
     settings, mapped = found.settings(), found.load()
@@ -61,7 +61,8 @@ def recover_directory(
     _core.reached("recover.state")
     if mapped is not None:
         _take_space(found, mapped, reason)
-    if reason != "copy":  # whose clients live, and are another buffer's
+    # the clients of a copied directory are alive, and belong to another buffer
+    if reason != "copy":
         note_deaths(files, control, superblock)
         roster.forget_deaths(files.directory)
     _core.format_mutex(control.map)
@@ -82,13 +83,14 @@ def recover_directory(
     _core.reached("recover.tree")
     if verify or reason != NO_CLIENT_ALIVE:
         weights_file.recover(files.directory)
-    # Only now: a process that repeats an interrupted recovery has to find the same reason for it.
+    # This comes late, because a process that repeats an interrupted recovery must find the same
+    # reason.
     files.vouch(mapped.schema if mapped else None)
     control.write(replace(_adopted(superblock, files, reason), state=state))
     _core.reached("recover.superblock")
     report = replace(report, duration_ms=(time.perf_counter_ns() - began) / 1e6)
-    report.note(control)  # before READY, so that a process that sees its end sees what it found
-    control.entries["last_seen_ns"] = 0  # of those who are gone; a clock may have been ahead
+    report.note(control)  # before READY, so that a process that sees its end also sees the report
+    control.entries["last_seen_ns"] = 0  # of clients that are gone, whose clock may have been ahead
     _core.reached("recover.seen")
     control.touch()
     control.runtime["state"] = state
@@ -97,7 +99,7 @@ def recover_directory(
 
 
 def _adopted(superblock: Superblock, files: Files, reason: str) -> Superblock:
-    """Returns the superblock with this boot and these files, and for a copy with a new uuid."""
+    """Returns the superblock with this boot and these files, and a new uuid for a copy."""
     found = files.directory.stat(layout.CONTROL)
     if reason == "copy":
         superblock = superblock.owned(uuid=np.random.default_rng().bytes(16))
@@ -106,10 +108,10 @@ def _adopted(superblock: Superblock, files: Files, reason: str) -> Superblock:
 
 
 def _take_space(found: Diagnosis, mapped: Mapped, reason: str) -> None:
-    """Takes the space that a power cut or a copy has undone, and says what there is.
+    """Allocates space that a power cut or a copy has lost, and stores how many slots have it.
 
-    Within one boot the files are believed to have it, unless a copy that was put back could not be
-    noticed, as without checksums.
+    Within one boot, files are assumed to have their space. Without checksums they are not, because
+    a copy that was put back could not be detected.
     """
     files, superblock, runtime = found.files, found.superblock, found.control.runtime
     schema, used = mapped.schema, 0
@@ -130,7 +132,7 @@ def _take_space(found: Diagnosis, mapped: Mapped, reason: str) -> None:
 def wrong_checksums(
     native: _core.Ring, schema: Schema, live: SlotsFile, count: int, progress: Progress
 ) -> list[int]:
-    """Of the first slots, those with an item that does not match its checksum."""
+    """Returns which of the first slots have an item that does not match its checksum."""
     slot_bytes = sum(schema.map_bytes) // schema.capacity
     wrong: list[int] = []
     for first, some in progress.cut(count, slot_bytes):
@@ -158,18 +160,18 @@ class Repair:
         self.capacity = mapped.schema.capacity
         self.width = mapped.schema.width
         self.written = Written(found.files, self.live)
-        self.used = slice(0)  # the slots to look at
+        self.used = slice(0)  # the slots to examine
 
     def run(
         self, report: RecoveryReport, *, verify: bool, left_whole: bool, believed: bool = False
     ) -> RecoveryReport:
-        """All of them. Bytes that the dead have left in this boot are believed, unless ``verify``.
+        """Runs all steps. Bytes of processes of this boot are trusted, unless ``verify`` is set.
 
         ``believed``: without checksums, items are kept whatever the reason.
 
-        Those of a directory that seems to have been restored may be theirs after all: its claims
-        are finished too, so that their batches stay whole. Where everybody has left in order, there
-        is nothing to do for the slots: they are not looked at.
+        The bytes of a directory that seems to have been restored may be intact after all. Its
+        claims are completed too, so that their batches stay complete. If all clients have left in
+        order, the slots need no repair, and are not read.
         """
         runtime, is_save = self.control.runtime, bool(self.superblock.flags & Flag.SAVE)
         trusted = report.reason == NO_CLIENT_ALIVE
@@ -180,7 +182,7 @@ class Repair:
         self.used = slice(self.written.slots())
         self._sane_head()
         before = {name: int(runtime[name][0]) for name in ("rolled_back", "rolled_forward")}
-        # As far as is known: a damaged page may say anything, and the words are looked at later.
+        # An estimate, because a damaged page may have any value, and the words are read only later.
         held = min(int(runtime["length"][0]), self.capacity) * self.width
         progress = Progress("check" if is_save else "recover", held, "items")
         retired = self._reap_everybody(finishing=trusted or report.reason == "restored")
@@ -194,7 +196,8 @@ class Repair:
             progress.advance(held // 3)
         believed = believed or trusted
         failed, unverified = self._verify(progress, believed) if verify else (0, 0)
-        if self.schema.record_bytes:  # also in one boot: a damaged header shows nowhere else
+        # also within one boot, because a damaged header is detected nowhere else
+        if self.schema.record_bytes:
             failed += self._relink()
         elif self.schema.sharing:
             failed += self.native.mend()
@@ -224,7 +227,7 @@ class Repair:
         )
 
     def _sane_settings(self) -> bool:
-        """Repairs alpha and eps of the runtime page by the settings; returns whether it had to."""
+        """Repairs alpha and eps of the runtime page from the settings; true if it was necessary."""
         runtime, settings = self.control.runtime, self.settings
         alpha, eps = found = self._exponent()
         if not exponent_fits(alpha, eps, len(self.live.raw)):
@@ -238,7 +241,7 @@ class Repair:
         return (alpha, eps) != found
 
     def _may_be_whole(self) -> bool:
-        """True if the counters can be believed; headers of records are always looked at."""
+        """True if the counters are plausible. Headers of records are always examined."""
         runtime = self.control.runtime[0]
         return (
             not self.schema.record_bytes
@@ -248,7 +251,7 @@ class Repair:
         )
 
     def _settle_flow(self, held: Callable[[], int]) -> None:
-        """Removes an invalid limiter; sides further apart than they can be start from zero."""
+        """Removes an invalid limiter; resets the counts if the sides are impossibly far apart."""
         runtime, entries = self.control.runtime, self.control.entries
         for name in ("pending", "reading", "waits_for"):
             entries[name] = 0
@@ -259,14 +262,15 @@ class Repair:
         ledger.end_reservations(self.ledger, runtime)
         runtime["queue_since"] = min(int(runtime["queue_since"][0]), int(runtime["head"][0]))
         _core.reached("recover.flow")
-        if limiter.active(runtime[0]) is None:  # none, or one that cannot be
+        if limiter.active(runtime[0]) is None:  # none, or an invalid one
             runtime["limiter_version"] = 0
         _core.reached("recover.limiter")
         if limiter.is_far_apart(runtime[0], self.capacity * self.width):
             block = self.control.limiter_block(int(runtime["limiter_version"][0]))
             free = max(0, int(block["min_size"][0]) - held())
             if int(block["limits"][0]) & layout.Limit.QUOTA:
-                block["error_buffer"] = 0.0  # first: an end too early does no harm
+                # first, because a quota that ends too early does no harm
+                block["error_buffer"] = 0.0
                 _core.reached("recover.bases")
             block["inserts_base"] = int(runtime["write_count"][0]) + free
             _core.reached("recover.bases")
@@ -274,7 +278,7 @@ class Repair:
         _core.reached("recover.bases")
 
     def _sane_head(self) -> None:
-        """Lowers a head far beyond every item, which would end the buffer."""
+        """Lowers a head that is far beyond every item, which would make the buffer unusable."""
         runtime, head = self.control.runtime, int(self.control.runtime["head"][0])
         if head > _MANY_TICKETS:
             words = self.live.words[self.used]
@@ -286,10 +290,11 @@ class Repair:
         _core.reached("recover.sane_head")
 
     def _reap_everybody(self, *, finishing: bool) -> int:
-        """Claims are finished as their owners would have, unless they may be older than the slots.
+        """Completes the claims of all clients, unless the claims may be older than the slots.
 
-        Then what was claimed is over, and finishing it would lose items: of an emptying all that
-        was written since. The words alone decide.
+        In that case the claims are over, and completing them would lose items. Completing an old
+        emptying, for example, would remove all items that were written since. Then only the words
+        decide.
         """
         entries = self.control.entries
         retired = 0
@@ -304,14 +309,15 @@ class Repair:
             if freed < 0:
                 raise LockTimeout(
                     f"{self.control.where}: another process has the shared memory open, because it "
-                    "holds the mutex that this recovery has just made; end it, then recover"
+                    "holds the mutex that this recovery has just created; end it, then recover the "
+                    "buffer"
                 )
             retired += freed
         entries["phase"] = Phase.IDLE
         _core.reached("recover.idle")
         entries["turn"] = 0
         _core.reached("recover.turns")
-        # After a reboot the slots may be newer than the page that counts.
+        # After a reboot, the slots may be newer than the page that counts.
         known = [self.control.runtime["next_incarnation"], entries["incarnation"]]
         known += [layout.writer_of(self.live.sources[piece]) for piece in self._pieces()]
         self.control.runtime["next_incarnation"] = max(
@@ -322,13 +328,16 @@ class Repair:
         return retired
 
     def _refuse_impossible_words(self, trusted: bool) -> int:
-        """A ticket is of its slot, and below ``head``, or near it where a reboot made that old."""
+        """Clears words whose ticket does not fit their slot or is beyond the head.
+
+        After a reboot, the head may be old, so tickets near it are accepted.
+        """
         head, refused = int(self.control.runtime["head"][0]), 0
         end = np.uint64(head if trusted else max(head + _LARGEST_GAP, _MANY_TICKETS))
         for piece in self._pieces():
             words = self.live.words[piece]
             tickets = slots.tickets(words).view(np.uint64)
-            laps = tickets // np.uint64(self.capacity)  # by a multiplication; a remainder is not
+            laps = tickets // np.uint64(self.capacity)  # by a multiplication; a remainder is slower
             first = tickets - laps * np.uint64(self.capacity)
             wrong = first != np.arange(piece.start, piece.stop, dtype=np.uint64)
             wrong |= slots.states(words) == SlotState.EMPTY
@@ -340,10 +349,10 @@ class Repair:
         return refused
 
     def _refuse_misplaced_records(self, trusted: bool) -> int:
-        """A record must be one, and, unless the counters may be older, between tail and head."""
+        """Clears slots whose record is invalid or, if counters are current, outside of the ring."""
         runtime = self.control.runtime[0] if trusted else None
         wrong = extents.misplaced(runtime, self.live, self.used, self.schema.record_bytes)
-        if trusted or not self.superblock.flags & Flag.CHECKSUM:  # which covers headers too
+        if trusted or not self.superblock.flags & Flag.CHECKSUM:  # the checksum covers headers, too
             size, content = self.schema.record_bytes, self.records_map
             wrong |= extents.not_theirs(self.live, size, content, ~wrong)
         self.live.words[self.used][wrong] = 0
@@ -351,14 +360,14 @@ class Repair:
         return int(np.count_nonzero(wrong))
 
     def _relink(self) -> int:
-        """Makes one way from record to record again; what is in another's way goes."""
+        """Restores the chain from record to record; records that overlap others are dropped."""
         held = self.live.holds(self.used).nonzero()[0]
         order = np.argsort(self.live.extents["position"][held], kind="stable")
         ordered = np.ascontiguousarray(held[order], np.int64)
         return int(self.native.relink(ordered.ctypes.data, len(ordered)))
 
     def _abort_writing(self) -> int:
-        """Aborts slots that are in no claim, too."""
+        """Aborts slots that are being written, even if they are in no claim."""
         aborted = 0
         for piece in self._pieces():
             which = self.live.writing(piece)
@@ -368,7 +377,7 @@ class Repair:
         return aborted
 
     def _verify(self, progress: Progress, believed: bool) -> tuple[int, int]:
-        """Keeps items that match their checksum; without checksums those that a barrier covered."""
+        """Keeps items that match their checksum, or without checksums those of a barrier."""
         runtime = self.control.runtime
         head = int(runtime["head"][0])
         words = self.live.words[self.used]
@@ -392,7 +401,7 @@ class Repair:
         return failed, unverified
 
     def _newest_ticket(self) -> int:
-        """Of all slots; -1 without any. Newer than ``head`` where that page is the older one."""
+        """Returns the newest ticket of all slots, which may be beyond ``head``; -1 if none."""
         words = self.live.words[self.used]
         used = words[words != 0]
         return int(slots.tickets(used).max()) if len(used) else -1
@@ -410,9 +419,9 @@ class Repair:
         for piece in self._pieces():
             where = slice(piece.start * self.width, piece.stop * self.width)
             raw = self.live.raw[where]
-            wrong = ~self._fits(raw)  # NaN, too
+            wrong = ~self._fits(raw)  # also true for NaN
             wrong &= np.repeat(self.live.holds(piece), self.width)
-            if not prioritized:  # then it means that none was given
+            if not prioritized:  # NaN then means that none was given
                 wrong &= ~np.isnan(raw)
             self.live.raw[where][wrong] = np.nan
             _core.reached("recover.priority")

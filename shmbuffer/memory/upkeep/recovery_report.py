@@ -1,4 +1,4 @@
-"""The report of a recovery, for people and for later reading."""
+"""The report of a recovery, for people and for programs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ class RecoveryReport:
     """The findings and the actions of a recovery.
 
     Attributes:
-        path: the directory.
-        reason: ``"no client alive"``, ``"reboot"``, ``"copy"`` or ``"restored"``; ``"in use"`` of a
-            private copy.
-        items: elements that are there now.
-        rolled_back: elements of batches that their writers had not finished; their slots are free.
-        rolled_forward: elements of batches that were written whole but not all marked as committed.
-        clients_retired: registry entries of dead clients.
-        priorities_repaired: invalid raw priorities, which are the default now.
-        words_refused: slots with an impossible word.
-        checksum_failed: elements whose bytes did not match their checksum; they were dropped.
-        unverified: elements kept without a checksum, because the buffer was made without.
-        epoch: number of recoveries of this directory, this one included.
-        duration_ms: how long it took.
+        path: The directory.
+        reason: ``"no client alive"``, ``"reboot"``, ``"copy"`` or ``"restored"``; ``"in use"`` for
+            a private copy.
+        items: Elements that the buffer has now.
+        rolled_back: Elements of batches that their writers had not finished; their slots are free.
+        rolled_forward: Elements of batches that were fully written, but not all marked as
+            committed.
+        clients_retired: Registry entries of dead clients.
+        priorities_repaired: Invalid raw priorities, which were replaced by the default.
+        words_refused: Slots with an impossible word.
+        checksum_failed: Elements that were dropped because their bytes did not match their
+            checksum.
+        unverified: Elements that were kept without a checksum, because the buffer has none.
+        epoch: The number of recoveries of this directory, including this one.
+        duration_ms: The duration.
     """
 
     path: str
@@ -65,7 +67,7 @@ class RecoveryReport:
         return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows[1:])])
 
     def note(self, control: Control) -> None:
-        """Returns plain values for `last_recovery`, which outlives a coordinator's log."""
+        """Stores the report in the control file, where it outlives a coordinator's log."""
         found = self.to_json()
         del found["path"]
         duration_ms = found.pop("duration_ms")

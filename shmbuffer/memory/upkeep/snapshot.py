@@ -2,13 +2,13 @@
 
     begin ──leaves, or records──▶ the caller copies a ring ──finish──▶ READY, with the flag SAVE
 
-The leaves are sparse files of full capacity. Space is taken for the rows that are going to be
-copied, and `meta.json` names the rows up to the last item, so that ``TensorDict.load_memmap`` shows
+The leaves are sparse files of full capacity. Only the space of rows that will be copied is
+allocated. `meta.json` describes the rows up to the last item, so ``TensorDict.load_memmap`` shows
 no row that was never written. There are no clients, leases, partial rollouts or weights, and the
 priority tree is empty: `attaching.open_save` rebuilds it in memory.
 
-If the process dies here: the directory is one that another process has begun to define. The caller
-writes it where no other process looks for a buffer, and publishes it as a whole.
+If the process dies here: the directory looks like one that another process has begun to define. The
+caller writes it where no other process looks for a buffer, and publishes it when it is complete.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from shmbuffer.memory.system import filesystem
 from shmbuffer.memory.system.path_checks import explained
 from shmbuffer.memory.system.region import Directory
 
-_READ_AS_FOLDER = 0o664  # bits of the folder's mode that its files get
+_READ_AS_FOLDER = 0o664  # bits of the directory's mode that its files get
 _PRIVATE_FILES = (layout.CONTROL, layout.SCHEMA, layout.SLOTS, layout.LEDGER)
 
 
@@ -44,12 +44,12 @@ class Snapshot:
     """A directory that becomes a save.
 
     Args:
-        folder: an existing, empty directory.
-        schema: of the buffer. Every leaf has a column.
-        settings: recorded as those of the buffer.
+        folder: An existing, empty directory.
+        schema: The schema of the buffer. Every leaf has a column.
+        settings: The settings to record.
 
     Attributes:
-        leaves: a writable map of each leaf's file ``[capacity, *lanes, *shape]``, or of the byte
+        leaves: A writable map of each leaf's file ``[capacity, *lanes, *shape]``, or of the byte
             ring.
     """
 
@@ -59,7 +59,7 @@ class Snapshot:
         record = to_record(settings, folder)
         flags = (settings.flags & ~Flag.CHECKSUM) | Flag.SAVE
         if settings.checksum or not schema.record_bytes:
-            flags |= Flag.CHECKSUM  # of records they are stored when the record is written
+            flags |= Flag.CHECKSUM  # the checksums of records are stored when the record is written
         self._control = self._files.create_control(record, flags)
         self._mapped = self._files.build(schema, slots=0, adopt=False, sparse=True)
         self.leaves = self._mapped.leaves
@@ -69,7 +69,7 @@ class Snapshot:
         self._files.close()
 
     def reserve(self, slots: int) -> None:
-        """Takes the space for the rows of the first slots; SpaceError if there is too little."""
+        """Allocates the rows of the first slots; SpaceError if there is too little space."""
         schema, directory = self._schema, self._files.directory
         parts = [
             (file, 0, nbytes // schema.capacity * slots)
@@ -81,7 +81,7 @@ class Snapshot:
             sizes["extents"] = layout.EXTENT.itemsize
         parts += [(layout.SLOTS, at[name], size * slots) for name, size in sizes.items()]
         needed = sum(nbytes for _, _, nbytes in parts)
-        for name, start, nbytes in (part for part in parts if part[2]):  # others have no file
+        for name, start, nbytes in (part for part in parts if part[2]):  # empty leaves have no file
             with (
                 directory.open_file(name) as file,
                 explained(self._files.path, needed=needed, free=directory.free_bytes),
@@ -97,11 +97,11 @@ class Snapshot:
         self._files.publish_dictionary(data)
 
     def finish(self, moment: ItemSnapshot, tree: PriorityTree | None) -> None:
-        """Writes the slots, then the superblock, and lets readers of the folder read the files.
+        """Writes the slots, then the superblock, and gives the files the directory's permissions.
 
         Args:
-            moment: of the items that were copied.
-            tree: the priorities of the ring; None if it has none.
+            moment: The snapshot of the items that were copied.
+            tree: The priorities of the ring; None if it has none.
         """
         schema, control = self._schema, self._control
         used = moment.used
@@ -132,7 +132,7 @@ class Snapshot:
             live.extents[used] = moment.extents[used]
 
     def _share(self) -> None:
-        """Lets every user who may read the folder read the files."""
+        """Lets every user who may read the directory read the files."""
         directory = self._files.directory
         rights = stat.S_IMODE(os.fstat(directory.file.fd).st_mode)
         names = {*_PRIVATE_FILES, layout.DICTIONARY, layout.RECORDS, made.NAME}

@@ -278,7 +278,7 @@ def test_the_first_write_warns_once_if_all_of_it_would_not_fit(
     (record,) = caplog.records
     assert re.match(
         rf"{re.escape(str(path))}: all 64 slots need .*bytes, and {room} bytes are free; writes "
-        "raise SpaceError once the disk is full. Make room, ",
+        "raise SpaceError once the disk is full. Free some space, ",
         record.getMessage(),
     )
     caplog.clear()
@@ -564,13 +564,15 @@ def test_a_failed_growth_gives_no_space_of_items_back_whatever_the_watermark_say
 
 @pytest.mark.parametrize("value", [True, 1, 0, None, "step", "", [], 2.0])
 def test_another_value_of_reserve_is_refused(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"reserve is 'all', 'steps' or False, not "):
+    with pytest.raises(ValueError, match=r"reserve must be 'all', 'steps' or False, but is "):
         Settings(capacity=8, reserve=value)
 
 
 def test_a_byte_ring_takes_its_space_at_once_or_page_by_page() -> None:
     Settings(capacity=8, record_bytes=PAGE, reserve="all")
-    with pytest.raises(ValueError, match=r"reserve='steps' is for rows of leaves, .*pass reserve="):
+    with pytest.raises(
+        ValueError, match=r"reserve='steps' works for rows of leaves only, .*pass reserve="
+    ):
         Settings(capacity=8, record_bytes=PAGE, reserve="steps")
 
 
@@ -580,7 +582,7 @@ def test_settings_with_another_value_are_damage(path: Path) -> None:
         control = engine.seat.control
         superblock = control.superblock()
         control.write(replace(superblock, settings={**superblock.settings, "reserve": True}))
-    with pytest.raises(CorruptBufferError, match="no buffer can have the settings"):
+    with pytest.raises(CorruptBufferError, match="the settings in the superblock are not valid"):
         Engine.open(path, None)
 
 

@@ -282,7 +282,7 @@ def test_a_file_system_without_locks_is_refused_and_gets_no_soft_lock(
 
     monkeypatch.setattr(fcntl, "flock", missing)
     with pytest.raises(
-        UnsafeFilesystemError, match=r"init\.lock: the file system has no file locks"
+        UnsafeFilesystemError, match=r"init\.lock: the file system does not support file locks"
     ):
         InitLock(directory, 0).__enter__()
     assert directory.listdir(".shmbuffer") == ["init.lock"]

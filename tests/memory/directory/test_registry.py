@@ -403,7 +403,7 @@ def test_a_client_whose_entry_was_taken_is_fenced_off(make: Maker) -> None:
     ):
         with pytest.raises(
             BufferNeedsRestart,
-            match="this process was taken for dead and its write was rolled back; attach again",
+            match="another process considered this process dead and rolled its write back",
         ):
             use()
     third = make.second(engine)

@@ -343,13 +343,13 @@ def stop(pid: int, ring: Ring) -> None:
         (
             RateLimiter(samples_per_insert=1, error_buffer=4),
             *(4, 3, 8),
-            "with 1 samples per insert the error buffer has to be at least 5.5; it is 4",
+            "with 1 samples per insert, the error buffer must be at least 5.5, but is 4",
         ),
-        (QUEUE, 6, 3, 7, "the queue has to have room for at least 9 items; it has 8"),
+        (QUEUE, 6, 3, 7, "the queue needs space for at least 9 items, but has 8"),
         (
             RateLimiter(max_times_sampled=1, min_size=7),
             *(6, 3, 2),
-            "the queue has to have room for at least 9 items; it has 8",
+            "the queue needs space for at least 9 items, but has 8",
         ),
     ],
     ids=["ratio", "queue", "min_size of a queue"],
@@ -448,7 +448,7 @@ def test_the_registry_says_what_a_client_waits_for(engine: Engine) -> None:
     with pytest.raises(RateLimitTimeout), deadline.within(0):
         write(ring, np.arange(3))
     assert (mine["waits_for"], mine["inserts_wanted"], mine["waits_why"]) == (0, 3, Why.AHEAD)
-    says = "the buffer has 5 items, 7 are needed"
+    says = "the buffer has 5 items, but 7 are needed"
     with pytest.raises(RateLimitTimeout, match=says), deadline.within(0):
         ring.admission.admit(1, 7)
     assert (mine["waits_for"], mine["samples_wanted"], mine["waits_why"]) == (0, 7, Why.FEW)

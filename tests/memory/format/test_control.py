@@ -187,7 +187,7 @@ def test_a_file_that_is_not_ours_is_refused(fd: int, content: bytes) -> None:
     os.pwrite(fd, content, 0)
     with pytest.raises(
         FormatError,
-        match=r"^runs/buffer: not a control file of shmbuffer; nothing was changed$",
+        match="^runs/buffer: this is not a control file of shmbuffer; nothing was changed",
     ) as caught:
         Control(_core.Map(fd, layout.CONTROL_BYTES), "runs/buffer").superblock()
     assert not isinstance(caught.value, IncompatibleVersionError)
@@ -196,12 +196,16 @@ def test_a_file_that_is_not_ours_is_refused(fd: int, content: bytes) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("format_major", 2, r"its format version is 0x2, this build has 0x1"),
-        ("endian", 0x04030201, r"its byte order is 0x4030201, this build has 0x1020304"),
-        ("architecture", 0x1234, r"its processor architecture is 0x1234, this build has 0x\w+"),
-        ("mutex_bytes", 64, r"its size of a mutex is 0x40, this build has 0x\w+"),
-        ("page", 65536, r"its page size is 0x10000, this build has 0x1000"),
-        ("entries", 512, r"its number of registry entries is 0x200, this build has 0x100"),
+        ("format_major", 2, r"the format version is 0x2, but this build needs 0x1"),
+        ("endian", 0x04030201, r"the byte order is 0x4030201, but this build needs 0x1020304"),
+        (
+            "architecture",
+            0x1234,
+            r"the processor architecture is 0x1234, but this build needs 0x\w+",
+        ),
+        ("mutex_bytes", 64, r"the size of a mutex is 0x40, but this build needs 0x\w+"),
+        ("page", 65536, r"the page size is 0x10000, but this build needs 0x1000"),
+        ("entries", 512, r"the number of registry entries is 0x200, but this build needs 0x100"),
     ],
 )
 def test_a_file_of_another_kind_says_in_what_it_differs(
@@ -210,8 +214,8 @@ def test_a_file_of_another_kind_says_in_what_it_differs(
     forge(fd, field, value)
     with pytest.raises(
         IncompatibleVersionError,
-        match=rf"^runs/buffer: {message}; open it with the version and on the kind of machine that "
-        "wrote it$",
+        match=rf"^runs/buffer: {message}; open the buffer with the version, and on the kind of "
+        "machine, that wrote it$",
     ) as caught:
         control.superblock()
     error = caught.value
@@ -230,11 +234,11 @@ def test_a_later_version_is_named_before_anything_else_of_it_is_read(
     forge(fd, "format_major", 2)
     forge(fd, "state", 99)
     forge(fd, "settings", b"{]")
-    with pytest.raises(IncompatibleVersionError, match="its format version is 0x2"):
+    with pytest.raises(IncompatibleVersionError, match="the format version is 0x2"):
         control.superblock()
     flip(fd, 300)
     flip(fd, 4096 + 300)
-    with pytest.raises(IncompatibleVersionError, match="its format version is 0x2"):
+    with pytest.raises(IncompatibleVersionError, match="the format version is 0x2"):
         control.superblock()
 
 
@@ -288,9 +292,7 @@ def test_settings_have_3840_bytes(control: Control, fd: int) -> None:
     stored = [page(fd, 0), page(fd, 1)]
     with pytest.raises(
         ValueError,
-        match=(
-            "the buffer's settings take 3841 bytes as JSON, but there is room for 3840; shorten"
-        ),
+        match="the settings of the buffer take 3841 bytes as JSON, but only 3840 are available",
     ):
         control.write(replace(before, settings={"extra": "x" * (3841 - empty)}))
     assert [page(fd, 0), page(fd, 1)] == stored

@@ -32,7 +32,7 @@ def test_it_is_a_page_of_zeros_as_long_as_nobody_was_given_anything(path: Path) 
 
 def test_a_directory_without_its_ledger_is_refused(path: Path) -> None:
     (path / layout.LEDGER).unlink()
-    with pytest.raises(CorruptBufferError, match=r"ledger: missing; restore it from a copy"):
+    with pytest.raises(CorruptBufferError, match=r"ledger: is missing; restore it from a copy"):
         Engine.open(path, None)
     assert not (path / layout.LEDGER).exists()
 
@@ -41,7 +41,9 @@ def test_a_directory_without_its_ledger_is_refused(path: Path) -> None:
 def test_one_that_is_too_short_is_refused(path: Path, nbytes: int) -> None:
     with open(path / layout.LEDGER, "r+b") as file:
         file.truncate(nbytes)
-    with pytest.raises(CorruptBufferError, match=rf"ledger: at least 4096 bytes .* {nbytes} found"):
+    with pytest.raises(
+        CorruptBufferError, match=rf"ledger: the file has {nbytes} bytes instead of at least 4096"
+    ):
         Engine.open(path, None)
 
 
@@ -49,7 +51,9 @@ def test_one_that_is_shorter_than_it_says_is_refused(path: Path) -> None:
     with open(path / layout.LEDGER, "r+b") as file:
         file.seek(2056)
         file.write((8192).to_bytes(8, "little"))
-    with pytest.raises(CorruptBufferError, match=r"ledger: at least 8192 bytes .* 4096 found"):
+    with pytest.raises(
+        CorruptBufferError, match=r"ledger: the file has 4096 bytes instead of at least 8192"
+    ):
         Engine.open(path, None)
 
 

@@ -16,7 +16,7 @@ from shmbuffer.memory.format.layout import Alone, Limit
 from shmbuffer.memory.format.limiter import read
 from tests.memory.rows import Maker, Parent, child, schema
 
-NO_NUMBER = "samples_per_insert has to be a number above 0, got "
+NO_NUMBER = "samples_per_insert must be a number above 0, but is "
 
 
 @pytest.mark.parametrize(
@@ -25,34 +25,37 @@ NO_NUMBER = "samples_per_insert has to be a number above 0, got "
         *(({"samples_per_insert": bad}, f"{NO_NUMBER}{bad!r}") for bad in (0, -1, True, "4")),
         ({"samples_per_insert": math.inf}, f"{NO_NUMBER}inf"),
         ({"samples_per_insert": math.nan}, f"{NO_NUMBER}nan"),
-        ({"min_size": 0}, "min_size has to be a whole number of at least 1, got 0"),
-        ({"min_size": 1.5}, "min_size has to be a whole number of at least 1, got 1.5"),
+        ({"min_size": 0}, "min_size must be a whole number of at least 1, but is 0"),
+        ({"min_size": 1.5}, "min_size must be a whole number of at least 1, but is 1.5"),
         (
             {"max_times_sampled": 0},
-            "max_times_sampled has to be a whole number of at least 1, got 0",
+            "max_times_sampled must be a whole number of at least 1, but is 0",
         ),
-        ({"error_buffer": 3}, "error_buffer is the tolerance of samples_per_insert: give both"),
+        (
+            {"error_buffer": 3},
+            "error_buffer has no effect without samples_per_insert, whose tolerance it is",
+        ),
         (
             {"samples_per_insert": 4, "error_buffer": 3},
-            "error_buffer has to be at least max(1, samples_per_insert) = 4, or neither "
-            "side could continue; got 3",
+            "error_buffer must be at least max(1, samples_per_insert) = 4, because no side "
+            "could continue otherwise, but is 3",
         ),
         *(
             (
                 {"when_no_peer": bad},
-                f"when_no_peer is 'pass', 'wait' or 'error', got {bad!r}",
+                f"when_no_peer must be 'pass', 'wait' or 'error', but is {bad!r}",
             )
             for bad in ("PASS", "never", 1)
         ),
-        ({"max_staleness": -1}, "max_staleness has to be a whole number of at least 0, got -1"),
-        ({"max_staleness": 1.5}, "max_staleness has to be a whole number of at least 0, got 1.5"),
+        ({"max_staleness": -1}, "max_staleness must be a whole number of at least 0, but is -1"),
+        ({"max_staleness": 1.5}, "max_staleness must be a whole number of at least 0, but is 1.5"),
         (
             {"max_staleness": 1, "items_per_version": 0},
-            "items_per_version has to be a whole number of at least 1, got 0",
+            "items_per_version must be a whole number of at least 1, but is 0",
         ),
         (
             {"items_per_version": 8},
-            "max_staleness and items_per_version need each other: give both",
+            "items_per_version has no effect without max_staleness; pass both",
         ),
         (
             {"max_times_sampled": 1, "when_no_peer": "pass"},
@@ -176,7 +179,7 @@ def test_it_has_to_fit_the_buffer(make: Maker) -> None:
     with pytest.raises(ValueError, match="min_size is 9, but the buffer has room for only 8 items"):
         engine.set_limiter(RateLimiter(4, min_size=9))
     prioritized = make(8, alpha=1.0)
-    with pytest.raises(ValueError, match="this buffer has priorities; make it without"):
+    with pytest.raises(ValueError, match="this buffer has priorities; create it without"):
         prioritized.set_limiter(RateLimiter(max_times_sampled=1))
     assert (engine.limiter, prioritized.limiter) == (None, None)
 

@@ -143,14 +143,16 @@ def test_a_key_cannot_take_the_name_of_a_file(file: str, folder: str, order: int
 @pytest.mark.parametrize("key", ["x" * 249, "ä" * 42, "\ud800"])
 def test_a_key_that_no_file_can_be_named_after_is_refused(key: str) -> None:
     Schema((Leaf((key[:41],), "bool", ()),), 1) if key.isprintable() else None
-    with pytest.raises(SchemaMismatchError, match="too long for the name of a file, or no text"):
+    with pytest.raises(
+        SchemaMismatchError, match="too long for the name of a file, or is not valid text"
+    ):
         Schema((Leaf((key,), "bool", ()),), 1)
 
 
 def test_there_is_a_limit_to_the_number_of_leaves() -> None:
     leaves = tuple(Leaf((str(i),), "bool", ()) for i in range(MAX_LEAVES + 1))
     assert len(Schema(leaves[:-1], 1).leaves) == MAX_LEAVES
-    with pytest.raises(SchemaMismatchError, match="4097 leaves, 4096 are the limit"):
+    with pytest.raises(SchemaMismatchError, match="4097 leaves, but the limit is 4096"):
         Schema(leaves, 1)
 
 
@@ -161,7 +163,7 @@ def test_a_buffer_has_at_least_one_slot_and_one_lane(capacity: int, lanes: tuple
 
 
 def test_sizes_that_no_file_can_have_are_refused() -> None:
-    with pytest.raises(SchemaMismatchError, match=r"leaf 'x' \(float64\[.*impossible sizes"):
+    with pytest.raises(SchemaMismatchError, match=r"leaf 'x' \(float64\[.*too large"):
         Schema((Leaf(("x",), "float64", (2**30,)),), 2**30)
 
 

@@ -162,10 +162,10 @@ def test_without_room_a_write_is_refused_before_anything_is_marked() -> None:
     ring.write(Items([(k, k + 100, k) for k in range(3)]).addresses, 3)
     before = ring.live.words.copy(), ring.head
     with pytest.raises(
-        SpaceError, match="needs room for 1 next observations of their own, but too few of the 3"
+        SpaceError, match="needs 1 own rows for next observations, but too few of the 3"
     ):
         ring.write(Items([(7, 8, 7)]).addresses, 1)
-    with pytest.raises(SpaceError, match="place needs room for 1 next observations of their own"):
+    with pytest.raises(SpaceError, match="place needs 1 own rows for next observations"):
         ring.place(np.array([5]), Items([(7, 8, 7)]).addresses, in_place=False)
     assert (ring.live.words == before[0]).all()
     assert ring.head == before[1]
@@ -239,9 +239,9 @@ def test_what_cuts_trajectories_and_what_is_small_keeps_its_column() -> None:
 @pytest.mark.parametrize(
     ("sharing", "lanes", "message"),
     [
-        (Sharing((("next", "obs"),), 4), (2,), r"one dimension \(ndim=1\), and this one has"),
-        (Sharing((("next", "obs"),), 0), (), "room for 0 whole observations"),
-        (Sharing((("next", "obs"),), 2**31), (), "both have to be from 1 to 2147483647"),
+        (Sharing((("next", "obs"),), 4), (2,), r"one dimension \(ndim=1\), but this storage has"),
+        (Sharing((("next", "obs"),), 0), (), "share_next_room=0 must both be"),
+        (Sharing((("next", "obs"),), 2**31), (), "must both be from 1 to 2147483647"),
         (Sharing((("number",),), 4), (), "'number' is not below 'next'"),
         (Sharing((("next", "x"),), 4), (), "needs a leaf 'next.x', which does not exist"),
     ],

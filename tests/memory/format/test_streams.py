@@ -137,9 +137,9 @@ def test_streams_are_given_as_one_number_or_as_one_each() -> None:
     [
         (2**24, ValueError, "stream 16777216 at position 0 is not a number from 0 to 16777215"),
         ([0, -1], ValueError, "stream -1 at position 1 is not a number"),
-        (1.0, TypeError, r"of dtype float64 and shape \[\]"),
-        ([True], TypeError, r"of dtype bool and shape \[1\]"),
-        ([[1]], TypeError, r"has shape \[1, 1\].*pass stream_dim=0"),
+        (1.0, TypeError, r"has the dtype float64 and the shape \[\]"),
+        ([True], TypeError, r"has the dtype bool and the shape \[1\]"),
+        ([[1]], TypeError, r"has the shape \[1, 1\].*pass stream_dim=0"),
     ],
 )
 def test_what_is_no_stream_is_refused(given: Any, kind: type[Exception], said: str) -> None:

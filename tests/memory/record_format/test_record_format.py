@@ -594,7 +594,7 @@ TD = ["tensordict", RANK0, None, None, []]
 @pytest.mark.parametrize(
     ("tree", "chunks", "message"),
     [
-        (["value"], [], r"\['value'\] is not a form that a record may have"),
+        (["value"], [], r"\['value'\] is not a form that a record can have"),
         ("list", [], "'list' is not a form"),
         (["set", []], [], r"\['set', \[\]\] is not a form"),
         (["tensordict", RANK0, "cuda:0", None, []], [], "is not a form"),
@@ -607,8 +607,8 @@ TD = ["tensordict", RANK0, None, None, []]
         ),
         (["tensordict", ["dims", 1], None, [1], []], [], "the name 1 of a dim is not text"),
         (["dict", [[{"key": 1}, CHUNK]]], [NONE], "the key {'key': 1} is not text, a number"),
-        (["dict", [["a"]]], [], r"\['dict', \[\['a'\]\]\] is not a form that a record may have"),
-        (["dict", [3]], [], r"\['dict', \[3\]\] is not a form that a record may have"),
+        (["dict", [["a"]]], [], r"\['dict', \[\['a'\]\]\] is not a form that a record can have"),
+        (["dict", [3]], [], r"\['dict', \[3\]\] is not a form that a record can have"),
         (
             ["tensorclass", "m:C", ["list", []]],
             [],
@@ -628,7 +628,7 @@ TD = ["tensordict", RANK0, None, None, []]
             [],
             r"\['dict', \[\]\] \(dict\) cannot be an entry of a tensordict",
         ),
-        (["objects", 0, [7]], [], "7 is not a form that a record may have"),
+        (["objects", 0, [7]], [], "7 is not a form that a record can have"),
     ],
 )
 def test_an_expression_outside_the_grammar(tree: Any, chunks: list[Chunk], message: str) -> None:
@@ -643,7 +643,7 @@ def test_an_expression_outside_the_grammar(tree: Any, chunks: list[Chunk], messa
         (nested(MAX_DEPTH + 1), [], f"nested deeper than {MAX_DEPTH}"),
         (["list", [CHUNK] * 2], [NONE] * 2, "chunk 0 is at the place of chunk 1 of 2"),
         (["list", [["chunk", 1]]], [NONE] * 2, "chunk 1 is at the place of chunk 0 of 2"),
-        (["list", [CHUNK]], [NONE] * 2, "2 chunks were given, the tree has 1 of them"),
+        (["list", [CHUNK]], [NONE] * 2, "2 chunks were given, but the tree has 1 chunks"),
         (CHUNK, [], "chunk 0 is at the place of chunk 0 of 0"),
         (CHUNK, [NONE] * (MAX_CHUNKS + 1), f"has {MAX_CHUNKS + 1} leaves, {MAX_CHUNKS} are"),
         (["list", [["list", []]] * MAX_PARTS], [], f"has more than {MAX_PARTS} parts"),
@@ -700,7 +700,11 @@ def test_an_expression_outside_the_grammar(tree: Any, chunks: list[Chunk], messa
         (CHUNK, [Chunk("array", "|O8")], "'|O8' is not a dtype of numpy"),
         (CHUNK, [Chunk("array", "<f3")], "'<f3' is not a dtype of numpy"),
         (CHUNK, [Chunk("array", "|f4")], ".|f4. is not a dtype of numpy"),
-        (CHUNK, [Chunk("str", "<f4", 1)], "a chunk of the kind 'str' has no dtype, got '<f4'"),
+        (
+            CHUNK,
+            [Chunk("str", "<f4", 1)],
+            "a chunk of the kind 'str' has no dtype, but '<f4' was given",
+        ),
         (CHUNK, [Chunk("set")], "'set' is not one of the chunks tensor, array"),
         (CHUNK, [Chunk("str")], "chunk 0 .str. has 0 dims, not 1 to 1"),
         (CHUNK, [Chunk("tensor", "bool", 33)], "chunk 0 .tensor. has 33 dims, not 0 to 32"),
@@ -753,16 +757,16 @@ def test_a_form_may_be_as_large_as_the_limits_say() -> None:
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("", "it ends at byte 0, 1 were expected"),
+        ("", "it ends at byte 0, but 1 bytes were expected"),
         ("00", "byte 0 of 1 is 0x00, which is not a known tag"),
         ("0b", "byte 0 of 1 is 0x0b"),
         ("19", "byte 0 of 1 is 0x19"),
         ("08 01 19", "byte 2 of 3 is 0x19"),
-        ("08 00 00", "1 bytes are left behind its end"),
-        ("08 01", "it ends at byte 2, 3 were expected"),
+        ("08 00 00", "1 bytes follow after its end"),
+        ("08 01", "it ends at byte 2, but 3 bytes were expected"),
         ("08 80 00", "it is not written in its shortest form"),
-        ("08 ff ff ff ff ff", "it ends at byte 6, 7 were expected"),
-        ("06 01 05 ff ff ff ff 0f 61", "it ends at byte 9, 4294967303 were expected"),
+        ("08 ff ff ff ff ff", "it ends at byte 6, but 7 bytes were expected"),
+        ("06 01 05 ff ff ff ff 0f 61", "it ends at byte 9, but 4294967303 bytes were expected"),
         ("06 01 03 02 00 00 08 00", "it is not written in"),
         ("06 01 03 00 08 00", "it is not written in"),
         ("06 01 07 08 00", "0x07 is not a kind of key"),
@@ -770,7 +774,7 @@ def test_a_form_may_be_as_large_as_the_limits_say() -> None:
         ("06 01 05 01 ff 08 00", "invalid start byte"),
         ("06 02 02 08 00 03 01 01 08 00", "the key 1 occurs twice"),
         ("01 00 04 00", "the marks 0x04 of a tensordict are not known"),
-        ("01 01 01 02 00", "a flag is 0x02, neither 0 nor 1"),
+        ("01 01 01 02 00", "a flag is 0x02, but must be 0 or 1"),
         ("01 21 00 00", "33 batch dims are not between 0 and 32"),
         ("02 01 61 08 00", "['list', []] (list) cannot be what a tensorclass holds"),
         ("03 01 01 01 00 00 00", "the parts stacked along dim 1 have too few dims"),
@@ -823,15 +827,21 @@ def arguments(**changed: Any) -> dict[str, Any]:
     [
         (
             {"addresses": np.zeros((2, 3), np.int64)},
-            r"addresses must be int64\[2, 2\], got int64\[2, 3\]",
+            r"addresses must be int64\[2, 2\], but is int64\[2, 3\]",
         ),
-        ({"addresses": np.zeros((2, 2))}, r"addresses must be int64\[2, 2\], got float64\[2, 2\]"),
-        ({"sizes": np.zeros((1, 2), np.int64)}, r"sizes must be int64\[2, 2\], got int64\[1, 2\]"),
+        (
+            {"addresses": np.zeros((2, 2))},
+            r"addresses must be int64\[2, 2\], but is float64\[2, 2\]",
+        ),
+        (
+            {"sizes": np.zeros((1, 2), np.int64)},
+            r"sizes must be int64\[2, 2\], but is int64\[1, 2\]",
+        ),
         ({"batch_dims": np.zeros((2, 1), np.int64)}, r"batch_dims must be int64\[2, 0\]"),
-        ({"dims": []}, "dims of 0 chunks were given, the form has 2"),
+        ({"dims": []}, "dims of 0 chunks were given, but the form has 2"),
         (
             {"dims": [np.array([[3], [3]]), np.array([2, 2])]},
-            r"dims\[1\] must be int64\[2, 1\], got int64\[2\]",
+            r"dims\[1\] must be int64\[2, 1\], but is int64\[2\]",
         ),
         (
             {"dims": [np.array([[3], [3]]), np.array([[2], [-1]])]},
@@ -854,7 +864,7 @@ def arguments(**changed: Any) -> dict[str, Any]:
         ),
         (
             {"dims": [np.array([[3], [3]]), np.array([[2], [2**32 - 1]])]},
-            r"record 1 cannot be written: it holds 17179869183 bytes where 4294967296 are the "
+            r"record 1 cannot be written: it contains 17179869183 bytes, but 4294967296 are the "
             r"limit: chunk 1 \(float32\[4294967295\]\)",
         ),
     ],
@@ -868,7 +878,7 @@ def test_a_record_has_less_than_4_gib() -> None:
     form = encode_form(
         ["list", [CHUNK, ["chunk", 1]]], [Chunk("bytes", rank=1, codec=Codec.OWN)] * 2
     )
-    with pytest.raises(ValueError, match=r"it takes 8589934.* bytes, 4294967295 are the limit"):
+    with pytest.raises(ValueError, match=r"it takes 8589934.* bytes, but 4294967295 are the limit"):
         assemble(
             form,
             np.empty((1, 0), np.int64),
@@ -917,7 +927,7 @@ def test_no_record_is_made_alone_that_cannot_be_one_of_a_batch() -> None:
         (packed, [], [2**17 + 2**15], b"x", True),
         (packed, [], [2**17 + 2**15 + 1], b"x", False),  # denser than zstd
         (wide, [], [0, 2**20, 2**17, 1], b"", True),
-        (wide, [], [0, 2**20, 2**17, 2], b"", False),  # larger than anything can be
+        (wide, [], [0, 2**20, 2**17, 2], b"", False),  # larger than is possible
     ):
         items = items_of(form, [[dims]], [[piece]], [batch_dims])
         record = assembled_alone(items)
@@ -960,7 +970,7 @@ def test_a_joined_chunk_has_no_bytes_of_its_own() -> None:
         ["list", [CHUNK, ["chunk", 1]]], [Chunk("bytes", rank=1, codec=Codec.ZSTD), JOINED]
     )
     assert assemble_one(form, [4, 4], [b"xyz", b"a"]) is None
-    with pytest.raises(ValueError, match=r"chunk 1 .bytes. is joined to another, and has 1 bytes"):
+    with pytest.raises(ValueError, match=r"chunk 1 .bytes. is joined to another, but has 1 bytes"):
         items_of(form, [[[4]], [[4]]], [[b"xyz", b"a"]]).assemble()
 
 
@@ -1045,9 +1055,9 @@ def changed(at: int, kind: str, value: int, source: RecordBatch | None = None) -
             24,
             "B",
             2,
-            "its body is of version 2, or starts with other bytes than those of version 1",
+            "its body is of version 2, or does not start with the bytes of version 1",
         ),
-        (25, "B", 1, "its body is of version 1, or starts with other bytes"),
+        (25, "B", 1, "its body is of version 1, or does not start with the bytes"),
         (
             26,
             "H",
@@ -1055,22 +1065,22 @@ def changed(at: int, kind: str, value: int, source: RecordBatch | None = None) -
             "65535 numbers and a form of 50 bytes do not fit into its 112 bytes",
         ),
         (28, "I", 2**32 - 1, "4 numbers and a form of 4294967295 bytes do not fit"),
-        (28, "I", 49, "its form cannot be read: it ends at byte 49, 50 were expected"),
-        (28, "I", 51, "its form cannot be read: 1 bytes are left behind its end"),
-        (36, "I", 4, "it has 112 bytes, its pieces end at 116"),
+        (28, "I", 49, "its form cannot be read: it ends at byte 49, but 50 bytes were expected"),
+        (28, "I", 51, "its form cannot be read: 1 bytes follow after its end"),
+        (36, "I", 4, "it has 112 bytes, but its pieces end at 116"),
         (
             36,
             "I",
             2**32 - 1,
-            r"8589934598 bytes where 4294967296 are the limit: chunk 0 (uint8[2, 4294967295])",
+            r"8589934598 bytes, but 4294967296 are the limit: chunk 0 (uint8[2, 4294967295])",
         ),
-        (40, "I", 1, "it has 112 bytes, its pieces end at 111"),
-        (40, "I", 3, "it has 112 bytes, its pieces end at 113"),
+        (40, "I", 1, "it has 112 bytes, but its pieces end at 111"),
+        (40, "I", 3, "it has 112 bytes, but its pieces end at 113"),
         (
             44,
             "I",
             2**32 - 1,
-            "it holds 4294967305 bytes where 4294967296 are the limit: chunk 3 (int[4294967295])",
+            "it contains 4294967305 bytes, but 4294967296 are the limit: chunk 3 (int[4294967295])",
         ),
         (48, "B", 0x0B, "its form cannot be read: byte 0 of 50 is 0x0b"),
     ],
@@ -1081,7 +1091,8 @@ def test_a_damaged_record_is_refused(at: int, kind: str, value: int, message: st
     assert str(caught.value).startswith("run/buffer: record 1: ")
     assert message in str(caught.value)
     assert str(caught.value).endswith(
-        "; it was damaged or changed from outside: restore the buffer from a copy"
+        ", because the buffer was damaged or changed by another program; restore the buffer "
+        "from a copy"
     )
     again = pickle.loads(pickle.dumps(caught.value))
     assert (again.path, again.row) == ("run/buffer", 1)
@@ -1090,15 +1101,15 @@ def test_a_damaged_record_is_refused(at: int, kind: str, value: int, message: st
 @pytest.mark.parametrize(
     ("start", "size", "message"),
     [
-        (-8, 100, "100 bytes from -8 are not among the 232 that were read"),
-        (2**62, 100, "100 bytes from 4611686018427387904 are not among the 232"),
-        (4, 100, "100 bytes from 4 are not among"),
-        (120, 113, "113 bytes from 120 are not among"),
-        (120, 2**62, "4611686018427387904 bytes from 120 are not among"),
-        (120, -1, "it has -1 bytes, the shortest has 32"),
-        (120, 0, "it has 0 bytes, the shortest has 32"),
-        (120, 31, "it has 31 bytes, the shortest has 32"),
-        (120, 110, "it has 110 bytes, its pieces end at 112"),
+        (-8, 100, "100 bytes from -8 are not within the 232 bytes that were read"),
+        (2**62, 100, "100 bytes from 4611686018427387904 are not within the 232"),
+        (4, 100, "100 bytes from 4 are not within"),
+        (120, 113, "113 bytes from 120 are not within"),
+        (120, 2**62, "4611686018427387904 bytes from 120 are not within"),
+        (120, -1, "it has -1 bytes, but needs at least 32"),
+        (120, 0, "it has 0 bytes, but needs at least 32"),
+        (120, 31, "it has 31 bytes, but needs at least 32"),
+        (120, 110, "it has 110 bytes, but its pieces end at 112"),
         (232, 0, "it has 0 bytes"),
     ],
 )
@@ -1112,7 +1123,7 @@ def test_a_record_that_is_not_there_is_refused(start: int, size: int, message: s
 def test_a_record_has_as_many_numbers_as_its_form() -> None:
     code = encode_form(CHUNK, [FLOATS]).code
     batch = join([struct.pack("<BBHI", 1, 0, 0, len(code)) + code + bytes(8)])
-    with pytest.raises(CorruptBufferError, match="record 0: it has 0 numbers, its form has 1"):
+    with pytest.raises(CorruptBufferError, match="record 0: it has 0 numbers, but its form has 1"):
         locate(batch, "here")
 
 
@@ -1126,16 +1137,16 @@ def test_a_form_ends_in_its_record() -> None:
 @pytest.mark.parametrize(
     ("starts", "sizes", "message"),
     [
-        ([0, 64, 136], [64] * 3, "record 2: 64 bytes from 136 are not among the 192"),
-        ([0, 64, 2**40], [64] * 3, "record 2: 64 bytes from 1099511627776 are not among"),
-        ([0, -64, 128], [64] * 3, "record 1: 64 bytes from -64 are not among"),
-        ([0, 68, 128], [64] * 3, "record 1: 64 bytes from 68 are not among"),
-        ([0, 64, 128], [64, 72, 64], "record 1: it has 72 bytes, its pieces end at 64"),
-        ([0, 64, 128], [64, 64, 72], "record 2: 72 bytes from 128 are not among"),
-        ([0, 64, 128], [56] * 3, "record 0: it has 56 bytes, its pieces end at 64"),
-        ([0, 64, 128], [72] * 3, "record 2: 72 bytes from 128 are not among"),
-        ([0, 64], [72] * 2, "record 0: it has 72 bytes, its pieces end at 64"),
-        ([0, 64, 128], [24] * 3, "record 0: it has 24 bytes, the shortest has 32"),
+        ([0, 64, 136], [64] * 3, "record 2: 64 bytes from 136 are not within the 192"),
+        ([0, 64, 2**40], [64] * 3, "record 2: 64 bytes from 1099511627776 are not within"),
+        ([0, -64, 128], [64] * 3, "record 1: 64 bytes from -64 are not within"),
+        ([0, 68, 128], [64] * 3, "record 1: 64 bytes from 68 are not within"),
+        ([0, 64, 128], [64, 72, 64], "record 1: it has 72 bytes, but its pieces end at 64"),
+        ([0, 64, 128], [64, 64, 72], "record 2: 72 bytes from 128 are not within"),
+        ([0, 64, 128], [56] * 3, "record 0: it has 56 bytes, but its pieces end at 64"),
+        ([0, 64, 128], [72] * 3, "record 2: 72 bytes from 128 are not within"),
+        ([0, 64], [72] * 2, "record 0: it has 72 bytes, but its pieces end at 64"),
+        ([0, 64, 128], [24] * 3, "record 0: it has 24 bytes, but needs at least 32"),
         ([0, 64, 128], [-8] * 3, "record 0: it has -8 bytes"),
     ],
 )
@@ -1162,10 +1173,12 @@ def test_a_defect_of_all_records_is_reported_for_the_first() -> None:
     batch = items_of(form, [[[2]] * 3], [[bytes(8)]] * 3).assemble()
     words = batch.data.view(np.uint32).reshape(3, -1)
     words[:, 8] = 3
-    with pytest.raises(CorruptBufferError, match="record 0: it has 60 bytes, its pieces end at 64"):
+    with pytest.raises(
+        CorruptBufferError, match="record 0: it has 60 bytes, but its pieces end at 64"
+    ):
         locate(batch, "here")
     words[:, 8] = 2**31
-    with pytest.raises(CorruptBufferError, match="record 0: it holds 8589934592 bytes where"):
+    with pytest.raises(CorruptBufferError, match="record 0: it contains 8589934592 bytes, but"):
         locate(batch, "here")
     words[:, 9] = 0
     with pytest.raises(CorruptBufferError, match="record 0: its form cannot be read: byte 0 of"):
@@ -1177,7 +1190,9 @@ def test_a_row_of_a_later_form_is_named_as_it_is_in_the_batch() -> None:
     batch = join([bytes(texts.body(0)), *[bytes(example().assemble().body(1))] * 2])
     assert len(locate(batch, "here")) == 2
     batch.data[int(batch.starts[2]) + 36] = 1
-    with pytest.raises(CorruptBufferError, match="record 2: it has 112 bytes, its pieces end at"):
+    with pytest.raises(
+        CorruptBufferError, match="record 2: it has 112 bytes, but its pieces end at"
+    ):
         locate(batch, "here")
 
 
@@ -1210,11 +1225,11 @@ def test_sizes_that_are_zero_do_not_hide_the_others() -> None:
     assert len(one(form, [[0, 2**20, 2**17, 1]], b"")) == 1
     for dims in ([0, 2**20, 2**17, 2], [0] + [2**32 - 1] * 3):
         with pytest.raises(
-            ValueError, match=r"chunk 0 \(float64\[0, .* is larger than anything can be"
+            ValueError, match=r"chunk 0 \(float64\[0, .* is larger than is possible"
         ):
             one(form, [dims], b"")
     most = encode_form(CHUNK, [Chunk("tensor", "complex128", MAX_RANK)])
-    with pytest.raises(ValueError, match="larger than anything can be"):
+    with pytest.raises(ValueError, match="larger than is possible"):
         one(most, [[2**32 - 1] * MAX_RANK], b"")
 
 

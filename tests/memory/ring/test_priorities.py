@@ -503,7 +503,9 @@ def test_as_many_priorities_as_indices_are_needed(ring: Ring) -> None:
     write(ring, range(8))
     with pytest.raises(ValueError, match="update: 2 indices, 3 priorities"):
         ring.update(np.arange(2), np.ones(3))
-    with pytest.raises(ValueError, match="update: 2 indices, 2 priorities, 1 generations; give as"):
+    with pytest.raises(
+        ValueError, match="update: 2 indices and 2 priorities, 1 generations were given; pass as"
+    ):
         ring.update(np.arange(2), np.ones(2), np.ones(1, np.int64))
 
 
@@ -696,11 +698,11 @@ def test_an_invalid_alpha_or_eps_is_refused(make: Maker, alpha: float, eps: floa
     ring = ring_of(engine)
     write(ring, range(8))
     before = slots_file(ring).tobytes()
-    with pytest.raises(ValueError, match=r"set_alpha\(.*\): alpha and eps have to be numbers fr"):
+    with pytest.raises(ValueError, match=r"set_alpha\(.*\): alpha and eps must be numbers of at"):
         ring.tree.set_alpha(alpha, eps)
     assert (ring.tree.alpha, ring.tree.eps, slots_file(ring).tobytes()) == (0.5, 0.0, before)
     unbound = ring_of(make())
-    with pytest.raises(ValueError, match=r"bind_priorities\(.*\): alpha and eps have to be num"):
+    with pytest.raises(ValueError, match=r"bind_priorities\(.*\): alpha and eps must be num"):
         unbound.tree.bind(alpha, eps)
     assert not unbound.tree.prioritized
     with pytest.raises(ValueError, match=r"alpha is .*, eps is "):
@@ -746,8 +748,8 @@ def test_binding_with_other_numbers_is_an_error(make: Maker) -> None:
     for alpha, eps in ((0.6, 0.25), (0.5, 0.0)):
         with pytest.raises(
             ValueError,
-            match=r"priorities are kept with alpha=0\.5, eps=0\.25; use the same, or change them "
-            "with set_alpha",
+            match=r"the priorities of this buffer use alpha=0\.5 and eps=0\.25; use the same "
+            "values, or change them with set_alpha",
         ):
             ring.tree.bind(alpha, eps)
     assert (ring.tree.alpha, ring.tree.eps) == (0.5, 0.25)

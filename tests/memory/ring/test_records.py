@@ -190,7 +190,7 @@ def test_a_record_larger_than_the_ring_is_refused_before_anything_changes(
     held.write(records(range(5)))
     before = ring.snapshot()
     message = (
-        rf"write needs {(body + 31) // 8 * 8} bytes in the byte ring, which has {BYTES}; write"
+        rf"write needs {(body + 31) // 8 * 8} bytes, but the byte ring has only {BYTES}; write"
     )
     with pytest.raises(RecordTooLargeError, match=message) as raised:
         held.write(join([bytes(body)]))
@@ -275,7 +275,7 @@ def test_arguments_that_make_no_sense_are_refused_before_anything_changes(engine
         held.place(slots(0), batch, in_place=False)
     with pytest.raises(ValueError, match="a slot is named twice"):
         held.place(slots(1, 1), batch, in_place=False)
-    with pytest.raises(IndexError, match="index 16 at position 1 is outside the buffer of 16"):
+    with pytest.raises(IndexError, match="index 16 at position 1 is outside of the buffer of 16"):
         held.place(slots(1, 16), batch, in_place=False)
     with pytest.raises(IndexError, match="index -1 at position 0"):
         held.read(slots(-1))
@@ -302,7 +302,7 @@ def test_a_batch_that_does_not_lie_within_its_bytes_is_refused(
 ) -> None:
     ring, held = parts(engine)
     batch = RecordBatch(np.zeros(152, np.uint8), slots(*starts), slots(*sizes))
-    with pytest.raises(ValueError, match=rf"record {row} of the batch does not lie within its byt"):
+    with pytest.raises(ValueError, match=rf"record {row} of the batch is not within its byt"):
         held.write(batch)
     assert ring.head == 0
 
@@ -795,7 +795,11 @@ def test_a_full_disk_is_an_error_with_the_bytes(engine: Engine) -> None:
 
 @pytest.mark.parametrize(
     ("nbytes", "message"),
-    [(100, "a byte ring has from 4096"), (4097, "a multiple of 4096"), (2**60, "a byte ring has")],
+    [
+        (100, "a byte ring must have from 4096"),
+        (4097, "in multiples of 4096"),
+        (2**60, "a byte ring must have"),
+    ],
 )
 def test_a_byte_ring_of_another_size_cannot_be(nbytes: int, message: str) -> None:
     with pytest.raises(SchemaMismatchError, match=message):

@@ -170,7 +170,9 @@ def test_a_slot_without_an_item_is_said_to_be_missing(ring: Ring) -> None:
 @pytest.mark.parametrize("index", [[8], [0, -1], [2**40], [-(2**63)]])
 def test_an_index_outside_the_buffer_is_refused(ring: Ring, index: list[int]) -> None:
     write(ring, range(3))
-    with pytest.raises(IndexError, match=r"outside the buffer of 8; nothing was changed"):
+    with pytest.raises(
+        IndexError, match=r"outside of the buffer of 8 elements; nothing was changed"
+    ):
         read(ring, index)
     with pytest.raises(IndexError, match=rf"index {index[-1]} at position {len(index) - 1} is "):
         place(ring, index, range(len(index)))
@@ -589,7 +591,7 @@ def test_a_waiter_that_gives_up_for_any_reason_leaves_the_queue(make: Maker) -> 
     with slot_held(engine):
         write(ring, range(1, 8))
         ring.seat.native = Interrupted()
-        with pytest.raises(MemoryError, match="write could not get memory"):
+        with pytest.raises(MemoryError, match="write could not allocate memory"):
             write(ring, [8])
         ring.seat.native = native
         assert runtime(engine, "waiters") == 0
@@ -1033,7 +1035,7 @@ def test_a_signal_handler_cannot_write_while_its_thread_is_writing(make: Maker) 
     if (liveness := engine.seat.membership.liveness) is not None:
         liveness.close()  # it could not leave: its entry stays with its process
     assert len(messages) == 1
-    assert "a signal handler came while this thread was writing through the same" in messages[0]
+    assert "a signal handler used the handle through which this thread was writing" in messages[0]
 
 
 def test_a_signal_handler_may_close_a_handle_that_its_thread_waits_in(
@@ -1123,8 +1125,11 @@ def test_priorities_have_the_size_and_the_type_that_is_read(ring: Ring) -> None:
     for bad, message in (
         (np.ones(2), "2 priorities were given for 3 elements"),
         (np.ones(4), "4 priorities were given for 3 elements"),
-        (np.ones(3, np.float32), r"priorities are float32\[3\]; they have to be float64 and cont"),
-        (np.ones(6)[::2], r"priorities are float64\[3\]; they have to be float64 and contiguous"),
+        (
+            np.ones(3, np.float32),
+            r"priorities must be float64 and contiguous, but are float32\[3\]",
+        ),
+        (np.ones(6)[::2], r"priorities must be float64 and contiguous, but are float64\[3\]"),
     ):
         with pytest.raises(ValueError, match=message):
             write(ring, range(3), bad)

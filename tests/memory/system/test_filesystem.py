@@ -34,7 +34,7 @@ def test_a_network_file_system_is_refused_and_nothing_is_left_there(
     name = filesystem.UNSAFE[magic]
     with pytest.raises(
         UnsafeFilesystemError,
-        match=rf"buffer: lies on {name}, .* choose a directory on a local disk",
+        match=rf"buffer: is on {name}, .* choose a directory on a local disk",
     ) as info:
         Directory.open(tmp_path / "buffer", create=True)
     assert info.value.parts["filesystem"] == name
@@ -100,8 +100,8 @@ def test_sizes_are_shown_to_people(nbytes: int, text: str) -> None:
 def test_an_error_for_want_of_room_says_what_kind_of_room() -> None:
     error = filesystem.space_error("leaf", 2, 1)
     assert str(error) == (
-        "leaf: needs 2 bytes, 1 bytes are free;"
-        " make room, make the buffer smaller, or choose another place"
+        "leaf: 2 bytes are needed, and 1 bytes are free;"
+        " free some space, make the buffer smaller, or choose another directory"
     )
     assert (error.errno, error.parts["needed_bytes"], error.parts["free_bytes"]) == (
         errno.ENOSPC,

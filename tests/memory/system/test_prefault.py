@@ -341,12 +341,14 @@ def test_a_prefault_is_not_pickled_with_the_engine(fast_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["on", "", None, True])
 def test_an_unknown_mode_is_refused(mode: Any) -> None:
-    with pytest.raises(ValueError, match="prefault is 'off', 'background' or 'full', not"):
+    with pytest.raises(ValueError, match="prefault must be 'off', 'background' or 'full', but is"):
         Prefault(mode)
 
 
 def test_a_report_that_cannot_be_called_is_refused() -> None:
-    with pytest.raises(TypeError, match="on_progress is called with a ProgressReport; got 'bar'"):
+    with pytest.raises(
+        TypeError, match="on_progress must be a function of one ProgressReport, but is 'bar'"
+    ):
         Prefault("full", "bar")  # type: ignore[arg-type]
 
 
@@ -375,7 +377,7 @@ def test_opening_more_than_the_memory_is_reported(
     with Engine.open(path, SETTINGS) as engine:
         engine.define(SCHEMA)
         monkeypatch.setattr(prefault, "free_memory_bytes", lambda: 2**20)
-        with pytest.raises(SpaceError, match="are free; make room"):
+        with pytest.raises(SpaceError, match="are free; free some space"):
             Engine.open(path, None, prefault=Prefault("full"))
         with Engine.open(path, None, prefault=Prefault("background")) as other:
             finish(other)

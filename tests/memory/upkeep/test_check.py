@@ -134,7 +134,9 @@ def test_without_checksums_the_bytes_are_not_compared(make: Maker) -> None:
     report = engine.check()
     assert report.ok
     assert (report.items, report.verified) == (5, 0)
-    assert report.notes == ["made with checksum=False: the items' bytes cannot be verified"]
+    assert report.notes == [
+        "the buffer was created with checksum=False, so the bytes of items cannot be verified"
+    ]
 
 
 MASS, SUM, MIN, RAW, SUMS = (
@@ -195,7 +197,7 @@ DAMAGE: list[tuple[str, Callable[[Path], object], list[str]]] = [
     (
         "a leaf that is cut",
         lambda path: os.truncate(path / "done.memmap", 3),
-        ["done.memmap: 8 bytes were expected, 3 found"],
+        ["done.memmap: the file has 3 bytes instead of 8"],
     ),
     (
         "a leaf that is gone",

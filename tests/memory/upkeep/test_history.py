@@ -301,21 +301,21 @@ def set_names(text: bytes) -> Callable[[Path], None]:
 
 DAMAGE: dict[str, tuple[Callable[[Path], None], type[ShmBufferError], str]] = {
     "short": (shorten, CorruptBufferError, "has 1000 bytes, too few for a header"),
-    "long": (lengthen, CorruptBufferError, "and its header speaks of"),
-    "huge": (blow_up, CorruptBufferError, "more than any history has"),
+    "long": (lengthen, CorruptBufferError, "but its header requires"),
+    "huge": (blow_up, CorruptBufferError, "more than any valid history has"),
     "empty": (empty, FormatError, "not a history of shmbuffer"),
     "foreign": (replace_by_something_foreign, FormatError, "not a history of shmbuffer"),
     "zeros": (zero, FormatError, "not a history of shmbuffer"),
-    "later": (write_from_the_future, IncompatibleVersionError, "a history of format version 9"),
+    "later": (write_from_the_future, IncompatibleVersionError, "the history has format version 9"),
     "bit": (flip, CorruptBufferError, "does not match its checksum"),
-    "no room": (set_field("fine", 0), CorruptBufferError, "its header speaks of"),
-    "too much room": (set_field("events", 2**31), CorruptBufferError, "its header speaks of"),
-    "records of nothing": (set_field("record_bytes", 0), CorruptBufferError, "header speaks of"),
-    "no JSON": (set_names(b"{"), CorruptBufferError, "its header speaks of"),
-    "not a dict": (set_names(b"[1]"), CorruptBufferError, "its header speaks of"),
-    "no type": (set_names(b'{"a": "O"}'), CorruptBufferError, "its header speaks of"),
-    "no name": (set_names(b'{"": "u8"}'), CorruptBufferError, "its header speaks of"),
-    "taken": (set_names(b'{"number": "u8"}'), CorruptBufferError, "its header speaks of"),
+    "no room": (set_field("fine", 0), CorruptBufferError, "its header requires"),
+    "too much room": (set_field("events", 2**31), CorruptBufferError, "its header requires"),
+    "records of nothing": (set_field("record_bytes", 0), CorruptBufferError, "header requires"),
+    "no JSON": (set_names(b"{"), CorruptBufferError, "its header requires"),
+    "not a dict": (set_names(b"[1]"), CorruptBufferError, "its header requires"),
+    "no type": (set_names(b'{"a": "O"}'), CorruptBufferError, "its header requires"),
+    "no name": (set_names(b'{"": "u8"}'), CorruptBufferError, "its header requires"),
+    "taken": (set_names(b'{"number": "u8"}'), CorruptBufferError, "its header requires"),
 }
 
 
@@ -353,7 +353,7 @@ def test_a_history_that_was_cut_short_does_not_keep_a_recovery_from_its_end(
     size = history_file.stat().st_size - 100
     os.truncate(history_file, size)
     assert recover(path).clients_retired == 1
-    assert f"{history_file}: has {size:,} bytes, and its header speaks of" in caplog.text
+    assert f"{history_file}: has {size:,} bytes, but its header requires" in caplog.text
     assert history_file.stat().st_size == size, "nothing is written behind the cut"
 
 
@@ -410,7 +410,7 @@ def test_of_a_later_version_the_fields_are_read_by_name(
     assert record["held_back"] == 2**64 - 1
     assert (record["epoch"], record["length"], record["warmth"]) == (0, 3, 0.5)
     recorder = recorder_of(engine)
-    assert recorder.reason == "it records other fields than this version does"
+    assert recorder.reason == "it records other fields than this version"
     recorder.close()
     assert read(engine).fields == now
 

@@ -267,10 +267,10 @@ def damage(path: Path) -> None:
     ("name", "how", "words"),
     [
         ("records", damage, "does not match what was saved"),
-        ("records", lambda path: path.write_bytes(b""), "bytes were expected, 0 found"),
+        ("records", lambda path: path.write_bytes(b""), "the file has 0 bytes instead of"),
         ("records", Path.unlink, "missing"),
-        ("slots", lambda path: path.write_bytes(b"no array"), "bytes were expected, 8 found"),
-        ("control", lambda path: path.write_bytes(b""), "bytes were expected, 0 found"),
+        ("slots", lambda path: path.write_bytes(b"no array"), "the file has 8 bytes instead of"),
+        ("control", lambda path: path.write_bytes(b""), "the file has 0 bytes instead of"),
         ("schema.json", lambda path: path.write_bytes(b"{}"), "cannot be read"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
