@@ -596,8 +596,8 @@ def test_an_append_to_a_full_tmpfs_says_how_much_room_that_has(tmp_path: Path) -
             with pytest.raises(SpaceError) as caught:
                 room.append(torch.zeros(10**5))
             found = re.fullmatch(
-                rf"{tmp_path}/rows/.shmbuffer/partials/1: needs 40\d{{4}} bytes, (\d+) bytes are "
-                r"free; free some space, make the buffer smaller, or choose another directory",
+                rf"{tmp_path}/rows/.shmbuffer/partials/1: 40\d{{4}} bytes are needed, and (\d+) bytes "
+                r"are free; free some space, make the buffer smaller, or choose another directory",
                 str(caught.value),
             )
             assert found is not None, str(caught.value)

@@ -187,7 +187,7 @@ def test_a_file_that_is_not_ours_is_refused(fd: int, content: bytes) -> None:
     os.pwrite(fd, content, 0)
     with pytest.raises(
         FormatError,
-        match="^runs/buffer: this is not a control file of shmbuffer; nothing was changed",
+        match=r"^runs/buffer: this is not a control file of shmbuffer; nothing was changed",
     ) as caught:
         Control(_core.Map(fd, layout.CONTROL_BYTES), "runs/buffer").superblock()
     assert not isinstance(caught.value, IncompatibleVersionError)
