@@ -139,7 +139,7 @@ def measure(kind: str, where: Path, python: Path | None, *, toy: bool) -> dict[s
         "sample": statistics.median(reads[True]) / statistics.median(reads[False]),
         "sample_us": 1e6 * statistics.median(reads[True]),
         "extend": statistics.median(writes[True]) / statistics.median(writes[False]),
-        "wholes": f"{stats['wholes_used']} of {stats['wholes']}",
+        "own_rows": f"{stats['own_rows_used']} of {stats['own_rows']}",
     }
     if python is not None:
         name = str(dtype).removeprefix("torch.")

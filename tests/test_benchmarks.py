@@ -636,7 +636,7 @@ def test_what_observations_that_are_stored_once_take_is_measured(
     assert frames["memory"] < 0.2
     for found in kinds:
         assert 0.5 < found["memory"] <= 0.55
-        assert found["wholes"] == "32 of 100", "the newest of each stream, all of the same step"
+        assert found["own_rows"] == "32 of 100", "the newest of each stream, all of the same step"
 
 
 @pytest.mark.full

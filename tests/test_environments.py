@@ -368,7 +368,7 @@ def test_observations_stored_once_are_not_mixed_with_what_an_autoreset_gives(
         wanted = expected(number, count, 1)
         assert [row[:3] for row in written(rb, number)] == [row[:3] for row in wanted]
         ends += sum(row[-1] for row in wanted[:-1])
-    used = rb.stats()["wholes_used"]
+    used = rb.stats()["own_rows_used"]
     assert used == ends + ENVS, "the end of each episode, and the newest of each stream"
 
 

@@ -37,7 +37,7 @@ _DEFAULT_ALPHA, _DEFAULT_BETA = 0.6, 0.4
 def from_engine(engine: Engine, **overrides: Any) -> ReplayBuffer:
     """The buffer of an open directory, with the recorded class and arguments, or usual ones."""
     settings, ring = engine.settings, engine.ring()
-    extra = recorded.of_buffer(settings, engine.where)
+    extra = recorded.read_buffer_arguments(settings, engine.where)
     prioritized = settings.alpha is not None or (ring is not None and ring.tree.prioritized)
     usual = TensorDictPrioritizedReplayBuffer if prioritized else TensorDictReplayBuffer
     cls = FAMILY.get(extra.get("buffer", ""), usual)
@@ -100,7 +100,7 @@ def _storage_of(engine: Engine, overrides: dict[str, Any]) -> Storage:
         device = overrides.pop("device", None)
         on_cpu = device is None or device == "auto"  # as of its constructor
         return LazyMemmapStorage.from_engine(engine, device="cpu" if on_cpu else device)
-    kind = recorded.of_storage(settings, engine.where).get("kind", "")
+    kind = recorded.read_storage_settings(settings, engine.where).get("kind", "")
     records = RecordList.kinds.get(
         kind, LazyStackStorage
     )  # records tell themselves how they are stored

@@ -28,7 +28,7 @@ from tensordict import TensorDict
 
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory.clients.locks import Lock
-from shmbuffer.memory.system.path_checks import followed
+from shmbuffer.memory.system.path_checks import resolve_path
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.saves.publication import publish
 from shmbuffer.saves.safe_files import write_file
@@ -89,7 +89,7 @@ def converted(
     name = f"{quote(os.path.basename(source.name), safe='')[:_NAME_CHARACTERS]}-{source.identity}"
     # Conversions are complete before they are mapped, so they may lie in any file system.
     with Directory.open(
-        followed(_default_root() if root is None else root), create=True, allow_unsafe_fs=True
+        resolve_path(_default_root() if root is None else root), create=True, allow_unsafe_fs=True
     ) as cache:
         cache.make(source.kind)
         with cache.folder(source.kind) as folder:

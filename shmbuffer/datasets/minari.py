@@ -21,7 +21,7 @@ from tensordict import TensorDict
 
 from shmbuffer.datasets.converted import FoundDataset, identity_of
 from shmbuffer.extras import missing
-from shmbuffer.memory.system.path_checks import followed
+from shmbuffer.memory.system.path_checks import resolve_path
 from shmbuffer.saves.safe_files import read_file, require_own_content, require_plain
 
 _METADATA, _HDF5 = "metadata.json", "main_data.hdf5"
@@ -38,7 +38,7 @@ def find(name: str) -> FoundDataset:
         raise missing(
             "to read a data set of Minari needs minari", "minari", name=error.name
         ) from error
-    files = followed(get_dataset_path(name) / "data")
+    files = resolve_path(get_dataset_path(name) / "data")
     identity = _identity(files) if files.exists() else ""
     data = minari.load_dataset(name)  # its FileNotFoundError says how to download it
     losses: dict[str, str] = {}

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shmbuffer.datasets.converted import FoundDataset, identity_of
-from shmbuffer.memory.system.path_checks import followed
+from shmbuffer.memory.system.path_checks import resolve_path
 from shmbuffer.saves.parquet_file import File, part_files
 from shmbuffer.saves.safe_files import open_file
 
@@ -17,7 +17,7 @@ _END_BYTES = 8  # the length of the footer, and the magic number
 
 def find(name: str, rename: Mapping[str, str] | None = None) -> FoundDataset:
     """Finds a file or a folder of part files on this machine; the path may be a link to it."""
-    path = followed(name)
+    path = resolve_path(name)
     identity = _identity(path, rename)
     file = File(path, rename)
     return FoundDataset(

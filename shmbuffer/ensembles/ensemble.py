@@ -39,7 +39,7 @@ from shmbuffer.ensembles.joint_rows import (
 from shmbuffer.ensembles.sampler_ensemble import SamplerEnsemble, Weights
 from shmbuffer.ensembles.turns import Row, Shares
 from shmbuffer.items.keys import GENERATION, INDEX
-from shmbuffer.memory.format.streams import checked, of_each
+from shmbuffer.memory.format.streams import check_streams, expand_streams
 from shmbuffer.memory.system import deadline
 from shmbuffer.storages.indexing import is_one
 from shmbuffer.storages.storage import ring_of
@@ -240,10 +240,10 @@ class ReplayBufferEnsemble(JointBuffer):
         known: dict[str, Any] = (
             {} if update_priority is None else {"update_priority": update_priority}
         )
-        of = None if streams is None else of_each(checked(streams), len(ids))
+        of = None if streams is None else expand_streams(check_streams(streams), len(ids))
         written: list[tuple[torch.Tensor, torch.Tensor]] = []
         tickets = cpu.full((len(ids),), -1, dtype=torch.int64)
-        with deadline.within(timeout):
+        with deadline.limit_waits(timeout):
             for at in range(len(self._members)):
                 rows = torch.nonzero(ids == at).flatten()
                 if len(rows):

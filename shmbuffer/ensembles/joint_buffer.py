@@ -260,7 +260,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
             )
         own = self._joint.batch_size
         count = asked_size(batch_size, own, "the constructor of the buffer", 2 + FRAMES)
-        with deadline.within(timeout):
+        with deadline.limit_waits(timeout):
             data, info = self._batch(count, min_size)
         if include_info is not False and isinstance(data, TensorDictBase):
             data, info = self._with_info(data, info)

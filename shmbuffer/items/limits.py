@@ -117,7 +117,7 @@ class Limits:
             except BaseException:
                 self.cancel(count)
                 raise
-        with deadline.within(timeout):
+        with deadline.limit_waits(timeout):
             turn = self.turn(count, min_size or 0)
             if turn is None:
                 return draw(count)

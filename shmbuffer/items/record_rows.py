@@ -12,7 +12,7 @@ from shmbuffer.items.mover import Drawn, Mover
 from shmbuffer.items.records.codec import RecordCodec
 from shmbuffer.memory import Engine, RecordBatch, Ring
 from shmbuffer.memory.format.array_types import Floats
-from shmbuffer.memory.format.streams import GivenStreams, of_each
+from shmbuffer.memory.format.streams import GivenStreams, expand_streams
 
 
 class RecordRows(Mover):
@@ -33,7 +33,7 @@ class RecordRows(Mover):
         self, items: Any, priorities: Floats | None, streams: GivenStreams = None
     ) -> tuple[int, int]:
         """Appends at least one encoded item. Returns the first place and the number of items."""
-        of = of_each(streams, len(items))
+        of = expand_streams(streams, len(items))
         return self.records.write(items, priorities, streams=of), len(items)
 
     def read(self, index: Any) -> tuple[RecordBatch, Any, int]:

@@ -12,7 +12,7 @@ from shmbuffer.items.mover import Drawn, Mover, draw_into, elements_for, require
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.leaf import path_of
-from shmbuffer.memory.format.streams import GivenStreams, of_each
+from shmbuffer.memory.format.streams import GivenStreams, expand_streams
 
 _MOST_DIMS = 32  # dimensions of a leaf that the core supports
 
@@ -46,7 +46,7 @@ class RingRows(Mover):
                 f"{count * ring.width} items; nothing was changed"
             )
         given = None if priorities is None else address(priorities)
-        ticket = ring.write(addresses, count, given, streams=of_each(streams, count))
+        ticket = ring.write(addresses, count, given, streams=expand_streams(streams, count))
         del kept  # owned the bytes that were written
         return ticket, count
 

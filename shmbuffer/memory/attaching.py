@@ -33,7 +33,7 @@ from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.opening import require_platform
 from shmbuffer.memory.system.prefault import Prefault
-from shmbuffer.memory.system.progress import hearing
+from shmbuffer.memory.system.progress import report_to
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.upkeep.copied_buffer import copy_buffer, repair_copy
 
@@ -54,7 +54,7 @@ SAY_S = 2.0
 log = logging.getLogger("shmbuffer.service")
 
 
-def attached(
+def attach_engine(
     path: Path,
     timeout: float,
     role: Role | None,
@@ -101,7 +101,7 @@ def open_save(path: Path, *, verify: bool) -> Engine:
         return _private(Files(directory, private=True), verify=verify)[0]
 
 
-def copied(path: Path) -> tuple[Engine, int]:
+def open_copy(path: Path) -> tuple[Engine, int]:
     """Opens a private copy, in memory, of a buffer that this process can only read.
 
     No other process sees the handle. Its ``report`` has the number of dropped items.
@@ -126,8 +126,8 @@ def _private(files: Files, *, verify: bool) -> tuple[Engine, int]:
             " it first"
         )
     report = repair_copy(copy, copy.mapped, verify=verify)
-    ground = Anonymous.around(files.dictionary(), str(files.path))
-    engine = Engine(Seat(ground, copy.found.control, layout.Role.CLIENT, copy.mapped))
+    backing = Anonymous.wrap(files.dictionary(), str(files.path))
+    engine = Engine(Seat(backing, copy.found.control, layout.Role.CLIENT, copy.mapped))
     engine.report = report
     return engine, copy.changed
 
@@ -142,7 +142,7 @@ def _opened(
         return None
     remaining_s = max(0.0, deadline_s - time.monotonic())
     try:
-        with hearing(prefault.on_progress):
+        with report_to(prefault.on_progress):
             return Engine.open(
                 *(path, None),
                 existing=on_existing,

@@ -35,7 +35,7 @@ from shmbuffer.memory.flow.consumer_status import consumer_stats
 from shmbuffer.memory.format.layout import BufferState, Flag, Role
 from shmbuffer.memory.format.limiter import Quota, RateLimiter
 from shmbuffer.memory.format.schema import Schema
-from shmbuffer.memory.format.sharing import Asked
+from shmbuffer.memory.format.sharing import SharingRequest
 from shmbuffer.memory.mapped.control import Superblock
 from shmbuffer.memory.mapped.recorded import to_record
 from shmbuffer.memory.mapped.settings import Settings
@@ -67,7 +67,7 @@ class Engine:
         self._ownership: cleanup.Ownership | None = None
         self.seat = seat
         self.where = seat.where
-        self.path: Path | None = seat.ground.path
+        self.path: Path | None = seat.backing.path
         self.report: RecoveryReport | None = None
 
     def __repr__(self) -> str:
@@ -81,10 +81,10 @@ class Engine:
     def anonymous(cls, settings: Settings, *, prefault: Prefault = OFF) -> Engine:
         """Creates a buffer in anonymous memory."""
         require_platform()
-        ground, control = Anonymous.create(
+        backing, control = Anonymous.create(
             asdict(settings), settings.flags & ~(Flag.RESERVE | Flag.STEPS)
         )
-        return cls(Seat(ground, control, Role.CLIENT), prefault=prefault)
+        return cls(Seat(backing, control, Role.CLIENT), prefault=prefault)
 
     @classmethod
     def open(
@@ -181,7 +181,7 @@ class Engine:
     @property
     def on_disk(self) -> bool:
         """True if there is a disk below the files, so that the kernel writes pages back."""
-        return not self.seat.ground.in_memory
+        return not self.seat.backing.in_memory
 
     @property
     def shared(self) -> bool:
@@ -199,12 +199,12 @@ class Engine:
         """
         seat = self.seat
         seat.require_open()
-        asked = Asked.recorded(self.settings.extra)
-        if asked is not None:
-            schema = replace(schema, sharing=asked.of(schema.leaves, schema.capacity))
+        request = SharingRequest.from_settings(self.settings.extra)
+        if request is not None:
+            schema = replace(schema, sharing=request.choose_leaves(schema.leaves, schema.capacity))
         ring = self.ring()
         if ring is None:
-            with seat.ground.lock(timeout):
+            with seat.backing.lock(timeout):
                 _core.reached("define.locked")
                 seat.rejoin_locked()
                 seat.require_there()
@@ -229,12 +229,12 @@ class Engine:
         """
         self.seat.require_open()
         ring, registry = self.ring(), self.seat.registry
-        with self.seat.ground.lock(timeout):
+        with self.seat.backing.lock(timeout):
             alone = registry.alive() == [(self.seat.entry, self.seat.incarnation)]
             if ring is None or ring.length or not alone:
                 return False
             self.pages.stop()
-            with self.seat.ground.lock_growth(timeout):
+            with self.seat.backing.lock_growth(timeout):
                 self.seat, discard = definition.withdraw(self.seat)
                 self._ring, self.pages = None, Pages(self.pages.prefault)
                 discard()
@@ -248,7 +248,7 @@ class Engine:
                 back.
         """
         self.seat.require_open()
-        with self.seat.ground.lock(timeout):
+        with self.seat.backing.lock(timeout):
             extra = {**self.settings.extra, **changes.pop("extra", {})}
             values = to_record(replace(self.settings, **changes, extra=extra), self.where)
             self.seat.control.write(replace(self.superblock, settings=values))
@@ -283,7 +283,7 @@ class Engine:
                 prioritized=ring.tree.prioritized if ring else self.settings.alpha is not None,
             )
         if ring is None:
-            with self.seat.ground.lock(timeout):
+            with self.seat.backing.lock(timeout):
                 if self.seat.state() == BufferState.NO_SCHEMA:
                     self.seat.control.limit(wanted)
                     return
@@ -376,9 +376,9 @@ class Engine:
             False if the directory is not temporary, or its owner is alive.
         """
         self.seat.require_open()
-        with self.seat.ground.lock(timeout):
-            taken = isinstance(files := self.seat.ground, Files) and removal.take_ownership(
-                diagnosis.Diagnosis.of_control(files, self.seat.control)
+        with self.seat.backing.lock(timeout):
+            taken = isinstance(files := self.seat.backing, Files) and removal.take_ownership(
+                diagnosis.Diagnosis.from_control(files, self.seat.control)
             )
         if taken:
             self._own()
@@ -396,9 +396,9 @@ class Engine:
 
     def __reduce__(self) -> tuple[Any, ...]:
         self.seat.require_open()
-        if isinstance(self.seat.ground, Files):
+        if isinstance(self.seat.backing, Files):
             return _attach, (str(self.path), self.seat.role.name.lower())
-        return _adopt_memory, (self.seat.ground.passed(), self.seat.role.name.lower())
+        return _adopt_memory, (self.seat.backing.to_picklable(), self.seat.role.name.lower())
 
 
 def _attach(path: str, role: str) -> Engine:
@@ -406,7 +406,7 @@ def _attach(path: str, role: str) -> Engine:
 
 
 def _adopt_memory(duplicate: Any, role: str) -> Engine:
-    ground = Anonymous(_core.Descriptor())
-    ground.file.take(duplicate.detach)
-    with ground.lock(60.0):
-        return Engine(Seat(ground, ground.open_control(), Role[role.upper()]))
+    backing = Anonymous(_core.Descriptor())
+    backing.file.take(duplicate.detach)
+    with backing.lock(60.0):
+        return Engine(Seat(backing, backing.open_control(), Role[role.upper()]))

@@ -22,7 +22,7 @@ def first_ring(engine: Engine, min_size: int) -> Ring:
     ring = engine.ring()
     if ring is not None:
         return ring
-    seat, limit = engine.seat, deadline.ends(None)
+    seat, limit = engine.seat, deadline.start(None)
     schema = Schema((), engine.settings.capacity)  # as far as it is known
     waiting = Waiting(seat, schema, Sides(seat), "sample")
     with _shown(seat, min_size):

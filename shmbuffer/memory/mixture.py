@@ -20,7 +20,7 @@ class Mixture:
 
     def __init__(self, engine: Engine, base: float, *, timeout: float = 60.0) -> None:
         self._engine = engine
-        with engine.seat.ground.lock(timeout):
+        with engine.seat.backing.lock(timeout):
             runtime = engine.seat.control.runtime
             known = float(runtime["offline_base"][0])
             if not known:

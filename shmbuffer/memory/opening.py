@@ -107,7 +107,7 @@ def _clear_the_way(
     """Recovers or removes an existing buffer; returns its control file, the report and the maps."""
     if control is None:
         return None, None, None
-    found = Diagnosis.of_control(files, control)
+    found = Diagnosis.from_control(files, control)
     if found.superblock.state == BufferState.CLOSING:
         removal.finish(found, keep_lock=creating)  # completes the removal of a process that died
         return None, None, None
@@ -131,8 +131,10 @@ def _clear_the_way(
         return None, None, None
     if reason is None:
         return control, None, None
-    whole = reason == NO_CLIENT_ALIVE and existing == "attach" and found.was_left_whole()
-    return control, *recover_directory(found, reason, verify=existing == "verify", left_whole=whole)
+    in_order = reason == NO_CLIENT_ALIVE and existing == "attach" and found.was_left_in_order()
+    return control, *recover_directory(
+        found, reason, verify=existing == "verify", left_in_order=in_order
+    )
 
 
 def _create(files: Files, settings: Settings | None, *, temporary: bool) -> Control:

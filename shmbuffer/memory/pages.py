@@ -31,7 +31,7 @@ class Pages:
         if self._populating is None:
             self._populating = Populating(
                 _parts(seat, seat.mapped),
-                in_memory=seat.ground.in_memory,
+                in_memory=seat.backing.in_memory,
                 reserved=seat.has_its_pages(),
                 prefault=self._prefault,
                 where=seat.where,

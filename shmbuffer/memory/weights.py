@@ -30,8 +30,8 @@ from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.format.leaf import Leaf
 from shmbuffer.memory.mapped import weights_file
-from shmbuffer.memory.mapped.weights_file import Copied, WeightsFile
-from shmbuffer.memory.system.path_checks import explained
+from shmbuffer.memory.mapped.weights_file import WeightsCopy, WeightsFile
+from shmbuffer.memory.system.path_checks import explain_errors
 from shmbuffer.memory.system.region import Directory
 
 TIMEOUT_S = 5.0
@@ -75,7 +75,7 @@ def publish(
     try:
         lock = _locked(directory, timeout)
     except BufferNotFoundError:
-        with seat.ground.lock(timeout):
+        with seat.backing.lock(timeout):
             seat.require_there()
             if not directory.exists(layout.WEIGHTS):
                 # Items may contain versions of a file that was removed; new versions must be
@@ -84,12 +84,12 @@ def publish(
         lock = _locked(directory, timeout)
     file, where = seat.weights, directory.path / layout.WEIGHTS
     with lock:
-        with explained(where):
+        with explain_errors(where):
             found = os.fstat(lock.fd)
         if file is None or file.identity != (found.st_dev, found.st_ino):
             # Open it anew: a map keeps its own descriptor, and thus its lock, even in a forked
             # child.
-            file = seat.weights = weights_file.opened(directory)
+            file = seat.weights = weights_file.open_weights(directory)
             if file is None:
                 raise BufferNotFoundError(
                     f"{where}: the file was removed during the call; publish again"
@@ -99,7 +99,7 @@ def publish(
     return version
 
 
-def newest(seat: Seat, than: int | None = None) -> Copied | None:
+def newest(seat: Seat, than: int | None = None) -> WeightsCopy | None:
     """Returns a copy of the newest weights; None if they are not newer than ``than``."""
     file = _file_of(seat)
     require_linked(seat)
@@ -110,7 +110,7 @@ def stats(seat: Seat) -> dict[str, int | float]:
     """Returns ``weights_version`` and ``weights_age_s`` of the newest weights, or zeros."""
     file, found = None, {"version": 0, "at_s": 0.0}
     try:
-        if seat.ground.directory is not None:
+        if seat.backing.directory is not None:
             file = _file_of(seat)
         if file is not None:
             found = file.stamp()
@@ -211,14 +211,14 @@ def _file_of(seat: Seat) -> WeightsFile | None:
     directory = _directory_of(seat)
     if file is None or not file.has_its_name(directory):
         is_there = os.access(layout.WEIGHTS, os.F_OK, dir_fd=directory.file.fd)
-        file = seat.weights = weights_file.opened(directory) if is_there else None
+        file = seat.weights = weights_file.open_weights(directory) if is_there else None
     if file is not None:
         file.looked_s = now_s
     return file
 
 
 def _directory_of(seat: Seat) -> Directory:
-    directory = seat.ground.directory
+    directory = seat.backing.directory
     if directory is None:
         raise nowhere(seat.where)
     return directory

@@ -31,7 +31,7 @@ class ClientRecords(RecordRows):
         named: bool,  # items are dicts whose entries have names
     ) -> None:
         self._named = named
-        told = recorded.of_storage(engine.settings, engine.where)
+        told = recorded.read_storage_settings(engine.settings, engine.where)
         self._has_function = bool(told.get("own_functions"))
         compresses = told.get("kind") == _COMPRESSED and not self._has_function
         how = told if compresses else {}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shmbuffer.memory.attaching import OnExisting, Role, attached
+from shmbuffer.memory.attaching import OnExisting, Role, attach_engine
 from shmbuffer.memory.system.prefault import Prefault
 from shmbuffer.memory.system.progress import OnProgress
 from shmbuffer.numpy.replay_buffer import ReplayBuffer
@@ -77,7 +77,7 @@ def attach(
         PriorityUpdate(applied=2, stale=0)
     """
     pages = Prefault(prefault, on_progress)
-    engine = attached(Path(scratch_dir), timeout, role, pages, on_existing)
+    engine = attach_engine(Path(scratch_dir), timeout, role, pages, on_existing)
     try:
         return ReplayBuffer(engine, batch_size=batch_size, beta=beta, rng=rng, dtypes=dtypes)
     except BaseException:

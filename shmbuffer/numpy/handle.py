@@ -51,7 +51,7 @@ class Handle:
         dtypes: Mapping[str | tuple[str, ...], str] | None,
     ) -> None:
         settings = engine.settings
-        extra = recorded.of_buffer(settings, engine.where)
+        extra = recorded.read_buffer_arguments(settings, engine.where)
         self._engine = engine
         self._rows: Rows | None = None
         self._greatest: MaxPriority | None = None

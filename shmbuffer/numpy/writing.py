@@ -20,7 +20,7 @@ from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.format.leaf import KeyPath
-from shmbuffer.memory.format.streams import GivenStreams, checked, of_each
+from shmbuffer.memory.format.streams import GivenStreams, check_streams, expand_streams
 from shmbuffer.memory.system import deadline
 from shmbuffer.numpy.handle import Handle, Rows
 from shmbuffer.numpy.rows import ArrayRows
@@ -53,7 +53,7 @@ class Writing(Handle):
 
         Cost: one native call; 2 µs a leaf more where something has to be converted.
         """
-        its = None if streams is None else checked(streams)
+        its = None if streams is None else check_streams(streams)
         return self._write(data, True, timeout, its)  # type: ignore[no-any-return]
 
     def extend(
@@ -90,7 +90,7 @@ class Writing(Handle):
             items, its, lead = in_time_order(data, stream_dim, self._ndim)
             index = self._write(items, False, timeout, its).reshape(lead)
             return index if stream_dim else index.T  # type: ignore[no-any-return]
-        given = None if streams is None else checked(streams)
+        given = None if streams is None else check_streams(streams)
         if given is not None:
             require_rows(given, self._ndim)
         return self._write(data, False, timeout, given)  # type: ignore[no-any-return]
@@ -100,7 +100,7 @@ class Writing(Handle):
     def _write(self, data: Any, single: bool, timeout: float | None, streams: GivenStreams) -> Any:
         """Writes an item or a batch."""
         if timeout is not None:
-            with deadline.within(timeout):
+            with deadline.limit_waits(timeout):
                 return self._write(data, single, None, streams)
         rows = self._rows or self._look()
         if type(rows) is ArrayRows and not self._dim_extend:
@@ -151,7 +151,7 @@ class Writing(Handle):
                 f"{['.'.join(path) for path in paths]}"
             )
         leaves.allow(self._optional)
-        of_each(streams, leaves.match(data, single, swapped)[2])  # before anything is made
+        expand_streams(streams, leaves.match(data, single, swapped)[2])  # before anything is made
         width = max(1, int(np.prod(leaves.lanes, dtype=np.int64)))
         self._engine.define(leaves.schema(-(-self._capacity // width)))
         rows = self._need()

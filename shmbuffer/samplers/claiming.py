@@ -31,7 +31,7 @@ from shmbuffer.memory.flow.consumers import Start
 from shmbuffer.memory.flow.sides import ALONE_S
 from shmbuffer.memory.flow.waiting import LOOK_S
 from shmbuffer.memory.format.array_types import Flags, Ints
-from shmbuffer.memory.format.ledger import LEASES, Standings, Taken
+from shmbuffer.memory.format.ledger import LEASES, ItemStates, LeasedItems
 from shmbuffer.samplers.taking import Consumes, Taking
 
 _EVERY_S = 1.0  # seconds between two looks at other learners' units
@@ -90,7 +90,7 @@ class Source(ABC):
         """Allows items to be chosen again, because their leases have ended."""
 
     @abstractmethod
-    def look(self, standings: Standings, *, is_new: bool) -> Ints:
+    def look(self, item_states: ItemStates, *, is_new: bool) -> Ints:
         """Removes the items of other learners, and puts back items that they have returned.
 
         Returns:
@@ -129,7 +129,7 @@ class Claims:
 
     def take(
         self, source: Source, consumer: Consumer, wanted: tuple[int, int], under: Under
-    ) -> list[Taken]:
+    ) -> list[LeasedItems]:
         """Claims units.
 
         Args:
@@ -188,22 +188,24 @@ class Claims:
 
     def _look(self, source: Source, consumer: Consumer, *, is_new: bool) -> None:
         began_s = time.monotonic()
-        standings = consumer.standings()
-        slots = source.look(standings, is_new=is_new)
+        item_states = consumer.item_states()
+        slots = source.look(item_states, is_new=is_new)
         if len(slots):
-            consumer.drop(slots, standings.tickets[slots])
+            consumer.drop(slots, item_states.tickets[slots])
         self._table, self._looked_at = source.table, source.ring.head
         self._looked_s = time.monotonic()
         self._took_s = self._looked_s - began_s
 
-    def _claim(self, source: Source, consumer: Consumer, wanted: int, under: Under) -> list[Taken]:
-        taken: list[Taken] = []
+    def _claim(
+        self, source: Source, consumer: Consumer, wanted: int, under: Under
+    ) -> list[LeasedItems]:
+        taken: list[LeasedItems] = []
 
         def claim(elements: Ints, tickets: Ints, sizes: Ints) -> Flags:
             kept, lease = consumer.claim(elements, tickets, sizes, *under)
             if lease:
                 ours = kept.repeat(source.size)
-                taken.append(Taken(elements[ours], tickets[ours], lease))
+                taken.append(LeasedItems(elements[ours], tickets[ours], lease))
             return kept
 
         while wanted and len((chosen := source.choose(wanted)).elements):
@@ -289,7 +291,7 @@ class ClaimingSampler(Consumes):
         if taking is None:
             return self._acknowledged(storage, wanted * size)
         consumer = self.opened(storage)
-        parts: list[Taken] = []
+        parts: list[LeasedItems] = []
         facts: dict[Any, Any] = {}
 
         def attempt(least: int) -> int:

@@ -9,7 +9,7 @@ import torch
 
 from shmbuffer.items.keys import GENERATION, LEASE
 from shmbuffer.memory.flow.consumers import Start
-from shmbuffer.memory.format.ledger import Taken
+from shmbuffer.memory.format.ledger import LeasedItems
 from shmbuffer.samplers.taking import Consumes, Taking
 from shmbuffer.tensors.form import cpu
 
@@ -102,7 +102,7 @@ class ConsumingSampler(Consumes):
         found, lease = consumer.take_at(batch_size, lease_s, *where, leases)
         if found < batch_size:
             slots, tickets = slots[:found].clone(), tickets[:found].clone()
-        taking.taken.append((consumer, Taken(slots.numpy(), tickets.numpy(), lease)))
+        taking.taken.append((consumer, LeasedItems(slots.numpy(), tickets.numpy(), lease)))
         known = {GENERATION: tickets}
         if taking.lease_s is not None:
             known[LEASE] = torch.full_like(slots, lease)

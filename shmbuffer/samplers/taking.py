@@ -15,7 +15,7 @@ import torch
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory.flow.consumer import Consumer, Leases, given_back_unless_delivered
 from shmbuffer.memory.flow.consumers import Start
-from shmbuffer.memory.format.ledger import Acknowledged, Taken
+from shmbuffer.memory.format.ledger import Acknowledged, LeasedItems
 from shmbuffer.samplers.sampler import NOTHING_THERE, Sampler
 from shmbuffer.storages.list import ListStorage
 from shmbuffer.storages.storage import ring_of
@@ -27,7 +27,7 @@ class Taking:
 
     lease_s: float | None  # None: acknowledged before the call returns
     leases: Leases
-    taken: list[tuple[Consumer, Taken]] = field(default_factory=list)
+    taken: list[tuple[Consumer, LeasedItems]] = field(default_factory=list)
 
     @property
     def under(self) -> tuple[float, Leases]:

@@ -21,7 +21,7 @@ from shmbuffer.errors import BufferExistsError, CorruptBufferError, FormatError
 from shmbuffer.memory import ItemSnapshot
 from shmbuffer.memory.directory.diagnosis import is_save
 from shmbuffer.memory.format.layout import CONTROL
-from shmbuffer.memory.system.progress import OnProgress, hearing
+from shmbuffer.memory.system.progress import OnProgress, report_to
 from shmbuffer.saves.publication import publish, settle
 from shmbuffer.saves.safe_files import exists, make_folder
 from shmbuffer.saves.saved_parts import missing_part
@@ -86,7 +86,7 @@ class Saves:
         self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None, **more: Any
     ) -> None:
         """Calls `dumps`."""
-        with hearing(on_progress):
+        with report_to(on_progress):
             self.dumps(path, **more)  # type: ignore[attr-defined] # of the part that is saved
 
     def save(
@@ -97,7 +97,7 @@ class Saves:
 
     def load(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> Any:
         """Calls `loads`."""
-        with hearing(on_progress):
+        with report_to(on_progress):
             return self.loads(path)  # type: ignore[attr-defined] # of the part that is loaded
 
 
@@ -125,7 +125,7 @@ class Checkpoints(Saves):
                 no save made; nothing was written.
             OSError: no room, or no permission; the earlier save stays.
         """
-        with hearing(on_progress):
+        with report_to(on_progress):
             if self._has_files_in(Path(path)):
                 self._flush_in_place(Path(path))
                 return
@@ -146,7 +146,7 @@ class Checkpoints(Saves):
             CorruptBufferError: the files are damaged.
         """
         settle(path)
-        with hearing(on_progress):
+        with report_to(on_progress):
             self._apply(self._read(Path(path)), None)
 
     _kind = "part"

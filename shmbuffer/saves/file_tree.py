@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from shmbuffer._native import _core
 from shmbuffer.errors import ShmBufferError
 from shmbuffer.memory.format.layout import PAGE, PRIVATE
-from shmbuffer.memory.system.path_checks import explained
+from shmbuffer.memory.system.path_checks import explain_errors
 from shmbuffer.memory.system.progress import Progress
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.saves.safe_files import READ
@@ -47,7 +47,7 @@ class TreeFolder(NamedTuple):
 
     def stat(self, name: str) -> os.stat_result:
         """Returns the status of an entry of this directory, without following a link."""
-        with explained(self.where / name):
+        with explain_errors(self.where / name):
             return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
 
 
@@ -57,7 +57,7 @@ def walk(root: Directory, *, topdown: bool = True) -> Iterator[TreeFolder]:
     def refuse(error: OSError) -> None:
         raise error
 
-    with explained(root.path):
+    with explain_errors(root.path):
         for at, folders, names, fd in os.fwalk(
             ".", topdown, refuse, follow_symlinks=False, dir_fd=root.file.fd
         ):
@@ -125,13 +125,13 @@ def sync_tree(new: Directory) -> None:
     """Syncs a whole tree, and takes the right to write from all but the owner and the group."""
     total = sum(folder.stat(name).st_size for folder in walk(new) for name in folder.files)
     for folder in walk(new):  # first of all: a way through what others may write to is refused
-        with explained(folder.where):
+        with explain_errors(folder.where):
             _close_to_others(folder.fd)
     with Progress("sync", total) as progress:
         for folder in walk(new, topdown=False):
             for name in folder.files:
                 if stat.S_ISREG(folder.stat(name).st_mode):
-                    with explained(folder.where / name):
+                    with explain_errors(folder.where / name):
                         _sync_file(name, folder.fd, progress)
             new.sync(folder.at)
 
@@ -140,9 +140,9 @@ def close_tree(new: Directory) -> None:
     """Takes the right to write in a whole tree from all but the owner and the group."""
     for folder in walk(new):
         for name in folder.files:
-            with explained(folder.where / name), _core.Descriptor() as file:
+            with explain_errors(folder.where / name), _core.Descriptor() as file:
                 _close_to_others(file.take(os.open, name, READ, dir_fd=folder.fd))
-        with explained(folder.where):
+        with explain_errors(folder.where):
             _close_to_others(folder.fd)
 
 

@@ -29,7 +29,7 @@ from shmbuffer.items.keys import OWN_KEYS
 from shmbuffer.memory import Leaf
 from shmbuffer.memory.format.key_names import is_number, require_file_names
 from shmbuffer.memory.format.schema import difference_of
-from shmbuffer.memory.system.path_checks import followed
+from shmbuffer.memory.system.path_checks import resolve_path
 from shmbuffer.saves.parquet_columns import (
     Column,
     arrow,
@@ -243,7 +243,7 @@ class File:
 def part_files(path: Path) -> list[Path]:
     """Returns a Parquet file, or those of a folder in their order; none is a link or a FIFO."""
     if not path.is_dir():
-        path = followed(path)
+        path = resolve_path(path)
         if not path.exists():
             raise FileNotFoundError(f"{path}: there is no such file; check the path")
         require_plain(path)

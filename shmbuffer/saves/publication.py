@@ -33,7 +33,7 @@ from shmbuffer._native import _core
 from shmbuffer.errors import BufferExistsError, BufferNotFoundError
 from shmbuffer.memory.clients.locks import POLL_S, Lock, holders
 from shmbuffer.memory.system.beneath import FOLDER
-from shmbuffer.memory.system.path_checks import explained, followed
+from shmbuffer.memory.system.path_checks import explain_errors, resolve_path
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.saves.file_tree import MANIFEST, exchange, files_below, foreign_in, sync_tree
 from shmbuffer.saves.safe_files import make_folders_below, write_file
@@ -66,7 +66,7 @@ def publish(path: str | os.PathLike[str], what: str = "directory") -> Iterator[P
         BufferExistsError: the directory has files that no save made.
         NotADirectoryError: something else than a directory has that name.
     """
-    path = followed(path)
+    path = resolve_path(path)
     if path.exists() and not path.is_dir():
         raise NotADirectoryError(f"{path} is not a directory; a checkpoint is one")
     make_folder_of(path)
@@ -114,7 +114,7 @@ def publish_file(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 def settle(path: str | os.PathLike[str]) -> None:
     """Moves an earlier save back to its place, if the process that replaced it died in between."""
-    path = followed(path)
+    path = resolve_path(path)
     if not path.exists() and path.parent.is_dir():
         with Directory.open(path.parent, anybodys=True) as above:
             sweep(above, path.name)
@@ -169,7 +169,7 @@ def _replace(work: Work, name: str, what: str) -> None:
     with Lock() as turn, ExitStack() as held:
         target = _in_turn(above, name, turn, held)
         if target is not None:
-            with explained(work.path / NEW):
+            with explain_errors(work.path / NEW):
                 mode = stat.S_IMODE(os.fstat(target.file.fd).st_mode)
                 os.chmod(NEW, mode & ~stat.S_IWOTH, dir_fd=work.directory.file.fd)
                 _step("mode")

@@ -35,7 +35,7 @@ from typing import BinaryIO, cast
 from shmbuffer._native import _core
 from shmbuffer.errors import BufferNotFoundError, UnsafePathError
 from shmbuffer.memory.system.beneath import remove_if_empty
-from shmbuffer.memory.system.path_checks import explained, followed, require_regular_file
+from shmbuffer.memory.system.path_checks import explain_errors, require_regular_file, resolve_path
 from shmbuffer.memory.system.region import Directory
 
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # opening a FIFO would wait
@@ -45,7 +45,7 @@ _FILE_MODE, _FOLDER_MODE = 0o664, 0o775  # the umask may take more
 
 def create_file(path: Path) -> BinaryIO:
     """Creates a file and opens it for writing; BufferExistsError if the name is taken."""
-    with explained(path):
+    with explain_errors(path):
         return open(path, "w+b", opener=lambda name, _: os.open(name, _CREATE, _FILE_MODE))
 
 
@@ -57,7 +57,7 @@ def write_file(path: Path, content: bytes | str) -> None:
 
 def make_folder(path: Path, *, exist_ok: bool = True) -> None:
     """Makes a directory; UnsafePathError if something else than a directory has that name."""
-    with explained(path, wanted="a directory"):
+    with explain_errors(path, wanted="a directory"):
         try:
             os.mkdir(path, _FOLDER_MODE)
         except FileExistsError:
@@ -81,7 +81,7 @@ def make_folders(path: Path) -> None:
     Raises:
         UnsafePathError: the path is a link that another user put into a sticky directory.
     """
-    path = followed(path)
+    path = resolve_path(path)
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     if missing:
         path.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ def open_file(path: Path) -> Iterator[int]:
     """
     with _core.Descriptor() as opened:
         try:
-            with explained(path):
+            with explain_errors(path):
                 fd = opened.take(os.open, path, READ)
                 require_regular_file(os.fstat(fd), path)
         except BufferNotFoundError as error:  # its message tells how to make a buffer
@@ -149,7 +149,7 @@ def require_plain(path: Path) -> None:
     To be called before a tree is given to a library that would follow links in it, or wait for the
     other end of a FIFO.
     """
-    with explained(path):
+    with explain_errors(path):
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             require_regular_file(os.lstat(path), path)
             return
@@ -187,7 +187,7 @@ def require_own_content(path: Path) -> None:
 
 def remove_file(path: Path) -> None:
     """Removes a file, or a link itself."""
-    with explained(path):
+    with explain_errors(path):
         os.unlink(path)
 
 

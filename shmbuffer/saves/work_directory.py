@@ -36,8 +36,8 @@ from shmbuffer.errors import (
 from shmbuffer.memory.clients.locks import Lock
 from shmbuffer.memory.format.key_names import is_number
 from shmbuffer.memory.system.filesystem import too_large
-from shmbuffer.memory.system.path_checks import explained
-from shmbuffer.memory.system.progress import is_of_callback
+from shmbuffer.memory.system.path_checks import explain_errors
+from shmbuffer.memory.system.progress import is_from_callback
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.saves.safe_files import make_folder, make_folders, remove_tree
 
@@ -80,7 +80,7 @@ class Work:
                     return False
                 raise
             free = self.directory.free_bytes
-            with explained(self.path / _OWNER, needed=_PID_BYTES, free=free):
+            with explain_errors(self.path / _OWNER, needed=_PID_BYTES, free=free):
                 if self._is_anothers():
                     return True
                 if os.fstat(self._file.fd).st_nlink == 0:
@@ -224,7 +224,7 @@ def located(where: Path) -> Iterator[None]:
     except ShmBufferError:
         raise
     except OSError as error:
-        if error.errno is None or error.filename is not None or is_of_callback(error):
+        if error.errno is None or error.filename is not None or is_from_callback(error):
             raise
         if error.errno == errno.EFBIG:
             raise too_large(where) from error

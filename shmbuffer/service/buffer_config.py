@@ -26,8 +26,8 @@ import numpy as np
 
 from shmbuffer.items.indices import as_int
 from shmbuffer.memory import Engine, Settings
-from shmbuffer.memory.format.sharing import Asked
-from shmbuffer.memory.mapped.recorded import of_storage
+from shmbuffer.memory.format.sharing import SharingRequest
+from shmbuffer.memory.mapped.recorded import read_storage_settings
 from shmbuffer.memory.mapped.settings import Reserve, require_reserve
 
 PRIORITIZED, PLAIN = "TensorDictPrioritizedReplayBuffer", "TensorDictReplayBuffer"
@@ -97,8 +97,8 @@ class BufferConfig:
                 raise ValueError(f"{name} is a finite number, 0 or more, not {number}")
 
     @property
-    def _asked(self) -> Asked | None:
-        return Asked.given(self.share_next, self.share_next_room, self.ndim or 1)
+    def _asked(self) -> SharingRequest | None:
+        return SharingRequest.from_arguments(self.share_next, self.share_next_room, self.ndim or 1)
 
     def _check_storage(self) -> None:
         if self.storage is not None and self.storage not in STORAGES:
@@ -146,7 +146,7 @@ class BufferConfig:
         recorded, ring = engine.settings, engine.ring()
         # The exponent may have been changed since it was recorded.
         there = ring.tree if ring is not None and ring.tree.prioritized else recorded
-        kind = of_storage(recorded, engine.where).get("kind", _ROWS)
+        kind = read_storage_settings(recorded, engine.where).get("kind", _ROWS)
         asked_bytes = None
         if self.max_bytes is not None:  # in whole pages, as it is recorded
             asked_bytes = Settings(capacity=1, record_bytes=self.max_bytes).record_bytes

@@ -82,7 +82,7 @@ class Spawned:
 
     def adopt(self, found: roster.LivingProcess) -> None:
         """Takes over a running process instead of starting one; False if it has just ended."""
-        self._pidfd = identity.opened(found.identity)
+        self._pidfd = identity.open_pidfd(found.identity)
         if self._pidfd is not None:
             self.pid, self.file = found.identity.pid, found.file
             self._started_s = time.monotonic()

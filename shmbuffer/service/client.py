@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shmbuffer.memory.attaching import OnExisting, Role, attached, copied
+from shmbuffer.memory.attaching import OnExisting, Role, attach_engine, open_copy
 from shmbuffer.memory.directory.diagnosis import is_save
 from shmbuffer.memory.directory.neighbours import directory_of
 from shmbuffer.memory.system.prefault import Prefault
-from shmbuffer.memory.system.progress import hearing
+from shmbuffer.memory.system.progress import report_to
 from shmbuffer.memory.system.region import Directory
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def attach(
             f"Coordinator(..., {decided[0]}=...)"
         )
     pages = Prefault(prefault, on_progress)
-    engine = attached(Path(scratch_dir), timeout, role, pages, on_existing)
+    engine = attach_engine(Path(scratch_dir), timeout, role, pages, on_existing)
     return _buffer_of(engine, **options)
 
 
@@ -102,8 +102,8 @@ def open_to_read(
         copying = directory.copying
     if not copying or is_save(scratch_dir):
         return attach(scratch_dir, timeout=timeout, on_progress=on_progress), None
-    with hearing(on_progress):
-        engine, changed = copied(Path(scratch_dir))
+    with report_to(on_progress):
+        engine, changed = open_copy(Path(scratch_dir))
     return _buffer_of(engine), changed
 
 

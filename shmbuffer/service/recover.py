@@ -12,7 +12,7 @@ import time
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.opening import Existing
-from shmbuffer.memory.system.progress import OnProgress, hearing
+from shmbuffer.memory.system.progress import OnProgress, report_to
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.upkeep.recovery_report import RecoveryReport
 
@@ -56,7 +56,7 @@ def recover(
     began, before = time.perf_counter_ns(), _mended(scratch_dir)
     existing: Existing = "verify" if verify else "recover"
     with (
-        hearing(on_progress),
+        report_to(on_progress),
         Engine.open(scratch_dir, None, existing=existing, timeout=timeout) as engine,
     ):
         if engine.report is not None:

@@ -23,9 +23,9 @@ from shmbuffer.memory.clients.locks import Lock
 from shmbuffer.memory.directory import cleanup, removal
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.system.beneath import remove_if_empty
-from shmbuffer.memory.system.path_checks import explained
+from shmbuffer.memory.system.path_checks import explain_errors
 from shmbuffer.memory.system.prefault import Prefault
-from shmbuffer.memory.system.progress import hearing
+from shmbuffer.memory.system.progress import report_to
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.service.buffer_config import BufferConfig
 from shmbuffer.service.main_module import refuse_while_imported
@@ -69,11 +69,11 @@ class RunDirectory:
             else:
                 path = Path(scratch_dir)
                 refuse_while_imported(path)
-                with explained(path):
+                with explain_errors(path):
                     had_one = (path / layout.COORDINATOR_LOCK).exists()
                 if had_one:  # fail before the buffer is recovered or removed
                     hold_lock(path).close()
-            with hearing(prefault.on_progress):
+            with report_to(prefault.on_progress):
                 self.engine = Engine.open(
                     path,
                     settings,

@@ -58,7 +58,7 @@ class Stopped:
 
 def end(processes: Collection[Identity], grace_s: float) -> dict[Identity, How]:
     """Ends processes with SIGTERM, then SIGKILL; returns how each has ended."""
-    pidfds = {who: pidfd for who in processes if (pidfd := identity.opened(who)) is not None}
+    pidfds = {who: pidfd for who in processes if (pidfd := identity.open_pidfd(who)) is not None}
     try:
         for pidfd in pidfds.values():
             _send(pidfd, signal.SIGTERM)

@@ -82,7 +82,7 @@ class Supervisor:
         self._buffer_is_gone = False
         self._writeback = WritebackWarning(scratch_dir) if engine.on_disk else None
         self._historian = Historian(engine, scratch_dir)
-        if (directory := engine.seat.ground.directory) is not None:
+        if (directory := engine.seat.backing.directory) is not None:
             roster.forget_deaths(directory)  # of the run before
         self._complaint = ""  # the last one of the engine, to be logged once
         self._at_sigterm: cleanup.Ownership | None = None

@@ -16,7 +16,7 @@ import zstandard
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory import Engine
 from shmbuffer.memory.mapped.record_batch import RecordBody
-from shmbuffer.memory.mapped.recorded import of_storage
+from shmbuffer.memory.mapped.recorded import read_storage_settings
 from shmbuffer.saves.checkpointers.list_checkpointer import CompressedListStorageCheckpointer
 from shmbuffer.storages.movers.item_codec import BodyCodec
 from shmbuffer.storages.movers.record_codec import (
@@ -148,7 +148,7 @@ class CompressedListStorage(RecordList):
             ValueError: a ``compression_fn`` is given, but the recorded items are compressed with
                 zstd.
         """
-        recorded = of_storage(engine.settings, engine.where)
+        recorded = read_storage_settings(engine.settings, engine.where)
         own = options.get("compression_fn")
         if own is not None and not recorded.get("own_functions", True):
             raise ValueError(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from shmbuffer.memory import Engine, Settings
-from shmbuffer.memory.format.sharing import Asked
+from shmbuffer.memory.format.sharing import SharingRequest
 from shmbuffer.memory.mapped.settings import Reserve
 from shmbuffer.memory.system.progress import OnProgress
 from shmbuffer.storages.lazy_tensor import LazyTensorStorage
@@ -107,7 +107,7 @@ class LazyMemmapStorage(LazyTensorStorage):
     """
 
     _memory_mapped = True
-    _asked: Asked | None = None  # leaves that a new buffer is asked to store once
+    _asked: SharingRequest | None = None  # leaves that a new buffer is asked to store once
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         share_next: bool | Sequence[Any] = False,
         share_next_room: int | None = None,
     ) -> None:
-        self._asked = Asked.given(share_next, share_next_room, ndim)
+        self._asked = SharingRequest.from_arguments(share_next, share_next_room, ndim)
         self._location = Location(
             steps=True,
             scratch_dir=scratch_dir,

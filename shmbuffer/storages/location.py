@@ -10,10 +10,10 @@ from typing import Literal, TypedDict, Unpack
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.directory.cleanup import temporary_directory
-from shmbuffer.memory.mapped.recorded import of_storage
+from shmbuffer.memory.mapped.recorded import read_storage_settings
 from shmbuffer.memory.mapped.settings import Reserve, require_reserve
 from shmbuffer.memory.system.prefault import Prefault
-from shmbuffer.memory.system.progress import OnProgress, hearing
+from shmbuffer.memory.system.progress import OnProgress, report_to
 
 
 class Place(TypedDict, total=False):
@@ -93,7 +93,7 @@ class Location:
         existing: Literal["attach", "error", "adopt"] = "error"
         if existsok or self.existsok:
             existing = "attach" if settings.record_bytes else "adopt"
-        with hearing(self.prefault.on_progress):
+        with report_to(self.prefault.on_progress):
             engine = Engine.open(
                 temporary_directory() if self.directory is None else self.directory,
                 replace(settings, checksum=self.checksum, reserve=self.reserve),
@@ -150,7 +150,9 @@ def check_recorded(recorded: Settings, asked: Settings, where: str) -> None:
 def _kind_of(settings: Settings, where: str) -> str:
     if not settings.record_bytes:
         return "rows, as in a LazyMemmapStorage"
-    return f"records, as in a {of_storage(settings, where).get('kind', 'LazyStackStorage')}"
+    return (
+        f"records, as in a {read_storage_settings(settings, where).get('kind', 'LazyStackStorage')}"
+    )
 
 
 def _listed(parts: list[str]) -> str:

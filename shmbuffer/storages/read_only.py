@@ -20,7 +20,7 @@ import torch
 from shmbuffer.items.keys import OWN_KEYS
 from shmbuffer.items.mover import Drawn, DrawnElements, draw_from, draw_into
 from shmbuffer.memory import Ring, Schema
-from shmbuffer.memory.system.path_checks import followed
+from shmbuffer.memory.system.path_checks import resolve_path
 from shmbuffer.saves.checkpointers.read_only_checkpointer import ReadOnlyStorageCheckpointer
 from shmbuffer.saves.checkpointers.saved import Saved
 from shmbuffer.saves.safe_files import require_plain
@@ -92,7 +92,7 @@ class ReadOnlyStorage(TensorStorage):
         ndim: int = 1,
         strict: bool = False,
     ) -> None:
-        self.path = followed(path)
+        self.path = resolve_path(path)
         self._location = Location(scratch_dir=priorities, shared_init=priorities is not None)
         saved = _look_at(self.path, ndim)
         report_losses(self.path, _unusable_columns(saved), strict=strict)
@@ -101,7 +101,7 @@ class ReadOnlyStorage(TensorStorage):
         ring = self.engine().define(Schema((), record.slots, record.lanes, {"kind": "held"}))
         self._map(ring, saved)
         held = np.flatnonzero(record.present)
-        with self.engine().seat.ground.lock(60.0):
+        with self.engine().seat.backing.lock(60.0):
             if not ring.length and len(held):  # no other process has marked the items
                 ring.claims.claim_slots(held, in_place=True)
                 ring.claims.commit()

@@ -12,7 +12,7 @@ from shmbuffer.errors import SpaceError
 from shmbuffer.memory import Engine, Ring, Schema, Settings
 from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.mapped.extents import padded
-from shmbuffer.memory.mapped.recorded import of_storage
+from shmbuffer.memory.mapped.recorded import read_storage_settings
 from shmbuffer.memory.record_format import locate
 from shmbuffer.memory.system.progress import Progress
 from shmbuffer.saves.checkpointers.record_image import RecordImage
@@ -121,7 +121,7 @@ class RecordList(ListStorage):
             settings.capacity,
             max_bytes=settings.record_bytes,
             scratch_dir=engine.path or engine.where,  # the handle of a save has no path
-            **cls._recalled(of_storage(settings, engine.where)),
+            **cls._recalled(read_storage_settings(settings, engine.where)),
             **options,
         )
         storage._location = Location.of_engine(engine)

@@ -13,7 +13,7 @@ import torch
 from shmbuffer.items.mover import Drawn
 from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.format.array_types import Flags, Ints
-from shmbuffer.memory.system.progress import OnProgress, hearing
+from shmbuffer.memory.system.progress import OnProgress, report_to
 from shmbuffer.saves.checkpointers.checkpointer import StorageCheckpointerBase, lies_in
 from shmbuffer.saves.checkpointers.ring_checkpointer import RingStorageCheckpointer
 from shmbuffer.saves.checkpoints import Checkpoints
@@ -298,7 +298,7 @@ class Storage(Checkpoints):
         """
         saves_to_file = getattr(self.checkpointer, "saves_to_file", None)
         if saves_to_file is not None and saves_to_file(path):
-            with hearing(on_progress):
+            with report_to(on_progress):
                 self.checkpointer.dumps(self, path)
         else:
             super().dumps(path, on_progress=on_progress)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from shmbuffer.memory.flow.holders import Holder, told
+from shmbuffer.memory.flow.holders import Holder, describe_holders
 from shmbuffer.memory.system.identity import ProcessState
 from shmbuffer.watch import units
 from shmbuffer.watch.tables import Styled
@@ -35,7 +35,7 @@ def use(found: Found) -> Styled:
         return Styled(f"not in use ({died}; {_WILL_RECOVER})", "red")
     if reason is not None:
         return Styled("not in use (all clients closed it)", "yellow")
-    waiting = sum(client["turn"] is not None for client in clients)
+    waiting = sum(client["queue_position"] is not None for client in clients)
     counted = {
         "alive": len(clients) - dead - unknown,
         UNKNOWN: unknown,
@@ -62,7 +62,7 @@ def state(client: Found) -> Styled:
     """Returns the `ProcessState` of a client; yellow if it waits or other clients wait for it."""
     if client["state"] == DEAD:
         return Styled(client["state"], "red")
-    waits = client["state"] == STOPPED or client["turn"] is not None
+    waits = client["state"] == STOPPED or client["queue_position"] is not None
     return Styled(client["state"], "yellow" if waits else "")
 
 
@@ -89,10 +89,9 @@ def holds(client: Found, held_s: float = 0.0) -> str | None:
     parts = []
     if client["mutex"]:
         parts.append(f"the lock{since}")
-    if client["turn"] is not None:
-        turn = client["turn"]
-        waited = units.span(turn["seconds"])
-        parts.append(f"waits {waited} for a slot, number {turn['place']:,} in the queue")
+    if client["queue_position"] is not None:
+        waited, position = units.span(client["queued_s"]), client["queue_position"]
+        parts.append(f"waits {waited} for a slot, number {position:,} in the queue")
     if client["claimed"] is not None:
         if client["phase"] == "EMPTYING":
             parts.append(f"is emptying the buffer{since}")
@@ -131,7 +130,7 @@ def sharing(found: Found) -> str | None:
     if told is None:
         return None
     names = ", ".join(told["leaves"])
-    return f"{names} stored once; {told['used']:,} of {told['wholes']:,} extra rows used"
+    return f"{names} stored once; {told['used']:,} of {told['own_rows']:,} extra rows used"
 
 
 def records(found: Found) -> str | None:
@@ -184,7 +183,7 @@ def reserved(found: Found) -> str | None:
     """Returns which processes hold reservations, and how many items were too old to commit."""
     holders = [Holder(**holder) for holder in found.get("reservations", [])]
     refused = found["counters"]["refused"]
-    parts = [told(holders)] if holders else []
+    parts = [describe_holders(holders)] if holders else []
     if found.get("partials"):
         what = units.counted(found["partials"], "rollout", "rollouts")
         parts.append(f"{what} of dead processes may be continued")

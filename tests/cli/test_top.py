@@ -294,7 +294,7 @@ CLIENTS = [
         "the lock; 1 slot, from ticket 7, committing",
     ),
     ({"claimed": {"first": 0, "count": 8}, "phase": "EMPTYING"}, "is emptying the buffer"),
-    ({"turn": {"place": 3, "seconds": 0.42}}, "waits 0.4 s for a slot, number 3"),
+    ({"queue_position": 3, "queued_s": 0.42}, "waits 0.4 s for a slot, number 3"),
     ({"idle_s": 300.0}, "5 min"),
     ({"idle_s": None}, "-"),
 ]
@@ -348,8 +348,8 @@ def test_every_state_has_its_words(closed: Path, change: dict[str, Any], words: 
 
 
 def test_the_title_counts_who_stands_still_or_waits(closed: Path) -> None:
-    watch, turn = Watch(), {"place": 1, "seconds": 0.1}
-    found = look(closed, client(1, turn=turn), client(2, state="stopped"), client(3))
+    watch, waits = Watch(), client(1, queue_position=1, queued_s=0.1)
+    found = look(closed, waits, client(2, state="stopped"), client(3))
     found["needs_recovery"] = None
     shown = lines(found, watch.see(found), watch, 80, 24)
     assert "READY: 3 alive, 1 stopped, 1 waiting for a slot  " in shown[0]
@@ -413,7 +413,8 @@ def client(number: int, **change: Any) -> dict[str, Any]:
         "state": "running",
         "phase": "IDLE",
         "claimed": None,
-        "turn": None,
+        "queue_position": None,
+        "queued_s": None,
         "mutex": False,
         "joined_s": 0.0,
         "idle_s": 1.5,

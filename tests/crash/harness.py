@@ -399,7 +399,7 @@ def waits_for_the_mutex_of(
 def goes(call: Callable[[], object]) -> bool:
     """Whether a limited call goes on at once."""
     try:
-        with deadline.within(0):
+        with deadline.limit_waits(0):
             call()
     except RateLimitTimeout:
         return False
@@ -409,7 +409,7 @@ def goes(call: Callable[[], object]) -> bool:
 def take(ring: Ring, count: int, *, release: bool = True) -> list[int]:
     """Returns the numbers of the next items of a queue, which has them now."""
     index, tickets = np.empty(count, np.int64), np.empty(count, np.int64)
-    with deadline.within(0):
+    with deadline.limit_waits(0):
         assert ring.admission.take(index, tickets)
     try:
         if ring.records is not None:

@@ -14,8 +14,8 @@ from shmbuffer import EmptyBufferError, RateLimitTimeout
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine
 from shmbuffer.memory.flow.consumer import Consumer
-from shmbuffer.memory.format.ledger import Taken
-from shmbuffer.memory.system.deadline import within
+from shmbuffer.memory.format.ledger import LeasedItems
+from shmbuffer.memory.system.deadline import limit_waits
 from tests.crash.harness import (
     ended,
     fork,
@@ -47,7 +47,7 @@ class Victim:
     def say(self, kind: int, tickets: np.ndarray) -> None:
         os.write(self.tell, b"".join(struct.pack("<BQ", kind, int(one)) for one in tickets))
 
-    def ack(self, consumer: Consumer, taken: Taken) -> None:
+    def ack(self, consumer: Consumer, taken: LeasedItems) -> None:
         self.say(ABOUT, taken.tickets)
         applied, refused = consumer.ack(taken.lease, taken.slots, taken.tickets)
         assert (applied, refused) == (len(taken.slots), 0)
@@ -66,7 +66,7 @@ class Victim:
         self.say(DONE, at[1:])
         kept, lease = consumer.claim(at[:1], at[:1], [1])
         assert kept.tolist() == [True]
-        self.ack(consumer, Taken(at[:1], at[:1], lease))
+        self.ack(consumer, LeasedItems(at[:1], at[:1], lease))
         self.ring.consumers.open("beside")
         self.ring.consumers.remove("beside")
         write(self.ring, [8, 9])
@@ -103,10 +103,10 @@ def _rest(consumer: Consumer) -> list[int]:
     return found
 
 
-def _soon(consumer: Consumer, count: int) -> Taken | None:
+def _soon(consumer: Consumer, count: int) -> LeasedItems | None:
     """So many, if they are there; nobody waits for a writer that does not come."""
     try:
-        with within(0):
+        with limit_waits(0):
             return consumer.take(count)
     except (EmptyBufferError, RateLimitTimeout):
         return None

@@ -238,7 +238,7 @@ def delivering(take: Callable[[Leases], object]) -> Callable[[], None]:
 
 def refused(error: type[Exception], call: Callable[[], object]) -> None:
     """A call that is not waited for."""
-    with deadline.within(0.0), suppress(error):
+    with deadline.limit_waits(0.0), suppress(error):
         call()
 
 

@@ -80,13 +80,13 @@ def reserves_and_leaves(engine: Engine) -> None:
 
 def commits(engine: Engine) -> None:
     """Fewer than were reserved."""
-    with ring_of(engine).reservations.held(reserve(engine, 4)):
+    with ring_of(engine).reservations.hold(reserve(engine, 4)):
         write(ring_of(engine), BATCH.values())
 
 
 def commits_pieces(engine: Engine) -> None:
     name = reserve(engine, 4, number=NUMBER)
-    with ring_of(engine).reservations.held(name):
+    with ring_of(engine).reservations.hold(name):
         write(ring_of(engine), BATCH.values())
 
 
@@ -101,7 +101,7 @@ def notes_pieces(engine: Engine) -> None:
 
 def aborts_the_claim(engine: Engine) -> None:
     ring = ring_of(engine)
-    with ring.reservations.held(reserve(engine, 4)):
+    with ring.reservations.hold(reserve(engine, 4)):
         ring.claims.claim(2)
         ring.claims.abort()
 
@@ -249,7 +249,7 @@ def require_room(ring: Ring, name: int | None, batch: int) -> None:
         assert goes(lambda number=number: write(ring, [10 + number])), "room of the dead is held"
     assert not goes(lambda: write(ring, [30]))
     if name is not None:
-        with ring.reservations.held(name):
+        with ring.reservations.hold(name):
             assert goes(lambda: write(ring, [31, 32])), "our room was given away"
         assert not goes(lambda: write(ring, [33]))
         assert int(ring.seat.control.runtime["reserved"][0]) == 0

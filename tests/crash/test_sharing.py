@@ -98,7 +98,7 @@ def require_sound(engine: Engine) -> None:
     ring = ring_of(engine)
     assert engine.check().ok, engine.check().problems
     assert ring.length == len(read_all(ring))
-    assert ring.live.wholes_used() == len(whole(ring)), "a row is in use, and no item has it"
+    assert ring.live.count_own_rows() == len(whole(ring)), "a row is in use, and no item has it"
 
 
 def require_usable(engine: Engine) -> None:

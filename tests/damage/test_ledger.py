@@ -51,7 +51,7 @@ def require_mended(specimen: Specimen, case: Damage) -> None:
         assert engine.check().ok, engine.check().problems
         for name in {one.name for one in ring.consumers.status()}:
             _drain_or_remove(engine, name)
-        with deadline.within(1.0):
+        with deadline.limit_waits(1.0):
             harness.write(ring, [77])
         assert engine.check().ok, engine.check().problems
 
@@ -81,7 +81,7 @@ def require_answers(specimen: Specimen, *changes: Change) -> None:
 
     def commit() -> None:
         try:
-            with ring.reservations.held(number):
+            with ring.reservations.hold(number):
                 harness.write(ring, [7], timeout=0.05)
         except ValueError as error:  # how much it holds is damaged, and less than this
             if "reserve as many, or write fewer. Nothing was changed" not in str(error):
@@ -92,7 +92,7 @@ def require_answers(specimen: Specimen, *changes: Change) -> None:
         engine.check,
         engine.stats,
         lambda: consumer.ack(taken.lease, taken.slots[:1], taken.tickets[:1]),
-        consumer.standings,
+        consumer.item_states,
         lambda: consumer.claim(taken.slots, taken.tickets, [2]),
         lambda: consumer.drop(taken.slots, taken.tickets),
         lambda: consumer.give_back(taken.lease),
@@ -111,7 +111,7 @@ def require_answers(specimen: Specimen, *changes: Change) -> None:
 def _take(engine: Engine) -> None:
     ring = engine.ring()
     assert ring is not None
-    with deadline.within(0.05):
+    with deadline.limit_waits(0.05):
         ring.consumers.open(CONSUMERS[1], holds=False).take(3)
 
 

@@ -78,7 +78,7 @@ class Pieces(Scenario):
         self.added: list[bytes] = []
 
     def act(self) -> None:
-        directory = self.engine.seat.ground.directory
+        directory = self.engine.seat.backing.directory
         with PartialFile.make(directory, NUMBER, 3, 0, None) as partial:
             self.append(partial, b"first" * 200)
             self.append(partial, b"second" * 100)
@@ -88,7 +88,7 @@ class Pieces(Scenario):
         taken = PartialFile.take(directory, NUMBER)
         assert taken is not None
         with taken:
-            assert taken.told() is not None
+            assert taken.summarize() is not None
             taken.cut()
             self.append(taken, b"third")
             assert self.bodies(taken) == self.added
@@ -109,7 +109,7 @@ class Pieces(Scenario):
         return [body for _, body in partial.read()]
 
     def again(self) -> None:
-        taken = PartialFile.take(self.engine.seat.ground.directory, NUMBER)
+        taken = PartialFile.take(self.engine.seat.backing.directory, NUMBER)
         if taken is not None:
             with taken:
                 assert self.bodies(taken) == self.added

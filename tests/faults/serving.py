@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from shmbuffer.memory import Engine
-from shmbuffer.memory.attaching import attached
+from shmbuffer.memory.attaching import attach_engine
 from shmbuffer.memory.clients import roster
 from shmbuffer.memory.directory.anonymous import WHERE
 from shmbuffer.memory.engine import _adopt_memory
@@ -117,7 +117,7 @@ class Wait(Scenario):
         self.engine = self.keep(self.filled())
 
     def act(self) -> None:
-        self.keep(attached(self.path, AT_ONCE, None, OFF))
+        self.keep(attach_engine(self.path, AT_ONCE, None, OFF))
 
     def again(self) -> None:
         self.act()
@@ -159,7 +159,7 @@ class AnonymousShared(Scenario):
         write(self.ring(self.engine), range(11))
 
     def act(self) -> None:
-        fd = self.engine.seat.ground.file.fd
+        fd = self.engine.seat.backing.file.fd
         with explained(Path(WHERE)):  # a process that is spawned has it
             passed = os.dup(fd)
         with _adopt_memory(SimpleNamespace(detach=lambda: passed), "client") as other:

@@ -56,7 +56,7 @@ def quietly(path: Path, kind: str, work: Callable[[Ring], object]) -> int:
 
 
 def folder_of(ring: Ring) -> int:
-    directory = ring.seat.ground.directory
+    directory = ring.seat.backing.directory
     assert directory is not None
     return directory.file.fd
 

@@ -108,16 +108,16 @@ def test_cpython_84559_a_fork_in_a_threaded_process_leaves_no_lock_held(
 
 
 def test_filelock_634_a_child_forked_while_anonymous_memory_is_joined_keeps_no_lock() -> None:
-    """The same in our own second ground: the child must not hold what its parent gave back."""
+    """In our own second backing file, the child must not hold what its parent gave back."""
     with Engine.anonymous(SETTINGS) as engine:
-        ground = engine.seat.ground
-        assert isinstance(ground, Anonymous)
-        lock = ground.lock(5.0)
+        backing = engine.seat.backing
+        assert isinstance(backing, Anonymous)
+        lock = backing.lock(5.0)
         lock.__enter__()
         with child(lambda parent: parent.pause()) as forked:
             forked.reached()
             lock.__exit__(None, None, None)
-            with ground.lock(0.0):
+            with backing.lock(0.0):
                 pass
             forked.go()
             assert forked.end() == 0
@@ -127,11 +127,11 @@ def test_filelock_634_a_child_forked_while_anonymous_memory_is_joined_keeps_no_l
 def test_filelock_634_a_child_forked_while_its_parent_joins_does_not_outlive_it_as_a_lock() -> None:
     """The parent is killed while it holds the lock, and its child lives on."""
     with Engine.anonymous(SETTINGS) as engine:
-        ground = engine.seat.ground
-        assert isinstance(ground, Anonymous)
+        backing = engine.seat.backing
+        assert isinstance(backing, Anonymous)
 
         def lock_and_fork(parent: Parent) -> None:
-            with ground.lock(5.0):
+            with backing.lock(5.0):
                 if os.fork() == 0:
                     parent.tell_him()
                     os.read(parent.hear, 1)
@@ -141,7 +141,7 @@ def test_filelock_634_a_child_forked_while_its_parent_joins_does_not_outlive_it_
         with child(lock_and_fork) as holder:
             holder.reached()
             holder.kill()
-            with ground.lock(0.0):
+            with backing.lock(0.0):
                 pass
             holder.go()
 

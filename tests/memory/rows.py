@@ -228,7 +228,7 @@ class Maker:
         if engine.path is not None:
             again = Engine.open(engine.path, None, role=role)
         else:
-            fd = os.dup(engine.seat.ground.file.fd)  # type: ignore[union-attr]
+            fd = os.dup(engine.seat.backing.file.fd)  # type: ignore[union-attr]
             passed = SimpleNamespace(detach=lambda: fd)  # as multiprocessing passes it to a child
             again = engine_module._adopt_memory(passed, role)
         self.made.append(again)

@@ -1353,7 +1353,7 @@ def test_handles_say_what_they_are_handles_of(path: Path) -> None:
         assert repr(engine) == f"Engine({where}, READY, capacity=50)"
         assert repr(ring) == f"Ring({where}, capacity=50, number, next.obs, done, nothing)"
         assert repr(engine.seat.registry) == f"Registry({where}, entries=[0])"
-        directory = engine.seat.ground.directory
+        directory = engine.seat.backing.directory
         assert repr(directory) == f"Directory({where})"
     assert repr(engine) == f"Engine({where}, closed)"
     assert repr(directory) == f"Directory({where}, closed)"

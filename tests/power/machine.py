@@ -139,7 +139,7 @@ class Machine:
 
 
 class _Mapped:
-    """The ground of a directory whose files were mapped once."""
+    """The backing files of a directory whose files were mapped once."""
 
     def __init__(self, path: Path, kind: str) -> None:
         self.path = path

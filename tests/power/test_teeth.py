@@ -92,10 +92,8 @@ def sizes_are_not_synced(patch: pytest.MonkeyPatch) -> None:
 
 
 def claims_of_an_older_page_are_finished(patch: pytest.MonkeyPatch) -> None:
-    right = recovery.Repair._reap_everybody
-    patch.setattr(
-        recovery.Repair, "_reap_everybody", lambda repair, **_: right(repair, finishing=True)
-    )
+    right = recovery.Repair._reap_all
+    patch.setattr(recovery.Repair, "_reap_all", lambda repair, **_: right(repair, finishing=True))
 
 
 def names_are_not_synced_in_time(patch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from shmbuffer import EmptyBufferError, RateLimitError
 from shmbuffer.memory import Engine, Settings
-from shmbuffer.memory.system.deadline import within
+from shmbuffer.memory.system.deadline import limit_waits
 from tests.crash.harness import ended, fork
 from tests.kit.rings import ring_of
 from tests.memory.rows import require_sound, schema, write
@@ -122,7 +122,7 @@ def _rest(engine: Engine, consumer: object) -> set[int]:
     found: set[int] = set()
     while True:
         try:
-            with within(5.0):
+            with limit_waits(5.0):
                 taken = consumer.take(7)  # type: ignore[attr-defined]
         except (EmptyBufferError, RateLimitError):
             return found

@@ -32,7 +32,7 @@ from shmbuffer import (
 )
 from shmbuffer.cli import exits, main
 from shmbuffer.memory import Engine, Ring
-from shmbuffer.memory.attaching import copied
+from shmbuffer.memory.attaching import open_copy
 from shmbuffer.memory.clients import locks
 from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.format import layout
@@ -201,7 +201,7 @@ def test_items_are_whole_in_a_copy_of_a_ring_that_is_written_meanwhile(public: P
         with writing(path, checksum=checksum):
             seen = 0
             for _ in range(20):
-                engine, _ = copied(path)
+                engine, _ = open_copy(path)
                 with engine:
                     ring = engine.ring()
                     assert ring is not None
@@ -246,7 +246,7 @@ def test_items_that_are_overwritten_while_they_are_copied_are_left_out(
 
         monkeypatch.setattr(copied_buffer, "_take_out_changed", overwritten)
         give(path)
-        other, changed = copied(path)
+        other, changed = open_copy(path)
         with other:
             assert changed == 2
             assert items.read(other) == [2, 3, 4, 5, 6, 7]
@@ -313,7 +313,7 @@ def test_a_colleague_may_read_once_the_owner_has_let_the_group(theirs: Path) -> 
     def reads() -> None:
         assert inspect(theirs)["counters"]["length"] == 8
         assert check(theirs).verified == 8
-        engine, _ = copied(theirs)
+        engine, _ = open_copy(theirs)
         with engine:
             assert len(items.read(engine)) == 8
         with pytest.raises(UnsafePathError, match="run as its owner"):
@@ -423,7 +423,7 @@ def test_a_file_that_is_cut_off_while_it_is_copied_is_an_error(
 
     monkeypatch.setattr(copying, "data_ranges", cut)
     with pytest.raises(CorruptBufferError, match=rf"{name}: the file has 4 bytes instead of \d+"):
-        copied(theirs)
+        open_copy(theirs)
 
 
 @only_root

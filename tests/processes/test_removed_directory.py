@@ -236,7 +236,7 @@ def test_a_failed_look_for_the_directory_proves_nothing(path: Path) -> None:
     with Engine.open(path, None) as engine, Engine.open(later, Settings(capacity=8)) as timer:
         write(timer.define(schema()), [1])
         ring = ring_of(engine)
-        engine.seat.ground.close()  # there is nothing to look from
+        engine.seat.backing.close()  # there is nothing to look from
         shutil.rmtree(later)
         until_refused(lambda: (write(ring, [8]), write(ring_of(timer), [1])))
         write(ring, [9])

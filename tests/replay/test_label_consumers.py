@@ -27,7 +27,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from shmbuffer.memory.flow.consumer import Consumer
-from shmbuffer.memory.format.ledger import Standings
+from shmbuffer.memory.format.ledger import ItemStates
 from shmbuffer.samplers import claiming
 from shmbuffer.samplers.labelled.index import LabelIndex
 from tests.kit.rings import engine_of
@@ -360,17 +360,17 @@ def test_what_others_have_is_looked_at_the_more_rarely_the_longer_it_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s, looks = [1000.0], []
-    standings, kins = Consumer.standings, LabelIndex.kins
+    item_states, kins = Consumer.item_states, LabelIndex.kins
 
-    def looked(self: Consumer) -> Standings:
+    def looked(self: Consumer) -> ItemStates:
         looks.append(now_s[0])
-        return standings(self)
+        return item_states(self)
 
     def takes_long(self: LabelIndex, elements: Any) -> Any:
         now_s[0] += 3.0
         return kins(self, elements)
 
-    monkeypatch.setattr(Consumer, "standings", looked)
+    monkeypatch.setattr(Consumer, "item_states", looked)
     monkeypatch.setattr(LabelIndex, "kins", takes_long)
     monkeypatch.setattr(claiming, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     rb = fresh(tmp_path / "buffer")

@@ -143,7 +143,7 @@ def require_once(rb: Any, appended: int) -> None:
     engine = engine_of(rb)
     assert engine.stats()["reserved"] == 0
     assert engine.check().ok
-    assert ring_of(engine).reservations.done() == []
+    assert ring_of(engine).reservations.list_committed() == []
 
 
 @pytest.mark.product(few=2)

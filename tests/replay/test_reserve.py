@@ -596,8 +596,9 @@ def test_an_append_to_a_full_tmpfs_says_how_much_room_that_has(tmp_path: Path) -
             with pytest.raises(SpaceError) as caught:
                 room.append(torch.zeros(10**5))
             found = re.fullmatch(
-                rf"{tmp_path}/rows/.shmbuffer/partials/1: 40\d{{4}} bytes are needed, and (\d+) bytes "
-                r"are free; free some space, make the buffer smaller, or choose another directory",
+                rf"{tmp_path}/rows/.shmbuffer/partials/1: 40\d{{4}} bytes are needed, and "
+                r"(\d+) bytes are free; free some space, make the buffer smaller, or choose "
+                "another directory",
                 str(caught.value),
             )
             assert found is not None, str(caught.value)
@@ -719,7 +720,7 @@ def test_a_resumed_rollout_has_room_for_its_pieces_if_bytes_were_reserved(
 
 def write_partial(rb: Any, number: int, rows: int = 2, nbytes: int = 0, version: int = 3) -> Path:
     """A file with a head whose checksum is right, and one piece."""
-    directory = engine_of(rb).seat.ground.directory
+    directory = engine_of(rb).seat.backing.directory
     with PartialFile.make(directory, number, rows, nbytes, version) as file:
         file.append(TensorEncoder().encode(steps(20, 1), single=True).body(0), 1)
     return Path(rb.storage.scratch_dir) / f".shmbuffer/partials/{number}"

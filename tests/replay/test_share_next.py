@@ -64,7 +64,7 @@ def episode(first: int, count: int) -> TensorDict:
 
 
 def wholes(rb: Any) -> int:
-    found: int = rb.stats()["wholes_used"]
+    found: int = rb.stats()["own_rows_used"]
     return found
 
 
@@ -395,15 +395,15 @@ def test_inspect_and_stats_show_the_room(
     rb.extend(episode(0, 10))
     rb.extend(episode(50, 10))
     stats = rb.stats()
-    assert (stats["wholes"], stats["wholes_used"]) == (100, 2)
+    assert (stats["own_rows"], stats["own_rows_used"]) == (100, 2)
     found = inspect(tmp_path / "buffer")["sharing"]
-    assert found == {"leaves": ["next.obs"], "wholes": 100, "used": 2}
+    assert found == {"leaves": ["next.obs"], "own_rows": 100, "used": 2}
     assert json.dumps(found)
     assert main(["inspect", str(tmp_path / "buffer")]) == 0
     assert "next.obs stored once; 2 of 100" in capsys.readouterr().out
     other = buffer(20, share_next=False)
     other.extend(episode(0, 5))
-    assert "wholes" not in other.stats()
+    assert "own_rows" not in other.stats()
 
 
 # What cannot be.
@@ -475,7 +475,7 @@ def test_a_buffer_that_is_there_has_what_it_was_made_with(tmp_path: Path) -> Non
         rb.extend(episode(0, 3))
     with buffer(10, tmp_path / "shares", share_next=False) as rb:
         rb.extend(episode(3, 3))
-        assert "wholes" in rb.stats()
+        assert "own_rows" in rb.stats()
     with pytest.raises(SchemaMismatchError, match="another share_next"):
         buffer(10, tmp_path / "shares", share_next_room=5)
     with buffer(10, tmp_path / "columns", share_next=False) as rb:

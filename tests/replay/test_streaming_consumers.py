@@ -134,17 +134,17 @@ def test_what_is_written_during_a_look_comes_in_windows(
 ) -> None:
     with learner(tmp_path) as one, learner(tmp_path) as two:
         two.extend(data_of(plain(8)))
-        standings, late = Consumer.standings, [data_of(plain(56, 8))]
+        item_states, late = Consumer.item_states, [data_of(plain(56, 8))]
 
         def after_a_write(consumer: Consumer) -> Any:
             if late:
                 two.extend(late.pop())
-            return standings(consumer)
+            return item_states(consumer)
 
         assert one.can_sample(STEPS)
         for pause in ("_EVERY_S", "_RARELY"):
             monkeypatch.setattr(claiming, pause, 0)
-        monkeypatch.setattr(Consumer, "standings", after_a_write)
+        monkeypatch.setattr(Consumer, "item_states", after_a_write)
         seen = firsts(one.sample(2 * STEPS))
         assert one.can_sample(14 * STEPS)
         seen += firsts(one.sample(14 * STEPS))

@@ -217,7 +217,7 @@ def test_what_came_back_is_found_without_a_look_at_every_item(
         mine = rb.sample(lease=100.0)
         theirs = other.sample(lease=100.0)
         assert not rb.can_sample()
-        monkeypatch.delattr(Consumer, "standings")
+        monkeypatch.delattr(Consumer, "item_states")
         other.close()
         assert rb.can_sample()
         again = rb.sample(lease=1e-9)

@@ -20,7 +20,7 @@ import numpy as np
 from shmbuffer import EmptyBufferError, LockTimeout, RateLimitTimeout
 from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.flow.consumer import Consumer
-from shmbuffer.memory.format.ledger import Taken
+from shmbuffer.memory.format.ledger import LeasedItems
 from shmbuffer.memory.system import deadline
 from tests.torture import items
 from tests.torture.arena import Actor, Arena
@@ -106,7 +106,7 @@ def write_on(actor: Actor, path: Path, plan: Plan) -> None:
             count = int(actor.rng.integers(1, plan.batch + 1))
             actor.log.invoked(first, count)
             try:
-                with deadline.within(WAITS_S):
+                with deadline.limit_waits(WAITS_S):
                     ticket = write(ring, items.keys_of(actor.who, first, count), plan)
             except NOT_NOW:
                 actor.log.refused(first, count)
@@ -118,7 +118,7 @@ def write_on(actor: Actor, path: Path, plan: Plan) -> None:
 def learn_on(actor: Actor, path: Path, plan: Plan, times: tuple[int, ...]) -> None:
     """Takes; what it does with it is chance."""
     time.sleep(pause_of(actor.rng, 0.1))  # late
-    kept: list[tuple[int, Consumer, Taken]] = []
+    kept: list[tuple[int, Consumer, LeasedItems]] = []
     chair = actor.who // items.LIVES
     with (
         Engine.open(path, None, role="learner") as engine,
@@ -141,11 +141,13 @@ def learn_on(actor: Actor, path: Path, plan: Plan, times: tuple[int, ...]) -> No
                 dispose(actor, own, *kept.pop())
 
 
-def take(own: Account, number: int, consumer: Consumer, count: int, lease_s: float) -> Taken | None:
+def take(
+    own: Account, number: int, consumer: Consumer, count: int, lease_s: float
+) -> LeasedItems | None:
     """Some items, noted; None: there are none now."""
     began = time.monotonic_ns()
     try:
-        with deadline.within(WAITS_S):
+        with deadline.limit_waits(WAITS_S):
             taken = consumer.take(count, lease_s)
     except NOT_NOW:
         return None
@@ -153,7 +155,9 @@ def take(own: Account, number: int, consumer: Consumer, count: int, lease_s: flo
     return taken
 
 
-def dispose(actor: Actor, own: Account, number: int, consumer: Consumer, taken: Taken) -> None:
+def dispose(
+    actor: Actor, own: Account, number: int, consumer: Consumer, taken: LeasedItems
+) -> None:
     """Acknowledges, perhaps a part of it, perhaps too late; gives the rest back, or not."""
     chance = actor.rng.random()
     if chance < 0.2:
@@ -161,13 +165,13 @@ def dispose(actor: Actor, own: Account, number: int, consumer: Consumer, taken: 
     if chance > 0.1:
         part = slice(0, int(actor.rng.integers(len(taken.slots) + 1)) if chance > 0.8 else None)
         acknowledge(
-            own, number, consumer, Taken(taken.slots[part], taken.tickets[part], taken.lease)
+            own, number, consumer, LeasedItems(taken.slots[part], taken.tickets[part], taken.lease)
         )
     own.gave_back(number, taken)
     consumer.give_back(taken.lease)
 
 
-def acknowledge(own: Account, number: int, consumer: Consumer, taken: Taken) -> None:
+def acknowledge(own: Account, number: int, consumer: Consumer, taken: LeasedItems) -> None:
     """All at once; where some are refused, one by one, to know which: twice is as once.
 
     But for items that were written over or given again in between: nobody knows of those.
@@ -180,12 +184,12 @@ def acknowledge(own: Account, number: int, consumer: Consumer, taken: Taken) -> 
     pieces = (slice(i, i + 1) for i in range(len(taken.slots)))
     each = [consumer.ack(taken.lease, taken.slots[i], taken.tickets[i]) for i in pieces]
     applied = np.array([one.applied == 1 for one in each])
-    now = consumer.standings()
+    now = consumer.item_states()
     ours = (now.tickets[taken.slots] == taken.tickets) & (now.leases[taken.slots] == taken.lease)
     assert not (ours & ~applied).any(), "a repeated ack says something else"
     assert applied.sum() <= done.applied, "a repeated ack applies what was refused"
     known = np.full(len(applied), True) if applied.sum() == done.applied else applied
-    some = Taken(taken.slots[known], taken.tickets[known], taken.lease)
+    some = LeasedItems(taken.slots[known], taken.tickets[known], taken.lease)
     own.acknowledged(number, some, applied[known])
 
 

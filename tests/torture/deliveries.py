@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shmbuffer.memory.format.ledger import Taken
+from shmbuffer.memory.format.ledger import LeasedItems
 from tests.torture.command import Figures
 from tests.torture.history import append
 
@@ -70,23 +70,23 @@ class Account:
         parts = [np.fromfile(path, ROW) for path in sorted(folder.glob("*.taken"))]
         return np.concatenate([*parts, np.empty(0, ROW)])
 
-    def took(self, consumer: int, taken: Taken, began: int, lease_s: float) -> None:
+    def took(self, consumer: int, taken: LeasedItems, began: int, lease_s: float) -> None:
         until = min(began + lease_s * 1e9, float(NEVER - 1024))
         self._note(consumer, taken, Kind.TOOK, began=began, until=int(until))
 
-    def acknowledging(self, consumer: int, taken: Taken) -> None:
+    def acknowledging(self, consumer: int, taken: LeasedItems) -> None:
         self._note(consumer, taken, Kind.ACKING)
 
-    def acknowledged(self, consumer: int, taken: Taken, applied: NDArray[np.bool_]) -> None:
+    def acknowledged(self, consumer: int, taken: LeasedItems, applied: NDArray[np.bool_]) -> None:
         self._note(consumer, taken, np.where(applied, Kind.ACKED, Kind.LATE))
 
-    def gave_back(self, consumer: int, taken: Taken) -> None:
+    def gave_back(self, consumer: int, taken: LeasedItems) -> None:
         self._note(consumer, taken, Kind.RETURNED)
 
-    def keys(self, consumer: int, taken: Taken, keys: ArrayLike) -> None:
+    def keys(self, consumer: int, taken: LeasedItems, keys: ArrayLike) -> None:
         self._note(consumer, taken, Kind.KEY, key=keys)
 
-    def _note(self, consumer: int, taken: Taken, kind: ArrayLike, **more: ArrayLike) -> None:
+    def _note(self, consumer: int, taken: LeasedItems, kind: ArrayLike, **more: ArrayLike) -> None:
         rows = np.zeros(len(taken.tickets), ROW)
         now = time.monotonic_ns()
         told = {"kind": kind, "consumer": consumer, "who": self._who, "lease": taken.lease}

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmbuffer.memory.format.ledger import Taken
+from shmbuffer.memory.format.ledger import LeasedItems
 from tests.torture.deliveries import Account, Deliveries
 from tests.torture.history import History
 from tests.torture.items import keys_of
@@ -43,7 +43,7 @@ def told(folder: Path, *course: str, times: int = 1) -> list[str]:
         own = accounts[who]
         if what in "tT":
             leases[who] = number
-        taken = Taken(tickets, tickets, leases[who])
+        taken = LeasedItems(tickets, tickets, leases[who])
         if what in "tT":
             own.took(0, taken, time.monotonic_ns(), 1e-9 if what == "t" else math.inf)
         elif what == "a":

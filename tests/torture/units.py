@@ -35,7 +35,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from shmbuffer.memory import consumer_version
-from shmbuffer.memory.format.ledger import Taken
+from shmbuffer.memory.format.ledger import LeasedItems
 from tests.torture import items
 from tests.torture.arena import Actor, Arena
 from tests.torture.command import Figures, Say, added, main
@@ -164,10 +164,10 @@ def take(rb: Any, kind: str, own: Account, lease_s: float) -> Any:
     return batch
 
 
-def taken_of(batch: Any) -> Taken:
+def taken_of(batch: Any) -> LeasedItems:
     """Each part has a lease of its own; the first stands for all in an account."""
     slots, tickets = batch["index"].numpy().reshape(-1), batch["index_generation"].numpy()
-    return Taken(slots, tickets.reshape(-1), int(batch["index_lease"].reshape(-1)[0]))
+    return LeasedItems(slots, tickets.reshape(-1), int(batch["index_lease"].reshape(-1)[0]))
 
 
 def acknowledge(rb: Any, own: Account, batch: Any) -> None:
@@ -183,7 +183,7 @@ def acknowledge(rb: Any, own: Account, batch: Any) -> None:
         applied = np.array([rb.ack(batch[i : i + 1]).applied == 1 for i in range(count)])
         assert applied.sum() <= done.applied, "a repeated ack applies what was refused"
     known = applied if applied.sum() < done.applied else np.full(count, True)
-    some = Taken(taken.slots[known], taken.tickets[known], taken.lease)
+    some = LeasedItems(taken.slots[known], taken.tickets[known], taken.lease)
     own.acknowledged(0, some, applied[known])
 
 

@@ -30,7 +30,7 @@ from shmbuffer.buffers.flow.consumed import read_consumed, restore_consumed, wri
 from shmbuffer.errors import CorruptBufferError, ShmBufferError
 from shmbuffer.memory import LIVE_READS
 from shmbuffer.memory.format.layout import PARTS
-from shmbuffer.memory.system.progress import OnProgress, hearing, is_of_callback
+from shmbuffer.memory.system.progress import OnProgress, is_from_callback, report_to
 from shmbuffer.samplers.sampler import between_forks
 from shmbuffer.saves.checkpoints import (
     Loaded,
@@ -82,7 +82,7 @@ class Saving:
         require_no_buffer(target)
         if not in_place:
             require_no_buffer(place)
-        with hearing(on_progress), located(target), without_leftover(target):
+        with report_to(on_progress), located(target), without_leftover(target):
             if in_place:
                 if layout != "shmbuffer":
                     raise ValueError(
@@ -156,7 +156,7 @@ class Saving:
         """Loads a save; `ReplayBuffer.loads` has the arguments."""
         self._require_no_queue("loads")
         self.parts.drop_prefetched()
-        with hearing(on_progress):
+        with report_to(on_progress):
             return self._loads_one_save(Path(path).absolute())
 
     def _loads_one_save(self, path: Path) -> Any:
@@ -173,7 +173,7 @@ class Saving:
                     else:
                         extra = self._load(read_export(self, path))
             except (FileNotFoundError, CorruptBufferError) as error:
-                if attempt == _ATTEMPTS - 1 or _identity(path) == before or is_of_callback(error):
+                if attempt == _ATTEMPTS - 1 or _identity(path) == before or is_from_callback(error):
                     raise
                 continue  # another process replaced it while this one was reading
             if _identity(path) == before:

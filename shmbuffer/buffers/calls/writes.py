@@ -22,7 +22,7 @@ from shmbuffer.items.form.mismatch import no_names
 from shmbuffer.items.raw_priorities import check_raw
 from shmbuffer.items.stream_numbers import require_rows, steps_and_streams
 from shmbuffer.memory.format.array_types import Floats
-from shmbuffer.memory.format.streams import GivenStreams, Streams, checked, of_each
+from shmbuffer.memory.format.streams import GivenStreams, Streams, check_streams, expand_streams
 from shmbuffer.memory.system import deadline
 from shmbuffer.samplers.priority.prioritized import PrioritizedSampler
 from shmbuffer.storages.ring_backed import RingBacked
@@ -60,7 +60,7 @@ class Writes:
             streams = _checked_streams(streams, parts)
         if timeout is None:
             return self._write(data, single, update_priority, streams, is_new=streams is not None)
-        with deadline.within(timeout):
+        with deadline.limit_waits(timeout):
             return self._write(data, single, update_priority, streams, is_new=True)
 
     def _write(
@@ -169,7 +169,7 @@ class Writes:
         if plan.payload is None:  # so that priorities go with the write
             data = data if single or not isinstance(data, Iterator) else list(data)
             if not isinstance(streams, int | None):  # before anything is made
-                of_each(streams, 1 if single else length_of(data))
+                expand_streams(streams, 1 if single else length_of(data))
             storage.prepare(data, single)
             plan = parts.planned()
         given = priorities if plan.gives_priorities else None
@@ -188,7 +188,7 @@ class Writes:
 
 def _checked_streams(streams: Any, parts: Parts) -> int | Streams:
     """The user's ``streams``, checked; TypeError if the items of this buffer have none."""
-    found, storage = checked(streams), parts.storage
+    found, storage = check_streams(streams), parts.storage
     if not parts.plan.appends or not isinstance(storage, RingBacked):
         raise TypeError(
             f"streams: a {type(storage).__name__} with a {type(parts.writer).__name__} keeps no "

@@ -35,7 +35,7 @@ def write_consumed(directory: Path, ring: Ring | None, moment: Any) -> None:
     for status in ring.consumers.status():
         try:
             consumer = ring.consumers.known(status.name)
-            found = None if consumer is None else consumer.standings()
+            found = None if consumer is None else consumer.item_states()
         except ConsumerError:
             found = None
         if found is None:

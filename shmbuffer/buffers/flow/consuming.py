@@ -71,7 +71,7 @@ def acknowledge(sampler: Any, storage: Storage, batch: Any) -> Acknowledged:
 
 def held_items(sampler: Any, storage: Storage) -> dict[str, torch.Tensor]:
     """Returns the items under a lease, as `ReplayBuffer.leased` describes them."""
-    held = consumer_of(sampler).opened(storage).held()
+    held = consumer_of(sampler).opened(storage).held_items()
     found = (torch.from_numpy(one.astype("int64")) for one in held)
     return dict(zip(_KEYS, found, strict=True))
 

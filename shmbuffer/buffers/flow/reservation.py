@@ -17,7 +17,7 @@ from shmbuffer.memory.clients.partials import PartialFile
 from shmbuffer.memory.flow.status import TooOld
 from shmbuffer.memory.format.ledger import RESERVATIONS
 from shmbuffer.memory.mapped.record_batch import join
-from shmbuffer.memory.system.deadline import within
+from shmbuffer.memory.system.deadline import limit_waits
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.tensor_nodes import is_collection
 from shmbuffer.tensors.records.tensor_decoder import TensorDecoder
@@ -172,7 +172,7 @@ class Reservation:
                 data = _rows(data, young) if young.any() else None
                 versions = versions[young]
             young = None if versions is None else np.ones(len(versions), np.bool_)
-            with suppress(TooOld), within(timeout):
+            with suppress(TooOld), limit_waits(timeout):
                 index = self._written(data, versions, young, given)
                 if refused and (ring := self._engine.ring()) is not None:
                     ring.reservations.refuse(refused * ring.width)
@@ -193,7 +193,7 @@ class Reservation:
             return _nothing() if data is None else self._rb.extend(data, **given)
         index = None
         if data is not None:
-            with ring.reservations.held(name, versions, young):
+            with ring.reservations.hold(name, versions, young):
                 index = self._rb.extend(data, **given)
         self._room.give_back()  # of nothing, or where transforms kept all back
         return _nothing() if index is None else index
@@ -230,7 +230,7 @@ class Reservation:
         return _joined(found)
 
     def _make_partial(self) -> PartialFile:
-        directory, name = self._engine.seat.ground.directory, self._room.name
+        directory, name = self._engine.seat.backing.directory, self._room.name
         ring = self._engine.ring()
         if directory is None or name is None or ring is None:
             what = "has no directory" if directory is None else "has no items yet"

@@ -20,7 +20,7 @@ from shmbuffer.items.indices import as_int
 from shmbuffer.memory import Engine, Ring, consumer_version
 from shmbuffer.memory.clients import partials
 from shmbuffer.memory.clients.partials import Partial, PartialFile
-from shmbuffer.memory.system.deadline import require_time, within
+from shmbuffer.memory.system.deadline import limit_waits, require_time
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.storages.storage import Storage
 
@@ -61,7 +61,7 @@ def reserve(
     # Made before the grant, so that an interrupt behind it ends the reservation.
     room = Reservation(rb, engine, n, granted, version, nbytes)
     if ring is not None:
-        with within(timeout):
+        with limit_waits(timeout):
             _reserve(engine, ring, n, nbytes, lease, granted)
     return room
 
@@ -69,7 +69,7 @@ def reserve(
 def unfinished(storage: Storage) -> list[Partial]:
     """Returns the rollouts that processes left unfinished."""
     engine, ring = _shared_ring(storage)
-    directory = engine.seat.ground.directory
+    directory = engine.seat.backing.directory
     if directory is None or ring is None:
         return []
     engine.seat.reap_dead()
@@ -77,7 +77,7 @@ def unfinished(storage: Storage) -> list[Partial]:
     found = []
     for number in partials.orphans(directory):
         try:
-            partial = partials.look(directory, number)
+            partial = partials.read_partial(directory, number)
             if partial is not None:
                 _require_possible(directory, ring, partial)
         except (CorruptBufferError, UnsafePathError) as error:
@@ -94,7 +94,7 @@ def resume(rb: Any, partial: Partial | int, timeout: float | None) -> Reservatio
     """Continues an unfinished rollout; `ReplayBuffer.resume` has the arguments."""
     number = partial.id if isinstance(partial, Partial) else _whole("partial", partial)
     engine, ring = _shared_ring(rb.storage)
-    directory = engine.seat.ground.directory
+    directory = engine.seat.backing.directory
     file = None if directory is None or ring is None else PartialFile.take(directory, number)
     if file is None or ring is None:
         raise ReservationLostError(
@@ -103,7 +103,7 @@ def resume(rb: Any, partial: Partial | int, timeout: float | None) -> Reservatio
         )
     try:
         engine.seat.reap_dead()
-        told = file.told()
+        told = file.summarize()
         if told is None or ring.reservations.is_done(number):
             file.remove()
             ring.reservations.is_done(number, forget=True)
@@ -118,7 +118,7 @@ def resume(rb: Any, partial: Partial | int, timeout: float | None) -> Reservatio
         nbytes = _bytes_of(ring, told)
         room = Reservation(rb, engine, told.reserved, granted, told.version, nbytes, file)
         given = told.reserved, nbytes
-        with within(timeout):
+        with limit_waits(timeout):
             ring.reservations.reserve(*given, number=number, name=granted)
     except BaseException:
         file.close()
@@ -155,7 +155,7 @@ def _reserve(
 
 def _forget_done(engine: Engine, ring: Ring) -> None:
     """Clean up after processes that died after their commit, before removing their files."""
-    done, directory = ring.reservations.done(), engine.seat.ground.directory
+    done, directory = ring.reservations.list_committed(), engine.seat.backing.directory
     if done and directory is not None:
         for number in set(done).difference(partials.numbers(directory)):
             ring.reservations.is_done(number, forget=True)
@@ -165,11 +165,11 @@ def _forget_done(engine: Engine, ring: Ring) -> None:
 
 def _see_off(engine: Engine, ring: Ring, number: int) -> None:
     """Remove a file that is empty or committed, unless another process holds it."""
-    directory = engine.seat.ground.directory
+    directory = engine.seat.backing.directory
     file = None if directory is None else PartialFile.take(directory, number)
     if file is not None:
         with file:
-            told = file.told()
+            told = file.summarize()
             if told is None or not told.pieces or ring.reservations.is_done(number):
                 file.remove()
                 ring.reservations.is_done(number, forget=True)

@@ -44,7 +44,7 @@ from shmbuffer.errors import (
 )
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.system.identity import process_state
-from shmbuffer.memory.system.path_checks import explained
+from shmbuffer.memory.system.path_checks import explain_errors
 from shmbuffer.memory.system.region import Directory
 
 INIT_LOCK = ".shmbuffer/init.lock"
@@ -105,7 +105,7 @@ def is_free(directory: Directory, name: str) -> bool:
             directory.open_file(name, writable=False, into=lock)
         except FileNotFoundError:
             return False
-        with explained(directory.path / name):
+        with explain_errors(directory.path / name):
             try:
                 fcntl.flock(lock.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
@@ -216,7 +216,7 @@ def _lock(fd: int, where: Path) -> bool:
 
 
 def _is_named(directory: Directory, name: str, fd: int) -> bool:
-    with explained(directory.path / name):
+    with explain_errors(directory.path / name):
         locked = os.fstat(fd)
     try:
         named = directory.stat(name)

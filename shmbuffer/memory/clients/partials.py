@@ -36,7 +36,7 @@ from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.key_names import is_number
 from shmbuffer.memory.format.ledger import RESERVATIONS
 from shmbuffer.memory.system.filesystem import human_size, memory_bytes, read_at
-from shmbuffer.memory.system.path_checks import explained
+from shmbuffer.memory.system.path_checks import explain_errors
 from shmbuffer.memory.system.region import Directory
 
 _MAGIC = b"SHMPART\x01"
@@ -88,8 +88,8 @@ class PartialFile:
                 directory, _name(number), timeout=_PATIENCE_S, purpose="lists pieces"
             )
             _core.reached("partial.made")
-            told = partial.told()
-            if told is not None and told.pieces:
+            found = partial.summarize()
+            if found is not None and found.pieces:
                 raise CorruptBufferError(
                     f"{partial._where}: already exists, although no reservation has had this "
                     "number; remove it, or continue it with resume()",
@@ -129,14 +129,14 @@ class PartialFile:
         crc = _core.crc32c(body, _core.crc32c(front))
         self._write(front + struct.pack("<I", crc) + bytes(body), at)
 
-    def told(self) -> Partial | None:
+    def summarize(self) -> Partial | None:
         """Returns the head and the number of pieces; None if there is no head."""
-        return _told(self._lock.fd, self.number, self._where)
+        return _summarize(self._lock.fd, self.number, self._where)
 
     def read(self) -> Iterator[tuple[int, bytes]]:
         """Yields (items, body) of each piece, up to the first incomplete one."""
         for items, size, at in _pieces(self._lock.fd, self._where):
-            with explained(self._where):
+            with explain_errors(self._where):
                 try:
                     body = read_at(self._lock.fd, size, at)
                 except MemoryError:
@@ -164,7 +164,7 @@ class PartialFile:
         self.close()
 
     def _truncate(self, end: int) -> int:
-        with explained(self._where):
+        with explain_errors(self._where):
             os.ftruncate(self._lock.fd, end)
         _core.reached("partial.cut")
         self._end = end
@@ -172,7 +172,7 @@ class PartialFile:
 
     def _write(self, data: bytes, at: int) -> None:
         rest, end = memoryview(data), at + len(data)
-        with explained(self._where, needed=len(data)):
+        with explain_errors(self._where, needed=len(data)):
             while rest:
                 rest = rest[os.pwrite(self._lock.fd, rest, end - len(rest)) :]
                 _core.reached("partial.written")
@@ -192,7 +192,7 @@ def orphans(directory: Directory) -> list[int]:
     return [number for number in numbers(directory) if not _is_held(directory, number)]
 
 
-def look(directory: Directory, number: int) -> Partial | None:
+def read_partial(directory: Directory, number: int) -> Partial | None:
     """Reads a file that no process holds, without taking it; None if it is missing or has no head.
 
     Raises:
@@ -201,7 +201,7 @@ def look(directory: Directory, number: int) -> Partial | None:
     """
     _require_number(directory, number)
     with suppress(FileNotFoundError), directory.open_file(_name(number), writable=False) as file:
-        return _told(file.fd, number, directory.path / _name(number))
+        return _summarize(file.fd, number, directory.path / _name(number))
     return None
 
 
@@ -253,8 +253,8 @@ def _head_of(data: bytes, number: int) -> tuple[int, ...] | None:
     return tuple(head) if whole else None
 
 
-def _told(fd: int, number: int, where: Path) -> Partial | None:
-    with explained(where):
+def _summarize(fd: int, number: int, where: Path) -> Partial | None:
+    with explain_errors(where):
         head = _head_of(read_at(fd, _HEAD.size, 0), number)
     if head is None:
         return None
@@ -278,7 +278,7 @@ def _told(fd: int, number: int, where: Path) -> Partial | None:
 def _pieces(fd: int, where: Path) -> Iterator[tuple[int, int, int]]:
     """Yields (items, size, start) of each piece, up to the first incomplete one."""
     at = _HEAD.size
-    with explained(where):
+    with explain_errors(where):
         end = os.fstat(fd).st_size
         while end - at >= _PIECE.size:
             front = read_at(fd, _PIECE.size, at)

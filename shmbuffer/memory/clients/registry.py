@@ -51,9 +51,8 @@ class Client:
     phase: str  # of its claim; IDLE if it is writing nothing
     # ``first`` ticket and ``count`` of slots of its claim; None if it is writing nothing
     claimed: dict[str, int] | None
-    # its ``place`` in the queue for a slot, and for how many ``seconds`` it has had that place;
-    # None if it does not wait
-    turn: dict[str, float] | None
+    queue_position: int | None  # in the queue for a slot, from 1; None if it does not wait
+    queued_s: float | None  # seconds since it got that position; None if it does not wait
     joined_s: float  # seconds since the epoch
     idle_s: float | None  # seconds since its last write, sample or update; None if there was none
     # see `layout.COUNTERS`; sums over all clients that ever had this entry
@@ -213,7 +212,8 @@ class Registry:
                     state=self._state(entry, alive=alive),
                     phase=layout.name_of(Phase, int(one["phase"])),
                     claimed=_claim(one),
-                    turn=_turn(one, time.monotonic_ns()),
+                    queue_position=int(one["turn"]) or None,
+                    queued_s=_queued_s(one, time.monotonic_ns()),
                     joined_s=int(one["joined_ns"]) / 1e9,
                     idle_s=max(0, now - seen) / 1e9 if seen else None,
                     counters={name: int(one[name]) for name in layout.COUNTERS},
@@ -315,11 +315,8 @@ def _claim(one: Any) -> dict[str, int] | None:
     return {name: int(one[name]) for name in ("first", "count")}
 
 
-def _turn(one: Any, now_ns: int) -> dict[str, float] | None:
-    place = int(one["turn"])
-    if not place:
-        return None
-    return {"place": place, "seconds": max(0, now_ns - int(one["turn_ns"])) / 1e9}
+def _queued_s(one: Any, now_ns: int) -> float | None:
+    return max(0, now_ns - int(one["turn_ns"])) / 1e9 if int(one["turn"]) else None
 
 
 def _has_ended(who: Identity) -> bool:

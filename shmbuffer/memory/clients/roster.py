@@ -20,7 +20,7 @@ Always true
      it before it locks.
   3. A name is used once, so no child writes into the file of another.
   4. Only the lock proves that a process is alive. The identity names the process to signal, after a
-     comparison with the kernel's facts (`identity.opened`).
+     comparison with the kernel's facts (`identity.open_pidfd`).
   5. A child that is to be restarted keeps its file until its successor has one. If a reader finds
      only deaths, none of these processes will write again.
 If a process dies here: the kernel unlocks the file, and the next reader removes it. Deaths remain
@@ -46,7 +46,7 @@ from shmbuffer.memory.clients.locks import TESTER_PATIENCE_S, Lock, is_free
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.system import identity
 from shmbuffer.memory.system.identity import Identity
-from shmbuffer.memory.system.path_checks import explained
+from shmbuffer.memory.system.path_checks import explain_errors
 from shmbuffer.memory.system.region import Directory
 
 _NAME = re.compile(r"[0-9a-f]{16}")
@@ -291,7 +291,7 @@ def _lines(directory: Directory, file: str) -> list[dict[str, Any]]:
 
 def _append(directory: Directory, file: str, line: dict[str, Any]) -> None:
     rest = json.dumps(line).encode() + b"\n"
-    with directory.open_file(file) as held, explained(directory.path / file, needed=len(rest)):
+    with directory.open_file(file) as held, explain_errors(directory.path / file, needed=len(rest)):
         os.lseek(held.fd, 0, os.SEEK_END)
         while rest:
             rest = rest[os.write(held.fd, rest) :]

@@ -26,7 +26,7 @@ from shmbuffer.memory.format.schema import Schema
 from shmbuffer.memory.mapped.control import Control, first_superblock
 from shmbuffer.memory.mapped.native import Mapped
 from shmbuffer.memory.system import filesystem
-from shmbuffer.memory.system.path_checks import explained
+from shmbuffer.memory.system.path_checks import explain_errors
 
 WHERE = "anonymous memory"
 
@@ -46,35 +46,35 @@ class Anonymous:
     @classmethod
     def create(cls, settings: dict[str, Any], flags: Flag) -> tuple[Anonymous, Control]:
         """Creates a memfd with a formatted control file."""
-        ground = cls(_core.Descriptor())
-        with _explained(layout.CONTROL_BYTES):
-            fd = ground.file.take(os.memfd_create, "shmbuffer", os.MFD_CLOEXEC)
+        backing = cls(_core.Descriptor())
+        with _explain_errors(layout.CONTROL_BYTES):
+            fd = backing.file.take(os.memfd_create, "shmbuffer", os.MFD_CLOEXEC)
             os.ftruncate(fd, layout.CONTROL_BYTES)
             _core.reached("file.sized")
             found = os.fstat(fd)
-        control = ground.open_control()
+        control = backing.open_control()
         control.format(first_superblock(settings, flags, (found.st_dev, found.st_ino)))
-        return ground, control
+        return backing, control
 
     @classmethod
-    def around(cls, dictionary: bytes | None, where: str) -> Anonymous:
+    def wrap(cls, dictionary: bytes | None, where: str) -> Anonymous:
         """Wraps memory that is already mapped, and that no other process shares."""
-        ground = cls(_core.Descriptor(), where)
-        with _explained():
-            ground.file.take(os.memfd_create, "shmbuffer", os.MFD_CLOEXEC)
-        ground._dictionary = dictionary
-        return ground
+        backing = cls(_core.Descriptor(), where)
+        with _explain_errors():
+            backing.file.take(os.memfd_create, "shmbuffer", os.MFD_CLOEXEC)
+        backing._dictionary = dictionary
+        return backing
 
     def open_control(self) -> Control:
         """Maps the control file."""
-        with _explained(layout.CONTROL_BYTES):
+        with _explain_errors(layout.CONTROL_BYTES):
             return Control(_core.Map(self.file.fd, layout.CONTROL_BYTES), WHERE)
 
-    def beside(self) -> tuple[tuple[str, int], ...]:
+    def extra_files(self) -> tuple[tuple[str, int], ...]:
         """Returns no files, because there is no history and there are no weights."""
         return ()
 
-    def passed(self) -> Any:
+    def to_picklable(self) -> Any:
         """Returns an object that pickles as the file, for a process that is being spawned."""
         from multiprocessing import context, reduction
 
@@ -134,13 +134,13 @@ class Anonymous:
         if self.where != WHERE:
             return  # all of it was mapped from the start
         _, (*_, first) = self._built()
-        with _explained(nbytes):
+        with _explain_errors(nbytes):
             free = filesystem.free_memory_bytes()
             filesystem.allocate_part(self.file.fd, first + start, nbytes, free=free)
 
     def _built(self) -> tuple[Schema, list[int]]:
         """Returns the schema in the file, and the offsets of the parts."""
-        with _explained():
+        with _explain_errors():
             size = int.from_bytes(os.pread(self.file.fd, 8, layout.CONTROL_BYTES), "little")
             data = os.pread(self.file.fd, size, layout.CONTROL_BYTES + 8)
         schema = Schema.from_json(data, WHERE)
@@ -158,9 +158,9 @@ class Anonymous:
     def discard_unfinished(self) -> None:
         """Does nothing, because an unfinished definition is built again in place."""
 
-    def discarding(self) -> Callable[[], None]:
+    def prepare_discard(self) -> Callable[[], None]:
         """Returns a function that frees the memory after the control file, which becomes zero."""
-        with _explained():
+        with _explain_errors():
             size = os.fstat(self.file.fd).st_size - layout.CONTROL_BYTES
             content = mmap.mmap(self.file.fd, size, offset=layout.CONTROL_BYTES)
 
@@ -171,7 +171,7 @@ class Anonymous:
         return discard
 
     def _map(self, schema: Schema, places: list[int]) -> Mapped:
-        with _explained(schema.sections["bytes"] + sum(schema.map_bytes)):
+        with _explain_errors(schema.sections["bytes"] + sum(schema.map_bytes)):
             slots = _core.Map(self.file.fd, schema.sections["bytes"], offset=places[0])
             leaves = [
                 _core.Map(self.file.fd, nbytes, offset=at, twice=bool(schema.record_bytes))
@@ -194,11 +194,11 @@ class _Joining(Lock):
     def __enter__(self) -> Self:
         deadline = time.monotonic() + self._timeout
         try:
-            with _explained():
+            with _explain_errors():
                 self.take(os.open, self._name, os.O_RDWR | os.O_CLOEXEC)
             while True:
                 try:
-                    with _explained():
+                    with _explain_errors():
                         fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     return self
                 except BlockingIOError:
@@ -214,8 +214,8 @@ class _Joining(Lock):
             raise
 
 
-def _explained(needed: int = 0) -> AbstractContextManager[None]:
-    return explained(Path(WHERE), needed=needed, free=filesystem.free_memory_bytes)
+def _explain_errors(needed: int = 0) -> AbstractContextManager[None]:
+    return explain_errors(Path(WHERE), needed=needed, free=filesystem.free_memory_bytes)
 
 
 def _places(schema: Schema, schema_bytes: int) -> tuple[int, list[int]]:

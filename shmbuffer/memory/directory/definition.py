@@ -46,21 +46,21 @@ def build(seat: Seat, schema: Schema, *, adopting: bool, prefault: Prefault) -> 
     if superblock.state == BufferState.NO_SCHEMA:
         _publish(seat, *_built(seat, superblock, schema, adopting=adopting, prefault=prefault))
     elif superblock.state == BufferState.READY:
-        _publish(seat, superblock, seat.ground.load(superblock))
+        _publish(seat, superblock, seat.backing.load(superblock))
 
 
 def _built(
     seat: Seat, superblock: Superblock, schema: Schema, *, adopting: bool, prefault: Prefault
 ) -> tuple[Superblock, Mapped]:
     """Builds every file; returns the superblock that describes them, and the maps."""
-    control, ground = seat.control, seat.ground
+    control, backing = seat.control, seat.backing
     settings = Settings.recorded(superblock.settings, seat.where)
     if prefault and not seat.has_its_pages() and not superblock.flags & Flag.STEPS:
         prefault.require_memory(schema.sections["bytes"] + sum(schema.map_bytes), seat.where)
     slots = schema.capacity if superblock.flags & Flag.RESERVE else 0
-    if superblock.flags & Flag.STEPS and isinstance(ground, Files):
-        slots = growth.first_step(ground, schema)
-    mapped = ground.build(schema, slots=slots, adopt=adopting)
+    if superblock.flags & Flag.STEPS and isinstance(backing, Files):
+        slots = growth.first_step(backing, schema)
+    mapped = backing.build(schema, slots=slots, adopt=adopting)
     runtime = control.runtime
     runtime["allocated"] = slots if superblock.flags & Flag.STEPS else schema.capacity
     _core.reached("define.allocated")
@@ -72,7 +72,7 @@ def _built(
         for name, value in given:
             runtime[name] = value
             _core.reached("define.settings")
-    return superblock.defined(schema, mapped.slots.nbytes), mapped
+    return superblock.with_schema(schema, mapped.slots.nbytes), mapped
 
 
 def _publish(seat: Seat, ready: Superblock, mapped: Mapped) -> None:
@@ -86,7 +86,7 @@ def _publish(seat: Seat, ready: Superblock, mapped: Mapped) -> None:
         control.sync()
     except DurabilityError as error:
         control.withdraw(_withdrawn(ready))
-        seat.ground.discard_unfinished()
+        seat.backing.discard_unfinished()
         raise DurabilityError(
             f"{error}; the buffer still has no schema: write again, or choose another disk"
         ) from error
@@ -99,7 +99,7 @@ def _publish(seat: Seat, ready: Superblock, mapped: Mapped) -> None:
 def withdraw(seat: Seat) -> tuple[Seat, Callable[[], None]]:
     """Undoes the definition of an empty buffer, under init.lock; returns seat and file removal."""
     control = seat.control
-    discard = seat.ground.discarding()  # first, because it can fail
+    discard = seat.backing.prepare_discard()  # first, because it can fail
     known = control.superblock()
     try:
         control.write(control.write(_withdrawn(known)))

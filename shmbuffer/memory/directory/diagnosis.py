@@ -37,13 +37,13 @@ class Diagnosis:
     registry: Registry
 
     @classmethod
-    def of(cls, files: Files, *, writable: bool = True) -> Diagnosis:
+    def read(cls, files: Files, *, writable: bool = True) -> Diagnosis:
         """Diagnoses a directory."""
         files.require_control()
-        return cls.of_control(files, files.open_control(writable=writable))
+        return cls.from_control(files, files.open_control(writable=writable))
 
     @classmethod
-    def of_control(cls, files: Files, control: Control) -> Diagnosis:
+    def from_control(cls, files: Files, control: Control) -> Diagnosis:
         """Diagnoses a directory whose control file is already mapped."""
         return cls(files, control, control.superblock(), Registry(control, files.directory))
 
@@ -87,7 +87,7 @@ class Diagnosis:
         """True if the directory is a save in which no process has continued."""
         return bool(self.superblock.flags & Flag.SAVE)
 
-    def was_left_whole(self) -> bool:
+    def was_left_in_order(self) -> bool:
         """True if all clients have left in order, so no process has died during a change.
 
         Only if changes to the files by other programs would have been detected.
@@ -129,4 +129,4 @@ class Diagnosis:
 def is_save(path: Path) -> bool:
     """True if a directory is a save in which no process has continued."""
     with Directory.open(path, reading=True, allow_unsafe_fs=True) as directory:
-        return Diagnosis.of(Files(directory, private=True), writable=False).is_save()
+        return Diagnosis.read(Files(directory, private=True), writable=False).is_save()

@@ -52,7 +52,7 @@ from shmbuffer.memory.mapped.native import Mapped
 from shmbuffer.memory.system import filesystem
 from shmbuffer.memory.system.beneath import remove_if_empty
 from shmbuffer.memory.system.filesystem import free_memory_bytes, space_error
-from shmbuffer.memory.system.path_checks import explained, not_durable
+from shmbuffer.memory.system.path_checks import explain_errors, not_durable
 from shmbuffer.memory.system.private_copy import Parts, map_file
 from shmbuffer.memory.system.region import Directory
 
@@ -114,7 +114,7 @@ class Files:
         self.directory.unlink(_NEW_CONTROL)
         with self.directory.create(_NEW_CONTROL, layout.CONTROL_BYTES) as file:
             _core.reached("create.control_allocated")
-            with explained(
+            with explain_errors(
                 self.path / _NEW_CONTROL, needed=layout.CONTROL_BYTES, free=free_memory_bytes
             ):
                 found = os.fstat(file.fd)
@@ -137,7 +137,7 @@ class Files:
             self.directory.open_file(
                 layout.CONTROL, nbytes=layout.CONTROL_BYTES, writable=writable
             ) as file,
-            explained(
+            explain_errors(
                 self.path / layout.CONTROL, needed=layout.CONTROL_BYTES, free=free_memory_bytes
             ),
         ):
@@ -288,7 +288,7 @@ class Files:
         for name, start, end in parts:
             with (
                 self._open_required(name, writable=True) as file,
-                explained(self.path, needed=missing, free=self.directory.free_bytes),
+                explain_errors(self.path, needed=missing, free=self.directory.free_bytes),
             ):
                 self._require_mapped(name, file)
                 os.posix_fallocate(file.fd, start, end - start)
@@ -300,7 +300,7 @@ class Files:
         """Frees the space of a part of a file."""
         if start >= end:
             return
-        with self._open_required(name, writable=True) as file, explained(self.path / name):
+        with self._open_required(name, writable=True) as file, explain_errors(self.path / name):
             self._require_mapped(name, file)
             filesystem.release_part(file.fd, start, end - start)
             os.utime(file.fd)
@@ -308,7 +308,7 @@ class Files:
 
     def _require_mapped(self, name: str, file: _core.Descriptor) -> None:
         """Raises BufferUnlinkedError if a file is not the one that is mapped here."""
-        with explained(self.path / name):
+        with explain_errors(self.path / name):
             found = os.fstat(file.fd)
         known = self._mapped.get(name)
         if known is not None and known != (found.st_dev, found.st_ino):
@@ -359,7 +359,7 @@ class Files:
             made.unlink(self.directory, name)
         made.remove(self.directory)
 
-    def discarding(self) -> Callable[[], None]:
+    def prepare_discard(self) -> Callable[[], None]:
         """Returns a function that removes a withdrawn definition."""
         return self.discard_unfinished
 
@@ -391,7 +391,7 @@ class Files:
             remove_if_empty(self.path)
         return found
 
-    def beside(self) -> Iterator[tuple[str, int]]:
+    def extra_files(self) -> Iterator[tuple[str, int]]:
         """Yields the name and the size in bytes of the history and the weights that exist."""
         for name in (layout.HISTORY, layout.WEIGHTS):
             with suppress(FileNotFoundError):
@@ -442,7 +442,7 @@ class Files:
     def _map_ledger(self, schema: Schema, *, writable: bool = True) -> Any:
         """Maps more than the file has, so that it may grow: see `ledger`."""
         where, room = self.path / layout.LEDGER, schema.ledger_bytes
-        with self._open_required(layout.LEDGER, writable=writable) as file, explained(where):
+        with self._open_required(layout.LEDGER, writable=writable) as file, explain_errors(where):
             ledger.require_length(file.fd, where)
             size = min(os.fstat(file.fd).st_size, room)
             return map_file(
@@ -458,7 +458,7 @@ class Files:
         where, free = self.path / layout.LEDGER, self.directory.free_bytes
         with (
             self.directory.open_file(layout.LEDGER) as file,
-            explained(where, needed=nbytes, free=free),
+            explain_errors(where, needed=nbytes, free=free),
         ):
             filesystem.allocate_part(file.fd, start, nbytes, free=free())
             os.fsync(file.fd)  # the new `bytes`, which is stored next, must not outlive the space
@@ -482,7 +482,7 @@ class Files:
 
     def _map_file(self, name: str, nbytes: int, *, writable: bool, **options: Any) -> Any:
         file = self._open_required(name, nbytes=nbytes, writable=writable)
-        with file, explained(self.path / name, needed=nbytes, free=free_memory_bytes):
+        with file, explain_errors(self.path / name, needed=nbytes, free=free_memory_bytes):
             options |= {"writable": writable, "private": self.private}
             found = os.fstat(file.fd)
             self._mapped[name] = found.st_dev, found.st_ino

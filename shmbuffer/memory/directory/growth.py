@@ -56,7 +56,7 @@ def grow(seat: Seat, needed: int, *, timeout: float | None = None) -> None:
             `TIMEOUT_S`.
         BufferUnlinkedError: The files were removed or replaced.
     """
-    files, mapped, runtime = seat.ground, seat.mapped, seat.control.runtime
+    files, mapped, runtime = seat.backing, seat.mapped, seat.control.runtime
     assert mapped is not None
     schema = mapped.schema
     if not isinstance(files, Files):  # anonymous memory has no space to allocate

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from shmbuffer.errors import FormatError
 from shmbuffer.memory.format import layout
-from shmbuffer.memory.system.path_checks import explained
+from shmbuffer.memory.system.path_checks import explain_errors
 
 _OF_TORCHRL = ("buffer_metadata.json", "storage_metadata.json")
 _NEIGHBOURS = 1000  # the largest number of entries that are examined in a directory
@@ -43,7 +43,7 @@ def directory_of(path: str | os.PathLike[str]) -> Path:
 
 def is_buffer(path: Path) -> bool:
     """True if a directory contains the files of a buffer."""
-    with explained(path, reading=True):
+    with explain_errors(path, reading=True):
         return (path / layout.CONTROL).exists()
 
 

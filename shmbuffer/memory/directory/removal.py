@@ -39,7 +39,7 @@ def take_ownership(found: Diagnosis) -> bool:
     """Takes over a temporary directory whose owner is dead; under init.lock. False otherwise."""
     if not found.superblock.flags & Flag.TEMPORARY or not found.owner_is_dead():
         return False
-    found.control.write(found.superblock.owned())
+    found.control.write(found.superblock.with_owner())
     return True
 
 
@@ -54,7 +54,7 @@ def remove(path: Path, uuid: bytes, *, timeout: float = TIMEOUT_S) -> bool:
         with suppress(BufferUnlinkedError), files.lock(timeout):
             if not files.has_control():
                 return False
-            found = Diagnosis.of(files)
+            found = Diagnosis.read(files)
             if found.superblock.uuid != uuid:
                 return False  # another buffer has replaced it
             return begin(found)
@@ -103,7 +103,7 @@ def abandoned() -> list[Path]:
 
 def _is_abandoned(path: Path) -> bool:
     with Directory.open(path) as directory:
-        return _nobody_needs(Files(directory))
+        return _is_unneeded(Files(directory))
 
 
 def _remove_abandoned(path: Path) -> bool:
@@ -112,14 +112,14 @@ def _remove_abandoned(path: Path) -> bool:
         try:
             with files.lock(0.0, creating=True):
                 # Check again, because another process may have attached before the lock was taken.
-                if not _nobody_needs(files):
+                if not _is_unneeded(files):
                     return False
                 if files.has_control():
-                    return begin(Diagnosis.of(files))
+                    return begin(Diagnosis.read(files))
                 return files.remove(created_directory=True)
         except AttachTimeout:
             return False  # another process is opening it right now
 
 
-def _nobody_needs(files: Files) -> bool:
-    return not files.has_control() or Diagnosis.of(files).is_abandoned()
+def _is_unneeded(files: Files) -> bool:
+    return not files.has_control() or Diagnosis.read(files).is_abandoned()

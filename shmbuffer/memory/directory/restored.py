@@ -38,7 +38,7 @@ from shmbuffer.errors import BufferNotFoundError
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.schema import Schema
 from shmbuffer.memory.mapped.control import Control
-from shmbuffer.memory.system.path_checks import explained
+from shmbuffer.memory.system.path_checks import explain_errors
 from shmbuffer.memory.system.region import Directory
 
 _GET_HINT, _SET_HINT = 1035, 1036  # F_GET_RW_HINT, F_SET_RW_HINT of linux/fcntl.h
@@ -68,7 +68,7 @@ def vouch(directory: Directory, names: list[str]) -> None:
     """Records that these files are valid; the caller holds init.lock."""
     for name in names:
         with directory.open_file(name) as file:
-            with explained(directory.path / name):
+            with explain_errors(directory.path / name):
                 os.utime(file.fd)
                 _core.reached("vouch.times")
             if name == layout.CONTROL:

@@ -44,13 +44,13 @@ class Seat:
     """The place of a handle at a buffer; created under init.lock, or in unshared memory."""
 
     def __init__(
-        self, ground: Files | Anonymous, control: Control, role: Role, mapped: Mapped | None = None
+        self, backing: Files | Anonymous, control: Control, role: Role, mapped: Mapped | None = None
     ) -> None:
-        self.ground = ground
+        self.backing = backing
         self.control = control
-        self.registry = Registry(control, ground.directory)  # the clients
+        self.registry = Registry(control, backing.directory)  # the clients
         # for messages: the directory, or "anonymous memory"
-        self.where = str(ground.path) if isinstance(ground, Files) else ground.where
+        self.where = str(backing.path) if isinstance(backing, Files) else backing.where
         self.role = role
         self.mapped = mapped
         self.closed = False  # whether the handle was closed
@@ -97,7 +97,7 @@ class Seat:
         if self.mapped is not None or self.state() not in (BufferState.READY, BufferState.CLOSING):
             return
         try:
-            self.mapped = self.ground.load(self.control.superblock())
+            self.mapped = self.backing.load(self.control.superblock())
         except CorruptBufferError as error:
             if self.state() != BufferState.CLOSING:
                 raise
@@ -126,7 +126,7 @@ class Seat:
             self.use(native)
 
     def _native_ring(self, mapped: Mapped, entry: int) -> _core.Ring:
-        directory = self.ground.directory
+        directory = self.backing.directory
         folder = None if directory is None else directory.file.fd
         return mapped.ring(self.control, entry=entry, folder=folder)
 
@@ -162,7 +162,7 @@ class Seat:
                 f"{self.where}: this handle came through fork, but its directory is gone; "
                 "close it and create the buffer again"
             ) from error
-        with self.ground.lock(timeout):
+        with self.backing.lock(timeout):
             self.rejoin_locked()  # which does nothing if another thread has done it meanwhile
 
     def rejoin_locked(self) -> None:
@@ -206,7 +206,7 @@ class Seat:
         if left:
             for partial in list(self.partial_files):
                 partial.close()
-            self.ground.close()
+            self.backing.close()
             _staying.discard(self)
         else:
             _staying.add(self)  # the call in flight needs the directory
@@ -276,7 +276,7 @@ class Seat:
     def has_its_pages(self) -> bool:
         """True if the memory of all slots that may be written was allocated in advance."""
         reserved = self.control.superblock().flags & (Flag.RESERVE | Flag.STEPS)
-        return self.ground.in_memory and bool(reserved)
+        return self.backing.in_memory and bool(reserved)
 
     def is_alone(self) -> bool:
         """True if no other handle exists, and none has joined since this one did."""
@@ -296,14 +296,14 @@ class Seat:
     def dictionary(self) -> bytes | None:
         """Returns the dictionary of records; None until one is published."""
         self.require_open()
-        return self.ground.dictionary()
+        return self.backing.dictionary()
 
     def publish_dictionary(self, data: bytes, *, timeout: float = 60.0) -> bytes:
         """Publishes a dictionary for compressing records, or returns the one that came first."""
         self.require_open()
-        with self.ground.lock(timeout):
+        with self.backing.lock(timeout):
             self.require_there()
-            return self.ground.publish_dictionary(data)
+            return self.backing.publish_dictionary(data)
 
     # After a death, and after a removal.
 
@@ -318,7 +318,7 @@ class Seat:
             freed: int = self.native.reap(entry, incarnation, LOCK_TIMEOUT_NS)
             self.control.touch()
             return freed >= 0
-        with self.ground.lock(timeout):  # without slots, it has no claim
+        with self.backing.lock(timeout):  # without slots, it has no claim
             if (
                 self.state() == BufferState.NO_SCHEMA
                 and (entry, incarnation) in self.registry.live()
@@ -349,15 +349,15 @@ class Seat:
     def require_there(self) -> None:
         """Raises BufferUnlinkedError unless the directory exists, and its path leads to it."""
         self._require_control()
-        if isinstance(self.ground, Files) and not self.ground.still_there():
+        if isinstance(self.backing, Files) and not self.backing.still_there():
             raise BufferUnlinkedError(
                 f"{self.where}: the directory was moved while this handle was open; close it, and "
-                f"attach to {name_of(self.ground.directory.file.fd)}",
+                f"attach to {name_of(self.backing.directory.file.fd)}",
                 path=self.where,
             )
 
     def _require_control(self) -> None:
-        if isinstance(self.ground, Files) and not self.ground.has_control():
+        if isinstance(self.backing, Files) and not self.backing.has_control():
             raise unlinked(self.where)
 
 

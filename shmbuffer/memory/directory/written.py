@@ -18,7 +18,7 @@ from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.array_types import Floats
 from shmbuffer.memory.mapped.slots_file import SlotsFile, end_of_use
 from shmbuffer.memory.system.filesystem import data_ranges
-from shmbuffer.memory.system.path_checks import explained
+from shmbuffer.memory.system.path_checks import explain_errors
 
 
 class Written:
@@ -28,7 +28,7 @@ class Written:
         self._live = live
         with (
             files.directory.open_file(layout.SLOTS, writable=False) as file,
-            explained(files.path / layout.SLOTS),
+            explain_errors(files.path / layout.SLOTS),
         ):
             self._data = list(data_ranges(file.fd, 0, os.fstat(file.fd).st_size))
 

@@ -27,7 +27,7 @@ from shmbuffer.memory.flow.waiting import LOOK_S, Calls
 from shmbuffer.memory.format import ledger
 from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.format.layout import Alone, Side
-from shmbuffer.memory.format.ledger import HELD_HERE, Acknowledged, Standings, Taken
+from shmbuffer.memory.format.ledger import HELD_HERE, Acknowledged, ItemStates, LeasedItems
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS, nanoseconds
 
 _RARELY = 50
@@ -100,7 +100,9 @@ class Consumer:
         record = ledger.consumers(self._seat.mapped.ledger)[self.which]
         return bool(record["state"] == ledger.CONSUMES and record["number"] == self.number)
 
-    def take(self, count: int, lease_s: float = math.inf, leases: Leases | None = None) -> Taken:
+    def take(
+        self, count: int, lease_s: float = math.inf, leases: Leases | None = None
+    ) -> LeasedItems:
         """Returns the oldest ``count`` items that were not delivered yet, under a lease.
 
         Waits until there are enough items. It returns fewer items if no client could write more, or
@@ -118,7 +120,7 @@ class Consumer:
         """
         slots, tickets = np.empty(count, np.int64), np.empty(count, np.int64)
         found, lease = self.take_at(count, lease_s, address(slots), address(tickets), leases)
-        return Taken(slots[:found], tickets[:found], lease)
+        return LeasedItems(slots[:found], tickets[:found], lease)
 
     def take_at(
         self, count: int, lease_s: float, slots: int, tickets: int, leases: Leases | None = None
@@ -386,10 +388,10 @@ class Consumer:
         if lease:
             self._calls.ask("return_lease", self.which, self.number, lease, what="give_back")
 
-    def standings(self) -> Standings:
+    def item_states(self) -> ItemStates:
         """Returns the state of each slot's item for this consumer at one moment. O(capacity)."""
         capacity = self._calls.schema.capacity
-        found = Standings(
+        found = ItemStates(
             np.empty(capacity, np.uint8),
             np.empty(capacity, np.int64),
             np.empty(capacity, np.uint64),
@@ -398,9 +400,9 @@ class Consumer:
         self._calls.ask("item_states", self.which, self.number, *where)
         return found
 
-    def held(self) -> tuple[Ints, Ints, NDArray[np.uint64]]:
+    def held_items(self) -> tuple[Ints, Ints, NDArray[np.uint64]]:
         """Returns slots, tickets and leases of the items that this handle holds. O(capacity)."""
-        found = self.standings()
+        found = self.item_states()
         here = (found.states == HELD_HERE).nonzero()[0]
         return here, found.tickets[here], found.leases[here]
 

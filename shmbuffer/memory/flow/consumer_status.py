@@ -75,7 +75,7 @@ class ConsumerStatus(NamedTuple):
 COUNTS = ("delivered", "acked", "redelivered", "refused", "dropped")
 
 
-def status(content: Any, capacity: int, head: int, entries: Any) -> list[ConsumerStatus]:
+def parse_consumers(content: Any, capacity: int, head: int, entries: Any) -> list[ConsumerStatus]:
     """Reads the status of every consumer from a ledger, without a lock."""
     if memoryview(content).nbytes < ledger.HEAD.itemsize:
         return []  # another program has truncated the file
@@ -100,10 +100,10 @@ def status(content: Any, capacity: int, head: int, entries: Any) -> list[Consume
     return found
 
 
-def of(mapped: Mapped, control: Control) -> list[ConsumerStatus]:
+def read_consumers(mapped: Mapped, control: Control) -> list[ConsumerStatus]:
     """Reads the status of every consumer of a mapped buffer."""
     head = int(control.runtime["head"][0])
-    return status(mapped.ledger, mapped.schema.capacity, head, control.entries)
+    return parse_consumers(mapped.ledger, mapped.schema.capacity, head, control.entries)
 
 
 def _held(lease: Any, entries: Any) -> HeldItems:
@@ -119,7 +119,7 @@ def _held(lease: Any, entries: Any) -> HeldItems:
 
 def consumer_stats(seat: Seat) -> dict[str, int | float]:
     """Sums the counts of all consumers; zeros if there is none."""
-    found = [] if seat.mapped is None else of(seat.mapped, seat.control)
+    found = [] if seat.mapped is None else read_consumers(seat.mapped, seat.control)
     return {
         "consumers": len(found),
         "consumers_behind": max((one.behind for one in found), default=0),

@@ -37,7 +37,7 @@ class Consumers:
     def status(self) -> list[ConsumerStatus]:
         """Returns the status of every consumer."""
         assert self._seat.mapped is not None
-        return consumer_status.of(self._seat.mapped, self._seat.control)
+        return consumer_status.read_consumers(self._seat.mapped, self._seat.control)
 
     def open(
         self,
@@ -65,7 +65,7 @@ class Consumers:
         encoded = self._checked(name, times, start)
         found = self._find(encoded)
         if found is None:
-            with self._seat.ground.lock(timeout):
+            with self._seat.backing.lock(timeout):
                 self._seat.require_there()
                 found = self._find(encoded)
                 if found is None:
@@ -142,7 +142,7 @@ class Consumers:
             )
         parts = _core.parts(self._calls.schema.capacity)
         start = parts["consumers"] + free[0] * parts["each"]
-        seat.ground.extend_ledger(start, parts["each"])
+        seat.backing.extend_ledger(start, parts["each"])
         ledger.note_bytes(self._map(), start + parts["each"])
         padded = np.frombuffer(encoded.ljust(ledger.NAME_BYTES, b"\0"), np.uint8)
         seed = 1 + secrets.randbits(_SEED_BITS)

@@ -54,7 +54,7 @@ def holders(table: NDArray[Any], entries: Any, width: int = 1) -> list[Holder]:
     return sorted(found, key=lambda one: -one.items)
 
 
-def told(found: list[Holder]) -> str:
+def describe_holders(found: list[Holder]) -> str:
     """Returns "pid 12 holds 3 reservations of 96 items", or "" if there is no reservation."""
     if not found:
         return ""

@@ -78,7 +78,7 @@ class Reservations:
         return found
 
     @contextmanager
-    def held(
+    def hold(
         self, name: int, versions: Ints | None = None, young: Flags | None = None
     ) -> Iterator[None]:
         """Makes the first write that this thread commits in the body from the reservation.
@@ -119,7 +119,7 @@ class Reservations:
         """Counts elements that were too old."""
         self._seat.native.refuse(elements)
 
-    def done(self) -> list[int]:
+    def list_committed(self) -> list[int]:
         """Returns the numbers of committed pieces whose file may still exist."""
         table = table_of(self._seat)
         return [int(number) for number in table["id"][table["state"] == ReservationState.DONE]]
@@ -130,7 +130,7 @@ class Reservations:
             return
         assert self._seat.mapped is not None
         start, nbytes = _core.parts(1)["reservations"], RESERVATIONS * RESERVATION.itemsize
-        with self._seat.ground.lock(60.0):
-            self._seat.ground.extend_ledger(start, nbytes)
+        with self._seat.backing.lock(60.0):
+            self._seat.backing.extend_ledger(start, nbytes)
             ledger.note_bytes(self._seat.mapped.ledger, start + nbytes)
         self._has_room = True

@@ -58,7 +58,7 @@ class Sides:
         return not_attached(self._spawned().absent, time.time())
 
     def _spawned(self) -> Attendance:
-        directory, entries = self._seat.ground.directory, self._seat.control.entries
+        directory, entries = self._seat.backing.directory, self._seat.control.entries
         if directory is None:
             return Attendance((), 0, ())
         pids = entries["pid"][entries["state"] == EntryState.LIVE]

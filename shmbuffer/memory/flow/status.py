@@ -84,7 +84,7 @@ def raise_for_status(
         nbytes = sum(leaf.nbytes for leaf in schema.leaves if leaf.path in sharing.paths)
         raise SpaceError(
             f"{where}: {what} needs {native.needed} own rows for next observations, but too few of "
-            f"the {sharing.wholes} own rows are free, because more items than expected are the "
+            f"the {sharing.own_rows} own rows are free, because more items than expected are the "
             "newest of their stream, or differ from the observation that follows. Create the "
             "buffer with a larger share_next_room, or without share_next. Nothing was changed",
             needed_bytes=native.needed * nbytes,

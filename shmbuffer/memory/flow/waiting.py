@@ -37,7 +37,7 @@ from shmbuffer.memory.directory.seat import Seat
 from shmbuffer.memory.flow import consumer_status
 from shmbuffer.memory.flow.consumer_status import ConsumerStatus
 from shmbuffer.memory.flow.deadlock import find_deadlock
-from shmbuffer.memory.flow.holders import holders, table_of, told
+from shmbuffer.memory.flow.holders import describe_holders, holders, table_of
 from shmbuffer.memory.flow.rate_status import (
     RateStatus,
     clients_on,
@@ -136,7 +136,7 @@ class Calls:
         ``except`` that encloses both calls (see `run`).
         """
         seat = self.seat
-        limit = deadline.ends(timeout)
+        limit = deadline.start(timeout)
         blocked: _Blocked | None = None
         waiting: Waiting | None = None
         while result < 0:
@@ -145,8 +145,8 @@ class Calls:
             elif result == -_core.LIMITED:
                 waiting = waiting or Waiting(seat, self.schema, self.sides, what)
                 native = seat.native
-                waiting.wait(Why(native.why), native.needed, deadline.ends(None))
-                limit = deadline.ends(timeout)  # waits for a slot are timed from here on
+                waiting.wait(Why(native.why), native.needed, deadline.start(None))
+                limit = deadline.start(timeout)  # waits for a slot are timed from here on
             elif result == -_core.FORKED:
                 seat.rejoin()
             elif result == -_core.UNALLOCATED:
@@ -227,7 +227,7 @@ class Waiting:
         self._began = time.monotonic()
         self._looked = -1.0
         self._said = -1.0
-        self._knot: tuple[int, ...] | None = None
+        self._last_state: tuple[int, ...] | None = None
         self._full: tuple[int, int] | None = None
         self._side = Side.INSERTS if what == "sample" else Side.SAMPLES
 
@@ -351,7 +351,7 @@ class Waiting:
         if self._seat.native.queued < self._schema.elements or int(runtime["pending"]):
             self._full = None
             return False
-        state = int(runtime["head"]), self._standing().left
+        state = int(runtime["head"]), self._rate_status().left
         # checked twice, because taken items are freed a moment later
         before, self._full = self._full, state
         return before == state
@@ -360,16 +360,18 @@ class Waiting:
         """Raises RateLimitError if both sides wait for each other, because of tight limits."""
         control = self._seat.control
         runtime = control.runtime[0]
-        found = find_deadlock(control, self._standing(), why, self._in_queue)
+        found = find_deadlock(control, self._rate_status(), why, self._in_queue)
         state = tuple(int(runtime[name]) for name in ("write_count", "drawn", "pending", "head"))
-        state += (self._standing().left,)
+        state += (self._rate_status().left,)
         if found is None:
-            self._knot = None
-        elif self._knot != state:
-            self._knot = state  # check once more, because one of them may be continuing right now
+            self._last_state = None
+        elif self._last_state != state:
+            self._last_state = (
+                state  # check once more, because one of them may be continuing right now
+            )
         else:
             limits = control.limits() or RateLimiter()
-            text = found.text(control, self._schema, limits, self._standing())
+            text = found.text(control, self._schema, limits, self._rate_status())
             raise RateLimitError(f"{self._seat.where}: {text}", pids=self._pids())
 
     def _in_queue(self, entry: int, side: Side) -> Why | None:
@@ -381,23 +383,23 @@ class Waiting:
             raise_for_status(self._seat, -found, self._what)
         return Why(found) if found else None
 
-    def _standing(self) -> RateStatus:
+    def _rate_status(self) -> RateStatus:
         schema = self._schema
         runtime = self._seat.control.runtime[0]
         return rate_status(runtime, width=schema.width, capacity=schema.capacity)
 
     def _text(self, why: Why, count: int) -> str:
         entries, now_ns = self._seat.control.entries, time.monotonic_ns()
-        held = told(holders(table_of(self._seat), entries, self._schema.width))
+        held = describe_holders(holders(table_of(self._seat), entries, self._schema.width))
         entry = self._seat.entry
         absent = self._sides.absent() if self._side == Side.INSERTS else ""
-        asked = self._standing(), entries, self._side, count, why, now_ns, entry
+        asked = self._rate_status(), entries, self._side, count, why, now_ns, entry
         text = explain(*asked, held, self._consumers(), absent)
         return f"{self._what} waits: {text}"
 
     def _consumers(self) -> list[ConsumerStatus]:
         mapped = self._seat.mapped
-        return [] if mapped is None else consumer_status.of(mapped, self._seat.control)
+        return [] if mapped is None else consumer_status.read_consumers(mapped, self._seat.control)
 
     def _pids(self) -> list[int]:
         entries = self._seat.control.entries

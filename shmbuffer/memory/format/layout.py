@@ -183,7 +183,7 @@ class Flag(IntFlag):
     STEPS = 64  # space is allocated in steps, ahead of the writes; see `growth`
 
 
-def structure(*fields: tuple[str, str, int], itemsize: int) -> np.dtype[np.void]:
+def make_dtype(*fields: tuple[str, str, int], itemsize: int) -> np.dtype[np.void]:
     """Returns a structured dtype of fields with their types and offsets."""
     names, formats, offsets = zip(*fields, strict=True)
     return np.dtype(
@@ -196,7 +196,7 @@ def structure(*fields: tuple[str, str, int], itemsize: int) -> np.dtype[np.void]
     )
 
 
-def of_core(
+def make_core_dtype(
     struct: str, itemsize: int, *, u4: str = "", f8: str = "", **others: str
 ) -> np.dtype[np.void]:
     """Returns the dtype of a struct of the C core; fields that are not named are u8."""
@@ -205,10 +205,10 @@ def of_core(
     types = dict.fromkeys(at, "<u8") | dict.fromkeys(u4.split(), "<u4")
     types |= dict.fromkeys(f8.split(), "<f8") | others
     fields = [(name, types[name], at[name]) for name in sorted(at, key=lambda name: at[name])]
-    return structure(*fields, itemsize=itemsize)
+    return make_dtype(*fields, itemsize=itemsize)
 
 
-SUPERBLOCK = structure(
+SUPERBLOCK = make_dtype(
     ("magic", "V8", 0),
     ("format_major", "<u2", 8),
     ("format_minor", "<u2", 10),
@@ -246,9 +246,11 @@ SUPERBLOCK = structure(
 )
 
 # One of the two in the runtime page's ``limiters``.
-LIMITER = of_core("limiter", 64, u4="when_no_peer limits", f8="samples_per_insert error_buffer")
+LIMITER = make_core_dtype(
+    "limiter", 64, u4="when_no_peer limits", f8="samples_per_insert error_buffer"
+)
 
-RUNTIME = of_core(
+RUNTIME = make_core_dtype(
     "runtime",
     PAGE,
     u4="state prioritized waiters progress limiter_version limited consumers",
@@ -262,7 +264,7 @@ RUNTIME = of_core(
 # The report of the last recovery, at the end of the runtime page. The C core knows only its size.
 RECOVERY_BYTES = 256
 RECOVERY_OFFSET = REGISTRY_OFFSET - RECOVERY_BYTES
-RECOVERY = structure(
+RECOVERY = make_dtype(
     ("epoch", "<u8", 0),
     ("at_ns", "<u8", 8),
     ("duration_ns", "<u8", 16),
@@ -280,7 +282,7 @@ RECOVERY = structure(
     itemsize=RECOVERY_BYTES,
 )
 
-ENTRY = of_core(
+ENTRY = make_core_dtype(
     "entry",
     ENTRY_BYTES,
     u4="state role phase kind waits_for waits_why inserts_wanted samples_wanted",
@@ -289,11 +291,11 @@ ENTRY = of_core(
 )
 
 # The stamp of one copy of the weights.
-STAMP = of_core("stamp", 64, u4="crc32c", step="<i8")
+STAMP = make_core_dtype("stamp", 64, u4="crc32c", step="<i8")
 STAMP_SIGNED_BYTES = 32
 
 # The head of the file of the weights. The rest of its page is zero.
-WEIGHTS_HEAD = of_core(
+WEIGHTS_HEAD = make_core_dtype(
     "weights",
     256,
     u4="endian form_bytes crc32c",

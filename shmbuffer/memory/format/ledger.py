@@ -23,28 +23,28 @@ from numpy.typing import NDArray
 from shmbuffer._native import _core
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.array_types import Bytes, Ints
-from shmbuffer.memory.format.layout import of_core
+from shmbuffer.memory.format.layout import make_core_dtype
 from shmbuffer.memory.system.path_checks import wrong_size
 
 # The table of consumers, and the sizes of the other tables.
 CONSUMERS, LEASES, RESERVATIONS = 8, 1024, 4096
 CONSUMES, NAME_BYTES = 1, 48
-CONSUMER = of_core("consumer", 256, u4="state times holds", name=f"S{NAME_BYTES}")
+CONSUMER = make_core_dtype("consumer", 256, u4="state times holds", name=f"S{NAME_BYTES}")
 
 # A lease: items that one client was given together.
-LEASE = of_core("lease", 64, u4="entry")
+LEASE = make_core_dtype("lease", 64, u4="entry")
 
 # Space that a client has reserved for later items.
-RESERVATION = of_core("reservation", 64, u4="entry state flags")
+RESERVATION = make_core_dtype("reservation", 64, u4="entry state flags")
 
 # The notes of a consumer about a slot.
-DELIVERY = of_core("delivery", 16)
+DELIVERY = make_core_dtype("delivery", 16)
 LEASE_BITS, MOST_ACKS, LEASED = 53, 1023, 2**63
 
-HEAD = of_core("ledger", layout.PAGE, consumers=f"V{CONSUMERS * CONSUMER.itemsize}")
+HEAD = make_core_dtype("ledger", layout.PAGE, consumers=f"V{CONSUMERS * CONSUMER.itemsize}")
 
 
-class Taken(NamedTuple):
+class LeasedItems(NamedTuple):
     """Items under one lease."""
 
     slots: Ints
@@ -61,7 +61,7 @@ class Acknowledged(NamedTuple):
     """Items that were acknowledged too late: another client has them, or they are gone."""
 
 
-class Standings(NamedTuple):
+class ItemStates(NamedTuple):
     """The state of each slot's item for a consumer; ``enum shmb_item_state`` has the values."""
 
     states: Bytes
@@ -81,7 +81,7 @@ class Standings(NamedTuple):
 
 
 NO_ITEM, TO_GIVE, HELD_HERE, HELD_THERE, DONE = range(5)
-"""The values of `Standings.states`."""
+"""The values of `ItemStates.states`."""
 
 
 class ReservationState(IntEnum):

@@ -29,7 +29,7 @@ from shmbuffer.memory.format.layout import Alone, Limit
 WhenNoPeer = Literal["pass", "wait", "error"]
 
 # The limits of age beside a limiter: one of the two in the runtime page's ``ages``.
-AGES = layout.of_core("ages", 32)
+AGES = layout.make_core_dtype("ages", 32)
 
 # A limiter and its limits of age, as the C core copies them.
 SETTING = np.dtype([("limiter", layout.LIMITER), ("ages", AGES)])

@@ -115,9 +115,10 @@ class Schema:
     @property
     def leaf_bytes(self) -> tuple[int, ...]:
         """The size of each leaf's file in bytes."""
-        shared, wholes = self.sharing.paths, self.sharing.wholes
+        shared, own_rows = self.sharing.paths, self.sharing.own_rows
         return tuple(
-            leaf.nbytes * (wholes if leaf.path in shared else self.elements) for leaf in self.leaves
+            leaf.nbytes * (own_rows if leaf.path in shared else self.elements)
+            for leaf in self.leaves
         )
 
     @property
@@ -183,8 +184,8 @@ class Schema:
     @property
     def sections(self) -> dict[str, int]:
         """The offsets of the parts of the slots file, and its size; from ``_core.sections``."""
-        wholes = self.sharing.wholes
-        return _core.sections(self.capacity, self.width, bool(self.record_bytes), wholes)
+        own_rows = self.sharing.own_rows
+        return _core.sections(self.capacity, self.width, bool(self.record_bytes), own_rows)
 
     @property
     def ledger_bytes(self) -> int:

@@ -32,7 +32,7 @@ class Sharing:
     """Leaves that are stored once, because the following item has their bytes in another leaf."""
 
     paths: tuple[tuple[str, ...], ...] = ()  # paths of the leaves, all below "next"
-    wholes: int = 0  # rows for next observations that no other slot contains
+    own_rows: int = 0  # rows for next observations that no other slot contains
 
     def __bool__(self) -> bool:
         return bool(self.paths)
@@ -41,20 +41,20 @@ class Sharing:
         if not self.paths:
             return "a column for each leaf"
         names = ", ".join(".".join(path) for path in self.paths)
-        return f"{names} stored once, with room for {self.wholes} next observations of their own"
+        return f"{names} stored once, with room for {self.own_rows} next observations of their own"
 
     def require_fits(self, leaves: tuple[Leaf, ...], capacity: int, lanes: tuple[int, ...]) -> None:
         """Raises SchemaMismatchError if a buffer with these leaves cannot store them once."""
-        if not self.paths and not self.wholes:
+        if not self.paths and not self.own_rows:
             return
         if lanes:
             raise SchemaMismatchError(
                 f"share_next needs a storage of one dimension (ndim=1), but this storage has "
                 f"{[capacity, *lanes]}; write environments side by side as streams"
             )
-        if not (0 < self.wholes < NEXT_LIMIT and capacity < NEXT_LIMIT):
+        if not (0 < self.own_rows < NEXT_LIMIT and capacity < NEXT_LIMIT):
             raise SchemaMismatchError(
-                f"share_next: capacity={capacity} and share_next_room={self.wholes} must both be "
+                f"share_next: capacity={capacity} and share_next_room={self.own_rows} must both be "
                 f"from 1 to {NEXT_LIMIT - 1}"
             )
         known = {leaf.path: leaf for leaf in leaves}
@@ -73,11 +73,11 @@ class Sharing:
         """Returns the name of a leaf's file; files of own rows have names that no leaf can have."""
         if leaf.path not in self.paths:
             return leaf.file
-        return "/".join(quote(part, safe="") for part in leaf.path) + "+wholes.memmap"
+        return "/".join(quote(part, safe="") for part in leaf.path) + "+own_rows.memmap"
 
     def to_json(self) -> dict[str, Any]:
         """Converts to JSON."""
-        return {"paths": [list(path) for path in self.paths], "wholes": self.wholes}
+        return {"paths": [list(path) for path in self.paths], "own_rows": self.own_rows}
 
     @classmethod
     def from_json(cls, one: Any) -> Sharing:
@@ -87,21 +87,21 @@ class Sharing:
         paths = tuple(tuple(map(str, path)) for path in one["paths"])
         if not paths:
             raise ValueError("no leaf is stored once")
-        return cls(paths, size_of(one["wholes"]))
+        return cls(paths, size_of(one["own_rows"]))
 
 
 NOT_SHARED = Sharing()
 
 
 @dataclass(frozen=True)
-class Asked:
+class SharingRequest:
     """The sharing that was requested at creation, before the leaves are known."""
 
     keys: tuple[tuple[str, ...], ...] = ()  # below "next"; (): all suitable leaves
     room: int | None = None  # number of own rows; None: the default
 
     @classmethod
-    def given(cls, share_next: Any, room: Any, ndim: int) -> Asked | None:
+    def from_arguments(cls, share_next: Any, room: Any, ndim: int) -> SharingRequest | None:
         """Parses a storage's arguments; ValueError if invalid, None if each leaf has a column."""
         if share_next is False or share_next is None:
             if room is not None:
@@ -122,7 +122,7 @@ class Asked:
             raise ValueError("share_next=[] names no key; leave it out, or pass True")
         return cls(tuple(keys), room)
 
-    def of(self, leaves: Iterable[Leaf], capacity: int) -> Sharing:
+    def choose_leaves(self, leaves: Iterable[Leaf], capacity: int) -> Sharing:
         """Chooses the shared leaves; SchemaMismatchError if one cannot be shared, or none can."""
         known = {leaf.path: leaf for leaf in leaves}
         if not known:
@@ -151,7 +151,7 @@ class Asked:
         return {"keys": [list(key) for key in self.keys], "room": self.room}
 
     @classmethod
-    def recorded(cls, extra: dict[str, Any]) -> Asked | None:
+    def from_settings(cls, extra: dict[str, Any]) -> SharingRequest | None:
         """Returns the recorded request; None if there was none."""
         found = extra.get("share_next")
         if found is None:

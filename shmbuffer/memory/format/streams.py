@@ -18,7 +18,7 @@ GivenStreams = int | Streams | None
 """A stream for all items, a stream for each item, or None for stream 0."""
 
 
-def checked(streams: Any) -> int | Streams:
+def check_streams(streams: Any) -> int | Streams:
     """Checks streams, and returns one int for all items, or a copy of the stream of each item."""
     if type(streams) is int and 0 <= streams < STREAMS:
         return streams
@@ -46,7 +46,7 @@ def checked(streams: Any) -> int | Streams:
     return given.astype(np.uint32) if given.ndim else int(given)
 
 
-def of_each(streams: GivenStreams, count: int) -> Streams | None:
+def expand_streams(streams: GivenStreams, count: int) -> Streams | None:
     """Returns one stream for each of ``count`` items, or None for stream 0; checks their number."""
     if streams is None or isinstance(streams, int):
         return np.full(count, streams, np.uint32) if streams else None

@@ -74,7 +74,7 @@ class Superblock:
             self.owner_pid, self.owner_start_time, self.owner_boot_id, self.owner_pid_namespace
         )
 
-    def owned(self, **others: Any) -> Superblock:
+    def with_owner(self, **others: Any) -> Superblock:
         """Returns a copy that this process owns, with other fields replaced."""
         me = identity.current()
         return replace(
@@ -86,7 +86,7 @@ class Superblock:
             **others,
         )
 
-    def defined(self, schema: Schema, slots_bytes: int) -> Superblock:
+    def with_schema(self, schema: Schema, slots_bytes: int) -> Superblock:
         """Returns a copy for a defined schema: READY, with the fields that describe its files."""
         return replace(
             self,
@@ -387,7 +387,7 @@ def _is_whole(page: bytes) -> bool:
 
 def first_superblock(settings: dict[str, Any], flags: Flag, file: tuple[int, int]) -> Superblock:
     """Returns the superblock of a new buffer, owned by this process."""
-    return Superblock().owned(
+    return Superblock().with_owner(
         uuid=uuid.uuid4().bytes,
         boot_id=identity.current().boot_id,
         flags=flags,

@@ -11,7 +11,7 @@ from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.mapped.slots_file import SlotsFile
 
 
-def misplaced(runtime: Any, live: SlotsFile, where: slice, record_bytes: int) -> Flags:
+def find_misplaced(runtime: Any, live: SlotsFile, where: slice, record_bytes: int) -> Flags:
     """Returns which slots have an item whose record cannot be at the place that they give."""
     position, nbytes = live.extents["position"][where], live.extents["bytes"][where]
     wrong = (nbytes < layout.RECORD.itemsize) | (nbytes > record_bytes) | (position % 8 != 0)
@@ -24,7 +24,7 @@ def misplaced(runtime: Any, live: SlotsFile, where: slice, record_bytes: int) ->
     return found
 
 
-def not_theirs(live: SlotsFile, record_bytes: int, records_map: Any, placed: Flags) -> Flags:
+def find_mismatched(live: SlotsFile, record_bytes: int, records_map: Any, placed: Flags) -> Flags:
     """Returns which of the first slots have an item whose record has the header of another."""
     held = (placed & live.holds(slice(len(placed)))).nonzero()[0]
     extents = live.extents[held]

@@ -56,7 +56,7 @@ class Mapped(NamedTuple):
             None
             if folder is None
             else (folder, layout.CONTROL, superblock.device, superblock.inode),
-            schema.sharing.wholes,
+            schema.sharing.own_rows,
             self.ledger,
         )
 

@@ -38,14 +38,14 @@ def to_record(settings: Settings, where: object) -> dict[str, Any]:
     return values
 
 
-def of_buffer(settings: Settings, where: str) -> dict[str, Any]:
+def read_buffer_arguments(settings: Settings, where: str) -> dict[str, Any]:
     """Returns the recorded arguments of the buffer, by name; see `buffers.description`."""
     return _checked(settings.extra, _OF_BUFFERS, "", where)
 
 
-def of_storage(settings: Settings, where: str) -> dict[str, Any]:
+def read_storage_settings(settings: Settings, where: str) -> dict[str, Any]:
     """Returns the recorded settings of a storage of records; empty for one of rows."""
-    storage = of_buffer(settings, where).get("storage", {})
+    storage = read_buffer_arguments(settings, where).get("storage", {})
     found = _checked(storage, _OF_STORAGES, "storage.", where)
     keys = found.get("compress")
     if keys is None:
@@ -93,7 +93,7 @@ def _is_exponent(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value < math.inf
 
 
-def _is_asked(value: Any) -> bool:
+def _is_sharing_request(value: Any) -> bool:
     """True if a value is the record of a `SharingRequest`."""
     return (
         type(value) is dict
@@ -115,7 +115,7 @@ _OF_BUFFERS: dict[str, Callable[[Any], bool]] = {
     "beta": _or_none(_is_exponent),
     "track_generations": _or_none(_is_bool),
     "storage": lambda value: type(value) is dict,
-    "share_next": _is_asked,
+    "share_next": _is_sharing_request,
     "node": _is_text,  # the node of a shard, if the buffer is sharded
 }
 _OF_STORAGES: dict[str, Callable[[Any], bool]] = {

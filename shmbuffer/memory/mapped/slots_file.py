@@ -62,11 +62,11 @@ class SlotsFile:
         count = capacity if schema.record_bytes else 0
         # `layout.EXTENT` [capacity]: the places of the records; empty if items are rows
         self.extents = part("extents" if count else "words", count, layout.EXTENT)
-        wholes = schema.sharing.wholes
+        own_rows = schema.sharing.own_rows
         # uint64[capacity] and uint32[own rows]: the places of next observations; empty if each leaf
         # has a column
-        self.nexts = part("nexts" if wholes else "words", capacity if wholes else 0, np.uint64)
-        self.holders = part("holders" if wholes else "words", wholes, np.uint32)
+        self.nexts = part("nexts" if own_rows else "words", capacity if own_rows else 0, np.uint64)
+        self.holders = part("holders" if own_rows else "words", own_rows, np.uint32)
 
     @property
     def mass(self) -> Floats:
@@ -108,7 +108,7 @@ class SlotsFile:
         lanes: Ints = (found[:, None] * self.width + np.arange(self.width)).ravel()
         return lanes
 
-    def wholes_used(self) -> int:
+    def count_own_rows(self) -> int:
         """Returns the number of own rows in use; see `sharing`. O(own rows)."""
         if not len(self.holders):
             return 0

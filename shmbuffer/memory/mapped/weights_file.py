@@ -43,7 +43,7 @@ from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.format.leaf import Leaf
 from shmbuffer.memory.format.schema import MAX_LEAVES, difference_of
 from shmbuffer.memory.system.filesystem import free_memory_bytes
-from shmbuffer.memory.system.path_checks import explained
+from shmbuffer.memory.system.path_checks import explain_errors
 from shmbuffer.memory.system.private_copy import map_file
 from shmbuffer.memory.system.region import Directory
 
@@ -104,7 +104,7 @@ class WeightsForm:
         return cls([Leaf.from_json(one) for one in json.loads(data)])
 
 
-class Copied(NamedTuple):
+class WeightsCopy(NamedTuple):
     """A copy of published weights."""
 
     version: int  # the version of the weights
@@ -126,13 +126,13 @@ class WeightsFile:
         self, directory: Directory, file: _core.Descriptor, *, writable: bool = True
     ) -> None:
         self.where = where = directory.path / layout.WEIGHTS
-        with explained(where):
+        with explain_errors(where):
             found = os.fstat(file.fd)
         if found.st_size < layout.PAGE:
             raise _foreign(where)
         self.identity = (found.st_dev, found.st_ino)
         self.looked_s = 0.0  # when the file was last found under its name
-        with explained(where, needed=found.st_size, free=free_memory_bytes):
+        with explain_errors(where, needed=found.st_size, free=free_memory_bytes):
             size, told = found.st_size, [(0, layout.PAGE + layout.SCHEMA_LIMIT)]
             mapped: Any = map_file(
                 directory, layout.WEIGHTS, file, size, writable=writable, parts=told
@@ -172,7 +172,7 @@ class WeightsFile:
             self._map, self._copies, self._bytes, pieces.ctypes.data, len(sizes), step
         )
 
-    def copy(self, than: int) -> Copied | None:
+    def copy(self, than: int) -> WeightsCopy | None:
         """Returns a validated copy of the newest weights; None if they are not newer."""
         if self.newest <= than:
             return None
@@ -181,7 +181,7 @@ class WeightsFile:
         found = _core.newest(self._map, self._copies, self._bytes, known, data)
         if isinstance(found, tuple):
             version, step, time_ns, _ = found
-            return Copied(version, step, time_ns, self.form, data)
+            return WeightsCopy(version, step, time_ns, self.form, data)
         if found == _core.NOTHING:
             return None
         if found == _core.LAPPED:
@@ -213,7 +213,7 @@ class WeightsFile:
         return bool(stamp["version"] == version and stamp["crc32c"] == found)
 
 
-def opened(directory: Directory, *, writable: bool = True) -> WeightsFile | None:
+def open_weights(directory: Directory, *, writable: bool = True) -> WeightsFile | None:
     """Opens the weights of a directory; None before the first publish."""
     try:
         file = directory.open_file(layout.WEIGHTS, writable=writable)
@@ -231,7 +231,7 @@ def make(directory: Directory, leaves: Sequence[Leaf], newest: int) -> None:
     directory.unlink(new)
     with directory.create(new, copies + 2 * form.nbytes) as file:
         head = _head(form, told, copies, newest)
-        with explained(directory.path / new, needed=len(head)):
+        with explain_errors(directory.path / new, needed=len(head)):
             if os.pwrite(file.fd, head, 0) != len(head):
                 raise OSError(errno.EIO, "only a part could be written")
         _core.reached("weights.head")
@@ -243,7 +243,7 @@ def recover(directory: Directory) -> None:
     """Removes weights that a power cut, or copying the directory, has torn; under init.lock."""
     where = directory.path / layout.WEIGHTS
     try:
-        found = opened(directory)
+        found = open_weights(directory)
         for version in [] if found is None else found.drop_damaged():
             _log.warning("%s: version %d was torn and is left out; publish again", where, version)
     except (FormatError, CorruptBufferError) as error:

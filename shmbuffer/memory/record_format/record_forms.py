@@ -78,7 +78,7 @@ def _parse(code: bytes) -> Form:
         raise ValueError(f"it has {len(code)} bytes, but {bounds.MAX_FORM_BYTES} are the limit")
     reader = _Reader(code)
     try:
-        form = encode_form(reader.whole(), reader.chunks)
+        form = encode_form(reader.read_tree(), reader.chunks)
     except TypeError as error:
         raise ValueError(str(error)) from None
     if form.code != code:
@@ -104,7 +104,7 @@ class _Reader:
         self._at = 0
         self._parts = 0
 
-    def whole(self) -> Any:
+    def read_tree(self) -> Any:
         """Returns the tree."""
         tree = self._node(0)
         if self._at != len(self._code):

@@ -105,7 +105,7 @@ class Claims:
         given = 0
         try:
             if priorities is None and self._tree.initial is not None and not self._in_place:
-                priorities = self._tree.of_new(None, self._elements)
+                priorities = self._tree.choose_priorities(None, self._elements)
             if priorities is not None:
                 given = address_of_priorities(priorities, self._elements)
         except BaseException:

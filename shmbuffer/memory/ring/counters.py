@@ -27,7 +27,7 @@ RUNTIME_COUNTERS = (
 )
 
 
-def of_snapshot(snapshot: bytes) -> tuple[Any, Any]:
+def split_snapshot(snapshot: bytes) -> tuple[Any, Any]:
     """Splits a native snapshot into the runtime page and the registry."""
     data = np.frombuffer(snapshot, np.uint8)
     runtime = data[: layout.PAGE].view(layout.RUNTIME)[0]
@@ -76,7 +76,7 @@ def snapshot(seat: Seat, ring: Ring | None, capacity: int) -> dict[str, int | fl
     if ring is None:
         runtime, entries = seat.control.runtime[0], seat.control.entries
     else:
-        runtime, entries = of_snapshot(ring.snapshot())
+        runtime, entries = split_snapshot(ring.snapshot())
     live = set((entries["state"] == layout.EntryState.LIVE).nonzero()[0].tolist())
     alive = live & {entry for entry, _ in seat.registry.alive()}
     return {
@@ -90,7 +90,7 @@ def snapshot(seat: Seat, ring: Ring | None, capacity: int) -> dict[str, int | fl
 
 def _bytes(seat: Seat) -> int:
     mapped = seat.mapped.nbytes if seat.mapped else 0
-    return layout.CONTROL_BYTES + mapped + sum(size for _, size in seat.ground.beside())
+    return layout.CONTROL_BYTES + mapped + sum(size for _, size in seat.backing.extra_files())
 
 
 def glance(seat: Seat, ring: Ring | None, capacity: int) -> dict[str, int | float]:
@@ -103,7 +103,7 @@ def _of_sharing(ring: Ring | None) -> dict[str, int]:
     if ring is None or not ring.schema.sharing:
         return {}
     sharing = ring.schema.sharing
-    return {"wholes": sharing.wholes, "wholes_used": ring.live.wholes_used()}
+    return {"own_rows": sharing.own_rows, "own_rows_used": ring.live.count_own_rows()}
 
 
 def _of_handle(

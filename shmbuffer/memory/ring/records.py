@@ -105,7 +105,7 @@ class Records:
             return head
         if priorities is None and self._tree.initial is not None:
             taken = (head + np.arange(min(count, capacity))) % capacity
-            priorities = self._tree.of_new(taken, count)
+            priorities = self._tree.choose_priorities(taken, count)
         given = address_of_priorities(priorities, count)
         arguments = *addresses_of(batch), given, address(streams)
         return self._calls.run(
@@ -130,7 +130,7 @@ class Records:
         if count != len(where):
             raise ValueError(f"{count} records cannot be written to {len(where)} slots")
         if priorities is None and not in_place:
-            priorities = self._tree.of_new(where, count)
+            priorities = self._tree.choose_priorities(where, count)
         order = np.argsort(where, kind="stable")
         kept = np.ones(count, np.bool_)
         if count == 0:

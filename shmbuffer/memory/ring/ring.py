@@ -141,7 +141,7 @@ class Ring(HasTotals):
             return self.head
         if priorities is None and self.tree.initial is not None:
             taken = (self.head + np.arange(min(count, self.capacity))) % self.capacity
-            priorities = self.tree.of_new(taken, count * self.width)
+            priorities = self.tree.choose_priorities(taken, count * self.width)
         given = address_of_priorities(priorities, count * self.width)
         batch = tuple(addresses), count, given, address(streams), LOCK_TIMEOUT_NS
         try:
@@ -198,7 +198,7 @@ class Ring(HasTotals):
             return
         where = np.ascontiguousarray(where, np.int64)
         if priorities is None and not in_place:
-            priorities = self.tree.of_new(where, len(where) * self.width)
+            priorities = self.tree.choose_priorities(where, len(where) * self.width)
         given = address_of_priorities(priorities, len(where) * self.width)
         at, addresses = where.ctypes.data, tuple(addresses)
         self._calls.run(
@@ -334,7 +334,7 @@ class Ring(HasTotals):
         self._calls.ask("empty", keep_write_count)
 
     def snapshot(self) -> bytes:
-        """Returns the runtime page and the registry at one moment; see `counters.of_snapshot`."""
+        """Returns the runtime page and the registry, for `counters.split_snapshot`."""
         return bytes(
             self._calls.answer(lambda: self.seat.native.snapshot(LOCK_TIMEOUT_NS), "snapshot")
         )

@@ -79,7 +79,7 @@ class PriorityTree:
         """Returns a copy of the tree's leaves, or a live view for a slice."""
         return self._live.mass.copy() if elements is None else self._live.mass[elements]
 
-    def of_new(self, taken: Ints | None, count: int) -> Floats | None:
+    def choose_priorities(self, taken: Ints | None, count: int) -> Floats | None:
         """Returns priorities for ``count`` new elements; None if the core chooses them."""
         return None if self.initial is None else np.full(count, self.initial(taken))
 

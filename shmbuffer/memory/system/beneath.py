@@ -19,7 +19,7 @@ from pathlib import Path
 
 from shmbuffer._native import _core
 from shmbuffer.errors import UnsafePathError
-from shmbuffer.memory.system.path_checks import explained, require_own_directory
+from shmbuffer.memory.system.path_checks import explain_errors, require_own_directory
 
 PRIVATE = ".shmbuffer"
 """The directory whose mode decides whether the group may read new files.
@@ -64,7 +64,7 @@ def walk(
         fd = root
         for folder in folders:
             where /= folder
-            with explained(where, wanted="a directory", reading=foreign):
+            with explain_errors(where, wanted="a directory", reading=foreign):
                 if make is not None:
                     make_folder(folder, make, dir_fd=fd)
                 fd = reached.take(os.open, folder, FOLDER, dir_fd=fd)
@@ -75,7 +75,7 @@ def walk(
 
 def new_modes(root: int, where: Path) -> tuple[int, int]:
     """Returns the modes of new files and directories below ``root``, which is open at ``where``."""
-    with explained(where / PRIVATE, wanted="a directory"):
+    with explain_errors(where / PRIVATE, wanted="a directory"):
         try:
             found = os.stat(PRIVATE, dir_fd=root, follow_symlinks=False)
         except FileNotFoundError:

@@ -14,16 +14,16 @@ LOCK_TIMEOUT_NS = 5_000_000_000
 WRITE_TIMEOUT_S = 5.0
 
 
-def within(seconds: float | None) -> AbstractContextManager[None]:
+def limit_waits(seconds: float | None) -> AbstractContextManager[None]:
     """Limits the time that all waits of this thread may take together; None changes nothing."""
-    return _AS_BEFORE if seconds is None else _within(seconds)
+    return _NO_NEW_LIMIT if seconds is None else _limit_waits(seconds)
 
 
-_AS_BEFORE = nullcontext()
+_NO_NEW_LIMIT = nullcontext()
 
 
 @contextmanager
-def _within(seconds: float) -> Iterator[None]:
+def _limit_waits(seconds: float) -> Iterator[None]:
     require_time("timeout", seconds)
     before = _own.limit
     _own.limit = Deadline(seconds, time.monotonic() + seconds)
@@ -41,7 +41,7 @@ class Deadline(NamedTuple):
     """In seconds of `time.monotonic`."""
 
 
-def ends(usual: float | None) -> Deadline | None:
+def start(usual: float | None) -> Deadline | None:
     """Returns the deadline of a wait that begins now, or None if it may take forever."""
     if _own.limit is not None or usual is None:
         return _own.limit

@@ -79,12 +79,6 @@ def is_read_only(fd: int) -> bool:
     return bool(os.fstatvfs(fd).f_flag & os.ST_RDONLY)
 
 
-def shut(fd: int) -> None:
-    """Closes a descriptor and ignores errors: the number is free, and data were synced before."""
-    with suppress(OSError):
-        os.close(fd)
-
-
 def require_safe(fd: int, where: Path) -> None:
     """Raises UnsafeFilesystemError if a buffer cannot rely on the file system of an open file."""
     kind = filesystem_type(fd)

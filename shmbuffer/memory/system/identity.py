@@ -141,7 +141,7 @@ def is_of_another_boot(identity: Identity) -> bool:
     return UNKNOWN_BOOT != identity.boot_id != current().boot_id != UNKNOWN_BOOT
 
 
-def opened(who: Identity) -> int | None:
+def open_pidfd(who: Identity) -> int | None:
     """Opens a descriptor (pidfd) of a running process, which no other process can receive.
 
     Returns None if the process has ended, or if its identity cannot be proved because it is in

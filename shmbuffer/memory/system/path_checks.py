@@ -25,7 +25,7 @@ from shmbuffer.errors import (
     UnsafePathError,
 )
 from shmbuffer.memory.system.filesystem import space_error
-from shmbuffer.memory.system.progress import is_of_callback
+from shmbuffer.memory.system.progress import is_from_callback
 
 _SHARED = stat.S_ISVTX | stat.S_IWOTH
 _LINKS = 40  # the kernel's own limit
@@ -84,7 +84,7 @@ def require_own_file(found: os.stat_result, where: Path) -> None:
     require_owner(found, where)
 
 
-def followed(path: str | os.PathLike[str]) -> Path:
+def resolve_path(path: str | os.PathLike[str]) -> Path:
     """Resolves a path; raises UnsafePathError if its last part is a link of an untrusted user.
 
     As with fs.protected_symlinks, links in a sticky directory are followed if they belong to this
@@ -113,7 +113,7 @@ def followed(path: str | os.PathLike[str]) -> Path:
 
 
 @contextmanager
-def explained(
+def explain_errors(
     where: Path,
     *,
     wanted: str = "a regular file",
@@ -135,7 +135,7 @@ def explained(
     except ShmBufferError:
         raise
     except OSError as error:
-        if is_of_callback(error):
+        if is_from_callback(error):
             raise
         meaning: ShmBufferError
         match error.errno:

@@ -1,6 +1,6 @@
 """Reports the progress of long operations several times a second.
 
-    with hearing(on_progress):                        the public call: check, recover, dumps, loads
+    with report_to(on_progress):                      the public call: check, recover, dumps, loads
         ...
         with Progress("copy", total) as progress:     the work, some layers below
             for first, count in progress.cut(slots, slot_bytes): ...; progress.advance(...)
@@ -64,26 +64,26 @@ class ProgressReport:
 Item = TypeVar("Item")
 OnProgress = Callable[[ProgressReport], object]
 
-_heard_by: ContextVar[OnProgress | None] = ContextVar("shmbuffer_on_progress", default=None)
+_listener: ContextVar[OnProgress | None] = ContextVar("shmbuffer_on_progress", default=None)
 _raised: ContextVar[BaseException | None] = ContextVar("shmbuffer_on_progress_raised", default=None)
 
 
 @contextmanager
-def hearing(on_progress: OnProgress | None) -> Iterator[None]:
+def report_to(on_progress: OnProgress | None) -> Iterator[None]:
     """Sends progress reports of the body to ``on_progress``; None keeps the outer callback."""
     if on_progress is None:
         yield
         return
     require_callable(on_progress)
-    before = _heard_by.set(on_progress)
+    before = _listener.set(on_progress)
     try:
         yield
     finally:
-        _heard_by.reset(before)
+        _listener.reset(before)
         _raised.set(None)
 
 
-def is_of_callback(error: BaseException) -> bool:
+def is_from_callback(error: BaseException) -> bool:
     """True if ``on_progress`` raised this error, so that our error handling ignores it."""
     return error is _raised.get()
 
@@ -98,7 +98,7 @@ def require_callable(on_progress: object) -> None:
 
 
 class Progress:
-    """Reports the progress and the end of some work, by default to the callback of `hearing`."""
+    """Reports the progress and the end of some work, by default to the callback of `report_to`."""
 
     def __init__(
         self, what: str, total: int, unit: str = "bytes", on_progress: OnProgress | None = None
@@ -106,15 +106,22 @@ class Progress:
         self._what = what
         self._total = total
         self._unit = unit
-        self._on_progress = _heard_by.get() if on_progress is None else on_progress
+        self._on_progress = _listener.get() if on_progress is None else on_progress
         self._done = 0
         self._next_s = time.monotonic() + EVERY_S
-        self.heard = self._on_progress is not None and total > 0  # whether there is a callback
+        self.has_listener = (
+            self._on_progress is not None and total > 0
+        )  # whether there is a callback
 
     def advance(self, by: int) -> None:
         """Adds ``by`` to the completed amount, which never exceeds the total."""
         self._done = min(self._done + by, self._total)
-        if by and self.heard and self._done < self._total and time.monotonic() >= self._next_s:
+        if (
+            by
+            and self.has_listener
+            and self._done < self._total
+            and time.monotonic() >= self._next_s
+        ):
             self._tell()
             self._next_s = time.monotonic() + EVERY_S
 
@@ -127,7 +134,7 @@ class Progress:
     def cut(self, count: int, nbytes: int, most: int | None = None) -> Iterator[tuple[int, int]]:
         """Yields pieces of ``count`` items, as pairs of first item and number of items."""
         at_once = count if most is None else most
-        if self.heard:
+        if self.has_listener:
             at_once = min(at_once, max(1, PIECE_BYTES // max(1, nbytes)))
         for first in range(0, count, max(1, at_once)):
             yield first, min(at_once, count - first)
@@ -135,20 +142,20 @@ class Progress:
     def finish(self) -> None:
         """Reports that all of the work is complete."""
         self._done = self._total
-        if self.heard:
+        if self.has_listener:
             self._tell()
 
     def _tell(self) -> None:
         if self._on_progress is None:
             return
-        before = _heard_by.set(None)  # the callback's own work is not reported to it
+        before = _listener.set(None)  # the callback's own work is not reported to it
         try:
             self._on_progress(ProgressReport(self._what, self._done, self._total, self._unit))
         except BaseException as error:
             _raised.set(error)
             raise
         finally:
-            _heard_by.reset(before)
+            _listener.reset(before)
 
     def __enter__(self) -> Self:
         return self

@@ -44,7 +44,7 @@ from shmbuffer.errors import (
 )
 from shmbuffer.memory.system import beneath, filesystem
 from shmbuffer.memory.system.path_checks import (
-    explained,
+    explain_errors,
     name_of,
     not_durable,
     require_one_name,
@@ -108,7 +108,7 @@ class Directory:
             raise ValueError(f"the path of a directory cannot be empty, but is {path!r}")
         where, file, created = Path(path).absolute(), _core.Descriptor(), False
         try:
-            with explained(where, wanted="a directory", reading=reading):
+            with explain_errors(where, wanted="a directory", reading=reading):
                 created = create and beneath.make_with_parents(where)
                 fd = file.take(os.open, where, beneath.FOLDER | (os.O_PATH if anybodys else 0))
                 found = os.fstat(fd)
@@ -212,7 +212,7 @@ class Directory:
 
     def read(self, name: str, *, limit: int) -> bytes:
         """Returns the content of a file of at most ``limit`` bytes."""
-        with self.open_file(name, writable=False) as file, explained(self.path / name):
+        with self.open_file(name, writable=False) as file, explain_errors(self.path / name):
             fd, data = file.fd, bytearray()
             while len(data) <= limit and (more := os.read(fd, min(limit + 1, _CHUNK_BYTES))):
                 data += more
@@ -227,7 +227,7 @@ class Directory:
         temporary = f"{name}.{secrets.token_hex(8)}.tmp"
         with self.create(temporary, 0) as file:
             try:
-                with explained(self.path / name, needed=len(data), free=self.free_bytes):
+                with explain_errors(self.path / name, needed=len(data), free=self.free_bytes):
                     rest = memoryview(data)
                     while rest:
                         rest = rest[os.write(file.fd, rest) :]
@@ -269,7 +269,7 @@ class Directory:
         with (
             self._within(old, write=True) as (source, old_last),
             (into or self)._within(new, make=True) as (target, new_last),
-            explained(self.path / old),
+            explain_errors(self.path / old),
         ):
             os.rename(old_last, new_last, src_dir_fd=source, dst_dir_fd=target)
             _core.reached("file.renamed")
@@ -296,13 +296,13 @@ class Directory:
 
     def free_bytes(self) -> int:
         """Returns the free bytes reported by statvfs, which ignores quotas."""
-        with explained(self.path):
+        with explain_errors(self.path):
             return filesystem.free_bytes(self._root())
 
     @property
     def in_memory(self) -> bool:
         """True if the file system has no disk below it."""
-        with explained(self.path):
+        with explain_errors(self.path):
             return filesystem.filesystem_type(self._root()) in filesystem.IN_MEMORY
 
     @staticmethod
@@ -327,7 +327,7 @@ class Directory:
         if not self._has_a_name():
             return False
         try:
-            with explained(self.path, wanted="a directory"):
+            with explain_errors(self.path, wanted="a directory"):
                 found = os.stat(self.path, follow_symlinks=False)
         # the directory, or a parent, is gone or was replaced
         except (BufferNotFoundError, UnsafePathError):
@@ -352,7 +352,7 @@ class Directory:
         return self.file.fd
 
     def _has_a_name(self) -> bool:
-        with explained(self.path, wanted="a directory"):
+        with explain_errors(self.path, wanted="a directory"):
             return os.fstat(self._root()).st_nlink > 0
 
     @contextmanager
@@ -365,7 +365,7 @@ class Directory:
         wanted: str = "a regular file",
         needed: int = 0,
     ) -> Iterator[tuple[int, str]]:
-        """Yields the descriptor of the parent of ``name``, and its last part; see `explained`."""
+        """Yields the descriptor of the parent of ``name``, and the last part of ``name``."""
         root = self._root()
         *folders, last = beneath.parts(name, self.path)
         if self.foreign and (make or write):
@@ -380,7 +380,7 @@ class Directory:
         mode = beneath.new_modes(root, self.path)[1] if make else None
         with (
             beneath.walk(root, self.path, folders, make=mode, foreign=self.foreign) as folder,
-            explained(
+            explain_errors(
                 where, wanted=wanted, needed=needed, free=self.free_bytes, reading=self.foreign
             ),
         ):
@@ -393,6 +393,6 @@ class Directory:
         with (
             _core.Descriptor() as opened,
             beneath.walk(self._root(), self.path, folders, foreign=self.foreign) as folder,
-            explained(self.path / name, wanted="a directory", reading=self.foreign),
+            explain_errors(self.path / name, wanted="a directory", reading=self.foreign),
         ):
             yield opened.take(os.open, ".", beneath.FOLDER, dir_fd=folder)

@@ -27,7 +27,7 @@ from shmbuffer.memory.mapped.control import Control, Superblock
 from shmbuffer.memory.mapped.native import Mapped
 from shmbuffer.memory.mapped.slots_file import SlotsFile
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
-from shmbuffer.memory.system.progress import OnProgress, Progress, hearing
+from shmbuffer.memory.system.progress import OnProgress, Progress, report_to
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.upkeep import history
 from shmbuffer.memory.upkeep.copied_buffer import copy_buffer
@@ -89,9 +89,9 @@ def check(
                 _check_copy(report, Files(directory, private=True), on_progress)
                 return report
             # before the lock, which must not be created for a file of another program
-            Diagnosis.of(files)
+            Diagnosis.read(files)
             with files.lock(timeout):
-                found = Diagnosis.of(files)
+                found = Diagnosis.read(files)
                 _compare_control(report, found)
                 mapped = _noted(report, found.load())
                 if mapped is not None:
@@ -101,7 +101,7 @@ def check(
             report.problems.append(str(error))
             return report
         if mapped is not None:
-            with hearing(on_progress):
+            with report_to(on_progress):
                 _compare_checksums(report, found.superblock, mapped, native, looked)
         return report
 
@@ -114,7 +114,7 @@ def check_living(seat: Seat) -> CheckReport:
     if mapped is None:
         report.notes.append(NO_SCHEMA)
     else:
-        files = seat.ground if isinstance(seat.ground, Files) else None
+        files = seat.backing if isinstance(seat.backing, Files) else None
         looked = _compare_slots(report, seat.control, mapped, seat.native, files)
         _compare_checksums(report, superblock, mapped, seat.native, looked)
     return report
@@ -154,7 +154,7 @@ def _check_copy(report: CheckReport, files: Files, on_progress: OnProgress | Non
         live = SlotsFile(mapped.slots, mapped.schema)
         looked = Written(files, live).slots()
         report.items = int(np.count_nonzero(live.holds(slice(looked)))) * live.width
-    with hearing(on_progress):
+    with report_to(on_progress):
         _compare_checksums(report, found.superblock, mapped, native, looked)
 
 

@@ -45,10 +45,10 @@ def copy_buffer(files: Files) -> CopiedBuffer:
         BufferInUseError: The buffer was recovered, removed or redefined meanwhile.
         SpaceError: The buffer is larger than the free memory.
     """
-    before = Diagnosis.of(files, writable=False)
+    before = Diagnosis.read(files, writable=False)
     mapped = before.load(writable=False)
     changed = 0 if mapped is None else _take_out_changed(files, mapped)
-    found = Diagnosis.of(files, writable=False)
+    found = Diagnosis.read(files, writable=False)
     then, now = before.superblock, found.superblock
     if (then.uuid, then.epoch, then.schema_sha256) != (now.uuid, now.epoch, now.schema_sha256):
         raise BufferInUseError(
@@ -82,7 +82,7 @@ def repair_copy(copied: CopiedBuffer, mapped: Mapped, *, verify: bool = True) ->
     saved = int(control.runtime["length"][0]) * mapped.schema.width
     repair = Repair(found, found.superblock, found.settings(), mapped)
     verify = verify or not is_save
-    report = repair.run(report, verify=verify, left_whole=False, believed=of_this_boot)
+    report = repair.run(report, verify=verify, left_in_order=False, believed=of_this_boot)
     if is_save:  # zero is a possible word, but not for a slot that was saved with an item
         gone = abs(saved - report.items - report.checksum_failed) // mapped.schema.width
         report = replace(report, words_refused=max(report.words_refused, gone))

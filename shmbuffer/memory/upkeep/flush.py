@@ -24,7 +24,7 @@ def flush(seat: Seat, ring: Ring, timeout: float) -> None:
     """Raises the barrier; see `Engine.flush`."""
     if not seat.is_ours():
         seat.rejoin(timeout=timeout)
-    with seat.ground.lock(timeout):
+    with seat.backing.lock(timeout):
         seat.require_there()
         if seat.not_durable is not None:
             raise DurabilityError(seat.not_durable)
@@ -39,7 +39,7 @@ def _raise(seat: Seat, snapshot: bytes) -> None:
     """Syncs all files, which then cover the items of the snapshot; under init.lock."""
     control, mapped = seat.control, seat.mapped
     assert mapped is not None
-    runtime, entries = counters.of_snapshot(snapshot)
+    runtime, entries = counters.split_snapshot(snapshot)
     # Items that are being written now may reach the disk in part.
     claims = entries["first"][entries["phase"] == Phase.PAYLOAD]
     ticket = min([int(runtime["head"]), *map(int, claims)])

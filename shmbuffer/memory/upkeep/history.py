@@ -215,7 +215,7 @@ class HistoryRing:
         """The offset of the first byte after the ring."""
         return self.begin + self.room * self.kind.itemsize
 
-    def whole(self, data: bytes) -> tuple[NDArray[np.void], int]:
+    def parse(self, data: bytes) -> tuple[NDArray[np.void], int]:
         """Returns valid entries in order and the number of invalid ones; sets the newest number."""
         ring = np.frombuffer(data, self.kind, self.room)
         used = np.flatnonzero(ring["number"])
@@ -238,7 +238,7 @@ def rings(fields: Mapping[str, str]) -> tuple[HistoryRing, HistoryRing, HistoryR
     return fine, coarse, HistoryRing(EVENT, EVENTS, coarse.end)
 
 
-def rooms(rings: tuple[HistoryRing, HistoryRing, HistoryRing]) -> dict[str, int]:
+def header_sizes(rings: tuple[HistoryRing, HistoryRing, HistoryRing]) -> dict[str, int]:
     """Returns the sizes for a header."""
     fine, coarse, events = rings
     sizes = {"record_bytes": fine.kind.itemsize, "event_bytes": events.kind.itemsize}
@@ -257,7 +257,7 @@ def read(directory: Directory) -> History:
 def parse(data: bytes, where: Path) -> History:
     """Parses the bytes of a history."""
     uuid, fields, places = header_of(data, len(data), where)
-    found, torn = zip(*(ring.whole(data[ring.begin : ring.end]) for ring in places), strict=True)
+    found, torn = zip(*(ring.parse(data[ring.begin : ring.end]) for ring in places), strict=True)
     return History(
         uuid,
         fields,
@@ -290,10 +290,10 @@ def header_of(
         raise _damaged(where, "has a header that does not match its checksum")
     fields = _fields_of(page["fields"].tobytes()[: int(page["fields_bytes"])])
     found = rings(fields)
-    said = {name: int(page[name]) for name in rooms(found)}
+    said = {name: int(page[name]) for name in header_sizes(found)}
     expected = HEADER_BYTES + said["events"] * said["event_bytes"]
     expected += (said["fine"] + said["coarse"]) * said["record_bytes"]
-    if said != rooms(found) or expected != size:
+    if said != header_sizes(found) or expected != size:
         raise _damaged(where, f"has {size:,} bytes, but its header requires {expected:,}")
     return page["uuid"].tobytes(), fields, found
 

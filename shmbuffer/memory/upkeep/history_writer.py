@@ -27,7 +27,7 @@ from shmbuffer.memory.directory.files import NEW_HISTORY, Files
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.mapped.control import Control, Superblock
 from shmbuffer.memory.system.filesystem import read_at
-from shmbuffer.memory.system.path_checks import explained
+from shmbuffer.memory.system.path_checks import explain_errors
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.upkeep import history
 from shmbuffer.memory.upkeep.history import (
@@ -99,7 +99,7 @@ class HistoryWriter:
         """Records the deaths of clients whose end is not recorded yet."""
         ring = self._events
         data = read_at(self._file.fd, ring.end - ring.begin, ring.begin)
-        rows, _ = ring.whole(data)
+        rows, _ = ring.parse(data)
         events = history.events_of(rows)
         ends = history.open_ends(events)
         ended = {event.incarnation for event in events} - ends.keys()
@@ -197,7 +197,7 @@ def _made(directory: Directory, uuid: bytes) -> Lock:
 
 
 def _write(fd: int, data: bytes, at: int, where: Path) -> None:
-    with explained(where, needed=len(data)):
+    with explain_errors(where, needed=len(data)):
         if os.pwrite(fd, data, at) != len(data):
             raise OSError(errno.EIO, "only a part could be written")
 
@@ -220,7 +220,7 @@ def _header(uuid: bytes, fields: Mapping[str, str]) -> bytes:
         "created_ns": time.time_ns(),
         "fields_bytes": len(text),
         "fields": text,
-        **history.rooms(history.rings(fields)),
+        **history.header_sizes(history.rings(fields)),
     }
     data = _packed(history.HEADER, page)[:-4]
     return data + int(_core.crc32c(data)).to_bytes(4, "little")

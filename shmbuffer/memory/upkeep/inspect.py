@@ -19,7 +19,7 @@ from shmbuffer.memory.directory.files import Files
 from shmbuffer.memory.directory.neighbours import directory_of
 from shmbuffer.memory.flow import consumer_status
 from shmbuffer.memory.flow.consumer_status import ConsumerStatus
-from shmbuffer.memory.flow.holders import Holder, holders, told
+from shmbuffer.memory.flow.holders import Holder, describe_holders, holders
 from shmbuffer.memory.flow.rate_status import waits
 from shmbuffer.memory.format import layout, ledger
 from shmbuffer.memory.format.array_types import Ints
@@ -32,7 +32,7 @@ from shmbuffer.memory.ring import counters
 from shmbuffer.memory.system import identity
 from shmbuffer.memory.system.filesystem import UNLIMITED
 from shmbuffer.memory.system.identity import ProcessState
-from shmbuffer.memory.system.path_checks import explained
+from shmbuffer.memory.system.path_checks import explain_errors
 from shmbuffer.memory.system.private_copy import map_file
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.system.residency import Residency, residency, resident_bytes
@@ -93,10 +93,14 @@ def inspect(
     """
     with Directory.open(directory_of(path), reading=True) as directory:
         files = Files(directory)
-        look = Diagnosis.of(files, writable=False)
-        control, superblock, settings = look.control, look.superblock, look.settings()
-        schema = look.schema
-        clients = [client.to_json() for client in look.registry.clients()]
+        diagnosis = Diagnosis.read(files, writable=False)
+        control, superblock, settings = (
+            diagnosis.control,
+            diagnosis.superblock,
+            diagnosis.settings(),
+        )
+        schema = diagnosis.schema
+        clients = [client.to_json() for client in diagnosis.registry.clients()]
         mutex = _mutex(control)
         held = _holders(files, schema, control)
         consumers = _consumers(files, schema, control)
@@ -105,7 +109,7 @@ def inspect(
             "path": str(directory.path),
             "uuid": str(uuid.UUID(bytes=superblock.uuid)),
             "state": layout.name_of(BufferState, int(control.runtime["state"][0])),
-            "needs_recovery": None if look.is_save() else look.reason_to_recover(),
+            "needs_recovery": None if diagnosis.is_save() else diagnosis.reason_to_recover(),
             "epoch": superblock.epoch,
             "created": datetime.fromtimestamp(superblock.created_ns / 1e9, UTC).isoformat(
                 timespec="seconds"
@@ -137,7 +141,7 @@ def inspect(
                 width=schema.width if schema else 1,
                 capacity=schema.capacity if schema else settings.capacity,
                 now_ns=time.monotonic_ns(),
-                held=told(held),
+                held=describe_holders(held),
                 consumers=consumers,
             ),
             "reservations": [asdict(holder) for holder in held],
@@ -152,7 +156,7 @@ def _holders(files: Files, schema: Schema | None, control: Control) -> list[Hold
     if schema is None or not files.directory.exists(layout.LEDGER):
         return []
     where = files.path / layout.LEDGER
-    with files.directory.open_file(layout.LEDGER, writable=False) as file, explained(where):
+    with files.directory.open_file(layout.LEDGER, writable=False) as file, explain_errors(where):
         table = ledger.read_reservations(file.fd)
     return holders(table, control.entries, schema.width)
 
@@ -162,11 +166,11 @@ def _consumers(files: Files, schema: Schema | None, control: Control) -> list[Co
     if schema is None or not files.directory.exists(layout.LEDGER):
         return []
     where = files.path / layout.LEDGER
-    with files.directory.open_file(layout.LEDGER, writable=False) as file, explained(where):
+    with files.directory.open_file(layout.LEDGER, writable=False) as file, explain_errors(where):
         nbytes = min(os.fstat(file.fd).st_size, schema.ledger_bytes)
         content = map_file(files.directory, layout.LEDGER, file, nbytes, writable=False)
     head = int(control.runtime["head"][0])
-    return consumer_status.status(content, schema.capacity, head, control.entries)
+    return consumer_status.parse_consumers(content, schema.capacity, head, control.entries)
 
 
 def _describe(schema: Schema | None) -> dict[str, Any] | None:
@@ -190,8 +194,8 @@ def _sharing(files: Files, schema: Schema | None) -> dict[str, Any] | None:
     live = SlotsFile(files.map_slots(schema, writable=False), schema)
     return {
         "leaves": [".".join(path) for path in schema.sharing.paths],
-        "wholes": schema.sharing.wholes,
-        "used": live.wholes_used(),
+        "own_rows": schema.sharing.own_rows,
+        "used": live.count_own_rows(),
     }
 
 
@@ -200,7 +204,7 @@ def _room(files: Files, schema: Schema | None) -> dict[str, Any]:
     names = [layout.CONTROL]
     if schema is not None:
         names += [layout.SCHEMA, *schema.mapped_files]
-    names += (name for name, _ in files.beside())
+    names += (name for name, _ in files.extra_files())
     nbytes = 0
     on_disk, in_memory = 0, Residency(0, 0)
     told = True
@@ -227,7 +231,7 @@ def _room(files: Files, schema: Schema | None) -> dict[str, Any]:
 def _weights(files: Files) -> dict[str, Any] | None:
     """Describes the newest weights without reading their bytes; None if there are none."""
     try:
-        found = weights_file.opened(files.directory, writable=False)
+        found = weights_file.open_weights(files.directory, writable=False)
     except (FormatError, CorruptBufferError) as error:
         return {"damage": str(error)}
     if found is None or not found.newest:

@@ -57,8 +57,8 @@ def take(path: str | PathLike[str]) -> ItemStats | None:
     """Samples the items of a directory; None before the first write."""
     with Directory.open(path, reading=True) as directory:
         files = Files(directory)
-        look = Diagnosis.of(files, writable=False)
-        control, schema = look.control, look.schema
+        diagnosis = Diagnosis.read(files, writable=False)
+        control, schema = diagnosis.control, diagnosis.schema
         if schema is None:
             return None
         live = SlotsFile(files.map_slots(schema, writable=False), schema)

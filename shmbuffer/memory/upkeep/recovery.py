@@ -48,7 +48,7 @@ _LARGEST_GAP = 2**40
 
 
 def recover_directory(
-    found: Diagnosis, reason: str, *, verify: bool = False, left_whole: bool = False
+    found: Diagnosis, reason: str, *, verify: bool = False, left_in_order: bool = False
 ) -> tuple[RecoveryReport, Mapped | None]:
     """Recovers a directory under init.lock; returns the report, and the maps if it has a schema."""
     files, control, superblock = found.files, found.control, found.superblock
@@ -78,7 +78,7 @@ def recover_directory(
         report = replace(report, clients_retired=retired)
     else:
         repair = Repair(found, superblock, settings, mapped)
-        report = repair.run(report, verify=verify, left_whole=left_whole)
+        report = repair.run(report, verify=verify, left_in_order=left_in_order)
         state = BufferState.READY
     _core.reached("recover.tree")
     if verify or reason != NO_CLIENT_ALIVE:
@@ -102,7 +102,7 @@ def _adopted(superblock: Superblock, files: Files, reason: str) -> Superblock:
     """Returns the superblock with this boot and these files, and a new uuid for a copy."""
     found = files.directory.stat(layout.CONTROL)
     if reason == "copy":
-        superblock = superblock.owned(uuid=np.random.default_rng().bytes(16))
+        superblock = superblock.with_owner(uuid=np.random.default_rng().bytes(16))
     now = replace(superblock, boot_id=identity.boot_id(), flags=superblock.flags & ~Flag.SAVE)
     return replace(now, device=found.st_dev, inode=found.st_ino)
 
@@ -137,7 +137,7 @@ def wrong_checksums(
     wrong: list[int] = []
     for first, some in progress.cut(count, slot_bytes):
         wrong += native.verify(first, some)
-        if progress.heard:
+        if progress.has_listener:
             held = np.count_nonzero(live.holds(slice(first, first + some)))
             progress.advance(int(held) * schema.width)
     return wrong
@@ -163,7 +163,7 @@ class Repair:
         self.used = slice(0)  # the slots to examine
 
     def run(
-        self, report: RecoveryReport, *, verify: bool, left_whole: bool, believed: bool = False
+        self, report: RecoveryReport, *, verify: bool, left_in_order: bool, believed: bool = False
     ) -> RecoveryReport:
         """Runs all steps. Bytes of processes of this boot are trusted, unless ``verify`` is set.
 
@@ -175,7 +175,7 @@ class Repair:
         """
         runtime, is_save = self.control.runtime, bool(self.superblock.flags & Flag.SAVE)
         trusted = report.reason == NO_CLIENT_ALIVE
-        if not self._sane_settings() and left_whole and self._may_be_whole():
+        if not self._sane_settings() and left_in_order and self._has_plausible_counters():
             items = int(runtime["length"][0]) * self.width
             self._settle_flow(lambda: items)
             return replace(report, items=items)
@@ -185,7 +185,7 @@ class Repair:
         # An estimate, because a damaged page may have any value, and the words are read only later.
         held = min(int(runtime["length"][0]), self.capacity) * self.width
         progress = Progress("check" if is_save else "recover", held, "items")
-        retired = self._reap_everybody(finishing=trusted or report.reason == "restored")
+        retired = self._reap_all(finishing=trusted or report.reason == "restored")
         _core.reached("recover.reaped")
         refused = self._refuse_impossible_words(trusted)
         leftover = self._abort_writing()
@@ -240,7 +240,7 @@ class Repair:
         _core.reached("recover.max_priority")
         return (alpha, eps) != found
 
-    def _may_be_whole(self) -> bool:
+    def _has_plausible_counters(self) -> bool:
         """True if the counters are plausible. Headers of records are always examined."""
         runtime = self.control.runtime[0]
         return (
@@ -289,7 +289,7 @@ class Repair:
                 runtime["head"] = max(newest + 1, self.superblock.durable_ticket)
         _core.reached("recover.sane_head")
 
-    def _reap_everybody(self, *, finishing: bool) -> int:
+    def _reap_all(self, *, finishing: bool) -> int:
         """Completes the claims of all clients, unless the claims may be older than the slots.
 
         In that case the claims are over, and completing them would lose items. Completing an old
@@ -351,10 +351,10 @@ class Repair:
     def _refuse_misplaced_records(self, trusted: bool) -> int:
         """Clears slots whose record is invalid or, if counters are current, outside of the ring."""
         runtime = self.control.runtime[0] if trusted else None
-        wrong = extents.misplaced(runtime, self.live, self.used, self.schema.record_bytes)
+        wrong = extents.find_misplaced(runtime, self.live, self.used, self.schema.record_bytes)
         if trusted or not self.superblock.flags & Flag.CHECKSUM:  # the checksum covers headers, too
             size, content = self.schema.record_bytes, self.records_map
-            wrong |= extents.not_theirs(self.live, size, content, ~wrong)
+            wrong |= extents.find_mismatched(self.live, size, content, ~wrong)
         self.live.words[self.used][wrong] = 0
         _core.reached("recover.misplaced")
         return int(np.count_nonzero(wrong))

@@ -33,7 +33,7 @@ from shmbuffer.memory.mapped.slots_file import SlotsFile
 from shmbuffer.memory.ring.item_snapshot import ItemSnapshot
 from shmbuffer.memory.ring.tree import PriorityTree
 from shmbuffer.memory.system import filesystem
-from shmbuffer.memory.system.path_checks import explained
+from shmbuffer.memory.system.path_checks import explain_errors
 from shmbuffer.memory.system.region import Directory
 
 _READ_AS_FOLDER = 0o664  # bits of the directory's mode that its files get
@@ -84,7 +84,7 @@ class Snapshot:
         for name, start, nbytes in (part for part in parts if part[2]):  # empty leaves have no file
             with (
                 directory.open_file(name) as file,
-                explained(self._files.path, needed=needed, free=directory.free_bytes),
+                explain_errors(self._files.path, needed=needed, free=directory.free_bytes),
             ):
                 filesystem.allocate_part(file.fd, start, nbytes, free=needed)
 
@@ -115,7 +115,7 @@ class Snapshot:
             runtime["alpha"], runtime["eps"], runtime["prioritized"] = tree.alpha, tree.eps, 1
         runtime["byte_head"], runtime["byte_tail"] = moment.byte_head, moment.byte_tail
         runtime["state"] = BufferState.READY
-        superblock = control.superblock().defined(schema, self._mapped.slots.nbytes)
+        superblock = control.superblock().with_schema(schema, self._mapped.slots.nbytes)
         control.write(control.write(replace(superblock, durable_ticket=moment.head)))
         self._mapped.ring(control, entry=0).seal(0, used)
         for name, content in schema.meta_files(used).items():

@@ -12,7 +12,7 @@ from shmbuffer.memory import Ring
 from shmbuffer.memory.flow.consumer import Oldest
 from shmbuffer.memory.format import slots as slot_words
 from shmbuffer.memory.format.array_types import Bytes, Flags, Ints
-from shmbuffer.memory.format.ledger import DONE, HELD_HERE, TO_GIVE, Standings
+from shmbuffer.memory.format.ledger import DONE, HELD_HERE, TO_GIVE, ItemStates
 from shmbuffer.samplers.claiming import Source, Units
 from shmbuffer.samplers.labelled.index import LabelIndex
 from shmbuffer.samplers.sampler import Sampler, draw_key
@@ -35,10 +35,10 @@ class LabelSource(Source):
         """Allows items to be chosen again, because their leases have ended."""
         self.add(slots[tickets < self._index.head])
 
-    def look(self, standings: Standings, *, is_new: bool) -> Ints:
+    def look(self, item_states: ItemStates, *, is_new: bool) -> Ints:
         """Removes items of other learners, puts back returned ones, and returns lost ones."""
         # Items that the index has not read yet are ignored.
-        known, states = standings.tickets < self._index.head, standings.states
+        known, states = item_states.tickets < self._index.head, item_states.states
         # This learner's items were removed when it took them, and come back with their leases.
         here = states == HELD_HERE
         free = np.flatnonzero(known & (states == TO_GIVE))

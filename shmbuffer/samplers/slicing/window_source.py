@@ -15,7 +15,7 @@ from shmbuffer.memory import Ring
 from shmbuffer.memory.flow.consumer import Consumer
 from shmbuffer.memory.format import slots as slot_words
 from shmbuffer.memory.format.array_types import Flags, Ints
-from shmbuffer.memory.format.ledger import DONE, TO_GIVE, Standings
+from shmbuffer.memory.format.ledger import DONE, TO_GIVE, ItemStates
 from shmbuffer.samplers.claiming import Source, Units
 from shmbuffer.samplers.slicing.boundaries import Found
 from shmbuffer.samplers.slicing.cuts import Marks, window_rows
@@ -51,7 +51,7 @@ class WindowSource(Source):
         if self._windows.is_begun:
             return
         self.forget()
-        found = consumer.standings()
+        found = consumer.item_states()
         done = np.flatnonzero(found.states == DONE)
         below = int(found.tickets[done].max(initial=-1)) + 1  # excludes later items in these slots
         self._windows.load(Used(done, below))
@@ -95,27 +95,27 @@ class WindowSource(Source):
             is_back = (found[0] == given.elements) & (found[1] == given.tickets)
             self._take_back(given, is_back.all(1))
 
-    def look(self, standings: Standings, *, is_new: bool) -> Ints:
+    def look(self, item_states: ItemStates, *, is_new: bool) -> Ints:
         """Removes windows of other learners, puts back returned ones, and returns lost items."""
         self._windows.help()
         given = self._all_given()
         elements, tickets = given
-        is_same, states = standings.tickets[elements] == tickets, standings.states[elements]
+        is_same, states = item_states.tickets[elements] == tickets, item_states.states[elements]
         is_over = ~is_same.all(1) | (states == DONE).any(1)
         rest = is_over[:, None] & is_same & (states == TO_GIVE)  # acknowledged in part
         self._take_back(given.select(~is_over), (states == TO_GIVE).all(1)[~is_over])
         # Items that were written since the last update may be half a lap old, and in windows.
-        is_old = standings.tickets < self._windows.followed - self.ring.capacity // 2
-        left = np.flatnonzero(is_old & (standings.states == TO_GIVE))
+        is_old = item_states.tickets < self._windows.followed - self.ring.capacity // 2
+        left = np.flatnonzero(is_old & (item_states.states == TO_GIVE))
         if len(left):
             # Used items need not be in a window, because a window may have lost its first items.
             used = (self.table.used(self.ring.elements, waiting=way) for way in (True, False))
             in_windows = np.not_equal(*used)
             for some in (self._next, *self._given):
-                in_windows[some.elements] |= standings.tickets[some.elements] == some.tickets
+                in_windows[some.elements] |= item_states.tickets[some.elements] == some.tickets
             left = left[~in_windows[left]]
         if len(left):
-            self._windows.use(left, int(standings.tickets[left].max()) + 1)
+            self._windows.use(left, int(item_states.tickets[left].max()) + 1)
         return np.concatenate([elements[rest], left])
 
     def facts(self, elements: Ints) -> dict[Any, torch.Tensor]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tensordict import NonTensorData, PersistentTensorDict, is_non_tensor
 
-from shmbuffer.memory.system.path_checks import followed
+from shmbuffer.memory.system.path_checks import resolve_path
 from shmbuffer.saves.checkpointers.saved_storage import SavedStorage
 from shmbuffer.saves.checkpointers.tensor_checkpointer import TensorStorageCheckpointer
 from shmbuffer.saves.publication import publish_file
@@ -138,7 +138,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         return Path(path).suffix == ".h5" and not Path(path).is_dir()
 
     def _file(self, path: Path) -> Path:
-        return followed(path) if self.saves_to_file(path) else path / self.checkpoint_file
+        return resolve_path(path) if self.saves_to_file(path) else path / self.checkpoint_file
 
     def _write(self, data: Any, path: Path, length: int) -> None:
         if not self.saves_to_file(path):

@@ -9,7 +9,7 @@ from typing import Any
 from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.directory.diagnosis import is_save
 from shmbuffer.memory.format.layout import CONTROL
-from shmbuffer.memory.system.path_checks import followed
+from shmbuffer.memory.system.path_checks import resolve_path
 from shmbuffer.saves.checkpointers.checkpointer import StorageCheckpointerBase, lies_in
 from shmbuffer.saves.checkpointers.snapshots import open_buffer
 from shmbuffer.saves.checkpoints import Loaded
@@ -47,7 +47,7 @@ class RingStorageCheckpointer(StorageCheckpointerBase):
         return self._loads(storage, path, written)
 
     def _loads(self, storage: Any, path: Path, written: Written) -> Loaded:
-        in_place, path = lies_in(storage, path), followed(path)
+        in_place, path = lies_in(storage, path), resolve_path(path)
         if exists(path / CONTROL) and not is_export(path):  # not older files beside it
             if in_place:
                 storage.open_there()

@@ -18,7 +18,7 @@ from shmbuffer.memory import Engine, ItemSnapshot, Ring, Schema, Settings
 from shmbuffer.memory.attaching import open_save
 from shmbuffer.memory.directory.diagnosis import is_save
 from shmbuffer.memory.format import layout
-from shmbuffer.memory.system.path_checks import followed
+from shmbuffer.memory.system.path_checks import resolve_path
 from shmbuffer.memory.upkeep.snapshot import Snapshot
 from shmbuffer.saves.checkpointers.object_files import write_objects
 from shmbuffer.saves.values import damaged
@@ -111,7 +111,7 @@ def open_buffer(path: Path) -> Engine:
     Raises:
         CorruptBufferError: an item of the save is damaged.
     """
-    path = followed(path)
+    path = resolve_path(path)
     if not is_save(path):
         return Engine.open(path, None)
     engine = open_save(path, verify=True)

@@ -16,7 +16,7 @@ from shmbuffer.items.form.leaves import Leaves
 from shmbuffer.items.mover import Drawn, draw_from, require_one_each
 from shmbuffer.memory import ItemSnapshot, Ring
 from shmbuffer.memory.format.array_types import Floats, Ints
-from shmbuffer.memory.format.streams import GivenStreams, of_each
+from shmbuffer.memory.format.streams import GivenStreams, expand_streams
 from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.memory.system.progress import Progress
 from shmbuffer.storages.indexing import tickets_at
@@ -78,7 +78,7 @@ class HeldRows(Rows):
         capacity, width = self.ring.capacity, self.ring.width
         if priorities is not None:
             require_priorities(self.ring, priorities)  # before any slot is claimed
-        of = of_each(streams, count)
+        of = expand_streams(streams, count)
         first = -1
         for start in range(0, count, capacity):  # the rest overwrites earlier rows
             part = slice(start, min(start + capacity, count))

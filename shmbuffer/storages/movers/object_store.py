@@ -14,7 +14,7 @@ from shmbuffer.items.mover import Drawn, require_one_each
 from shmbuffer.memory import Engine, ItemSnapshot, Ring, Schema, Settings
 from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.leaf import KeyPath
-from shmbuffer.memory.format.streams import GivenStreams, of_each
+from shmbuffer.memory.format.streams import GivenStreams, expand_streams
 from shmbuffer.memory.resize import grow
 from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.storages.indexing import as_array, integers, is_int, tickets_at
@@ -68,7 +68,7 @@ class ObjectStore(ItemStore):
     ) -> tuple[int, int]:
         """Appends at least one item. Returns the first place and the number of items."""
         count = len(items)
-        of = None if streams is None else of_each(streams, count)
+        of = None if streams is None else expand_streams(streams, count)
         with self._claim:
             ring = self.ring
             if priorities is not None:

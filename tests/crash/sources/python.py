@@ -19,7 +19,7 @@ CLASSES = {
     "directory": "Directory",
     "_directory": "Directory",
     "files": "Files",
-    "ground": "Files",
+    "backing": "Files",
     "seat": "Seat",
     "_seat": "Seat",
     "membership": "Membership",

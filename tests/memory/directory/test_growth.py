@@ -140,7 +140,7 @@ def test_a_reservation_takes_the_space_and_other_writers_leave_it(path: Path) ->
         write(ring_of(other), range(3))
         assert allocated(engine) >= 13
         before = allocated(engine)
-        with ring.reservations.held(name):
+        with ring.reservations.hold(name):
             write(ring, range(10))
         assert allocated(engine) == before
         name = ring.reservations.reserve(CAPACITY)  # around the end
@@ -243,7 +243,7 @@ def test_where_a_step_does_not_fit_a_write_takes_what_it_needs(
     with opened(path) as engine:
         write(ring_of(engine), range(STEP))
         room = 2 * SLOT_BYTES
-        monkeypatch.setattr(type(engine.seat.ground.directory), "free_bytes", lambda _: room)
+        monkeypatch.setattr(type(engine.seat.backing.directory), "free_bytes", lambda _: room)
         write(ring_of(engine), [4, 5])
         assert allocated(engine) == STEP + 2
         with pytest.raises(SpaceError, match=r"needs .* free; make room") as caught:
@@ -351,13 +351,13 @@ def test_a_writer_waits_while_another_takes_space_and_names_it_if_it_stands_stil
     path: Path,
 ) -> None:
     with opened(path) as engine:
-        files = engine.seat.ground
+        files = engine.seat.backing
         assert isinstance(files, Files)
 
         def holds(parent: Parent) -> None:
             with Engine.open(path, None) as other:
-                assert isinstance(other.seat.ground, Files)
-                with other.seat.ground.lock_growth(5.0):
+                assert isinstance(other.seat.backing, Files)
+                with other.seat.backing.lock_growth(5.0):
                     parent.pause()
 
         with child(holds) as holder:
@@ -376,7 +376,7 @@ def test_a_writer_waits_while_another_takes_space_and_names_it_if_it_stands_stil
 
 def test_a_flush_holds_no_writer_back_that_needs_space(path: Path) -> None:
     with opened(path) as engine, Engine.open(path, None) as other:
-        with other.seat.ground.lock(5.0):  # as a flush holds it until the disk has everything
+        with other.seat.backing.lock(5.0):  # as a flush holds it until the disk has everything
             write(ring_of(engine), range(4 * STEP))
         assert allocated(engine) == 4 * STEP
 
@@ -388,7 +388,7 @@ def test_a_child_that_is_forked_while_space_is_taken_takes_its_own(path: Path) -
         write(ring_of(engine), range(2 * STEP, 4 * STEP))
 
     with opened(path) as engine:
-        files = engine.seat.ground
+        files = engine.seat.backing
         assert isinstance(files, Files)
         lock = files.lock_growth(5.0)
         with lock:
@@ -427,7 +427,7 @@ def test_a_buffer_that_is_removed_meanwhile_says_so(path: Path) -> None:
 
 def test_a_schema_is_not_withdrawn_while_space_is_taken_for_it(path: Path) -> None:
     with opened(path) as engine:
-        files = engine.seat.ground
+        files = engine.seat.backing
         assert isinstance(files, Files)
         with files.lock_growth(5.0), pytest.raises(AttachTimeout, match="takes space"):
             engine.undefine(timeout=0.05)

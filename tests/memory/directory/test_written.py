@@ -195,12 +195,12 @@ def test_slots_are_looked_at_up_to_the_last_one_that_was_used(path: Path) -> Non
     with Engine.open(path, None) as engine:
         assert engine.seat.mapped is not None
         live = SlotsFile(engine.seat.mapped.slots, engine.seat.mapped.schema)
-        ground = engine.seat.ground
-        assert Written(ground, live).slots() == FEW  # type: ignore[arg-type]
+        backing = engine.seat.backing
+        assert Written(backing, live).slots() == FEW  # type: ignore[arg-type]
         ring_of(engine).empty()
-        assert Written(ground, live).slots() == 0  # type: ignore[arg-type]
+        assert Written(backing, live).slots() == 0  # type: ignore[arg-type]
         write(ring_of(engine), range(3))
-        assert Written(ground, live).slots() == 3  # type: ignore[arg-type]
+        assert Written(backing, live).slots() == 3  # type: ignore[arg-type]
 
 
 def test_slots_may_change_while_they_are_looked_at(path: Path) -> None:
@@ -216,7 +216,7 @@ def test_slots_may_change_while_they_are_looked_at(path: Path) -> None:
             while True:
                 shared[:-1] ^= np.uint64(1)
         try:
-            live.words, found = shared, Written(engine.seat.ground, live)  # type: ignore[arg-type]
+            live.words, found = shared, Written(engine.seat.backing, live)  # type: ignore[arg-type]
             found._data = [(0, 2**40)]
             assert {found.slots() for _ in range(500)} == {len(shared)}
         finally:

@@ -37,7 +37,7 @@ def write(ring: Ring, count: int) -> int:
 def goes(ring: Ring, count: int) -> bool:
     """Whether so many items may be written now; they are."""
     try:
-        with deadline.within(0):
+        with deadline.limit_waits(0):
             write(ring, count)
     except RateLimitTimeout:
         return False
@@ -99,7 +99,7 @@ def test_the_ratio_that_passes_without_a_learner_does_not_open_the_gate(engine: 
     for _ in range(3):
         write(ring, 4)
     too_early = pytest.raises(RateLimitTimeout, match="while learners have version 0")
-    with too_early, deadline.within(1.0):
+    with too_early, deadline.limit_waits(1.0):
         write(ring, 4)
     consumer_version.increment(engine.seat)
     write(ring, 4)
@@ -110,14 +110,14 @@ class Rollout:
 
     def __init__(self, line: Line, count: int) -> None:
         self.line, self.version = line, line.version
-        with deadline.within(0):
+        with deadline.limit_waits(0):
             self.name = line.ring.reservations.reserve(count)
 
     def commit(self, *versions: int) -> list[bool]:
         """Which of the items are young enough at their turn; they are written if all are."""
         ages = np.array(versions or [self.version])
         young = np.ones(len(ages), np.bool_)
-        with self.line.ring.reservations.held(self.name, ages, young), suppress(TooOld):
+        with self.line.ring.reservations.hold(self.name, ages, young), suppress(TooOld):
             self.line.versions[write(self.line.ring, len(ages))] = int(ages[0])
         return young.tolist()
 
@@ -191,7 +191,7 @@ def test_a_write_that_waits_counts_no_batch_for_a_version_that_was_made_from_not
     with line.learner() as consumer:
         line.learn(consumer, publish=False)
     assert goes(line.ring, 3) is False
-    with pytest.raises(RateLimitTimeout, match="version 2 "), deadline.within(0.05):
+    with pytest.raises(RateLimitTimeout, match="version 2 "), deadline.limit_waits(0.05):
         write(line.ring, 3)
 
 
@@ -210,7 +210,7 @@ def test_a_claim_that_is_open_is_in_line_and_one_that_is_given_up_is_not(engine:
 def test_a_version_that_comes_behind_the_claim_counts_at_the_commit(engine: Engine) -> None:
     line = Line(engine, RateLimiter(max_staleness=0))
     rollout, young = line.begin(), np.ones(1, np.bool_)
-    with line.ring.reservations.held(rollout.name, np.zeros(1, np.int64), young):
+    with line.ring.reservations.hold(rollout.name, np.zeros(1, np.int64), young):
         line.ring.claims.claim(1)
         consumer_version.increment(engine.seat)
         with pytest.raises(TooOld):
@@ -231,7 +231,7 @@ def test_a_learner_that_acknowledges_and_never_publishes_stops_nobody(
         with line.learner() as consumer:
             assert line.learn(consumer, publish=False) == 0
         assert line.fill() == 0
-        with line.learner() as consumer, suppress(RateLimitTimeout), deadline.within(0):
+        with line.learner() as consumer, suppress(RateLimitTimeout), deadline.limit_waits(0):
             consumer.take(64)
         assert line.fill() == 4
     assert line.version == 0

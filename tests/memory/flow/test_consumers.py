@@ -16,7 +16,7 @@ from shmbuffer.memory.flow.consumer import Consumer
 from shmbuffer.memory.flow.consumers import Consumers
 from shmbuffer.memory.format.layout import Side
 from shmbuffer.memory.format.ledger import DONE, HELD_HERE, HELD_THERE, TO_GIVE
-from shmbuffer.memory.system.deadline import within
+from shmbuffer.memory.system.deadline import limit_waits
 from tests.kit.programs import Program, needs_root
 from tests.kit.rings import ring_of
 from tests.memory.rows import Maker, write
@@ -54,7 +54,7 @@ def test_what_could_be_given_is_counted(make: Maker) -> None:
     taken = consumer.take(2)
     assert consumer.available(1) == 0
     consumer.give_back(taken.lease)
-    assert consumer.standings().states[list(taken.slots)].tolist() == [TO_GIVE, TO_GIVE]
+    assert consumer.item_states().states[list(taken.slots)].tolist() == [TO_GIVE, TO_GIVE]
     assert consumer.available(1) == 2
     write(ring, range(5, 6))
     assert consumer.available(1) == 3
@@ -142,12 +142,12 @@ def test_what_a_closed_handle_held_is_given_to_others(make_files: Maker) -> None
     theirs = ring_of(other).consumers.open("a")
     write(ring_of(engine), range(4))
     taken = theirs.take(2)
-    assert mine.standings().states[:4].tolist() == [HELD_THERE, HELD_THERE, TO_GIVE, TO_GIVE]
-    assert theirs.standings().states[:4].tolist() == [HELD_HERE, HELD_HERE, TO_GIVE, TO_GIVE]
+    assert mine.item_states().states[:4].tolist() == [HELD_THERE, HELD_THERE, TO_GIVE, TO_GIVE]
+    assert theirs.item_states().states[:4].tolist() == [HELD_HERE, HELD_HERE, TO_GIVE, TO_GIVE]
     assert theirs.ack(taken.lease, taken.slots[:1], taken.tickets[:1]) == (1, 0)
     other.close()
     assert mine.take(2).tickets.tolist() == [1, 2]
-    assert mine.standings().states[:4].tolist() == [DONE, HELD_HERE, HELD_HERE, TO_GIVE]
+    assert mine.item_states().states[:4].tolist() == [DONE, HELD_HERE, HELD_HERE, TO_GIVE]
 
 
 def test_a_group_is_taken_whole_or_not_at_all(make: Maker) -> None:
@@ -227,7 +227,7 @@ def test_a_learner_that_waits_is_told_of_what_it_holds_while_writers_wait_for_it
         entries = engine.seat.control.entries
         while not (entries["waits_for"] & Side.SAMPLES).any():
             time.sleep(0.001)
-        with pytest.raises(RateLimitTimeout) as caught, within(0.3):
+        with pytest.raises(RateLimitTimeout) as caught, limit_waits(0.3):
             consumer.take(4)
     finally:
         consumer.ack(held.lease, held.slots, held.tickets)
@@ -247,7 +247,7 @@ def test_a_writer_waits_for_the_slowest_consumer_and_names_it(make_files: Maker)
     write(ring, range(8))
     taken = quick.take(8)
     quick.ack(taken.lease, taken.slots, taken.tickets)
-    with pytest.raises(RateLimitTimeout) as caught, within(0.3):
+    with pytest.raises(RateLimitTimeout) as caught, limit_waits(0.3):
         write(ring, [8])
     assert str(caught.value).startswith(
         f"{engine.path}: extend waits: the oldest of 8 items that consumer 'slow' has not "
@@ -256,7 +256,7 @@ def test_a_writer_waits_for_the_slowest_consumer_and_names_it(make_files: Maker)
     )
     first = slow.take(2)
     held = rf"process {os.getpid()} holds 2 of them until ack"
-    with pytest.raises(RateLimitTimeout, match=held), within(0.3):
+    with pytest.raises(RateLimitTimeout, match=held), limit_waits(0.3):
         write(ring, [8])
     slow.ack(first.lease, first.slots, first.tickets)
     assert write(ring, [8, 9]) == 8
@@ -285,7 +285,7 @@ def test_what_writers_and_learners_would_both_wait_for_is_a_batch(make_files: Ma
     taken = consumer.take(5)
     assert taken.tickets.tolist() == [0, 1]
     assert not consumer.is_stuck(3), "somebody holds them, and may acknowledge them"
-    with pytest.raises(RateLimitTimeout, match="5 items are needed"), within(0.1):
+    with pytest.raises(RateLimitTimeout, match="5 items are needed"), limit_waits(0.1):
         consumer.take(5)
     consumer.ack(taken.lease, taken.slots, taken.tickets)
     assert write(ring, range(8, 16)) == 8
@@ -322,7 +322,10 @@ def test_a_writer_is_told_of_nobody_who_has_given_back_what_it_held(make_files: 
     consumer = other.consumers.open("train")
     write(ring, range(8))
     done_but_for(consumer, 8, left=2)
-    with pytest.raises(RateLimitTimeout, match="no learner holds any of them; sample"), within(0.1):
+    with (
+        pytest.raises(RateLimitTimeout, match="no learner holds any of them; sample"),
+        limit_waits(0.1),
+    ):
         write(ring, [8])
 
 

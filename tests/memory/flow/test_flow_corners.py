@@ -381,7 +381,7 @@ def test_the_side_that_looks_is_told_that_both_sides_wait_for_each_other(
     with (
         a_stopped_client_waits(path, ring, other),
         pytest.raises(RateLimitError) as raised,
-        deadline.within(20),
+        deadline.limit_waits(20),
     ):
         looks(ring)
     assert not isinstance(raised.value, RateLimitTimeout)
@@ -434,7 +434,7 @@ def test_a_stopped_client_that_could_go_on_is_waited_for(
     with a_stopped_client_waits(path_of(engine), ring, writes) as pid:
         ring.admission.admit(12)
         says = rf"pid {pid} \(stopped\), last inserted"
-        with pytest.raises(RateLimitTimeout, match=says), deadline.within(0.2):
+        with pytest.raises(RateLimitTimeout, match=says), deadline.limit_waits(0.2):
             ring.admission.admit(6)
         status = ring.admission.rate_status()
         assert (status.why(Side.SAMPLES, 1), status.ahead) == (None, -4)
@@ -445,11 +445,11 @@ def test_the_registry_says_what_a_client_waits_for(engine: Engine) -> None:
     engine.set_limiter(TWO)
     write(ring, range(5))
     mine = engine.seat.control.entries[engine.seat.entry]
-    with pytest.raises(RateLimitTimeout), deadline.within(0):
+    with pytest.raises(RateLimitTimeout), deadline.limit_waits(0):
         write(ring, np.arange(3))
     assert (mine["waits_for"], mine["inserts_wanted"], mine["waits_why"]) == (0, 3, Why.AHEAD)
     says = "the buffer has 5 items, but 7 are needed"
-    with pytest.raises(RateLimitTimeout, match=says), deadline.within(0):
+    with pytest.raises(RateLimitTimeout, match=says), deadline.limit_waits(0):
         ring.admission.admit(1, 7)
     assert (mine["waits_for"], mine["samples_wanted"], mine["waits_why"]) == (0, 7, Why.FEW)
     runtime = engine.seat.control.runtime[0]
@@ -560,7 +560,7 @@ def test_both_sides_are_told_that_a_queue_has_too_few_bytes_for_them(tmp_path: P
     """Both waited for ever: its slots were not full."""
     with full_of_records(tmp_path / "buffer") as ring:
         index = np.empty(6, np.int64)
-        with pytest.raises(RateLimitError) as raised, deadline.within(20):
+        with pytest.raises(RateLimitError) as raised, deadline.limit_waits(20):
             ring.admission.take(index, index.copy())
         assert not isinstance(raised.value, RateLimitTimeout)
         text = str(raised.value)
@@ -581,7 +581,7 @@ def test_a_stopped_writer_whose_bytes_are_free_again_is_no_deadlock(tmp_path: Pa
     with full_of_records(tmp_path / "buffer") as ring:
         assert take(ring, 2) == LARGE[:2]
         index = np.empty(4, np.int64)
-        with pytest.raises(RateLimitTimeout), deadline.within(0.35):
+        with pytest.raises(RateLimitTimeout), deadline.limit_waits(0.35):
             ring.admission.take(index, index.copy())
 
 
@@ -589,7 +589,7 @@ def test_a_full_queue_of_records_says_that_it_has_no_bytes(tmp_path: Path) -> No
     with (
         full_of_records(tmp_path / "buffer") as ring,
         pytest.raises(RateLimitTimeout) as raised,
-        deadline.within(0),
+        deadline.limit_waits(0),
     ):
         write(ring, LARGE[6:7])
     assert re.fullmatch(

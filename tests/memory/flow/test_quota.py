@@ -33,7 +33,7 @@ def quota(engine: Engine) -> tuple[int, int] | None:
 
 
 def refused(ring: Ring, numbers: range) -> str:
-    with pytest.raises(RateLimitTimeout) as error, deadline.within(0.01):
+    with pytest.raises(RateLimitTimeout) as error, deadline.limit_waits(0.01):
         write(ring, numbers)
     return str(error.value)
 

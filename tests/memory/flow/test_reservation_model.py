@@ -127,7 +127,7 @@ def handles(path: Path, limiter: RateLimiter, *, early: bool) -> Iterator[list[E
 
 def goes(ring: Ring, count: int) -> bool:
     try:
-        with deadline.within(0):
+        with deadline.limit_waits(0):
             write(ring, range(count))
     except RateLimitTimeout:
         return False
@@ -137,14 +137,14 @@ def goes(ring: Ring, count: int) -> bool:
 def commits(ring: Ring, name: int, versions: list[int]) -> list[bool]:
     """Which items it has written: all, or none of them, and those that it would have."""
     young = np.ones(len(versions), np.bool_)
-    with ring.reservations.held(name, np.array(versions), young), suppress(TooOld):
+    with ring.reservations.hold(name, np.array(versions), young), suppress(TooOld):
         write(ring, range(len(versions)))
     return young.tolist()
 
 
 def reserves(ring: Ring, count: int) -> int | None:
     try:
-        with deadline.within(0):
+        with deadline.limit_waits(0):
             return ring.reservations.reserve(count)
     except RateLimitTimeout:
         return None
@@ -199,7 +199,7 @@ def test_what_is_admitted_is_what_the_rules_admit(tmp_path: Path, kind: str, see
                 del model.held[key]
                 model.written += len(versions)
                 went["commit"] += 1
-                with pytest.raises(ReservationLostError), ring.reservations.held(key[1]):
+                with pytest.raises(ReservationLostError), ring.reservations.hold(key[1]):
                     goes(ring, 1)
             elif what == "back" and ours:
                 key = choose.choice(ours)

@@ -13,7 +13,7 @@ import pytest
 from shmbuffer import RateLimiter, ReservationLostError, ShmBufferError
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Ring
-from shmbuffer.memory.flow.holders import Holder, holders, table_of, told
+from shmbuffer.memory.flow.holders import Holder, describe_holders, holders, table_of
 from shmbuffer.memory.format.ledger import RESERVATIONS, ReservationState
 from shmbuffer.memory.upkeep.inspect import inspect
 from tests.crash.harness import goes, read_all, require_sound, schema, settings, write
@@ -43,7 +43,7 @@ def test_a_claim_takes_the_reservation_over_and_an_abort_gives_it_back(
     engine: Engine, ring: Ring
 ) -> None:
     name = ring.reservations.reserve(4)
-    with ring.reservations.held(name):
+    with ring.reservations.hold(name):
         ring.claims.claim(2)
         assert counted(engine) == (0, 2)
         ring.claims.abort()
@@ -56,7 +56,7 @@ def test_a_claim_takes_the_reservation_over_and_an_abort_gives_it_back(
 
 def test_a_commit_that_is_refused_leaves_the_reservation(engine: Engine, ring: Ring) -> None:
     name = ring.reservations.reserve(2)
-    with ring.reservations.held(name):
+    with ring.reservations.hold(name):
         ring.claims.claim(2)
         with pytest.raises(ValueError, match="priority"):
             ring.claims.commit(np.array([1.0, -1.0]))
@@ -68,7 +68,7 @@ def test_a_commit_that_is_refused_leaves_the_reservation(engine: Engine, ring: R
 def test_a_write_in_place_is_made_from_no_reservation(engine: Engine, ring: Ring) -> None:
     write(ring, [1, 2])
     name = ring.reservations.reserve(2)
-    with ring.reservations.held(name):
+    with ring.reservations.hold(name):
         ring.claims.claim_slots(np.array([0]), in_place=True)
         ring.claims.abort()
         assert counted(engine) == (2, 0)
@@ -78,7 +78,7 @@ def test_a_write_in_place_is_made_from_no_reservation(engine: Engine, ring: Ring
 
 def test_only_the_first_write_is_made_from_it(engine: Engine, ring: Ring) -> None:
     engine.set_limiter(None)
-    with ring.reservations.held(ring.reservations.reserve(2)):
+    with ring.reservations.hold(ring.reservations.reserve(2)):
         write(ring, [1])
         write(ring, [2, 3, 4])
     assert len(read_all(ring)) == 4
@@ -88,7 +88,7 @@ def test_another_handle_cannot_write_from_it(engine: Engine, ring: Ring) -> None
     name = ring.reservations.reserve(2)
     with Engine.open(path_of(engine), None) as other:
         its = ring_of(other)
-        with pytest.raises(ReservationLostError), its.reservations.held(name):
+        with pytest.raises(ReservationLostError), its.reservations.hold(name):
             write(its, [1])
         assert not its.reservations.give_back(name)
     assert counted(engine) == (2, 0)
@@ -97,7 +97,7 @@ def test_another_handle_cannot_write_from_it(engine: Engine, ring: Ring) -> None
 def test_a_reservation_for_named_slots_is_taken_over_too(tmp_path: Path) -> None:
     with Engine.open(tmp_path / "placed", settings("rows")) as engine:
         ring = engine.define(schema())
-        with ring.reservations.held(ring.reservations.reserve(3)):
+        with ring.reservations.hold(ring.reservations.reserve(3)):
             ring.claims.claim_slots(np.array([5, 2]), in_place=False)
             assert counted(engine) == (0, 2)
             ring.claims.abort()
@@ -130,9 +130,9 @@ def test_pieces_are_known_by_their_number(engine: Engine, ring: Ring) -> None:
     name = ring.reservations.reserve(2, number=40)
     with pytest.raises(ReservationLostError):
         ring.reservations.reserve(2, number=40)
-    with ring.reservations.held(name):
+    with ring.reservations.hold(name):
         write(ring, [1])
-    assert ring.reservations.done() == [40]
+    assert ring.reservations.list_committed() == [40]
     with pytest.raises(ReservationLostError):
         ring.reservations.reserve(2, number=40)
     assert ring.reservations.is_done(40, forget=True)
@@ -171,9 +171,11 @@ def test_holders_are_told_from_the_one_with_the_most(engine: Engine, ring: Ring)
         assert [(one.items, one.reservations) for one in found] == [(5, 1), (2, 2)]
         assert found[0].entry == other.seat.entry
     some = [Holder(at, 10 + at, 1 + at, 1000 * (3 - at), 0, 1.0) for at in range(3)]
-    assert told([]) == ""
-    assert told(some[:1]) == "pid 10 holds a reservation of 3,000 items"
-    assert told(some[1:]) == (
+    assert describe_holders([]) == ""
+    assert describe_holders(some[:1]) == "pid 10 holds a reservation of 3,000 items"
+    assert describe_holders(some[1:]) == (
         "pid 11 holds 2 reservations of 2,000 items, and another process 1,000"
     )
-    assert told(some) == ("pid 10 holds a reservation of 3,000 items, and 2 other processes 3,000")
+    assert describe_holders(some) == (
+        "pid 10 holds a reservation of 3,000 items, and 2 other processes 3,000"
+    )

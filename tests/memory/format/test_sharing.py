@@ -12,7 +12,7 @@ import pytest
 from shmbuffer import CorruptBufferError, SchemaMismatchError, SpaceError
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Leaf, Ring, Schema, Settings
-from shmbuffer.memory.format.sharing import Asked, Sharing
+from shmbuffer.memory.format.sharing import Sharing, SharingRequest
 from shmbuffer.memory.mapped import recorded
 from tests.crash.harness import ended, fork
 from tests.selection import seeds
@@ -133,7 +133,7 @@ class Program:
                 drawn.require(row, self.there[slot])
         assert not any(self.ring.seat.native.check(True, 0, 10**9))
         own = self.ring.live.holds() & (self.ring.live.nexts >= np.uint64(2**63))
-        assert self.ring.live.wholes_used() == int(own.sum())
+        assert self.ring.live.count_own_rows() == int(own.sum())
 
 
 @pytest.mark.product(few=2)
@@ -224,16 +224,20 @@ def test_the_core_takes_leaves_that_belong_together(
 
 
 def test_what_is_asked_for_is_found_among_the_leaves() -> None:
-    assert Asked().of(LEAVES, 4000) == Sharing(NEXT, 200)
-    assert Asked(room=7).of(LEAVES, 4000) == Sharing(NEXT, 7)
-    assert Asked((("next", "obs"),)).of(LEAVES, 10) == Sharing((("next", "obs"),), 64)
+    assert SharingRequest().choose_leaves(LEAVES, 4000) == Sharing(NEXT, 200)
+    assert SharingRequest(room=7).choose_leaves(LEAVES, 4000) == Sharing(NEXT, 7)
+    assert SharingRequest((("next", "obs"),)).choose_leaves(LEAVES, 10) == Sharing(
+        (("next", "obs"),), 64
+    )
 
 
 def test_what_cuts_trajectories_and_what_is_small_keeps_its_column() -> None:
     small = [Leaf((*root, "x"), "float32", ()) for root in ((), ("next",))]
     done = [Leaf((*root, "a", "done"), "int64", ()) for root in ((), ("next",))]
-    assert Asked().of((*LEAVES, *small, *done), 10).paths == NEXT
-    assert Asked((("next", "x"),)).of((*LEAVES, *small), 10).paths == (("next", "x"),)
+    assert SharingRequest().choose_leaves((*LEAVES, *small, *done), 10).paths == NEXT
+    assert SharingRequest((("next", "x"),)).choose_leaves((*LEAVES, *small), 10).paths == (
+        ("next", "x"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -258,7 +262,7 @@ def test_a_schema_is_read_as_it_was_written() -> None:
     again = Schema.from_json(schema.to_json(), "here")
     assert again == schema
     assert again.digest == schema.digest
-    assert schema.leaf_files[1] == "next/obs+wholes.memmap"
+    assert schema.leaf_files[1] == "next/obs+own_rows.memmap"
     assert schema.leaf_bytes == (160, 112, 1500, 1050, 80)
     assert "next" not in schema.meta_files()
     plain = Schema(LEAVES, 10)
@@ -274,7 +278,7 @@ def test_a_schema_is_read_as_it_was_written() -> None:
 def test_a_record_that_no_buffer_writes_is_refused(found: object) -> None:
     settings = Settings(capacity=10, extra={"share_next": found})
     with pytest.raises(CorruptBufferError, match="share_next"):
-        recorded.of_buffer(settings, "here")
+        recorded.read_buffer_arguments(settings, "here")
 
 
 # Beside a writer.

@@ -9,7 +9,7 @@ import pytest
 
 from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.format import layout
-from shmbuffer.memory.format.streams import checked, of_each
+from shmbuffer.memory.format.streams import check_streams, expand_streams
 from tests.kit.rings import ring_of
 from tests.memory.rows import LEAVES, Maker, Rows, fill, place, require_sound, write
 
@@ -121,15 +121,15 @@ def test_items_of_another_handle_keep_who_wrote_them_and_their_streams(make_file
 
 
 def test_streams_are_given_as_one_number_or_as_one_each() -> None:
-    assert checked(3) == 3
-    assert checked(np.uint8(3)) == 3
-    assert checked(range(3)).tolist() == [0, 1, 2]  # type: ignore[union-attr]
+    assert check_streams(3) == 3
+    assert check_streams(np.uint8(3)) == 3
+    assert check_streams(range(3)).tolist() == [0, 1, 2]  # type: ignore[union-attr]
     given = u32(1, 2)
-    kept = checked(given)
+    kept = check_streams(given)
     given[0] = 2**31  # a writer that changes it while it is written
     assert kept.tolist() == [1, 2]  # type: ignore[union-attr]
-    assert of_each(0, 3) is of_each(None, 3) is None
-    assert of_each(2, 3).tolist() == [2, 2, 2]  # type: ignore[union-attr]
+    assert expand_streams(0, 3) is expand_streams(None, 3) is None
+    assert expand_streams(2, 3).tolist() == [2, 2, 2]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -144,4 +144,4 @@ def test_streams_are_given_as_one_number_or_as_one_each() -> None:
 )
 def test_what_is_no_stream_is_refused(given: Any, kind: type[Exception], said: str) -> None:
     with pytest.raises(kind, match=said):
-        checked(given)
+        check_streams(given)

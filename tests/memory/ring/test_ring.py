@@ -1213,7 +1213,7 @@ def test_a_handle_that_could_not_leave_goes_on_saying_that_it_lives(
     engine = make_files(alpha=1.0)
     second = make_files.second(engine)
     ring, liveness = ring_of(second), second.seat.membership.liveness
-    directory = engine.seat.ground.directory
+    directory = engine.seat.backing.directory
     assert directory is not None
     assert liveness is not None
     monkeypatch.setattr(registry, "LOCK_TIMEOUT_NS", 20_000_000)

@@ -68,7 +68,7 @@ def finish(engine: Engine) -> None:
 
 @pytest.fixture(params=["anonymous", "memory", "disk"])
 def opened(request: pytest.FixtureRequest, fast_path: Path, on_disk: Path) -> Any:
-    """Opens a new buffer where each kind of ground has it."""
+    """Opens a new buffer where each kind of backing file has it."""
 
     def make(wished: Prefault, settings: Settings = SETTINGS) -> Engine:
         if request.param == "anonymous":
@@ -134,7 +134,7 @@ def test_no_byte_changes(opened: Any) -> None:
         ring.write([rows.ctypes.data], CAPACITY, None)
         before = [bytes(memoryview(one)) for one in maps(engine)]
         for one in maps(engine):
-            one.populate(0, one.nbytes, engine.seat.ground.in_memory)
+            one.populate(0, one.nbytes, engine.seat.backing.in_memory)
         assert [bytes(memoryview(one)) for one in maps(engine)] == before
 
 
@@ -392,7 +392,7 @@ def test_reserved_memory_is_not_counted_twice(
 ) -> None:
     monkeypatch.setattr(prefault, "free_memory_bytes", lambda: 0)
     with Engine.open(fast_path / "buffer", SETTINGS, prefault=Prefault("full")) as engine:
-        if engine.seat.ground.in_memory:
+        if engine.seat.backing.in_memory:
             engine.define(SCHEMA)
             assert all_there(engine)
 

@@ -19,7 +19,7 @@ from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.layout import BufferState
 from shmbuffer.memory.ring import records as records_module
 from shmbuffer.memory.system import progress
-from shmbuffer.memory.system.progress import Progress, hearing
+from shmbuffer.memory.system.progress import Progress, report_to
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.upkeep.check import check
 from tests.memory.ring import test_records
@@ -71,7 +71,7 @@ def copy(path: Path, fast_path: Path) -> Path:
 
 def test_a_report_says_what_how_much_of_how_much_and_of_what_unit(every_step: None) -> None:
     heard: Heard = []
-    with hearing(heard.append), Progress("load", 10, "items") as work:
+    with report_to(heard.append), Progress("load", 10, "items") as work:
         work.advance(4)
         work.advance(4)
     assert heard == [
@@ -89,7 +89,7 @@ def test_progress_is_reported_at_the_agreed_rate_and_at_the_end(
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now_s))
     monkeypatch.setattr(progress, "EVERY_S", 0.125)
     heard: Heard = []
-    with hearing(heard.append), Progress("load", 100) as work:
+    with report_to(heard.append), Progress("load", 100) as work:
         for _ in range(100):
             now_s += 1 / 64
             work.advance(1)
@@ -98,7 +98,7 @@ def test_progress_is_reported_at_the_agreed_rate_and_at_the_end(
 
 def test_the_end_is_told_once_and_nothing_is_said_to_be_done_that_is_not(every_step: None) -> None:
     heard: Heard = []
-    with hearing(heard.append), Progress("copy", 10) as work:
+    with report_to(heard.append), Progress("copy", 10) as work:
         work.advance(7)
         work.advance(7)  # as of what others wrote meanwhile
         assert [one.done for one in heard] == [7]
@@ -109,7 +109,7 @@ def test_work_that_fails_has_no_end(every_step: None) -> None:
     heard: Heard = []
 
     def fail() -> None:
-        with hearing(heard.append), Progress("copy", 10) as work:
+        with report_to(heard.append), Progress("copy", 10) as work:
             work.advance(7)
             raise StoppedError
 
@@ -120,14 +120,14 @@ def test_work_that_fails_has_no_end(every_step: None) -> None:
 
 def test_empty_work_is_not_reported(every_step: None) -> None:
     heard: Heard = []
-    with hearing(heard.append), Progress("copy", 0) as work:
+    with report_to(heard.append), Progress("copy", 0) as work:
         work.advance(0)
     assert heard == []
 
 
 def test_where_nobody_asks_work_is_not_cut_smaller(every_step: None) -> None:
     work = Progress("copy", 10)
-    assert not work.heard
+    assert not work.has_listener
     assert list(work.cut(10, 8)) == [(0, 10)]
     assert list(work.cut(10, 8, 4)) == [(0, 4), (4, 4), (8, 2)]
     assert list(work.cut(0, 8)) == []
@@ -135,7 +135,7 @@ def test_where_nobody_asks_work_is_not_cut_smaller(every_step: None) -> None:
 
 def test_where_somebody_asks_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "PIECE_BYTES", 24)
-    with hearing(lambda _: None):
+    with report_to(lambda _: None):
         work = Progress("copy", 80)
         assert list(work.cut(10, 8)) == [(0, 3), (3, 3), (6, 3), (9, 1)]
         assert list(work.cut(3, 100)) == [(0, 1), (1, 1), (2, 1)]
@@ -145,10 +145,10 @@ def test_where_somebody_asks_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_innermost_hears_and_none_leaves_the_one_before(every_step: None) -> None:
     first: Heard = []
     second: Heard = []
-    with hearing(first.append):
-        with hearing(second.append):
+    with report_to(first.append):
+        with report_to(second.append):
             Progress("copy", 1).finish()
-        with hearing(None):
+        with report_to(None):
             Progress("sync", 1).finish()
     Progress("load", 1).finish()
     assert ([one.what for one in first], [one.what for one in second]) == (["sync"], ["copy"])
@@ -161,7 +161,7 @@ def test_a_report_may_go_to_an_empty_container(every_step: None) -> None:
 
     kept = Kept()
     Progress("copy", 1, on_progress=kept).finish()
-    with hearing(kept):
+    with report_to(kept):
         Progress("sync", 1).finish()
     assert [one.what for one in kept] == ["copy", "sync"]
 
@@ -173,7 +173,7 @@ def test_work_inside_a_callback_is_not_reported_to_it(every_step: None) -> None:
         heard.append(report)
         Progress("sync", 1).finish()
 
-    with hearing(work_too):
+    with report_to(work_too):
         Progress("copy", 1).finish()
         Progress("load", 1).finish()
     assert [one.what for one in heard] == ["copy", "load"]
@@ -181,7 +181,7 @@ def test_work_inside_a_callback_is_not_reported_to_it(every_step: None) -> None:
 
 def test_the_work_of_another_thread_is_not_heard_of(every_step: None) -> None:
     heard: Heard = []
-    with hearing(heard.append):
+    with report_to(heard.append):
         thread = threading.Thread(target=Progress("copy", 1, on_progress=lambda _: None).finish)
         other = threading.Thread(target=lambda: Progress("copy", 1).finish())
         for one in (thread, other):
@@ -330,7 +330,7 @@ def copied(engine: Engine) -> list[Any]:
 
 def test_a_copy_tells_of_the_bytes_of_the_items(path: Path, every_step: None) -> None:
     heard: Heard = []
-    with Engine.open(path, None) as engine, hearing(heard.append):
+    with Engine.open(path, None) as engine, report_to(heard.append):
         assert engine.ring() is not None
         item = sum(engine.ring().schema.leaf_bytes) // 64
         copied(engine)
@@ -347,11 +347,11 @@ def test_a_copy_while_others_write_is_still_of_one_moment(path: Path, every_step
         def write_more(_report: ProgressReport) -> None:
             write(ring, range(2), np.ones(2))
 
-        with hearing(write_more):
+        with report_to(write_more):
             copied(engine)
         assert engine.check().ok
         plain = copied(engine)
-        with hearing(lambda _: None):
+        with report_to(lambda _: None):
             for one, other in zip(plain, copied(engine), strict=True):
                 assert np.array_equal(one, other)
 
@@ -365,7 +365,7 @@ def test_records_tell_of_their_bytes(
     with test_records.opened(path) as engine:
         _, held = test_records.parts(engine)
         held.write(test_records.records(range(10)))
-        with hearing(heard.append):
+        with report_to(heard.append):
             found = test_records.copied(held, 16)
         assert sorted(found.values()) == list(range(10))
     total = heard[0].total

@@ -132,7 +132,7 @@ def test_it_tells_everything_as_plain_values(path: Path) -> None:
         ("learner", "PAYLOAD", True, os.getpid())
     ]
     assert clients[0]["claimed"] == {"first": 12, "count": 1}
-    assert (clients[0]["turn"], clients[0]["mutex"]) == (None, False)
+    assert (clients[0]["queue_position"], clients[0]["mutex"]) == (None, False)
     assert clients[0]["memory_bytes"] > 0
 
 
@@ -289,9 +289,9 @@ def test_a_waiter_for_a_slot_says_for_how_long(path: Path) -> None:
             with child(work) as waiter:
                 waiter.reached()
                 clients = {client["pid"]: client for client in inspect(path)["clients"]}
-                turn = clients[waiter.pid]["turn"]
-                assert (turn["place"], turn["seconds"] >= 0) == (1, True)
-                assert clients[holder.pid]["turn"] is None
+                waiting = clients[waiter.pid]
+                assert (waiting["queue_position"], waiting["queued_s"] >= 0) == (1, True)
+                assert clients[holder.pid]["queue_position"] is None
                 assert clients[holder.pid]["claimed"] == {"first": 20, "count": 1}
                 waiter.kill()
 

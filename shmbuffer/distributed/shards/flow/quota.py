@@ -16,7 +16,7 @@ from shmbuffer.memory import Engine
 from shmbuffer.memory.flow.rate_status import clients_on
 from shmbuffer.memory.format.layout import EntryState, Side, Why
 from shmbuffer.memory.format.limiter import Quota, quota_of
-from shmbuffer.memory.ring.counters import of_snapshot
+from shmbuffer.memory.ring.counters import split_snapshot
 from shmbuffer.storages.ring_backed import RingBacked
 
 LOOK, KEEP, OPEN, HOLD = "look", "keep", "open", "hold"
@@ -86,7 +86,7 @@ class Vault:
         if ring is None:
             runtime, entries, width = seat.control.runtime[0], seat.control.entries, 1
         else:
-            runtime, entries = of_snapshot(ring.snapshot())
+            runtime, entries = split_snapshot(ring.snapshot())
             width = ring.width
         room, used = quota_of(runtime) or (0, 0)
         pending = int(runtime["pending"])
