@@ -29,7 +29,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "shmbuffer"
 
 PENDING: tuple[str, ...] = (
-    "shmbuffer/_native",
     "shmbuffer/memory",
 )
 """Files and folders that are not checked yet. Remove an entry once its files have no faults."""

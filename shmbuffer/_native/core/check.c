@@ -1,13 +1,13 @@
-/* What a check of a whole ring finds: items, bytes, claims and tree as they have to be, or not. */
+/* Checks the whole ring: items, bytes, claims and tree. */
 #include <string.h>
 
 #include "core/check.h"
 #include "core/ledger.h"
 #include "core/reservations.h"
 
-/* Of the slots that were written, and of `slots` at least. Changes nothing. Holds the mutex for the whole scan, some
- * milliseconds for a million elements; where nobody is alive it does not take it, as that would repair what a dead owner
- * left: the caller keeps others out. */
+/* Checks all slots that were written, and at least `slots`. It changes nothing. It holds the mutex for the whole
+ * scan, some milliseconds for a million elements. If no client is alive, it does not take the mutex, because that
+ * would repair the work of a dead owner. The caller excludes other processes then. */
 int shmb_check(struct shmb_ring *ring, struct shmb_call *call, bool alive, uint64_t slots, struct shmb_check *found) {
     struct shmb_runtime *runtime = ring->runtime;
     memset(found, 0, sizeof *found);

@@ -1,20 +1,22 @@
-/* What a check of a whole ring finds. */
+/* Results of a check of the whole ring. */
 #ifndef SHMB_CHECK_H
 #define SHMB_CHECK_H
 
 #include "core/ring.h"
 
-/* All zero if the ring is whole. */
+/* All counts are zero if the ring is consistent. */
 struct shmb_check {
-    uint64_t wrong_nodes;  /* not what their children say */
-    uint64_t wrong_leaves; /* mass without an item, or not the mass of the raw priority */
+    uint64_t wrong_nodes;  /* they differ from their children */
+    /* a mass without an item, or not the mass of the raw priority */
+    uint64_t wrong_leaves;
     uint64_t wrong_length; /* |length - number of COMMITTED slots| */
-    uint64_t wrong_words;  /* ticket not of this slot, or from the future */
-    uint64_t wrong_extents; /* a record that is not between tail and head of the byte ring */
-    uint64_t wrong_nexts;   /* a next observation that is not where its slot says */
-    uint64_t wrong_reserved; /* what is reserved is not what the reservations say; damaged ones */
-    uint64_t wrong_ledger;   /* what consumers were given is not what the leases say */
-    uint64_t orphans;      /* WRITING, and no claim covers it */
+    uint64_t wrong_words;  /* the ticket belongs to another slot, or is not assigned yet */
+    uint64_t wrong_extents; /* records that are not between tail and head of the byte ring */
+    uint64_t wrong_nexts;   /* next observations that are not where their slots say */
+    /* counts of reserved slots or bytes that differ from the reservations; damaged reservations */
+    uint64_t wrong_reserved;
+    uint64_t wrong_ledger;   /* deliveries that disagree with the leases */
+    uint64_t orphans;      /* WRITING slots that no claim covers */
 };
 
 int shmb_check(struct shmb_ring *ring, struct shmb_call *call, bool alive, uint64_t slots, struct shmb_check *found);

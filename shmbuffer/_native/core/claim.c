@@ -1,5 +1,5 @@
-/* The beginning of a claim, W1 to W8: which slots it takes, and what has to be there first. The numbers of the steps are
- * those of tests/model/writing.py. */
+/* The beginning of a claim, W1 to W8: which slots it takes, and what must be true before. The numbers of the steps
+ * are those of tests/model/writing.py. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -26,9 +26,9 @@ static inline bool is_marked(const struct shmb_ring *ring, uint64_t slot) {
     return SHMB_STATE(atomic_load_explicit(&ring->words[slot], memory_order_relaxed)) == SHMB_WRITING;
 }
 
-/* What a claim is to be, where observations are stored once. */
+/* Describes the claim, for a buffer that stores observations once. */
 struct wanted {
-    const struct shmb_rows *rows; /* NULL: of named slots */
+    const struct shmb_rows *rows; /* NULL: a write to named slots */
     uint64_t count;
     const uint32_t *streams;
     bool keeps;
@@ -40,7 +40,7 @@ static bool is_planned(struct shmb_ring *ring, const struct wanted *wanted) {
     return shmb_plan_rows(ring, wanted->rows, wanted->count, wanted->streams);
 }
 
-/* A claim that is still there was never committed, or its commit was reported as failed: its items are absent. */
+/* A claim that is still open was never committed, or its commit was reported as failed. It is aborted first. */
 static int begin_claim(struct shmb_ring *ring, struct shmb_call *call, uint64_t rows, const struct wanted *wanted) {
     int status = shmb_gate_enter(ring, call, SHMB_FOR_EVER);
     if (status != SHMB_OK) return status;
@@ -80,16 +80,18 @@ static int end_as_damaged(struct shmb_ring *ring) {
     return end_without_claim(ring, SHMB_DAMAGED);
 }
 
-/* Of slots that say WRITING: where a row comes from, and the priority that is the default unless one is given. `streams` has one
- * a row; NULL: all are in stream 0. */
+/* Stores sources and default priorities in slots that say WRITING. NAN stands for the default. `streams` has one
+ * entry per row; NULL: stream 0. */
 static inline __attribute__((always_inline)) void note_run(struct shmb_ring *ring, struct shmb_claimed claimed, struct shmb_slot_run run,
                                                            const uint32_t *streams) {
     uint64_t *sources = ring->sources + run.slot;
     double *raw = ring->raw + run.slot * claimed.lanes, unknown = NAN;
-    const uint64_t rows = ring->plan && claimed.slots == NULL ? 0 : run.rows, elements = run.rows * claimed.lanes; /* 0: by shmb_note_nexts */
+    /* 0: shmb_note_nexts has stored the sources */
+    const uint64_t rows = ring->plan && claimed.slots == NULL ? 0 : run.rows, elements = run.rows * claimed.lanes;
 #pragma GCC unroll 4
     for (uint64_t row = 0; row < rows; row++) {
-        __atomic_store_n(&sources[row], shmb_source(ring->incarnation, streams ? streams[row] : 0), __ATOMIC_RELAXED); /* other end: note_moment */
+        /* other end: note_moment */
+        __atomic_store_n(&sources[row], shmb_source(ring->incarnation, streams ? streams[row] : 0), __ATOMIC_RELAXED);
         CP_ROW(claimed.armed, write_source);
     }
 #pragma GCC unroll 4
@@ -99,7 +101,8 @@ static inline __attribute__((always_inline)) void note_run(struct shmb_ring *rin
     }
 }
 
-/* W9 of a ring write, with no lock held: a slot's source and priority are nobody else's before its word says COMMITTED. */
+/* W9 of a ring write, without a lock. Source and priority of a slot belong to the writer until its word says
+ * COMMITTED. */
 static inline __attribute__((always_inline)) void note_rows(struct shmb_ring *ring, struct shmb_claimed claimed, const uint32_t *streams) {
     for (uint64_t row = 0; row < claimed.rows;) {
         const struct shmb_slot_run run = shmb_run_from(&claimed, row, claimed.rows);
@@ -109,8 +112,8 @@ static inline __attribute__((always_inline)) void note_rows(struct shmb_ring *ri
 }
 
 struct marked {
-    uint64_t taken, gone; /* slots; items that were there */
-    bool unmassed;        /* some of those had a mass */
+    uint64_t taken, gone; /* taken: slots; gone: items that were in them */
+    bool unmassed;        /* some of those items had a mass */
 };
 
 static inline __attribute__((always_inline)) void mark_run(struct shmb_ring *ring, struct shmb_claimed claimed, struct shmb_slot_run run,
@@ -121,11 +124,11 @@ static inline __attribute__((always_inline)) void mark_run(struct shmb_ring *rin
     for (uint64_t row = 0; row < run.rows; row++) {
         uint64_t old = atomic_load_explicit(&words[row], memory_order_relaxed), writing = SHMB_WORD(run.ticket + row, SHMB_WRITING);
         bool committed = SHMB_STATE(old) == SHMB_COMMITTED;
-        if (claimed.slots && old == writing) return; /* named twice: the last row wins */
+        if (claimed.slots && old == writing) return; /* the slot was named twice: the last row wins */
         atomic_store_explicit(&words[row], writing, memory_order_release);
         CP_ROW(claimed.armed, write_mark);
         marked->gone += committed;
-        if (claimed.slots && !(in_place && committed)) note_run(ring, claimed, run, NULL); /* of one row */
+        if (claimed.slots && !(in_place && committed)) note_run(ring, claimed, run, NULL); /* the run has one row */
         for (uint64_t e = row * claimed.lanes, end = e + claimed.lanes; e < end; e++) {
             if (prioritized && mass[e] != 0) {
                 mass[e] = 0;
@@ -148,8 +151,8 @@ static inline __attribute__((always_inline)) struct marked mark_rows(struct shmb
     return marked;
 }
 
-/* W2 to W8. The mutex is held; it is released here. write_count is to grow by so many elements. `streams` has one a
- * row, or is NULL: all are in stream 0. */
+/* W2 to W8. The mutex is held on entry, and released here. `elements` is the increase of write_count. `streams` has
+ * one entry per row; NULL: stream 0. */
 static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count, uint64_t elements, const uint32_t *streams) {
     struct shmb_runtime *runtime = ring->runtime;
     struct shmb_entry *me = ring->me;
@@ -184,15 +187,15 @@ static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count, u
     atomic_store_explicit(&me->phase, SHMB_PAYLOAD, memory_order_release);
     CP(write_payload);
     shmb_unlock(ring);
-    atomic_thread_fence(SYNC_SLOT_CLAIM_RELEASE); /* the words say WRITING before a byte of payload changes */
+    atomic_thread_fence(SYNC_SLOT_CLAIM_RELEASE); /* the words say WRITING before any byte of the payload changes */
     ring->claimed = true;
     CP(write_claimed);
     shmb_wake_in_turn(ring, next);
     if (claimed.slots == NULL) SHMB_FOR_CLAIMED(claimed, note_rows(ring, claimed, streams));
 }
 
-/* Whether the claim that is ready may be opened: nothing limits it now, or it is made from a reservation of items that are not
- * too old in their places. */
+/* Decides whether the prepared claim may be opened: it must be within the limits, or use a reservation, and then its
+ * items must not be too old at their places. */
 static int admit(struct shmb_ring *ring, uint64_t rows, uint64_t elements) {
     const struct shmb_request request = {.rows = rows, .elements = elements, .bytes = ring->bytes ? ring->claim_bytes : 0, .held = ring->claim_held};
     ring->claim_passes = false;
@@ -210,7 +213,7 @@ static bool is_blocked(struct shmb_ring *ring, uint64_t slot, uint64_t rows) {
     return false;
 }
 
-/* Nobody has to wait behind who waits for the other side. */
+/* Returns the turn, so that other writers do not wait behind one that waits for the other side. */
 static int end_limited(struct shmb_ring *ring, int status) {
     uint32_t next = shmb_give_back_turn(ring);
     status = end_without_claim(ring, status);
@@ -218,7 +221,7 @@ static int end_limited(struct shmb_ring *ring, int status) {
     return status;
 }
 
-/* Without rows for whole next observations a write waits as long as somebody is writing, who may give some back. */
+/* If there are too few own rows, the write waits while other clients are writing, because they may release some. */
 static int end_without_wholes(struct shmb_ring *ring, int status) {
     bool waits = status == SHMB_NO_WHOLES && shmb_others_are_writing(ring);
     return end_without_claim(ring, waits ? SHMB_BLOCKED : status);
@@ -231,7 +234,7 @@ static int claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t c
     int status = begin_claim(ring, call, rows, &wanted);
     if (status != SHMB_OK) return status;
     uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
-    uint64_t ticket = head + (count - rows); /* of more items than slots only the last stay */
+    uint64_t ticket = head + (count - rows); /* of a batch larger than the ring only the last items are kept */
     if (!has_tickets(head, count)) return end_without_claim(ring, SHMB_NO_TICKETS);
     if (batch && !shmb_span_in_order(ring)) return end_as_damaged(ring);
     uint64_t slot = ticket % ring->capacity, left = ring->capacity - slot, before = rows < left ? rows : left;
@@ -244,7 +247,8 @@ static int claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t c
     if (blocked) return end_without_claim(ring, SHMB_BLOCKED);
     status = shmb_check_hold(ring, count, batch ? ring->claim_bytes : 0);
     if (status != SHMB_OK) return end_without_claim(ring, status);
-    const uint64_t end = slot + rows + (ring->claim_held ? 0 : shmb_reserved(ring)); /* it leaves what is reserved */
+    /* other claims must leave the reserved slots free */
+    const uint64_t end = slot + rows + (ring->claim_held ? 0 : shmb_reserved(ring));
     if (shmb_is_unallocated(ring, end)) return end_limited(ring, SHMB_UNALLOCATED);
     if (ring->plan && (status = shmb_claim_wholes(ring, ticket)) != SHMB_OK) return end_without_wholes(ring, status);
     ring->claim_written = count * ring->lanes;
@@ -260,14 +264,14 @@ int shmb_claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t cou
     return claim_ring(ring, call, count, batch, &unknown, streams, first);
 }
 
-/* Of rows that are looked at, where observations are stored once: what they have in common is not written twice. */
+/* For a buffer that stores observations once: equal observations in `rows` are stored only once. */
 int shmb_claim_rows(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, const struct shmb_rows *rows,
                     const uint32_t *streams, uint64_t *first) {
     return claim_ring(ring, call, count, NULL, rows, streams, first);
 }
 
-/* With `tickets` only slots that still hold the item of that ticket are taken: kept[i] says which, `taken` how many
- * rows. None of them: no claim is open afterwards, and the gate is another thread's to enter. */
+/* If `tickets` is given, only slots that still hold the items of these tickets are claimed. kept[i] tells which, and
+ * `taken` counts them. If there are none, no claim is open afterwards, and the gate is free. */
 int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64_t *slots, uint64_t count,
                      int in_place, const int64_t *tickets, unsigned char *kept, const struct shmb_batch *batch,
                      uint64_t *taken) {
@@ -297,7 +301,7 @@ int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64
     status = shmb_check_hold(ring, rows, batch ? ring->claim_bytes : 0);
     if (status != SHMB_OK) return end_without_claim(ring, status);
     if (shmb_is_unallocated(ring, end)) return end_limited(ring, SHMB_UNALLOCATED);
-    if (in_place) ring->claim_held = NULL; /* nothing comes to what is there */
+    if (in_place) ring->claim_held = NULL; /* a write in place adds no items */
     if (ring->plan && (status = shmb_unlink_slots(ring)) != SHMB_OK) return end_without_wholes(ring, status);
     ring->claim_written = in_place ? 0 : rows * ring->lanes;
     if ((status = admit(ring, 0, ring->claim_written)) != SHMB_OK) return end_limited(ring, status);
@@ -307,8 +311,8 @@ int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64
     return SHMB_OK;
 }
 
-/* Where the head goes elsewhere, the order in which slots are written over changes: links of a claim that is open then
- * could not be looked at. */
+/* If the head jumps, the order in which slots are overwritten changes. Links of an open claim could not be checked
+ * then, so other claims must end first. */
 static bool has_to_wait(struct shmb_ring *ring) {
     if (ring->plan == NULL) return false;
     if (shmb_others_are_writing(ring)) return true;
@@ -346,7 +350,7 @@ int shmb_empty(struct shmb_ring *ring, struct shmb_call *call, bool keep_write_c
     return SHMB_OK;
 }
 
-/* Whether the head would go past items, which would be the newest then: else they stay in their order. */
+/* True if the head would pass items, which would become the newest ones. Otherwise their order stays the same. */
 static bool passes_items(const struct shmb_ring *ring, uint64_t head, uint64_t ticket) {
     for (uint64_t left = (ticket - head) % ring->capacity; left > 0; left--) {
         uint64_t word = atomic_load_explicit(&ring->words[(ticket - left) % ring->capacity], memory_order_relaxed);
@@ -355,8 +359,9 @@ static bool passes_items(const struct shmb_ring *ring, uint64_t head, uint64_t t
     return false;
 }
 
-/* The next ticket, what was counted, and the largest priority seen: of a buffer that is loaded. Tickets only grow, so
- * from one that is past the head moves on to the next one of that slot. Each store is right by itself. */
+/* Sets the next ticket, the write count and the largest priority of a buffer that was loaded. Tickets only grow. If
+ * the wanted ticket is in the past, the head moves to the next ticket of the same slot. Each store is valid by
+ * itself. */
 int shmb_restore(struct shmb_ring *ring, struct shmb_call *call, uint64_t wanted, uint64_t write_count,
                  double max_priority) {
     struct shmb_runtime *runtime = ring->runtime;

@@ -1,18 +1,19 @@
-/* The rows of the open claim: which slot and which ticket each has, and which follow each other. */
+/* The rows of the open claim: the slot and ticket of each row, and which rows are consecutive. */
 #ifndef SHMB_CLAIMED_H
 #define SHMB_CLAIMED_H
 
 #include "core/ring.h"
 
-/* Which rows the open claim has. A copy, for loops: past a crash point a compiler reads again what is in memory. */
+/* The rows of the open claim. Loops use this copy, because a compiler would reload shared memory after each crash
+ * point. */
 struct shmb_claimed {
-    const int64_t *slots; /* NULL: of a ring write, one slot behind the other */
+    const int64_t *slots; /* NULL for a ring write, whose slots are consecutive */
     uint64_t first, slot, rows, lanes, capacity;
-    bool armed; /* a crash point is: see CP_ROW */
+    bool armed; /* a crash point is armed: see CP_ROW */
 };
 
-/* What is done for each row, compiled once more for what most writes are: with that known, a third of it is left. Clang would
- * make one of two calls that are the same. */
+/* Compiles `call` a second time for the most common kind of claim, which then takes a third of the time.
+ * shmb_stay_apart prevents clang from merging the two calls, which are the same. */
 #define SHMB_FOR_CLAIMED(claimed, call) \
     ((claimed).slots == NULL && (claimed).lanes == 1 && !(claimed).armed ? (shmb_stay_apart(), (call)) : (call))
 
@@ -24,8 +25,8 @@ static inline struct shmb_claimed shmb_claimed(const struct shmb_ring *ring) {
                                  ring->lanes, ring->capacity,    SHMB_ARMED};
 }
 
-/* Row k of the open claim: its slot and its ticket. A placed write has the tickets of one lap, in which each
- * slot occurs once; a ring write has consecutive ones, not more than there are slots. */
+/* Slot and ticket of row k of the open claim. The tickets of a placed write are from one lap, in which each slot
+ * occurs once. A ring write has consecutive tickets, at most as many as there are slots. */
 static inline uint64_t shmb_slot_claimed(const struct shmb_claimed *claimed, uint64_t row) {
     if (claimed->slots) return (uint64_t)claimed->slots[row];
     uint64_t slot = claimed->slot + row;
@@ -37,12 +38,12 @@ static inline uint64_t shmb_ticket_claimed(const struct shmb_claimed *claimed, u
     return shmb_ticket_in_lap(claimed->first, (uint64_t)claimed->slots[row], claimed->capacity);
 }
 
-/* Rows of which each has the slot and the ticket behind those of the one before: of a placed write each is by itself. */
+/* Rows with consecutive slots and tickets. Each row of a placed write is a run of its own. */
 struct shmb_slot_run {
     uint64_t slot, ticket, rows;
 };
 
-/* Those from `row` on, before `end`. */
+/* The run that starts at `row` and ends before `end`. */
 static inline struct shmb_slot_run shmb_run_from(const struct shmb_claimed *claimed, uint64_t row, uint64_t end) {
     uint64_t slot = shmb_slot_claimed(claimed, row), left = claimed->slots ? 1 : claimed->capacity - slot;
     return (struct shmb_slot_run){slot, shmb_ticket_claimed(claimed, row), end - row < left ? end - row : left};

@@ -1,10 +1,11 @@
-/* The end of a claim, W10 to W14: its items are committed, or its slots are given back. */
+/* The end of a claim, W10 to W14: its items are committed, or its slots are released. */
 #include "core/claimed.h"
 #include "core/flow.h"
 #include "core/pool.h"
 #include "core/power.h"
 
-/* Parents of the claim's elements: consecutive for a ring write (in two pieces around the end), else listed. */
+/* Recomputes the parents of the claim's elements. They are consecutive for a ring write (in two parts around the
+ * end), and listed otherwise. */
 void shmb_claim_parents(struct shmb_ring *ring) {
     uint64_t lanes = ring->lanes;
     if (ring->claim_kind == SHMB_RING_WRITE) {
@@ -38,7 +39,7 @@ void shmb_abort_claim(struct shmb_ring *ring) {
     CP(count_added);
 }
 
-/* After a signal handler raised nobody may ever come back to this claim, so it is given back whatever comes. */
+/* After a signal handler raised, the caller may never return to this claim, so the abort must not be interrupted. */
 static bool never_interrupted(struct shmb_call *call) { return false; }
 
 static int give_claim_back(struct shmb_ring *ring, struct shmb_call *call) {
@@ -83,29 +84,31 @@ static void masses_of_rows(void *what, uint64_t first, uint64_t end) {
     while (greatest > seen && !atomic_compare_exchange_weak(&powers->greatest, &seen, greatest)) continue;
 }
 
-/* Masses are powers, some nanoseconds each: computed before locking where priorities differ. */
+/* Masses are powers, which take some nanoseconds each. If the priorities differ, they are computed before locking. */
 static double masses_of_given(struct shmb_ring *ring) {
     struct powers powers = {ring, -1};
     shmb_divide(masses_of_rows, &powers, ring->claim_rows, ring->lanes * SHMB_POWER_BYTES);
     return powers.greatest;
 }
 
-/* They were when the priorities were given; but alpha may have changed since. */
+/* False if a mass is too large. The priorities were valid when they were given, but alpha may have changed since. */
 static bool masses_in_order(const struct shmb_ring *ring) {
     double largest = shmb_largest_mass(ring);
     uint64_t count = ring->claim_rows * ring->lanes, at = 0;
     if (shmb_greatest_bits(ring->masses, count) <= bits_of(largest)) return true;
-    while (bits_of(ring->masses[at]) <= bits_of(largest)) at++; /* of a negative one, which damage makes, too */
+    /* true also for a negative mass, which only damage can cause */
+    while (bits_of(ring->masses[at]) <= bits_of(largest)) at++;
     shmb_refusal.bad_at = at + (ring->claim_kind == SHMB_RING_WRITE ? ring->claim_skipped * ring->lanes : 0);
     return false;
 }
 
 struct commitment {
-    bool prioritized, mixed;    /* masses are kept; some rows have priorities of their own */
-    double fallback, fallback_mass; /* of the others */
+    /* prioritized: masses are maintained; mixed: some rows have priorities of their own */
+    bool prioritized, mixed;
+    double fallback, fallback_mass; /* for the other rows */
 };
 
-/* `masses`: of its elements. */
+/* `masses` are those of the run's elements. */
 static inline __attribute__((always_inline)) void commit_run(struct shmb_ring *ring, struct shmb_claimed claimed, struct shmb_slot_run run,
                                                              const double *masses, struct commitment with) {
     _Atomic uint64_t *words = ring->words + run.slot;
@@ -113,7 +116,8 @@ static inline __attribute__((always_inline)) void commit_run(struct shmb_ring *r
     double *mass = ring->tree.mass + run.slot * claimed.lanes;
     for (uint64_t row = 0; row < run.rows; row++) {
         uint64_t committed = SHMB_WORD(run.ticket + row, SHMB_COMMITTED);
-        if (claimed.slots && atomic_load_explicit(&words[row], memory_order_relaxed) == committed) return; /* named twice */
+        /* the slot was named twice */
+        if (claimed.slots && atomic_load_explicit(&words[row], memory_order_relaxed) == committed) return;
         for (uint64_t e = row * claimed.lanes, end = e + claimed.lanes; with.prioritized && e < end; e++) {
             bool has_own = with.mixed && raw[e] >= 0;
             if (!has_own) raw[e] = with.fallback;
@@ -121,7 +125,7 @@ static inline __attribute__((always_inline)) void commit_run(struct shmb_ring *r
             mass[e] = has_own ? masses[e] : with.fallback_mass;
             CP_ROW(claimed.armed, write_leaf);
         }
-        atomic_store_explicit(&words[row], committed, SYNC_SLOT_COMMIT_RELEASE); /* the payload is there before */
+        atomic_store_explicit(&words[row], committed, SYNC_SLOT_COMMIT_RELEASE); /* the payload is stored before */
         CP_ROW(claimed.armed, write_commit);
     }
 }
@@ -145,7 +149,7 @@ int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
     double greatest = mixed ? masses_of_given(ring) : -1;
     bool in_order = !mixed || masses_in_order(ring);
     int status = shmb_lock(ring, call);
-    if (status != SHMB_OK) { /* if it stays even so, the next one of this handle, or a reaper, rolls it back */
+    if (status != SHMB_OK) { /* a claim that stays open is rolled back by the handle's next claim, or by a reaper */
         if (status == SHMB_INTERRUPTED) give_claim_back(ring, call);
         shmb_gate_leave(ring);
         return status;
@@ -160,7 +164,8 @@ int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
         masses_of_given(ring);
         in_order = masses_in_order(ring);
     }
-    bool too_old = __builtin_expect(ring->claim_held != NULL, 0) && !shmb_are_young(ring); /* it was; a version may have come */
+    /* the items were young at the claim; a new version may have been published since */
+    bool too_old = __builtin_expect(ring->claim_held != NULL, 0) && !shmb_are_young(ring);
     if (!in_order || too_old) {
         shmb_abort_claim(ring);
         shmb_unlock(ring);
@@ -172,7 +177,8 @@ int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
     if (given && greatest > runtime->max_priority) runtime->max_priority = greatest;
     CP(write_max_priority);
     double fallback = shmb_default_priority(runtime);
-    double fallback_mass = prioritized && !given ? shmb_mass(runtime, fallback) : 0; /* a power; of given ones none needs it */
+    /* a power; not needed if every item has a priority */
+    double fallback_mass = prioritized && !given ? shmb_mass(runtime, fallback) : 0;
     uint64_t goal = atomic_load_explicit(&runtime->write_count, memory_order_relaxed) + ring->claim_written;
     atomic_store_explicit(&me->goal, goal, memory_order_release);
     CP(write_goal);

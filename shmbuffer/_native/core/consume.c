@@ -1,10 +1,10 @@
-/* What a consumer's clients ask for: to be opened, items, and that they have done with them. Each call is one locked section, and
- * what it does to the ledger is told in ledger.c. */
+/* The calls of a consumer's clients: opening it, taking items and acknowledging them. Each call is one locked
+ * section. ledger.c describes what happens to the ledger. */
 #include <string.h>
 
 #include "core/flow.h"
 
-/* The mutex is held where it is SHMB_OK. */
+/* The mutex is held after SHMB_OK. */
 static int lock_book(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, struct shmb_book *book) {
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
@@ -26,17 +26,18 @@ static int end_book(struct shmb_ring *ring, int status) {
 
 static uint64_t deadline_of(uint64_t now, uint64_t lease_ns) { return lease_ns > UINT64_MAX - now ? UINT64_MAX : now + lease_ns; }
 
-/* The place that it begins with: of all that is there, or of nothing. */
+/* The first place of a new consumer: the oldest present item, or the head. */
 static uint64_t place_to_begin(const struct shmb_ring *ring, uint64_t head, bool newest) {
     return newest ? head : head > ring->capacity ? head - ring->capacity : 0;
 }
 
-/* Under init.lock, once the ledger reaches so far. Nobody looks at the part of one that is not there, so it is cleared without
- * the mutex. */
+/* Under init.lock, after the ledger file was extended. No process reads the part of a consumer that is not open, so
+ * it is cleared without the mutex. */
 int shmb_open_consumer(struct shmb_ring *ring, struct shmb_call *call, uint32_t which, const struct shmb_wanted_consumer *wanted,
                        uint64_t *number) {
     struct shmb_runtime *runtime = ring->runtime;
-    uint64_t used = ring->parts.deliveries + shmb_reached(ring) * sizeof(struct shmb_delivery); /* by one that was removed */
+    /* by a consumer that was removed */
+    uint64_t used = ring->parts.deliveries + shmb_reached(ring) * sizeof(struct shmb_delivery);
     memset((char *)ring->ledger + ring->parts.consumers + which * ring->parts.each, 0, used);
     CP(consume_cleared);
     int status = shmb_lock(ring, call);
@@ -83,14 +84,15 @@ int shmb_remove_consumer(struct shmb_ring *ring, struct shmb_call *call, struct 
     return end_book(ring, SHMB_OK);
 }
 
-/* Who makes versions from this consumer's items is about to take the next ones. Of several consumers nobody knows whose. */
+/* A learner that makes versions from this consumer's items is about to take the next ones. With several consumers it
+ * is unknown which of them makes versions. */
 static void note_turn(struct shmb_ring *ring, const struct shmb_book *book, uint64_t now) {
     bool makes_versions = atomic_load_explicit(&ring->runtime->consumers, memory_order_relaxed) == 1 && book->consumer->times == 1;
     if (makes_versions && shmb_counts_versions(ring)) shmb_count_from_here(ring, shmb_left_to_give(ring, book, now) * ring->lanes);
 }
 
-/* `count` items under a lease of ours; or fewer, if that many are not there, and at least `least` of them are, or no more can come
- * before these are taken. */
+/* Delivers `count` items under a new lease. It delivers fewer, but at least `least`, if there are not more, and
+ * fewer than `least` if no more can be written before these are delivered. */
 int shmb_deliver(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t wanted, uint64_t least,
                  uint64_t lease_ns, int64_t *slots, int64_t *tickets, uint64_t *lease_id, uint64_t *given) {
     struct shmb_book book;
@@ -123,8 +125,8 @@ int shmb_deliver(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_
     return end_book(ring, SHMB_OK);
 }
 
-/* Each whole or not at all; kept[i] says which. Those of a lease of ours, if there is any. Without a time of the lease nothing is
- * given: it is asked which could be. */
+/* Delivers each group completely or not at all; kept[i] tells which. All delivered groups are under one new lease.
+ * With lease_ns 0 nothing is delivered, and kept[i] tells which groups could be. */
 int shmb_claim_groups(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, const int64_t *slots,
                       const int64_t *tickets, const int64_t *sizes, uint64_t groups, uint64_t lease_ns, unsigned char *kept,
                       uint64_t *lease_id, uint64_t *given) {
@@ -169,7 +171,7 @@ int shmb_claim_groups(struct shmb_ring *ring, struct shmb_call *call, struct shm
     return end_book(ring, SHMB_OK);
 }
 
-/* Without a delivery: of those that nobody has. */
+/* Completes items without a delivery, if no client holds them. */
 int shmb_drop_items(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, const int64_t *slots,
                     const int64_t *tickets, uint64_t items, uint64_t *dropped) {
     struct shmb_book book;
@@ -180,7 +182,8 @@ int shmb_drop_items(struct shmb_ring *ring, struct shmb_call *call, struct shmb_
     if (status != SHMB_OK) return status;
     for (uint64_t i = 0; i < items; i++) {
         if (!shmb_can_be_given(ring, &book, (uint64_t)slots[i], (uint64_t)tickets[i], now, &before)) continue;
-        shmb_forget_insert(ring->runtime); /* first: who dies in between has let one more be written, not one less for ever */
+        /* first: a death in between lets one more element be written, instead of one less forever */
+        shmb_forget_insert(ring->runtime);
         shmb_give(&book, (uint64_t)slots[i], (uint64_t)tickets[i], NULL);
         ++*dropped;
     }
@@ -190,7 +193,8 @@ int shmb_drop_items(struct shmb_ring *ring, struct shmb_call *call, struct shmb_
     return end_book(ring, SHMB_OK);
 }
 
-/* Each item by itself, and twice is as once; `acked` are those that are acknowledged under the lease that is named. */
+/* Acknowledges each item; repeating it has no effect. `acked` counts the items that are acknowledged under the given
+ * lease. */
 int shmb_acknowledge_items(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, const uint64_t *leases,
                            const int64_t *slots, const int64_t *tickets, uint64_t items, uint64_t *acked) {
     struct shmb_book book;
@@ -212,7 +216,7 @@ int shmb_acknowledge_items(struct shmb_ring *ring, struct shmb_call *call, struc
     return end_book(ring, SHMB_OK);
 }
 
-/* What was taken under it is given to others at once. */
+/* Returns a lease, so that its items can be delivered to others at once. */
 int shmb_return_lease(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t lease_id) {
     struct shmb_book book;
     int status = lock_book(ring, call, whose, &book);
@@ -221,7 +225,7 @@ int shmb_return_lease(struct shmb_ring *ring, struct shmb_call *call, struct shm
     return end_book(ring, SHMB_OK);
 }
 
-/* Whether a batch that `missing` items are missing of can ever be whole, before its oldest one is taken. */
+/* True if a batch that lacks `missing` items cannot be completed before its oldest item is taken. */
 int shmb_check_stuck(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t missing, bool *stuck) {
     struct shmb_book book;
     *stuck = false;
@@ -232,8 +236,9 @@ int shmb_check_stuck(struct shmb_ring *ring, struct shmb_call *call, struct shmb
     return SHMB_OK;
 }
 
-/* Of who chooses items by itself, and has not found `wanted`: it is noted, looks once more, and sleeps until something has happened
- * since it was noted. `since` is 0 at first; what it is then, behind that look. */
+/* Registers a client as waiting that chooses items itself and found fewer than `wanted`. The client then looks
+ * again, and sleeps until something has happened since the registration. `since` is 0 in the first call, and then
+ * that of the last look. */
 int shmb_await_items(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t wanted, uint64_t *since) {
     struct shmb_book book;
     int status = lock_book(ring, call, whose, &book);
@@ -246,7 +251,7 @@ int shmb_await_items(struct shmb_ring *ring, struct shmb_call *call, struct shmb
     return status;
 }
 
-/* How many of the wanted items could be given now. */
+/* Counts how many of the wanted items could be delivered now. */
 int shmb_count_to_give(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t wanted, uint64_t *there) {
     struct shmb_book book;
     uint64_t next;
@@ -257,7 +262,7 @@ int shmb_count_to_give(struct shmb_ring *ring, struct shmb_call *call, struct sh
     return SHMB_OK;
 }
 
-/* What came back since the call before; see shmb_find_returned. */
+/* Lists the items that were returned since the previous call; see shmb_find_returned. */
 int shmb_list_returned(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t *known, int64_t *slots,
                        int64_t *tickets, uint64_t room, uint64_t *found) {
     struct shmb_book book;
@@ -268,7 +273,7 @@ int shmb_list_returned(struct shmb_ring *ring, struct shmb_call *call, struct sh
     return SHMB_OK;
 }
 
-/* The oldest item, where it is to be given, and nothing is being written behind it. */
+/* The oldest item, if it can be delivered and no write is open. */
 int shmb_oldest_to_give(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, struct shmb_oldest *oldest,
                         bool *there) {
     struct shmb_book book;
@@ -287,7 +292,7 @@ int shmb_oldest_to_give(struct shmb_ring *ring, struct shmb_call *call, struct s
     return SHMB_OK;
 }
 
-/* What each slot's item is to a consumer, all of one moment. */
+/* State of each slot's item for a consumer, all read in one locked section. */
 int shmb_read_item_states(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, unsigned char *standings,
                    int64_t *tickets, uint64_t *notes) {
     struct shmb_book book;
@@ -295,7 +300,7 @@ int shmb_read_item_states(struct shmb_ring *ring, struct shmb_call *call, struct
     int status = lock_book(ring, call, whose, &book);
     if (status != SHMB_OK) return status;
     shmb_move_floor(ring, &book);
-    for (uint64_t slot = 0; slot < ring->capacity; slot++) { /* the caller's arrays are as long */
+    for (uint64_t slot = 0; slot < ring->capacity; slot++) { /* the caller's arrays have this length */
         standings[slot] = (unsigned char)shmb_read_item_state(ring, &book, slot, now, &ticket, &notes[slot]);
         tickets[slot] = (int64_t)ticket;
     }

@@ -1,6 +1,6 @@
-/* The version of the policy that learners have, as one number that only who says otherwise makes smaller. No mutex: each
- * change is one store, and who dies behind it leaves the new version. Who waits for it is woken, or looks after some
- * milliseconds. */
+/* The version of the learners' policy, as one number, which decreases only if a caller sets it explicitly. It needs
+ * no mutex: each change is one store, and a process that dies after it leaves the new version. Waiting clients are
+ * woken, or check again after some milliseconds. */
 #include "core/ring.h"
 
 uint64_t shmb_consumer_version(struct shmb_runtime *runtime, enum shmb_version_change change, uint64_t value) {

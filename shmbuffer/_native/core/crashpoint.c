@@ -7,9 +7,9 @@
 _Atomic int shmb_armed = SHMB_CP_NONE;
 
 static struct {
-    char name[64]; /* of a point that Python passes */
+    char name[64]; /* of a point in Python code */
     enum shmb_crash_action action;
-    _Atomic long left; /* passes that are still let through */
+    _Atomic long left; /* how many more times the point is passed without an action */
     int notify_fd, wait_fd;
 } armed;
 
@@ -43,8 +43,8 @@ void shmb_crash_disarm(void) { atomic_store(&shmb_armed, SHMB_CP_NONE); }
 
 static void tell_and_wait(const char *text, size_t bytes) {
     char byte;
-    if (write(armed.notify_fd, text, bytes) != (ssize_t)bytes) return; /* nobody listens: go on */
-    while (read(armed.wait_fd, &byte, 1) < 0) {                        /* interrupted: wait on */
+    if (write(armed.notify_fd, text, bytes) != (ssize_t)bytes) return; /* no reader: continue */
+    while (read(armed.wait_fd, &byte, 1) < 0) {                        /* interrupted: read again */
     }
 }
 

@@ -1,8 +1,7 @@
-/* Crash points: every step of every protocol has a name, compiled into the delivered build and inert
- * unless a test arms it. An armed point counts down and then ends, stops or pauses the process, so that
- * tests kill at exactly the step they name. Each point is also a compiler barrier: the stores before it
- * are in memory before those after it, which is all that the death of a process can observe.
- */
+/* Crash points: every step of every protocol has a name. The points are compiled into the released build and do
+ * nothing unless a test arms one. An armed point counts down, and then ends, stops or pauses the process, so that a
+ * test can kill it at exactly one step. Each point is also a compiler barrier: the stores before it reach memory
+ * before those after it. The death of a process can observe nothing else. */
 #ifndef SHMB_CRASHPOINT_H
 #define SHMB_CRASHPOINT_H
 
@@ -202,10 +201,10 @@ enum shmb_crash_point {
         SHMB_CP_NATIVE_END
 };
 
-/* Points that Python code passes (creation, join, recovery, barrier, cleanup) are numbered from here. */
+/* Points in Python code (creation, join, recovery, barrier, cleanup) have numbers from here on. */
 #define SHMB_CP_PYTHON 1000
 
-/* Armed for all of them, by the name "*": pauses at each, and tells its name; for what records every step. */
+/* Arms all points, by the name "*". Each pauses and reports its name, for tests that record every step. */
 #define SHMB_CP_EVERY 1001
 
 enum shmb_crash_action {
@@ -214,7 +213,7 @@ enum shmb_crash_action {
     SHMB_TERM = 2,
     SHMB_PAUSE = 3,
     SHMB_INT = 4,
-    SHMB_EXEC = 5, /* becomes a program that ends at once, with the status 0 */
+    SHMB_EXEC = 5, /* replaces the process by a program that exits at once with status 0 */
 };
 
 extern _Atomic int shmb_armed;
@@ -232,7 +231,7 @@ const char *shmb_crash_point_name(int point);
             shmb_crash_point_reached(SHMB_CP_##symbol);                                                      \
     } while (0)
 
-/* In a loop over rows, where points would be half of the work: whether one is armed is looked at once, before it. */
+/* For loops over rows, in which points would take half of the time. The loop tests once whether a point is armed. */
 #define SHMB_ARMED (atomic_load_explicit(&shmb_armed, memory_order_relaxed) != SHMB_CP_NONE)
 #define CP_ROW(armed, symbol)                                                                                \
     do {                                                                                                     \

@@ -1,12 +1,13 @@
-/* The instruction takes 8 bytes a cycle and has its result three cycles later, so one stream uses a third of it.
- * Several run side by side: of short rows as many as the processor looks ahead, of long ones four, and a single long
- * one is cut into three pieces, whose checksums are put together afterwards:
+/* The instruction accepts 8 bytes per cycle, and its result takes three cycles, so one stream uses a third of its
+ * speed. Therefore several streams run in parallel. For short rows the processor's own lookahead overlaps them. Long
+ * rows are processed four at a time. A single long row is cut into three pieces, whose checksums are combined:
  *
  *     crc(abc) = skip_zeros(c, skip_zeros(b, crc(a)) ^ crc(b)) ^ crc(c)
  *
  * where skip_zeros(x, crc) is the checksum after as many zeros as x has bytes.
  *
- * A crc is linear, so what so many zeros do to it is a table, and there is one for each of two lengths of a piece. */
+ * A CRC is linear, so the effect of a number of zeros is a table. There is one table for each of the two lengths of
+ * a piece. */
 #include "core/crc32c.h"
 
 #include <string.h>
@@ -40,7 +41,8 @@ static void move_by_table(unsigned char *to, const unsigned char *from, size_t b
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-#if defined(__clang__) /* for which the instruction is a set of its own; gcc has that name from 12 on */
+/* clang treats the instruction as a separate feature; gcc knows that name only from version 12 on */
+#if defined(__clang__)
 #define WITH_INSTRUCTION __attribute__((target("sse4.2,crc32")))
 #else
 #define WITH_INSTRUCTION __attribute__((target("sse4.2")))
@@ -48,7 +50,8 @@ static void move_by_table(unsigned char *to, const unsigned char *from, size_t b
 WITH_INSTRUCTION static inline uint64_t eight(uint64_t crc, uint64_t bytes) { return __builtin_ia32_crc32di(crc, bytes); }
 WITH_INSTRUCTION static inline uint32_t four(uint32_t crc, uint32_t bytes) { return __builtin_ia32_crc32si(crc, bytes); }
 WITH_INSTRUCTION static inline uint32_t one(uint32_t crc, unsigned char byte) { return __builtin_ia32_crc32qi(crc, byte); }
-/* __builtin_cpu_supports asks a library of the compiler's; that of zig cc, which makes the wheels, says no to everything. */
+/* __builtin_cpu_supports needs the compiler's runtime library; in zig cc, which builds the wheels, it always answers
+ * no. */
 static int has_instruction(void) {
     unsigned a, b, c, d;
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_SSE4_2);
@@ -67,11 +70,11 @@ static int has_instruction(void) { return (getauxval(AT_HWCAP) & HWCAP_CRC32) !=
 #endif
 
 #ifdef WITH_INSTRUCTION
-/* Between two instructions a crc is a uint64_t, as the one for 8 bytes has it: what would make it narrower would be
- * one cycle more between each two of them. */
+/* Between two instructions the crc stays a uint64_t, the type of the 8-byte instruction. Narrowing it would cost one
+ * cycle each time. */
 #define LONG_PIECE 2048 /* each is a multiple of 8 */
 #define SHORT_PIECE 128
-#define SHORT_ROW 64 /* up to here the processor itself runs one row beside the next */
+#define SHORT_ROW 64 /* up to this size the processor overlaps consecutive rows by itself */
 
 static uint32_t skips_long[4][256], skips_short[4][256];
 
@@ -133,7 +136,7 @@ WITH_INSTRUCTION static uint32_t by_instruction(uint32_t crc, const void *data, 
     return ~in_a_row(crc, at, bytes);
 }
 
-/* Most leaves are a few numbers: of a length that the compiler knows a row takes the instructions of its bytes alone. */
+/* Most leaves are a few numbers. If the compiler knows the size, a row takes only the instructions for its bytes. */
 WITH_INSTRUCTION static void short_rows(uint32_t *crc, const unsigned char *first, size_t rows, size_t bytes) {
     switch (bytes) {
 #define ROWS_OF(n)                                                                                        \
@@ -177,9 +180,9 @@ WITH_INSTRUCTION static void rows_by_instruction(uint32_t *crc, const unsigned c
     for (; row < rows; row++) crc[row] = ~by_instruction(~crc[row], first + row * bytes, bytes);
 }
 
-/* Four rows are moved and checked at once: what is loaded goes into the crc and, where the processor can, to memory
- * without being read into the cache first. That takes whole lines: one of which a part goes the usual way costs more
- * than it saves. */
+/* Moves and checks four rows at a time. Loaded bytes go into the crc and, if the processor supports it, to memory
+ * without reading the target into the cache first. This works on whole cache lines only; mixing both ways in one
+ * line costs more than it saves. */
 #define LINE SHMB_MOVED_LINE
 
 static inline void past_the_cache(unsigned char *to, uint64_t bytes) {
@@ -214,7 +217,7 @@ WITH_INSTRUCTION static void move_by_instruction(unsigned char *to, const unsign
     crc[2] = (uint32_t)y;
     crc[3] = (uint32_t)z;
 #if defined(__x86_64__)
-    __builtin_ia32_sfence(); /* no later store of this processor is seen before these */
+    __builtin_ia32_sfence(); /* later stores of this processor become visible after these */
 #endif
 }
 #endif

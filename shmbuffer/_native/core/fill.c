@@ -1,4 +1,4 @@
-/* W9: the payload of a claim, its priorities and its checksums. No lock is held; the slots are the writer's. */
+/* W9: fills a claim's payload, priorities and checksums. No lock is held, because the slots belong to the writer. */
 #include <string.h>
 
 #include "core/claimed.h"
@@ -6,21 +6,22 @@
 #include "core/pool.h"
 
 #define SIDE_BY_SIDE 32 /* rows whose checksums are computed at the same time */
-#define LOOKS 8         /* at next observations that move: a word of them changes twice at most while its item is there */
+#define LOOKS 8 /* most attempts to read a next observation that moves; it moves at most twice while its item exists */
 
-/* Over salt, ticket and bytes of each row; complemented, see crc32c.h. */
+/* Starts checksums over salt, ticket and bytes of each row; complemented, see crc32c.h. */
 static void begin_checksums(const struct shmb_ring *ring, const uint64_t *tickets, uint64_t rows, uint32_t *crc) {
     for (uint64_t row = 0; row < rows; row++) crc[row] = ~ring->salt;
     shmb_crc32c_rows(crc, (const unsigned char *)tickets, rows, sizeof *tickets);
 }
 
-/* Of slots that follow each other. */
+/* For consecutive slots. */
 static void add_to_checksums(const struct shmb_ring *ring, unsigned leaf, uint64_t slot, uint64_t rows, uint32_t *crc) {
     uint64_t bytes = ring->leaves[leaf].element_bytes * ring->lanes;
     shmb_crc32c_rows(crc, ring->leaves[leaf].base + slot * bytes, rows, bytes);
 }
 
-/* What is stored once comes last. Where it has moved meanwhile, what was read may not have been it. */
+/* Leaves that are stored once come last. False: a next observation moved during the computation, so the result may
+ * be wrong. */
 static bool add_nexts_to_checksums(const struct shmb_ring *ring, uint64_t slot, uint64_t rows, uint32_t *crc) {
     uint64_t nexts[SIDE_BY_SIDE];
     bool held = true;
@@ -53,7 +54,8 @@ uint32_t shmb_row_checksum(const struct shmb_ring *ring, uint64_t slot, uint64_t
     return crc;
 }
 
-/* Long rows of a leaf that no cache holds: what is written there has gone to memory before it is read. */
+/* Long rows of leaves that are larger than any cache: written rows leave the cache before they would be read for the
+ * checksum. */
 #define LONG_ROW 1024
 #define LARGE_LEAF (64u << 20)
 
@@ -71,14 +73,14 @@ static void store_checksums(const struct shmb_ring *ring, struct shmb_slot_run r
     }
 }
 
-/* What is written, of which batch. */
+/* Arguments of a fill. */
 struct filling {
     struct shmb_ring *ring;
     const unsigned char *const *sources;
     uint64_t skip_rows;
 };
 
-/* W9 of a ring write with such leaves: the checksums come with the bytes. */
+/* W9 of a ring write with leaves of this kind: copies and computes checksums in one pass. */
 static void fill_and_check(void *what, uint64_t begin, uint64_t end) {
     const struct filling *filling = what;
     struct shmb_ring *ring = filling->ring;
@@ -140,14 +142,14 @@ static void fill_rows(void *what, uint64_t first, uint64_t end) {
     }
 }
 
-/* W9: no lock is held; the slots are ours. `sources` has one address a leaf, of its first row; of a batch
- * larger than the ring the first `skip_rows` are left out. */
+/* W9: no lock is held, because the slots are ours. `sources` has the address of the first row of each leaf. The
+ * first `skip_rows` rows of a batch that is larger than the ring are skipped. */
 void shmb_fill(struct shmb_ring *ring, const unsigned char *const *sources, uint64_t skip_rows) {
     if (ring->claim_rows == 0) return;
     struct filling filling = {ring, sources, skip_rows};
     for (unsigned leaf = 0; ring->checksum && ring->claim_kind == SHMB_RING_WRITE && leaf < ring->n_leaves; leaf++)
         if (is_moved_past_the_cache(ring, leaf)) {
-            if (ring->plan) /* links of a row look at those before it */
+            if (ring->plan) /* links of a row lead to earlier rows, so this is not divided */
                 fill_and_check(&filling, 0, ring->claim_rows);
             else
                 shmb_divide(fill_and_check, &filling, ring->claim_rows, ring->row_bytes);
@@ -157,7 +159,7 @@ void shmb_fill(struct shmb_ring *ring, const unsigned char *const *sources, uint
     if (ring->plan) shmb_fill_nexts(ring, sources, skip_rows, 0, ring->claim_rows);
     if (ring->claim_kind == SHMB_RING_WRITE)
         shmb_divide(fill_rows, &filling, ring->claim_rows, ring->row_bytes);
-    else /* a slot that is named twice holds the last of its rows */
+    else /* a slot that was named twice must hold the last of its rows */
         fill_rows(&filling, 0, ring->claim_rows);
 }
 
@@ -167,7 +169,7 @@ static inline __attribute__((always_inline)) void fill_priorities(struct shmb_ri
         const struct shmb_slot_run run = shmb_run_from(&claimed, row, claimed.rows);
         double *raw = ring->raw + run.slot * claimed.lanes;
         for (uint64_t e = 0; e < run.rows * claimed.lanes; e++) {
-            double given = *from++; /* clang takes no const double * */
+            double given = *from++; /* a copy, because clang does not accept const double * here */
             __atomic_store(&raw[e], &given, __ATOMIC_RELAXED); /* other end: masses_stay_finite */
             CP_ROW(claimed.armed, write_priority);
         }
@@ -198,7 +200,7 @@ static void fill_checksums(void *what, uint64_t begin, uint64_t end) {
     }
 }
 
-/* The checksums of the items in these slots, of a ring that no other process has. */
+/* Computes the checksums of the items in these slots, in a ring that no other process uses. */
 void shmb_seal(struct shmb_ring *ring, uint64_t first, uint64_t count) {
     uint64_t tickets[SIDE_BY_SIDE], most = ring->bytes ? 1 : SIDE_BY_SIDE;
     uint32_t crc[SIDE_BY_SIDE];
@@ -218,7 +220,7 @@ void shmb_seal(struct shmb_ring *ring, uint64_t first, uint64_t count) {
     }
 }
 
-#define CHECKED_BYTES 64 /* salt, ticket and what begins and ends a row take as long as so many bytes that are copied */
+#define CHECKED_BYTES 64 /* salt, ticket and the overhead per row take as long as copying so many bytes */
 
 void shmb_fill_checksums(struct shmb_ring *ring) {
     if (!ring->checksum || ring->claim_checked) return;

@@ -1,12 +1,13 @@
-/* Flow control: may a claim or a draw begin, or has the other side to go on first? It is decided and stored under the
- * mutex. A setting is built in the block that does not count, and published by one store. */
+/* Flow control: decides whether a claim or a draw may begin, or whether the other side must act first. Decisions are
+ * made and stored under the mutex. A new setting is built in the block that is not in force, and published by one
+ * store. */
 #include <math.h>
 
 #include "core/flow.h"
 
-#define ROUNDING 1e-6 /* of a sample: products of a ratio such as 0.1 are not exact */
+#define ROUNDING 1e-6 /* in samples: products with a ratio such as 0.1 are not exact */
 
-/* The next claim or draw of this thread goes on whatever the ratio; it counts on no side. */
+/* The next claim or draw of this thread passes any ratio, and counts for neither side. */
 _Thread_local enum shmb_bypass shmb_bypass;
 
 static double ahead(const struct shmb_ring *ring, const struct shmb_limiter *limiter, uint64_t inserts, uint64_t samples) {
@@ -15,7 +16,7 @@ static double ahead(const struct shmb_ring *ring, const struct shmb_limiter *lim
     return (double)(int64_t)inserted * limiter->samples_per_insert - (double)(int64_t)drawn;
 }
 
-/* Under the mutex, so that the process that changes what is waited for sees it afterwards. */
+/* Under the mutex, so that a process that changes the awaited state afterwards sees the waiting client. */
 int shmb_wait_for(struct shmb_ring *ring, enum shmb_side side, uint64_t wanted, enum shmb_reason why) {
     struct shmb_entry *me = ring->me;
     uint32_t before = atomic_load_explicit(&me->waits_for, memory_order_relaxed);
@@ -49,7 +50,7 @@ int shmb_give_up_waiting(struct shmb_ring *ring, struct shmb_call *call, uint32_
     return SHMB_OK;
 }
 
-/* The first place that must not be overwritten: it waits in the queue, or is being copied out of it. */
+/* The first place that must not be overwritten, because it is in the queue or is being copied from it. */
 static uint64_t needed_from(const struct shmb_ring *ring, struct shmb_limiter *limiter) {
     uint64_t needed = shmb_queue_front(ring, limiter).element / ring->lanes;
     for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
@@ -60,15 +61,15 @@ static uint64_t needed_from(const struct shmb_ring *ring, struct shmb_limiter *l
     return needed;
 }
 
-/* Samples wait until min_size elements are there, so inserts must not wait for samples before, though a batch may take
- * them too far ahead. One that is too large for the error buffer at any time waits, and is refused. */
+/* Samples wait until min_size elements are present, so inserts must not wait for samples before that, even if a
+ * batch takes them too far ahead. A batch that never fits into the error buffer waits, and is refused. */
 static bool is_short(const struct shmb_ring *ring, const struct shmb_limiter *limiter, uint64_t open, uint64_t elements) {
     uint64_t there = atomic_load_explicit(&ring->runtime->length, memory_order_relaxed) * ring->lanes;
     return there + open < limiter->min_size &&
            (double)elements * limiter->samples_per_insert <= 2 * limiter->error_buffer + ROUNDING;
 }
 
-/* Has a queue no room for so many rows, or for so many bytes of records? */
+/* True if a queue has no space for so many rows, or for so many bytes of records. */
 static bool is_full(struct shmb_ring *ring, struct shmb_limiter *limiter, uint64_t rows, uint64_t bytes) {
     uint64_t end = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed) + rows;
     uint64_t needed = needed_from(ring, limiter);
@@ -76,7 +77,7 @@ static bool is_full(struct shmb_ring *ring, struct shmb_limiter *limiter, uint64
     return ring->bytes && shmb_evicts_from(ring, needed, ring->runtime->queue_since, bytes);
 }
 
-/* Would there be more than what a learner makes the versions from that it may be behind? */
+/* True if a writer would be further ahead than the learner's version may be behind. */
 static bool is_early(struct shmb_ring *ring, uint64_t open, uint64_t elements) {
     if (!shmb_counts_versions(ring)) return false;
     const struct shmb_ages *ages = shmb_ages_of(ring->runtime);
@@ -88,8 +89,9 @@ static bool is_early(struct shmb_ring *ring, uint64_t open, uint64_t elements) {
     return (double)inserted > allowed;
 }
 
-/* A learner comes for the next of `left` elements. It is the only one, and has just begun: then nothing else is being learned
- * from, and what one before it took and made no version of is not waited for. */
+/* A learner is about to take the next of `left` elements. If it is the only one and has just begun, no other
+ * elements are being learned from. Elements that an earlier learner took without publishing a version are then not
+ * waited for. */
 void shmb_count_from_here(struct shmb_ring *ring, uint64_t left) {
     bool others = atomic_load_explicit(&ring->me->last_sample_ns, memory_order_relaxed) != 0;
     for (uint32_t i = 0; !others && i < SHMB_ENTRIES; i++) {
@@ -100,13 +102,13 @@ void shmb_count_from_here(struct shmb_ring *ring, uint64_t left) {
     shmb_note_turn(ring, atomic_load_explicit(&ring->runtime->write_count, memory_order_relaxed) - left, others);
 }
 
-/* Would so many rows, or so many bytes of records, be written over what is to stay from that place on? */
+/* True if so many rows, or so many bytes of records, would overwrite an item at the place `floor` or later. */
 static bool reaches(struct shmb_ring *ring, uint64_t floor, uint64_t since, uint64_t rows, uint64_t bytes) {
     uint64_t end = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed) + rows;
     return end > floor + ring->capacity || (ring->bytes && shmb_evicts_from(ring, floor, since, bytes));
 }
 
-/* Does a consumer have items that a claim would write over, of so many rows, or so many bytes of records? */
+/* True if a claim of so many rows, or so many bytes of records, would overwrite an item that a consumer needs. */
 static bool is_held_back(struct shmb_ring *ring, uint64_t rows, uint64_t bytes) {
     for (uint32_t which = 0; which < SHMB_CONSUMERS; which++) {
         struct shmb_book book;
@@ -118,7 +120,7 @@ static bool is_held_back(struct shmb_ring *ring, uint64_t rows, uint64_t bytes) 
     return false;
 }
 
-/* Does anybody wait to write over what is in that place of a consumer? */
+/* True if a client waits to overwrite the item at that place of a consumer. */
 bool shmb_is_in_the_way(struct shmb_ring *ring, const struct shmb_book *book, uint64_t place) {
     uint64_t rows = atomic_load_explicit(&ring->runtime->reserved, memory_order_relaxed), since = book->consumer->since;
     uint64_t bytes = atomic_load_explicit(&ring->runtime->reserved_bytes, memory_order_relaxed);
@@ -132,8 +134,8 @@ bool shmb_is_in_the_way(struct shmb_ring *ring, const struct shmb_book *book, ui
     return false;
 }
 
-/* Is a consumer's oldest item to be given, and can the `missing` items of its batch not be written, or a writer not go on, before
- * that is done? Both sides would wait for ever. */
+/* True if both sides would wait forever. That is so if a consumer's oldest item can be delivered, and before its
+ * delivery the `missing` items of its batch cannot be written, or a writer cannot continue. */
 bool shmb_is_stuck(struct shmb_ring *ring, const struct shmb_book *book, uint64_t missing, uint64_t now_ns) {
     const struct shmb_runtime *runtime = ring->runtime;
     if (!book->consumer->holds || atomic_load_explicit(&runtime->pending, memory_order_relaxed)) return false;
@@ -157,15 +159,16 @@ static int wait_for_room(struct shmb_ring *ring, const struct shmb_request *requ
     return shmb_wait_for(ring, SHMB_FOR_SAMPLES, request->elements, why);
 }
 
-/* Whether this call goes on whatever the ratio. */
+/* True if this call passes any ratio. */
 static bool goes_on(void) {
     bool pass = shmb_bypass != SHMB_COUNTS;
     if (shmb_bypass == SHMB_PASSES_ONCE) shmb_bypass = SHMB_COUNTS;
     return pass;
 }
 
-/* Before a claim that write_count grows by, or a reservation for one: may it begin? Named slots have no place in a queue.
- * A claim that is made from a reservation was admitted with it, and waits only where the queue became one since then. */
+/* Decides whether a claim that increases write_count, or a reservation for one, may begin. Named slots have no place
+ * in a queue. A claim from a reservation was admitted with the reservation. It waits only if the buffer has become a
+ * queue since. */
 int shmb_admit_insert(struct shmb_ring *ring, const struct shmb_request *request, bool *passes) {
     struct shmb_runtime *runtime = ring->runtime;
     struct shmb_limiter *limiter = shmb_limiter_of(runtime);
@@ -173,13 +176,14 @@ int shmb_admit_insert(struct shmb_ring *ring, const struct shmb_request *request
     bool pass = goes_on(), loads = shmb_bypass == SHMB_PASSES;
     *passes = held && held->flags & SHMB_PASSED;
     if (limiter == NULL && !shmb_is_consumed(ring)) return SHMB_OK;
-    if (held == NULL) shmb_expire(ring); /* its own was found in time, and is not to end under it */
+    if (held == NULL) shmb_expire(ring); /* a claim's own reservation was valid, and must not expire now */
     uint64_t reserved = atomic_load_explicit(&runtime->reserved, memory_order_relaxed) - (held ? held->rows : 0);
     uint64_t bytes = atomic_load_explicit(&runtime->reserved_bytes, memory_order_relaxed) - (held ? held->bytes : 0);
     uint64_t open = atomic_load_explicit(&runtime->pending, memory_order_relaxed) + reserved * ring->lanes;
     uint64_t elements = request->elements;
     if (shmb_is_consumed(ring) && !loads) {
-        if (request->rows == 0 && holds_writers(ring)) return SHMB_CONSUMED; /* named slots have no place in their order either */
+        /* named slots have no place in the consumer's order either */
+        if (request->rows == 0 && holds_writers(ring)) return SHMB_CONSUMED;
         if (is_held_back(ring, request->rows + reserved, request->bytes + bytes)) return wait_for_room(ring, request, SHMB_HELD);
     }
     if (limiter == NULL) {
@@ -208,8 +212,8 @@ int shmb_admit_insert(struct shmb_ring *ring, const struct shmb_request *request
     return SHMB_OK;
 }
 
-/* Elements that are there, or were until somebody began to write over them. An open claim of a ring that was not full, or
- * that was emptied, writes over none. */
+/* Elements that are present, or were until a writer began to overwrite them. The open claims of a ring that was not
+ * full, or that was emptied, overwrite none. */
 static uint64_t size_of(const struct shmb_ring *ring, const struct shmb_limiter *limiter) {
     struct shmb_runtime *runtime = ring->runtime;
     uint64_t size = atomic_load_explicit(&runtime->length, memory_order_relaxed) * ring->lanes;
@@ -220,14 +224,14 @@ static uint64_t size_of(const struct shmb_ring *ring, const struct shmb_limiter 
     return inserted >= 0 && tickets >= ring->elements + open ? size + open : size;
 }
 
-/* What this thread's last draw was counted as, for the one that is not made. */
+/* How this thread's last draw was counted, in case the draw is cancelled. */
 static _Thread_local struct {
     uint64_t elements;
     uint32_t version;
 } counted_draw;
 
-/* Before a draw: may it be made? It counts from here on, as `counted` elements; as none where it passes, or where there is
- * no ratio. SHMB_IN_QUEUE: `chosen` by a sampler it may not. */
+/* Decides whether a draw may be made, and counts it as `counted` elements. That is 0 if the draw passes the ratio,
+ * or without a ratio. SHMB_IN_QUEUE: a sampler may not choose from a queue (`chosen`). */
 int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t min_size, bool chosen,
                       uint64_t *counted) {
     struct shmb_runtime *runtime = ring->runtime;
@@ -263,8 +267,9 @@ int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t c
     return status;
 }
 
-/* A draw that was admitted was not made: this thread's last one, or, with a version of the limiter, one that counted then.
- * What did not count, or does not any more, is not taken back. */
+/* Takes back the count of a draw that was admitted and not made. It is the last draw of this thread, or, if
+ * `version` is given, a draw that was counted under that version of the limiter. A draw that does not count is not
+ * taken back. */
 int shmb_cancel(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint32_t version) {
     struct shmb_runtime *runtime = ring->runtime;
     int status = shmb_lock(ring, call);
@@ -281,7 +286,7 @@ int shmb_cancel(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, 
     return SHMB_OK;
 }
 
-/* First in, first out. All or none. Their slots are not written over before shmb_release. */
+/* First in, first out; all or nothing. The slots are not overwritten before shmb_release. */
 int shmb_dequeue(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, int64_t *index, int64_t *tickets) {
     struct shmb_runtime *runtime = ring->runtime;
     int status = shmb_lock(ring, call);
@@ -296,7 +301,7 @@ int shmb_dequeue(struct shmb_ring *ring, struct shmb_call *call, uint64_t count,
     if (limiter->max_times_sampled == 1 && !shmb_is_consumed(ring) && shmb_counts_versions(ring))
         shmb_count_from_here(ring, shmb_left_in_queue(ring, limiter));
     if (shmb_queue_oldest(ring, limiter, &next, count, &first, index, tickets) < count) {
-        tickets[0] = -1; /* nothing is taken */
+        tickets[0] = -1; /* no element is removed */
         status = shmb_wait_for(ring, SHMB_FOR_INSERTS, count, SHMB_SHORT);
     } else {
         uint64_t reading = atomic_load_explicit(&ring->me->reading, memory_order_relaxed);
@@ -314,7 +319,7 @@ int shmb_dequeue(struct shmb_ring *ring, struct shmb_call *call, uint64_t count,
     return status;
 }
 
-/* What this handle's threads took is copied: once for each shmb_dequeue. */
+/* A thread of this handle has copied its elements. Call this once for each shmb_dequeue. */
 int shmb_release(struct shmb_ring *ring, struct shmb_call *call) {
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
@@ -325,7 +330,8 @@ int shmb_release(struct shmb_ring *ring, struct shmb_call *call) {
     return SHMB_OK;
 }
 
-/* What a queue has the client of an entry wait for, that says in the registry what it wants; 0: it could go on. */
+/* Determines why the client of an entry waits for a queue, from the numbers in its entry; SHMB_SLOT_IS_TAKEN if it
+ * could continue. */
 int shmb_waits_in_queue(struct shmb_ring *ring, struct shmb_call *call, const struct shmb_entry *entry, uint32_t side,
                         enum shmb_reason *why) {
     *why = SHMB_SLOT_IS_TAKEN;
@@ -347,8 +353,8 @@ int shmb_waits_in_queue(struct shmb_ring *ring, struct shmb_call *call, const st
     return SHMB_OK;
 }
 
-/* Another setting. What a queue has handed out stays so, and a new one has every item that is there; the ratio counts from
- * here on, and a quota from where the one before did. */
+/* Sets another limiter. Elements that a queue has handed out stay handed out, and a new queue contains every present
+ * item. The ratio counts from now on, and a quota from the base of the previous quota. */
 int shmb_limit(struct shmb_ring *ring, struct shmb_call *call, const struct shmb_limiter *wanted, const struct shmb_ages *wanted_ages) {
     struct shmb_runtime *runtime = ring->runtime;
     int status = shmb_lock(ring, call);
@@ -362,9 +368,9 @@ int shmb_limit(struct shmb_ring *ring, struct shmb_call *call, const struct shmb
     struct shmb_place next = {head > ring->capacity ? (head - ring->capacity) * ring->lanes : 0, 0};
     if (old && old->limits & SHMB_QUEUE) next = shmb_queue_next(ring, old);
     if (next.times && next.times >= times) next = (struct shmb_place){next.element + 1, 0};
-    if (version == 0) version = 2; /* 0 means no limiter */
+    if (version == 0) version = 2; /* 0 means that there is no limiter */
     struct shmb_ages *ages = &runtime->ages[version & 1];
-    atomic_thread_fence(SYNC_LIMITER_REUSE_RELEASE); /* the version names the other block before this one changes */
+    atomic_thread_fence(SYNC_LIMITER_REUSE_RELEASE); /* the version selects the other block before this one changes */
     limiter->samples_per_insert = wanted->samples_per_insert;
     CP(flow_stored);
     limiter->error_buffer = wanted->error_buffer;

@@ -1,11 +1,11 @@
-/* Flow control: whether a claim or a draw may begin, and what a consumer's items make others wait for. See flow.c. */
+/* Flow control: whether a claim or a draw may begin, and when the items of a consumer make writers wait. See flow.c. */
 #ifndef SHMB_FLOW_H
 #define SHMB_FLOW_H
 
 #include "core/ledger.h"
 #include "core/reservations.h"
 
-/* Whether the calls of this thread count for the ratio. SHMB_PASSES: the thread loads a buffer. */
+/* Whether the ratio counts this thread's calls. SHMB_PASSES: the thread is loading a buffer. */
 extern _Thread_local enum shmb_bypass { SHMB_COUNTS, SHMB_PASSES_ONCE, SHMB_PASSES } shmb_bypass;
 
 /* Under the mutex. */
@@ -15,7 +15,7 @@ void shmb_count_from_here(struct shmb_ring *ring, uint64_t left);
 bool shmb_is_stuck(struct shmb_ring *ring, const struct shmb_book *book, uint64_t missing, uint64_t now_ns);
 bool shmb_is_in_the_way(struct shmb_ring *ring, const struct shmb_book *book, uint64_t place);
 
-/* They take the mutex. */
+/* The functions below take the mutex. */
 int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t min_size, bool chosen,
                       uint64_t *counted);
 int shmb_cancel(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint32_t version);

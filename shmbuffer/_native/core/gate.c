@@ -1,11 +1,13 @@
-/* The gate of a handle: its registry entry holds one claim, so one thread at a time is between claim and commit.
+/* The gate of a handle. A registry entry holds one claim, so only one thread at a time may be between claim and
+ * commit.
  *
  *     free ──enter──▶ in a call ──pause──▶ open ──resume──▶ in a call ──leave──▶ free
  *
- * Open is the split form: Python moves the payload, then commits or aborts, in the same thread. A thread that
- * never did (an exception came in between) is let in again, and so is anybody after the thread has ended: a thread that
- * enters and finds `ring->claimed` rolls that claim back. Private to the process, and never asked in the child of
- * a fork, whose parent may have had a thread inside. */
+ * The state `open` exists for claims in two calls: Python moves the payload, and then commits or aborts in the same
+ * thread. If it never did so, for example because of an exception, the same thread may enter again, and any thread
+ * may enter after it has ended. A thread that enters and finds `ring->claimed` set rolls that claim back. The gate
+ * is private to the process. It is never used in the child of a fork, because a thread of the parent may have been
+ * inside. */
 #include <errno.h>
 #include <signal.h>
 #include <sys/syscall.h>
@@ -13,13 +15,13 @@
 
 #include "core/ring.h"
 
-#define SLICE_NS (50 * 1000 * 1000L) /* between two looks at signals, the deadline, and the thread inside */
+#define SLICE_NS (50 * 1000 * 1000L) /* between two checks of signals, the deadline, and the thread inside */
 
 static pid_t this_thread(void) {
     static _Thread_local struct {
         uint64_t life;
         pid_t number;
-    } me; /* a system call costs more than the rest of the gate */
+    } me; /* cached, because the system call costs more than the rest of the gate */
     if (__builtin_expect(me.number == 0 || me.life != shmb_life(), 0)) {
         me.number = (pid_t)syscall(SYS_gettid);
         me.life = shmb_life();
@@ -31,15 +33,15 @@ static bool has_ended(pid_t thread) { return syscall(SYS_tgkill, getpid(), threa
 
 void shmb_gate_init(struct shmb_gate *gate) {
     pthread_mutex_init(&gate->mutex, NULL);
-    pthread_condattr_t monotonic; /* pthread_cond_clockwait takes the clock by itself, from glibc 2.30 on */
+    pthread_condattr_t monotonic; /* pthread_cond_clockwait would not need this attribute, but requires glibc 2.30 */
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&gate->freed, &monotonic);
     pthread_condattr_destroy(&monotonic);
 }
 
-/* A thread that waits says so before it looks once more, and one that leaves looks at that last: either the first finds nobody
- * inside, or the second wakes it. */
+/* A waiting thread increments `waiting` before it tries the gate again, and a leaving thread reads `waiting` after
+ * it has freed the gate. So either the first finds the gate free, or the second wakes it. */
 static int wait_to_enter(struct shmb_gate *gate, struct shmb_call *call, pid_t me, int64_t timeout_ns) {
     int64_t deadline = timeout_ns == SHMB_FOR_EVER ? SHMB_FOR_EVER : shmb_now_ns() + timeout_ns;
     int status = SHMB_OK;
@@ -50,7 +52,7 @@ static int wait_to_enter(struct shmb_gate *gate, struct shmb_call *call, pid_t m
         int64_t until = shmb_now_ns() + SLICE_NS;
         struct timespec slice = {until / 1000000000, until % 1000000000};
         bool woken = pthread_cond_timedwait(&gate->freed, &gate->mutex, &slice) == 0;
-        if (!woken && has_ended(inside)) continue; /* unless another thread is inside by now, it is let in */
+        if (!woken && has_ended(inside)) continue; /* enter in its place, unless another thread has done so */
         inside = 0;
         if (woken) continue;
         pthread_mutex_unlock(&gate->mutex);
@@ -94,7 +96,7 @@ void shmb_gate_leave(struct shmb_ring *ring) {
     gate->in_call = false;
     atomic_store(&gate->thread, 0);
     if (__builtin_expect(atomic_load(&gate->waiting) == 0, 1)) return;
-    pthread_mutex_lock(&gate->mutex); /* a thread that is about to sleep holds it until it does */
+    pthread_mutex_lock(&gate->mutex); /* waits until a thread that is about to sleep does sleep */
     pthread_cond_signal(&gate->freed);
     pthread_mutex_unlock(&gate->mutex);
 }

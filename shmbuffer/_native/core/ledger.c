@@ -1,23 +1,26 @@
-/* The ledger's consumers: which items each of them has been given, and which it has acknowledged. The mutex is held throughout.
+/* The consumers' part of the ledger: which items were delivered, and which were acknowledged. All functions hold the
+ * mutex.
  *
- *     in its place ──taken──▶ under a lease ──acknowledged──▶ done (`times` times, until the place is behind `floor`)
- *                                └── its holder died, or its time was over before ──▶ taken again, by the next to come
+ *     in its place ──delivered──▶ under a lease ──acknowledged──▶ complete (after `times` acknowledgements)
+ *                                    └── its holder died, or the lease expired ──▶ delivered again to the next client
  *
- * An item is in the place of its ticket. From `next` on are those that nobody has been given; below `floor` all are done or gone.
+ * The place of an item is its ticket. Items from `next` on were never delivered. All items below `floor` are
+ * complete or gone.
  *
  * Always true
- *   1. An item is under one lease at most: its delivery says which. So two holders never both acknowledge it.
- *   2. What a delivery says of another ticket than that of the slot's item counts as nothing: writing over an item forgets it.
- *   3. Below `next` each item is done, gone or under a lease.
- * If a process dies here: the lease was noted before the first item was under it, so its items are given to others. How many are
- * left under a lease is counted again by the repair. */
+ *   1. An item is under at most one lease, which its delivery names. So two holders can never both acknowledge it.
+ *   2. A delivery whose ticket differs from that of the slot's item is ignored, so overwriting an item clears its delivery.
+ *   3. Below `next` each item is complete, gone or under a lease.
+ * If a process dies here: a lease is stored before the first item is under it, so other clients get its items. The
+ * repair counts the items of each lease again. */
 #include <string.h>
 
 #include "core/ledger.h"
 
-#define AT_ONCE (2 * ring->capacity) /* places that are looked at one by one; of more, the slots are */
+/* up to so many places are examined one by one; beyond that the slots are scanned */
+#define AT_ONCE (2 * ring->capacity)
 
-/* Which of them are there: NULL where it is none, or where the ledger does not reach so far. */
+/* False if there is no such consumer, or if the ledger file is not large enough for it. */
 bool shmb_consumer_at(const struct shmb_ring *ring, uint32_t which, struct shmb_book *book) {
     if (ring->ledger == NULL || which >= SHMB_CONSUMERS) return false;
     struct shmb_consumer *consumer = &ring->ledger->consumers[which];
@@ -42,7 +45,7 @@ static inline uint64_t head_in(const struct shmb_ring *ring) {
     return atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
 }
 
-/* What there is in a place. */
+/* State of a place. */
 enum there { GONE, BEING_WRITTEN, ITEM };
 
 static inline enum there classify_place(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t place, uint64_t word) {
@@ -51,7 +54,7 @@ static inline enum there classify_place(const struct shmb_ring *ring, const stru
     return shmb_claim_covers(ring, word, NULL) ? BEING_WRITTEN : GONE;
 }
 
-/* The first place from there on that can hold anything: where it lags by laps, that of the oldest item. */
+/* The first place from `place` on that can hold an item. If `place` is laps behind, it is that of the oldest item. */
 static uint64_t oldest_from(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t place) {
     uint64_t head = head_in(ring), oldest = head;
     if (place >= head || head - place <= AT_ONCE) return place;
@@ -79,7 +82,7 @@ static inline struct shmb_lease *lease_at(const struct shmb_book *book, uint64_t
     return id && atomic_load_explicit(&lease->id, memory_order_relaxed) == id ? lease : NULL;
 }
 
-/* Its holder is gone, or its time is over. */
+/* True if its holder is gone, or if it has expired. */
 static bool lease_has_ended(const struct shmb_ring *ring, const struct shmb_lease *lease, uint64_t now_ns) {
     if (lease->entry >= SHMB_ENTRIES || lease->deadline_ns < now_ns) return true;
     const struct shmb_entry *entry = &ring->entries[lease->entry];
@@ -87,7 +90,7 @@ static bool lease_has_ended(const struct shmb_ring *ring, const struct shmb_leas
            atomic_load_explicit(&entry->incarnation, memory_order_relaxed) != lease->incarnation;
 }
 
-/* Somebody else has it now, and may still acknowledge it. */
+/* True if another client has the item, and may still acknowledge it. */
 static bool is_held_by_another(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t what, uint64_t now_ns) {
     if (!(what & SHMB_LEASED_WHAT)) return false;
     const struct shmb_lease *lease = lease_at(book, SHMB_LEASE_OF(what));
@@ -99,7 +102,7 @@ static void move_next(const struct shmb_book *book, uint64_t place) {
     CP(consume_next);
 }
 
-/* Past what is done and what is gone. */
+/* Advances the floor past items that are complete or gone. */
 uint64_t shmb_move_floor(struct shmb_ring *ring, const struct shmb_book *book) {
     struct shmb_consumer *consumer = book->consumer;
     uint64_t first = atomic_load_explicit(&consumer->floor, memory_order_relaxed), end = head_in(ring);
@@ -117,7 +120,7 @@ uint64_t shmb_move_floor(struct shmb_ring *ring, const struct shmb_book *book) {
     return floor;
 }
 
-/* Is in a place an item that is not done, and that nobody holds who may still acknowledge it? */
+/* True if the place has an incomplete item, and no client holds it that may still acknowledge it. */
 bool shmb_is_to_give(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t place, uint64_t now_ns) {
     uint64_t slot = place % ring->capacity, word = word_in(ring, slot);
     if (place >= head_in(ring) || classify_place(ring, book, place, word) != ITEM) return false;
@@ -125,7 +128,7 @@ bool shmb_is_to_give(const struct shmb_ring *ring, const struct shmb_book *book,
     return !is_done(book, what) && !is_held_by_another(ring, book, what, now_ns);
 }
 
-/* How many of those there are. */
+/* Number of items that can be delivered. */
 uint64_t shmb_left_to_give(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t now_ns) {
     uint64_t left = 0, floor = atomic_load_explicit(&book->consumer->floor, memory_order_relaxed), head = head_in(ring);
     for (uint64_t place = oldest_from(ring, book, floor); place < head; place++) left += shmb_is_to_give(ring, book, place, now_ns);
@@ -139,7 +142,7 @@ static void free_lease(const struct shmb_book *book, struct shmb_lease *lease) {
     CP(consume_freed);
 }
 
-/* An item is under that lease no more. */
+/* Removes one item from a lease. */
 static void release_one(const struct shmb_book *book, uint64_t id) {
     struct shmb_lease *lease = lease_at(book, id);
     if (lease == NULL) return;
@@ -148,8 +151,9 @@ static void release_one(const struct shmb_book *book, uint64_t id) {
     if (lease->left == 0) free_lease(book, lease);
 }
 
-/* Items that are under no lease that there is are given again; how many each has, and between which places, is counted. What a
- * dead owner of the mutex left is not trusted, and what was emptied or written over is under no lease any more. */
+/* Recounts the items of each lease and their range of places. Items whose lease does not exist can be delivered
+ * again. The counts of a dead owner of the mutex are not trusted, and items that were emptied or overwritten are
+ * under no lease any more. */
 static void count_leases(struct shmb_ring *ring, const struct shmb_book *book) {
     struct shmb_consumer *consumer = book->consumer;
     uint64_t open = 0;
@@ -191,7 +195,7 @@ static void count_leases(struct shmb_ring *ring, const struct shmb_book *book) {
     CP(consume_mended);
 }
 
-/* After the death of who had the mutex, and after an emptying. */
+/* After the death of an owner of the mutex, and after the buffer was emptied. */
 void shmb_mend_ledger(struct shmb_ring *ring) {
     uint32_t open = 0;
     uint64_t head = head_in(ring);
@@ -213,7 +217,7 @@ void shmb_mend_ledger(struct shmb_ring *ring) {
     CP(consume_counted);
 }
 
-/* Nobody has been given what is not there: of a ring that was recovered, and whose tickets may be given out once again. */
+/* Clears deliveries without an item. Recovery needs this, because the tickets may be assigned again. */
 void shmb_clean_ledger(struct shmb_ring *ring) {
     for (uint32_t which = 0; which < SHMB_CONSUMERS; which++) {
         struct shmb_book book;
@@ -228,7 +232,7 @@ void shmb_clean_ledger(struct shmb_ring *ring) {
     shmb_mend_ledger(ring);
 }
 
-/* The ended lease that comes next in the order of first place and number. */
+/* The next ended lease, in the order of first place and index. */
 static const struct shmb_lease *next_lease_ended(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t now_ns,
                                            const struct shmb_lease *behind) {
     uint64_t open = atomic_load_explicit(&book->consumer->open_leases, memory_order_relaxed);
@@ -264,8 +268,8 @@ static uint64_t choose_returned(const struct shmb_ring *ring, const struct shmb_
     return chosen;
 }
 
-/* What ended leases have, but for those of which `known` has the number in their places: others than before. The numbers are noted
- * there. Without room for them: how many may come. */
+/* Lists the items of ended leases, except of leases whose number is already in `known`. The numbers of the listed
+ * leases are added to `known`. With room 0 it returns an upper limit of the number of items. */
 uint64_t shmb_find_returned(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t now_ns, uint64_t *known, int64_t *slots,
                        int64_t *tickets, uint64_t room) {
     uint64_t found = 0, open = atomic_load_explicit(&book->consumer->open_leases, memory_order_relaxed), head = head_in(ring);
@@ -281,7 +285,7 @@ uint64_t shmb_find_returned(const struct shmb_ring *ring, const struct shmb_book
             continue;
         }
         uint64_t left = lease->left, end = lease->end < head ? lease->end : head;
-        if (left > room - found) continue; /* with the next call */
+        if (left > room - found) continue; /* left for the next call */
         for (uint64_t place = lease->first > floor ? lease->first : floor; left && place < end; place++) {
             uint64_t slot = place % ring->capacity, word = word_in(ring, slot);
             if (classify_place(ring, book, place, word) != ITEM) continue;
@@ -296,8 +300,9 @@ uint64_t shmb_find_returned(const struct shmb_ring *ring, const struct shmb_book
     return found;
 }
 
-/* What ended leases have first, oldest first, and then what nobody has been given, in the order of their places. Nothing changes.
- * Without `slots` they are counted. `*next` is the place from which on nobody has been given anything once these are taken. */
+/* Chooses the items of ended leases, oldest first, and then items that were never delivered, in the order of their
+ * places. Nothing changes. If `slots` is NULL, the items are only counted. `*next` is the value of `next` after the
+ * chosen items are delivered. */
 uint64_t shmb_choose_items(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t count, uint64_t now_ns, int64_t *slots,
                            int64_t *tickets, uint64_t *next) {
     uint64_t chosen = choose_returned(ring, book, count, now_ns, slots, tickets), head = head_in(ring);
@@ -327,7 +332,7 @@ static struct shmb_lease *unused_lease(const struct shmb_ring *ring, const struc
     return NULL;
 }
 
-/* A lease of ours, before anything is under it; NULL: there are too many. */
+/* Stores a lease of ours with no items yet; NULL: all leases are in use. */
 struct shmb_lease *shmb_begin_lease(struct shmb_ring *ring, const struct shmb_book *book, const int64_t *tickets, uint64_t count,
                                     uint64_t deadline_ns) {
     uint64_t id = 0, first = UINT64_MAX, end = 0;
@@ -365,12 +370,12 @@ struct shmb_lease *shmb_begin_lease(struct shmb_ring *ring, const struct shmb_bo
     return lease;
 }
 
-/* Nothing is under it after all. */
+/* Frees a lease that got no items. */
 void shmb_end_empty_lease(const struct shmb_book *book, struct shmb_lease *lease) {
     if (lease->left == 0) free_lease(book, lease);
 }
 
-/* May it be given to us? `again`: it was given to somebody before. */
+/* True if the item may be delivered to us. `again`: it was delivered before. */
 bool shmb_can_be_given(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t slot, uint64_t ticket, uint64_t now_ns,
                        bool *again) {
     uint64_t what = read_note(book, slot, ticket);
@@ -379,7 +384,7 @@ bool shmb_can_be_given(const struct shmb_ring *ring, const struct shmb_book *boo
     return word_in(ring, slot) == SHMB_WORD(ticket, SHMB_COMMITTED) && !is_done(book, what) && !is_held_by_another(ring, book, what, now_ns);
 }
 
-/* An item that may be given is under a lease from here on, or, without one, is done. */
+/* Puts a deliverable item under a lease; if `lease` is NULL, completes it. */
 void shmb_give(const struct shmb_book *book, uint64_t slot, uint64_t ticket, struct shmb_lease *lease) {
     struct shmb_delivery *delivery = &book->deliveries[slot];
     uint64_t before = read_note(book, slot, ticket), kept = before & ~SHMB_LEASED_WHAT & ~SHMB_LEASE_OF(~(uint64_t)0);
@@ -398,7 +403,8 @@ void shmb_move_next(const struct shmb_book *book, uint64_t next) {
     if (atomic_load_explicit(&book->consumer->next, memory_order_relaxed) < next) move_next(book, next);
 }
 
-/* 1: it is acknowledged from here on; 0: it was, under that lease; -1: it is not under that lease any more. */
+/* Returns 1 if the item is now acknowledged, 0 if it was before under that lease, -1 if it is not under that lease
+ * any more. */
 int shmb_acknowledge(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t slot, uint64_t ticket, uint64_t id) {
     struct shmb_delivery *delivery = &book->deliveries[slot];
     uint64_t what = read_note(book, slot, ticket);
@@ -414,15 +420,15 @@ int shmb_acknowledge(const struct shmb_ring *ring, const struct shmb_book *book,
     return 1;
 }
 
-/* What a lease of that number has is given to others at once. */
+/* Ends a lease, so that its items can be delivered to others at once. */
 void shmb_end_lease(const struct shmb_book *book, uint64_t id) {
     struct shmb_lease *lease = lease_at(book, id);
     if (lease) lease->deadline_ns = 0;
     CP(consume_ended);
 }
 
-/* What a slot's item is to a consumer, and to the client of this handle, which has nothing under a lease that it gave back;
- * `*note` has its lease and how often it was acknowledged. */
+/* State of a slot's item for a consumer and for the client of this handle, which holds nothing under a lease that it
+ * returned. `*note` is its lease and the number of acknowledgements. */
 enum shmb_item_state shmb_read_item_state(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t slot, uint64_t now_ns,
                                     uint64_t *ticket, uint64_t *note) {
     uint64_t word = word_in(ring, slot), what = read_note(book, slot, SHMB_TICKET(word));
@@ -438,7 +444,8 @@ enum shmb_item_state shmb_read_item_state(const struct shmb_ring *ring, const st
     return is_done(book, what) || place_in(ring, book, SHMB_TICKET(word)) < floor ? SHMB_IS_DONE : SHMB_TO_GIVE;
 }
 
-/* Of one consumer: leases that do not have the items that they say, and items under a lease that is none. */
+/* Number of faults of one consumer: leases with fewer items than are under them, and items under a lease that does
+ * not exist. */
 static uint64_t wrong_leases(const struct shmb_ring *ring, const struct shmb_book *book) {
     uint64_t left[SHMB_LEASES] = {0}, wrong = 0, open = 0;
     for (uint64_t slot = 0, reached = shmb_reached(ring); slot < reached; slot++) {
@@ -455,7 +462,7 @@ static uint64_t wrong_leases(const struct shmb_ring *ring, const struct shmb_boo
     return wrong + (open != atomic_load_explicit(&book->consumer->open_leases, memory_order_relaxed));
 }
 
-/* What of it cannot be; where items have gone, a lease may say that it has more. */
+/* Number of faults in the ledger. A lease may count more items than it has, because items may be gone. */
 uint64_t shmb_wrong_ledger(const struct shmb_ring *ring) {
     uint64_t wrong = 0, head = head_in(ring);
     uint32_t open = 0;

@@ -1,4 +1,4 @@
-/* Consumers of a ring: what the ledger says of them, and what their clients ask for. */
+/* Consumers of a ring: their entries in the ledger, and the calls of their clients. */
 #ifndef SHMB_LEDGER_H
 #define SHMB_LEDGER_H
 
@@ -8,8 +8,8 @@ static inline bool shmb_is_consumed(const struct shmb_ring *ring) {
     return __builtin_expect(atomic_load_explicit(&ring->runtime->consumers, memory_order_relaxed) != 0, 0);
 }
 
-/* ledger.c: who was given which items. Under the mutex */
-struct shmb_book { /* of one consumer */
+/* ledger.c: deliveries of items, under the mutex */
+struct shmb_book { /* the part of the ledger of one consumer */
     struct shmb_consumer *consumer;
     struct shmb_lease *leases;
     struct shmb_delivery *deliveries;
@@ -38,12 +38,12 @@ void shmb_end_lease(const struct shmb_book *book, uint64_t id);
 enum shmb_item_state shmb_read_item_state(const struct shmb_ring *ring, const struct shmb_book *book, uint64_t slot, uint64_t now_ns,
                                     uint64_t *ticket, uint64_t *note);
 
-/* consume.c: what a consumer's clients ask for. `number` is the consumer's */
+/* consume.c: the calls of a consumer's clients; `number` is that of the consumer */
 struct shmb_wanted_consumer {
     const unsigned char *name; /* SHMB_CONSUMER_NAME bytes */
     uint32_t times;
     bool holds, newest;
-    uint64_t seed; /* of the numbers of leases, where none was given out */
+    uint64_t seed; /* start of the numbers of leases, if none was assigned yet */
 };
 struct shmb_of_consumer {
     uint32_t which;
@@ -67,11 +67,11 @@ int shmb_await_items(struct shmb_ring *ring, struct shmb_call *call, struct shmb
 int shmb_count_to_give(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t wanted, uint64_t *there);
 int shmb_list_returned(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, uint64_t *known, int64_t *slots,
                        int64_t *tickets, uint64_t room, uint64_t *found);
-struct shmb_oldest { /* of the items that a consumer is not done with */
+struct shmb_oldest { /* the oldest item that the consumer has not completed */
     int64_t slot, ticket;
     int64_t head;
-    int64_t room;  /* rows that can be written before it is done */
-    int64_t waits; /* 1: somebody waits to write over it, and nobody has room reserved */
+    int64_t room;  /* rows that can be written before it is complete */
+    int64_t waits; /* 1: a client waits to overwrite it, and there is no reservation */
 };
 int shmb_oldest_to_give(struct shmb_ring *ring, struct shmb_call *call, struct shmb_of_consumer whose, struct shmb_oldest *oldest,
                         bool *there);

@@ -1,19 +1,21 @@
-/* Flow control: neither side runs away from the other, and nothing is overwritten that a queue has not handed out.
+/* Flow control: neither side may run too far ahead of the other, and a queue's items are not overwritten before they
+ * are handed out.
  *
- *     inserted = write_count + pending - inserts_base     elements since the ratio counts, open claims included
+ *     inserted = write_count + pending - inserts_base     elements since the ratio counts, including open claims
  *     drawn    = drawn - samples_base
- *     ahead    = inserted * samples_per_insert - drawn    0 where both sides have done their share
+ *     ahead    = inserted * samples_per_insert - drawn    0 if both sides have done their share
  *
- * A claim may begin while `ahead` stays at or below the error buffer with it, or fewer than min_size elements are there;
- * a draw while it stays at or above minus the error buffer. So whatever comes when, the ratio is within it. (Reverb's
- * RateLimiter, whose max_diff and min_diff are samples_per_insert * min_size plus and minus the buffer: here the first
- * min_size inserts are left out instead.)
+ * A claim may begin if `ahead`, including the claim, is at most the error buffer, or if fewer than min_size elements
+ * are present. A draw may begin if `ahead` is at least minus the error buffer. So the ratio stays within the buffer
+ * in any order of calls. (In Reverb's RateLimiter, max_diff and min_diff are samples_per_insert * min_size plus and
+ * minus the buffer. Here the first min_size inserts are not counted instead.)
  *
- * A quota is the part of one ring in what several may be written: a number of elements from inserts_base on, which who
- * keeps them in step makes larger as the others go on. Nobody waits to draw by it.
+ * A quota limits how much is written to one of several rings: a number of elements counted from inserts_base. The
+ * process that coordinates the rings increases it as the others advance. It does not affect draws.
  *
- * What is inserted is derived and not counted: a writer that dies takes its claim with it. Here are the setting that counts
- * and its numbers, for callers that hold the mutex; what waits by them is in flow.c, and a queue's order in queue.c. */
+ * `inserted` is derived and not counted, so the claim of a dead writer disappears from it. This file has the setting
+ * in force and its numbers, for callers that hold the mutex. The waiting is in flow.c, and the order of a queue is
+ * in queue.c. */
 #include <math.h>
 
 #include "core/ring.h"
@@ -27,19 +29,19 @@ static bool in_order(const struct shmb_limiter *limiter) {
            (!(limiter->limits & SHMB_QUEUE) || (limiter->max_times_sampled > 0 && limiter->when_no_peer != SHMB_ALONE_PASS));
 }
 
-/* The one that counts; NULL: there is none, or it is damaged. */
+/* The limiter in force; NULL: there is none, or it is damaged. */
 struct shmb_limiter *shmb_limiter_of(struct shmb_runtime *runtime) {
     uint32_t version = atomic_load_explicit(&runtime->limiter_version, memory_order_relaxed);
     struct shmb_limiter *limiter = &runtime->limiters[version & 1];
     return version && in_order(limiter) ? limiter : NULL;
 }
 
-/* The ages beside the one that counts. */
+/* The ages that belong to the limiter in force. */
 static inline struct shmb_ages *ages_in(struct shmb_runtime *runtime) {
     return &runtime->ages[atomic_load_explicit(&runtime->limiter_version, memory_order_relaxed) & 1];
 }
 
-/* What the one that counts says of ages; NULL: nothing. */
+/* The ages in force; NULL: ages are not limited. */
 const struct shmb_ages *shmb_ages_of(const struct shmb_runtime *runtime) {
     uint32_t version = atomic_load_explicit(&runtime->limiter_version, memory_order_relaxed);
     const struct shmb_limiter *limiter = &runtime->limiters[version & 1];
@@ -50,8 +52,8 @@ static inline uint64_t version_now(const struct shmb_ring *ring) {
     return atomic_load_explicit(&ring->runtime->consumer_version, memory_order_relaxed);
 }
 
-/* May an item of that version not be committed any more? In its place it is learned from by the version that comes of those
- * before it, or by the one that there is. */
+/* True if an item of that version may no longer be committed. At its place it is used for the version made from the
+ * items before it, or for the present version, whichever is later. */
 bool shmb_is_too_old(const struct shmb_ring *ring, uint64_t version, uint64_t place) {
     const struct shmb_ages *ages = shmb_ages_of(ring->runtime);
     if (ages == NULL) return false;
@@ -64,21 +66,23 @@ bool shmb_is_too_old(const struct shmb_ring *ring, uint64_t version, uint64_t pl
     return then > version && then - version > ages->max_staleness;
 }
 
-/* Does the place of an item say at which version it is learned from? */
+/* True if the place of an item determines the version at which a learner uses it. */
 bool shmb_counts_versions(const struct shmb_ring *ring) {
     const struct shmb_ages *ages = shmb_ages_of(ring->runtime);
     return ages && ages->items_per_version;
 }
 
-/* Nothing has been written: what learners publish before is made from nothing, and does not count. */
+/* Call this before the first write. Versions that learners published before were made from no items and do not
+ * count. */
 void shmb_begin_versions(struct shmb_runtime *runtime) {
     struct shmb_ages *ages = ages_in(runtime);
     ages->version_base = atomic_load_explicit(&runtime->consumer_version, memory_order_relaxed);
     CP(flow_base);
 }
 
-/* The element in that place is the next to be learned from, by the version that there is: it is counted from there. Of learners
- * that may be at others before it, `only_later`: by that version at least. One store, so that a death leaves the old or the new. */
+/* The element at that place is the next one that a learner uses, at the present version. `only_later`: other
+ * learners may be at earlier places, so the base may only move to a later version. It is one store, so a death
+ * leaves the old or the new base. */
 void shmb_note_turn(struct shmb_ring *ring, uint64_t place, bool only_later) {
     struct shmb_runtime *runtime = ring->runtime;
     if (!shmb_counts_versions(ring)) return;
@@ -90,7 +94,7 @@ void shmb_note_turn(struct shmb_ring *ring, uint64_t place, bool only_later) {
     CP(flow_base);
 }
 
-/* Both, looked at without the mutex, or what limits nothing. */
+/* Copies limiter and ages without the mutex; all zeros if there are no limits. */
 struct shmb_setting shmb_copy_of_setting(const struct shmb_runtime *runtime) {
     struct shmb_setting copy = {{0}, {0}};
     uint32_t version = atomic_load_explicit(&runtime->limiter_version, SYNC_LIMITER_SET_ACQUIRE), before = 0;
@@ -114,7 +118,7 @@ static inline void add_pending(struct shmb_runtime *runtime, uint64_t elements) 
     atomic_store_explicit(&runtime->pending, pending + elements, memory_order_relaxed);
 }
 
-/* A claim is open for so many elements. Also where nothing is limited: it may be still open when that changes. */
+/* Counts the elements of a new claim, even without limits, because the claim may still be open when limits are set. */
 void shmb_promise(struct shmb_ring *ring, uint64_t elements) {
     atomic_store_explicit(&ring->me->pending, elements, memory_order_relaxed);
     CP(flow_pending);
@@ -122,7 +126,7 @@ void shmb_promise(struct shmb_ring *ring, uint64_t elements) {
     CP(flow_promised);
 }
 
-/* The claim is over: its elements are in write_count, or gone. A repair counts again. */
+/* Ends the count of a claim: its elements are in write_count, or were aborted. A repair counts again. */
 void shmb_settle(struct shmb_ring *ring, struct shmb_entry *entry) {
     uint64_t elements = atomic_load_explicit(&entry->pending, memory_order_relaxed);
     if (elements == 0) return;
@@ -138,13 +142,13 @@ void shmb_wait_no_more(struct shmb_ring *ring, struct shmb_entry *entry, uint32_
     atomic_store_explicit(&entry->waits_for, before & ~sides, memory_order_release);
     CP(flow_waits);
     uint32_t limited = atomic_load_explicit(&ring->runtime->limited, memory_order_relaxed);
-    if ((before & ~sides) == 0 && limited) /* who waited before there was a ring was not counted */
+    if ((before & ~sides) == 0 && limited) /* a client that waited before the ring existed was not counted */
         atomic_store_explicit(&ring->runtime->limited, limited - 1, memory_order_relaxed);
     CP(flow_limited);
 }
 
-/* What a dead owner of the mutex left is not trusted, and a claim that a repair has ended is open no more: else a process that
- * reaps its owner would settle it once again. */
+/* Recounts after the death of an owner of the mutex. A claim that a repair has ended is not open any more. Otherwise
+ * the process that reaps its owner would subtract it again. */
 void shmb_count_limited(struct shmb_ring *ring) {
     uint64_t pending = 0;
     uint32_t limited = 0;
@@ -163,8 +167,8 @@ void shmb_count_limited(struct shmb_ring *ring) {
     CP(flow_limited);
 }
 
-/* Of a commit: what passes a limiter leaves `ahead` as it is, so its base moves with write_count. The two are stored one
- * after the other, and by the process that finishes the claim for a dead owner of the mutex. */
+/* For a commit: elements that pass the limiter must leave `ahead` unchanged, so inserts_base moves with write_count.
+ * The two are stored one after the other, so the goal is noted first. A repair after a death stores it from there. */
 void shmb_note_base(struct shmb_ring *ring) {
     const struct shmb_limiter *limiter = shmb_limiter_of(ring->runtime);
     if (limiter) ring->runtime->inserts_goal = limiter->inserts_base + (ring->claim_passes ? ring->claim_written : 0);
@@ -177,13 +181,13 @@ void shmb_set_base(struct shmb_ring *ring) {
     CP(flow_base);
 }
 
-/* The ratio counts from here on: both sides have done their share, once there are min_size elements. The mutex is held. */
+/* The ratio counts from here on: both sides are even once there are min_size elements. The mutex is held. */
 void shmb_restart_limiter(struct shmb_ring *ring, uint64_t write_count, uint64_t elements) {
     struct shmb_runtime *runtime = ring->runtime;
     struct shmb_limiter *limiter = shmb_limiter_of(runtime);
     if (limiter == NULL) return;
     if (limiter->limits & SHMB_QUOTA) {
-        limiter->error_buffer = 0; /* first: an end too early does no harm */
+        limiter->error_buffer = 0; /* first, because a quota that ends too early does no harm */
         CP(flow_base);
     }
     limiter->inserts_base = write_count + (limiter->min_size > elements ? limiter->min_size - elements : 0);
@@ -197,12 +201,13 @@ void shmb_restart_limiter(struct shmb_ring *ring, uint64_t write_count, uint64_t
     CP(flow_base);
 }
 
-/* An element that is dropped makes no version, so that the gate must not count it: writers would wait for ever for what is
- * never made of those that were dropped. The mutex is held. */
+/* No version is made from a dropped element, so the gate must not count it. Otherwise writers would wait forever for
+ * a version made of dropped elements. The mutex is held. */
 void shmb_forget_insert(struct shmb_runtime *runtime) {
     if (shmb_ages_of(runtime) == NULL) return;
     struct shmb_ages *ages = ages_in(runtime);
     uint64_t written = atomic_load_explicit(&runtime->write_count, memory_order_relaxed);
-    if ((int64_t)ages->inserts_base < (int64_t)written) ages->inserts_base++; /* it may be below 0: see shmb_note_turn */
+    /* the base may be below 0: see shmb_note_turn */
+    if ((int64_t)ages->inserts_base < (int64_t)written) ages->inserts_base++;
     CP(flow_base);
 }

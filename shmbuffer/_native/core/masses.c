@@ -1,10 +1,11 @@
-/* From priorities to masses, the leaves of the tree: (raw + eps) ** alpha. Nothing here takes the mutex. */
+/* Computes masses, the leaves of the tree, from priorities: (raw + eps) ** alpha. No function in this file takes the
+ * mutex. */
 #include <math.h>
 
 #include "core/power.h"
 #include "core/ring.h"
 
-/* Schaul et al. 2016, algorithm 1: the largest so far, and the first item had 1. */
+/* Schaul et al. 2016, algorithm 1: the largest priority so far; the first item has 1. */
 double shmb_default_priority(const struct shmb_runtime *runtime) {
     return runtime->max_priority > 1.0 ? runtime->max_priority : 1.0;
 }
@@ -19,16 +20,17 @@ double shmb_mass(const struct shmb_runtime *runtime, double raw) {
     return mass;
 }
 
-/* The sum of a buffer full of the largest mass is finite. */
+/* A buffer full of items with the largest mass has a finite sum. */
 double shmb_largest_mass(const struct shmb_ring *ring) { return 1e300 / (double)ring->elements; }
 
-/* Else each item weighs the same. */
+/* False: all items have equal weight. */
 bool shmb_draws_by_mass(const struct shmb_ring *ring, bool prioritized) {
-    bool kept = atomic_load_explicit(&ring->runtime->prioritized, memory_order_relaxed) != 0; /* else masses are old */
+    /* otherwise the masses are outdated */
+    bool kept = atomic_load_explicit(&ring->runtime->prioritized, memory_order_relaxed) != 0;
     return prioritized && kept && shmb_tree_total(&ring->tree) > 0;
 }
 
-/* `prioritized`: as a draw asks for it. */
+/* `prioritized`: whether the draw asks for priorities. */
 struct shmb_totals shmb_totals_now(const struct shmb_ring *ring, bool prioritized) {
     const struct shmb_runtime *runtime = ring->runtime;
     bool by_mass = shmb_draws_by_mass(ring, prioritized);
@@ -37,8 +39,8 @@ struct shmb_totals shmb_totals_now(const struct shmb_ring *ring, bool prioritize
                                 atomic_load_explicit(&runtime->length, memory_order_relaxed) * ring->lanes};
 }
 
-/* The bits of the largest. Those of numbers from 0 on are in their order, and all others (-0 too) have larger ones: so whether
- * they are at most some limit is known without a look at each. */
+/* Returns the bits of the largest number. Numbers from 0 on are ordered as their bits, and all others (also -0) have
+ * larger bits. So one comparison tells whether all numbers are within a limit. */
 uint64_t shmb_greatest_bits(const double *numbers, uint64_t count) {
     uint64_t greatest = 0;
 #pragma GCC unroll 4
@@ -46,8 +48,8 @@ uint64_t shmb_greatest_bits(const double *numbers, uint64_t count) {
     return greatest;
 }
 
-/* Every priority is a number, not negative, and the sum of a buffer full of it is finite. A mass grows with its
- * priority, so the power of the greatest one is enough. */
+/* Every priority must be a nonnegative number, and a buffer full of it must have a finite sum. The mass grows with
+ * the priority, so the power of the greatest one suffices. */
 int shmb_priorities_in_order(struct shmb_ring *ring, const double *priorities, uint64_t count) {
     double limit = shmb_largest_mass(ring), greatest = 0;
     uint64_t at = 0, bits = shmb_greatest_bits(priorities, count);

@@ -1,11 +1,11 @@
-/* The one mutex: robust (the kernel marks it when its owner dies), process-shared, type NORMAL (ERRORCHECK
+/* The ring's mutex: robust (the kernel marks it when its owner dies), process-shared, type NORMAL (ERRORCHECK
  * compares thread ids across pid namespaces and reports false deadlocks). It is never destroyed.
  *
- * When a thread ends, the kernel walks the list of the mutexes that it holds, by their addresses in this process, and
- * looks at the one that it was about to take or to give back (`list_op_pending`, set and cleared within the calls of
- * glibc). So the page may be unmapped whenever no thread of the process is between shmb_lock and the end of
- * shmb_unlock: both lie within one call of the binding, which refers to the map. In the child of a fork the list is
- * empty. */
+ * When a thread ends, the kernel walks the list of mutexes that it holds, by their addresses in this process. It
+ * also examines the mutex that the thread was about to take or release (`list_op_pending`, which glibc sets and
+ * clears within its calls). So the page may be unmapped whenever no thread of the process is between shmb_lock and
+ * the end of shmb_unlock. Both happen within one call of the binding, which refers to the map. In the child of a
+ * fork the list is empty. */
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
@@ -18,10 +18,10 @@
 #include "core/pool.h"
 #include "core/ring.h"
 
-#define SPIN_NS (30 * 1000L)         /* of tries before sleeping: about what it costs to sleep and to be woken */
-#define PAUSES 16                    /* at most between two tries: those who try often slow the owner down */
-#define SLICE_NS (10 * 1000 * 1000L) /* of sleep, without a wake-up */
-#define LOOK_NS (50 * 1000 * 1000L)  /* between two looks at signals and the deadline */
+#define SPIN_NS (30 * 1000L)         /* of attempts before a sleep: about as long as sleeping and waking up takes */
+#define PAUSES 16                    /* at most, between two attempts: frequent attempts slow the owner down */
+#define SLICE_NS (10 * 1000 * 1000L) /* longest sleep without a wake-up */
+#define LOOK_NS (50 * 1000 * 1000L)  /* between two checks of signals and the deadline */
 
 int shmb_mutex_format(struct shmb_runtime *runtime) {
     pthread_mutexattr_t attributes;
@@ -37,8 +37,8 @@ int shmb_mutex_format(struct shmb_runtime *runtime) {
     return error;
 }
 
-/* What glibc made of the attributes. With another one it would take the mutex in another way, and end the process
- * where that fails. */
+/* The kind that glibc derived from the attributes. If it were damaged, glibc would lock the mutex in another way,
+ * and end the process if that fails. */
 static int kind_of(const struct shmb_runtime *runtime) {
     return *(const volatile int *)&runtime->mutex.__data.__kind;
 }
@@ -49,8 +49,8 @@ int shmb_mutex_kind(void) {
     return kind_of(&fresh);
 }
 
-/* The thread that holds the mutex now, 0 if none does: the low 30 bits of the futex word that the kernel
- * itself reads (futex(2), robust futexes). For messages only. */
+/* The thread that holds the mutex, or 0: the low 30 bits of the futex word, which the kernel itself reads (futex(2),
+ * robust futexes). For messages only. */
 uint32_t shmb_mutex_owner(const struct shmb_runtime *runtime) {
     return atomic_load_explicit(&runtime->mutex_word, memory_order_relaxed) & FUTEX_TID_MASK;
 }
@@ -59,14 +59,16 @@ static bool looks_free(struct shmb_runtime *runtime) {
     return (atomic_load_explicit(&runtime->mutex_word, memory_order_relaxed) & FUTEX_TID_MASK) == 0;
 }
 
-/* Only where it looks free: as long as pthread is at it, the kernel takes it for one that this thread may hold. If the
- * thread dies then, it is given up for it where the number in the word is its own, and in another pid namespace that is
- * the number of a thread that lives. So nobody waits inside of pthread, where the next two functions do it instead. */
+/* Calls pthread only if the mutex looks free. During a pthread call the kernel considers the mutex as possibly held
+ * by this thread. If the thread dies then, the kernel releases the mutex if the word contains the thread's number,
+ * which in another pid namespace may be that of a living thread. So waiting happens in the next two functions,
+ * outside pthread. */
 static int try_once(struct shmb_runtime *runtime) {
     return looks_free(runtime) ? pthread_mutex_trylock(&runtime->mutex) : EBUSY;
 }
 
-/* Who sleeps at once waits for a wake-up that takes longer than most locked sections, and the mutex is free meanwhile. */
+/* A process that sleeps immediately waits for a wake-up that takes longer than most locked sections, while the mutex
+ * is free. */
 static int spin(struct shmb_runtime *runtime) {
     int error = EBUSY;
     for (int64_t pauses = 1, end = shmb_now_ns() + SPIN_NS; error == EBUSY && shmb_now_ns() < end;) {
@@ -77,7 +79,8 @@ static int spin(struct shmb_runtime *runtime) {
     return error;
 }
 
-/* Sleeps until the owner unlocks or dies; at most a slice, as the wake-up goes to one waiter, who may die of it. */
+/* Sleeps until the owner unlocks or dies, at most for one slice. The wake-up goes to one waiter only, which may have
+ * died. */
 static void sleep_for(struct shmb_runtime *runtime) {
     uint32_t seen = atomic_load_explicit(&runtime->mutex_word, memory_order_relaxed);
     if ((seen & FUTEX_TID_MASK) == 0) return;
@@ -90,7 +93,8 @@ static void sleep_for(struct shmb_runtime *runtime) {
     syscall(SYS_futex, &runtime->mutex_word, FUTEX_WAIT, seen | FUTEX_WAITERS, &slice, NULL, 0);
 }
 
-/* SHMB_OWNER_DIED: it is ours, and what it guards may be half changed. `kind` is what shmb_mutex_kind says. */
+/* SHMB_OWNER_DIED: the mutex is ours, and the data that it guards may be inconsistent. `kind` is from
+ * shmb_mutex_kind. */
 int shmb_mutex_acquire(struct shmb_runtime *runtime, int kind, struct shmb_call *call) {
     if (__builtin_expect(kind_of(runtime) != kind, 0)) return SHMB_UNRECOVERABLE;
     int error = try_once(runtime);
@@ -107,7 +111,7 @@ int shmb_mutex_acquire(struct shmb_runtime *runtime, int kind, struct shmb_call 
             if (now >= look) look = now + LOOK_NS;
             if (now >= deadline) return SHMB_LOCK_TIMEOUT;
         }
-        if (error == 0 || error == EOWNERDEAD) { /* others may sleep: the process that unlocks wakes one of them */
+        if (error == 0 || error == EOWNERDEAD) { /* other processes may be sleeping: our unlock must wake one of them */
             atomic_fetch_or(&runtime->mutex_word, FUTEX_WAITERS);
             CP(mutex_waiting);
         }
@@ -116,7 +120,8 @@ int shmb_mutex_acquire(struct shmb_runtime *runtime, int kind, struct shmb_call 
     return error == 0 ? SHMB_OK : SHMB_UNRECOVERABLE;
 }
 
-/* Of one whose owner died: what it guards is whole again. Else it is lost to all when it is given back. */
+/* Call this after a dead owner's work was repaired. Without it, unlocking makes the mutex unusable for all
+ * processes. */
 int shmb_mutex_mended(struct shmb_runtime *runtime) {
     int error = pthread_mutex_consistent(&runtime->mutex);
     CP(repair_consistent);

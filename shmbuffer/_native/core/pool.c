@@ -1,19 +1,20 @@
 #define _GNU_SOURCE /* CPU_COUNT */
-/* Threads of this process that take their share of a large batch: pieces are taken from one counter, so who comes late costs
- * nothing but what it did not take.
+/* Threads of this process that share the work of a large batch. Pieces are taken from one counter, so a thread that
+ * comes late just takes fewer of them.
  *
- *     caller    call ──▶ pieces ──▶ pieces ──▶ nobody comes any more ──▶ wait for who is inside ──▶ done
+ *     caller    call ──▶ pieces ──▶ pieces ──▶ no further thread enters ──▶ wait for threads inside ──▶ done
  *     thread    asleep ──▶ inside: pieces ──▶ asleep
  *
  * Always true
- *   1. A thread is inside only while a call has work out, and looks at nothing of the ring, of the batch or of Python when
- *      it is not: maps may go, and the process may end, at any moment without asking it.
- *   2. One call has the threads at a time; another one that comes meanwhile works alone, and so does all that is small.
- *   3. Nothing is committed by a thread: a piece is a copy, a checksum or a power, and the call goes on when all are done.
- *   4. Where the processors are busy, a thread comes too late, or is put aside with a piece in its hands, for which the call
- *      has to sleep. After such a call the next ones work alone: one, then three, seven, up to 63 of them.
- * If the process dies, its threads die with it: of what is shared they have filled slots whose words say WRITING. The child
- * of a fork has none of them, and makes a pool of its own when it has work; a lock of its parent's is never asked for. */
+ *   1. A thread is inside only during a call with work. Otherwise it accesses nothing of the ring, the batch or Python, so that
+ *      maps may be unmapped and the process may end without asking it.
+ *   2. One call has the threads at a time. Another call works alone meanwhile, and so do small calls.
+ *   3. Threads commit nothing: a piece is a copy, a checksum or a power, and the call continues when all pieces are done.
+ *   4. On busy processors a thread may come too late, or may be preempted while it has a piece, for which the call must sleep.
+ *      After such a call the next ones work alone: first one, then three, seven, up to 63.
+ * If the process dies, its threads die with it. Of the shared memory they have filled only slots whose words say
+ * WRITING. The child of a fork has none of the threads. It makes its own pool when it has work, and never takes a
+ * lock of the parent's pool. */
 #include "core/pool.h"
 
 #include <limits.h>
@@ -25,12 +26,12 @@
 #include "core/ring.h"
 
 #define PIECE_BYTES (64u << 10)
-#define FOURFOLD 4u /* rows of a piece: as many as have their checksums computed together */
+#define FOURFOLD 4u /* a piece has a multiple of so many rows, whose checksums are computed together */
 #define DEFAULT_MOST 4u
 #define STACK_BYTES (256u << 10)
 
 struct pool {
-    uint64_t life; /* of the process whose threads these are */
+    uint64_t life; /* identifies the process that has these threads */
     pthread_mutex_t mutex;
     pthread_cond_t called, left;
     shmb_part *part; /* NULL: no call has the threads */
@@ -39,14 +40,15 @@ struct pool {
     _Atomic uint64_t next;
     unsigned started, wanted;
     _Atomic unsigned inside; /* changes under the mutex */
-    unsigned rest, alone; /* calls that work alone: when it was no help last, and still to come */
+    /* calls that work alone: after the last useless call, and still to come */
+    unsigned rest, alone;
 };
 
 #define LONGEST_REST 63u
-#define LOOKS 2000 /* at a piece that is not done: about as long as one takes */
+#define LOOKS 2000 /* checks for the end of a piece; together they take about as long as a piece */
 
 static _Atomic(struct pool *) current;
-static _Atomic unsigned chosen; /* 0: nobody has chosen */
+static _Atomic unsigned chosen; /* 0: not set */
 
 static unsigned processors(void) {
     cpu_set_t may_use;
@@ -64,7 +66,7 @@ unsigned shmb_threads(void) {
     return threads < DEFAULT_MOST ? threads : DEFAULT_MOST;
 }
 
-/* Returns how many. */
+/* Returns the number of pieces that this thread processed. */
 static uint64_t run_pieces(struct pool *pool, shmb_part *part, void *what, uint64_t count, uint64_t piece) {
     uint64_t first, taken = 0;
     for (; (first = atomic_fetch_add_explicit(&pool->next, piece, memory_order_relaxed)) < count; taken++)
@@ -99,12 +101,14 @@ static struct pool *pool_of_this_process(void) {
     pthread_mutex_init(&pool->mutex, NULL);
     pthread_cond_init(&pool->called, NULL);
     pthread_cond_init(&pool->left, NULL);
-    if (atomic_compare_exchange_strong(&current, &seen, pool)) return pool; /* a parent's stays: its state is unknown here */
+    /* a parent's pool is not freed, because its state is unknown here */
+    if (atomic_compare_exchange_strong(&current, &seen, pool)) return pool;
     free(pool);
     return seen;
 }
 
-/* The mutex is held. No signal is for them, nobody waits for their end. Fewer than asked for: the rest does it. */
+/* The mutex is held. The threads are detached and block all signals. If fewer can be started, the caller does the
+ * rest. */
 static void start_threads(struct pool *pool, unsigned helpers) {
     if (pool->started >= helpers) return;
     sigset_t all, before;

@@ -1,18 +1,19 @@
-/* A power that is the same everywhere, bit for bit: whatever the C library, the compiler and the processor. It is made of what
- * IEEE 754 rounds in one way, no product is fused into a sum, and the loop is done two or four at a time.
+/* A power that gives the same bits with every C library, compiler and processor. It uses only operations that IEEE
+ * 754 rounds in one way, no product is fused into a sum, and the loop runs two or four numbers at a time.
  *
  *     x = 2^e * m, m from sqrt(1/2) to sqrt(2)        log2(m) = 2 / ln(2) * artanh(s), s = (m - 1) / (m + 1)
  *     x ** alpha = 2^(alpha * e + alpha * log2(m))    2^n * e^(t), t from -ln(2)/2 to ln(2)/2
  *
- * The head of alpha times e is exact, so what is lost does not grow with the size of x: 1.5 units in the last place at most for
- * alpha up to 1, one more for each further 1 of it. It is exact for alpha 0 and 1. A third of the time of libm's power. */
+ * The product of the head of alpha and e is exact, so the error does not grow with x. It is at most 1.5 units in the
+ * last place for alpha up to 1, and one more for each further 1 of alpha. The power is exact for alpha 0 and 1. It
+ * takes a third of the time of libm's pow. */
 #include "core/power.h"
 
 #include <float.h>
 #include <math.h>
 
 struct exponent {
-    double whole, head, tail; /* of the head times the exponent of a number no bit is lost */
+    double whole, head, tail; /* the head times the exponent of a number is exact */
 };
 
 static inline struct exponent exponent_of(double alpha) {
@@ -20,8 +21,8 @@ static inline struct exponent exponent_of(double alpha) {
     return (struct exponent){alpha, head, alpha - head};
 }
 
-#define ROUNDING 0x1.8p52 /* added to a number it leaves the nearest integer in the low bits */
-#define MOST 1021.0       /* binary exponent of a power that is made without a second look */
+#define ROUNDING 0x1.8p52 /* adding it to a number leaves the nearest integer in the low bits */
+#define MOST 1021.0       /* largest binary exponent of a power that the fast loop computes */
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 /* x ** alpha = the result * 2 ** (*rounded - ROUNDING). `more` is added to the binary exponent of x. */
@@ -43,7 +44,7 @@ ALWAYS_INLINE double fraction_of(double x, double more, struct exponent alpha, d
     return 1 + (t + t2 * high);
 }
 
-/* Of any number: what has no logarithm, and what is too small or too large for the loop. */
+/* For any number, including those without a logarithm and those too small or too large for the fast loop. */
 static double any_power(double x, struct exponent alpha) {
     double rounded, found;
     if (alpha.whole == 0) return 1;
@@ -60,7 +61,7 @@ ALWAYS_INLINE void powers(const double *restrict raw, double eps, double alpha, 
     uint64_t odd = 0;
     for (uint64_t i = 0; i < count; i++) {
         double x = raw[i] + eps, rounded, found = fraction_of(x, 0, exponent, &rounded), n = rounded - ROUNDING;
-        /* As numbers: SSE2 has no comparison whose result is a long integer. */
+        /* Sums of numbers, because SSE2 has no comparison whose result is a 64-bit integer. */
         odd |= bits_of((x >= DBL_MIN ? 0. : 1.) + (x <= DBL_MAX ? 0. : 1.) + (n > -MOST ? 0. : 1.) + (n < MOST ? 0. : 1.));
         out[i] = found * from_bits((bits_of(rounded) + 1023) << 52);
     }
@@ -82,7 +83,7 @@ __attribute__((target("avx2"))) static void powers_by_four(const double *raw, do
     powers(raw, eps, alpha, out, count);
 }
 
-/* Of the processor, and of a kernel that keeps the wide registers. */
+/* True if the processor has AVX2, and the kernel saves its registers. */
 static bool has_avx2(void) {
     unsigned a, b, c, d, kept, more;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return false;

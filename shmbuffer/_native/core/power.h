@@ -1,4 +1,4 @@
-/* Powers of priorities: see power.c. And the bits of a number, which every power of ours is made of. */
+/* Powers of priorities, see power.c, and conversions between numbers and their bits. */
 #ifndef SHMB_POWER_H
 #define SHMB_POWER_H
 
@@ -19,8 +19,8 @@ static inline double from_bits(uint64_t bits) {
 }
 
 void shmb_powers_init(void);
-extern bool shmb_by_four; /* this processor does four numbers at a time, with AVX2 */
-/* out[i] = (raw[i] + eps) ** alpha; in other memory. */
+extern bool shmb_by_four; /* this processor has AVX2, which computes four numbers at a time */
+/* out[i] = (raw[i] + eps) ** alpha. `out` must not overlap `raw`. */
 extern void (*shmb_powers)(const double *raw, double eps, double alpha, double *out, uint64_t count);
 
 #endif

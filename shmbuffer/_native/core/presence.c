@@ -1,14 +1,15 @@
-/* Whether the directory of a buffer is still there. Maps outlive the names of their files: after `rm -rf` a write goes
- * into pages that no process will ever find again. So a process that writes, draws, weighs or waits looks for the control file,
- * once a second, with no lock held. It starts from the descriptor of the directory, so a moved one is found.
- * A removal by the library sets CLOSING before its first file goes, which has errors of its own. */
+/* Checks whether the directory of a buffer still exists. Mappings outlive the names of their files: after `rm -rf` a
+ * write goes into pages that no other process can ever open. So a process that writes, draws, weighs or waits looks
+ * for the control file once a second, without a lock. The lookup starts from the descriptor of the directory, so a
+ * renamed directory is found. A removal by the library sets CLOSING before it removes the first file, and CLOSING
+ * has its own errors. */
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 
 #include "core/ring.h"
 
-#define LOOK_NS 1000000000 /* between two looks */
+#define LOOK_NS 1000000000 /* between two checks */
 
 static bool is_there(const struct shmb_presence *presence) {
     struct stat found;
@@ -16,7 +17,7 @@ static bool is_there(const struct shmb_presence *presence) {
     return (uint64_t)found.st_dev == presence->device && (uint64_t)found.st_ino == presence->inode;
 }
 
-/* A closed handle closes its descriptor after it has left: a look after that says nothing. */
+/* A closed handle closes its descriptor after it has left the registry. A check after that is meaningless. */
 bool shmb_is_removed(struct shmb_ring *ring, int64_t now_ns) {
     struct shmb_presence *presence = &ring->presence;
     if (presence->name == NULL) return false;

@@ -1,4 +1,4 @@
-/* Priorities change: those of items, the largest seen, and alpha and eps for all. */
+/* Changes of priorities: of items, of the largest one, and of alpha and eps for all items. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -15,23 +15,25 @@ int shmb_indices_in_order(struct shmb_ring *ring, const int64_t *index, uint64_t
     return SHMB_OK;
 }
 
-#define LOCKED_UPDATES 128 /* priorities in one locked section: about ten microseconds. What more of them touch is on more
-                            * pages than the processor remembers, so that it would wait for them once more, with the mutex */
+/* priorities in one locked section, about ten microseconds. Larger sections touch more pages than the TLB holds, and
+ * would wait for them again while they hold the mutex. */
+#define LOCKED_UPDATES 128
 
-/* What is loaded is for nobody, so that it may change meanwhile. */
+/* Loaded values are not used, so other threads may change them meanwhile. */
 #define FOR_NOBODY __attribute__((no_sanitize("thread")))
 
 FOR_NOBODY static inline void load(double number) { __asm__ volatile("" : : "r"(bits_of(number))); }
 
-/* What an update reads and writes, on its way into the cache before the mutex is asked for. It is loaded: nobody waits for the
- * numbers, so dozens are under way. Prefetches take longer where the processor has forgotten the page, and a compiler takes a
- * function of nothing else for one without effect, and leaves out its calls. */
+/* Brings the data of an update into the cache before the mutex is taken. Plain loads whose results are unused can
+ * run in parallel by the dozen. Prefetches would be slower for pages that are not in the TLB. A compiler would
+ * consider a function of nothing but prefetches as free of effects, and remove its calls. */
 FOR_NOBODY static void fetch_elements(const struct shmb_ring *ring, const int64_t *index, bool tickets, uint64_t count) {
     const struct shmb_tree *tree = &ring->tree;
     bool prioritized = atomic_load_explicit(&ring->runtime->prioritized, memory_order_relaxed) != 0;
     for (uint64_t i = 0; (tickets || !prioritized) && i < count; i++)
         __builtin_prefetch(&ring->words[shmb_slot_of(ring, (uint64_t)index[i])]);
-    for (uint64_t i = 0, previous = UINT64_MAX; prioritized && i < count; i++) { /* else the tree may be a hole of its file */
+    /* otherwise the tree may be a hole of its file */
+    for (uint64_t i = 0, previous = UINT64_MAX; prioritized && i < count; i++) {
         uint64_t element = (uint64_t)index[i], node = element / SHMB_FANOUT;
         if (node == previous) continue;
         previous = node;
@@ -44,15 +46,15 @@ FOR_NOBODY static void fetch_elements(const struct shmb_ring *ring, const int64_
     }
 }
 
-/* Whether an item is there, and the one that is meant. What weighs something is committed: where no ticket is to be compared its
- * word, which is in no other part of the cache that an update needs, is left alone. */
+/* True if the element has an item, and it is the one that the caller means. An element with a mass is committed. So
+ * without a ticket the word need not be read, which would be another cache miss. */
 static inline bool is_meant(const struct shmb_ring *ring, uint64_t element, const double *mass, const int64_t *ticket) {
     if (ticket == NULL && mass && mass[element] > 0) return true;
     uint64_t word = atomic_load_explicit(&ring->words[shmb_slot_of(ring, element)], memory_order_relaxed);
     return SHMB_STATE(word) == SHMB_COMMITTED && (ticket == NULL || SHMB_TICKET(word) == (uint64_t)*ticket);
 }
 
-/* The mutex is held. Returns how many were applied. */
+/* The mutex is held. Returns the number of applied priorities. */
 static uint64_t apply(struct shmb_ring *ring, const int64_t *index, const int64_t *tickets, const double *priorities,
                       const double *masses, uint64_t count, uint64_t *touched) {
     struct shmb_runtime *runtime = ring->runtime;
@@ -64,7 +66,7 @@ static uint64_t apply(struct shmb_ring *ring, const int64_t *index, const int64_
     for (uint64_t i = 0; i < count; i++) {
         uint64_t element = (uint64_t)index[i];
         if (!is_meant(ring, element, mass, tickets ? &tickets[i] : NULL)) continue;
-        if (priorities[i] > greatest) { /* first: no item may have more after a death */
+        if (priorities[i] > greatest) { /* first: after a death no item may have a larger priority */
             runtime->max_priority = greatest = priorities[i];
             CP(update_max_priority);
         }
@@ -79,16 +81,16 @@ static uint64_t apply(struct shmb_ring *ring, const int64_t *index, const int64_
     return changed;
 }
 
-#define SORTED_FROM 1024 /* priorities; of fewer, few are near each other */
+#define SORTED_FROM 1024 /* priorities; in smaller updates few elements are close to each other */
 
 struct changes {
-    const int64_t *index, *tickets; /* tickets may be NULL */
+    const int64_t *index, *tickets; /* may be NULL */
     const double *priorities;
-    uint32_t *order; /* where each was given; NULL: as they are */
+    uint32_t *order; /* original position of each; NULL: not sorted */
 };
 
-/* By element, those of one in the order in which they were given: what is near each other in the tree changes together, so that
- * more of the sums above are shared. Half the work for a thirtieth of all elements. False: no memory, and nothing is changed. */
+/* Sorts by element; the sort is stable. Elements that share nodes of the tree are then updated together, which
+ * halves the work for a thirtieth of all elements. False: there is no memory, and nothing has changed. */
 static bool sort_by_element(struct changes *of, uint64_t count, uint64_t elements) {
     unsigned shift = 0;
     uint32_t from[2][256] = {0}, sum[2] = {0};
@@ -130,8 +132,8 @@ static void power(void *what, uint64_t first, uint64_t end) {
     shmb_masses(of->runtime, of->priorities + first, of->masses + first, end - first);
 }
 
-/* In pieces, so that nobody waits for the mutex longer than one of them takes. If alpha was changed between two of them,
- * so that what is left would not be finite, that has come too late: it is not applied, like what is stale. */
+/* Updates in pieces, so that no other process waits for the mutex longer than one piece takes. If alpha changes
+ * between two pieces so that the remaining masses would not be finite, these priorities are skipped like stale ones. */
 static int apply_in_pieces(struct shmb_ring *ring, struct shmb_call *call, const struct changes *of, uint64_t count, uint64_t *applied) {
     struct shmb_runtime *runtime = ring->runtime;
     uint64_t touched[LOCKED_UPDATES], checked = atomic_load(&runtime->alpha_version), first_version = checked;
@@ -190,10 +192,11 @@ int shmb_update(struct shmb_ring *ring, struct shmb_call *call, const int64_t *i
     return status;
 }
 
-#define ORDINARY_PRIORITY 1e3 /* as in memory/mapped/settings.py */
+#define ORDINARY_PRIORITY 1e3 /* the same as in memory/mapped/settings.py */
 
-/* Whether every mass stays finite with another alpha and eps: those of the priorities that are there, of the default and of
- * ordinary ones. A mass grows with its priority. A writer may be filling in priorities meanwhile: its commit looks again. */
+/* True if all masses stay finite with another alpha and eps: those of the present priorities, of the default and of
+ * ordinary priorities. The mass grows with the priority. A writer may be storing priorities meanwhile, and checks
+ * them again at its commit. */
 static bool masses_stay_finite(const struct shmb_ring *ring, double alpha, double eps) {
     if (!(alpha >= 0 && alpha < INFINITY && eps >= 0 && eps < INFINITY)) return false;
     double greatest = fmax(ORDINARY_PRIORITY, shmb_default_priority(ring->runtime));
@@ -207,13 +210,13 @@ static bool masses_stay_finite(const struct shmb_ring *ring, double alpha, doubl
     return mass <= shmb_largest_mass(ring);
 }
 
-/* Changes alpha (or switches the tree on, with bind); NaN: it stays what it is. The new value is stored first: a repair
- * after a death in here recomputes every leaf from the raw priorities with it. */
+/* Changes alpha and eps, or enables priorities if `bind` is true. NaN keeps the present value. The new values are
+ * stored first. After a death in this function, the repair recomputes every leaf from the raw priorities with them. */
 int shmb_set_alpha(struct shmb_ring *ring, struct shmb_call *call, double alpha, double eps, bool bind) {
     struct shmb_runtime *runtime = ring->runtime;
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
-    if (isnan(alpha)) alpha = runtime->alpha; /* now, with the mutex: another process may have changed it */
+    if (isnan(alpha)) alpha = runtime->alpha; /* under the mutex, because another process may have changed it */
     if (isnan(eps)) eps = runtime->eps;
     bool on = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0;
     if (on && runtime->alpha == alpha && runtime->eps == eps) {
@@ -228,7 +231,7 @@ int shmb_set_alpha(struct shmb_ring *ring, struct shmb_call *call, double alpha,
         shmb_unlock(ring);
         return SHMB_BAD_ALPHA;
     }
-    if (eps < runtime->eps) { /* a repair between the two finds masses no larger than before or after */
+    if (eps < runtime->eps) { /* a repair between the two stores finds masses that are no larger than before or after */
         runtime->eps = eps;
         CP(alpha_eps);
     }
@@ -249,7 +252,7 @@ int shmb_set_alpha(struct shmb_ring *ring, struct shmb_call *call, double alpha,
     return SHMB_OK;
 }
 
-/* As shmb_drawn_from after a draw by priority. */
+/* The same as shmb_drawn_from after a prioritized draw. */
 int shmb_read_totals(struct shmb_ring *ring, struct shmb_call *call, struct shmb_totals *out) {
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
@@ -258,11 +261,11 @@ int shmb_read_totals(struct shmb_ring *ring, struct shmb_call *call, struct shmb
     return SHMB_OK;
 }
 
-/* The largest priority ever given is at least this one. SHMB_BAD_PRIORITY: no item could have it. */
+/* Raises the largest priority to at least this value. SHMB_BAD_PRIORITY: no item could have it. */
 int shmb_raise_max_priority(struct shmb_ring *ring, struct shmb_call *call, double value) {
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
-    status = shmb_priorities_in_order(ring, &value, 1); /* with the mutex: alpha stays as it is */
+    status = shmb_priorities_in_order(ring, &value, 1); /* under the mutex, so that alpha does not change */
     if (status == SHMB_OK && value > ring->runtime->max_priority) {
         ring->runtime->max_priority = value;
         CP(raise_max_priority);

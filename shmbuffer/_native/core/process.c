@@ -1,6 +1,6 @@
 #define _GNU_SOURCE /* MADV_WIPEONFORK */
-/* What belongs to this process and its threads: whether it is the one that made a handle, its clocks, and why a thread's
- * last call was refused, and what its last draw was from. */
+/* State of this process and its threads: the identity of the process that made a handle, its clocks, and details of
+ * a thread's last refused call and last draw. */
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
@@ -10,7 +10,7 @@
 _Thread_local struct shmb_refusal shmb_refusal;
 _Thread_local struct shmb_totals shmb_drawn_from;
 
-/* A page that the kernel wipes in the child of a fork, so that a handle notices even where no hook ran. */
+/* The kernel clears this page in the child of a fork, so a handle notices the fork even if no fork hook ran. */
 static _Atomic uint64_t *life_page;
 
 void shmb_life_begin(void) {
@@ -34,17 +34,17 @@ int64_t shmb_clock_ns(clockid_t clock) {
 
 int64_t shmb_now_ns(void) { return shmb_clock_ns(CLOCK_MONOTONIC); }
 
-static _Atomic int64_t boot_offset_ns; /* by which the time namespace of this process shifts CLOCK_BOOTTIME */
+static _Atomic int64_t boot_offset_ns; /* offset of CLOCK_BOOTTIME in the time namespace of this process */
 
 void shmb_set_boot_offset(int64_t offset_ns) { atomic_store_explicit(&boot_offset_ns, offset_ns, memory_order_relaxed); }
 
-/* The clock by which leases and reservations end. It goes on while the machine sleeps, and processes in all time namespaces read the
- * same from it. */
+/* The clock for the ends of leases and reservations. It continues while the machine sleeps, and is the same in all
+ * time namespaces. */
 uint64_t shmb_boot_ns(void) {
     return (uint64_t)(shmb_clock_ns(CLOCK_BOOTTIME) - atomic_load_explicit(&boot_offset_ns, memory_order_relaxed));
 }
 
-/* Dates what was stored by a call that is no write, sample or update. */
+/* Stores the time of a change by a call other than a write, sample or update. */
 void shmb_touch(struct shmb_runtime *runtime) {
     atomic_store_explicit(&runtime->touched_ns, (uint64_t)shmb_clock_ns(CLOCK_REALTIME), memory_order_relaxed);
     CP(count_added);

@@ -1,9 +1,9 @@
-/* A buffer that is a queue: which element is handed out next, and how often it was. The mutex is held, but for
- * `shmb_queued`. */
+/* The order of a buffer that is a queue: which element is handed out next, and how often it was handed out. The
+ * mutex is held, except for `shmb_queued`. */
 #include "core/ring.h"
 
-/* Elements of a queue are counted from ticket 0 on. Tickets two laps old are behind it: a claim that was open when the
- * ring was emptied is one lap old at most, and emptying begins another one. */
+/* Elements of a queue are counted from ticket 0 on. Tickets two laps old are no longer in the queue. A claim that
+ * was open when the ring was emptied is at most one lap old, and emptying begins another lap. */
 struct shmb_place shmb_queue_next(const struct shmb_ring *ring, const struct shmb_limiter *limiter) {
     uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
     uint64_t oldest = head > 2 * ring->capacity ? head - 2 * ring->capacity : 0;
@@ -18,14 +18,15 @@ static inline uint64_t word_at(const struct shmb_ring *ring, uint64_t place) {
     return atomic_load_explicit(&ring->words[place % ring->capacity], memory_order_relaxed);
 }
 
-/* Nobody has committed it, and nobody will: its writer died or gave up, or it is forgotten or written over. */
+/* True if the place will never have a committed item: its writer died or aborted, or the item was emptied or
+ * overwritten. */
 static bool is_gone(const struct shmb_ring *ring, uint64_t place) {
     uint64_t word = word_at(ring, place);
     if (shmb_place_of(ring, SHMB_TICKET(word)) != place) return true;
     return SHMB_STATE(word) != SHMB_COMMITTED && !shmb_claim_covers(ring, word, NULL);
 }
 
-/* Past what is gone: were it waited for, a queue full of it would be full for ever. */
+/* Skips places without an item. Otherwise a queue full of them would stay full forever. */
 struct shmb_place shmb_queue_front(const struct shmb_ring *ring, struct shmb_limiter *limiter) {
     struct shmb_place next = shmb_queue_next(ring, limiter);
     uint64_t first = next.element, end = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed) * ring->lanes;
@@ -38,8 +39,8 @@ struct shmb_place shmb_queue_front(const struct shmb_ring *ring, struct shmb_lim
     return next;
 }
 
-/* The oldest `count` elements that were handed out fewer than max_times_sampled times, or as many as there are: they are
- * put into index and tickets, unless these are NULL, and `next` goes on past them. `first` is the place of the first. */
+/* Returns how many of the oldest elements, at most `count`, can be handed out again. They are stored in `index` and
+ * `tickets` unless these are NULL, and `next` advances past them. `first` is the place of the first one. */
 uint64_t shmb_queue_oldest(const struct shmb_ring *ring, const struct shmb_limiter *limiter, struct shmb_place *next,
                            uint64_t count, uint64_t *first, int64_t *index, int64_t *tickets) {
     uint64_t end = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed) * ring->lanes, found = 0;
@@ -54,13 +55,13 @@ uint64_t shmb_queue_oldest(const struct shmb_ring *ring, const struct shmb_limit
             found++;
             if (++next->times == limiter->max_times_sampled) *next = (struct shmb_place){next->element + 1, 0};
         } else {
-            break; /* it comes first, once its writer has committed it */
+            break; /* it is next in order, once its writer has committed it */
         }
     }
     return found;
 }
 
-/* Elements that are committed, and that it will hand out. */
+/* Committed elements that the queue will still hand out. */
 uint64_t shmb_left_in_queue(const struct shmb_ring *ring, const struct shmb_limiter *limiter) {
     uint64_t end = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed), left = 0;
     for (uint64_t place = shmb_queue_next(ring, limiter).element / ring->lanes; place < end; place++)
@@ -68,7 +69,7 @@ uint64_t shmb_left_in_queue(const struct shmb_ring *ring, const struct shmb_limi
     return left;
 }
 
-/* Elements that a queue has not handed out as often as it may; those that are being written included. */
+/* Elements that the queue has not handed out max_times_sampled times, including those being written. */
 uint64_t shmb_queued(const struct shmb_ring *ring) {
     struct shmb_limiter limiter = shmb_copy_of_setting(ring->runtime).limiter;
     if (!(limiter.limits & SHMB_QUEUE)) return 0;
@@ -76,7 +77,7 @@ uint64_t shmb_queued(const struct shmb_ring *ring) {
     return head * ring->lanes - shmb_queue_next(ring, &limiter).element;
 }
 
-/* Of a ring that was emptied: what is being written stays in the queue. */
+/* After the ring was emptied: items that are being written stay in the queue. */
 void shmb_pass_the_forgotten(struct shmb_ring *ring) {
     struct shmb_limiter *limiter = shmb_limiter_of(ring->runtime);
     if (limiter && limiter->limits & SHMB_QUEUE) shmb_queue_front(ring, limiter);

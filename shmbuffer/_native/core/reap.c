@@ -1,13 +1,14 @@
-/* A client goes: it leaves, or is proven dead and reaped. */
+/* Removal of a client: it leaves, or it is proven dead and reaped. */
 #include "core/reservations.h"
 
-/* The handle is done: waits for a write that another thread is in, gives back what is open, frees the entry. LOCK_TIMEOUT
- * where a thread of ours may take the mutex still: then the entry stays, and is reaped with the process. */
+/* Closes the handle: waits for writes of other threads, aborts an open claim, ends reservations, and frees the
+ * entry. Returns SHMB_LOCK_TIMEOUT if a thread may still take the mutex. The entry then stays until the process ends
+ * and is reaped. */
 int shmb_leave(struct shmb_ring *ring, struct shmb_call *call) {
     int status = shmb_gate_enter(ring, call, call->timeout_ns);
     if (status != SHMB_OK) return status;
     status = shmb_lock(ring, call);
-    if (status == SHMB_LEFT && shmb_is_ours(ring)) { /* it could not be freed the last time */
+    if (status == SHMB_LEFT && shmb_is_ours(ring)) { /* a previous attempt could not free the entry */
         status = shmb_lock_no_more(ring, call) ? SHMB_OK : SHMB_LOCK_TIMEOUT;
         if (status == SHMB_OK) atomic_store_explicit(&ring->me->state, SHMB_FREE, memory_order_release);
         CP(leave_freed);
@@ -18,7 +19,8 @@ int shmb_leave(struct shmb_ring *ring, struct shmb_call *call) {
         if (mine) shmb_give_back_turn(ring);
         if (mine) shmb_wait_no_more(ring, ring->me, SHMB_FOR_SAMPLES | SHMB_FOR_INSERTS);
         CP(leave_claim);
-        /* Before the clock is read: the first store into a page that is clean changes the file's times (restored.py). */
+        /* Before the clock is read, because the first store to a clean page changes the times of the file
+         * (restored.py). */
         if (mine) atomic_store_explicit(&ring->me->last_seen_ns, (uint64_t)shmb_clock_ns(CLOCK_REALTIME), memory_order_relaxed);
         CP(leave_claim);
         shmb_touch(ring->runtime);
@@ -35,8 +37,8 @@ int shmb_leave(struct shmb_ring *ring, struct shmb_call *call) {
     return status;
 }
 
-/* Frees the entry of a client that the caller has proven dead; `incarnation` is compared again under the
- * mutex, because somebody else may have done it and the entry may be in use again. */
+/* Frees the entry of a client that the caller has proven dead. `incarnation` is compared again under the mutex,
+ * because another process may have reaped the client, and the entry may be in use again. */
 int shmb_reap(struct shmb_ring *ring, struct shmb_call *call, uint32_t index, uint64_t incarnation, bool *freed) {
     struct shmb_runtime *runtime = ring->runtime;
     struct shmb_entry *entry = &ring->entries[index];

@@ -1,15 +1,15 @@
-/* The byte ring: where the bytes of a record go, and which older ones make room for it.
+/* The byte ring: where the bytes of a record go, and which older records are evicted for them.
  *
- * Bytes are taken in the order of tickets and given back in the same order: the tail walks from header to header, and
- * whatever item still lies there is evicted. What is no item any more (written over, aborted, forgotten) is passed. The
- * mutex is held for both; the bodies are copied without it. */
+ * Bytes are allocated in the order of tickets and freed in the same order. The tail advances from header to header,
+ * and evicts each item that it passes. Records without an item (overwritten, aborted, emptied) are skipped. The
+ * mutex is held meanwhile. The record bodies are copied without it. */
 #include <string.h>
 
 #include "core/claimed.h"
 
 #define HEADER sizeof(struct shmb_record)
 #define LAST_POSITION ((uint64_t)1 << 62)
-#define TRIMMED 64   /* of what is no item any more, passed beyond what has to be, for each claim */
+#define TRIMMED 64   /* records without an item that each claim skips in addition */
 #define EVICTED 256  /* elements whose parents are recomputed together */
 
 static inline uint64_t pad(uint64_t bytes) { return (bytes + 7) & ~(uint64_t)7; }
@@ -18,29 +18,30 @@ static inline struct shmb_record *header_at(const struct shmb_ring *ring, uint64
     return (struct shmb_record *)shmb_record_at(ring, position);
 }
 
-/* Whether that record is the item, or the item to be, of its slot. */
+/* True if the record belongs to the slot's item, or to the item that is being written there. */
 static inline bool is_in_slot(const struct shmb_ring *ring, const struct shmb_record *record, enum shmb_state state) {
     uint64_t slot = record->ticket % ring->capacity;
     return atomic_load_explicit(&ring->words[slot], memory_order_relaxed) == SHMB_WORD(record->ticket, state) &&
            ring->extents[slot].position == record->position;
 }
 
-/* A damaged size could lead to the header of a later record, so the slot has to say the same. */
+/* A damaged size could lead to the header of a later record, so the size in the slot must be the same. */
 static inline bool leads_on(const struct shmb_ring *ring, const struct shmb_record *record, uint64_t at, uint64_t end) {
     const struct shmb_extent extent = ring->extents[record->ticket % ring->capacity];
     return record->position == at && record->bytes >= HEADER && record->bytes <= end - at && pad(record->bytes) <= end - at &&
            (extent.position != at || extent.bytes == record->bytes);
 }
 
-/* Where the record of an item, or of one to be, lies. A slot that was marked a moment ago still has the extent of
- * what it held before. */
+/* True if a record of the slot's present or future item is at that position. A slot that was just marked still has
+ * the extent of its previous item. */
 static inline bool is_place_of(const struct shmb_ring *ring, uint64_t slot, uint64_t position) {
     unsigned state = SHMB_STATE(atomic_load_explicit(&ring->words[slot], memory_order_relaxed));
     return state == SHMB_COMMITTED || (state == SHMB_WRITING && position % 8 == 0 &&
                                        is_in_slot(ring, header_at(ring, position), SHMB_WRITING));
 }
 
-/* The next header. Only damage of the memory itself makes one that does not lead on: then the slots are asked. */
+/* The position of the next header. If memory is damaged and a header does not lead to the next one, the slots are
+ * searched. */
 static uint64_t next_record(const struct shmb_ring *ring, uint64_t at, uint64_t head) {
     const struct shmb_record *record = header_at(ring, at);
     if (__builtin_expect(leads_on(ring, record, at, head), 1)) return at + pad(record->bytes);
@@ -52,8 +53,8 @@ static uint64_t next_record(const struct shmb_ring *ring, uint64_t at, uint64_t 
     return next;
 }
 
-/* A batch from outside: every record is within it. Returns SHMB_BAD_BATCH (see shmb_refusal.bad_at) where that is not so,
- * SHMB_TOO_LARGE where the ring is too small. */
+/* Checks that every record is within the caller's batch. Returns SHMB_BAD_BATCH if one is not (see
+ * shmb_refusal.bad_at), and SHMB_TOO_LARGE if the ring is too small. */
 int shmb_batch_in_order(struct shmb_ring *ring, const struct shmb_batch *batch, uint64_t bytes) {
     const uint64_t skipped = batch->count > ring->capacity ? batch->count - ring->capacity : 0;
     uint64_t needed = 0;
@@ -85,7 +86,7 @@ static inline bool has_room(const struct shmb_ring *ring, uint64_t tail, uint64_
     return head + needed - tail <= ring->max_bytes;
 }
 
-/* W1 for bytes: how many are needed, and is a living claim filling some of those that have to go? */
+/* W1 for bytes: counts the needed bytes, and returns true if a live claim is filling bytes that must be freed. */
 bool shmb_bytes_are_being_written(struct shmb_ring *ring) {
     uint64_t needed = ring->claim_bytes = bytes_of_claim(ring);
     uint64_t head = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
@@ -98,8 +99,8 @@ bool shmb_bytes_are_being_written(struct shmb_ring *ring) {
     return false;
 }
 
-/* Whether a claim of so many bytes, with all that is reserved, takes those of an item from that place on, of a queue or a
- * consumer; of more than there are it does. */
+/* True if a claim of so many bytes, including the reserved bytes, would evict an item of a queue or a consumer at
+ * `place` or later. */
 bool shmb_evicts_from(const struct shmb_ring *ring, uint64_t place, uint64_t since, uint64_t bytes) {
     uint64_t head = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
     uint64_t tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
@@ -130,7 +131,7 @@ static void evict(struct shmb_ring *ring, uint64_t slot, uint64_t *touched, uint
     }
 }
 
-/* The tail moves on as far as it has to, and over what is no item any more. */
+/* Advances the tail as far as needed, and past further records without an item. */
 static uint64_t move_tail(struct shmb_ring *ring, uint64_t head, uint64_t needed) {
     uint64_t touched[EVICTED], count = 0;
     uint64_t tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
@@ -147,15 +148,16 @@ static uint64_t move_tail(struct shmb_ring *ring, uint64_t head, uint64_t needed
     return tail;
 }
 
-/* Of a claim that is being marked. Positions are in the order of tickets: a placed write has its slots in ascending
- * order, and its lap begins at some slot in the middle. A process that dies in it leaves bytes that no slot names, behind a
- * head that has not moved; or, after it, records of slots that are rolled back. */
+/* Allocates the bytes of a claim that is being marked. Positions are in the order of tickets. The slots of a placed
+ * write ascend, but its lap may begin at a slot in the middle. If a process dies before the head moves, it leaves
+ * bytes that no slot refers to. If it dies afterwards, it leaves records of slots that are rolled back. */
 void shmb_claim_bytes(struct shmb_ring *ring) {
     struct shmb_runtime *runtime = ring->runtime;
     uint64_t head = atomic_load_explicit(&runtime->byte_head, memory_order_relaxed), rows = ring->claim_rows, begin = 0;
     atomic_store_explicit(&runtime->byte_tail, move_tail(ring, head, ring->claim_bytes), memory_order_release);
     CP(write_tail);
-    atomic_thread_fence(SYNC_SLOT_CLAIM_RELEASE); /* words say EMPTY or WRITING before a byte of their records changes */
+    /* words say EMPTY or WRITING before any byte of their records changes */
+    atomic_thread_fence(SYNC_SLOT_CLAIM_RELEASE);
     atomic_store_explicit(&ring->me->byte_first, head, memory_order_relaxed);
     CP(write_byte_first);
     if (ring->claim_kind != SHMB_RING_WRITE)
@@ -173,7 +175,7 @@ void shmb_claim_bytes(struct shmb_ring *ring) {
     CP(write_bytes);
 }
 
-/* W9. The bodies. */
+/* W9 for the bodies of records. */
 void shmb_fill_records(struct shmb_ring *ring) {
     const struct shmb_batch *batch = &ring->claim_batch;
     for (uint64_t row = 0; row < ring->claim_rows; row++) {
@@ -184,13 +186,13 @@ void shmb_fill_records(struct shmb_ring *ring) {
     }
 }
 
-/* Whether a record can be there: said by shared memory, which after a power cut may hold anything. */
+/* True if the extent is possible. After a power cut shared memory may contain any values. */
 bool shmb_extent_in_order(const struct shmb_ring *ring, struct shmb_extent extent) {
     return extent.bytes >= HEADER && extent.bytes <= ring->max_bytes && extent.position % 8 == 0 &&
            extent.position <= UINT64_MAX / 2;
 }
 
-/* Whether it is between tail and head. */
+/* True if the extent is between tail and head. */
 bool shmb_lies_in_use(const struct shmb_ring *ring, struct shmb_extent extent) {
     uint64_t head = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
     uint64_t tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
@@ -198,14 +200,14 @@ bool shmb_lies_in_use(const struct shmb_ring *ring, struct shmb_extent extent) {
            head - tail <= ring->max_bytes;
 }
 
-/* Whether tail and head can be those of a byte ring. */
+/* True if the values of tail and head are possible. */
 bool shmb_span_in_order(const struct shmb_ring *ring) {
     uint64_t head = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
     uint64_t tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
     return head % 8 == 0 && tail % 8 == 0 && head - tail <= ring->max_bytes && head <= LAST_POSITION;
 }
 
-/* No item has a smaller ticket, unless it is of the last lap all the same. */
+/* No item has a smaller ticket, except for items of the last lap. */
 uint64_t shmb_oldest_ticket(const struct shmb_ring *ring) {
     uint64_t head = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
     uint64_t tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
@@ -217,15 +219,15 @@ static void forget(struct shmb_ring *ring, uint64_t slot) {
     CP(relink_forgotten);
 }
 
-/* Whether the header of an item says what its slot says. */
+/* True if the header of the item agrees with its slot. */
 static bool is_item_at(const struct shmb_ring *ring, struct shmb_extent extent) {
     const struct shmb_record *record = header_at(ring, extent.position);
     return record->bytes == extent.bytes && leads_on(ring, record, extent.position, extent.position + ring->max_bytes);
 }
 
-/* One way from the oldest item to the newest: for recovery, while nobody else is alive and only items are left in the
- * slots. Slots come in the order of their positions. What cannot be beside another record is forgotten; how many, is
- * returned. Each gap gets a header that is no item's. */
+/* Restores the chain of headers from the oldest item to the newest. Recovery calls this while no client is alive,
+ * and only items are left in the slots. `slots` are in the order of their positions. Items that overlap another
+ * record are removed. Returns their number. Each gap gets a header without an item. */
 uint64_t shmb_relink(struct shmb_ring *ring, const int64_t *slots, uint64_t count) {
     uint64_t forgotten = 0, end = 0, tail = 0, at = 0;
     bool begun = false;

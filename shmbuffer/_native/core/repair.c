@@ -1,5 +1,5 @@
-/* What the dead left half-way is rolled back or forward. Everything here is idempotent: a process that dies in it is followed by
- * another. The mutex is held throughout. */
+/* Rolls the unfinished work of dead clients back or forward. Everything in this file is idempotent: if a process
+ * dies in it, another one repeats it. The mutex is held. */
 #include "core/ledger.h"
 #include "core/reservations.h"
 
@@ -11,7 +11,7 @@ static void unmass(struct shmb_ring *ring, uint64_t slot) {
     }
 }
 
-/* Its slot is nobody's, and has no item. */
+/* The slot has no item, and no claim covers it. */
 static void abort_slot(struct shmb_ring *ring, uint64_t ticket) {
     unmass(ring, ticket % ring->capacity);
     CP(reap_leaf);
@@ -46,7 +46,7 @@ static void roll_forward(struct shmb_ring *ring, uint64_t ticket) {
     CP(count_added);
 }
 
-/* Slots that a writer is filling stay its own: its items are committed after the emptying. */
+/* Slots that a writer is filling are left alone: their items are committed after the emptying. */
 static void empty_slot(struct shmb_ring *ring, uint64_t slot) {
     unsigned state = SHMB_STATE(atomic_load_explicit(&ring->words[slot], memory_order_relaxed));
     if (state != SHMB_COMMITTED && state != SHMB_ABORTED) return;
@@ -58,8 +58,8 @@ static void empty_slot(struct shmb_ring *ring, uint64_t slot) {
     CP(empty_length);
 }
 
-/* A claim has as many tickets as there are slots at most, and begins where the head was, or behind the rows of its
- * batch that were left out. Anything else is damage, and nobody's claim: its slots are found to be nobody's. */
+/* A claim has at most as many tickets as there are slots. It begins at the head of that time, or after the skipped
+ * rows of its batch. Other values are damage and no claim, so the slots that they seem to cover are free. */
 #define LARGEST_BATCH ((uint64_t)1 << 40)
 
 static bool can_be_a_claim(const struct shmb_ring *ring, uint64_t first, uint64_t count) {
@@ -67,8 +67,9 @@ static bool can_be_a_claim(const struct shmb_ring *ring, uint64_t first, uint64_
     return count <= ring->capacity && first <= SHMB_LAST_TICKET - count && (first <= head || first - head <= LARGEST_BATCH);
 }
 
-/* The head moves on, so the items go that the dead writer had not come to: they were to go in any case, and would be the newest
- * now, behind what was written after them. Where observations are stored once, they would outlive the next ones. */
+/* The head advances past slots that the dead writer had not marked yet. Their items are removed. Otherwise they
+ * would count as the newest ones, behind items that were written after them. If observations are stored once, they
+ * would outlive their targets. */
 static void evict_unmarked(struct shmb_ring *ring, const struct shmb_entry *entry, uint64_t first, uint64_t end) {
     uint32_t phase = atomic_load_explicit(&entry->phase, memory_order_relaxed);
     if (phase != SHMB_MARKING || entry->kind != SHMB_RING_WRITE) return;
@@ -78,7 +79,7 @@ static void evict_unmarked(struct shmb_ring *ring, const struct shmb_entry *entr
     }
 }
 
-/* Leaves parents to the caller and the phase as it is: it is IDLE only when the parents are right too. */
+/* The caller recomputes the parents, and sets the phase to IDLE after that. */
 void shmb_finish_claim(struct shmb_ring *ring, struct shmb_entry *entry) {
     struct shmb_runtime *runtime = ring->runtime;
     uint32_t phase = atomic_load_explicit(&entry->phase, memory_order_relaxed);
@@ -89,10 +90,11 @@ void shmb_finish_claim(struct shmb_ring *ring, struct shmb_entry *entry) {
         atomic_store_explicit(&runtime->head, end, memory_order_release);
     if (phase == SHMB_EMPTYING) {
         CP(empty_head);
-        runtime->max_priority = -1; /* of items that are forgotten */
+        runtime->max_priority = -1; /* the largest priority of the removed items */
         CP(empty_max_priority);
         shmb_restart_limiter(ring, atomic_load_explicit(&entry->goal, memory_order_relaxed), 0);
-        for (uint64_t slot = 0; slot < ring->capacity && slot < first; slot++) empty_slot(ring, slot); /* as shmb_reached said then */
+        /* the slots that shmb_reached returned then */
+        for (uint64_t slot = 0; slot < ring->capacity && slot < first; slot++) empty_slot(ring, slot);
         shmb_pass_the_forgotten(ring);
         if (shmb_is_consumed(ring)) shmb_mend_ledger(ring);
     } else {
@@ -113,9 +115,9 @@ void shmb_finish_claim(struct shmb_ring *ring, struct shmb_entry *entry) {
     shmb_spend_for(ring, entry);
 }
 
-/* EOWNERDEAD: the last owner of the mutex died holding it. The claim that is in a phase which exists only
- * under the mutex is its own. What it left of the leaves and of `length` is not trusted: both are recomputed from
- * the words and the raw priorities. */
+/* EOWNERDEAD: the last owner of the mutex died while holding it. The claim in a phase that exists only under the
+ * mutex is its own. The leaves and `length` are not trusted, and are recomputed from the words and the raw
+ * priorities. */
 void shmb_repair(struct shmb_ring *ring) {
     struct shmb_runtime *runtime = ring->runtime;
     uint32_t waiters = 0;

@@ -1,16 +1,16 @@
-/* Room that is reserved for items to come, in the ledger: one record each, under the mutex.
+/* Reservations of slots and bytes for later items. They are records in the ledger, and guarded by the mutex.
  *
  *                          ┌────────claim aborted────────┐
  *                          ▼                             │
- *     UNRESERVED ──reserve──▶ OPEN ──claim──▶ CLAIMED ──commit──▶ UNRESERVED, or DONE where it has pieces in a file
+ *     UNRESERVED ──reserve──▶ OPEN ──claim──▶ CLAIMED ──commit──▶ UNRESERVED, or DONE if it has pieces in a file
  *         ▲                    │                │                              │
- *         ├──given back, expired, its holder left or died                      │
- *         └────────────────────────────────────the file is gone────────────────┘
+ *         ├──cancelled, expired, or its holder left or died                    │
+ *         └──────────────────────────────────the file was removed──────────────┘
  *
- * What is OPEN counts in `reserved` and `reserved_bytes` of the runtime page, by which others are admitted. A claim that is
- * made from a reservation takes its share of them over, in the section in which its own elements become pending; what it
- * does not need is free from then on. A CLAIMED one belongs to the open claim of its holder: a claim that is finished for
- * the dead spends it, one that is rolled back ends it with its holder. */
+ * OPEN reservations are counted in `reserved` and `reserved_bytes` of the runtime page, which other claims respect.
+ * A claim that uses a reservation subtracts it in the section in which its own elements become pending, so what it
+ * does not need is free from then on. A CLAIMED reservation belongs to the open claim of its holder. If the holder
+ * dies, committing its claim spends the reservation, and rolling it back ends the reservation. */
 #include "core/reservations.h"
 
 _Thread_local struct shmb_hold shmb_hold;
@@ -33,17 +33,17 @@ static bool is_of(const struct shmb_ring *ring, const struct shmb_reservation *h
            held->incarnation == atomic_load_explicit(&entry->incarnation, memory_order_relaxed);
 }
 
-/* Whether the ledger reaches so far yet; behind its end nobody looks. */
+/* False if the ledger file is too short for reservations, because none was ever made. */
 bool shmb_has_reservations(const struct shmb_ring *ring) {
     return ring->ledger && atomic_load_explicit(&ring->ledger->bytes, memory_order_relaxed) >= ring->parts.consumers;
 }
 
-/* Whether it is this handle's still, and no claim is made from it. */
+/* True if the reservation still belongs to this handle, and no claim uses it. */
 bool shmb_holds(const struct shmb_ring *ring, const struct shmb_reservation *held, uint64_t id) {
     return held->id == id && shmb_read_reservation_state(held) == SHMB_OPEN && held->incarnation == ring->incarnation && is_of(ring, held, ring->me);
 }
 
-/* What the claim that begins is made from; it has to be enough for it. */
+/* Finds the reservation of the claim that begins, and checks that it is large enough. */
 int shmb_check_hold(struct shmb_ring *ring, uint64_t rows, uint64_t bytes) {
     ring->claim_held = NULL;
     if (__builtin_expect(shmb_hold.ring != ring, 1)) return SHMB_OK;
@@ -52,7 +52,7 @@ int shmb_check_hold(struct shmb_ring *ring, uint64_t rows, uint64_t bytes) {
     if (!shmb_has_reservations(ring) || !shmb_holds(ring, held, shmb_hold.id)) return SHMB_NO_RESERVATION;
     bool of_rows = rows > held->rows;
     if (of_rows || (held->bytes && bytes > held->bytes)) {
-        shmb_refusal.why = of_rows ? SHMB_SLOT_IS_TAKEN : SHMB_FULL; /* of rows, of bytes */
+        shmb_refusal.why = of_rows ? SHMB_SLOT_IS_TAKEN : SHMB_FULL; /* too few rows, or too few bytes */
         shmb_refusal.bad_at = of_rows ? rows : bytes;
         shmb_refusal.needed = of_rows ? held->rows : held->bytes;
         return SHMB_OVER_RESERVED;
@@ -61,9 +61,9 @@ int shmb_check_hold(struct shmb_ring *ring, uint64_t rows, uint64_t bytes) {
     return SHMB_OK;
 }
 
-/* Whether no item of the claim will be too old at its turn, as it stands in line now; else `young` says which will not be once
- * the others are left out. One version for all items of a claim is of them as a whole, and so is any of a claim that has
- * more or fewer than were told of: the last place counts. */
+/* True if no item of the claim will be too old at its place. Otherwise `young` tells which items would not be, once
+ * the others are removed. One version for all items is compared with the last place, and so are all versions if
+ * their number differs from that of the items. */
 bool shmb_are_young(const struct shmb_ring *ring) {
     uint64_t elements = ring->claim_written, young = 0;
     if (ring->claim_held == NULL || shmb_hold.versions == NULL) return true;
@@ -88,13 +88,13 @@ void shmb_return_credit(struct shmb_ring *ring, struct shmb_reservation *held) {
     add_reserved(ring->runtime, held->rows, held->bytes);
 }
 
-/* Its items are committed. The pieces that lie in a file are not to be committed once more by a process that finds them. */
+/* Its items are committed. DONE prevents that another process finds the pieces in the file and commits them again. */
 void shmb_spend_credit(struct shmb_reservation *held) {
     atomic_store_explicit(&held->state, held->flags & SHMB_PARTIAL ? SHMB_DONE : SHMB_UNRESERVED, memory_order_release);
     CP(reserve_spent);
 }
 
-/* The same for the dead owner of a claim that is committed for it. */
+/* The same for the claim of a dead client that is rolled forward. */
 void shmb_spend_for(struct shmb_ring *ring, const struct shmb_entry *entry) {
     for (uint32_t i = 0; was_ever_used(ring) && i < SHMB_RESERVATIONS; i++) {
         struct shmb_reservation *held = &ring->reservations[i];
@@ -102,7 +102,7 @@ void shmb_spend_for(struct shmb_ring *ring, const struct shmb_entry *entry) {
     }
 }
 
-/* In a place that is free. */
+/* `held` is an unused record of the table. */
 void shmb_open_reservation(struct shmb_ring *ring, struct shmb_reservation *held, const struct shmb_request *request) {
     struct shmb_runtime *runtime = ring->runtime;
     held->id = request->id;
@@ -137,7 +137,8 @@ void shmb_end_reservation(struct shmb_ring *ring, struct shmb_reservation *held)
     if (counts) add_reserved(ring->runtime, -held->rows, -held->bytes);
 }
 
-/* All of a client that goes, and has no claim any more. What is DONE stays until its file is gone. */
+/* Ends all reservations of a client that leaves and has no claim any more. DONE ones stay until their files are
+ * removed. */
 void shmb_end_reservations(struct shmb_ring *ring, const struct shmb_entry *entry) {
     for (uint32_t i = 0; was_ever_used(ring) && i < SHMB_RESERVATIONS; i++) {
         struct shmb_reservation *held = &ring->reservations[i];
@@ -146,7 +147,7 @@ void shmb_end_reservations(struct shmb_ring *ring, const struct shmb_entry *entr
     }
 }
 
-/* Those whose time is over end now, before somebody waits for what they hold. */
+/* Ends reservations that have expired, before another client has to wait for them. */
 void shmb_expire(struct shmb_ring *ring) {
     struct shmb_runtime *runtime = ring->runtime;
     uint64_t next = atomic_load_explicit(&runtime->next_expiry, memory_order_relaxed), now;
@@ -164,7 +165,7 @@ void shmb_expire(struct shmb_ring *ring) {
     CP(reserve_expiry);
 }
 
-/* Whether its holder is there, and what it holds is its own. */
+/* True if the holder is alive, and the numbers are possible. */
 static bool is_anybodys(const struct shmb_ring *ring, const struct shmb_reservation *held) {
     if (held->entry >= SHMB_ENTRIES || held->rows > ring->capacity || held->bytes > ring->max_bytes) return false;
     const struct shmb_entry *entry = &ring->entries[held->entry];
@@ -175,8 +176,8 @@ static bool is_being_claimed(const struct shmb_ring *ring, const struct shmb_res
     return atomic_load_explicit(&ring->entries[held->entry].phase, memory_order_relaxed) != SHMB_IDLE;
 }
 
-/* What a dead owner of the mutex left is not trusted: the records and the registry say what is reserved. No claim is half
- * finished any more. */
+/* Recounts the reservations after the death of an owner of the mutex, whose numbers are not trusted. No claim is in
+ * a locked phase any more. */
 void shmb_count_reserved(struct shmb_ring *ring) {
     struct shmb_runtime *runtime = ring->runtime;
     uint64_t rows = 0, bytes = 0, next = 0;
@@ -202,7 +203,7 @@ void shmb_count_reserved(struct shmb_ring *ring) {
     CP(reserve_expiry);
 }
 
-/* For a check: by how many slots or bytes the runtime page is off. */
+/* For a check: number of wrong counts and wrong records. */
 uint64_t shmb_wrong_reserved(const struct shmb_ring *ring) {
     uint64_t rows = atomic_load_explicit(&ring->runtime->reserved, memory_order_relaxed);
     uint64_t bytes = atomic_load_explicit(&ring->runtime->reserved_bytes, memory_order_relaxed), wrong = 0;

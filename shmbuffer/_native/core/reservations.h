@@ -1,26 +1,26 @@
-/* Room that is reserved for items to come: the table of reservations. See reservations.c. Under the mutex. */
+/* The table of reservations, which reserve slots and bytes for later items. Under the mutex. See reservations.c. */
 #ifndef SHMB_RESERVATIONS_H
 #define SHMB_RESERVATIONS_H
 
 #include "core/ring.h"
 
-/* The reservation that this thread's next claim of a ring is made from; the claim's commit ends it. */
+/* The reservation that this thread's next claim of a ring uses. The commit of the claim ends it. */
 struct shmb_hold {
     const struct shmb_ring *ring; /* NULL: none */
     uint32_t place;
     uint64_t id;
-    const uint64_t *versions; /* of its items, or one of all; NULL: nobody has said */
-    unsigned char *young;     /* of a refused claim: which of them are not too old */
-    uint64_t items;           /* versions */
+    const uint64_t *versions; /* one for each item, or one for all; NULL: not given */
+    unsigned char *young;     /* after a refused claim: for each item, whether it is not too old */
+    uint64_t items;           /* number of versions */
 };
 extern _Thread_local struct shmb_hold shmb_hold;
 
-/* What is to be written, or reserved. */
+/* A write, or the reservation for one. */
 struct shmb_request {
-    uint64_t rows; /* to the head of the ring; 0: to named slots */
+    uint64_t rows; /* rows at the head of the ring; 0: a write to named slots */
     uint64_t elements, bytes;
-    const struct shmb_reservation *held; /* it is made from this one; NULL: from none */
-    uint64_t id, expires_ns; /* of a reservation: 0, or the number of pieces that are gone on with */
+    const struct shmb_reservation *held; /* the reservation that the write uses, or NULL */
+    uint64_t id, expires_ns; /* for a reservation: 0, or the id of the partial that it continues */
     uint32_t flags;          /* enum shmb_reservation_flag */
 };
 

@@ -1,11 +1,11 @@
-/* The calls of who reserves room for items to come. The rules are those of a write: what a reservation is admitted for is
- * held for it, and its commit waits only for a writer that is in its slots. The space in the files is taken before it is
- * admitted, and every other claim leaves as much of it. The table is told in reservations.c. */
+/* The calls that reserve slots and bytes for later items. A reservation is admitted by the same rules as a write.
+ * Its commit waits only for a writer that is filling its slots. The files have space for it before it is admitted,
+ * and every other claim leaves that much free. reservations.c describes the table. */
 #include "core/reserve.h"
 
 #include "core/flow.h"
 
-/* NULL: there is none. Each handle begins to look where it found the last one. */
+/* NULL: the table is full. Each handle starts the search behind its last reservation. */
 static struct shmb_reservation *free_place(struct shmb_ring *ring) {
     for (uint32_t i = 0; i < SHMB_RESERVATIONS; i++) {
         struct shmb_reservation *held = &ring->reservations[(ring->next_place + i) % SHMB_RESERVATIONS];
@@ -29,7 +29,8 @@ static int may_reserve(struct shmb_ring *ring, struct shmb_request *request) {
         shmb_refusal.needed = request->bytes;
         return SHMB_TOO_LARGE;
     }
-    if (request->id && find_reservation(ring, request->id)) return SHMB_NO_RESERVATION; /* it is committed, or another process writes it */
+    /* it is committed, or another process continues it */
+    if (request->id && find_reservation(ring, request->id)) return SHMB_NO_RESERVATION;
     uint64_t slot = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed) % ring->capacity;
     if (shmb_is_unallocated(ring, slot + shmb_reserved(ring) + request->rows)) return SHMB_UNALLOCATED;
     bool passes = false;
@@ -38,7 +39,8 @@ static int may_reserve(struct shmb_ring *ring, struct shmb_request *request) {
     return status;
 }
 
-/* Of rows, or pieces of somebody dead: with their number, and PARTIAL. */
+/* Reserves rows, or continues a partial of a dead client: `request` then has the id of the partial, and
+ * SHMB_PARTIAL. */
 int shmb_reserve(struct shmb_ring *ring, struct shmb_call *call, struct shmb_request request, uint32_t *place, uint64_t *id) {
     struct shmb_runtime *runtime = ring->runtime;
     int status = shmb_lock(ring, call);
@@ -60,7 +62,7 @@ int shmb_reserve(struct shmb_ring *ring, struct shmb_call *call, struct shmb_req
     return status;
 }
 
-/* It is not needed any more. NO_RESERVATION: it had ended already. */
+/* Cancels a reservation. SHMB_NO_RESERVATION: it had ended before. */
 int shmb_give_back(struct shmb_ring *ring, struct shmb_call *call, uint32_t place, uint64_t id) {
     struct shmb_reservation *held = &ring->reservations[place];
     int status = shmb_lock(ring, call);
@@ -72,7 +74,7 @@ int shmb_give_back(struct shmb_ring *ring, struct shmb_call *call, uint32_t plac
     return ours ? SHMB_OK : SHMB_NO_RESERVATION;
 }
 
-/* From here on it has pieces in a file. */
+/* Records that the reservation has pieces in a file. */
 int shmb_note_partial(struct shmb_ring *ring, struct shmb_call *call, uint32_t place, uint64_t id) {
     struct shmb_reservation *held = &ring->reservations[place];
     int status = shmb_lock(ring, call);
@@ -85,7 +87,7 @@ int shmb_note_partial(struct shmb_ring *ring, struct shmb_call *call, uint32_t p
     return ours ? SHMB_OK : SHMB_NO_RESERVATION;
 }
 
-/* Whether the pieces of that number are committed; `forget`: their file is gone. */
+/* True if the partial of that id is committed. `forget`: its file was removed. */
 int shmb_partial_is_done(struct shmb_ring *ring, struct shmb_call *call, uint64_t id, bool forget, bool *done) {
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;

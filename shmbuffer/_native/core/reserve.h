@@ -1,4 +1,4 @@
-/* The calls of clients that reserve room for items to come. They take the mutex. */
+/* The calls that reserve slots and bytes for later items. They take the mutex. */
 #ifndef SHMB_RESERVE_H
 #define SHMB_RESERVE_H
 

@@ -1,10 +1,9 @@
-/* One process's handle on one ring: where the shared bytes are mapped here, and the calls that move items.
+/* One process's handle of one ring: where it maps the shared bytes, and the calls that move items.
  *
- * The protocol (who may touch a slot, when) is told in memory/format/slots.py and docs/design/. One robust mutex
- * guards claim, commit and the tree; the payload is copied with no lock held, and every row that is read is
- * compared with its slot word afterwards. No function here calls Python: what has to give up the interpreter
- * lock while it waits goes through `struct shmb_call`.
- */
+ * memory/format/slots.py and docs/design/ describe the protocol: which process may access a slot, and when. One
+ * robust mutex guards claim, commit and the tree. Payloads are copied without a lock, and readers compare each row
+ * with its slot word after the copy. No function in this folder calls Python. The callbacks in `struct shmb_call`
+ * release the interpreter lock before a wait. */
 #ifndef SHMB_RING_H
 #define SHMB_RING_H
 
@@ -18,122 +17,135 @@
 #include "core/tree.h"
 #include "core/weights.h"
 
-/* Around a copy of bytes that a writer may be changing meanwhile: kept where `still_holds`, or a ticket, says that
- * nobody was. In terms of C it is a data race; a build for ThreadSanitizer is told here what not to look at. */
+/* Encloses a copy of bytes that a writer may be changing. The copy is used only if `shmb_still_holds` or a ticket
+ * shows that no writer changed them. In terms of C this is a data race, so a build for ThreadSanitizer redefines the
+ * macro. */
 #ifndef SHMB_OPTIMISTIC
 #define SHMB_OPTIMISTIC(copy) copy
 #endif
 
 enum shmb_status {
     SHMB_OK = 0,
-    SHMB_BLOCKED,        /* a slot is being written, or somebody waits in front: see shmb_refusal.blocker */
+    /* a slot is being written, or another client is ahead: see shmb_refusal.blocker */
+    SHMB_BLOCKED,
     SHMB_FORKED,         /* this handle belongs to the parent process */
-    SHMB_CLOSED, /* nothing can be written: the buffer is being removed, or is a save */
-    SHMB_LOCK_TIMEOUT,   /* a living process holds the mutex and does not let go */
+    SHMB_CLOSED, /* writes are impossible: the buffer is being removed, or is a save */
+    SHMB_LOCK_TIMEOUT,   /* a living process holds the mutex for too long */
     SHMB_INTERRUPTED,    /* a Python signal handler raised */
-    SHMB_UNRECOVERABLE,  /* the mutex is beyond repair */
-    SHMB_FENCED,         /* our registry entry was given to somebody else */
-    SHMB_NOTHING,        /* nothing is committed */
+    SHMB_UNRECOVERABLE,  /* the mutex cannot be repaired */
+    SHMB_FENCED,         /* our registry entry was given to another client */
+    SHMB_NOTHING,        /* no item is committed */
     SHMB_NO_MEMORY,
     SHMB_NO_CLAIM,
-    SHMB_OTHER_SETTINGS, /* priorities are on with another alpha or eps */
-    SHMB_BAD_PRIORITY,   /* not a number, infinite, negative or too large: see shmb_refusal.bad_at */
+    SHMB_OTHER_SETTINGS, /* prioritized sampling is on with another alpha or eps */
+    /* not a number, infinite, negative or too large: see shmb_refusal.bad_at */
+    SHMB_BAD_PRIORITY,
     SHMB_LEFT,           /* this handle was closed */
-    SHMB_BAD_INDEX,      /* not an element, or not a slot: see shmb_refusal.bad_at */
-    SHMB_BAD_ALPHA,      /* with it the sum of the priorities that are there would not be finite */
-    SHMB_REENTERED,      /* a signal handler came while this thread was in a call of the same handle */
-    SHMB_NO_TICKETS,     /* all 2 ** 62 are used */
-    SHMB_TOO_LARGE,      /* the records need more bytes than the ring has: see shmb_refusal.needed */
-    SHMB_BAD_BATCH,      /* a record that is not within its batch: see shmb_refusal.bad_at */
-    SHMB_NO_ROOM,        /* what was read does not fit into the caller's arena: see shmb_refusal.needed */
-    SHMB_LIMITED,        /* the other side has to go on first: see shmb_refusal.why */
-    SHMB_IN_QUEUE,       /* a queue is written at its end only */
-    SHMB_CONSUMED,       /* so is a ring that is consumed */
-    SHMB_CONSUMER_GONE,  /* it was removed */
-    SHMB_NO_LEASE,       /* all of a consumer's are in use */
-    SHMB_DAMAGED,        /* shared memory says what cannot be; slot shmb_refusal.bad_at, or SHMB_NO_SLOT */
+    SHMB_BAD_INDEX,      /* not an element or not a slot: see shmb_refusal.bad_at */
+    SHMB_BAD_ALPHA,      /* the sum of the present priorities would not be finite with it */
+    /* a signal handler called a handle that this thread was already using */
+    SHMB_REENTERED,
+    SHMB_NO_TICKETS,     /* all 2 ** 62 tickets are used */
+    /* the records need more bytes than the ring has: see shmb_refusal.needed */
+    SHMB_TOO_LARGE,
+    SHMB_BAD_BATCH,      /* a record is not within its batch: see shmb_refusal.bad_at */
+    /* the items do not fit into the caller's arena: see shmb_refusal.needed */
+    SHMB_NO_ROOM,
+    SHMB_LIMITED,        /* the other side must act first: see shmb_refusal.why */
+    SHMB_IN_QUEUE,       /* a queue can be written only at its end */
+    SHMB_CONSUMED,       /* a ring with consumers can be written only at its end */
+    SHMB_CONSUMER_GONE,  /* the consumer was removed */
+    SHMB_NO_LEASE,       /* all leases of the consumer are in use */
+    /* shared memory is inconsistent at slot shmb_refusal.bad_at, or SHMB_NO_SLOT */
+    SHMB_DAMAGED,
     SHMB_UNLINKED,       /* the directory was removed: see presence.c */
-    SHMB_LAPPED,         /* what was read was written over each time */
-    SHMB_NO_WHOLES,      /* too few rows for whole next observations: see shmb_refusal.needed */
-    SHMB_NO_RESERVATION, /* this one has ended: committed, given back, expired, or its holder was taken for dead */
-    SHMB_OVER_RESERVED,  /* more rows or bytes than were reserved: see shmb_refusal.needed, shmb_refusal.bad_at */
-    SHMB_ALL_RESERVED,   /* there is no place for another reservation */
-    SHMB_TOO_OLD,        /* the consumer's version will be further on than items of this claim may be behind */
-    SHMB_UNALLOCATED,    /* slots have no space in the files yet; slots that need it: see shmb_refusal.needed */
-    SHMB_OWNER_DIED,     /* the mutex is ours, its last owner died holding it: section.c repairs, and tells nobody */
+    SHMB_LAPPED,         /* the items were overwritten during every attempt to read them */
+    /* too few own rows for next observations: see shmb_refusal.needed */
+    SHMB_NO_WHOLES,
+    /* the reservation has ended: committed, cancelled, expired, or its holder was considered dead */
+    SHMB_NO_RESERVATION,
+    /* more rows or bytes than reserved: see shmb_refusal.needed, shmb_refusal.bad_at */
+    SHMB_OVER_RESERVED,
+    SHMB_ALL_RESERVED,   /* the table of reservations is full */
+    /* the consumer's version will be too far ahead of items of this claim */
+    SHMB_TOO_OLD,
+    /* slots have no space in the files yet: see shmb_refusal.needed */
+    SHMB_UNALLOCATED,
+    /* internal: the mutex is ours, but its last owner died while holding it; section.c repairs the ring */
+    SHMB_OWNER_DIED,
 };
 
 #define SHMB_NO_SLOT UINT64_MAX
 
-/* What a call needs from the world above: giving up the interpreter lock before it sleeps. */
+/* Callbacks of a call: they release the interpreter lock before a wait, and check for signals. */
 struct shmb_call {
     void (*may_block)(struct shmb_call *call);  /* idempotent */
     bool (*interrupted)(struct shmb_call *call); /* a signal handler raised */
-    int64_t timeout_ns;                          /* for the mutex */
+    int64_t timeout_ns;                          /* limit of the wait for the mutex */
 };
 
 /* See gate.c. */
 struct shmb_gate {
-    _Atomic pid_t thread; /* who is inside; 0: nobody */
-    _Atomic pid_t last;   /* who was inside last */
-    bool in_call;         /* of the thread inside */
+    _Atomic pid_t thread; /* the thread inside; 0: none */
+    _Atomic pid_t last;   /* the last thread that was inside */
+    bool in_call;         /* true while the thread inside executes a call */
     _Atomic uint32_t waiting;
-    pthread_mutex_t mutex; /* of those who wait */
+    pthread_mutex_t mutex; /* guards the condition variable */
     pthread_cond_t freed;
 };
 
 #define SHMB_FOR_EVER INT64_MAX
 
 struct shmb_leaf {
-    unsigned char *base;    /* NULL: it is stored once, see struct shmb_once */
-    uint64_t element_bytes; /* in its column; 0 where it has none */
-    uint64_t item_bytes;    /* of an element that is read */
+    unsigned char *base;    /* NULL: its rows are stored once, see struct shmb_once */
+    uint64_t element_bytes; /* in its column; 0 without a column */
+    uint64_t item_bytes;    /* of an element in a batch that is read */
 };
 
-/* A leaf of next observations that are stored once. */
+/* A leaf of next observations, in a buffer that stores observations once. */
 struct shmb_once {
-    unsigned leaf, root; /* their numbers: of next observations, and of observations */
+    unsigned leaf, root; /* leaf numbers of the next observations and of the observations */
     unsigned char *wholes;
-    uint64_t bytes; /* of a row */
+    uint64_t bytes; /* of one row */
 };
 
-/* Records to be written: record k starts at data + starts[k] with room for its header. */
+/* Records to write. Record k starts at data + starts[k], with space for its header before it. */
 struct shmb_batch {
     const unsigned char *data;
     const int64_t *starts, *sizes;
     uint64_t count;
 };
 
-/* Where records that are read go: one behind the other. */
+/* Destination of records that are read. They are stored one after another. */
 struct shmb_arena {
     unsigned char *data;
     uint64_t room, used;
     int64_t *starts, *sizes;
-    uint64_t *positions; /* scratch: where each is in the byte ring */
+    uint64_t *positions; /* scratch: the position of each record in the byte ring */
 };
 
 /* See sharing.c. */
 struct shmb_plan;
 
-/* What a write brings, where observations are stored once. */
+/* The rows of a write, in a buffer that stores observations once. */
 struct shmb_rows {
-    const unsigned char *const *from; /* one address a leaf, of the first row; NULL: not known yet */
-    const uint64_t *sources;          /* of each row; NULL: by its stream */
+    const unsigned char *const *from; /* for each leaf, the address of the first row; NULL: not known yet */
+    const uint64_t *sources;          /* of each row; NULL: determined by its stream */
 };
 
 /* See presence.c. */
 struct shmb_presence {
     int folder;       /* descriptor of the directory */
-    const char *name; /* of the control file in it; NULL: there are no files */
+    const char *name; /* of the control file in the directory; NULL: there are no files */
     uint64_t device, inode; /* of that file */
-    _Atomic int64_t looked_ns; /* monotonic; when it was seen last */
+    _Atomic int64_t looked_ns; /* monotonic clock at the last successful check */
 };
 
 struct shmb_ring {
     struct shmb_runtime *runtime;
-    int mutex_kind; /* as shmb_mutex_kind says */
+    int mutex_kind; /* as returned by shmb_mutex_kind */
     struct shmb_entry *entries, *me;
-    uint64_t incarnation; /* ours; me->incarnation differs if somebody took us for dead */
+    uint64_t incarnation; /* ours; me->incarnation differs if another process considered us dead */
     uint64_t capacity, lanes, elements;
     _Atomic uint64_t *words;
     uint32_t *checksums;
@@ -142,88 +154,93 @@ struct shmb_ring {
     struct shmb_tree tree;
     unsigned n_leaves;
     struct shmb_leaf *leaves;
-    uint64_t row_bytes;  /* of a slot, all leaves */
+    uint64_t row_bytes;  /* of a slot, all leaves together */
     unsigned char *bytes; /* the byte ring, mapped twice in a row; NULL: items are rows of leaves */
     uint64_t max_bytes;
     struct shmb_extent *extents;
-    struct shmb_plan *plan; /* NULL: every leaf has its column */
+    struct shmb_plan *plan; /* NULL: every leaf has its own column */
     _Atomic uint64_t *nexts;
     _Atomic uint32_t *holders;
     uint64_t wholes;
-    struct shmb_ledger *ledger; /* NULL: nobody consumes, nobody reserves */
+    struct shmb_ledger *ledger; /* NULL: no consumers and no reservations */
     struct shmb_reservation *reservations;
-    struct shmb_parts parts;    /* where the rest of it is */
+    struct shmb_parts parts;    /* offsets of its other parts */
     struct shmb_once *once;
     unsigned n_once;
     bool checksum;
     uint32_t salt; /* of the schema; part of every checksum */
-    uint64_t life; /* of the process that made this handle: see shmb_life */
+    uint64_t life; /* identifies the process that made this handle: see shmb_life */
     _Atomic uint32_t inside; /* threads that hold the mutex or wait for it */
-    _Atomic uint32_t left;   /* the entry is given back: nobody may take the mutex through this handle any more */
+    /* the entry was returned: no thread may take the mutex through this handle any more */
+    _Atomic uint32_t left;
 
     struct shmb_presence presence;
 
-    /* One claim at a time; everything below belongs to the thread that is inside the gate. */
+    /* One claim at a time. The fields below belong to the thread inside the gate. */
     struct shmb_gate gate;
     bool claimed;
-    bool claim_passes; /* it does not count, whatever the ratio */
-    uint64_t claim_first, claim_count; /* tickets of the rows, in order, for a ring write */
-    uint64_t claim_slot;               /* of the first of them */
+    bool claim_passes; /* the ratio does not count the claim */
+    uint64_t claim_first, claim_count; /* tickets of the rows, consecutive for a ring write */
+    uint64_t claim_slot;               /* of the first row */
     uint64_t claim_rows;               /* rows to write: slots, or claim_count */
-    uint64_t claim_slots_taken;        /* fewer than rows, where a slot was named twice */
-    uint64_t claim_written;            /* elements that write_count grows by */
-    bool claim_checked;                /* its checksums are there already */
+    uint64_t claim_slots_taken;        /* fewer than the rows if the caller named a slot twice */
+    uint64_t claim_written;            /* elements that the claim adds to write_count */
+    bool claim_checked;                /* its checksums are stored already */
     enum shmb_claim_kind claim_kind;
-    int64_t *claim_slots; /* placed and in-place writes */
-    struct shmb_batch claim_batch; /* of a ring with records, as long as the call is under way */
+    int64_t *claim_slots; /* for placed and in-place writes */
+    struct shmb_batch claim_batch; /* for a ring of records, valid during the call */
     uint64_t claim_bytes;          /* of all its records */
     uint64_t claim_skipped;        /* first row of the batch that is written */
-    int64_t *claim_from;           /* placed and in-place writes: row of the batch */
+    int64_t *claim_from;           /* for placed and in-place writes: the rows of the batch */
     double *masses;       /* scratch, claim_rows * lanes */
     uint64_t *touched;
     uint64_t scratch_rows;
-    uint64_t readers; /* threads that copy out of a queue; under the mutex */
+    uint64_t readers; /* threads that copy from a queue; guarded by the mutex */
 
-    struct shmb_reservation *claim_held;   /* what the open claim is made from; NULL: it was reserved by nobody */
-    uint64_t claim_place;                  /* where it is: of its first element among all, as write_count counts them */
-    uint32_t next_place;                   /* where to look for a free reservation */
+    struct shmb_reservation *claim_held;   /* reservation of the open claim, or NULL */
+    uint64_t claim_place;                  /* number of its first element among all elements ever written */
+    uint32_t next_place;                   /* where to start the search for a free reservation */
 };
 
 enum shmb_reason { SHMB_SLOT_IS_TAKEN = 0, SHMB_AHEAD = 1, SHMB_BEHIND, SHMB_FEW, SHMB_FULL, SHMB_SHORT, SHMB_OVER_QUOTA, SHMB_VERSION,
                    SHMB_HELD, SHMB_SCARCE };
 
-/* Why the last call of this thread that was refused was so. Not of the handle, which other threads use meanwhile. */
+/* Why the last refused call of this thread was refused. It is not part of the handle, because other threads use
+ * that, too. */
 struct shmb_refusal {
-    enum shmb_reason why; /* of SHMB_LIMITED: too many inserts, or samples; too few items; a queue full, or short of them */
-    uint64_t bad_at; /* position of the argument */
-    uint64_t needed; /* bytes, where there were too few; of SHMB_LIMITED the elements that are to go, or to be there; of
-                      * SHMB_UNALLOCATED the slots that need space, from the first on */
+    enum shmb_reason why; /* for SHMB_LIMITED */
+    uint64_t bad_at; /* position of the refused argument */
+    /* bytes that would have sufficed; for SHMB_LIMITED: elements that must be removed or written first; for
+     * SHMB_UNALLOCATED: slots that need space, counted from slot 0 */
+    uint64_t needed;
     struct {
         uint32_t entry;
         uint64_t incarnation, turn;
-        uint32_t progress; /* futex value seen when blocked */
+        uint32_t progress; /* futex value at the time of the refusal */
         bool by_turn;      /* we wait behind a turn, not for a slot */
     } blocker;
 };
 extern _Thread_local struct shmb_refusal shmb_refusal;
 
-/* What all items are together, in one locked section. */
+/* Totals of all items, read in one locked section. */
 struct shmb_totals {
-    double mass;         /* sum of all masses; 0: a draw is uniform, as it is asked for, or no masses are kept, or all are 0 */
-    double least;        /* the smallest positive mass; 0 where the sum is */
-    double max_priority; /* the largest raw priority ever given; negative: none yet */
+    /* sum of all masses; 0: draws are uniform, because the caller asked for it or because there are no positive
+     * masses */
+    double mass;
+    double least;        /* the smallest positive mass; 0 if mass is 0 */
+    double max_priority; /* largest raw priority ever given; negative: none yet */
     uint64_t length;     /* elements that hold an item */
 };
-/* Of the section in which the first rows of this thread's last draw were drawn; length 0: it has not drawn yet. */
+/* Totals at the time of this thread's last draw, taken with its first rows. length 0: the thread has not drawn yet. */
 extern _Thread_local struct shmb_totals shmb_drawn_from;
 
-/* Most rings have one lane, and a division is half of what else there is to do for an element. */
+/* Most rings have one lane, and the division would take half of the time spent on an element. */
 static inline uint64_t shmb_slot_of(const struct shmb_ring *ring, uint64_t element) {
     return ring->lanes == 1 ? element : element / ring->lanes;
 }
 
-/* Slots from here on are as the file of zeros left them: a claim moves the head first, and marks then. So what goes over the
- * whole ring costs what was written, and makes no pages where nothing was. */
+/* Number of slots that can be in use. All slots from here on are zeros, because a claim moves the head before it
+ * marks a slot. Loops over the ring end here, so that they do not allocate pages that were never written. */
 static inline uint64_t shmb_reached(const struct shmb_ring *ring) {
     uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
     return head < ring->capacity ? head : ring->capacity;
@@ -233,7 +250,7 @@ static inline uint64_t shmb_ticket_in_lap(uint64_t head, uint64_t slot, uint64_t
     return head + (slot + capacity - head % capacity) % capacity;
 }
 
-/* Whether the registry entry is ours still. */
+/* True if the registry entry is still ours. */
 static inline bool shmb_is_ours(const struct shmb_ring *ring) {
     return atomic_load_explicit(&ring->me->incarnation, memory_order_relaxed) == ring->incarnation &&
            atomic_load_explicit(&ring->me->state, memory_order_relaxed) == SHMB_LIVE;
@@ -243,19 +260,19 @@ static inline bool shmb_is_limited(const struct shmb_ring *ring) {
     return __builtin_expect(atomic_load_explicit(&ring->runtime->limiter_version, memory_order_relaxed) != 0, 0);
 }
 
-/* The second look: with the same word, a copy that was made before it is kept. */
+/* The second look: if the word is the same, a copy made after the first look is valid. */
 static inline bool shmb_still_holds(const struct shmb_ring *ring, uint64_t slot, uint64_t word) {
     return atomic_load_explicit(&ring->words[slot], memory_order_relaxed) == word;
 }
 
-/* Slots of the open reservations, as far as a ring can have so many. */
+/* Slots of the open reservations, at most the capacity. */
 static inline uint64_t shmb_reserved(const struct shmb_ring *ring) {
     uint64_t reserved = atomic_load_explicit(&ring->runtime->reserved, memory_order_relaxed);
     return reserved < ring->capacity ? reserved : ring->capacity;
 }
 
-/* Whether slots below `end` have no space in the files yet. An `end` past the last slot
- * goes around, so that all of them need it. */
+/* True if slots below `end` have no space in the files yet. An `end` beyond the capacity wraps around, so it needs
+ * all slots. */
 static inline bool shmb_is_unallocated(const struct shmb_ring *ring, uint64_t end) {
     uint64_t allocated = atomic_load_explicit(&ring->runtime->allocated, SYNC_ALLOCATE_ACQUIRE);
     if (__builtin_expect(end <= allocated || ring->capacity <= allocated, 1)) return false;
@@ -263,10 +280,10 @@ static inline bool shmb_is_unallocated(const struct shmb_ring *ring, uint64_t en
     return true;
 }
 
-/* From here on file by file: each calls only those above it (tests/native/test_house.py). */
+/* The functions by file. Each file calls only those above it (tests/native/test_house.py). */
 
 /* process.c */
-uint64_t shmb_life(void); /* of this process; another value after fork */
+uint64_t shmb_life(void); /* identifies this process; changes after a fork */
 void shmb_life_begin(void);
 int64_t shmb_now_ns(void);
 int64_t shmb_clock_ns(clockid_t clock);
@@ -276,21 +293,21 @@ void shmb_touch(struct shmb_runtime *runtime);
 
 /* weights.c: see weights.h */
 
-/* pool.c: threads that take their share of a large batch: see pool.h */
+/* pool.c: threads that share the work of a large batch: see pool.h */
 
 /* presence.c */
 bool shmb_is_removed(struct shmb_ring *ring, int64_t now_ns);
 
-/* gate.c: who of this process's threads may claim, fill and commit through a handle */
+/* gate.c: lets one thread of this process at a time claim, fill and commit through a handle */
 void shmb_gate_init(struct shmb_gate *gate);
 int shmb_gate_enter(struct shmb_ring *ring, struct shmb_call *call, int64_t timeout_ns);
-void shmb_gate_pause(struct shmb_ring *ring); /* the call ends, the claim stays open */
-int shmb_gate_resume(struct shmb_ring *ring); /* of the thread that paused */
+void shmb_gate_pause(struct shmb_ring *ring); /* the call ends, but the claim stays open */
+int shmb_gate_resume(struct shmb_ring *ring); /* only for the thread that paused */
 void shmb_gate_leave(struct shmb_ring *ring);
 
 /* mutex.c */
 int shmb_mutex_format(struct shmb_runtime *runtime);
-int shmb_mutex_kind(void); /* of one that was just formatted */
+int shmb_mutex_kind(void); /* of a freshly formatted mutex */
 uint32_t shmb_mutex_owner(const struct shmb_runtime *runtime);
 int shmb_mutex_acquire(struct shmb_runtime *runtime, int kind, struct shmb_call *call);
 int shmb_mutex_mended(struct shmb_runtime *runtime);
@@ -298,12 +315,12 @@ int shmb_mutex_mended(struct shmb_runtime *runtime);
 /* slots.c */
 bool shmb_claim_covers(const struct shmb_ring *ring, uint64_t word, uint32_t *entry);
 uint64_t shmb_place_of(const struct shmb_ring *ring, uint64_t ticket);
-/* Where an item is that was there before `since`: see slots.c. */
+/* Place of an item that may be older than the head `since`: see slots.c. */
 static inline uint64_t shmb_place_since(uint64_t ticket, uint64_t since, uint64_t capacity) {
     return ticket < since ? since - 1 - (since - 1 - ticket) % capacity : ticket;
 }
 
-/* masses.c: under the mutex, unless a priority is only looked at */
+/* masses.c: under the mutex, except to read a priority */
 double shmb_mass(const struct shmb_runtime *runtime, double raw);
 void shmb_masses(const struct shmb_runtime *runtime, const double *raw, double *masses, uint64_t count);
 double shmb_largest_mass(const struct shmb_ring *ring);
@@ -312,10 +329,10 @@ bool shmb_draws_by_mass(const struct shmb_ring *ring, bool prioritized);
 struct shmb_totals shmb_totals_now(const struct shmb_ring *ring, bool prioritized);
 uint64_t shmb_greatest_bits(const double *numbers, uint64_t count);
 int shmb_priorities_in_order(struct shmb_ring *ring, const double *priorities, uint64_t count);
-void shmb_ring_leaves(struct shmb_ring *ring); /* every leaf from words and raw priorities, and `length` */
-void shmb_ring_parents(struct shmb_ring *ring); /* every sum and minimum from the leaves */
+void shmb_ring_leaves(struct shmb_ring *ring); /* computes every leaf from words and raw priorities, and `length` */
+void shmb_ring_parents(struct shmb_ring *ring); /* computes every sum and minimum from the leaves */
 
-/* limiter.c: under the mutex, but for the copy and what is asked of it */
+/* limiter.c: under the mutex, except for shmb_copy_of_setting and shmb_limits */
 struct shmb_limiter *shmb_limiter_of(struct shmb_runtime *runtime);
 struct shmb_setting shmb_copy_of_setting(const struct shmb_runtime *runtime);
 const struct shmb_ages *shmb_ages_of(const struct shmb_runtime *runtime);
@@ -323,7 +340,7 @@ bool shmb_is_too_old(const struct shmb_ring *ring, uint64_t version, uint64_t pl
 bool shmb_counts_versions(const struct shmb_ring *ring);
 void shmb_begin_versions(struct shmb_runtime *runtime);
 void shmb_note_turn(struct shmb_ring *ring, uint64_t place, bool only_later);
-uint32_t shmb_limits(struct shmb_runtime *runtime); /* in force: of enum shmb_limit_kind */
+uint32_t shmb_limits(struct shmb_runtime *runtime); /* limits in force, of enum shmb_limit_kind */
 void shmb_promise(struct shmb_ring *ring, uint64_t elements);
 void shmb_settle(struct shmb_ring *ring, struct shmb_entry *entry);
 void shmb_wait_no_more(struct shmb_ring *ring, struct shmb_entry *entry, uint32_t sides);
@@ -333,7 +350,7 @@ void shmb_set_base(struct shmb_ring *ring);
 void shmb_restart_limiter(struct shmb_ring *ring, uint64_t write_count, uint64_t elements);
 void shmb_forget_insert(struct shmb_runtime *runtime);
 
-/* The element that a queue hands out next, and how often it has done so. */
+/* The next element that a queue hands out, and how often it was handed out. */
 struct shmb_place {
     uint64_t element, times;
 };
@@ -347,9 +364,9 @@ uint64_t shmb_left_in_queue(const struct shmb_ring *ring, const struct shmb_limi
 uint64_t shmb_queued(const struct shmb_ring *ring);
 void shmb_pass_the_forgotten(struct shmb_ring *ring);
 
-/* ledger.c: who was given which items, under the mutex: see ledger.h */
+/* ledger.c: deliveries of items, under the mutex: see ledger.h */
 
-/* sharing.c: observations that are stored once. Under the mutex, but for what only looks, and for what fills */
+/* sharing.c: observations that are stored once; under the mutex, except for readers and the functions that fill */
 bool shmb_sharing_begin(struct shmb_ring *ring);
 void shmb_sharing_end(struct shmb_ring *ring);
 bool shmb_plan_rows(struct shmb_ring *ring, const struct shmb_rows *rows, uint64_t count, const uint32_t *streams); /* no lock */
@@ -361,7 +378,7 @@ void shmb_join_back(struct shmb_ring *ring);
 void shmb_join(struct shmb_ring *ring);
 uint64_t shmb_mend_links(struct shmb_ring *ring, uint64_t head, bool drops);
 bool shmb_link_in_order(const struct shmb_ring *ring, uint64_t slot, uint64_t head);
-/* Whatever is there, it lies in our memory: what is damaged is found by others. */
+/* The result is always within this process's mappings, even if the link is damaged. Other code detects the damage. */
 static inline const unsigned char *shmb_next_at(const struct shmb_ring *ring, unsigned which, uint64_t slot, uint64_t next) {
     const struct shmb_once *once = &ring->once[which];
     uint64_t ahead = SHMB_AHEAD_OF(next), there = slot + ahead;
@@ -374,14 +391,14 @@ void shmb_fill_nexts(struct shmb_ring *ring, const unsigned char *const *from, u
 static inline uint64_t shmb_next_of(const struct shmb_ring *ring, uint64_t slot) {
     return ring->plan ? atomic_load_explicit(&ring->nexts[slot], SYNC_SLOT_NEXT_ACQUIRE) : 0;
 }
-/* The second look, after that at the word's copy: nothing of it has moved meanwhile. */
+/* The second look at the link, after the second look at the word. */
 static inline bool shmb_next_holds(const struct shmb_ring *ring, uint64_t slot, uint64_t next) {
     return !ring->plan || atomic_load_explicit(&ring->nexts[slot], memory_order_relaxed) == next;
 }
 
-/* reservations.c: room that is reserved; under the mutex: see reservations.h */
+/* reservations.c: reserved slots and bytes, under the mutex: see reservations.h */
 
-/* repair.c: claims of the dead. Under the mutex */
+/* repair.c: claims of dead clients, under the mutex */
 void shmb_finish_claim(struct shmb_ring *ring, struct shmb_entry *entry);
 void shmb_repair(struct shmb_ring *ring);
 
@@ -390,8 +407,9 @@ int shmb_lock(struct shmb_ring *ring, struct shmb_call *call);
 void shmb_unlock(struct shmb_ring *ring);
 bool shmb_lock_no_more(struct shmb_ring *ring, struct shmb_call *call);
 
-/* turns.c: under the mutex, unless they take a call or sleep */
-uint32_t shmb_give_back_turn(struct shmb_ring *ring); /* whose turn is next: to be woken; SHMB_ENTRIES: nobody's */
+/* turns.c: under the mutex, except for functions that take a `call` or sleep */
+/* returns the entry to wake, whose turn is next; SHMB_ENTRIES: none */
+uint32_t shmb_give_back_turn(struct shmb_ring *ring);
 bool shmb_waits_behind_a_turn(struct shmb_ring *ring);
 bool shmb_is_being_written(struct shmb_ring *ring, uint64_t slot);
 bool shmb_others_are_writing(struct shmb_ring *ring);
@@ -423,7 +441,7 @@ uint64_t shmb_relink(struct shmb_ring *ring, const int64_t *slots, uint64_t coun
 
 /* flow.c: flow control: see flow.h */
 
-/* consume.c: what a consumer's clients ask for: see ledger.h */
+/* consume.c: the calls of a consumer's clients: see ledger.h */
 
 /* fill.c */
 void shmb_fill(struct shmb_ring *ring, const unsigned char *const *sources, uint64_t skip_rows);
@@ -433,13 +451,13 @@ void shmb_seal(struct shmb_ring *ring, uint64_t first, uint64_t count);
 uint32_t shmb_row_checksum(const struct shmb_ring *ring, uint64_t slot, uint64_t ticket);
 
 /* commit.c */
-void shmb_claim_parents(struct shmb_ring *ring); /* under the mutex, as is the next */
+void shmb_claim_parents(struct shmb_ring *ring); /* under the mutex, as is the next function */
 void shmb_abort_claim(struct shmb_ring *ring);
 int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given);
 int shmb_abort(struct shmb_ring *ring, struct shmb_call *call);
 
 /* claim.c */
-enum { SHMB_KEEPS = 2 }; /* in place, and no observation changes, neither this one nor the next */
+enum { SHMB_KEEPS = 2 }; /* in-place write that changes no observation and no next observation */
 int shmb_claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, const struct shmb_batch *batch,
                     const uint32_t *streams, uint64_t *first);
 int shmb_claim_rows(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, const struct shmb_rows *rows,
@@ -451,7 +469,7 @@ int shmb_empty(struct shmb_ring *ring, struct shmb_call *call, bool keep_write_c
 int shmb_restore(struct shmb_ring *ring, struct shmb_call *call, uint64_t wanted, uint64_t write_count,
                  double max_priority);
 
-/* reserve.c: the calls of who reserves: see reserve.h */
+/* reserve.c: calls that make and end reservations: see reserve.h */
 
 /* reap.c */
 int shmb_leave(struct shmb_ring *ring, struct shmb_call *call);
@@ -467,7 +485,7 @@ int shmb_raise_max_priority(struct shmb_ring *ring, struct shmb_call *call, doub
 
 /* check.c: see check.h */
 
-/* sample.c: draw, copy, validate */
+/* sample.c: draws, copies and validates */
 int shmb_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t key,
                 unsigned char *const *out, int64_t *index, int64_t *tickets, float *weights, double beta,
                 bool prioritized, uint64_t *redrawn, struct shmb_arena *arena);
@@ -476,7 +494,7 @@ int shmb_read(struct shmb_ring *ring, struct shmb_call *call, const int64_t *ind
 int shmb_read_records(struct shmb_ring *ring, struct shmb_call *call, const int64_t *index, uint64_t count,
                       struct shmb_arena *arena, int64_t *tickets);
 
-/* The counters of one moment. */
+/* Counters that are consistent with one another. */
 struct shmb_moment {
     uint64_t byte_tail, byte_head;
     uint64_t head, write_count;

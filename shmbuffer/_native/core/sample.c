@@ -1,5 +1,5 @@
-/* Draw, copy, validate. A reader never blocks a writer: rows are copied with no lock held and kept only if
- * the slot word is the same before and after. */
+/* Draws, copies and validates. A reader never blocks a writer: rows are copied without a lock, and used only if the
+ * slot word is the same before and after the copy. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,13 +7,13 @@
 #include "core/ring.h"
 #include "core/weighing.h"
 
-#define ROUNDS 8        /* without the lock; what is still changing then is drawn and copied under it */
-#define LOCKED_DRAWS 512 /* draws in one locked section: some tens of microseconds */
-#define REJECTIONS 64   /* uniform draws that may meet a slot without an item, before one scan decides */
+#define ROUNDS 8        /* attempts without the lock; rows that still change are then drawn and copied under it */
+#define LOCKED_DRAWS 512 /* draws in one locked section, some tens of microseconds */
+#define REJECTIONS 64   /* uniform draws of slots without an item, before a scan finds the items */
 
 struct draw {
     uint64_t word;
-    double mass; /* then that, divided by the smallest one in the buffer; 1 where the draw is uniform */
+    double mass; /* later divided by the smallest mass in the buffer; 1 for a uniform draw */
 };
 
 /* SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014) as a
@@ -39,13 +39,13 @@ static void copy_row(const struct shmb_ring *ring, uint64_t element, uint64_t ne
     if (ring->plan) shmb_copy_next(ring, element, next, out, row);
     for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) {
         uint64_t bytes = ring->leaves[leaf].element_bytes;
-        if (bytes == 0) continue; /* a leaf without bytes has no map, so there is nothing to point at */
+        if (bytes == 0) continue; /* a leaf without bytes has no map */
         memcpy(out[leaf] + row * bytes, ring->leaves[leaf].base + element * bytes, bytes);
     }
 }
 
-/* How far ahead large rows are fetched: whole rows of less than this, the beginnings of larger ones, whose rest the
- * processor then foresees by itself. */
+/* Bytes of a row that are prefetched: all of a small row, and the beginning of a larger one, whose rest the hardware
+ * prefetches. */
 #define AHEAD_BYTES 512
 #define CACHE_LINE 64
 
@@ -53,8 +53,8 @@ static inline void fetch(const unsigned char *at, uint64_t bytes) {
     for (uint64_t offset = 0; offset < bytes && offset < AHEAD_BYTES; offset += CACHE_LINE) __builtin_prefetch(at + offset);
 }
 
-/* Leaf by leaf, so that one stream of addresses is followed at a time. Small rows are not fetched ahead: their copies are
- * so short that the processor has dozens of them under way by itself, and to ask for each line twice only takes longer. */
+/* Copies leaf by leaf, so that one stream of addresses is followed at a time. Rows of a fixed small size are not
+ * prefetched. The processor has dozens of such short copies in flight, and a prefetch per line would only add time. */
 static void copy_rows(const struct shmb_ring *ring, const int64_t *index, const uint32_t *rows, uint64_t count,
                       unsigned char *const *out) {
     for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) {
@@ -87,8 +87,7 @@ static void copy_rows(const struct shmb_ring *ring, const int64_t *index, const 
     }
 }
 
-/* Next observations that are stored once, each from where its slot says it is. One that moves while it is copied is copied
- * again. */
+/* Copies next observations that are stored once. If one moves during its copy, it is copied again. */
 static void copy_nexts(const struct shmb_ring *ring, const int64_t *index, const uint32_t *rows, uint64_t count,
                        unsigned char *const *out, const struct draw *draws, uint64_t *nexts) {
     for (uint64_t i = 0; i < count; i++) nexts[i] = shmb_next_of(ring, (uint64_t)index[rows[i]]);
@@ -114,13 +113,13 @@ static void copy_nexts(const struct shmb_ring *ring, const int64_t *index, const
     }
 }
 
-/* The child of a node that x falls into, and x less the mass before it. Children in quarters of four, as in
- * the sums, and no branch but the last: rounding at the very end of a node may point at a child without mass,
- * then the nearest with mass is taken. */
+/* Returns the child of a node that contains x, and subtracts the mass before it from x. The sums are those of four
+ * quarters, as in tree.c, and only the last test is a branch. Rounding may lead to a child without mass, which is
+ * replaced by the nearest one with mass. */
 static inline uint64_t child_of(const double *c, double *x) {
     double q0 = (c[0] + c[1]) + (c[2] + c[3]), q1 = (c[4] + c[5]) + (c[6] + c[7]);
     double q2 = (c[8] + c[9]) + (c[10] + c[11]);
-    double before[4] = {0, q0, q0 + q1, (q0 + q1) + q2}, at = *x; /* looked up, not branched to */
+    double before[4] = {0, q0, q0 + q1, (q0 + q1) + q2}, at = *x; /* a table lookup instead of branches */
     unsigned quarter = (unsigned)(at >= before[1]) + (unsigned)(at >= before[2]) + (unsigned)(at >= before[3]);
     at -= before[quarter];
     const double *d = c + 4 * quarter;
@@ -140,7 +139,7 @@ static inline uint64_t child_of(const double *c, double *x) {
     return (uint64_t)child;
 }
 
-/* All draws of a batch go down together, level by level: their cache misses overlap. */
+/* All draws of a batch descend together, level by level, so that their cache misses overlap. */
 static void draw_by_mass(struct shmb_ring *ring, struct random *random, const uint32_t *rows, uint64_t count,
                          int64_t *index, struct draw *draws) {
     const struct shmb_tree *tree = &ring->tree;
@@ -152,7 +151,8 @@ static void draw_by_mass(struct shmb_ring *ring, struct random *random, const ui
         for (uint64_t i = 0; i < count; i++) {
             const double *c = children + node[i] * SHMB_FANOUT;
             node[i] = node[i] * SHMB_FANOUT + child_of(c, &at[i]);
-            if (__builtin_expect(node[i] >= tree->nodes[level - 1], 0)) node[i] = tree->nodes[level - 1] - 1; /* damage */
+            /* the tree is damaged */
+            if (__builtin_expect(node[i] >= tree->nodes[level - 1], 0)) node[i] = tree->nodes[level - 1] - 1;
             if (level > 1) {
                 const double *below_it = (level == 2 ? tree->mass : tree->sum[level - 2]) + node[i] * SHMB_FANOUT;
                 __builtin_prefetch(below_it);
@@ -172,7 +172,7 @@ static void draw_by_mass(struct shmb_ring *ring, struct random *random, const ui
 static inline void locate_record(const struct shmb_ring *ring, uint64_t slot, struct shmb_arena *arena, uint64_t row) {
     struct shmb_extent extent = ring->extents[slot];
     arena->starts[row] = (int64_t)arena->used;
-    if (!shmb_extent_in_order(ring, extent)) extent = (struct shmb_extent){0, 0}; /* changes while it is read */
+    if (!shmb_extent_in_order(ring, extent)) extent = (struct shmb_extent){0, 0}; /* it changed while it was read */
     arena->sizes[row] = (int64_t)extent.bytes;
     arena->positions[row] = extent.position;
     arena->used += (extent.bytes + 7) & ~(uint64_t)7;
@@ -182,7 +182,7 @@ static inline void copy_record(const struct shmb_ring *ring, const struct shmb_a
     memcpy(arena->data + arena->starts[row], shmb_record_at(ring, arena->positions[row]), (size_t)arena->sizes[row]);
 }
 
-/* Whether a record, or its copy, is the one that a slot named: its header says whose it is. */
+/* True if a record, or its copy, belongs to that ticket and position, according to its header. */
 static inline bool is_the_record(const struct shmb_record *record, const struct shmb_arena *arena, uint64_t row,
                                  uint64_t ticket) {
     return arena->sizes[row] > 0 && record->ticket == ticket && record->position == arena->positions[row] &&
@@ -202,13 +202,14 @@ static int by_rank(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Uniform over what is committed. Slots without an item are drawn again, up to a bound; for the rows that are
- * left then, ranks among the committed are drawn and one scan finds them all. */
+/* Draws uniformly from the committed slots. Slots without an item are drawn again a limited number of times. For the
+ * remaining rows, ranks among the committed slots are drawn, and one scan finds them all. */
 static void draw_uniformly(struct shmb_ring *ring, struct random *random, const uint32_t *rows, uint64_t count,
                            int64_t *index, struct draw *draws) {
     uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
     uint64_t reached = head < ring->capacity ? head : ring->capacity; /* slots from here on were never written */
-    uint64_t oldest = ring->bytes ? shmb_oldest_ticket(ring) : 0; /* where bytes are short, few slots hold an item */
+    /* if the byte ring is the limit, only few slots hold an item */
+    uint64_t oldest = ring->bytes ? shmb_oldest_ticket(ring) : 0;
     uint64_t low = oldest > head ? 0 : oldest;
     if (head > ring->capacity && low < head - ring->capacity) low = head - ring->capacity;
     if (!ring->bytes) low = 0, head = reached;
@@ -218,7 +219,8 @@ static void draw_uniformly(struct shmb_ring *ring, struct random *random, const 
         int tries = 0;
         do {
             slot = low + below(random, head - low);
-            if (ring->bytes) slot %= ring->capacity; /* else it is one, and a division costs more than all the rest */
+            /* otherwise it is below the capacity, and a division would take longer than all the rest */
+            if (ring->bytes) slot %= ring->capacity;
             word = atomic_load_explicit(&ring->words[slot], memory_order_relaxed);
         } while (SHMB_STATE(word) != SHMB_COMMITTED && ++tries < REJECTIONS);
         uint64_t lane = ring->lanes > 1 ? below(random, ring->lanes) : 0;
@@ -242,8 +244,8 @@ static void draw_uniformly(struct shmb_ring *ring, struct random *random, const 
     }
 }
 
-/* The mutex is held; something is committed. False: what was drawn is no item, which only damage of the tree or of the
- * number of items brings about; see shmb_refusal.bad_at. */
+/* The mutex is held, and at least one slot is committed. False: a drawn slot has no item, which only a damaged tree
+ * or count can cause; see shmb_refusal.bad_at. */
 static bool draw(struct shmb_ring *ring, struct random *random, const uint32_t *rows, uint64_t count, int64_t *index,
                  int64_t *tickets, bool prioritized, struct draw *draws) {
     bool by_mass = shmb_draws_by_mass(ring, prioritized);
@@ -265,8 +267,8 @@ static bool draw(struct shmb_ring *ring, struct random *random, const uint32_t *
     return true;
 }
 
-/* Those of Schaul et al. 2016, section 3.4, divided by the largest one in the buffer, as TorchRL does:
- * (p / p_min) ** -beta. At most LOCKED_DRAWS. */
+/* Computes the importance weights of Schaul et al. 2016, section 3.4, divided by the largest one in the buffer, as
+ * TorchRL does: (p / p_min) ** -beta. For at most LOCKED_DRAWS rows. */
 static void weigh(const struct draw *draws, const uint32_t *rows, uint64_t count, double beta, float *weights) {
     double ratio[LOCKED_DRAWS];
     float weight[LOCKED_DRAWS];
@@ -275,7 +277,7 @@ static void weigh(const struct draw *draws, const uint32_t *rows, uint64_t count
     for (uint64_t i = 0; i < count; i++) weights[rows[i]] = weight[i];
 }
 
-/* Rows that are drawn, to be copied and looked at again. */
+/* Rows that were drawn, and are to be copied and validated. */
 struct gathering {
     const struct shmb_ring *ring;
     const int64_t *index;
@@ -286,9 +288,9 @@ struct gathering {
     _Atomic uint64_t changed;
 };
 
-#define DIVES_BYTES 16 /* to look for a leaf of a row in memory takes as long as to copy so many more bytes */
+#define DIVES_BYTES 16 /* cost of the random access to a leaf of a row, in bytes that could be copied meanwhile */
 
-/* Of a row that changed meanwhile no word is kept: EMPTY, which no row is drawn with. */
+/* Rows that changed during the copy get the word EMPTY, which no drawn row has. */
 static void gather_rows(void *what, uint64_t first, uint64_t end) {
     struct gathering *with = what;
     const struct shmb_ring *ring = with->ring;
@@ -306,7 +308,7 @@ static void gather_rows(void *what, uint64_t first, uint64_t end) {
     if (changed) atomic_fetch_add_explicit(&with->changed, changed, memory_order_relaxed);
 }
 
-/* `out` may be NULL: then only indices, tickets and weights are drawn. */
+/* `out` may be NULL: then only indices, tickets and weights are computed. */
 int shmb_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t key,
                 unsigned char *const *out, int64_t *index, int64_t *tickets, float *weights, double beta,
                 bool prioritized, uint64_t *redrawn, struct shmb_arena *arena) {
@@ -338,7 +340,7 @@ int shmb_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, 
             }
             for (uint64_t i = 0; ring->plan && i < n; i++) __builtin_prefetch(&ring->nexts[index[rows[from + i]]]);
             if (round == 0 && from == 0) shmb_drawn_from = shmb_totals_now(ring, prioritized);
-            for (uint64_t i = 0; arena && i < n; i++) /* extents belong to words: looked at together */
+            for (uint64_t i = 0; arena && i < n; i++) /* under the same lock as the words, to which they belong */
                 locate_record(ring, (uint64_t)index[rows[from + i]], arena, rows[from + i]);
             if (with_the_lock && arena && arena->used <= arena->room)
                 for (uint64_t i = 0; i < n; i++) copy_record(ring, arena, rows[from + i]);
@@ -351,7 +353,7 @@ int shmb_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, 
         if (arena && arena->used > arena->room) {
             shmb_refusal.needed = arena->used;
             status = SHMB_NO_ROOM;
-            for (uint64_t i = 0; i < left; i++) { /* nothing is asked for because of a size that is damage */
+            for (uint64_t i = 0; i < left; i++) { /* a damaged size must not become a request for memory */
                 uint32_t row = rows[i];
                 bool there;
                 SHMB_OPTIMISTIC(there = is_the_record(in_ring(ring, arena, row), arena, row, (uint64_t)tickets[row]));
@@ -398,7 +400,7 @@ out:
     return status;
 }
 
-/* One element, until its copy is whole or it is none. */
+/* Reads one element. Repeats until the copy is consistent, or the slot has no item. */
 static int read_one(struct shmb_ring *ring, struct shmb_call *call, uint64_t element, unsigned char *const *out, uint64_t row,
                     int64_t *ticket) {
     const uint64_t slot = shmb_slot_of(ring, element);
@@ -419,8 +421,8 @@ static int read_one(struct shmb_ring *ring, struct shmb_call *call, uint64_t ele
     }
 }
 
-/* Elements by index. tickets[i] is -1 where the slot holds no item; `missing` counts those. Some are copied together, leaf by
- * leaf; what changes meanwhile is read by itself. */
+/* Reads elements by index. tickets[i] is -1 if the slot holds no item, and `missing` counts those. Rows are copied
+ * together, leaf by leaf. Rows that change meanwhile are read one by one. */
 int shmb_read(struct shmb_ring *ring, struct shmb_call *call, const int64_t *index, uint64_t count,
               unsigned char *const *out, int64_t *tickets, uint64_t *missing) {
     uint64_t words[LOCKED_DRAWS];
@@ -452,7 +454,7 @@ int shmb_read(struct shmb_ring *ring, struct shmb_call *call, const int64_t *ind
     return SHMB_OK;
 }
 
-/* Of records that are read soon the word and the place; then, with those, the record. */
+/* Prefetches the word and extent of a record that is read later, and then the record itself. */
 static inline __attribute__((always_inline)) void fetch_soon(const struct shmb_ring *ring, const int64_t *index, uint64_t count, uint64_t i) {
     if (i + 24 < count) __builtin_prefetch(&ring->words[index[i + 24]]), __builtin_prefetch(&ring->extents[index[i + 24]]);
     if (i + 8 >= count) return;
@@ -460,9 +462,9 @@ static inline __attribute__((always_inline)) void fetch_soon(const struct shmb_r
     fetch(shmb_record_at(ring, extent.position), extent.bytes);
 }
 
-/* Records by slot, one behind the other. tickets[i] is -1, and the size 0, where the slot holds no item.
- * SHMB_NO_ROOM: they do not fit into the arena; as much as shmb_refusal.needed will do, if nothing changes.
- * SHMB_DAMAGED: what a slot says is not where its record is. */
+/* Reads records by slot, and stores them one after another. If the slot holds no item, tickets[i] is -1 and the size
+ * is 0. SHMB_NO_ROOM: they do not fit into the arena; shmb_refusal.needed bytes suffice if nothing changes.
+ * SHMB_DAMAGED: a slot refers to a place without its record. */
 int shmb_read_records(struct shmb_ring *ring, struct shmb_call *call, const int64_t *index, uint64_t count,
                       struct shmb_arena *arena, int64_t *tickets) {
     for (uint64_t i = 0; i < count; i++) {

@@ -1,4 +1,5 @@
-/* A locked section of a ring: the mutex is taken through a handle, and repaired first where its owner died. */
+/* A locked section of a ring: takes the mutex through a handle. If the mutex's last owner died, the ring is repaired
+ * first. */
 #include <time.h>
 
 #include "core/ring.h"
@@ -12,8 +13,8 @@ static int lock(struct shmb_ring *ring, struct shmb_call *call) {
     return status;
 }
 
-/* A process that takes the mutex has an entry in the registry, from before it locks until after it has unlocked: else
- * a process that finds no client alive would replace the mutex while it is in use. See shmb_leave. */
+/* A process that takes the mutex has a registry entry from before it locks until after it has unlocked. Otherwise a
+ * process that finds no live client would replace the mutex while it is in use. See shmb_leave. */
 int shmb_lock(struct shmb_ring *ring, struct shmb_call *call) {
     if (__builtin_expect(shmb_life() != ring->life, 0)) return SHMB_FORKED;
     atomic_fetch_add(&ring->inside, 1);
@@ -29,8 +30,8 @@ void shmb_unlock(struct shmb_ring *ring) {
     atomic_fetch_sub(&ring->inside, 1);
 }
 
-/* From here on nobody takes the mutex through this handle; returns whether those who did have let go. One of
- * them may be the caller's own thread, waiting below a signal handler, so it is not waited for without end. */
+/* Prevents this handle from taking the mutex again. Returns true after all of its threads have left. One of them may
+ * be the caller's own thread, interrupted by a signal handler, so the wait has a deadline. */
 bool shmb_lock_no_more(struct shmb_ring *ring, struct shmb_call *call) {
     int64_t deadline = shmb_now_ns() + call->timeout_ns;
     atomic_store(&ring->left, 1);

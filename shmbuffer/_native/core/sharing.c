@@ -1,49 +1,50 @@
-/* Observations that are stored once: an item's next observation is the observation of the item that follows it.
+/* Observations that are stored once: the next observation of an item is the observation of the item that follows it.
  *
- *     slot  17    18    19    20        leaf "next" has no column; nexts[slot] says where each one's bytes are
- *     obs   a     b     c     x         a link    so many slots further on: the column of "obs" there
- *     next  ─▶18  ─▶19  whole ...       a whole   a row of its own, beside the ring: what differs, and the newest item
+ *     slot  17    18    19      20        leaf "next" has no column; nexts[slot] locates each next observation
+ *     obs   a     b     c       x         a link      its distance in slots: it is in the column of "obs" there
+ *     next  ─▶18  ─▶19  own row ...       an own row  a row outside the ring: for an observation that differs, or the newest
  *
- * The item that follows is that of the same source. Who writes a source is one handle, so its newest item is known here
- * and nowhere else: `newest`. A handle that dies leaves it a whole.
+ * The following item is the next one of the same source. A source is written by one handle, so only this handle
+ * knows the newest item of the source: `newest`. If the handle dies, that item keeps its own row.
  *
- * Always true, where the mutex is not held
- *   1. What nexts[slot] of an item leads to has the bytes that were written with it, until the item goes.
- *   2. A link leads further on in the order in which the ring writes over slots: what holds the bytes goes later. So only a
- *      write to a named slot could take them away, and it makes a whole of the link first. It finds it: the slot that a link
- *      leads to says how far back the link is.
- *   3. A whole is in use where the slot that it was given to last (`holders`) is being written or committed, and says so.
- *      There is no list of the free ones, so none can be lost or be free twice.
- * If a writer dies: its claim is rolled back or forward as any; wholes that it was given are free with the slots, and a link
- * is one store, after the item that it leads to was published. */
+ * Always true while the mutex is not held
+ *   1. The bytes that nexts[slot] leads to are those written with the item, as long as the item exists.
+ *   2. A link leads forward in the order in which the ring overwrites slots, so its target is overwritten after it. Only a
+ *      write to a named slot could overwrite the target earlier, and it gives the item an own row first. It finds the item
+ *      because the target slot stores the distance back.
+ *   3. An own row is in use if the slot that it was last assigned to (`holders`) is being written or committed, and refers to
+ *      it. There is no list of free rows, so no row can be lost or be free twice.
+ * If a writer dies: its claim is rolled back or forward like any other. Own rows assigned to it become free with its
+ * slots. A link is one store, made after its target was published. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/claimed.h"
 
-/* By source, a number from 1 on. Open addressing; at most half of the room is used. */
+/* A hash table from source to number, with open addressing. At most half of its entries are used. Numbers start at
+ * 1. */
 struct shmb_table {
     struct shmb_known {
-        uint64_t source, number; /* 0: nothing is here */
+        uint64_t source, number; /* 0: an empty entry */
     } *known;
     uint64_t room, used;
 };
 
-/* The first row of a source in a batch, whose observation is the next one of an item that is there. */
+/* The first row of a source in a batch, whose observation is the next observation of a committed item. */
 struct shmb_joint {
     uint64_t slot, word, next, row;
 };
 
-/* Of one handle, and of its open claim; only the thread inside the gate has it. */
+/* Plan of the open claim of a handle. Only the thread inside the gate uses it. */
 struct shmb_plan {
     struct shmb_table newest; /* 1 + ticket of the last item */
     struct shmb_table last;   /* 1 + row */
-    uint64_t *wanted;         /* of each row; a whole has no number yet */
+    uint64_t *wanted;         /* `nexts` value of each row; own rows have no number yet */
     uint64_t *whose;
-    uint64_t *found;          /* numbers of wholes */
+    uint64_t *found;          /* numbers of free own rows */
     struct shmb_joint *joints;
     uint64_t room;
-    uint64_t needed, count; /* wholes; of them found */
+    uint64_t needed, count; /* own rows that are needed, and that were found */
     uint64_t n_joints, hand;
     bool keeps; /* the claim changes no observation */
 };
@@ -54,7 +55,7 @@ static struct shmb_known *find_known(const struct shmb_table *table, uint64_t so
     return &table->known[at];
 }
 
-/* So that `more` sources go in. */
+/* Makes space for `more` further sources. */
 static bool widen(struct shmb_table *table, uint64_t more) {
     uint64_t room = table->room ? table->room : 16;
     while (room < 2 * (table->used + more)) room *= 2;
@@ -98,7 +99,8 @@ static bool has_room_for(struct shmb_plan *plan, uint64_t rows) {
     if (nexts) plan->wanted = nexts;
     uint64_t *sources = realloc(plan->whose, rows * sizeof *sources);
     if (sources) plan->whose = sources;
-    uint64_t *found = realloc(plan->found, 2 * rows * sizeof *found); /* each slot, and who links to it */
+    /* for each slot, and for the item that links to it */
+    uint64_t *found = realloc(plan->found, 2 * rows * sizeof *found);
     if (found) plan->found = found;
     struct shmb_joint *joints = realloc(plan->joints, rows * sizeof *joints);
     if (joints) plan->joints = joints;
@@ -132,7 +134,7 @@ static bool is_next_of(const struct shmb_ring *ring, const struct shmb_joint *jo
     return same;
 }
 
-/* Whether the newest item of a source is followed by this row: looked at again when the row is committed. */
+/* True if this row follows the newest item of its source. The commit checks this again. */
 static bool is_joint(const struct shmb_ring *ring, const unsigned char *const *from, uint64_t source, uint64_t row,
                      struct shmb_joint *joint) {
     uint64_t number = find_known(&ring->plan->newest, source)->number;
@@ -143,7 +145,7 @@ static bool is_joint(const struct shmb_ring *ring, const unsigned char *const *f
     return joint->word == SHMB_WORD(number - 1, SHMB_COMMITTED) && (joint->next & SHMB_WHOLE) && is_next_of(ring, joint, from, row);
 }
 
-/* In use: where its holder says so. */
+/* False if the slot that holds the own row refers to it. Stores that slot in `*slot`. */
 static bool is_free(const struct shmb_ring *ring, uint64_t whole, uint64_t *slot) {
     *slot = atomic_load_explicit(&ring->holders[whole], memory_order_relaxed);
     if (*slot >= ring->capacity) return true;
@@ -152,7 +154,7 @@ static bool is_free(const struct shmb_ring *ring, uint64_t whole, uint64_t *slot
     return (state != SHMB_COMMITTED && state != SHMB_WRITING) || !(next & SHMB_WHOLE) || SHMB_AHEAD_OF(next) != whole;
 }
 
-/* Without the mutex, so that under it nobody has to walk through those in use. */
+/* Runs without the mutex, so that a claim need not skip the rows in use while it holds the mutex. */
 static void search_wholes(struct shmb_ring *ring) {
     struct shmb_plan *plan = ring->plan;
     uint64_t slot;
@@ -194,7 +196,7 @@ bool shmb_plan_rows(struct shmb_ring *ring, const struct shmb_rows *rows, uint64
     return true;
 }
 
-/* Of named slots; each gets a whole, unless no observation changes. */
+/* Plans a write to named slots. Each slot gets an own row, unless no observation changes. */
 bool shmb_plan_slots(struct shmb_ring *ring, uint64_t count, bool keeps) {
     struct shmb_plan *plan = ring->plan;
     plan->keeps = keeps;
@@ -202,13 +204,13 @@ bool shmb_plan_slots(struct shmb_ring *ring, uint64_t count, bool keeps) {
     return has_room_for(plan, count);
 }
 
-/* Of a claim that takes slots from ticket `first` on: what their items have will be free, too. */
+/* True if the claim from ticket `first` on overwrites the slot, so that its own row becomes free. */
 static bool goes_with(const struct shmb_ring *ring, uint64_t slot, uint64_t first) {
     return ring->claim_kind == SHMB_RING_WRITE &&
            (slot + ring->capacity - first % ring->capacity) % ring->capacity < ring->claim_rows;
 }
 
-/* Stores nothing: the claim may be refused still. */
+/* Stores nothing, because the claim may still be refused. */
 int shmb_claim_wholes(struct shmb_ring *ring, uint64_t first) {
     struct shmb_plan *plan = ring->plan;
     uint64_t slot, count = plan->count;
@@ -216,7 +218,7 @@ int shmb_claim_wholes(struct shmb_ring *ring, uint64_t first) {
     for (uint64_t i = 0; i < count; i++)
         if (is_free(ring, plan->found[i], &slot)) plan->found[plan->count++] = plan->found[i];
     if (plan->count == plan->needed) return SHMB_OK;
-    plan->count = 0; /* few are left, or others were faster */
+    plan->count = 0; /* few rows are free, or other claims took some of them */
     for (uint64_t seen = 0; plan->count < plan->needed && seen < ring->wholes; seen++) {
         if (is_free(ring, plan->hand, &slot) || goes_with(ring, slot, first)) plan->found[plan->count++] = plan->hand;
         plan->hand = plan->hand + 1 < ring->wholes ? plan->hand + 1 : 0;
@@ -225,7 +227,7 @@ int shmb_claim_wholes(struct shmb_ring *ring, uint64_t first) {
     return plan->count == plan->needed ? SHMB_OK : SHMB_NO_WHOLES;
 }
 
-/* One that is free, found again each time; SHMB_NO_SLOT: there is none. */
+/* Searches for a free own row; SHMB_NO_SLOT: there is none. */
 static uint64_t find_free_whole(struct shmb_ring *ring) {
     struct shmb_plan *plan = ring->plan;
     uint64_t slot;
@@ -238,7 +240,8 @@ static uint64_t find_free_whole(struct shmb_ring *ring) {
     return SHMB_NO_SLOT;
 }
 
-/* Of a link, or of a whole that is another's, too. */
+/* Gives an item an own row with a copy of its next observation, which may be behind a link or in another item's own
+ * row. */
 static bool make_whole(struct shmb_ring *ring, uint64_t slot) {
     uint64_t next = shmb_next_of(ring, slot), whole = find_free_whole(ring);
     if (whole == SHMB_NO_SLOT) return false;
@@ -264,7 +267,7 @@ static bool is_one_of(const uint64_t *numbers, uint64_t count, uint64_t number) 
     return count && bsearch(&number, numbers, count, sizeof *numbers, by_number) != NULL;
 }
 
-/* The slot whose item links to this one; SHMB_NO_SLOT: none does. */
+/* The slot whose item links to this slot; SHMB_NO_SLOT: none. */
 static uint64_t slot_behind(const struct shmb_ring *ring, uint64_t slot) {
     uint64_t back = SHMB_BACK_OF(atomic_load_explicit(&ring->nexts[slot], memory_order_relaxed));
     if (back == 0 || back >= ring->capacity) return SHMB_NO_SLOT;
@@ -275,8 +278,9 @@ static uint64_t slot_behind(const struct shmb_ring *ring, uint64_t slot) {
     return links ? behind : SHMB_NO_SLOT;
 }
 
-/* Before named slots are marked: those whose next observation is there have it as a whole. Those that are written over
- * themselves need not, and each of them keeps the whole that it has. What was done stays right where the claim is refused. */
+/* Gives own rows to items that link to the named slots, before these are marked. Items that are overwritten
+ * themselves need none, and the named slots keep own rows that they have. If the claim is refused afterwards, the
+ * changes are still valid. */
 int shmb_unlink_slots(struct shmb_ring *ring) {
     struct shmb_plan *plan = ring->plan;
     uint64_t rows = ring->claim_rows, *slots = ring->touched, holder;
@@ -306,7 +310,7 @@ int shmb_unlink_slots(struct shmb_ring *ring) {
     return SHMB_OK;
 }
 
-/* Of slots that say WRITING by now: nobody reads them. */
+/* The slots say WRITING, so no process reads these values yet. */
 void shmb_note_nexts(struct shmb_ring *ring) {
     struct shmb_plan *plan = ring->plan;
     bool ring_write = ring->claim_kind == SHMB_RING_WRITE;
@@ -324,13 +328,14 @@ void shmb_note_nexts(struct shmb_ring *ring) {
     }
 }
 
-/* The wholes among `rows` rows of the claim from `first` on. */
+/* Fills the own rows among the claim's rows from `first` on. */
 void shmb_fill_nexts(struct shmb_ring *ring, const unsigned char *const *from, uint64_t skip_rows, uint64_t first, uint64_t rows) {
     for (unsigned which = 0; which < ring->n_once; which++) {
         const struct shmb_once *once = &ring->once[which];
         for (uint64_t row = first; row < first + rows; row++) {
             uint64_t next = shmb_next_of(ring, shmb_slot_of_row(ring, row));
-            if (!(next & SHMB_WHOLE) || SHMB_AHEAD_OF(next) >= ring->wholes) continue; /* else it is damage */
+            /* otherwise the link is damaged */
+            if (!(next & SHMB_WHOLE) || SHMB_AHEAD_OF(next) >= ring->wholes) continue;
             memcpy(ring->once[which].wholes + SHMB_AHEAD_OF(next) * once->bytes,
                    from[once->leaf] + (skip_rows + row) * once->bytes, once->bytes);
             CP(share_filled);
@@ -338,8 +343,8 @@ void shmb_fill_nexts(struct shmb_ring *ring, const unsigned char *const *from, u
     }
 }
 
-/* Before the claim is committed: the slots that will be linked to say by whom. What was there when the claim was planned
- * has to be there still, and less than a lap ago. */
+/* Before the commit: stores in the slots that will become targets of links how far back the linking items are. Those
+ * items must still be the ones found when the claim was planned, less than a lap back. */
 void shmb_join_back(struct shmb_ring *ring) {
     struct shmb_plan *plan = ring->plan;
     uint64_t n = 0;
@@ -358,7 +363,7 @@ void shmb_join_back(struct shmb_ring *ring) {
     plan->n_joints = n;
 }
 
-/* The claim is committed. From here on the wholes of those that came before are free. */
+/* Stores the links after the commit. The own rows of the linking items become free. */
 void shmb_join(struct shmb_ring *ring) {
     struct shmb_plan *plan = ring->plan;
     for (uint64_t i = 0; i < plan->n_joints; i++) {
@@ -372,11 +377,12 @@ void shmb_join(struct shmb_ring *ring) {
     plan->n_joints = 0;
 }
 
-/* Where `head` is the next ticket: is what the slot's item says of its next observation what it may say? */
+/* True if the slot's link, or its own row, is valid when `head` is the next ticket. */
 bool shmb_link_in_order(const struct shmb_ring *ring, uint64_t slot, uint64_t head) {
     uint64_t next = atomic_load_explicit(&ring->nexts[slot], memory_order_relaxed), ahead = SHMB_AHEAD_OF(next), holder;
     if (next & SHMB_WHOLE) return ahead < ring->wholes && !is_free(ring, ahead, &holder) && holder == slot;
-    uint64_t until = ring->capacity - (slot + ring->capacity - head % ring->capacity) % ring->capacity; /* slots, to the newest */
+    /* distance to the newest slot, plus one */
+    uint64_t until = ring->capacity - (slot + ring->capacity - head % ring->capacity) % ring->capacity;
     if (next & SHMB_UNLINKED_WHOLE || ahead == 0 || ahead >= until) return false;
     uint64_t there = slot + ahead < ring->capacity ? slot + ahead : slot + ahead - ring->capacity;
     uint64_t word = atomic_load_explicit(&ring->words[there], memory_order_relaxed);
@@ -388,14 +394,15 @@ static bool is_committed(const struct shmb_ring *ring, uint64_t slot) {
     return SHMB_STATE(atomic_load_explicit(&ring->words[slot], memory_order_relaxed)) == SHMB_COMMITTED;
 }
 
-/* Something else would have to have written it. */
+/* True if the value is impossible, so that even an own row could not be filled from it. */
 static bool leads_nowhere(const struct shmb_ring *ring, uint64_t next) {
     uint64_t ahead = SHMB_AHEAD_OF(next);
     return next & SHMB_WHOLE ? ahead >= ring->wholes : next & SHMB_UNLINKED_WHOLE || ahead == 0 || ahead >= ring->capacity;
 }
 
-/* Where the next ticket is to be another one, or pages may be older than others: wholes get their holders, and what is not
- * in order becomes a whole. Returns for how many items there was no room; `drops`: these are forgotten. */
+/* Repairs `nexts` if the next ticket changes, or if some pages may be older than others: own rows get their holders,
+ * and invalid links become own rows. Returns the number of items for which there was no own row. `drops` removes
+ * these items. */
 uint64_t shmb_mend_links(struct shmb_ring *ring, uint64_t head, bool drops) {
     uint64_t left = 0, holder;
     const uint64_t reached = shmb_reached(ring);

@@ -1,7 +1,7 @@
-/* What a slot word means to others: whose it is, and where in a queue its item stands. */
+/* Meaning of slot words for other processes: the claim that covers a word, and the place of its item in a queue. */
 #include "core/ring.h"
 
-/* W1: does an open claim cover this word? A WRITING word that none covers is nobody's and may be taken. */
+/* W1: true if an open claim covers this word. A WRITING word without a claim is free to be claimed. */
 bool shmb_claim_covers(const struct shmb_ring *ring, uint64_t word, uint32_t *whose) {
     if (__builtin_expect(SHMB_STATE(word) != SHMB_WRITING, 1)) return false;
     for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
@@ -16,9 +16,9 @@ bool shmb_claim_covers(const struct shmb_ring *ring, uint64_t word, uint32_t *wh
     return false;
 }
 
-/* Where in the queue an item is: at its ticket. One that was there before the buffer became a queue may be many laps old,
- * beside a placed write or after a load, and is where its slot comes in the last lap before: in the order in which the
- * ring would have written over it. */
+/* Place of an item in the queue: its ticket. An item from before the buffer became a queue may be many laps old,
+ * because of a placed write or a load. Its place is then that of its slot in the lap before the queue, which is the
+ * order in which the ring would have overwritten it. */
 uint64_t shmb_place_of(const struct shmb_ring *ring, uint64_t ticket) {
     return shmb_place_since(ticket, ring->runtime->queue_since, ring->capacity);
 }

@@ -1,7 +1,7 @@
-/* A copy of the whole ring as it was at one moment.
+/* A consistent copy of the whole ring.
  *
- * It is made in rounds, as a running machine is moved to another host: each copies what has changed since the one before,
- * with no lock held; the last one copies what is left, under the mutex. */
+ * It is made in rounds, as in the live migration of a virtual machine. Each round copies what has changed since the
+ * previous one, without a lock. The last round copies the rest under the mutex. */
 #include <string.h>
 
 #include "core/ring.h"
@@ -16,8 +16,8 @@ static void copy_slot(const struct shmb_ring *ring, uint64_t slot, uint64_t next
 
 static int64_t ticket_of(uint64_t word) { return SHMB_STATE(word) == SHMB_COMMITTED ? (int64_t)SHMB_TICKET(word) : -1; }
 
-/* One round, without the lock. tickets[slot] is what `out` holds there, -1 for nothing. Returns how many slots had
- * changed. */
+/* One round, without the lock. tickets[slot] is the ticket of the item in `out`, or -1. Returns the number of slots
+ * that had changed. */
 uint64_t shmb_copy_slots(struct shmb_ring *ring, uint64_t first, uint64_t count, unsigned char *const *out,
                          int64_t *tickets) {
     uint64_t changed = 0;
@@ -35,8 +35,8 @@ uint64_t shmb_copy_slots(struct shmb_ring *ring, uint64_t first, uint64_t count,
     return changed;
 }
 
-/* What belongs to the items of a moment; while the mutex is held. Of slots that are being written it is worth nothing, and
- * of those that were never written it is left as the caller has it: nothing. */
+/* Copies the other data of the items while the mutex is held. For slots that are being written they are meaningless.
+ * For slots that were never written they stay as the caller initialised them. */
 static void note_moment(const struct shmb_ring *ring, uint64_t *sources, double *raw, struct shmb_moment *moment) {
     uint64_t reached = shmb_reached(ring);
     for (uint64_t slot = 0; slot < reached; slot++) sources[slot] = __atomic_load_n(&ring->sources[slot], __ATOMIC_RELAXED);
@@ -47,7 +47,7 @@ static void note_moment(const struct shmb_ring *ring, uint64_t *sources, double 
     CP(copy_moment);
 }
 
-/* The last round. Nobody can claim a slot meanwhile, so what is committed now stays as it is. */
+/* The last round. Claims are impossible meanwhile, so committed items do not change. */
 int shmb_copy_moment(struct shmb_ring *ring, struct shmb_call *call, unsigned char *const *out, int64_t *tickets,
                      uint64_t *sources, double *raw, struct shmb_moment *moment) {
     int status = shmb_lock(ring, call);
@@ -68,7 +68,7 @@ static int refused_as_damaged(struct shmb_ring *ring) {
     return SHMB_DAMAGED;
 }
 
-/* span: tail; the position up to which nobody writes any more; head. */
+/* span: the tail, the position below which no claim is writing, and the head. */
 int shmb_span(struct shmb_ring *ring, struct shmb_call *call, uint64_t span[3]) {
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
@@ -81,13 +81,14 @@ int shmb_span(struct shmb_ring *ring, struct shmb_call *call, uint64_t span[3]) 
         uint64_t first = atomic_load_explicit(&entry->byte_first, memory_order_relaxed);
         if (first < span[1]) span[1] = first;
     }
-    if (span[1] < span[0]) span[1] = span[0]; /* of a dead writer whose reaper died, too: the tail has passed its bytes */
+    /* a dead writer whose reaper died may have an older position: the tail has passed its bytes */
+    if (span[1] < span[0]) span[1] = span[0];
     shmb_unlock(ring);
     return SHMB_OK;
 }
 
-/* Everything of one moment but the bytes below `from`, which were copied before. SHMB_NO_ROOM: there are more bytes
- * from there on than `room`. */
+/* Copies everything under one lock, except bytes below `from`, which were copied before. SHMB_NO_ROOM: there are
+ * more than `room` bytes from there on. */
 int shmb_records_moment(struct shmb_ring *ring, struct shmb_call *call, uint64_t from, unsigned char *out, uint64_t room,
                         int64_t *tickets, struct shmb_extent *extents, uint64_t *sources, double *raw,
                         struct shmb_moment *moment) {
@@ -103,7 +104,8 @@ int shmb_records_moment(struct shmb_ring *ring, struct shmb_call *call, uint64_t
         shmb_unlock(ring);
         return SHMB_NO_ROOM;
     }
-    SHMB_OPTIMISTIC(memcpy(out, shmb_record_at(ring, from), needed)); /* some are being written: no ticket names them */
+    /* includes records that are being written, which have no ticket */
+    SHMB_OPTIMISTIC(memcpy(out, shmb_record_at(ring, from), needed));
     const uint64_t reached = shmb_reached(ring);
     for (uint64_t slot = 0; slot < reached; slot++)
         tickets[slot] = ticket_of(atomic_load_explicit(&ring->words[slot], memory_order_relaxed));

@@ -1,10 +1,10 @@
-/* Stacks of consecutive steps, gathered where the sample has them: no step is copied to another place first.
+/* Gathers stacks of consecutive steps directly into the sample, without a copy of single steps before.
  *
- *     index     a b c d       the step that was drawn is d
+ *     index     a b c d       d is the drawn step
  *     stack     a b c d       each from the column of the leaf
- *     moved on    b c d e     b to d from the stack, which the cache still has; e is the next observation of d
+ *     shifted     b c d e     b to d from the stack, which is still in the cache; e is the next observation of d
  *
- * A step is kept where its slot has the ticket that the caller expects, before and after the copy. */
+ * A step is valid if its slot has the expected ticket before and after the copy. */
 #include "core/stacks.h"
 
 #include <string.h>
@@ -13,7 +13,7 @@
 #include "core/ring.h"
 
 #define CACHE_LINE 64
-#define AHEAD_BYTES 512 /* of the beginning of a row; the processor foresees the rest */
+#define AHEAD_BYTES 512 /* prefetched at the beginning of a row; the hardware prefetches the rest */
 
 struct stacking {
     const struct shmb_ring *ring;
@@ -26,7 +26,7 @@ static inline void fetch_row(const unsigned char *at, uint64_t bytes) {
     for (uint64_t offset = 0; offset < bytes && offset < AHEAD_BYTES; offset += CACHE_LINE) __builtin_prefetch(at + offset);
 }
 
-/* Whether the slots of a stack hold the items that are expected. */
+/* True if the slots of a stack hold the expected items. */
 static bool are_held(const struct shmb_ring *ring, const struct shmb_stacks *stacks, uint64_t first) {
     for (uint64_t step = first; step < first + stacks->steps; step++) {
         uint64_t slot = shmb_slot_of(ring, (uint64_t)stacks->index[step]);
@@ -36,7 +36,7 @@ static bool are_held(const struct shmb_ring *ring, const struct shmb_stacks *sta
     return true;
 }
 
-/* Where the last row of a leaf lies in a row of the sample, from the beginning of the leaf. */
+/* Offset of the leaf's last row within the leaf, for a row of the sample. */
 static inline uint64_t last_row(const struct shmb_stacks *stacks, unsigned leaf, uint64_t bytes, uint64_t row) {
     uint64_t rows = shmb_rows_of(stacks->forms[leaf], stacks->steps);
     return (row * rows + rows - 1) * bytes;
@@ -48,7 +48,7 @@ static void copy_columns(const struct shmb_ring *ring, const struct shmb_stacks 
     for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) {
         const unsigned char *base = ring->leaves[leaf].base;
         const uint64_t bytes = ring->leaves[leaf].element_bytes;
-        if (bytes == 0) continue; /* no bytes, or no column */
+        if (bytes == 0) continue; /* the leaf has no bytes, or no column */
         if (stacks->forms[leaf] == SHMB_STACK)
             for (uint64_t step = 0; step + 1 < stacks->steps; step++) {
                 fetch_row(base + (uint64_t)steps[step + 1] * bytes, bytes);
@@ -58,7 +58,7 @@ static void copy_columns(const struct shmb_ring *ring, const struct shmb_stacks 
     }
 }
 
-/* Next observations that are stored once. */
+/* Copies next observations that are stored once. */
 static void copy_nexts_of(const struct shmb_ring *ring, const struct shmb_stacks *stacks, unsigned char *const *out, uint64_t row,
                           uint64_t slot, uint64_t next) {
     for (unsigned which = 0; which < ring->n_once; which++) {
@@ -68,7 +68,7 @@ static void copy_nexts_of(const struct shmb_ring *ring, const struct shmb_stacks
     }
 }
 
-/* From the sample itself. */
+/* Fills the shifted stacks from the stacks in the sample. */
 static void move_on(const struct shmb_ring *ring, const struct shmb_stacks *stacks, unsigned char *const *out, uint64_t row) {
     for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) {
         const uint64_t bytes = ring->leaves[leaf].item_bytes, stack = row * stacks->steps * bytes;
@@ -82,12 +82,12 @@ static void read_part_of_stacks(void *what, uint64_t first, uint64_t end) {
     const struct shmb_ring *ring = with->ring;
     const struct shmb_stacks *stacks = with->stacks;
     for (uint64_t row = first; row < end; row++) {
-        if (atomic_load_explicit(&with->changed, memory_order_relaxed)) return; /* all of it is read again */
+        if (atomic_load_explicit(&with->changed, memory_order_relaxed)) return; /* the whole sample is read again */
         const uint64_t drawn = (row + 1) * stacks->steps - 1;
         const uint64_t slot = shmb_slot_of(ring, (uint64_t)stacks->index[drawn]);
         bool held = are_held(ring, stacks, row * stacks->steps), moved = held && ring->plan;
         if (held) SHMB_OPTIMISTIC(copy_columns(ring, stacks, with->out, row));
-        while (moved) { /* a next observation that moves while it is copied is copied again */
+        while (moved) { /* a next observation that moved during its copy is copied again */
             uint64_t next = shmb_next_of(ring, slot);
             SHMB_OPTIMISTIC(copy_nexts_of(ring, stacks, with->out, row, slot, next));
             atomic_thread_fence(SYNC_SLOT_NEXT_ACQUIRE);

@@ -1,8 +1,9 @@
-/* The tree of sums: wide, recomputed from children, never adjusted by differences.
+/* The tree of sums: wide, and recomputed from the children instead of adjusted by differences.
  *
- * Level 0 holds the mass of each element, 0 if its slot is not COMMITTED. A node of level k >= 1 holds the sum of 16
- * children and the smallest positive value below it (0: there is none). The order of summation is fixed, four quarters of
- * four, so that every build gives the same bits. A process that changes a tree holds the mutex of its ring. */
+ * Level 0 holds the mass of each element, which is 0 if its slot is not COMMITTED. A node of level k >= 1 holds the
+ * sum of 16 children and the smallest positive value below it (0: there is none). The order of summation is fixed,
+ * four quarters of four, so that every computation gives the same bits. A process that changes a tree holds the
+ * mutex of its ring. */
 #include "core/tree.h"
 
 #include <math.h>
@@ -32,9 +33,9 @@ static inline double sum_of_children(const double *c) {
 
 static inline uint64_t lesser(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
-/* The bits of numbers from 0 on are in their order, and less one those of 0 are the largest. */
+/* Nonnegative numbers are ordered as their bits. Subtracting 1 makes the bits of 0 the largest. */
 static __attribute__((noinline)) double least_but_zero(const double *c) {
-    uint64_t least[2] = {UINT64_MAX, UINT64_MAX}; /* side by side, so that both run at the same time */
+    uint64_t least[2] = {UINT64_MAX, UINT64_MAX}; /* two lanes that run in parallel */
     for (unsigned i = 0; i < SHMB_FANOUT; i += 2)
         for (unsigned lane = 0; lane < 2; lane++) least[lane] = lesser(bits_of(c[i + lane]) - 1, least[lane]);
     return from_bits(lesser(least[0], least[1]) + 1);
@@ -42,7 +43,7 @@ static __attribute__((noinline)) double least_but_zero(const double *c) {
 
 static inline double smaller(double a, double b) { return a < b ? a : b; }
 
-/* Where there is an item in every place, and that is most often, none has to be left out. */
+/* Usually every place has an item, so that no zeros have to be skipped. */
 static inline double least_of(const struct shmb_tree *tree, const double *c) {
     double q0 = smaller(smaller(c[0], c[4]), smaller(c[8], c[12])), q1 = smaller(smaller(c[1], c[5]), smaller(c[9], c[13]));
     double q2 = smaller(smaller(c[2], c[6]), smaller(c[10], c[14])), q3 = smaller(smaller(c[3], c[7]), smaller(c[11], c[15]));
@@ -72,10 +73,10 @@ __attribute__((target("avx2"))) static inline double least_by_four(const struct 
 #define least_by_four least_of
 #endif
 
-/* A level, and the one below it. */
+/* A level of the tree, and the level below it. */
 struct storey {
     const struct shmb_tree *tree;
-    const double *sums, *leasts; /* below */
+    const double *sums, *leasts; /* of the level below */
     double *node_sums, *node_leasts;
     bool by_four;
 };
@@ -94,7 +95,7 @@ ALWAYS_INLINE void recompute_sum(struct storey of, uint64_t node) {
     CP(tree_sum);
 }
 
-/* Whether it is another one than before. */
+/* Returns true if the value changed. */
 ALWAYS_INLINE bool recompute_least(struct storey of, uint64_t node) {
     const double *c = of.leasts + node * SHMB_FANOUT;
     double low = of.by_four ? least_by_four(of.tree, c) : least_of(of.tree, c);
@@ -117,11 +118,12 @@ void shmb_tree_range(struct shmb_tree *tree, uint64_t first, uint64_t count) {
     }
 }
 
-#define MARKED_NODES 4096 /* levels of up to so many nodes are marked as bits; of larger ones the nodes are listed */
+/* levels of up to so many nodes are marked in bitmaps; for larger levels the nodes are listed */
+#define MARKED_NODES 4096
 
-/* Nodes of a level below which a sum, and the least, has changed. */
+/* Nodes of a level whose sum, and whose minimum, must be recomputed. */
 struct marked {
-    uint64_t words; /* that are in use */
+    uint64_t words; /* bitmap of the words in use */
     struct {
         uint64_t sums, leasts;
     } word[MARKED_NODES / 64];
@@ -133,7 +135,7 @@ static inline void mark_node(struct marked *marked, uint64_t node, bool least) {
     marked->word[node / 64].leasts |= (uint64_t)least << node % 64;
 }
 
-/* Most updates change no minimum, so that those above it need not be looked for: a third of the work. */
+/* Most updates change no minimum, so the minima above need not be recomputed, which saves a third of the work. */
 ALWAYS_INLINE void touched(struct shmb_tree *tree, uint64_t *at, uint64_t count, bool by_four) {
     struct marked marked = {.words = 0};
     unsigned small = 1;
@@ -163,7 +165,7 @@ ALWAYS_INLINE void touched(struct shmb_tree *tree, uint64_t *at, uint64_t count,
         struct storey storey = storey_of(tree, level, by_four);
         uint64_t words = marked.words;
         marked.words = 0;
-        for (; words; words &= words - 1) { /* the level above takes the words in front, which are done */
+        for (; words; words &= words - 1) { /* the level above reuses earlier words, which are finished */
             unsigned at_word = (unsigned)__builtin_ctzll(words), above = at_word / SHMB_FANOUT, shift = at_word % SHMB_FANOUT * 4;
             uint64_t sums = marked.word[at_word].sums, leasts = marked.word[at_word].leasts, up = 0, up_least = 0;
             for (; sums; sums &= sums - 1) {
@@ -195,7 +197,7 @@ void shmb_tree_touched(struct shmb_tree *tree, uint64_t *at, uint64_t count) {
     (shmb_by_four ? touched_by_four : touched_by_two)(tree, at, count);
 }
 
-/* Behind the last node of a level there is room up to a multiple of 16, which is summed too. */
+/* Each level is padded to a multiple of 16 nodes, and the padding is part of the sums. */
 void shmb_tree_clear_padding(struct shmb_tree *tree) {
     for (unsigned level = 0; level <= tree->depth; level++)
         for (uint64_t node = tree->nodes[level]; node % SHMB_FANOUT != 0; node++) {
@@ -210,7 +212,7 @@ void shmb_tree_clear_padding(struct shmb_tree *tree) {
         }
 }
 
-/* How many are not what their children say, of those above the first `count` leaves. */
+/* Number of nodes above the first `count` leaves that differ from their children. */
 uint64_t shmb_tree_wrong_nodes(const struct shmb_tree *tree, uint64_t count) {
     uint64_t wrong = 0;
     for (unsigned level = 1; level <= tree->depth; level++) {
@@ -238,7 +240,7 @@ double shmb_tree_query(const struct shmb_tree *tree, bool least, uint64_t first,
     return found;
 }
 
-/* Rounding at the end of a node may lead beyond its last child; that one is taken then. */
+/* Rounding at the end of a node may lead beyond its last child. The last child is returned then. */
 uint64_t shmb_tree_lower_bound(const struct shmb_tree *tree, double sum) {
     if (!(sum <= shmb_tree_total(tree))) return tree->nodes[0];
     uint64_t node = 0;

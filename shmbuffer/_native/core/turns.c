@@ -1,4 +1,4 @@
-/* Writers that wait for a slot: the client that each waits for, the order of turns, and the futex on which they sleep. */
+/* Writers that wait for a slot: whom they wait for, the order of their turns, and the futex on which they sleep. */
 #include <limits.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -7,7 +7,7 @@
 
 #include "core/ring.h"
 
-/* The entry of the earliest turn that is earlier than this one; SHMB_ENTRIES: there is none. */
+/* The entry with the earliest turn before `than`; SHMB_ENTRIES: none. */
 static uint32_t first_in_turn(const struct shmb_ring *ring, uint64_t than) {
     uint32_t entry = SHMB_ENTRIES, left = atomic_load_explicit(&ring->runtime->waiters, memory_order_relaxed);
     for (uint32_t i = 0; i < SHMB_ENTRIES && left > 0; i++) {
@@ -18,7 +18,7 @@ static uint32_t first_in_turn(const struct shmb_ring *ring, uint64_t than) {
     return entry;
 }
 
-/* The next one counts from now on: each of them lets the others write for a while before it holds them back. */
+/* Returns our turn. The time of the next turn begins now, so that other writers may still pass for a while. */
 uint32_t shmb_give_back_turn(struct shmb_ring *ring) {
     if (atomic_load_explicit(&ring->me->turn, memory_order_relaxed) == 0) return SHMB_ENTRIES;
     atomic_store_explicit(&ring->me->turn, 0, memory_order_release);
@@ -54,9 +54,9 @@ static void note_blocker(struct shmb_ring *ring, uint32_t entry, bool by_turn) {
     if (by_turn) enter_queue(ring);
 }
 
-/* W1: a writer with an earlier turn goes first, once it has waited for a while. Before that any writer may
- * pass: were turns strict, each write would cost a wake-up as soon as all writers queue, and they would queue for
- * ever. */
+/* W1: a writer with an earlier turn goes first, but only after it has waited for a while. Before that any writer may
+ * pass. With strict turns every write would cost a wake-up as soon as all writers queue, and they would queue
+ * forever. */
 #define TURN_COUNTS_FROM_NS 1000000
 
 bool shmb_waits_behind_a_turn(struct shmb_ring *ring) {
@@ -79,7 +79,7 @@ bool shmb_is_being_written(struct shmb_ring *ring, uint64_t slot) {
     return true;
 }
 
-/* Whether another client is between claim and commit: what it holds may be free soon. */
+/* True if another client is between claim and commit, so that space may become free soon. */
 bool shmb_others_are_writing(struct shmb_ring *ring) {
     for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
         if (&ring->entries[i] == ring->me) continue;
@@ -100,7 +100,7 @@ int shmb_give_up_turn(struct shmb_ring *ring, struct shmb_call *call) {
     return SHMB_OK;
 }
 
-/* Sends a writer that does not use its turn to the end of the queue. */
+/* Moves a writer that does not use its turn to the end of the queue. */
 int shmb_forfeit_turn(struct shmb_ring *ring, struct shmb_call *call, uint32_t entry, uint64_t turn) {
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
@@ -116,9 +116,9 @@ int shmb_forfeit_turn(struct shmb_ring *ring, struct shmb_call *call, uint32_t e
     return SHMB_OK;
 }
 
-/* All sleep on one word, and each says by a bit what for: for the other side, for the end of one client's claim, or for its
- * own turn, once it is the first. Were all woken by each, 64 writers of which one holds the others up would do nothing
- * else. Several clients may have one bit: then some wake for nothing. */
+/* All waiters sleep on one word. A bit tells what each one waits for: the other side, the end of one client's claim,
+ * or its own turn. If every change woke all waiters, 64 writers behind a slow one would do nothing else. Several
+ * clients share a bit, so some wake up for nothing. */
 #define FOR_THE_OTHER_SIDE (1u << 31)
 
 static uint32_t for_claim_of(uint64_t entry) { return 1u << entry % 8; }
@@ -136,26 +136,26 @@ static void wake(struct shmb_runtime *runtime, uint32_t whom) {
     syscall(SYS_futex, &runtime->progress, FUTEX_WAKE_BITSET, INT_MAX, NULL, NULL, whom);
 }
 
-/* Called after unlocking, by the process that changed something that a waiter waits for. A process that dies before
- * this call leaves waiters asleep until their slice of a few milliseconds ends, no longer. */
+/* Called after unlocking by a process that changed what waiters wait for. If the process dies before this call, they
+ * sleep until their slice of a few milliseconds ends. */
 void shmb_wake_waiters(struct shmb_runtime *runtime) { wake(runtime, FUTEX_BITSET_MATCH_ANY); }
 
-/* The same, where our claim is over, and nothing else. */
+/* The same after only our claim has ended. */
 void shmb_wake_behind(struct shmb_ring *ring) {
     wake(ring->runtime, for_claim_of(our_entry(ring)) | FOR_THE_OTHER_SIDE);
 }
 
-/* After our turn was given back. */
+/* After our turn was returned. */
 void shmb_wake_in_turn(struct shmb_ring *ring, uint32_t entry) {
     if (__builtin_expect(entry < SHMB_ENTRIES, 0)) wake(ring->runtime, for_turn_of(entry));
 }
 
-/* Sleeps until what this thread's last call was refused for may be over, at most `timeout_ns`. */
+/* Sleeps until the reason of this thread's last refusal may have ended, at most `timeout_ns`. */
 int shmb_wait_progress(struct shmb_ring *ring, uint32_t seen, int64_t timeout_ns) {
     uint32_t what = shmb_refusal.why != SHMB_SLOT_IS_TAKEN ? FOR_THE_OTHER_SIDE
                     : shmb_refusal.blocker.by_turn          ? for_turn_of(our_entry(ring))
                                                             : for_claim_of(shmb_refusal.blocker.entry);
-    int64_t end_ns = shmb_now_ns() + timeout_ns; /* with bits the kernel takes the time itself, not how long */
+    int64_t end_ns = shmb_now_ns() + timeout_ns; /* FUTEX_WAIT_BITSET takes an absolute time */
     struct timespec end = {end_ns / 1000000000, end_ns % 1000000000};
     return (int)syscall(SYS_futex, &ring->runtime->progress, FUTEX_WAIT_BITSET, seen, &end, NULL, what);
 }

@@ -1,21 +1,22 @@
-/* The weights that a learner hands to its collectors: one publisher at a time, any number of readers, and nobody waits.
+/* Weights that a learner publishes for its collectors: one publisher at a time, any number of readers, and no
+ * waiting.
  *
- *     newest = n ──▶ copy n mod 2   whole, read
- *                    the other one  being written, or left half-way by a publisher that died
+ *     newest = n ──▶ copy n mod 2    complete, read by all
+ *                    the other copy  being written, or left incomplete by a publisher that died
  *
- * Publishers hold the lock of the file, which their death frees. One writes the copy that does not count, and makes it
- * the newest with one store; until then readers have the one before. So a publisher that dies here leaves what was there,
- * and the next one begins the same version again.
+ * Publishers hold the lock of the file, which the kernel releases at their death. A publisher writes the copy that
+ * is not the newest, and makes it the newest by one store. Until then readers get the previous version. So a
+ * publisher that dies leaves the previous version in place, and the next one writes the same version number again.
  *
- * A reader holds nothing. It copies out, and keeps the copy if the stamp is the same afterwards and the checksum fits.
- * The stamp of a copy changes before its first byte does: a reader that was so slow that two versions were published
- * meanwhile sees it, and begins again with the newest. */
+ * A reader holds no lock. It copies the weights, and uses the copy if the stamp is the same afterwards and the
+ * checksum fits. The stamp of a copy changes before its first byte. So a reader that was overtaken by two versions
+ * notices it, and begins again with the newest version. */
 #include "core/crc32c.h"
 #include "core/ring.h"
 
 #include <string.h>
 
-/* Over a copy and its stamp as it begins, so that no stamp goes with other bytes than its own. */
+/* Covers a copy and the beginning of its stamp, so that a stamp fits no other bytes. */
 static uint32_t checksum_of(const struct shmb_weights_info *told, const unsigned char *copy, uint64_t bytes) {
     return shmb_crc32c(shmb_crc32c(0, told, offsetof(struct shmb_weights_info, crc32c)), copy, bytes);
 }
@@ -24,8 +25,8 @@ static bool holds(const struct shmb_weights *page, uint64_t version) {
     return atomic_load_explicit(&page->stamps[version & 1].version, SYNC_WEIGHTS_REUSE_ACQUIRE) == version;
 }
 
-/* Under the lock of the file; returns the version. Where a recovery has found the newest damaged its copy is written, and
- * a number left out, because the other copy is the only one that is whole. */
+/* Under the lock of the file; returns the version. If a recovery has found the newest copy damaged, that copy is
+ * overwritten and one number is skipped, because the other copy is the only valid one. */
 uint64_t shmb_publish(const struct shmb_weights_map *map, const struct shmb_pieces *pieces, int64_t step, uint64_t pid) {
     struct shmb_weights *page = map->page;
     uint64_t newest = atomic_load_explicit(&page->newest, memory_order_relaxed);
@@ -56,15 +57,17 @@ uint64_t shmb_publish(const struct shmb_weights_map *map, const struct shmb_piec
     return version;
 }
 
-/* Copies out what is newer than `than`. SHMB_NOTHING: nothing is. SHMB_LAPPED: it was written over, each time. */
+/* Copies the newest weights if their version is greater than `than`. SHMB_NOTHING: there are none. SHMB_LAPPED: they
+ * were overwritten during every attempt. */
 int shmb_newest(const struct shmb_weights_map *map, uint64_t than, unsigned char *out, struct shmb_weights_info *found) {
     const struct shmb_weights *page = map->page;
     for (int look = 0; look < SHMB_WEIGHTS_LOOKS; look++) {
         uint64_t newest = atomic_load_explicit(&page->newest, SYNC_WEIGHTS_SET_ACQUIRE), version = newest;
         if (version <= than) return SHMB_NOTHING;
         if (!holds(page, version)) {
-            if (atomic_load_explicit(&page->newest, SYNC_WEIGHTS_SET_ACQUIRE) != newest) continue; /* it is written over */
-            version = newest - 1; /* a recovery has found the newest damaged */
+            /* it is being overwritten */
+            if (atomic_load_explicit(&page->newest, SYNC_WEIGHTS_SET_ACQUIRE) != newest) continue;
+            version = newest - 1; /* recovery found the newest copy damaged */
             if (version <= than || !holds(page, version)) return SHMB_NOTHING;
         }
         CP(weights_looked);

@@ -1,5 +1,5 @@
-/* Arguments of Ring's methods, unpacked by the letters of their row. Addresses come as integers: the caller has checked
- * what lies there and keeps it alive. */
+/* Unpacks the arguments of Ring's methods according to the letters of their rows. Addresses are passed as integers.
+ * The caller has validated the memory, and keeps it alive. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +17,8 @@ static bool number_below(PyObject *object, uint64_t *out, uint64_t bound, const 
     return PyErr_Format(PyExc_IndexError, "%s: no %s %llu", name, what, (unsigned long long)*out), false;
 }
 
-/* A tuple with one address a leaf. Not PyMem_Malloc: it is freed where the interpreter lock may be given up. */
+/* A tuple with one address per leaf. It is not from PyMem_Malloc, because it may be freed without the interpreter
+ * lock. */
 static bool addresses(const struct ring_object *self, PyObject *tuple, struct asked *asked) {
     unsigned leaves = self->ring.n_leaves;
     if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != (Py_ssize_t)leaves)
@@ -56,7 +57,8 @@ static bool unpack(const struct ring_object *self, const struct method *method, 
             bool optional = method->arguments[i] == 'o', none = optional && args[i] == Py_None;
             double real = none ? NAN : PyFloat_AsDouble(args[i]);
             if (real == -1 && PyErr_Occurred()) return false;
-            asked->at[i].real = optional && !none && isnan(real) ? INFINITY : real; /* which is refused as well */
+            /* a NaN of the caller, which the core refuses as infinite */
+            asked->at[i].real = optional && !none && isnan(real) ? INFINITY : real;
             break;
         }
         case 'b':

@@ -1,7 +1,8 @@
-/* Descriptor: an open file, owned by an object from the moment the kernel gives its number out. It is closed when nothing
- * refers to it any more. A number in a variable is not owned: CPython looks for signals when a call has returned, before
- * the number is stored, and Ctrl-C would leave the file open, and its lock held, for the life of the process. Here one
- * call opens and stores, one unlocks and closes, and no bytecode lies in between. The GIL guards all of it. */
+/* Descriptor: owns an open file from the moment the kernel returns its number, and closes it with the last
+ * reference. A variable with a number does not own the file: CPython checks for signals after a call returns and
+ * before the number is stored. Ctrl-C at that point would leave the file open, and its lock held, for the life of
+ * the process. Here one call opens and stores, and another one unlocks and closes, without bytecode in between. The
+ * GIL guards all of it. */
 #include "python/module.h"
 
 #include <stddef.h>
@@ -11,26 +12,27 @@
 
 struct descriptor {
     PyObject_HEAD
-    struct descriptor *previous, *next; /* of those that are no child's */
+    struct descriptor *previous, *next; /* in the list of locks */
     int fd;
     pid_t owner;
     bool listed;
 };
 
-static struct descriptor *locks; /* locks: with a copy of one a forked child would make its parent immortal */
+/* descriptors of locks: a forked child with a copy of one would hold its parent's lock */
+static struct descriptor *locks;
 
 static void shut(struct descriptor *self) {
     int fd = self->fd;
     self->fd = -1;
     if (fd < 0) return;
     if (self->listed) {
-        /* Unlocking reaches the copy that a fork in C has made; in such a child the lock is the parent's. */
+        /* Unlocking also affects a copy that a fork in C made. In such a child the lock belongs to the parent. */
         if (self->owner == getpid()) flock(fd, LOCK_UN);
         close(fd);
         return;
     }
     Py_BEGIN_ALLOW_THREADS
-    close(fd); /* may be the end of a large file that was removed */
+    close(fd); /* may free the blocks of a large file that was removed */
     Py_END_ALLOW_THREADS
 }
 
@@ -68,7 +70,7 @@ static void descriptor_dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
-/* take(open, *args, **kwargs) -> the number */
+/* take(open, *args, **kwargs) -> the number of the descriptor */
 static PyObject *descriptor_take(PyObject *object, PyObject *args, PyObject *kwargs) {
     struct descriptor *self = (struct descriptor *)object;
     Py_ssize_t given = PyTuple_Size(args);

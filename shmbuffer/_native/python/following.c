@@ -1,12 +1,13 @@
-/* Follower and Trajectories for Python. Addresses come as integers, as in arguments.c, of int64 where nothing else is said.
- * One thread at a time is in each: who has them holds a lock of its own, since long calls give up the interpreter lock. */
+/* Follower and Trajectories for Python. Addresses are passed as integers, as in arguments.c, and point to int64
+ * unless stated otherwise. Only one thread at a time may use an object. The caller holds a lock, because long calls
+ * release the interpreter lock. */
 #include "python/slicing.h"
 
 #include "core/ring.h"
 #include "python/module.h"
 #include "tables/windows.h"
 
-#define MUCH 16384u /* items: the interpreter lock is given up for more */
+#define MUCH 16384u /* items; for more, the interpreter lock is released */
 
 static void free_object(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
@@ -158,8 +159,8 @@ static void trajectories_dealloc(PyObject *self) {
     free_object(self);
 }
 
-/* Up to eight numbers or addresses. False: the exception is set; also where there was no memory before, since what is here
- * is worth nothing then. */
+/* Parses up to six numbers or addresses. False: the exception is set; also after an allocation failed, which makes
+ * the contents invalid. */
 static bool parse_arguments(PyObject *self, PyObject *args, const char *format, unsigned long long *at) {
     if (!PyArg_ParseTuple(args, format, &at[0], &at[1], &at[2], &at[3], &at[4], &at[5])) return false;
     if (shmb_trajectories_in(self)->failed) return PyErr_NoMemory(), false;
@@ -292,7 +293,7 @@ static PyObject *trajectories_long(PyObject *self, PyObject *args) {
     return PyLong_FromUnsignedLongLong(all->marks.total);
 }
 
-/* Elements by their number in a set, counted from one of them on. */
+/* Selects elements by their number in a set. The numbering starts at the element at[3]. */
 static PyObject *find_by_number(PyObject *self, PyObject *args, const char *format, const struct shmb_marks *marks) {
     unsigned long long at[6];
     if (!parse_arguments(self, args, format, at)) return NULL;
@@ -317,7 +318,7 @@ static PyObject *trajectories_list_items(PyObject *self, PyObject *args) {
     return find_by_number(self, args, "KKKK:list_items", &all->held);
 }
 
-/* What a number is mapped to, one by one. */
+/* Maps numbers one by one. */
 static PyObject *map_numbers(PyObject *self, PyObject *args, const char *format,
                       int64_t (*answer)(const struct shmb_trajectories *all, int64_t number)) {
     const struct shmb_trajectories *all = shmb_trajectories_in(self);

@@ -1,4 +1,4 @@
-/* Follower and Trajectories as Python holds them: the objects that following.c makes, and what is in them. */
+/* The Python objects Follower and Trajectories of following.c, and their contents. */
 #ifndef SHMB_FOLLOWING_H
 #define SHMB_FOLLOWING_H
 
@@ -12,7 +12,7 @@ extern PyTypeObject *shmb_follower_type, *shmb_trajectories_type;
 struct follower_object {
     PyObject_HEAD
     struct shmb_follower follower;
-    PyObject *ring; /* kept alive */
+    PyObject *ring; /* must stay alive */
 };
 
 static inline struct shmb_follower *shmb_follower_in(PyObject *follower) {
@@ -22,7 +22,7 @@ static inline struct shmb_follower *shmb_follower_in(PyObject *follower) {
 struct trajectories_object {
     PyObject_HEAD
     struct shmb_trajectories all;
-    PyObject *windows; /* kept alive */
+    PyObject *windows; /* must stay alive */
 };
 
 static inline struct shmb_trajectories *shmb_trajectories_in(PyObject *trajectories) {

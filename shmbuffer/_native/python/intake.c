@@ -1,11 +1,11 @@
-/* How data come in: a dict of arrays and tensors as the caller has it, in a single item numbers too, or a list of items,
- * compared with what the ring holds, and written with one call.
+/* Fast path of writes: takes a dict of arrays and tensors as they are, in a single item numbers, too, or a list of
+ * items. It compares them with the leaves of the ring, and writes them in one call.
  *
- *     data ──▶ each leaf by its key ──▶ where its bytes are ──▶ claim, fill, commit ──▶ where the items are
+ *     data ──▶ each leaf by its key ──▶ address of its bytes ──▶ claim, fill, commit ──▶ slots of the items
  *
- * What does not lie as it has to (another class or dtype, strides, a key too many) is answered with None before
- * anything is touched: Python converts it then, or says what is wrong. So there are no rules and no messages here
- * beside Python's: what is taken is what `Leaves.match` would take as it is, or make of a number. */
+ * Data that do not fit (another class or dtype, strides, an additional key) are answered with None before anything
+ * changes. Python code then converts them, or raises an error. So this file adds no rules and no messages: it
+ * accepts what `Leaves.match` would use as it is, or convert from a number. */
 #include "python/module.h"
 
 #include <stdbool.h>
@@ -15,10 +15,10 @@
 #include "core/ring.h"
 #include "python/leaf.h"
 
-#define ROOM_LEAVES 64     /* more than these, and more priorities than those, do not go onto the stack */
+#define ROOM_LEAVES 64     /* with more leaves or priorities, arrays are not on the stack */
 #define ROOM_PRIORITIES 256
 
-/* A dict of the data: under each key a leaf (no child), or another dict. Leaves are counted depth first. */
+/* A dict of the data: each key has a leaf (no child), or another dict. Leaves are numbered depth first. */
 struct branch {
     Py_ssize_t size;
     PyObject **keys;
@@ -28,19 +28,19 @@ struct branch {
 struct intake_object {
     PyObject_HEAD
     PyObject *ring;
-    struct branch *root; /* NULL: the data are the one leaf */
+    struct branch *root; /* NULL: the data are a single leaf */
     struct shmb_form *forms;
     unsigned n_leaves;
-    const struct dl_table *tensors; /* NULL: indices are bytes */
-    PyTypeObject *box; /* a class whose objects hold such a dict, under the attribute `inside` */
+    const struct dl_table *tensors; /* NULL: indices are returned as bytes */
+    PyTypeObject *box; /* a class whose objects have such a dict as the attribute `inside` */
     PyObject *inside;
-    PyObject *priority_key; /* of an entry that is no leaf; or NULL */
+    PyObject *priority_key; /* key of an entry that is not a leaf; or NULL */
     int priority_leaf;      /* or -1 */
-    uintptr_t lowest, span; /* where the ring's own memory is, with what lies in between */
+    uintptr_t lowest, span; /* address range that contains the ring's mappings */
     int64_t timeout_ns;
 };
 
-/* Whether a leaf is of one item, or of `count` of them, and each is as it has to be. */
+/* True if a leaf has the shape of one item, or of `count` items. */
 static bool has_shape(const struct shmb_leaf_data *leaf, const struct shmb_form *form, bool single, uint64_t count) {
     int lead = single ? 0 : 1;
     if (leaf->rank != lead + form->rank || (lead && (uint64_t)leaf->shape[0] != count)) return false;
@@ -49,7 +49,7 @@ static bool has_shape(const struct shmb_leaf_data *leaf, const struct shmb_form 
     return true;
 }
 
-/* Views of the ring's own memory are handed out: what lies there is copied before it is written, by Python. */
+/* True if the data are a view of the ring's own memory. Python copies such data before it writes them. */
 static bool is_the_rings(const struct intake_object *self, const unsigned char *data) {
     const struct shmb_ring *ring = shmb_binding_ring(self->ring);
     for (unsigned i = 0; (uintptr_t)data - self->lowest < self->span && i < ring->n_leaves; i++)
@@ -57,7 +57,8 @@ static bool is_the_rings(const struct intake_object *self, const unsigned char *
     return false;
 }
 
-/* Of a key of ours: most dicts have them in our order, and keys that are written in a program are there once. */
+/* The value of one of our keys. Most dicts have our order of keys, and keys that are literals in a program are
+ * interned. */
 static PyObject *value_of(PyObject *dict, PyObject *key, Py_ssize_t *at) {
     PyObject *there, *value;
     while (PyDict_Next(dict, at, &there, &value))
@@ -65,7 +66,7 @@ static PyObject *value_of(PyObject *dict, PyObject *key, Py_ssize_t *at) {
     return PyDict_GetItemWithError(dict, key);
 }
 
-/* The leaves of a dict, each held. */
+/* Collects the leaves of a dict, with a reference to each. */
 static bool collect(const struct intake_object *self, const struct branch *branch, PyObject *data, PyObject **leaves,
                     unsigned *n, PyObject **priorities) {
     PyObject *dict = Py_TYPE(data) == self->box ? PyObject_GetAttr(data, self->inside) : Py_NewRef(data);
@@ -91,7 +92,7 @@ static bool collect(const struct intake_object *self, const struct branch *branc
     return fits;
 }
 
-/* Of each item: an int for all of them, or a buffer of uint32[count]. Their numbers were checked by Python. */
+/* Streams of the items: one int for all, or a buffer of uint32[count]. Python has validated them. */
 struct streams {
     uint32_t little[ROOM_PRIORITIES], *all;
     Py_buffer view;
@@ -116,7 +117,7 @@ static void forget_streams(struct streams *streams) {
         free(streams->all);
 }
 
-/* Index of the items, int64[count], in memory of its own that goes with it. */
+/* The resulting index, int64[count], which owns its memory. */
 struct index_memory {
     struct dl_managed managed;
     int64_t shape[1], numbers[];
@@ -143,9 +144,9 @@ static PyObject *index_of(const struct intake_object *self, struct index_memory 
     return index;
 }
 
-/* Leaves of a batch or an item, each held, and where their bytes are. */
+/* Leaves of a batch or an item, with references and addresses. */
 struct leaves {
-    PyObject *little_held[ROOM_LEAVES], **held, *given; /* priorities, as they were given */
+    PyObject *little_held[ROOM_LEAVES], **held, *given; /* given: the priorities */
     const unsigned char *little_at[ROOM_LEAVES], **at;
     uint64_t numbers[ROOM_LEAVES];
     unsigned n;
@@ -172,7 +173,7 @@ static void free_leaves(struct leaves *leaves) {
     if (leaves->at != leaves->little_at) free(leaves->at);
 }
 
-/* Whether a batch, or an item, is as it has to be. `count`: 1 for an item. */
+/* True if a batch, or an item, fits. `count` is 1 for an item. */
 static bool check_items(const struct intake_object *self, PyObject *data, bool single, struct leaves *leaves, uint64_t *count) {
     bool fits = true;
     *count = single;
@@ -194,7 +195,7 @@ static bool check_items(const struct intake_object *self, PyObject *data, bool s
     return fits;
 }
 
-/* NULL where they are not as they have to be: priorities are given then. */
+/* NULL: the priorities need conversion in Python. */
 static double *priorities_of(const struct intake_object *self, const struct leaves *leaves, uint64_t count, double *room) {
     int which = self->priority_leaf;
     return shmb_read_priorities(leaves->given, which < 0 ? NULL : &self->forms[which], which < 0 ? NULL : leaves->at[which], count, room,
@@ -203,8 +204,8 @@ static double *priorities_of(const struct intake_object *self, const struct leav
 
 static uint64_t in_lines(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-/* The items of a list, one behind the other, leaf by leaf from leaves->at on, in memory that is to be freed. NULL: one of them
- * is not as it has to be. `priorities`: of all of them, or NULL. */
+/* Copies the items of a list to consecutive rows of each leaf, in memory that the caller frees; leaves->at gets the
+ * addresses. NULL: an item does not fit. `priorities` is set to those of all items, or NULL. */
 static void *gather_items(const struct intake_object *self, PyObject *list, struct leaves *leaves, uint64_t count, double **priorities) {
     const struct shmb_ring *ring = shmb_binding_ring(self->ring);
     uint64_t column = in_lines(count * sizeof(double)), bytes = column, one = 0;
@@ -214,7 +215,7 @@ static void *gather_items(const struct intake_object *self, PyObject *list, stru
     bool fits = make_leaves(self, &item) && room != NULL, given = false;
     for (uint64_t row = 0; fits && row < count; row++) {
         drop_leaves(&item);
-        PyObject *data = PyList_GetItem(list, (Py_ssize_t)row); /* NULL: it has become shorter */
+        PyObject *data = PyList_GetItem(list, (Py_ssize_t)row); /* NULL: the list has become shorter */
         fits = data != NULL && check_items(self, data, true, &item, &one);
         unsigned char *at = room + column;
         for (unsigned i = 0; fits && i < ring->n_leaves; i++) {
@@ -223,7 +224,7 @@ static void *gather_items(const struct intake_object *self, PyObject *list, stru
             leaves->at[i] = at;
             at += in_lines(count * size);
         }
-        fits = fits && (row == 0 || given == (item.given != NULL)); /* all have priorities, or none has */
+        fits = fits && (row == 0 || given == (item.given != NULL)); /* either all items have priorities or none */
         given = item.given != NULL;
         fits = fits && (!given || priorities_of(self, &item, 1, (double *)room + row) != NULL);
     }
@@ -233,7 +234,7 @@ static void *gather_items(const struct intake_object *self, PyObject *list, stru
     return room;
 }
 
-/* The result of a write: a slot, slots, or a status below 0. */
+/* Returns a slot, slots, or a negated status. */
 static PyObject *write_leaves(struct intake_object *self, const struct leaves *leaves, uint64_t count, const double *priorities,
                               const uint32_t *streams, bool single) {
     struct index_memory *index = NULL;
@@ -251,7 +252,7 @@ static PyObject *write_leaves(struct intake_object *self, const struct leaves *l
     return index_of(self, index, first, count);
 }
 
-/* None: Python has to look at it. A negative number: a status, and nothing was written. */
+/* Returns None if Python must handle the data. A negative number is a negated status; nothing was written then. */
 static PyObject *insert_items(struct intake_object *self, PyObject *data, bool single, PyObject *in_streams) {
     double little[ROOM_PRIORITIES], *priorities = NULL;
     PyObject *result = NULL;
@@ -309,7 +310,7 @@ static bool is_tuple(PyObject *object) {
     return false;
 }
 
-/* From ((key, None or the same again), ...). */
+/* From ((key, None or such a tuple), ...). */
 static struct branch *branch_of(PyObject *tree, unsigned *leaves) {
     if (!is_tuple(tree)) return NULL;
     struct branch *branch = PyMem_Calloc(1, sizeof *branch);

@@ -1,5 +1,5 @@
-/* Labels::follow for Python: what has come and gone in a ring whose labels lie in a column of numbers, or are a number that each
- * record has where it lies, in one call. */
+/* Labels::follow for Python: updates the labels of a ring in one call. The labels are in a column of numbers, or are
+ * a number in each record. */
 #define PY_SSIZE_T_CLEAN
 #include "python/labelling.h"
 
@@ -15,16 +15,16 @@
 #define PIECE 8192u
 #define AT_ONCE 64u /* elements */
 #define MOST_LABEL (((uint64_t)1 << 61) - 1)
-#define WHOLE 9007199254740992.0 /* 2^53: a float64 below it is a whole number exactly */
+#define WHOLE 9007199254740992.0 /* 2^53: smaller float64 are exact integers */
 
-/* Numbers of one kind, some an element. */
+/* Numbers of one kind, one or more per element. */
 struct column {
     const unsigned char *base;
-    uint64_t count, bytes; /* numbers of an element; bytes of a number */
-    int kind;              /* 'i', 'u', 'f', as numpy has them */
+    uint64_t count, bytes; /* numbers per element; bytes per number */
+    int kind;              /* 'i', 'u', 'f', as in NumPy */
 };
 
-/* Little-endian, as everything that is shared. */
+/* Little-endian, like all shared data. */
 static inline uint64_t bits_in(const struct column *column, uint64_t at) {
     const unsigned char *from = column->base + at * column->bytes;
     uint64_t wide = 0;
@@ -50,7 +50,7 @@ static double number_in(const struct column *column, uint64_t at) {
     return memcpy(&narrow, &bits, sizeof narrow), (double)narrow;
 }
 
-/* False: it is none. */
+/* False: the number is not a label. */
 static inline bool label_in(const struct column *column, uint64_t element, int64_t *label) {
     if (column->kind == 'f') {
         double value = number_in(column, element);
@@ -62,7 +62,7 @@ static inline bool label_in(const struct column *column, uint64_t element, int64
     return (uint64_t)*label + MOST_LABEL < 2 * MOST_LABEL + 1 && (column->kind == 'i' || bits >> 61 == 0);
 }
 
-/* As a rule numbers of 64 bits. */
+/* Usually the labels are 64-bit integers. */
 static void labels_in(const struct column *column, const uint32_t *elements, uint64_t count, int64_t *labels, bool *good) {
     bool usual = column->kind == 'i' && column->bytes == sizeof *labels;
     for (uint64_t i = 0; i < count && usual; i++) {
@@ -72,12 +72,12 @@ static void labels_in(const struct column *column, const uint32_t *elements, uin
     for (uint64_t i = 0; i < count && !usual; i++) good[i] = label_in(column, elements[i], &labels[i]);
 }
 
-/* Where a number lies in records of one form. */
+/* Location of a number in records of one form. */
 struct record_form {
-    const int64_t *steps; /* see locating.h. NULL: the items are no records */
+    const int64_t *steps; /* see locating.h. NULL: the items are not records */
     const unsigned char *code;
     uint64_t code_bytes, piece;
-    int64_t *numbers, *offsets, *sizes; /* room for those of one record */
+    int64_t *numbers, *offsets, *sizes; /* scratch space for one record */
 };
 
 struct follow_call {
@@ -85,13 +85,13 @@ struct follow_call {
     const struct shmb_ring *ring;
     struct column labels, values; /* values.base NULL: none */
     struct record_form form;
-    double *kept;                 /* the means of the values, by element */
+    double *kept;                 /* means of the values, by element */
     uint64_t head;
     int64_t now;
 };
 
-/* The label of a record, read where it lies: it may change meanwhile, so every number is looked at once. False: it is not that
- * form, or no label. */
+/* Reads the label of a record in place. The record may change meanwhile, so every number is read only once. False:
+ * the record has another form, or no label. */
 static bool label_of_record(const struct follow_call *of, uint64_t slot, int64_t *label) {
     const struct record_form *form = &of->form;
     const struct shmb_extent extent = of->ring->extents[slot];
@@ -114,7 +114,7 @@ static double mean_in(const struct column *values, uint64_t element) {
     return sum / (double)values->count;
 }
 
-/* What is read first and compared then is right. False: there is no label in one of them. */
+/* Reads the labels first and compares the words afterwards. False: an item has no label. */
 static bool put_slots(const struct follow_call *of, const int64_t *slots, uint64_t count) {
     const struct shmb_ring *ring = of->ring;
     const struct column column = of->labels;
@@ -162,7 +162,7 @@ static int by_slot(const void *one, const void *other) {
     return a < b ? -1 : a > b;
 }
 
-/* Those that are gone; but of those that are told of again, the item is the one that it was. `fresh` is sorted by this. */
+/* Removes the items that are gone. Items that were reported again are still present, so they stay. Sorts `fresh`. */
 static void let_slots_go(const struct follow_call *of, const struct shmb_follower *f, int64_t *fresh, uint64_t count, uint64_t before) {
     struct shmb_labels *all = of->all;
     uint64_t again = 0, lanes = of->ring->lanes;
@@ -183,7 +183,7 @@ static void let_slots_go(const struct follow_call *of, const struct shmb_followe
     }
 }
 
-/* Items of groups that were being written: back, gone, or written still. */
+/* Checks absent items of groups: they have returned, are gone, or are still being written. */
 static void settle_away(const struct follow_call *of) {
     struct shmb_labels *all = of->all;
     uint64_t kept = 0;
@@ -199,7 +199,7 @@ static void settle_away(const struct follow_call *of) {
     all->n_away = kept;
 }
 
-/* One poll. False: there is no label in an item, and all has to be looked at again. */
+/* One poll. False: an item has no label, and the next poll must start over. */
 static bool follow_once(struct follow_call *of, struct shmb_follower *f, bool *more) {
     struct shmb_labels *all = of->all;
     const uint64_t before = f->seen, capacity = of->ring->capacity;
@@ -234,7 +234,7 @@ static bool follow_once(struct follow_call *of, struct shmb_follower *f, bool *m
     settle_away(of);
     shmb_labels_settle(all);
     if (f->failed) all->failed = true;
-    *more = restarted; /* it takes a while, and others have written meanwhile */
+    *more = restarted; /* it took a while, and other processes have written meanwhile */
     return right;
 }
 

@@ -1,5 +1,5 @@
-/* Labels for Python. Addresses come as integers, as in arguments.c, of int64 where nothing else is said. One thread at a time
- * is in each: who has them holds a lock of its own. */
+/* Labels for Python. Addresses are passed as integers, as in arguments.c, and point to int64 unless stated
+ * otherwise. Only one thread at a time may use an object. The caller holds a lock. */
 #include "python/labelling.h"
 
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #include "python/module.h"
 #include "tables/choosing.h"
 
-#define MUCH 16384u /* items: the interpreter lock is given up for more */
+#define MUCH 16384u /* items; for more, the interpreter lock is released */
 
 static PyObject *labels_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     unsigned long long elements;
@@ -35,7 +35,7 @@ static void labels_dealloc(PyObject *self) {
     Py_DECREF(type);
 }
 
-/* Up to six numbers or addresses. False: the exception is set; also where there was no memory before. */
+/* Parses up to six numbers or addresses. False: the exception is set; also after an allocation failed. */
 static bool parse_call(PyObject *self, PyObject *args, const char *format, unsigned long long *at) {
     if (!PyArg_ParseTuple(args, format, &at[0], &at[1], &at[2], &at[3], &at[4], &at[5])) return false;
     if (shmb_labels_in(self)->failed) return PyErr_NoMemory(), false;
@@ -143,7 +143,7 @@ static PyObject *labels_draw(PyObject *self, PyObject *args) {
     return PyErr_Format(PyExc_ValueError, "draw: nothing is left that weighs anything");
 }
 
-/* False: one of them was written over since they were told of. */
+/* False: an item was overwritten since it was reported. */
 static bool tickets_of(const struct shmb_follower *f, const int64_t *elements, uint64_t count, int64_t *tickets) {
     bool there = true;
     for (uint64_t i = 0; i < count; i++) {
@@ -155,8 +155,8 @@ static bool tickets_of(const struct shmb_follower *f, const int64_t *elements, u
     return there;
 }
 
-/* Each label weighs 1 / (staleness + 1), of what is not too stale. The tickets are those of the items that were told of, or
- * the answer is False. */
+/* Each label weighs 1 / (staleness + 1), or 0 if it is too stale. Returns False if a ticket is not that of the
+ * reported item. */
 static PyObject *labels_fresh(PyObject *self, PyObject *args) {
     struct shmb_labels *all = shmb_labels_in(self);
     PyObject *follower;
@@ -178,7 +178,8 @@ static PyObject *labels_fresh(PyObject *self, PyObject *args) {
     bool made = fresh > 0 && shmb_draw_labelled(all, weights, key, count, count > fresh, elements, tickets);
     free(weights);
     if (!made) Py_RETURN_NONE;
-    for (uint64_t i = 0; i < count; i++) ((float *)(uintptr_t)stale)[i] = (float)(version - tickets[i]); /* its label until here */
+    /* tickets[i] is its label up to here */
+    for (uint64_t i = 0; i < count; i++) ((float *)(uintptr_t)stale)[i] = (float)(version - tickets[i]);
     return PyBool_FromLong(tickets_of(f, elements, count, tickets));
 }
 
@@ -236,7 +237,7 @@ static PyObject *labels_choose(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* The k-th of the marked kins, by the age of their first items. */
+/* The k-th of the marked groups, by the age of their first items. */
 static const struct shmb_kin *marked_at(const struct shmb_labels *all, uint64_t k, uint64_t before) {
     return shmb_kin_of(all, shmb_marks_at(&all->marks, (k + before) % all->marks.total));
 }
@@ -264,7 +265,7 @@ static PyObject *labels_members(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* Of each group as many as are wanted, each once; what a group lacks is drawn from it again. */
+/* Chooses members of each group without replacement. If a group has too few, the others are drawn with replacement. */
 static PyObject *labels_choose_members(PyObject *self, PyObject *args) {
     const struct shmb_labels *all = shmb_labels_in(self);
     unsigned long long at[6];
@@ -272,7 +273,8 @@ static PyObject *labels_choose_members(PyObject *self, PyObject *args) {
     uint64_t before = all->by_age ? shmb_marks_below(&all->marks, all->first) : 0, total = all->by_age ? all->marks.total : 0;
     struct shmb_choice choice;
     if (!shmb_choice_begin(&choice, at[3], at[1] * at[2])) return PyErr_NoMemory();
-    for (uint64_t i = 0; i < at[1] && at[2]; i++) { /* step by step for all of them: the cache misses overlap */
+    /* one step for all groups at a time, so that the cache misses overlap */
+    for (uint64_t i = 0; i < at[1] && at[2]; i++) {
         uint64_t number = (uint64_t)NUMBERS(0)[i];
         uint64_t first = number < total ? shmb_marks_at(&all->marks, (number + before) % total) : SHMB_NO_ITEM;
         if (first != SHMB_NO_ITEM) __builtin_prefetch(&all->where[first]);
@@ -299,7 +301,7 @@ static PyObject *labels_choose_members(PyObject *self, PyObject *args) {
     return PyLong_FromUnsignedLong(least);
 }
 
-/* Of those that were told, what is there still: in the place of another one there may be a new item. */
+/* Returns only elements that still are in lost groups, because a slot may hold a new item by now. */
 static PyObject *labels_lost(PyObject *self, PyObject *Py_UNUSED(ignored)) {
     struct shmb_labels *all = shmb_labels_in(self);
     if (all->failed) return PyErr_NoMemory();

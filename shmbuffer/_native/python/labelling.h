@@ -1,4 +1,4 @@
-/* Labels as Python holds them, and the calls of label_columns.c that follow a ring. */
+/* The Python object Labels, and its methods in label_columns.c that follow a ring. */
 #ifndef SHMB_LABELLING_H
 #define SHMB_LABELLING_H
 

@@ -17,15 +17,15 @@ struct array_object {
     int flags;
 };
 #define ARRAY_C_CONTIGUOUS 1
-#define LARGEST_EXACT ((int64_t)1 << 53) /* integers up to here are doubles */
+#define LARGEST_EXACT ((int64_t)1 << 53) /* integers up to here are exact as float64 */
 
-/* Each is held, by this process for as long as it runs. */
+/* References that the process holds until its end. */
 static struct {
-    PyTypeObject *arrays, *tensors; /* exactly these; NULL: left to Python */
+    PyTypeObject *arrays, *tensors; /* exactly these classes; NULL: handled in Python */
     const struct dl_table *table;
-    PyObject *is_negative;                           /* name of a method of a tensor */
+    PyObject *is_negative;                           /* the interned name of a tensor's method */
     PyObject *dtypes[SHMB_NUMBER_KINDS];             /* of arrays */
-    PyTypeObject *number_classes[SHMB_NUMBER_KINDS]; /* numpy's, of one number */
+    PyTypeObject *number_classes[SHMB_NUMBER_KINDS]; /* NumPy's scalar classes */
 } classes;
 
 static int64_t product(const int64_t *shape, int rank) {
@@ -44,12 +44,12 @@ static bool lies_in_order(const struct dl_tensor *tensor) {
     return true;
 }
 
-/* A tensor on the CPU, contiguous, whose bytes are its numbers: torch keeps "negative" as a flag, which a view of the
- * imaginary parts of complex numbers has; it is contiguous only where it holds one number. */
+/* Locates a contiguous tensor on the CPU whose bytes are its numbers. torch stores negation as a flag, which a view
+ * of the imaginary parts of complex numbers can have. Such a view is contiguous only if it has one number. */
 static bool locate_tensor(PyObject *leaf, struct dl_tensor *tensor) {
     if (classes.table->look(leaf, tensor) != 0) return PyErr_Clear(), false;
     if (tensor->device != DL_CPU || !lies_in_order(tensor)) return false;
-    /* Without memory: its storage was freed, or it never had any. */
+    /* Its storage was freed, or never existed. */
     if (tensor->data == NULL && product(tensor->shape, tensor->rank) != 0) return false;
     if (tensor->dtype.code != DL_FLOAT || product(tensor->shape, tensor->rank) != 1) return true;
     PyObject *negative = PyObject_CallMethodObjArgs(leaf, classes.is_negative, NULL);
@@ -59,7 +59,7 @@ static bool locate_tensor(PyObject *leaf, struct dl_tensor *tensor) {
     return plain;
 }
 
-/* An integer becomes any float, and a float a shorter one, but not infinite. */
+/* Integers are converted to any float, and floats to shorter ones, unless they would become infinite. */
 static bool store_float(const struct shmb_number *form, double number, void *out) {
     if (form->kind != 'f') return false;
     if (form->size == sizeof number) return memcpy(out, &number, sizeof number), true;
@@ -78,7 +78,7 @@ static bool store_integer(const struct shmb_number *form, int64_t number, void *
     return in_range;
 }
 
-/* As the Python side does it where the data have to be converted: numbers take the dtype of their leaf if it can hold them. */
+/* Converts in the same way as the Python code: a number takes the dtype of its leaf if that can hold it. */
 static const unsigned char *find_number(const struct shmb_number *form, PyObject *leaf,
                                         uint64_t *room) {
     PyTypeObject *class = Py_TYPE(leaf);
@@ -115,14 +115,14 @@ bool shmb_locate_leaf(const struct shmb_form *form, PyObject *leaf, uint64_t *ro
     return out->data != NULL;
 }
 
-/* A number as the one priority. */
+/* A single priority. */
 static bool read_priority(PyObject *given, double *out) {
     PyTypeObject *class = Py_TYPE(given);
     if (class != &PyFloat_Type && class != &PyLong_Type && class != classes.number_classes[0] && class != classes.number_classes[1])
         return false;
     *out = PyFloat_AsDouble(given);
     if (PyErr_Occurred()) return PyErr_Clear(), false;
-    if (class == &PyFloat_Type) *out = (double)(float)*out; /* as a tensor of it has */
+    if (class == &PyFloat_Type) *out = (double)(float)*out; /* as in a tensor made of it */
     return true;
 }
 
@@ -167,7 +167,7 @@ double *shmb_widened(const struct shmb_numbers *numbers, double *room, uint64_t 
 double *shmb_read_priorities(PyObject *given, const struct shmb_form *form, const unsigned char *data, uint64_t count, double *room,
                              uint64_t room_count) {
     struct shmb_numbers numbers;
-    if (form != NULL) { /* what is stored, and not what was given: it has been looked at */
+    if (form != NULL) { /* the stored leaf, which was validated, instead of the argument */
         numbers.kind = form->array_dtype != NULL ? number_kind_in(form->array_dtype) : number_kind_of(&form->dtype);
         numbers.data = data;
         numbers.count = count * (uint64_t)product(form->shape, form->rank);
@@ -178,7 +178,7 @@ double *shmb_read_priorities(PyObject *given, const struct shmb_form *form, cons
     return shmb_widened(&numbers, room, room_count);
 }
 
-/* Whether numpy's struct is the one that we know: the buffer protocol has to say the same of an example. */
+/* True if NumPy's struct has the expected layout, according to the buffer protocol of an example. */
 static bool is_as_known(PyObject *example, PyObject *dtype) {
     const struct array_object *array = (const struct array_object *)example;
     PyObject *turned = PyObject_GetAttrString(example, "T");
@@ -197,7 +197,7 @@ static bool is_as_known(PyObject *example, PyObject *dtype) {
     return known;
 }
 
-/* The bytes of numpy's scalars lie in their objects; where, the buffer protocol says. */
+/* NumPy's scalars contain their bytes. The buffer protocol tells at which offset. */
 static void find_in_number(struct shmb_number *form, PyObject *example) {
     Py_buffer view;
     if (PyObject_GetBuffer(example, &view, PyBUF_FORMAT) != 0) return PyErr_Clear();
@@ -225,7 +225,8 @@ bool shmb_form_of(struct shmb_form *form, PyObject *said) {
     struct dl_tensor example;
     if (Py_TYPE(tensor) != classes.tensors) return true;
     if (classes.table->look(tensor, &example) != 0) PyErr_Clear();
-    else if (example.dtype.code != DL_COMPLEX) form->dtype = example.dtype; /* complex ones have a flag, see locate_tensor */
+    /* complex tensors can have a flag, see locate_tensor */
+    else if (example.dtype.code != DL_COMPLEX) form->dtype = example.dtype;
     return true;
 }
 

@@ -1,6 +1,6 @@
-/* Map: a shared or private mapping of a file, as an object with the buffer protocol. It is unmapped when nothing
- * refers to it any more. Every call of the core refers to its maps, so none is unmapped below a thread; mutex.c says
- * why that is enough for the page with the mutex. */
+/* Map: a shared or private mapping of a file, with the buffer protocol. It is unmapped when the last reference to it
+ * goes. Every call of the core refers to its maps, so none is unmapped while a thread uses it. mutex.c explains why
+ * that is sufficient for the page with the mutex. */
 #include "python/module.h"
 
 #include <errno.h>
@@ -8,7 +8,7 @@
 
 #include "core/layout.h"
 
-/* Younger than some headers that this is compiled with. */
+/* Newer than some headers that this is compiled with. */
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22 /* Linux 5.14 */
 #define MADV_POPULATE_WRITE 23
@@ -17,7 +17,7 @@
 #define MADV_COLLAPSE 25 /* Linux 6.1 */
 #endif
 
-#define SHMB_HUGE_PAGE ((size_t)2 << 20) /* where pages have 4 KiB */
+#define SHMB_HUGE_PAGE ((size_t)2 << 20) /* for pages of 4 KiB */
 
 struct map {
     PyObject_HEAD
@@ -26,7 +26,7 @@ struct map {
     int writable, twice;
 };
 
-/* The same bytes twice in a row: what begins at the end of a ring goes on at its start. */
+/* Maps the same bytes twice in a row, so that a ring is contiguous across its end. */
 static void *map_twice(size_t bytes, int protection, int flags, int fd, off_t offset) {
     char *place = mmap(NULL, 2 * bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (place == MAP_FAILED) return MAP_FAILED;
@@ -40,8 +40,8 @@ static void *map_twice(size_t bytes, int protection, int flags, int fd, off_t of
     return place;
 }
 
-/* At an address where a huge page of the file can be one of this process. The kernel itself looks for such an address
- * only where the file system is mounted with huge pages; MADV_COLLAPSE makes them in any tmpfs. */
+/* Maps at an address that allows huge pages. The kernel chooses such an address only if the file system is mounted
+ * with huge pages, but MADV_COLLAPSE creates them in any tmpfs. */
 static void *map_aligned(size_t bytes, int protection, int flags, int fd, off_t offset) {
     size_t room = bytes + SHMB_HUGE_PAGE;
     char *place = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -69,7 +69,7 @@ static PyObject *map_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     void *address = NULL;
     if (bytes > 0) {
         int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
-        /* Memory is taken for the pages that are written to, which are few. */
+        /* Memory is allocated only for the pages that are written, which are few. */
         int flags = private ? MAP_PRIVATE | MAP_NORESERVE : MAP_SHARED;
         Py_BEGIN_ALLOW_THREADS
         if (twice)
@@ -122,13 +122,13 @@ static PyObject *map_sync(PyObject *self, PyObject *Py_UNUSED(ignored)) {
     return PyErr_SetFromErrno(PyExc_OSError);
 }
 
-/* One byte of each page is read, which makes and maps it as a later access would; nothing is written. */
+/* Reads one byte of each page, which allocates and maps the page without a write. */
 static void touch(const char *at, size_t bytes) {
     for (size_t i = 0; i < bytes; i += SHMB_PAGE) (void)*(const volatile char *)(at + i);
 }
 
-/* The kernel makes and maps pages here, in one call, instead of one by one in the faults of the processes that need them
- * first. No byte changes, so others may write there meanwhile. */
+/* Allocates and maps pages in one system call, instead of one page fault each in the processes that use them first.
+ * No byte changes, so other processes may write there meanwhile. */
 static PyObject *map_populate(PyObject *self, PyObject *args) {
     struct map *map = (struct map *)self;
     Py_ssize_t start, bytes;
@@ -139,14 +139,14 @@ static PyObject *map_populate(PyObject *self, PyObject *args) {
     if (bytes == 0) Py_RETURN_NONE;
     char *at = (char *)map->address + start;
     Py_BEGIN_ALLOW_THREADS
-    /* Of a file on a disk only to be read: to be written would have all of it written back, zeros and all. */
+    /* A file on disk is populated for reading only. Otherwise all of its zeros would be written back. */
     if (madvise(at, (size_t)bytes, memory && map->writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ)) error = errno;
     if (error == EINVAL) { /* before Linux 5.14 */
         touch(at, (size_t)bytes);
         error = 0;
     }
-    /* What this refuses keeps its small pages: most file systems in memory are mounted without huge ones. A huge page
-     * may have begun in the piece before; those that are there already are passed over. */
+    /* If this fails, the range keeps its small pages: most file systems in memory are mounted without huge ones. A
+     * huge page may begin in the previous range; existing ones are skipped. */
     size_t before = (size_t)start < SHMB_HUGE_PAGE ? (size_t)start : SHMB_HUGE_PAGE;
     if (error == 0 && memory) madvise(at - before, (size_t)bytes + before, MADV_COLLAPSE);
     Py_END_ALLOW_THREADS

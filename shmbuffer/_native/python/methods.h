@@ -1,5 +1,5 @@
-/* Ring's methods, a row each: its name, what the items of the ring have to be, its arguments (a letter each: see struct
- * method in binding.h) and its documentation. What it answers stands where it is defined: a number, or a status below 0. */
+/* Ring's methods, one row each: name, required kind of items, arguments (one letter each, see struct method in
+ * binding.h), and documentation. The comment at each definition gives the result: a number, or a negated status. */
 #ifndef SHMB_METHODS_H
 #define SHMB_METHODS_H
 

@@ -1,4 +1,5 @@
-/* The extension module _core: Map, Ring, Intake, checksums, crash points, the layout as the C core sees it. */
+/* The extension module _core: its types, and functions for checksums, crash points, and the layout as seen by the C
+ * core. */
 #include "python/module.h"
 
 #include <errno.h>
@@ -91,7 +92,6 @@ static PyObject *core_disarm(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ig
     Py_RETURN_NONE;
 }
 
-/* Also a fence: what Python stored in shared memory before a point is seen before what it stores after it. */
 static PyObject *core_threads(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) { return PyLong_FromUnsignedLong(shmb_threads()); }
 
 static PyObject *core_set_threads(PyObject *Py_UNUSED(module), PyObject *number) {
@@ -101,6 +101,7 @@ static PyObject *core_set_threads(PyObject *Py_UNUSED(module), PyObject *number)
     Py_RETURN_NONE;
 }
 
+/* Also a fence: stores of Python code before the point are visible before its later stores. */
 static PyObject *core_reached(PyObject *Py_UNUSED(module), PyObject *name) {
     atomic_thread_fence(memory_order_seq_cst);
     if (__builtin_expect(atomic_load_explicit(&shmb_armed, memory_order_relaxed) != SHMB_CP_NONE, 0)) {
@@ -111,7 +112,7 @@ static PyObject *core_reached(PyObject *Py_UNUSED(module), PyObject *name) {
     Py_RETURN_NONE;
 }
 
-/* Before and after a look of Python's at a slot word: what was copied before stays before it, what is copied after, after. */
+/* For looks at slot words by Python: separates copies before it from looks after it, and the other way around. */
 static PyObject *core_fence(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored)) {
     atomic_thread_fence(SYNC_SLOT_CLAIM_ACQUIRE);
     Py_RETURN_NONE;
@@ -134,7 +135,7 @@ static int put(PyObject *dict, const char *name, uint64_t value) {
     return failed;
 }
 
-/* Offsets as this compiler sees them, for memory/format/layout.py. */
+/* Offsets as computed by this compiler, for memory/format/layout.py. */
 static PyObject *core_layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored)) {
     PyObject *dict = PyDict_New();
     int failed = dict == NULL;
@@ -187,7 +188,7 @@ static PyObject *core_layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ig
     return dict;
 }
 
-/* The limiter that counts, in a runtime page that is mapped or copied: its bytes, or None. */
+/* Returns the limiter in force in a runtime page, which is mapped or copied, as bytes; None: there is none. */
 static PyObject *core_limiter(PyObject *Py_UNUSED(module), PyObject *page) {
     Py_buffer view;
     if (PyObject_GetBuffer(page, &view, PyBUF_SIMPLE) < 0) return NULL;
@@ -229,7 +230,7 @@ static PyObject *core_sections(PyObject *Py_UNUSED(module), PyObject *args) {
     return dict;
 }
 
-/* Of the ledger. */
+/* Offsets in the ledger. */
 static PyObject *core_parts(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long capacity;
     struct shmb_parts parts;
@@ -278,7 +279,7 @@ static void move_part(void *what, uint64_t first, uint64_t end) {
     }
 }
 
-/* move_pieces(from, sizes, to, count, base): addresses of int64[count] each; those in `from` count from base */
+/* move_pieces(from, sizes, to, count, base): addresses of int64[count] each; those in `from` are relative to base */
 static PyObject *core_move_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long from, sizes, to, count, base = 0;
     if (!PyArg_ParseTuple(args, "KKKK|K:move_pieces", &from, &sizes, &to, &count, &base)) return NULL;
@@ -291,7 +292,7 @@ static PyObject *core_move_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* Bytes of `planes` planes, of which each has `each`: byte beside byte, and one plane behind the other. */
+/* Converts between interleaved bytes and `planes` consecutive planes of `each` bytes. */
 static inline void bytes_apart(const unsigned char *restrict from, unsigned char *restrict to, size_t each, size_t planes) {
     for (size_t i = 0; i < each; i++)
         for (size_t k = 0; k < planes; k++) to[k * each + i] = from[i * planes + k];
@@ -302,7 +303,7 @@ static inline void bytes_together(const unsigned char *restrict from, unsigned c
         for (size_t k = 0; k < planes; k++) to[i * planes + k] = from[k * each + i];
 }
 
-/* Where the compiler knows how many there are, it takes 16 bytes at a time. */
+/* With a constant number of planes, the compiler generates code for 16 bytes at a time. */
 static void turn(const unsigned char *from, unsigned char *to, size_t bytes, size_t planes, bool splits) {
     size_t each = planes ? bytes / planes : 0;
     if (planes <= 1) memcpy(to, from, bytes);
@@ -325,11 +326,11 @@ static PyObject *turn_pieces(PyObject *args, bool splits) {
     Py_RETURN_NONE;
 }
 
-/* split_planes, join_planes(from, sizes, planes, to, count, base): as move_pieces */
+/* split_planes, join_planes(from, sizes, planes, to, count, base): addresses as in move_pieces */
 static PyObject *core_split_planes(PyObject *Py_UNUSED(module), PyObject *args) { return turn_pieces(args, true); }
 static PyObject *core_join_planes(PyObject *Py_UNUSED(module), PyObject *args) { return turn_pieces(args, false); }
 
-/* same_pieces(one, other, nbytes, count, out): whether the bytes are equal, uint8[count] */
+/* same_pieces(one, other, nbytes, count, out): stores whether the pieces are equal, uint8[count] */
 static PyObject *core_same_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long one, other, nbytes, count, out;
     if (!PyArg_ParseTuple(args, "KKKKK:same_pieces", &one, &other, &nbytes, &count, &out)) return NULL;
@@ -342,7 +343,7 @@ static PyObject *core_same_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* A tree of its own: the numbers at an address, and the nodes behind them, as in a slots file. */
+/* A separate tree: numbers at an address, followed by the nodes, with the layout of a slots file. */
 static struct shmb_tree tree_at(uint64_t address, uint64_t size, bool whole) {
     struct shmb_sections sections;
     struct shmb_tree tree = {.whole = whole};
@@ -351,7 +352,7 @@ static struct shmb_tree tree_at(uint64_t address, uint64_t size, bool whole) {
     return tree;
 }
 
-/* tree_update(tree, size, whole, elements, count): uint64[count], which is used up */
+/* tree_update(tree, size, whole, elements, count): uint64[count], which is overwritten */
 static PyObject *core_tree_update(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long address, size, elements, count;
     int whole;
@@ -470,7 +471,8 @@ PyMODINIT_FUNC PyInit__core(void) {
     for (size_t i = 0; module && i < sizeof types / sizeof *types; i++) {
         PyObject *type = PyType_FromSpec(types[i].spec);
         if (type == NULL || PyModule_AddObjectRef(module, types[i].name, type) < 0) Py_CLEAR(module);
-        if (types[i].spec == &shmb_follower_spec) shmb_follower_type = (PyTypeObject *)type; /* the module keeps it */
+        /* the module holds a reference */
+        if (types[i].spec == &shmb_follower_spec) shmb_follower_type = (PyTypeObject *)type;
         if (types[i].spec == &shmb_trajectories_spec) shmb_trajectories_type = (PyTypeObject *)type;
         Py_XDECREF(type);
     }

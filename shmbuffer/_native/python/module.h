@@ -1,4 +1,4 @@
-/* What the parts of the Python binding share. Only the stable ABI is used (PEP 384, CPython 3.11). */
+/* Shared parts of the Python binding. It uses only the stable ABI (PEP 384, CPython 3.11). */
 #ifndef SHMB_MODULE_H
 #define SHMB_MODULE_H
 
@@ -20,7 +20,7 @@ void *shmb_map_address(PyObject *map);
 Py_ssize_t shmb_map_bytes(PyObject *map);
 int shmb_map_is_twice(PyObject *map);
 
-/* In the child of a fork: closes the locks of its parent. */
+/* Closes the parent's locks in the child of a fork. */
 void shmb_descriptors_of_parent(void);
 
 /* weights_binding.c */
@@ -43,22 +43,22 @@ PyObject *shmb_core_address(PyObject *module, PyObject *one);
 
 struct shmb_windows;
 
-/* NULL: it is no Windows, and the exception is set. */
+/* NULL: the object is not a Windows, and the exception is set. */
 struct shmb_windows *shmb_windows_in(PyObject *windows);
 
 struct shmb_ring *shmb_binding_ring(PyObject *ring);
-/* Claim, fill, commit. Of SHMB_INTERRUPTED the exception is set. */
+/* Claims, fills and commits. If it returns SHMB_INTERRUPTED, the exception is set. */
 int shmb_binding_write(PyObject *ring, const unsigned char *const *from, uint64_t count, const double *priorities,
                        const uint32_t *streams, int64_t timeout_ns, uint64_t *first);
-/* A call that was refused is not tried again: nobody is waited for any more. */
+/* Withdraws a refused call that is not repeated, so that no counter shows it as waiting. */
 int shmb_binding_give_up(PyObject *ring, int64_t timeout_ns);
-/* Draw, copy, validate, weigh. Of SHMB_INTERRUPTED the exception is set. */
+/* Draws, copies, validates and weighs. If it returns SHMB_INTERRUPTED, the exception is set. */
 int shmb_binding_sample(PyObject *ring, uint64_t count, uint64_t key, unsigned char *const *out, int64_t *index, int64_t *tickets,
                         float *weights, double beta, _Bool prioritized, int64_t timeout_ns, uint64_t *redrawn);
-/* Copy by index, validate. */
+/* Copies items by index, and validates the copies. */
 int shmb_binding_read(PyObject *ring, const int64_t *index, uint64_t count, unsigned char *const *out, int64_t *tickets,
                       uint64_t *missing, int64_t timeout_ns);
-/* Copy stacks by index, validate. SHMB_LAPPED: one of the items is another one by now. */
+/* Copies stacks by index, and validates the copies. SHMB_LAPPED: one of the items was overwritten. */
 struct shmb_stacks;
 int shmb_binding_stacks(PyObject *ring, const struct shmb_stacks *stacks, unsigned char *const *out, uint64_t bytes,
                         int64_t timeout_ns);

@@ -1,13 +1,12 @@
-/* How a batch goes out: memory for each leaf, one draw that fills it, and a tensor around each.
+/* Fast path of samples: allocates memory for each leaf, fills it by one draw, and wraps it in tensors.
  *
  *     count, key ──▶ memory ──▶ draw, copy, validate, weigh ──▶ [leaf, ...], index, tickets, weights
  *
- * A tensor that is made around memory of ours (dlpack.h) takes half as long as one that torch is asked for, and its
- * address need not be asked for either. Its memory is its own. Of large leaves it is kept when the tensor goes, as much
- * as two batches have, for the next one: what malloc gives back to the system would be a page fault every 4 KB.
+ * Wrapping our own memory (dlpack.h) takes half as long as allocating a tensor by torch, and the address is known.
+ * Each tensor owns its memory. When a tensor of a large leaf is freed, its memory is kept for the next batch, up to
+ * the size of two batches. malloc would return it to the system, which would cost a page fault for every 4 KB.
  *
- * What could not be drawn is answered with a status, and Python does the waiting or says what is wrong, as for any
- * other call. */
+ * A draw that is refused is answered with a status. Python then waits or raises an error, as for any other call. */
 #include "python/module.h"
 
 #include <pthread.h>
@@ -24,25 +23,26 @@
 #define ROOM_LEAVES 64
 #define CACHE_LINE 64
 #define MOST ((uint64_t)1 << 40) /* items of a batch */
-#define LARGE (64u << 10) /* bytes of a leaf; smaller ones malloc keeps by itself */
+#define LARGE (64u << 10) /* bytes of a leaf; malloc itself keeps smaller blocks */
 
 struct out_form {
     struct dl_dtype dtype;
-    int32_t rank; /* with the dimension of the batch */
+    int32_t rank; /* including the dimension of the batch */
     int64_t *shape;
     uint64_t bytes; /* of a row of a sample */
 };
 
 struct out_memory;
 
-/* Memory of tensors that are gone. It outlives the outtake as long as tensors are around that may come back to it. The
- * child of a fork does without, and makes one of its own: the mutex may be held by a thread that it has not got. */
+/* Memory of freed tensors. It exists as long as the outtake or a tensor that may return memory. The child of a fork
+ * does not use the parent's pool, because another thread of the parent may have held the mutex. */
 struct pool {
     pthread_mutex_t mutex;
-    uint64_t life; /* of the process */
+    uint64_t life; /* identifies the process */
     uint64_t users; /* the outtake, and tensors */
-    uint64_t batch; /* bytes of a batch, for as long as its form is the same; 0: nothing is kept any more */
-    uint64_t kept;  /* bytes */
+    /* bytes of a batch of the present form; 0: nothing is kept any more */
+    uint64_t batch;
+    uint64_t kept;  /* kept bytes */
     struct out_memory *first;
 };
 
@@ -50,18 +50,19 @@ struct outtake_object {
     PyObject_HEAD
     PyObject *ring;
     struct pool *pool;
-    struct out_form *forms; /* one a leaf */
-    int32_t *stacks;        /* what a sample has of each leaf: see stacks.h. NULL: one row of all */
-    uint64_t steps;         /* of a stack */
-    uint64_t row_bytes;     /* of a row of a sample, all leaves */
+    struct out_form *forms; /* one per leaf */
+    /* form of each leaf in a sample: see stacks.h. NULL: one row each */
+    int32_t *stacks;
+    uint64_t steps;         /* steps of a stack */
+    uint64_t row_bytes;     /* bytes of a row of a sample, all leaves together */
     unsigned n_leaves;
     const struct dl_table *table;
 };
 
-/* A tensor's memory: this, its shape, and from the next cache line on its bytes. */
+/* Memory of a tensor: this header, its shape, and its data from the next cache line on. */
 struct out_memory {
     struct dl_managed managed;
-    struct pool *pool; /* NULL: of a small leaf */
+    struct pool *pool; /* NULL: memory of a small leaf */
     struct out_memory *next;
     uint64_t room;
     int64_t shape[];
@@ -78,7 +79,7 @@ static void free_unused(struct pool *pool) {
     pool->kept = 0;
 }
 
-/* The mutex is held; it is released here. */
+/* The mutex is held on entry, and released here. */
 static void leave_pool(struct pool *pool) {
     bool last = --pool->users == 0;
     pthread_mutex_unlock(&pool->mutex);
@@ -122,7 +123,7 @@ static void give_memory(struct out_memory *memory) {
     if (!keeps) free(memory);
 }
 
-/* Of another form than the batches before: what is kept does not fit. */
+/* Frees the kept memory if the next batch has another form, which it does not fit. */
 static void expect_batch(struct pool *pool, uint64_t bytes) {
     if (!lock_pool(pool)) return;
     if (pool->batch != bytes) free_unused(pool);
@@ -154,11 +155,11 @@ static struct out_memory *memory_of(struct pool *pool, struct dl_dtype dtype, in
 static PyObject *tensor_of(const struct outtake_object *self, struct out_memory **memory) {
     void *tensor = NULL;
     if (*memory == NULL) return Py_NewRef(Py_None);
-    if (self->table->wrap(&(*memory)->managed, &tensor) == 0) *memory = NULL; /* it is the tensor's now */
+    if (self->table->wrap(&(*memory)->managed, &tensor) == 0) *memory = NULL; /* the tensor owns it now */
     return tensor;
 }
 
-/* Memory for each leaf of so many items. False: there is not enough. */
+/* Allocates memory for each leaf of `count` items. False: out of memory. */
 static bool allocate_leaves(struct outtake_object *self, uint64_t count, struct out_memory **memory, unsigned char **out) {
     uint64_t large = 0;
     for (unsigned i = 0; i < self->n_leaves; i++) {
@@ -183,7 +184,7 @@ static PyObject *tensors_of(const struct outtake_object *self, struct out_memory
     return leaves;
 }
 
-/* Memory for index and tickets, and for weights if the draw is prioritized. False: there is not enough. */
+/* Allocates memory for index, tickets and, for a prioritized draw, weights. False: out of memory. */
 static bool allocate_info(struct outtake_object *self, uint64_t count, struct out_memory **memory, bool prioritized) {
     const struct dl_dtype integer = {DL_INT, 64, 1}, real = {DL_FLOAT, 32, 1};
     const unsigned n = self->n_leaves;
@@ -192,7 +193,7 @@ static bool allocate_info(struct outtake_object *self, uint64_t count, struct ou
            (!prioritized || (memory[n + 2] = memory_of(self->pool, real, 1, NULL, count, 4 * count)) != NULL);
 }
 
-/* What a draw answers. Of SHMB_INTERRUPTED the exception is set. */
+/* The result of a draw. If the status is SHMB_INTERRUPTED, the exception is set. */
 static PyObject *drawn_of(const struct outtake_object *self, struct out_memory **memory, int status) {
     const unsigned n = self->n_leaves;
     PyObject *leaves = NULL, *result = NULL;
@@ -235,7 +236,7 @@ static PyObject *outtake_sample(PyObject *object, PyObject *const *args, Py_ssiz
     return result;
 }
 
-/* Copy items, or stacks of them. SHMB_LAPPED: one of them is another item by now. */
+/* Copies items, or stacks of them. SHMB_LAPPED: one of them was overwritten. */
 static int copy_items(struct outtake_object *self, const int64_t *index, const int64_t *tickets, uint64_t count, unsigned char *const *out,
                 int64_t timeout_ns) {
     uint64_t missing = 0;
@@ -251,7 +252,7 @@ static int copy_items(struct outtake_object *self, const int64_t *index, const i
     return status;
 }
 
-/* copy(index, tickets, count, timeout_ns) -> [leaf, ...]; None where one of them is another item by now; or a status */
+/* copy(index, tickets, count, timeout_ns) -> [leaf, ...]; None: an item was overwritten; or a status */
 static PyObject *outtake_copy(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
     struct outtake_object *self = (struct outtake_object *)object;
     if (nargs != 4) return PyErr_Format(PyExc_TypeError, "copy takes 4 arguments, %zd were given", nargs);
@@ -276,7 +277,7 @@ static PyObject *outtake_copy(PyObject *object, PyObject *const *args, Py_ssize_
     return result;
 }
 
-/* Of memory that is there. False: the exception is set. */
+/* Addresses of the caller's memory. False: the exception is set. */
 static bool addresses_of(PyObject *addresses, unsigned count, unsigned char **out) {
     if (PyTuple_Size(addresses) != (Py_ssize_t)count)
         return PyErr_Format(PyExc_ValueError, "Outtake: %u addresses are needed", count), false;
@@ -285,7 +286,7 @@ static bool addresses_of(PyObject *addresses, unsigned count, unsigned char **ou
     return !PyErr_Occurred();
 }
 
-/* fill(index, tickets, count, timeout_ns, addresses) -> True; None where one of them is another item by now; or a status */
+/* fill(index, tickets, count, timeout_ns, addresses) -> True; None: an item was overwritten; or a status */
 static PyObject *outtake_fill(PyObject *object, PyObject *args) {
     struct outtake_object *self = (struct outtake_object *)object;
     unsigned long long index, tickets, count;
@@ -301,8 +302,8 @@ static PyObject *outtake_fill(PyObject *object, PyObject *args) {
     return status == SHMB_OK ? Py_NewRef(Py_True) : PyLong_FromLong(-(long)status);
 }
 
-/* Draw, find the steps before each item, and copy: as the calls for that do, one after the other. The trajectories are those
- * that the follower has seen, and nobody changes them meanwhile. */
+/* Draws, finds the steps before each item, and copies them, like the separate calls. The trajectories are those of
+ * the follower, and the caller's lock prevents changes. */
 static PyObject *outtake_draw(PyObject *object, PyObject *args) {
     struct outtake_object *self = (struct outtake_object *)object;
     unsigned long long count, key;
@@ -362,7 +363,7 @@ static void outtake_dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
-/* From an example of one item, which is of the class that makes tensors. */
+/* From an example of one item, a tensor of the given class. */
 static bool out_form_of(struct outtake_object *self, struct out_form *form, PyObject *example, uint64_t element_bytes) {
     struct dl_tensor tensor;
     if (self->table->look(example, &tensor) != 0) return false;
@@ -379,7 +380,7 @@ static bool out_form_of(struct outtake_object *self, struct out_form *form, PyOb
     return true;
 }
 
-/* From a number a leaf: see stacks.h. */
+/* From one number per leaf: see stacks.h. */
 static bool stacks_of(struct outtake_object *self, PyObject *numbers, const struct shmb_ring *ring) {
     const unsigned n = self->n_leaves;
     if (PyTuple_Size(numbers) != (Py_ssize_t)n || self->steps == 0 || self->steps > MOST)

@@ -1,4 +1,4 @@
-/* Pieces of records for Python: laid out, arranged for zstd, and seen as buffers. Arrays are addresses of int64. */
+/* Pieces of records for Python: laid out, arranged for zstd, and exposed as buffers. Arrays are addresses of int64. */
 #include "python/module.h"
 
 #include <string.h>
@@ -8,8 +8,8 @@
 
 #define AT(type, address) ((type *)(uintptr_t)(address))
 
-/* locate_pieces(data, nbytes, starts, sizes, count, steps, code, code_bytes, numbers, offsets, stored, expanded): whether the dims of all are equal, or
- * None: see locating.h */
+/* locate_pieces(data, nbytes, starts, sizes, count, steps, code, code_bytes, numbers, offsets, stored, expanded) ->
+ * whether the dims of all records are equal; None: a record does not fit, see locating.h */
 PyObject *shmb_core_locate_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long data, nbytes, starts, sizes, count, steps, code, code_bytes, numbers, offsets, stored, expanded;
     if (!PyArg_ParseTuple(args, "KKKKKKKKKKKK:locate_pieces", &data, &nbytes, &starts, &sizes, &count, &steps, &code, &code_bytes, &numbers,
@@ -21,7 +21,8 @@ PyObject *shmb_core_locate_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
     return right ? PyBool_FromLong(alike) : Py_NewRef(Py_None);
 }
 
-/* measure_records(steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends, stored) -> bytes; -1: not so */
+/* measure_records(steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends, stored) -> bytes; -1:
+ * impossible */
 PyObject *shmb_core_measure_records(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends, stored;
     if (!PyArg_ParseTuple(args, "KKKKKKKKKK:measure_records", &steps, &code, &code_bytes, &numbers, &sizes, &count, &offsets, &starts, &ends,
@@ -47,7 +48,7 @@ PyObject *shmb_core_lay_out_records(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* Where a piece lies, and how many bytes it has: as its dims say of a tensor. */
+/* Address of a piece, and its size in bytes. The size is -1 for a tensor, whose dims determine it. */
 static bool piece_at(PyObject *piece, int64_t *at, int64_t *nbytes) {
     Py_buffer buffer;
     *nbytes = -1;
@@ -64,7 +65,7 @@ static bool piece_at(PyObject *piece, int64_t *at, int64_t *nbytes) {
     return !PyErr_Occurred();
 }
 
-/* record(steps, code, dims, pieces) -> (its bytes, where it ends); None: there can be no such record */
+/* record(steps, code, dims, pieces) -> (its bytes, its size); None: the record is impossible */
 PyObject *shmb_core_record(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long address;
     PyObject *code, *dims, *pieces, *record = NULL;
@@ -101,8 +102,8 @@ done:
     return record;
 }
 
-/* take_apart(base, held, pieces, numbers, width, offsets, stored, expanded, count, to, of_each, out, room, frames, parts) -> how many frames
- * and parts there are: see frames.h */
+/* take_apart(base, held, pieces, numbers, width, offsets, stored, expanded, count, to, of_each, out, room, frames,
+ * parts) -> numbers of frames and parts: see frames.h */
 PyObject *shmb_core_take_apart(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long base, held, pieces, numbers, width, offsets, stored, expanded, count, to, of_each, out, room, frames, parts;
     if (!PyArg_ParseTuple(args, "KKKKKKKKKKKKKKK:take_apart", &base, &held, &pieces, &numbers, &width, &offsets, &stored, &expanded, &count,
@@ -137,7 +138,7 @@ PyObject *shmb_core_unweave(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* frames_say(at, stored, count, whole, dictionary): whether these are frames that expand to so many bytes each */
+/* frames_say(at, stored, count, whole, dictionary) -> whether the frames' headers have these expanded sizes */
 PyObject *shmb_core_frames_say(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long at, stored, count, whole, dictionary;
     if (!PyArg_ParseTuple(args, "KKKKK:frames_say", &at, &stored, &count, &whole, &dictionary)) return NULL;
@@ -148,7 +149,7 @@ PyObject *shmb_core_frames_say(PyObject *Py_UNUSED(module), PyObject *args) {
     return PyBool_FromLong(agrees);
 }
 
-/* bytes_of(at, sizes, first, end, step) -> what some of them hold, one behind the other */
+/* bytes_of(at, sizes, first, end, step) -> the concatenation of some pieces */
 PyObject *shmb_core_bytes_of(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long at, sizes, first, end, step;
     if (!PyArg_ParseTuple(args, "KKKKK:bytes_of", &at, &sizes, &first, &end, &step)) return NULL;
@@ -164,7 +165,7 @@ PyObject *shmb_core_bytes_of(PyObject *Py_UNUSED(module), PyObject *args) {
     return found;
 }
 
-/* views(addresses, sizes, count) -> memoryviews, to be read */
+/* views(addresses, sizes, count) -> read-only memoryviews */
 PyObject *shmb_core_views(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long addresses, sizes, count;
     if (!PyArg_ParseTuple(args, "KKK:views", &addresses, &sizes, &count)) return NULL;
@@ -178,7 +179,8 @@ PyObject *shmb_core_views(PyObject *Py_UNUSED(module), PyObject *args) {
     return views;
 }
 
-/* bytes_at(found, addresses, sizes): where each of a sequence of buffers lies, as long as the sequence is there */
+/* bytes_at(found, addresses, sizes): stores address and size of each buffer in a sequence, valid while the sequence
+ * exists */
 PyObject *shmb_core_bytes_at(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *found;
     unsigned long long addresses, sizes;
@@ -196,7 +198,8 @@ PyObject *shmb_core_bytes_at(PyObject *Py_UNUSED(module), PyObject *args) {
     return count < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* address(one) -> where a buffer or a tensor begins, as long as it is there; a number is an address already, and None is 0 */
+/* address(one) -> the address of a buffer or a tensor, valid while it exists; a number is returned unchanged, and
+ * None gives 0 */
 PyObject *shmb_core_address(PyObject *Py_UNUSED(module), PyObject *one) {
     Py_buffer buffer;
     if (PyLong_Check(one)) return Py_NewRef(one);

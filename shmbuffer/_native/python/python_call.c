@@ -1,9 +1,10 @@
-/* A call of the core by Python: the interpreter lock is given up for copies that are worth it, and before a wait. At its end
- * it is noted when the client was seen last. */
+/* Calls of the core from Python: the interpreter lock is released for large copies and before a wait. The end of a
+ * call updates the time at which the client was last seen. */
 #include "core/flow.h"
 #include "python/binding.h"
 
-#define RELEASE_FROM_BYTES 16384 /* below this, giving up and retaking the interpreter lock costs more than the copy */
+/* for smaller copies, releasing and taking the interpreter lock costs more than the copy */
+#define RELEASE_FROM_BYTES 16384
 
 void shmb_python_may_block(struct shmb_call *call) {
     struct python_call *python = (struct python_call *)call;
@@ -33,13 +34,13 @@ void shmb_release_for(struct python_call *python, uint64_t bytes) {
 
 PyObject *shmb_answer(struct asked *asked, int status, uint64_t number) {
     shmb_python_end(&asked->python);
-    if (status == SHMB_INTERRUPTED) return NULL; /* the signal handler's exception is set */
+    if (status == SHMB_INTERRUPTED) return NULL; /* the exception of the signal handler is set */
     return PyLong_FromLongLong(status == SHMB_OK ? (long long)number : -(long long)status);
 }
 
-/* Every write, draw and update ends here, so it is here that a directory which was removed is noticed: the clock is read
- * anyhow. What the call did is done, in memory that nobody will find; the status of all later calls is the same. Returns the time
- * to a few milliseconds. */
+/* Every write, draw and update ends here. Because it reads the clock anyway, it also checks whether the directory
+ * was removed. The call itself was executed, on memory that no other process can open, and all later calls return
+ * the same status. Returns the time with a resolution of a few milliseconds. */
 static int64_t note_seen(struct ring_object *self, int *told) {
     if (*told != SHMB_OK) return 0;
     atomic_store_explicit(&self->ring.me->last_seen_ns, (uint64_t)shmb_clock_ns(CLOCK_REALTIME), memory_order_relaxed);
@@ -54,7 +55,7 @@ int shmb_seen(struct ring_object *self, int status) {
     return status;
 }
 
-/* What makes a client one of those who insert, or of those who sample. A load makes it neither. */
+/* These make a client count as one that inserts, or as one that samples. A load is neither. */
 int shmb_inserted(struct ring_object *self, int status) {
     struct shmb_entry *me = self->ring.me;
     int64_t now_ns = note_seen(self, &status);

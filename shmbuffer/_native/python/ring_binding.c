@@ -1,9 +1,9 @@
-/* Ring for Python: how it is made and freed, its attributes, and the door to each of its methods. */
+/* Ring for Python: construction, destruction, attributes, and the entry points of its methods. */
 #include <stdlib.h>
 
 #include "python/methods.h"
 
-/* (descriptor of the directory, name of the control file, its device, its inode) */
+/* From (descriptor of the directory, name of the control file, its device, its inode). */
 static bool to_look_for(PyObject *file, struct shmb_presence *presence) {
     unsigned long long device, inode;
     if (!PyArg_ParseTuple(file, "isKK:Ring", &presence->folder, &presence->name, &device, &inode)) return false;
@@ -12,8 +12,8 @@ static bool to_look_for(PyObject *file, struct shmb_presence *presence) {
     return true;
 }
 
-/* A leaf: (map, bytes of an element) or, of next observations that are stored once, (map, bytes, number of the observation's
- * leaf). */
+/* A leaf is (map, bytes of an element). For next observations that are stored once, it is (map, bytes, leaf number
+ * of the observation). */
 static bool to_leaf(struct ring_object *self, Py_ssize_t i, uint64_t wholes, long *root) {
     struct shmb_ring *ring = &self->ring;
     PyObject *map;
@@ -115,7 +115,8 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     }
     ring->checksum = checksum != 0;
     ring->salt = salt;
-    shmb_life_begin(); /* in the child of a fork nobody may have done it, and its own children must differ */
+    /* in the child of a fork it may not have been called, and the child's own children must differ */
+    shmb_life_begin();
     ring->life = shmb_life();
     shmb_tree_map(&ring->tree, &sections, base);
     shmb_gate_init(&ring->gate);
@@ -197,7 +198,8 @@ static PyObject *get_drawn_from(PyObject *Py_UNUSED(object), void *Py_UNUSED(clo
     }
 GET_U64(head, atomic_load_explicit(&ring->runtime->head, memory_order_acquire))
 GET_U64(write_count, atomic_load_explicit(&ring->runtime->write_count, memory_order_acquire))
-static uint64_t length_of(const struct shmb_ring *ring) { /* no more than there is room for, whatever is there */
+/* limited to the capacity, because shared memory may be damaged */
+static uint64_t length_of(const struct shmb_ring *ring) {
     uint64_t length = atomic_load_explicit(&ring->runtime->length, memory_order_acquire);
     return (length < ring->capacity ? length : ring->capacity) * ring->lanes;
 }

@@ -1,4 +1,4 @@
-/* Ring's methods of consumers: each names one by its place and its number. */
+/* Ring's methods for consumers. A consumer is identified by its index and its number. */
 #include "core/ledger.h"
 #include "python/methods.h"
 
@@ -22,7 +22,7 @@ PyObject *shmb_ring_remove_consumer(struct ring_object *self, struct asked *aske
     return shmb_answer(asked, shmb_seen(self, shmb_remove_consumer(&self->ring, CALL, read_consumer(asked))), 0);
 }
 
-/* -> items */
+/* -> number of items */
 PyObject *shmb_ring_deliver(struct ring_object *self, struct asked *asked) {
     uint64_t given = 0;
     int status = shmb_deliver(&self->ring, CALL, read_consumer(asked), NUMBER(2), NUMBER(3), NUMBER(4), AT(int64_t, 5), AT(int64_t, 6),
@@ -30,7 +30,7 @@ PyObject *shmb_ring_deliver(struct ring_object *self, struct asked *asked) {
     return shmb_answer(asked, shmb_seen(self, status), given);
 }
 
-/* -> groups */
+/* -> number of groups */
 PyObject *shmb_ring_claim_groups(struct ring_object *self, struct asked *asked) {
     uint64_t given = 0, items = 0;
     const int64_t *sizes = AT(const int64_t, 4);
@@ -42,7 +42,7 @@ PyObject *shmb_ring_claim_groups(struct ring_object *self, struct asked *asked) 
     return shmb_answer(asked, shmb_seen(self, status), given);
 }
 
-/* -> items */
+/* -> number of items */
 PyObject *shmb_ring_drop_items(struct ring_object *self, struct asked *asked) {
     uint64_t dropped = 0;
     int status = shmb_indices_in_order(&self->ring, AT(const int64_t, 2), NUMBER(4), self->ring.capacity);
@@ -51,7 +51,7 @@ PyObject *shmb_ring_drop_items(struct ring_object *self, struct asked *asked) {
     return shmb_answer(asked, shmb_seen(self, status), dropped);
 }
 
-/* -> items */
+/* -> number of items */
 PyObject *shmb_ring_acknowledge(struct ring_object *self, struct asked *asked) {
     uint64_t acked = 0;
     int status = shmb_indices_in_order(&self->ring, AT(const int64_t, 3), NUMBER(5), self->ring.capacity);
@@ -76,14 +76,14 @@ PyObject *shmb_ring_await_items(struct ring_object *self, struct asked *asked) {
     return shmb_answer(asked, shmb_seen(self, shmb_await_items(&self->ring, CALL, read_consumer(asked), NUMBER(2), AT(uint64_t, 3))), 0);
 }
 
-/* -> items */
+/* -> number of items */
 PyObject *shmb_ring_to_give(struct ring_object *self, struct asked *asked) {
     uint64_t there = 0;
     int status = shmb_count_to_give(&self->ring, CALL, read_consumer(asked), NUMBER(2), &there);
     return shmb_answer(asked, status, there);
 }
 
-/* -> items */
+/* -> number of items */
 PyObject *shmb_ring_returned(struct ring_object *self, struct asked *asked) {
     uint64_t found = 0, room = NUMBER(5);
     if (room) shmb_python_may_block(CALL);

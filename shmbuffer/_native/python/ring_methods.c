@@ -1,4 +1,4 @@
-/* Ring's methods but those of records: rows of leaves, priorities, the buffer as a whole, clients, flow control. */
+/* Ring's methods except for records: rows of leaves, priorities, the whole buffer, clients, flow control. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@
 #include "python/leaf.h"
 #include "python/methods.h"
 
-#define ROOM_PRIORITIES 256 /* more do not go onto the stack */
+#define ROOM_PRIORITIES 256 /* more priorities do not fit on the stack */
 
 /* Rows of leaves. */
 
@@ -70,7 +70,7 @@ PyObject *shmb_ring_place(struct ring_object *self, struct asked *asked) {
     return shmb_answer(asked, status, 0);
 }
 
-/* -> first ticket; the payload is moved by the caller, then commit or abort */
+/* -> first ticket. The caller copies the payload, and then calls commit or abort. */
 PyObject *shmb_ring_claim(struct ring_object *self, struct asked *asked) {
     uint64_t first = 0;
     int status = shmb_claim_ring(&self->ring, CALL, NUMBER(0), NULL, AT(const uint32_t, 1), &first);
@@ -78,7 +78,7 @@ PyObject *shmb_ring_claim(struct ring_object *self, struct asked *asked) {
     return shmb_answer(asked, status, first);
 }
 
-/* -> rows that were taken */
+/* -> number of claimed rows */
 PyObject *shmb_ring_claim_slots(struct ring_object *self, struct asked *asked) {
     struct shmb_ring *ring = &self->ring;
     const int64_t *slots = AT(const int64_t, 0);
@@ -91,7 +91,7 @@ PyObject *shmb_ring_claim_slots(struct ring_object *self, struct asked *asked) {
     return shmb_answer(asked, status, rows);
 }
 
-/* The payload of the claim that is open, row after row. */
+/* Copies the payload of the open claim, row by row. */
 PyObject *shmb_ring_fill(struct ring_object *self, struct asked *asked) {
     int status = shmb_gate_resume(&self->ring);
     if (status != SHMB_OK) return shmb_answer(asked, status, 0);
@@ -101,7 +101,7 @@ PyObject *shmb_ring_fill(struct ring_object *self, struct asked *asked) {
     return shmb_answer(asked, SHMB_OK, 0);
 }
 
-/* Whatever it answers, nothing is claimed any more. */
+/* The claim is closed, whatever the result is. */
 PyObject *shmb_ring_commit(struct ring_object *self, struct asked *asked) {
     struct shmb_ring *ring = &self->ring;
     const double *priorities = AT(const double, 0);
@@ -141,7 +141,7 @@ int shmb_binding_sample(PyObject *object, uint64_t count, uint64_t key, unsigned
     return status;
 }
 
-/* -> rows redrawn */
+/* -> number of rows that were drawn again */
 PyObject *shmb_ring_sample(struct ring_object *self, struct asked *asked) {
     uint64_t redrawn = 0;
     int status = sample(self, &asked->python, NUMBER(0), NUMBER(1), (unsigned char *const *)asked->addresses, AT(int64_t, 3),
@@ -176,7 +176,7 @@ int shmb_binding_stacks(PyObject *object, const struct shmb_stacks *stacks, unsi
     return status;
 }
 
-/* -> rows that hold no item */
+/* -> number of rows without an item */
 PyObject *shmb_ring_read(struct ring_object *self, struct asked *asked) {
     uint64_t missing = 0;
     int status = read_rows(self, &asked->python, AT(const int64_t, 0), NUMBER(1), (unsigned char *const *)asked->addresses,
@@ -199,7 +199,7 @@ static int update(struct ring_object *self, struct asked *asked, const int64_t *
     return SHMB_OK;
 }
 
-/* -> how many were applied */
+/* -> number of applied priorities */
 PyObject *shmb_ring_update(struct ring_object *self, struct asked *asked) {
     uint64_t applied = 0;
     int status = update(self, asked, AT(const int64_t, 0), AT(const int64_t, 1), AT(const double, 2), NUMBER(3), &applied);
@@ -246,7 +246,7 @@ PyObject *shmb_ring_raise_max_priority(struct ring_object *self, struct asked *a
     return shmb_answer(asked, shmb_seen(self, shmb_raise_max_priority(&self->ring, CALL, REAL(0))), 0);
 }
 
-/* The buffer as a whole. */
+/* The whole buffer. */
 
 PyObject *shmb_ring_empty(struct ring_object *self, struct asked *asked) {
     return shmb_answer(asked, shmb_seen(self, shmb_empty(&self->ring, CALL, NUMBER(0) != 0)), 0);
@@ -268,7 +268,7 @@ PyObject *shmb_ring_check(struct ring_object *self, struct asked *asked) {
                          BIG(found.wrong_reserved), BIG(found.wrong_ledger));
 }
 
-/* -> bytes of the runtime page and the registry, all of one moment; or a status */
+/* -> bytes of the runtime page and the registry, which are consistent; or a status */
 PyObject *shmb_ring_snapshot(struct ring_object *self, struct asked *asked) {
     const size_t bytes = SHMB_CONTROL_BYTES - SHMB_RUNTIME_OFFSET;
     PyObject *copy = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)bytes);
@@ -285,7 +285,7 @@ PyObject *shmb_ring_snapshot(struct ring_object *self, struct asked *asked) {
     return shmb_answer(asked, status, 0);
 }
 
-/* -> slots that had changed */
+/* -> number of slots that had changed */
 PyObject *shmb_ring_copy_slots(struct ring_object *self, struct asked *asked) {
     struct shmb_ring *ring = &self->ring;
     uint64_t first = NUMBER(0), count = NUMBER(1);
@@ -310,7 +310,7 @@ PyObject *shmb_ring_checksum(struct ring_object *self, struct asked *asked) {
     return PyLong_FromUnsignedLong(shmb_row_checksum(&self->ring, NUMBER(0), NUMBER(1)));
 }
 
-/* -> slots in [first, first + count) that are COMMITTED and whose checksum is wrong, as a list */
+/* -> list of the COMMITTED slots in [first, first + count) whose checksum is wrong */
 PyObject *shmb_ring_verify(struct ring_object *self, struct asked *asked) {
     struct shmb_ring *ring = &self->ring;
     uint64_t first = NUMBER(0), count = NUMBER(1);
@@ -347,7 +347,7 @@ PyObject *shmb_ring_seal(struct ring_object *self, struct asked *asked) {
     Py_RETURN_NONE;
 }
 
-/* -> items that were forgotten. For recovery, while nobody else is alive: what a slot says of its next observation. */
+/* -> number of removed items. Recovery repairs next observations with this, while no client is alive. */
 PyObject *shmb_ring_mend(struct ring_object *self, struct asked *asked) {
     struct shmb_ring *ring = &self->ring;
     uint64_t dropped = 0;
@@ -356,7 +356,7 @@ PyObject *shmb_ring_mend(struct ring_object *self, struct asked *asked) {
     return shmb_answer(asked, SHMB_OK, dropped);
 }
 
-/* Leaves, length and parents from words and raw priorities. For recovery, while nobody else is alive. */
+/* Recomputes leaves, length and parents from words and raw priorities. For recovery, while no client is alive. */
 PyObject *shmb_ring_rebuild(struct ring_object *self, struct asked *asked) {
     shmb_python_may_block(CALL);
     shmb_ring_leaves(&self->ring);
@@ -383,7 +383,7 @@ PyObject *shmb_ring_leave(struct ring_object *self, struct asked *asked) {
     return shmb_answer(asked, shmb_leave(&self->ring, CALL), 0);
 }
 
-/* Until somebody makes progress after this handle was blocked. */
+/* Sleeps until another client makes progress, after a call of this handle was refused. */
 PyObject *shmb_ring_wait(struct ring_object *self, struct asked *asked) {
     if (shmb_refusal.why == SHMB_SLOT_IS_TAKEN) atomic_fetch_add_explicit(&self->ring.me->waits, 1, memory_order_relaxed);
     CP(count_added);
@@ -394,7 +394,7 @@ PyObject *shmb_ring_wait(struct ring_object *self, struct asked *asked) {
     Py_RETURN_NONE;
 }
 
-/* -> 0: the directory is there, as far as was seen within the last second */
+/* -> 0 if the directory existed at the last check, at most a second ago */
 PyObject *shmb_ring_check_directory(struct ring_object *self, struct asked *asked) {
     return shmb_answer(asked, shmb_is_removed(&self->ring, shmb_now_ns()) ? SHMB_UNLINKED : SHMB_OK, 0);
 }
@@ -406,7 +406,7 @@ PyObject *shmb_ring_bypass(struct ring_object *self, struct asked *asked) {
     Py_RETURN_NONE;
 }
 
-/* -> elements that count as drawn */
+/* -> number of elements that count as drawn */
 PyObject *shmb_ring_admit_sample(struct ring_object *self, struct asked *asked) {
     uint64_t counted = 0;
     int status = shmb_admit_sample(&self->ring, CALL, NUMBER(0), NUMBER(1), NUMBER(2) != 0, &counted);
@@ -417,7 +417,7 @@ PyObject *shmb_ring_cancel(struct ring_object *self, struct asked *asked) {
     return shmb_answer(asked, shmb_cancel(&self->ring, CALL, NUMBER(0), (uint32_t)NUMBER(1)), 0);
 }
 
-/* Then read them, and release. */
+/* The caller then reads them and calls release. */
 PyObject *shmb_ring_dequeue(struct ring_object *self, struct asked *asked) {
     return shmb_answer(asked, shmb_dequeue(&self->ring, CALL, NUMBER(0), AT(int64_t, 1), AT(int64_t, 2)), 0);
 }
@@ -432,12 +432,13 @@ PyObject *shmb_ring_limit(struct ring_object *self, struct asked *asked) {
     return shmb_answer(asked, shmb_limit(&self->ring, CALL, &wanted, &ages), 0);
 }
 
-/* Room for items to come. What is reserved is named by its number and its place in the ledger. */
+/* Reservations. A name of a reservation combines its id with its index in the ledger. */
 
 #define PLACE(n) ((uint32_t)(NUMBER(n) % SHMB_RESERVATIONS))
 #define ID(n) (NUMBER(n) / SHMB_RESERVATIONS)
 
-/* What names it is stored before Python looks for signals again, so that who is interrupted knows what to give back. */
+/* The name is stored before Python checks for signals again, so that an interrupted caller can still cancel the
+ * reservation. */
 PyObject *shmb_ring_reserve(struct ring_object *self, struct asked *asked) {
     const struct shmb_request request = {.rows = NUMBER(0), .elements = NUMBER(0) * self->ring.lanes, .bytes = NUMBER(1),
                                    .expires_ns = NUMBER(2), .id = NUMBER(3), .flags = NUMBER(3) ? SHMB_PARTIAL : 0};
@@ -461,7 +462,7 @@ PyObject *shmb_ring_note_partial(struct ring_object *self, struct asked *asked) 
     return shmb_answer(asked, shmb_note_partial(&self->ring, CALL, PLACE(0), ID(0)), 0);
 }
 
-/* -> 1 if it is */
+/* -> 1 if it is committed, otherwise 0 */
 PyObject *shmb_ring_partial_is_done(struct ring_object *self, struct asked *asked) {
     bool done = false;
     int status = shmb_partial_is_done(&self->ring, CALL, NUMBER(0), NUMBER(1) != 0, &done);
@@ -474,8 +475,9 @@ PyObject *shmb_ring_refuse(struct ring_object *self, struct asked *asked) {
     Py_RETURN_NONE;
 }
 
-/* Nothing says any more that a call through this handle waits, for a slot or for a side. It is one call, which Python makes
- * where an exception passes: no signal handler comes in between. A thread that does wait says so again when it looks again. */
+/* Withdraws waiting calls of this handle, for a slot or for a side. Python calls it when an exception passes
+ * through. It is a single call, so that no signal handler runs in between. Another thread that still waits registers
+ * again at its next attempt. */
 int shmb_binding_give_up(PyObject *object, int64_t timeout_ns) {
     struct shmb_ring *ring = &((struct ring_object *)object)->ring;
     struct python_call python = shmb_python_begin(timeout_ns);
@@ -492,7 +494,7 @@ PyObject *shmb_ring_give_up(struct ring_object *self, struct asked *asked) {
     return shmb_answer(asked, shmb_binding_give_up((PyObject *)self, CALL->timeout_ns), 0);
 }
 
-/* -> why the queue makes that client wait; 0: it does not */
+/* -> reason for which the queue makes that client wait; 0: none */
 PyObject *shmb_ring_waits_in_queue(struct ring_object *self, struct asked *asked) {
     enum shmb_reason why;
     int status = shmb_waits_in_queue(&self->ring, CALL, &self->ring.entries[NUMBER(0)], (uint32_t)NUMBER(1), &why);

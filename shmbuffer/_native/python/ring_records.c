@@ -1,12 +1,12 @@
-/* Ring's methods where items are records. */
+/* Ring's methods for records. */
 #include "python/methods.h"
 
-/* A batch that is handed in: data, bytes of it, starts, sizes, count. */
+/* The caller's batch: data, its size in bytes, starts, sizes, count. */
 static struct shmb_batch batch_at(const struct asked *asked, unsigned n) {
     return (struct shmb_batch){AT(const unsigned char, n), AT(const int64_t, n + 2), AT(const int64_t, n + 3), NUMBER(n + 4)};
 }
 
-/* Where records go: data, room, starts, sizes, positions. */
+/* Destination of records: data, room, starts, sizes, positions. */
 static struct shmb_arena arena_at(const struct asked *asked, unsigned n) {
     return (struct shmb_arena){AT(unsigned char, n), NUMBER(n + 1), 0, AT(int64_t, n + 2), AT(int64_t, n + 3), AT(uint64_t, n + 4)};
 }
@@ -32,7 +32,7 @@ PyObject *shmb_ring_write_records(struct ring_object *self, struct asked *asked)
     return shmb_answer(asked, status, first);
 }
 
-/* -> rows that were written; slots ascend */
+/* -> number of written rows. Slots must ascend. */
 PyObject *shmb_ring_place_records(struct ring_object *self, struct asked *asked) {
     struct shmb_ring *ring = &self->ring;
     struct shmb_batch batch = batch_at(asked, 1);
@@ -43,7 +43,7 @@ PyObject *shmb_ring_place_records(struct ring_object *self, struct asked *asked)
     for (uint64_t i = 1; i < batch.count; i++)
         if (slots[i] <= slots[i - 1]) return PyErr_Format(PyExc_ValueError, "place_records: slots have to ascend");
     if (priorities && tickets) return PyErr_Format(PyExc_ValueError, "place_records: priorities or tickets, not both");
-    if (batch.count == 0) return shmb_answer(asked, SHMB_OK, 0); /* a claim of nothing would stay open */
+    if (batch.count == 0) return shmb_answer(asked, SHMB_OK, 0); /* an empty claim would stay open */
     int status = shmb_indices_in_order(ring, slots, batch.count, ring->capacity);
     if (status == SHMB_OK) status = shmb_batch_in_order(ring, &batch, bytes);
     if (status == SHMB_OK && priorities) status = shmb_priorities_in_order(ring, priorities, batch.count);
@@ -54,7 +54,7 @@ PyObject *shmb_ring_place_records(struct ring_object *self, struct asked *asked)
     return shmb_answer(asked, status, rows);
 }
 
-/* -> bytes of the arena that are used */
+/* -> used bytes of the arena */
 PyObject *shmb_ring_sample_records(struct ring_object *self, struct asked *asked) {
     struct shmb_arena arena = arena_at(asked, 2);
     uint64_t redrawn = 0;
@@ -64,7 +64,7 @@ PyObject *shmb_ring_sample_records(struct ring_object *self, struct asked *asked
     return shmb_answer(asked, status, arena.used);
 }
 
-/* -> bytes of the arena that are used */
+/* -> used bytes of the arena */
 PyObject *shmb_ring_read_records(struct ring_object *self, struct asked *asked) {
     struct shmb_arena arena = arena_at(asked, 2);
     const int64_t *index = AT(const int64_t, 0);
@@ -74,7 +74,7 @@ PyObject *shmb_ring_read_records(struct ring_object *self, struct asked *asked) 
     return shmb_answer(asked, status, arena.used);
 }
 
-/* -> (tail, where nobody writes below, head), or a status */
+/* -> (tail, position below which no claim is writing, head), or a status */
 PyObject *shmb_ring_span(struct ring_object *self, struct asked *asked) {
     uint64_t span[3];
     int status = shmb_span(&self->ring, CALL, span);
@@ -95,7 +95,7 @@ PyObject *shmb_ring_records_moment(struct ring_object *self, struct asked *asked
                          BIG(moment.byte_head));
 }
 
-/* -> how many were forgotten. For recovery, while nobody else is alive. */
+/* -> number of removed items. For recovery, while no client is alive. */
 PyObject *shmb_ring_relink(struct ring_object *self, struct asked *asked) {
     const int64_t *slots = AT(const int64_t, 0);
     uint64_t count = NUMBER(1);

@@ -1,8 +1,8 @@
-/* A draw of slices in few calls, where the flags that cut trajectories, and those that are shown, lie in columns.
+/* Draws slices in few calls, if the flags that end trajectories and the flags of the batch are in columns.
  *
- *     follow ──▶ windows, slices ──▶ flags, and the words once more
+ *     follow ──▶ windows, slices ──▶ flags, and a second look at the words
  *
- * What is read of an item may be that of the next one: then its ticket is, too. */
+ * Data that are read for an item may belong to its successor in the slot. Its ticket then differs, too. */
 #include "python/slicing.h"
 
 #include <stdlib.h>
@@ -12,24 +12,25 @@
 #include "python/module.h"
 #include "tables/windows.h"
 
-#define MUCH 16384u /* items: left to following.c, which gives up the interpreter lock */
+#define MUCH 16384u /* items; more are handled by following.c, which releases the interpreter lock */
 
-/* As Python has it, in int64 each. */
+/* The layout of Python's table, int64 each. */
 struct cutting {
-    uint64_t base, bytes; /* of a column; of an element in it */
+    /* address of a column; bytes of an element in it */
+    uint64_t base, bytes;
     uint64_t role;
 };
-enum { ENDS, BEGINS, IDS }; /* of the item before; of this one; differs between them */
+enum { ENDS, BEGINS, IDS }; /* flag of the previous item; flag of this item; id that differs between them */
 
 struct showing {
-    uint64_t base;  /* of a column of bytes; 0: nothing is stored, and all are false */
-    uint64_t width; /* of an element */
+    uint64_t base;  /* address of a column of bytes; 0: not stored, all false */
+    uint64_t width; /* bytes per element */
     uint64_t out;   /* [elements, width] */
     uint64_t role;
 };
 enum { AS_STORED, AND_LAST, AND_FIRST }; /* and true on the last, or first, step of each slice */
 
-/* `runs`: the second number of a pair says how many slots follow each other. */
+/* `runs`: the second number of each pair is a number of consecutive slots. */
 static PyObject *slots_of(const struct shmb_pairs *pairs, bool runs) {
     uint64_t count = runs ? 0 : pairs->count;
     for (uint64_t i = 0; runs && i < pairs->count; i++) count += pairs->at[pairs->begin + i].second;
@@ -62,7 +63,7 @@ static bool any_in(const unsigned char *bytes, uint64_t count) {
     return false;
 }
 
-/* Whether a trajectory begins at an element, which follows another one. */
+/* True if a trajectory begins at the element, whose predecessor is `before`. */
 static inline bool is_cut(const struct cutting *cuts, uint64_t count, uint64_t element, uint64_t before) {
     for (uint64_t i = 0; i < count; i++) {
         uint64_t bytes = cuts[i].bytes;
@@ -90,7 +91,7 @@ static void append_slots(struct shmb_trajectories *all, const struct shmb_follow
             appended = true;
         }
         if (width > 1 || !appended || all->failed) continue;
-        uint64_t more = 0; /* slots behind it, which follow each other as a rule */
+        uint64_t more = 0; /* further consecutive slots, as is usual */
         for (uint64_t next = slot + 1; i + more + 1 < count && next < all->elements; next++, more++) {
             const uint64_t at = i + more + 1;
             if ((uint64_t)slots[at] != next || f->ring->sources[next] != source || reach[at] < 1 || all->where[next].run) break;
@@ -101,7 +102,7 @@ static void append_slots(struct shmb_trajectories *all, const struct shmb_follow
     }
 }
 
-/* False: there was no memory. */
+/* False: out of memory. */
 static bool catch_up(struct shmb_trajectories *all, struct shmb_follower *f, const struct cutting *cuts, uint64_t n_cuts) {
     for (uint64_t i = 0; i < f->gone.count; i++) {
         struct shmb_pair gone = f->gone.at[f->gone.begin + i];
@@ -118,7 +119,7 @@ static bool catch_up(struct shmb_trajectories *all, struct shmb_follower *f, con
     return !f->failed && !all->failed && !(all->windows && all->windows->failed);
 }
 
-/* -> the head that was seen; or, where more is to be done than to append, what a poll has seen */
+/* -> the head that was seen; or the result of the poll, if more must be done than appending */
 PyObject *shmb_trajectories_follow(PyObject *trajectories, PyObject *args) {
     struct shmb_trajectories *all = shmb_trajectories_in(trajectories);
     PyObject *follower;
@@ -141,7 +142,7 @@ PyObject *shmb_trajectories_follow(PyObject *trajectories, PyObject *args) {
 
 static uint32_t element_in(const struct shmb_run *run, uint32_t number) { return run->items[(run->front + number) & run->mask]; }
 
-/* Take the next windows: all their elements. -> how many windows */
+/* -> number of windows. Delivers the next windows, with all their elements. */
 PyObject *shmb_trajectories_windows(PyObject *trajectories, PyObject *args) {
     struct shmb_trajectories *all = shmb_trajectories_in(trajectories);
     unsigned long long count, newest, out;
@@ -151,7 +152,7 @@ PyObject *shmb_trajectories_windows(PyObject *trajectories, PyObject *args) {
     int64_t *elements = (int64_t *)(uintptr_t)out;
     uint32_t steps = all->windows->steps;
     uint64_t found = shmb_windows_claim(all, count, newest, elements);
-    for (uint64_t i = found; i-- > 0;) { /* from behind: the first elements lie where the others go */
+    for (uint64_t i = found; i-- > 0;) { /* backwards, because the first elements are stored where the others go */
         const struct shmb_where *where = &all->where[elements[i]];
         const struct shmb_run *run = &all->runs[where->run - 1];
         for (uint32_t step = 0, from = where->index - run->front; step < steps; step++)
@@ -160,7 +161,8 @@ PyObject *shmb_trajectories_windows(PyObject *trajectories, PyObject *args) {
     return PyLong_FromUnsignedLongLong(found);
 }
 
-/* The elements of slices out of trajectories that are long enough, by two numbers each. False: none is. */
+/* Stores the elements of slices of trajectories that are long enough. Two numbers select each slice. False: no
+ * trajectory is. */
 PyObject *shmb_trajectories_slices(PyObject *trajectories, PyObject *args) {
     struct shmb_trajectories *all = shmb_trajectories_in(trajectories);
     unsigned long long which, begins, count, steps, from, out;
@@ -182,7 +184,7 @@ PyObject *shmb_trajectories_slices(PyObject *trajectories, PyObject *args) {
     Py_RETURN_TRUE;
 }
 
-/* The tickets of items that were seen. False: an item is not there any more. */
+/* Reads the tickets of items that the follower reported. False: an item is gone. */
 static bool seen_tickets(const struct shmb_follower *f, const int64_t *elements, uint64_t count, int64_t *tickets) {
     bool there = true;
     for (uint64_t i = 0; i < count; i++) {
@@ -233,7 +235,7 @@ static void show(const struct showing *one, const int64_t *elements, uint64_t co
     }
 }
 
-/* Flags of slices one behind the other, and tickets. False: an item is not there any more. */
+/* Stores the flags of consecutive slices, and the tickets. False: an item is gone. */
 PyObject *shmb_follower_flags(PyObject *follower, PyObject *args) {
     const struct shmb_follower *f = shmb_follower_in(follower);
     const struct shmb_ring *ring = f->ring;

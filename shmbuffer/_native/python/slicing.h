@@ -1,18 +1,18 @@
-/* Calls of Follower and Trajectories that draw slices, and what following.c needs of them. */
+/* Methods of Follower and Trajectories that draw slices, and functions that following.c needs, too. */
 #ifndef SHMB_SLICING_H
 #define SHMB_SLICING_H
 
 #include "python/following.h"
 
-/* Builds (restarted, gone, changed): what a poll has seen. */
+/* Builds (restarted, gone, changed), the result of a poll. */
 PyObject *shmb_build_changes(const struct shmb_follower *f, bool restarted);
-/* The slot `before` that the item in `slot` follows, or -1 if it is further away than `reach` places, so that a hole may be
- * between them. */
+/* Returns `before`, the slot that the item in `slot` follows. Returns -1 if it is more than `reach` places back,
+ * because there may be a hole between them. */
 int64_t shmb_accept_predecessor(uint64_t capacity, int64_t before, uint64_t slot, uint64_t reach);
 
-/* Each element after the steps before it in its trajectory, the first of which is repeated where there are too few, and their
- * tickets. `drawn`: the tickets that the elements themselves have to have, or NULL. Without a follower there are no tickets.
- * False: one of the items is not there. */
+/* Stores each element preceded by the previous steps of its trajectory, and their tickets. If there are too few
+ * steps, the first one is repeated. `drawn`: the tickets that the elements themselves must have, or NULL. Without a
+ * follower no tickets are stored. False: an item is missing. */
 bool shmb_histories(const struct shmb_trajectories *all, const struct shmb_follower *f, const int64_t *at, const int64_t *drawn,
                     uint64_t count, uint64_t steps, int64_t *out, int64_t *tickets);
 

@@ -1,4 +1,5 @@
-/* The weights for Python: where they lie is checked against the map; addresses come as integers, as in arguments.c. */
+/* The weights for Python. Positions are checked against the map. Addresses are passed as integers, as in
+ * arguments.c. */
 #include "python/module.h"
 
 #include <unistd.h>

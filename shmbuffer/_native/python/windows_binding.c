@@ -1,4 +1,4 @@
-/* Windows for Python; Trajectories cuts its runs by them. Who has both holds a lock, as in following.c. */
+/* Windows for Python; Trajectories cuts its runs by them. The owner of both holds a lock, as in following.c. */
 #include "python/module.h"
 
 #include "core/ring.h"
@@ -7,7 +7,7 @@
 struct windows_object {
     PyObject_HEAD
     struct shmb_windows windows;
-    PyObject *ring; /* kept alive */
+    PyObject *ring; /* must stay alive */
 };
 
 static struct shmb_windows *windows_of(PyObject *self) { return &((struct windows_object *)self)->windows; }
@@ -24,7 +24,7 @@ static PyObject *windows_new(PyTypeObject *type, PyObject *args, PyObject *Py_UN
     PyObject *self = allocate(type, 0);
     if (self == NULL) return NULL;
     ((struct windows_object *)self)->ring = Py_NewRef(ring);
-    const _Atomic uint64_t *words = of->words; /* looked at, and nothing else */
+    const _Atomic uint64_t *words = of->words; /* they are only read */
     if (shmb_windows_make(windows_of(self), words, of->elements, (uint32_t)of->lanes, (uint32_t)steps)) return self;
     Py_DECREF(self);
     return PyErr_NoMemory();

@@ -1,17 +1,18 @@
-/* Drawing without an item twice, exactly: the next one is each of those that are left, in proportion to its weight.
+/* Exact random draws without replacement: each draw selects one of the remaining items in proportion to its weight.
  *
- * Within a set of equal weights that is a shuffle of which only the beginning is made: number i of those that are left is
- * swapped with the last of them, and only the swaps are kept. Between sets, one is proposed by its weight as it was and
- * accepted by the share of it that is left; where most proposals are refused, the weights are summed again. */
+ * Within a set of equal weights this is the beginning of a shuffle. Number i of the remaining ones is swapped with
+ * the last of them, and only the swaps are stored. A set is proposed by its original weight and accepted with the
+ * share of it that is left. If most proposals are rejected, the weights are summed again. */
 #include "tables/choosing.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define REFUSED 32u /* proposals in a row, before the weights are summed again */
+#define REFUSED 32u /* proposals in a row before the weights are summed again */
 
 struct shmb_swapped {
-    uint32_t set, number, is; /* set: 1 + it, 0: nothing; all of them below SHMB_MOST_ITEMS */
+    /* set: 1 + its number, 0: unused entry; all numbers are below SHMB_MOST_ITEMS */
+    uint32_t set, number, is;
 };
 
 /* SplitMix64, as in sample.c. */
@@ -30,7 +31,8 @@ static uint64_t chosen_below(struct shmb_choice *choice, uint64_t bound) {
 
 bool shmb_choice_begin(struct shmb_choice *choice, uint64_t key, uint64_t count) {
     uint64_t room = 16;
-    while (room < 2 * count) room *= 2; /* half of it is free: each choice is one entry at most */
+    /* at least half of the table stays unused, because each draw adds at most one entry */
+    while (room < 2 * count) room *= 2;
     *choice = (struct shmb_choice){.key = key, .swapped = calloc(room, sizeof *choice->swapped), .mask = room - 1};
     return choice->swapped != NULL;
 }
@@ -58,9 +60,9 @@ uint64_t shmb_choose(struct shmb_choice *choice, uint64_t set, uint64_t left) {
 uint64_t shmb_choose_any(struct shmb_choice *choice, uint64_t of) { return chosen_below(choice, of); }
 
 struct sums {
-    double *upto;    /* of all sets so far */
-    uint32_t *left;  /* of each set */
-    uint32_t *base;  /* of each set, when they were summed */
+    double *upto;    /* cumulative weights of the sets */
+    uint32_t *left;  /* items left in each set */
+    uint32_t *base;  /* items in each set when the weights were summed */
     uint64_t sets;
 };
 
@@ -74,22 +76,24 @@ static bool add_up(struct sums *sums, const double *weights) {
     return sum > 0;
 }
 
-/* The first set whose sum is above. Of sets that weigh nothing it is never one. */
+/* The first set whose cumulative weight is greater. A set without weight is never returned. */
 static uint64_t set_above(const struct sums *sums, double sum) {
     uint64_t first = 0;
-    for (uint64_t left = sums->sets, half; left > 1; left -= half) { /* no branch, which would be foreseen half of the time */
+    /* without a branch, which would be mispredicted half of the time */
+    for (uint64_t left = sums->sets, half; left > 1; left -= half) {
         half = left / 2;
         first += half & (0 - (uint64_t)(sums->upto[first + half - 1] <= sum));
     }
     return first;
 }
 
-/* The number of sets, where nothing is left that weighs anything. */
+/* Returns the number of sets if no remaining set has a weight. */
 static uint64_t next_set(struct shmb_choice *choice, struct sums *sums, const double *weights, bool again) {
     for (uint32_t refused = 1;; refused++) {
         if (refused % REFUSED == 0 && !add_up(sums, weights)) return sums->sets;
         uint64_t set = set_above(sums, next_fraction(choice) * sums->upto[sums->sets - 1]);
-        if (!(weights[set] > 0) || sums->left[set] == 0) continue; /* nothing is left, or rounding has led beyond the last */
+        /* the set is empty, or rounding led beyond the last one */
+        if (!(weights[set] > 0) || sums->left[set] == 0) continue;
         if (again || sums->left[set] == sums->base[set]) return set;
         if (chosen_below(choice, sums->base[set]) < sums->left[set]) return set;
     }
@@ -107,7 +111,7 @@ bool shmb_draw_labelled(struct shmb_labels *all, const double *weights, uint64_t
         for (uint64_t i = 0; i < sets; i++) sums.left[i] = all->order[i].count;
         made = add_up(&sums, weights);
     }
-    for (uint64_t i = 0; i < count && made; i++) { /* where each lies, before any is read: the cache misses overlap */
+    for (uint64_t i = 0; i < count && made; i++) { /* pointers first, so that the cache misses overlap */
         uint64_t set = next_set(&choice, &sums, weights, again);
         if (set == sets) {
             made = false;

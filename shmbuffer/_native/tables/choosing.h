@@ -1,24 +1,24 @@
-/* Drawing without an item twice: see choosing.c. */
+/* Random draws without replacement: see choosing.c. */
 #ifndef SHMB_CHOOSING_H
 #define SHMB_CHOOSING_H
 
 #include "tables/labels.h"
 
-struct shmb_swapped; /* numbers that stand for others */
+struct shmb_swapped; /* an entry of a partial shuffle */
 struct shmb_choice {
-    uint64_t key, next; /* of the random numbers */
+    uint64_t key, next; /* state of the random number generator */
     struct shmb_swapped *swapped;
     uint64_t mask;
 };
 
-bool shmb_choice_begin(struct shmb_choice *choice, uint64_t key, uint64_t count); /* false: there is no memory */
+bool shmb_choice_begin(struct shmb_choice *choice, uint64_t key, uint64_t count); /* false: out of memory */
 void shmb_choice_end(struct shmb_choice *choice);
-/* One of the numbers of a set that were not chosen yet, of which `left` are. */
+/* Draws one of the numbers of a set that were not drawn yet; `left` is how many there are. */
 uint64_t shmb_choose(struct shmb_choice *choice, uint64_t set, uint64_t left);
-uint64_t shmb_choose_any(struct shmb_choice *choice, uint64_t of); /* again, perhaps */
+uint64_t shmb_choose_any(struct shmb_choice *choice, uint64_t of); /* with replacement */
 
-/* Elements by the weight of their labels, in the order of the labels; `again`: one may come twice. Their labels, too, where
- * `labels` is not NULL. False: no memory, or nothing that weighs anything. */
+/* Draws elements by the weights of their labels, which are in the order of the labels. `again`: with replacement.
+ * Stores their labels, too, unless `labels` is NULL. False: out of memory, or no remaining label has a weight. */
 bool shmb_draw_labelled(struct shmb_labels *all, const double *weights, uint64_t key, uint64_t count, bool again, int64_t *out,
                         int64_t *labels);
 

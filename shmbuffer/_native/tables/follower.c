@@ -1,23 +1,24 @@
-/* What a process has seen of a ring, and what has come and gone since: so that who keeps something about items reads the
- * new ones and not all of them. Nothing of it is shared: a writer does not know who follows it, and nothing is left behind
- * by who dies. A poll costs what was written and what went, plus the writes that were under way.
+/* Follows the items of a ring, so that a process that keeps a table about items reads only the new ones. All of it
+ * is private: writers do not know the followers, and the death of a follower leaves nothing behind. The cost of a
+ * poll is proportional to the added and removed items, and the unfinished writes.
  *
  *     front ─────────────────────▶ at ──────▶ end                  end mod capacity == head mod capacity
- *       items that were told of      to be told of (`next`)
- *       holes                        written since, or behind a slot whose write was under way and is done
+ *       items that were reported     to be reported (`next`)
+ *       holes                        written since, or behind a slot whose unfinished write has ended
  *
- * Places count slots in the order in which they follow each other: by age, the oldest first. A write in the ring moves
- * `end` on; one into named slots takes the tickets of a lap and no place. Always true between two polls
+ * Places count slots by age, the oldest first. A write at the head of the ring advances `end`. A write to named
+ * slots uses the tickets of a lap and no places. Always true between two polls
  *
- *   1. A slot is held if its item was told of, and not yet that it went.
- *   2. The item of a held slot has a ticket below `seen`; whatever is stored there later has one from `seen` on. So no
- *      ticket has to be kept: a word that is COMMITTED with a smaller one says that the item is still there.
- *   3. Every ticket below `seen` is held, gone for good, or that of a pending slot.
- *   4. A place from `front` on that is no item is in one of the holes.
+ *   1. A slot is held if its item was reported, and its removal was not.
+ *   2. The item of a held slot has a ticket below `seen`, and a later item in the slot has a ticket from `seen` on. So the
+ *      tickets need not be stored: a COMMITTED word with a smaller ticket means that the item is still present.
+ *   3. Every ticket below `seen` is held, removed, or that of a pending slot.
+ *   4. Every place from `front` on without an item is in one of the holes.
  *
- * Words are read without the mutex. A claim moves the head first and marks its slots then, so a poll ends where a claim
- * begins that is being marked: what is stored in a slot later has a ticket from `seen` on, whichever slot it is. What is read of
- * an item may be that of the next one: then its ticket is, too, and who draws compares. */
+ * Words are read without the mutex. A claim moves the head before it marks its slots, so a poll ends at the
+ * beginning of a claim that is being marked. So an item that is stored later has a ticket from `seen` on, in any
+ * slot. Data that are read for an item may belong to its successor in the slot. Its ticket then differs, too, and
+ * samplers compare the tickets. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -56,7 +57,7 @@ static bool push(struct shmb_follower *f, struct shmb_pairs *pairs, uint64_t fir
 
 static inline struct shmb_pair *pair(const struct shmb_pairs *pairs, uint64_t i) { return &pairs->at[pairs->begin + i]; }
 
-/* Slots that follow each other become one pair. */
+/* Consecutive slots are merged into one pair. */
 static void gone_too(struct shmb_follower *f, uint64_t slot, uint64_t count) {
     struct shmb_pair *last = f->gone.count > f->over ? pair(&f->gone, f->gone.count - 1) : NULL;
     if (last && last->first + last->second == slot)
@@ -70,7 +71,7 @@ static void let_go(struct shmb_follower *f, uint64_t slot) {
     gone_too(f, slot, 1);
 }
 
-/* From the oldest place on; as a rule all slots of a word are held. */
+/* Removes overwritten items, from the oldest place on. Usually all 64 slots of a bitmap word are held. */
 static void let_go_of_written_over(struct shmb_follower *f, uint64_t oldest) {
     const uint64_t capacity = f->ring->capacity;
     for (uint64_t slot = slot_at(f, f->front), count; f->front < oldest; f->front += count) {
@@ -101,10 +102,11 @@ static void forget_holes_from(struct shmb_follower *f, uint64_t place) {
     if (holes->count && pair(holes, holes->count - 1)->second >= place) pair(holes, holes->count - 1)->second = place - 1;
 }
 
-/* How many places before this one are no hole; a lap, where there is none. */
+/* Number of places before this one without a hole; the capacity, if there is no hole. */
 static uint64_t reach_of(const struct shmb_follower *f, uint64_t place) {
     uint64_t low = 0, high = f->holes.count;
-    if (high && pair(&f->holes, high - 1)->second < place) low = high; /* as a rule it is behind the last one */
+    /* the usual case: the place is after the last hole */
+    if (high && pair(&f->holes, high - 1)->second < place) low = high;
     while (low < high) {
         uint64_t middle = low + (high - low) / 2;
         if (pair(&f->holes, middle)->second < place)
@@ -132,7 +134,7 @@ void shmb_follower_free(struct shmb_follower *f) {
 
 void shmb_follower_forget(struct shmb_follower *f) { f->started = false; }
 
-/* The first ticket that is not looked at yet. Of claims one at a time is being marked, and it is the last one. */
+/* The first ticket that this poll does not process. At most one claim is being marked, and it is the newest one. */
 static uint64_t find_end_of_poll(const struct shmb_follower *f) {
     const struct shmb_ring *ring = f->ring;
     uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_acquire);
@@ -156,8 +158,8 @@ static void begin(struct shmb_follower *f, uint64_t head) {
     f->in_order = true;
 }
 
-/* Slots that were being written at the poll before. Returns the first place of those that hold an item now, or `until`; in turn
- * of those that are done. */
+/* Checks slots whose writes were unfinished at the previous poll. Returns the first place that holds an item now, or
+ * `until`. With in_turn, any finished write counts. */
 static uint64_t settle_pending(struct shmb_follower *f, uint64_t until, uint64_t oldest) {
     uint64_t kept = 0;
     for (uint64_t i = 0; i < f->pending.count; i++) {
@@ -173,7 +175,7 @@ static uint64_t settle_pending(struct shmb_follower *f, uint64_t until, uint64_t
     return until;
 }
 
-/* Of 64 slots from a multiple of it on: all are held, and hold what they did. */
+/* True if all of 64 slots, from a multiple of 64 on, are held and unchanged. */
 static bool are_as_before(const struct shmb_follower *f, uint64_t slot, uint64_t before) {
     if (f->held[slot / 64] != UINT64_MAX) return false;
     uint64_t others = 0;
@@ -184,7 +186,8 @@ static bool are_as_before(const struct shmb_follower *f, uint64_t slot, uint64_t
     return others == 0;
 }
 
-/* Every slot from the oldest on, where writes into named slots may have come to any. Returns as `settle_pending`. */
+/* Scans all slots from the oldest on, after writes to named slots may have changed any of them. Returns the same as
+ * `settle_pending`. */
 static uint64_t scan_slots(struct shmb_follower *f, uint64_t from, uint64_t until, uint64_t head) {
     const uint64_t before = SHMB_WORD(f->seen, 0), begun = SHMB_WORD(head, 0);
     f->pending.begin = f->pending.count = 0;
@@ -197,11 +200,11 @@ static uint64_t scan_slots(struct shmb_follower *f, uint64_t from, uint64_t unti
         unsigned state = SHMB_STATE(word);
         bool held = is_held(f, slot);
         if (word >= begun) {
-            /* the next poll sees it */
+            /* the next poll processes it */
         } else if (held && state == SHMB_COMMITTED) {
             if (word >= before) push(f, &f->changed, slot, place);
         } else if (held || state == SHMB_COMMITTED) {
-            until = place; /* it is told again from here on */
+            until = place; /* items are reported again from here on */
         } else if (state == SHMB_WRITING) {
             push(f, &f->pending, place, word);
         }
@@ -210,8 +213,9 @@ static uint64_t scan_slots(struct shmb_follower *f, uint64_t from, uint64_t unti
     return until;
 }
 
-/* A poll: afterwards `gone` has slots whose item is not there any more, `changed` those whose item is another one in the same
- * place, and `shmb_follower_next` tells of new ones. False: nothing has changed. `restarted`: nothing of before counts. */
+/* Polls the ring. Afterwards `gone` has the slots whose items are gone, `changed` has slots with a new item in the
+ * same place, and `shmb_follower_next` reports new items. False: nothing has changed. `restarted`: all earlier
+ * reports are void. */
 bool shmb_follower_poll(struct shmb_follower *f, bool *restarted) {
     const struct shmb_ring *ring = f->ring;
     const uint64_t head = find_end_of_poll(f);
@@ -232,14 +236,14 @@ bool shmb_follower_poll(struct shmb_follower *f, bool *restarted) {
     if (any) at = scan_slots(f, oldest, at, head);
     if (any && f->changed.count) f->in_order = false;
     let_go_of_written_over(f, oldest);
-    for (; f->front < at; f->front++) { /* evicted, or forgotten */
+    for (; f->front < at; f->front++) { /* evicted or emptied */
         uint64_t slot = slot_at(f, f->front);
         if (!is_held(f, slot)) continue;
         if (SHMB_STATE(word_of(ring, slot)) == SHMB_COMMITTED) break;
         let_go(f, slot);
     }
     if (at < oldest) at = oldest;
-    if (at < f->front) f->front = at; /* a write that was under way is done */
+    if (at < f->front) f->front = at; /* an unfinished write has ended */
     for (uint64_t place = until; place > at; place--)
         if (is_held(f, slot_at(f, place - 1))) let_go(f, slot_at(f, place - 1));
     forget_holes_from(f, at);
@@ -257,8 +261,8 @@ bool shmb_follower_poll(struct shmb_follower *f, bool *restarted) {
     return f->gone.count || f->changed.count || f->at < f->end;
 }
 
-/* Each of 64 slots from a multiple of it on holds an item that is to be told of, in the order of tickets from that one on, which
- * becomes the last of them. */
+/* True if each of 64 slots, from a multiple of 64 on, holds a new item, in the order of tickets from *ticket on.
+ * *ticket becomes that of the last one. */
 static bool are_all_new(const struct shmb_follower *f, uint64_t slot, uint64_t *ticket) {
     uint64_t before = SHMB_WORD(*ticket, SHMB_COMMITTED), others = 0;
     for (uint64_t i = slot; i < slot + 64; i++) {
@@ -272,8 +276,8 @@ static bool are_all_new(const struct shmb_follower *f, uint64_t slot, uint64_t *
     return true;
 }
 
-/* The next of the new items, oldest first: their slots, and how many places before each are no hole, where `reach` is no NULL.
- * 0: that was all. */
+/* Reports the next new items, oldest first: their slots, and, unless `reach` is NULL, the number of places before
+ * each one without a hole. 0: there are no more. */
 uint64_t shmb_follower_next(struct shmb_follower *f, int64_t *slots, int64_t *reach, uint64_t room) {
     const uint64_t capacity = f->ring->capacity, seen = f->seen, end = f->end;
     uint64_t found = 0, place = f->at, ticket = f->ticket, settled_before = f->pending.count ? 0 : room;
@@ -309,7 +313,7 @@ uint64_t shmb_follower_next(struct shmb_follower *f, int64_t *slots, int64_t *re
     return found;
 }
 
-/* How many places before a slot that is held are no hole. */
+/* Number of places before a held slot without a hole. */
 uint64_t shmb_follower_reach(const struct shmb_follower *f, uint64_t slot) {
     uint64_t capacity = f->ring->capacity;
     return reach_of(f, f->end - 1 - (f->end - 1 + capacity - slot) % capacity);

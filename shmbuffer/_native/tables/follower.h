@@ -1,4 +1,4 @@
-/* What has come and gone in a ring since a process looked last: see follower.c. */
+/* Items that were added to and removed from a ring since a process last polled it: see follower.c. */
 #ifndef SHMB_FOLLOWER_H
 #define SHMB_FOLLOWER_H
 
@@ -11,7 +11,7 @@ struct shmb_pair {
     uint64_t first, second;
 };
 
-/* A queue of pairs in the order of the first number. */
+/* A queue of pairs, sorted by the first number. */
 struct shmb_pairs {
     struct shmb_pair *at;
     uint64_t begin, count, room;
@@ -20,20 +20,21 @@ struct shmb_pairs {
 struct shmb_follower {
     const struct shmb_ring *ring;
     bool started;
-    bool failed;              /* there was no memory: the next poll starts over */
-    bool in_order;            /* tickets grow from place to place */
-    bool in_turn;             /* what lies behind a write that is under way is told again, however that ends */
-    uint64_t settled;         /* of the items told of last: those before the first write that is under way */
-    uint64_t seen;            /* tickets below it were looked at */
+    bool failed;              /* out of memory: the next poll starts over */
+    bool in_order;            /* tickets increase from place to place */
+    bool in_turn;             /* items behind an unfinished write are reported again when that write ends */
+    /* of the items reported last: those before the first unfinished write */
+    uint64_t settled;
+    uint64_t seen;            /* lower tickets were processed */
     uint64_t front, at, end;  /* places */
-    uint64_t ticket;          /* of the last item that was told of */
+    uint64_t ticket;          /* of the last reported item */
     uint64_t tail;            /* of the byte ring */
-    uint64_t *held;           /* a bit a slot: its item was told of */
-    uint64_t over;             /* so many pairs of `gone` are of items that were written over */
-    struct shmb_pairs gone;    /* slots that follow each other: the first, and how many */
-    struct shmb_pairs changed; /* slots, and their places */
-    struct shmb_pairs pending; /* places that are being written, and their words */
-    struct shmb_pairs holes;   /* first and last place of each */
+    uint64_t *held;           /* one bit per slot: its item was reported */
+    uint64_t over;             /* the first pairs of `gone` are items that were overwritten; their number */
+    struct shmb_pairs gone;    /* consecutive slots: the first one, and their number */
+    struct shmb_pairs changed; /* slots and their places */
+    struct shmb_pairs pending; /* places of unfinished writes, and their words */
+    struct shmb_pairs holes;   /* first and last place of each hole */
 };
 
 bool shmb_follower_make(struct shmb_follower *f, const struct shmb_ring *ring);

@@ -1,8 +1,8 @@
-/* Frames of zstd: what they say of themselves, which of them are expanded in one step, and where what they hold goes.
+/* zstd frames: reading their headers, grouping them into steps of expansion, and distributing their contents.
  *
  *     leaves of records ──take apart──▶ frames, each with its parts ──▶ runs of frames
  *
- * The core has no zstd: this is what lies around it. items/records/places.py has the picture. */
+ * The core does not contain zstd; this file has the code around it. items/records/places.py has a diagram. */
 #include "tables/frames.h"
 
 #include <string.h>
@@ -23,7 +23,7 @@ void shmb_take_apart(const struct shmb_leaves *leaves, const int64_t *to, bool o
             const int64_t from = leaves->base + offsets[p];
             const uint64_t before = *parts;
             int64_t whole = 0;
-            if (holding == SHMB_JOINED) continue; /* with the piece that has its frame */
+            if (holding == SHMB_JOINED) continue; /* handled with the piece that has its frame */
             for (int64_t q = (int64_t)p; q >= 0; q = leaves->held[q].next) {
                 const int64_t planes = leaves->held[q].planes, nbytes = expanded[q];
                 const int64_t goes = of_each ? to[(uint64_t)q * leaves->count + row] : to[q] + (int64_t)row * nbytes;
@@ -45,7 +45,7 @@ void shmb_take_apart(const struct shmb_leaves *leaves, const int64_t *to, bool o
     }
 }
 
-/* The frames from `run` on that can be woven, two by two, at most so many bytes. False: none. */
+/* Finds the interleaved frames from `run` on, an even number, of at most `most` bytes. False: there are none. */
 static bool weave(const struct shmb_places *places, int64_t most, struct shmb_frame_run *run) {
     const uint64_t first = (uint64_t)run->first;
     uint64_t part = (uint64_t)run->part, frames = 0;
@@ -71,7 +71,7 @@ static bool weave(const struct shmb_places *places, int64_t most, struct shmb_fr
     return true;
 }
 
-/* Exchanges what lies at two places. */
+/* Exchanges the bytes at two places. */
 static void exchange(unsigned char *one, unsigned char *other, uint64_t nbytes) {
     unsigned char kept[1 << 12];
     for (uint64_t at = 0; at < nbytes; at += sizeof kept) {
@@ -95,7 +95,7 @@ uint64_t shmb_runs(const struct shmb_places *places, int64_t most, int64_t woven
             runs[count++] = run;
             continue;
         }
-        bool whole = true; /* the parts lie behind each other there as here, and leave nothing out */
+        bool whole = true; /* the destinations of the parts are contiguous and in the same order */
         int64_t done = 0;
         do {
             for (; part < places->parts && places->frame[part] == (int64_t)frame; part++) {
@@ -117,7 +117,7 @@ uint64_t shmb_runs(const struct shmb_places *places, int64_t most, int64_t woven
 
 bool shmb_frame_says(const unsigned char *frame, uint64_t nbytes, uint64_t whole, uint32_t dictionary) {
     static const unsigned char of_dictionary[] = {0, 1, 2, 4}, of_size[] = {0, 2, 4, 8};
-    unsigned char header[18] = {0}; /* the longest there is */
+    unsigned char header[18] = {0}; /* the longest possible header */
     uint32_t magic, needs = 0;
     uint64_t says = 0;
     if (whole == 0) return nbytes == 0;

@@ -1,23 +1,24 @@
-/* Items by label, so that a draw asks for labels and not for items.
+/* Items by label, so that draws can select labels instead of items.
  *
- *     where   of each element     kin, and index in it
- *     kin     label, elements     oldest first, in a circle: the ends come and go at the price of one
+ *     where   for each element    its group, and index in it
+ *     group   label, elements     oldest first, a ring buffer: constant time at both ends
  *     order   of the labels       the smallest first
- *     marks   first elements      of the kins that may be drawn: counted, and the k-th is found
+ *     marks   first elements      of groups that can be drawn: counts them, and selects the k-th
  *
- * With a limit a kin is a group of so many items. It is open until all of them are there, and whole then. It is lost once one
- * of them has gone, and an open one once it is given up: what comes to it later is lost, too, up to the limit. Somebody who
- * changes an item in place takes it away for a moment: it is absent, and the kin whole again when it is back.
+ * With a limit, a group has that many items. It is open until all of them were added, and complete then. It is lost
+ * once one of its items is removed, or once it is given up while it is open. Items that are added to a lost group
+ * are lost, too, up to the limit. An item that a writer changes in place is absent meanwhile, and its group is
+ * complete again when it returns.
  *
- * What goes at an end moves nothing. What goes in the middle, or comes out of order, leaves its kin loose, and that is put
- * in order once everything of a poll is told. */
+ * Removing an item at an end moves no other items. Removing one in the middle, or adding one out of order, makes its
+ * group loose. Loose groups are put in order at the end of a poll. */
 #include "tables/labels.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #define FIRST_ROOM 4u
-#define MOST_ROOM 64u /* of the first one */
+#define MOST_ROOM 64u /* largest initial capacity */
 
 static inline uint32_t *entry(const struct shmb_kin *kin, uint32_t index) { return &kin->items[index & kin->mask]; }
 
@@ -29,7 +30,7 @@ static inline uint64_t age_of(const struct shmb_labels *all, uint32_t element) {
     return element >= all->first ? element - all->first : element + all->elements - all->first;
 }
 
-/* The same with room for one more. NULL: there is no memory for it. */
+/* Makes room for one more entry. NULL: out of memory. */
 static void *reserve_one_more(struct shmb_labels *all, void *at, uint64_t count, uint64_t *room, size_t bytes) {
     if (count < *room) return at;
     uint64_t wanted = *room ? 2 * *room : 64;
@@ -39,14 +40,14 @@ static void *reserve_one_more(struct shmb_labels *all, void *at, uint64_t count,
     return more;
 }
 
-/* So many items more, or fewer. */
+/* Adds `more` to the counts of items; it may be negative. */
 static inline void count_more(struct shmb_labels *all, struct shmb_kin *kin, int32_t more) {
     kin->count += (uint32_t)more;
     all->items += (uint64_t)(int64_t)more;
     if (all->in_order && !all->limit) all->order[kin->place].count = kin->count;
 }
 
-/* The table of labels. */
+/* The hash table of labels. */
 
 static inline uint32_t home_of(const struct shmb_labels *all, int64_t label) {
     uint64_t mixed = (uint64_t)label;
@@ -64,7 +65,7 @@ static uint32_t place_of_label(const struct shmb_labels *all, int64_t label) {
     return at;
 }
 
-/* What was put behind it because its place was taken moves up. */
+/* Later entries of the same probe sequence move into the gap. */
 static void forget_label(struct shmb_labels *all, uint32_t gap) {
     for (uint32_t at = next_home(all, gap); all->table[at]; at = next_home(all, at)) {
         uint32_t home = home_of(all, all->kins[all->table[at] - 1].label);
@@ -91,7 +92,7 @@ static bool more_kins(struct shmb_labels *all) {
     return true;
 }
 
-/* Kins. */
+/* Groups. */
 
 static void open_kin(struct shmb_labels *all, struct shmb_kin *kin) {
     uint32_t one = number_of(all, kin) + 1;
@@ -234,7 +235,8 @@ void shmb_label_away(struct shmb_labels *all, uint32_t element) {
 
 /* Items. */
 
-/* As a rule the oldest of a kin go, and others stay, of which nothing more is to be said. How many of these elements do. */
+/* Handles the usual case that the oldest items of a group are removed and others stay. Returns the number of removed
+ * elements. */
 static inline uint32_t dropped_first(struct shmb_labels *all, struct shmb_place_in *where, uint64_t most) {
     const uint32_t number = where->kin;
     struct shmb_kin *kin = &all->kins[number - 1];
@@ -276,7 +278,8 @@ void shmb_labels_drop(struct shmb_labels *all, uint64_t first, uint64_t end) {
     }
 }
 
-/* It was told of again, and may be in another place: a claim that its writer left half-marked has moved on without it. */
+/* After an item was reported again: its position may have changed, because a claim that its dead writer had
+ * half-marked has moved the head. */
 static void compare_neighbours(struct shmb_labels *all, struct shmb_kin *kin, uint32_t element) {
     uint32_t index = all->where[element].index;
     uint32_t before = index == kin->front ? SHMB_NO_ITEM : *entry(kin, index - 1);
@@ -286,12 +289,14 @@ static void compare_neighbours(struct shmb_labels *all, struct shmb_kin *kin, ui
     if (after != SHMB_NO_ITEM && age_of(all, after) < age) loosen(all, kin);
 }
 
-/* As a rule items come behind the last one that was put, are younger, and their kin is open still. How many of these are so. */
+/* Handles the usual case that items belong to the group of the last added item, are younger, and the group is open.
+ * Returns the number of added items. */
 static uint64_t put_behind_last(struct shmb_labels *all, const uint32_t *elements, const int64_t *labels, uint64_t count) {
     struct shmb_kin *kin = all->last ? &all->kins[all->last - 1] : NULL;
     if (kin == NULL || kin->count == 0 || kin->state != SHMB_KIN_OPEN) return 0;
     uint64_t room = kin->mask + 1 - (kin->back - kin->front), age = age_of(all, *entry(kin, kin->back - 1)), n = 0;
-    if (all->limit && room >= all->limit - kin->came) room = all->limit - kin->came - 1; /* the last one makes it whole */
+    /* the last item completes the group, which the caller handles */
+    if (all->limit && room >= all->limit - kin->came) room = all->limit - kin->came - 1;
     for (; n < count && n < room && labels[n] == kin->label; n++) {
         uint32_t element = elements[n], index = kin->back + (uint32_t)n;
         uint64_t before = age;
@@ -383,7 +388,7 @@ static void put_in_order(struct shmb_labels *all, struct shmb_kin *kin) {
 void shmb_labels_settle(struct shmb_labels *all) {
     for (uint64_t i = 0; i < all->n_loose && !all->failed; i++) {
         struct shmb_kin *kin = &all->kins[all->loose[i]];
-        if (kin->items == NULL || !kin->loose) continue; /* it went meanwhile */
+        if (kin->items == NULL || !kin->loose) continue; /* the group was removed meanwhile */
         kin->loose = false;
         put_in_order(all, kin);
     }
@@ -412,7 +417,7 @@ void shmb_label_mark_claimed(struct shmb_labels *all, uint32_t element, bool tak
     remark(all, kin);
 }
 
-/* All of them. */
+/* The whole table. */
 
 static int by_label(const void *one, const void *other) {
     const struct shmb_ordered *a = one, *b = other;
@@ -438,8 +443,9 @@ uint64_t shmb_labels_order(struct shmb_labels *all) {
 
 bool shmb_labels_make(struct shmb_labels *all, uint64_t elements, uint32_t limit, bool by_age_too) {
     *all = (struct shmb_labels){.elements = elements, .limit = limit, .by_age = by_age_too, .first_room = FIRST_ROOM};
-    while (all->first_room < limit && all->first_room < MOST_ROOM) all->first_room *= 2; /* a group comes to its limit */
-    all->where = calloc(elements, sizeof *all->where); /* pages that nobody needs are not there */
+    /* most groups reach their limit */
+    while (all->first_room < limit && all->first_room < MOST_ROOM) all->first_room *= 2;
+    all->where = calloc(elements, sizeof *all->where); /* pages that are never touched are not allocated */
     if (limit) all->absent = calloc(elements / 8 + 1, 1);
     bool made = all->where && (!limit || all->absent) && more_kins(all) && (!by_age_too || shmb_marks_make(&all->marks, elements));
     if (made) return true;

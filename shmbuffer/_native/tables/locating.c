@@ -1,13 +1,13 @@
-/* Where the pieces of records lie, for the usual batch: records of one form.
- * Nothing is believed. What is not so is no error here: memory/record_format looks at it again, and says what is wrong. It
- * also tells the format. What is written is laid out by the same rules. */
+/* Locates the pieces of records in the usual batch: records of one form. All input is validated. An invalid record
+ * is not reported here: memory/record_format examines it again, and describes the fault. It also documents the
+ * format. Records are written by the same rules. */
 #include "tables/locating.h"
 
 #include <string.h>
 
 #include "core/layout.h"
 
-#define HEADER sizeof(struct shmb_record) /* of the ring; the body begins behind it */
+#define HEADER sizeof(struct shmb_record) /* of the ring; the body follows it */
 #define NUMBERS_AT (HEADER + 8)
 #define VERSION 1u
 #define MOST_VOLUME ((uint64_t)1 << 40)
@@ -15,7 +15,7 @@
 
 enum codec { RAW, ZSTD, OWN, JOINED };
 
-struct piece { /* as they follow each other in the steps; then so many columns */
+struct piece { /* layout in `steps`; it is followed by `factors` columns */
     int64_t alignment, codec, size_column, head, factors;
 };
 
@@ -29,7 +29,7 @@ static inline uint64_t value_in(const struct form *form, const int64_t *numbers,
     return (uint64_t)((uint64_t)column < form->n_numbers ? numbers[column] : form->constants[(uint64_t)column - form->n_numbers]);
 }
 
-/* Bytes of a leaf whose dims are these. False: larger than anything can be. */
+/* Number of bytes of a leaf with these dims. False: impossibly large. */
 static inline bool volume(const struct form *form, const int64_t *numbers, const int64_t *columns, int64_t count, uint64_t *bytes) {
     uint64_t product = 1;
     bool none = false;
@@ -70,7 +70,7 @@ static bool numbers_of(const struct form *form, const unsigned char *record, uin
     return memcmp(record + NUMBERS_AT + 4 * form->n_numbers, form->code, form->nbytes) == 0 && shapes_agree(form, numbers);
 }
 
-/* Of the first 64 numbers, those that are no sizes of pieces. */
+/* Bitmap of those of the first 64 numbers that are dims, not sizes of pieces. */
 static uint64_t dims_in(const struct form *form) {
     uint64_t dims = ~(uint64_t)0;
     const int64_t *step = form->pieces;
@@ -88,8 +88,8 @@ static bool dims_agree(const struct form *form, uint64_t dims, const int64_t *on
     return !differ;
 }
 
-/* Returns where the record ends, from its start; 0: there can be no such record. `offsets` first has what each piece expands to.
- * `known` has what they expand to in a record of the same dims, or is NULL. */
+/* Returns the size of the record; 0: the record is impossible. `offsets` temporarily has the expanded size of each
+ * frame. `known` has the expanded sizes of a record with the same dims, or is NULL. */
 static uint64_t pieces_of(const struct form *form, uint64_t start, const int64_t *numbers, int64_t *offsets, int64_t *sizes,
                           int64_t *expanded, const int64_t *known) {
     uint64_t total = 0, at = NUMBERS_AT + 4 * form->n_numbers + form->nbytes;
@@ -185,7 +185,7 @@ int64_t shmb_measure_records(const struct shmb_records_written *written, int64_t
     return (int64_t)at;
 }
 
-/* Writes so many bytes at `to`, and zeros from where the last ones ended up to there. Returns where they end. */
+/* Writes bytes at `to`, and zeros between the end of the previous bytes and `to`. Returns the new end. */
 static unsigned char *append_bytes(unsigned char *end, unsigned char *to, const void *from, uint64_t nbytes) {
     memset(end, 0, (size_t)(to - end));
     if (nbytes) memcpy(to, from, nbytes);

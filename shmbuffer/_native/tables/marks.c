@@ -1,8 +1,9 @@
-/* Bits, and above them a tree of counts: a change and a question touch one node a level.
+/* A bitmap with a tree of counts above it. Changes and queries access one node per level.
  *
  *     counts[1]   sixteen nodes below
  *     counts[0]   512 bits, which are one cache line
- *     bits        1 1 0 1 0 ... */
+ *     bits        1 1 0 1 0 ...
+ */
 #include "tables/marks.h"
 
 #include <stdlib.h>
@@ -10,7 +11,7 @@
 
 #define LEAF_SHIFT 9u /* 512 numbers */
 #define FAN_SHIFT 4u  /* 16 nodes */
-#define WORDS 8u      /* of a leaf */
+#define WORDS 8u      /* words per leaf */
 
 static inline unsigned shift_of(unsigned level) { return LEAF_SHIFT + FAN_SHIFT * level; }
 
@@ -60,7 +61,7 @@ void shmb_marks_move(struct shmb_marks *marks, uint64_t from, uint64_t to) {
         shmb_marks_set(marks, to, true);
         return;
     }
-    marks->bits[from / 64] ^= (uint64_t)1 << from % 64; /* no sum of it changes */
+    marks->bits[from / 64] ^= (uint64_t)1 << from % 64; /* no count changes */
     marks->bits[to / 64] ^= (uint64_t)1 << to % 64;
 }
 

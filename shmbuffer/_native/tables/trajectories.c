@@ -1,12 +1,12 @@
-/* Trajectories as runs of items whose steps follow each other without a gap.
+/* Trajectories as runs of items whose steps are consecutive.
  *
  *     owner   source, lane (and id)     runs   0..4   5..7   9..12
- *     run     elements in a circle      items at either end come and go at the price of one
- *     where   of each element           run, and index in it
- *     marks   first elements            of the runs that are long enough: counted, and the k-th is found
+ *     run     elements, a ring buffer   items can be added and removed at both ends in constant time
+ *     where   for each element          its run, and index in it
+ *     marks   first elements            of runs that are long enough: counts them, and selects the k-th
  *
- * Where items lie in their order, a step is the number of the item of its owner, and who appends it says where a
- * trajectory ends. Where they lie anywhere, steps are given, and a run ends where one is missing. */
+ * If the items are stored in order, a step is the number of the item of its owner, and the caller marks the ends of
+ * trajectories. If they are stored in any order, the caller gives the steps, and a run ends at a missing step. */
 #include "tables/trajectories.h"
 
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 
 #include "tables/windows.h"
 
-#define FIRST_ROOM 4u /* of a run, and of an owner */
+#define FIRST_ROOM 4u /* initial capacity of a run, and of an owner's list */
 
 static inline uint32_t length(const struct shmb_run *run) { return run->back - run->front; }
 
@@ -24,7 +24,7 @@ static inline int64_t add_steps(int64_t step, uint32_t steps) { return (int64_t)
 
 static inline int64_t end_of(const struct shmb_run *run) { return add_steps(run->step, length(run)); }
 
-/* Owners, and a table that finds them. */
+/* Owners, and their hash table. */
 
 static inline uint32_t place_of(const struct shmb_trajectories *all, uint64_t source, int64_t id, uint32_t lane) {
     uint64_t mixed = (source ^ (uint64_t)id * 0xC2B2AE3D27D4EB4Fu) + lane * 0x165667B19E3779F9u;
@@ -59,7 +59,7 @@ static bool more_owners(struct shmb_trajectories *all) {
     return true;
 }
 
-/* NULL: there is no memory for one. */
+/* NULL: out of memory. */
 static struct shmb_owner *find_or_add_owner(struct shmb_trajectories *all, uint64_t source, int64_t id, uint32_t lane) {
     uint32_t at = find_owner_slot(all, source, id, lane);
     if (all->table[at]) return &all->owners[(all->last_owner = all->table[at]) - 1];
@@ -87,7 +87,7 @@ static inline struct shmb_owner *owner_of(struct shmb_trajectories *all, uint64_
     return find_or_add_owner(all, source, id, lane);
 }
 
-/* What was put behind it because its place was taken moves up. */
+/* Later entries of the same probe sequence move into the gap. */
 static void forget_owner(struct shmb_trajectories *all, struct shmb_owner *owner) {
     uint32_t at = find_owner_slot(all, owner->source, owner->id, owner->lane), number = all->table[at];
     for (uint32_t gap = at;;) {
@@ -110,10 +110,10 @@ moved:
 
 static inline uint32_t *runs_of(const struct shmb_owner *owner) { return owner->runs + owner->begin; }
 
-/* How many runs of an owner begin at that step or before it. */
+/* Number of runs of an owner that begin at that step or earlier. */
 static uint32_t runs_until(const struct shmb_trajectories *all, const struct shmb_owner *owner, int64_t step) {
     uint32_t low = 0, high = owner->count;
-    if (high && all->runs[runs_of(owner)[high - 1]].step <= step) return high; /* as a rule it is the last one */
+    if (high && all->runs[runs_of(owner)[high - 1]].step <= step) return high; /* the usual case */
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
         if (all->runs[runs_of(owner)[middle]].step <= step)
@@ -143,11 +143,11 @@ static inline void mark(struct shmb_trajectories *all, struct shmb_run *run) {
     if (run->marked != first) mark_by(all, run, first);
 }
 
-/* A run without items, as the `at`-th of its owner. SHMB_NO_ELEMENT: there is no memory for one. */
+/* Inserts an empty run at position `at` of its owner. SHMB_NO_ELEMENT: out of memory. */
 static uint32_t add_run(struct shmb_trajectories *all, uint32_t whose, uint32_t at, int64_t step) {
     struct shmb_owner *owner = &all->owners[whose];
     if (owner->begin + owner->count == owner->room) {
-        if (owner->begin > owner->count) { /* more than half of it is free */
+        if (owner->begin > owner->count) { /* more than half of the list is unused */
             memmove(owner->runs, runs_of(owner), owner->count * sizeof *owner->runs);
             owner->begin = 0;
         } else {
@@ -181,7 +181,7 @@ static uint32_t add_run(struct shmb_trajectories *all, uint32_t whose, uint32_t 
     return number;
 }
 
-/* The `at`-th of its owner. */
+/* Removes the run at position `at` of its owner. */
 static void remove_run(struct shmb_trajectories *all, uint32_t whose, uint32_t at) {
     struct shmb_owner *owner = &all->owners[whose];
     uint32_t number = runs_of(owner)[at];
@@ -224,7 +224,7 @@ static void put_first(struct shmb_trajectories *all, uint32_t number, uint32_t e
     run->step--;
 }
 
-/* The `at`-th run of an owner and the one behind it: the items of the shorter one move. */
+/* Joins the run at position `at` of an owner with the following one. The items of the shorter run are moved. */
 static void join(struct shmb_trajectories *all, uint32_t whose, uint32_t at) {
     uint32_t one = runs_of(&all->owners[whose])[at], other = runs_of(&all->owners[whose])[at + 1];
     struct shmb_run *first = &all->runs[one], *second = &all->runs[other];
@@ -238,7 +238,7 @@ static void join(struct shmb_trajectories *all, uint32_t whose, uint32_t at) {
     if (all->windows) shmb_windows_again(all, &all->runs[into_first ? one : other]);
 }
 
-/* From that index on the items are a run of their own. */
+/* Splits a run before the item at `index`. */
 static void split(struct shmb_trajectories *all, uint32_t number, uint32_t index) {
     uint32_t whose = all->runs[number].owner, at = place_among(all, number);
     uint32_t before = index - all->runs[number].front, behind = all->runs[number].back - index;
@@ -264,11 +264,11 @@ static void come_or_gone(struct shmb_trajectories *all, uint32_t element, bool c
     if (all->held.bits) shmb_marks_set(&all->held, element, come);
 }
 
-/* All of them. */
+/* The whole table. */
 
 bool shmb_trajectories_make(struct shmb_trajectories *all, uint64_t elements, uint32_t width) {
     *all = (struct shmb_trajectories){.wanted = elements, .elements = elements, .width = width};
-    all->where = calloc(elements, sizeof *all->where); /* pages that nobody needs are not there */
+    all->where = calloc(elements, sizeof *all->where); /* pages that are never touched are not allocated */
     if (all->where != NULL && more_owners(all) && shmb_marks_make(&all->marks, elements)) return true;
     shmb_trajectories_free(all);
     all->wanted = elements;
@@ -404,8 +404,9 @@ void shmb_trajectories_drop(struct shmb_trajectories *all, uint64_t element, uin
         const uint32_t number = all->where[element].run, first = (uint32_t)element;
         struct shmb_run *run = number ? &all->runs[number - 1] : NULL;
         const uint32_t front = run ? run->front : 0;
-        const uint64_t behind = run ? element + length(run) - 1 : 0; /* one stays: without items it is no run */
-        for (; element < end && element < behind; element++) { /* as a rule they are its first items, in order */
+        /* one item stays, because a run must not be empty */
+        const uint64_t behind = run ? element + length(run) - 1 : 0;
+        for (; element < end && element < behind; element++) { /* usually they are its first items, in order */
             struct shmb_where *where = &all->where[element];
             if (where->run != number || where->index != front + ((uint32_t)element - first)) break;
             where->run = 0;
@@ -456,7 +457,7 @@ void shmb_trajectories_mark(struct shmb_trajectories *all, uint32_t least) {
         }
 }
 
-/* Which items there are, once somebody asks for the k-th of them. */
+/* Starts to maintain the set of all items, from which the k-th can be selected. */
 void shmb_trajectories_count(struct shmb_trajectories *all) {
     if (all->held.bits || all->elements == 0) return;
     if (!shmb_marks_make(&all->held, all->elements)) {

@@ -1,4 +1,4 @@
-/* Which items follow each other: see trajectories.c. */
+/* Items that follow one another: see trajectories.c. */
 #ifndef SHMB_TRAJECTORIES_H
 #define SHMB_TRAJECTORIES_H
 
@@ -6,73 +6,83 @@
 
 #define SHMB_MOST_ELEMENTS ((uint64_t)UINT32_MAX - 1)
 
-/* One trajectory: items without a step that is missing. */
+/* A trajectory: items without a missing step. */
 struct shmb_run {
-    uint32_t *items;       /* elements; of index i: items[i & mask]. NULL: the run is free */
-    uint32_t mask;         /* of a circle of a power of two */
-    uint32_t front, back;  /* indices, modulo 2^32; of a run that is free `front` is the next free one */
+    uint32_t *items;       /* ring buffer of elements: index i is items[i & mask]. NULL: the run is unused */
+    uint32_t mask;         /* capacity - 1; the capacity is a power of two */
+    /* indices, modulo 2^32; in an unused run, `front` links to the next unused run */
+    uint32_t front, back;
     uint32_t owner;
-    uint32_t marked;       /* element by which it is in the marks; SHMB_NO_ELEMENT: it is not */
+    uint32_t marked;       /* element of this run in `marks`; SHMB_NO_ELEMENT: none */
     int64_t step;          /* of the first item */
-    uint32_t cut;          /* index from which its next window begins; see windows.c */
+    uint32_t cut;          /* index at which its next window begins; see windows.c */
 };
 #define SHMB_NO_ELEMENT UINT32_MAX
 
-/* Whose trajectories follow each other: of one source, in one lane, and where items lie anywhere of one id. */
+/* A sequence of runs: those of one source in one lane, and, for items in any order, of one id. */
 struct shmb_owner {
     uint64_t source;
     int64_t id;
     uint32_t lane;
-    uint32_t *runs; /* by the step of their first item: those of `begin` on; NULL: the owner is free */
+    uint32_t *runs; /* by the step of their first item, from `begin` on; NULL: the owner is unused */
     uint32_t begin, count, room;
-    uint32_t look, last; /* of the call under way: its number, and the slot that comes last in it */
+    /* number of the present call, and the last slot of the owner in that call */
+    uint32_t look, last;
 };
 
 struct shmb_trajectories {
-    uint64_t wanted, elements; /* 0 of those that are wanted: there was no memory */
-    uint32_t width;            /* elements of a slot */
+    /* number of elements; `elements` is 0 after an allocation failed */
+    uint64_t wanted, elements;
+    uint32_t width;            /* elements per slot */
     struct shmb_where {
-        uint32_t run, index; /* run: 1 + its number, 0: no item is there */
-    } *where;                /* of each element */
+        uint32_t run, index; /* run: 1 + its number; 0: the element has no item */
+    } *where;                /* for each element */
     struct shmb_run *runs;
-    uint32_t n_runs, room_runs, free_runs; /* free_runs: 1 + the first of them */
+    /* free_runs: 1 + the first unused run */
+    uint32_t n_runs, room_runs, free_runs;
     struct shmb_owner *owners;
     uint32_t n_owners, room_owners, free_owners;
-    uint32_t *table, shift; /* 1 + owner, at most half full */
-    uint32_t last_owner;    /* 1 + the one that was asked for last: as a rule also the next one */
-    struct shmb_marks marks; /* first items of trajectories of at least `least` items */
-    uint32_t least;          /* 0: nobody has asked */
-    struct shmb_marks held;  /* all elements with an item; not made before somebody asks */
+    /* hash table of 1 + owner, at most half full */
+    uint32_t *table, shift;
+    /* 1 + the owner of the last lookup, which is usually also the next one */
+    uint32_t last_owner;
+    struct shmb_marks marks; /* first items of trajectories with at least `least` items */
+    uint32_t least;          /* 0: not requested yet */
+    struct shmb_marks held;  /* all elements with an item; allocated at the first use */
     uint32_t looks;
-    uint64_t count, items; /* trajectories; items in them */
-    uint64_t moved;        /* runs, to make room for others of their owner */
-    struct shmb_windows *windows; /* NULL: runs are not cut into windows */
-    bool failed;           /* there was no memory: what is here is worth nothing until it is cleared */
+    uint64_t count, items; /* number of trajectories, and of items in them */
+    uint64_t moved;        /* runs that were moved in the list of their owner */
+    struct shmb_windows *windows; /* NULL: no windows */
+    bool failed;           /* out of memory: the contents are invalid until they are cleared */
 };
 
 bool shmb_trajectories_make(struct shmb_trajectories *all, uint64_t elements, uint32_t width);
 void shmb_trajectories_free(struct shmb_trajectories *all);
 bool shmb_trajectories_clear(struct shmb_trajectories *all);
 
-/* The last item of a source, by slot of lane 0; of the call under way too: -1, or the slot that `slot` follows. */
+/* The slot in lane 0 of the last item of a source, including items of the present call; -1: none. `slot` becomes the
+ * last. */
 int64_t shmb_trajectory_before(struct shmb_trajectories *all, uint64_t source, uint32_t slot);
 void shmb_trajectory_append(struct shmb_trajectories *all, uint64_t source, uint32_t lane, uint32_t element, bool cut,
                             bool settled);
-/* So many slots behind one whose item was appended, of one element each, follow it too; of those the first `settled`. */
+/* Appends `count` items, in consecutive slots of one element, after the item in `slot`. The first `settled` may
+ * complete windows. */
 void shmb_trajectories_extend(struct shmb_trajectories *all, uint32_t slot, uint32_t count, uint32_t settled);
-/* False: that step is there already. */
+/* False: another item has that step; its element is stored in `there`. */
 bool shmb_trajectory_insert(struct shmb_trajectories *all, uint64_t source, uint32_t lane, int64_t id, int64_t step,
                             uint32_t element, uint32_t *there);
 void shmb_trajectory_drop(struct shmb_trajectories *all, uint32_t element);
-void shmb_trajectories_drop(struct shmb_trajectories *all, uint64_t element, uint64_t end); /* from one to another */
-/* The item that an element follows, and the one that follows it, of the same owner; SHMB_NO_ELEMENT: none. */
+/* elements from `element` to `end` */
+void shmb_trajectories_drop(struct shmb_trajectories *all, uint64_t element, uint64_t end);
+/* The previous or next element of the same owner; SHMB_NO_ELEMENT: none. */
 uint32_t shmb_trajectory_neighbour(const struct shmb_trajectories *all, uint32_t element, bool after);
-void shmb_trajectory_cut(struct shmb_trajectories *all, uint32_t element, bool cut); /* before it */
+/* starts a trajectory at it, or joins it to the previous one */
+void shmb_trajectory_cut(struct shmb_trajectories *all, uint32_t element, bool cut);
 
 void shmb_trajectories_mark(struct shmb_trajectories *all, uint32_t least);
 void shmb_trajectories_count(struct shmb_trajectories *all);
 
-/* Rows: run << 32 | number of the item in it. */
+/* A row is run << 32 | position of the item in the run. */
 static inline int64_t shmb_row_of(const struct shmb_trajectories *all, uint64_t element) {
     if (element >= all->elements || all->where[element].run == 0) return -1;
     uint32_t run = all->where[element].run - 1;

@@ -1,17 +1,18 @@
-/* Windows of a run: each `steps` items from its first one on, once they are all there. Each is given once, the one that was
- * completed first comes first.
+/* Windows of a run: consecutive groups of `steps` items from its first item on. A window is delivered once, after
+ * all its items were written, in the order of completion.
  *
  *     run     0 1 2 3 4 5 6 7 8 9        steps = 4
- *             └─────┘ └─────┘ ╰─ cut, from where the next window begins
- *     queue   0, 4                       taken: those before `next`
+ *             └─────┘ └─────┘ ╰─ cut, where the next window begins
+ *     queue   0, 4                       delivered: those before `next`
  *
  * Always true
- *   1. The word of an item is noted with it once it is in a window, or in the rest of one that was lost. So an item that is
- *      told of again, by whomever and however often, gets no second window, and one that is stored in its place does.
- *   2. A window is taken only if each of its items is the one that was noted, and they follow each other still.
- *   3. An item behind a write that is under way comes into no window before that is done: it may be what is missing.
- *   4. Windows of a run have the phase of its first item, also where that is written over: what is left of a window without its
- *      first item is no part of another one. */
+ *   1. The word of an item is stored in `used` once it is in a window, or in the rest of a lost window. So an item that is
+ *      reported again gets no second window, and a new item in the same slot does.
+ *   2. A window is delivered only if all its items have the stored words and are still consecutive.
+ *   3. An item behind a slot that is being written enters no window before that write ends, because it may be a missing item.
+ *   4. The windows of a run are aligned to its first item, even after that was overwritten. The rest of a window whose first
+ *      item is lost does not become part of another window.
+ */
 #include "tables/windows.h"
 
 #include <stdlib.h>
@@ -21,7 +22,7 @@
 #include "core/sync.h"
 #include "tables/trajectories.h"
 
-#define KEPT 1024u /* windows that were taken, and may be taken back */
+#define KEPT 1024u /* delivered windows that can be taken back */
 
 static inline uint32_t at_index(const struct shmb_run *run, uint32_t index) { return run->items[index & run->mask]; }
 
@@ -41,7 +42,7 @@ static inline void use(struct shmb_windows *w, uint32_t element) {
 
 bool shmb_windows_make(struct shmb_windows *w, const _Atomic uint64_t *words, uint64_t elements, uint32_t width, uint32_t steps) {
     *w = (struct shmb_windows){.words = words, .elements = elements, .width = width, .steps = steps};
-    w->used = calloc(elements, sizeof *w->used); /* pages that nobody needs are not there */
+    w->used = calloc(elements, sizeof *w->used); /* pages that are never touched are not allocated */
     return w->used != NULL;
 }
 
@@ -55,7 +56,7 @@ static inline struct shmb_window *window_of(const struct shmb_windows *w, uint64
     return &w->at[w->begin + (number - w->number)];
 }
 
-/* The run that has it, if all its items are there and follow each other; then `index` is that of the first one. */
+/* Returns the run of a window if all its items are present and consecutive, and stores the index of the first one. */
 static const struct shmb_run *run_of_window(const struct shmb_trajectories *all, const struct shmb_window *one, uint32_t *index) {
     const struct shmb_windows *w = all->windows;
     if (w->used[one->first] != one->word || all->where[one->first].run == 0) return NULL;
@@ -67,7 +68,7 @@ static const struct shmb_run *run_of_window(const struct shmb_trajectories *all,
     return run;
 }
 
-/* Room for one more: what was taken long ago is forgotten, and what is lost. */
+/* Makes room for one more window: drops windows that were delivered long ago, and lost windows. */
 static bool make_room_for_window(struct shmb_trajectories *all) {
     struct shmb_windows *w = all->windows;
     if (w->begin + w->count < w->room) return true;
@@ -94,7 +95,7 @@ static bool make_room_for_window(struct shmb_trajectories *all) {
     return true;
 }
 
-/* Of the items from the cut on: another window. */
+/* Adds the window that begins at the cut. */
 static void complete(struct shmb_trajectories *all, struct shmb_run *run) {
     struct shmb_windows *w = all->windows;
     uint32_t first = at_index(run, run->cut), end = run->cut + w->steps;
@@ -108,7 +109,7 @@ void shmb_windows_longer(struct shmb_trajectories *all, struct shmb_run *run) {
     uint32_t last = at_index(run, run->back - 1);
     if (is_used(w, last))
         run->cut = run->back;
-    else if ((int32_t)(run->cut - run->back) >= 0) /* the rest of a window that was lost */
+    else if ((int32_t)(run->cut - run->back) >= 0) /* the rest of a lost window */
         use(w, last);
     else
         while (run->back - run->cut >= w->steps && !w->failed) complete(all, run);
@@ -122,14 +123,14 @@ void shmb_windows_shorter(struct shmb_trajectories *all, struct shmb_run *run) {
     for (uint32_t i = run->front; i != run->cut && i != run->back; i++) use(w, at_index(run, i));
 }
 
-/* A run that was cut in two or made of two: windows go on behind the last item that has been in one. */
+/* After a run was split or joined: windows continue behind the last item that was in a window. */
 void shmb_windows_again(struct shmb_trajectories *all, struct shmb_run *run) {
     run->cut = run->front;
     for (uint32_t i = run->back; i != run->front && run->cut == run->front; i--)
         if (is_used(all->windows, at_index(run, i - 1))) run->cut = i;
 }
 
-/* Of so many slots, the newest ones at the last poll, this is one. */
+/* True if the element is in one of the newest `newest` slots at the last poll. */
 static inline bool is_within(const struct shmb_windows *w, uint32_t element, uint64_t newest) {
     uint64_t capacity = w->elements / w->width, head = w->seen % capacity;
     return (head + capacity - 1 - element / w->width) % capacity < newest;
@@ -150,14 +151,14 @@ uint64_t shmb_windows_claim(struct shmb_trajectories *all, uint64_t count, uint6
 
 uint64_t shmb_windows_waiting(const struct shmb_windows *w) { return w->number + w->count - w->next; }
 
-/* As if nothing had been taken since `next` was that number. */
+/* Takes back all deliveries since `next` had that value. */
 void shmb_windows_back(struct shmb_windows *w, uint64_t next, uint64_t lost) {
     if (next > w->next) return;
     w->next = next < w->number ? w->number : next;
     w->lost = lost;
 }
 
-/* Items with tickets below a number, which need no window. */
+/* Marks items with tickets below `below` as used, so that they get no window. */
 void shmb_windows_use(struct shmb_windows *w, const int64_t *elements, uint64_t count, uint64_t below) {
     uint64_t seen = w->seen;
     w->seen = below;
@@ -166,7 +167,8 @@ void shmb_windows_use(struct shmb_windows *w, const int64_t *elements, uint64_t 
     w->seen = seen;
 }
 
-/* Of each element: the ticket of its item, where it needs no window or is in one that was taken (`waiting`: in any); -1. */
+/* Stores for each element the ticket of its item if it needs no window, or is in a delivered window (`waiting`: in
+ * any window), and -1 otherwise. */
 void shmb_windows_used(const struct shmb_trajectories *all, int64_t *tickets, bool waiting) {
     const struct shmb_windows *w = all->windows;
     for (uint64_t element = 0; element < w->elements; element++)
