@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -95,6 +96,22 @@ class LazyTensorStorage(TensorStorage):
                 on_progress=on_progress,
             )
         super().__init__(None, max_size, device=device, ndim=ndim, compilable=compilable)
+
+    @property
+    def scratch_dir(self) -> Path | None:
+        """The directory of ``shared_init``; None while it has no name.
+
+        Raises:
+            AttributeError: the storage is in memory. Programs ask ``hasattr(storage,
+                "scratch_dir")`` before they remove the directory, because TorchRL's storages in
+                memory do not have this attribute.
+        """
+        if not (self.shared or self._memory_mapped):
+            raise AttributeError(
+                f"{type(self).__name__} has no scratch_dir: its items are in memory; use a "
+                "LazyMemmapStorage, or pass shared_init=True"
+            )
+        return self._directory
 
     def _define(self, data: Any, single: bool) -> Rows:
         if self.device is None:

@@ -130,20 +130,25 @@ class RingBacked(Storage):
         return self._location is not None and self._location.is_directory
 
     @property
-    def scratch_dir(self) -> Path | None:
-        """The directory; None in memory, or while a temporary directory has no name."""
+    def _directory(self) -> Path | None:
+        """Returns the directory; None in memory, or while a temporary directory has no name."""
         if self._engine is not None:
             return self._engine.path
         return None if self._location is None else self._location.directory
 
     @property
+    def scratch_dir(self) -> Path | None:
+        """The directory; None in memory, or while a temporary directory has no name."""
+        return self._directory
+
+    @property
     def where(self) -> str:
         """Name of the buffer in messages."""
-        return "this buffer" if self.scratch_dir is None else str(self.scratch_dir)
+        return "this buffer" if self._directory is None else str(self._directory)
 
     def _place(self) -> str:
         """Returns the directory of the buffer or of a save that is open for reading."""
-        directory = self.scratch_dir
+        directory = self._directory
         return self._engine.where if directory is None and self._engine else str(directory)
 
     @property

@@ -141,9 +141,9 @@ class TensorStorage(RingBacked):
         Of a directory the result has every slot, and its entries have a ``filename``. In memory it
         is views of the stored items.
         """
-        if self.scratch_dir is None:
+        if self._directory is None:
             return self[:]
-        return TensorDict.load_memmap(self.scratch_dir)
+        return TensorDict.load_memmap(self._directory)
 
     @property
     def appends_natively(self) -> bool:

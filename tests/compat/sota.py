@@ -213,6 +213,100 @@ SCRIPTS = {
         prioritized=False,
         seeded=("utils_cartpole.py", "    env = TransformedEnv(env)\n"),
     ),
+    "dqn_atari": Script(
+        "dqn/dqn_atari.py",
+        "LazyMemmapStorage, TensorDictReplayBuffer",
+        makes_buffer="dqn_atari.py",
+        config="config_atari",
+        settings={
+            "device": "cpu",
+            "env": {"env_name": "ALE/Pong-v5"},
+            # The script divides all counts of frames by four.
+            "collector": {
+                "total_frames": 400,
+                "frames_per_batch": 80,
+                "init_random_frames": 80,
+                "annealing_frames": 400,
+            },
+            "buffer": {"buffer_size": 60, "batch_size": 4, "scratch_dir": None},
+            "loss": {"gamma": 0.99, "hard_update_freq": 4, "num_updates": 5},
+            "optim": {"max_grad_norm": 10},
+            "logger": {"test_interval": 10_000, "num_test_episodes": 1},
+        },
+        prioritized=False,
+        seeded=("utils_atari.py", "    env = TransformedEnv(env)\n"),
+    ),
+    "redq": Script(
+        "redq/redq.py",
+        "LazyMemmapStorage, PrioritizedSampler, RandomSampler, TensorDictReplayBuffer",
+        settings={
+            "seed": 0,
+            "num_workers": 1,
+            "env": {
+                "library": "gym",
+                "frame_skip": 1,
+                "reward_scaling": 1.0,
+                "reward_loc": 0.0,
+                "vecnorm": False,
+                "norm_stats": True,
+                "norm_rewards": False,
+                "normalize_rewards_online": False,
+                "from_pixels": False,
+                "init_env_steps": 10,
+                "categorical_action_encoding": False,
+                "batch_transform": True,
+                "noops": 0,
+                "catframes": 0,
+                "center_crop": [],
+            },
+            "collector": {
+                "async_collection": False,
+                "multi_step": True,
+                "n_steps_return": 3,
+                "max_frames_per_traj": 0,
+            },
+            "exploration": {
+                "gSDE": False,
+                "noisy": False,
+                "ou_exploration": True,
+                "ou_sigma": 0.2,
+                "ou_theta": 0.15,
+                "annealing_frames": 200,
+            },
+            "buffer": {"size": 250, "batch_size": 16, "sub_traj_len": -1, "scratch_dir": None},
+            "loss": {
+                "type": "double",
+                "loss_function": "l2",
+                "num_q_values": 4,
+                "gamma": 0.99,
+                "hard_update": False,
+                "value_network_update_interval": 20,
+            },
+            "network": {
+                "actor_cells": 32,
+                "actor_depth": 1,
+                "qvalue_cells": 32,
+                "qvalue_depth": 1,
+                "activation": "tanh",
+                "tanh_loc": False,
+            },
+            "optim": {
+                "optimizer": "adam",
+                "eps": 1e-8,
+                "kwargs": {},
+                "lr_scheduler": "",
+                "steps_per_batch": 5,
+                "clip_grad_norm": True,
+                "clip_norm": 10.0,
+            },
+            "logger": {
+                "record_frames": 10,
+                "record_interval": 1000,
+                "recorder_log_keys": None,
+            },
+        },
+        seeded=("utils.py", "        if cfg.env.noops and custom_env is None:\n"),
+    ),
 }
 
 
@@ -233,8 +327,8 @@ class TorchRLDraws(shmbuffer.Sampler):
 
 
 SAME_DRAWS = (
-    "import functools, tests.compat.sota; TensorDictReplayBuffer = functools.partial("
-    "TensorDictReplayBuffer, sampler=tests.compat.sota.TorchRLDraws())"
+    "import functools, tests.compat.sota; RandomSampler = tests.compat.sota.TorchRLDraws; "
+    "TensorDictReplayBuffer = functools.partial(TensorDictReplayBuffer, sampler=RandomSampler())"
 )
 
 
@@ -243,14 +337,17 @@ def prepare(script: Script, run: str, folder: Path) -> Path:
     shipped = Path(torch.__file__).parents[1] / "sota-implementations"
     shutil.copytree((shipped / script.path).parent, folder, dirs_exist_ok=True)
     settings = merged(SETTINGS, script.settings)
-    settings["replay_buffer"]["prb"] = run == "shipped" and script.prioritized
+    for part in ("replay_buffer", "buffer"):
+        settings.setdefault(part, {})["prb"] = run == "shipped" and script.prioritized
+        settings[part]["prefetch"] = 3 if run == "shipped" else 0
     (folder / f"{script.config}.yaml").write_text(json.dumps(settings))
     path, file = folder / Path(script.path).name, folder / script.makes_buffer
     if script.seeded is not None:
         name, line = script.seeded
         seeded = (folder / name).read_text()
         assert seeded.count(line) == 1
-        (folder / name).write_text(seeded.replace(line, "    env.set_seed(0)\n" + line))
+        indent = line[: -len(line.lstrip())]
+        (folder / name).write_text(seeded.replace(line, f"{indent}env.set_seed(0)\n{line}"))
     text = file.read_text()
     if run != "shipped":
         text = re.sub(r"\b(prefetch(?:: int)? ?= ?)3\b", r"\g<1>0", text)

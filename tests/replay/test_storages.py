@@ -256,3 +256,20 @@ def test_anonymous_memory_has_nothing_to_clean_up(make_private: Any) -> None:
     storage.set(range(2), items(0, 2))
     assert storage.cleanup() is False
     assert len(storage) == 2
+
+
+def test_only_storages_with_a_directory_or_a_place_for_one_have_a_scratch_dir(
+    tmp_path: Path,
+) -> None:
+    storage = LazyTensorStorage(10)
+    for _ in range(2):  # before and after the first write
+        assert not hasattr(storage, "scratch_dir")
+        with pytest.raises(AttributeError, match="its items are in memory; use a LazyMemmapSt"):
+            storage.scratch_dir  # noqa: B018
+        storage.set(range(2), items(0, 2))
+    assert LazyMemmapStorage(10).scratch_dir is None
+    assert LazyMemmapStorage(10, scratch_dir=tmp_path / "rb").scratch_dir == tmp_path / "rb"
+    shared = LazyTensorStorage(10, shared_init=True)
+    shared.set(range(2), items(0, 2))
+    assert shared.scratch_dir is not None
+    shared.close()
