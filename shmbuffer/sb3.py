@@ -15,6 +15,7 @@ Items have TorchRL's keys: "observation", "action", and below "next" "observatio
 from __future__ import annotations
 
 import os
+from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -91,6 +92,9 @@ class SharedReplayBuffer(ReplayBuffer):
     arguments, so a saved model comes back with its transitions. Draws come from torch's default
     generator, which the ``seed`` of the model decides.
 
+    The directory is opened when the buffer is first used, as ``learn`` does when it begins. A model
+    that is loaded to predict opens none.
+
     Args:
         buffer_size: transitions of all environments and processes; the same in each process.
         observation_space: any space that Stable-Baselines3 takes, ``Dict`` included.
@@ -119,11 +123,11 @@ class SharedReplayBuffer(ReplayBuffer):
             ``close`` and so on.
 
     Raises:
-        ValueError: the directory has priorities, and ``alpha`` is None, or another one;
-            ``frame_stack`` does not divide the channels, is used with ``Dict`` observations, or
-            together with ``n_steps``.
-        SchemaMismatchError: the directory holds a buffer of another ``buffer_size``; at the first
-            ``add`` of other spaces.
+        ValueError: ``frame_stack`` does not divide the channels, is used with ``Dict``
+            observations, or together with ``n_steps``; at the first use, the directory has
+            priorities, and ``alpha`` is None, or another one.
+        SchemaMismatchError: at the first use, the directory holds a buffer of another
+            ``buffer_size``; at the first ``add``, one of other spaces.
 
     Cost: an ``add`` or a ``sample`` is one native call, and Stable-Baselines3's own conversions of
         the arrays.
@@ -167,10 +171,10 @@ class SharedReplayBuffer(ReplayBuffer):
         self._streams = np.arange(n_envs)
         self._expected: list[NDArray[Any]] | None = None
         self._drawn: SharedSamples | None = None
-        self.buffer = self._open()
 
-    def _open(self) -> TensorDictReplayBuffer:
-        """Returns the buffer in the directory, new or as it is."""
+    @cached_property
+    def buffer(self) -> TensorDictReplayBuffer:
+        """The buffer in the directory, new or as it is; the first use opens it."""
         storage = LazyMemmapStorage(
             self._capacity,
             scratch_dir=self.scratch_dir,
@@ -399,12 +403,13 @@ class SharedReplayBuffer(ReplayBuffer):
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the directory and the arguments, which ``save_replay_buffer`` pickles."""
-        return {**self.__dict__, "buffer": None, "_drawn": None, "_expected": None}
+        state = {**self.__dict__, "_drawn": None, "_expected": None}
+        state.pop("buffer", None)
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Opens the directory again."""
+        """Takes the arguments; the first use opens the directory again."""
         self.__dict__.update(state)
-        self.buffer = self._open()
 
 
 class SharedHerReplayBuffer(SharedReplayBuffer, HerReplayBuffer):  # type: ignore[misc]

@@ -55,19 +55,20 @@ pytestmark = pytest.mark.usefixtures("one_thread_and_no_logs")
 
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[Callable[..., SharedReplayBuffer]]:
-    """Makes buffers on one directory, and closes them."""
-    buffers: list[SharedReplayBuffer] = []
+    """Makes buffers on one directory, opens them, and closes them."""
+    opened: list[shmbuffer.TensorDictReplayBuffer] = []
 
     def make(
         size: int, space: spaces.Space[Any] = BOX, actions: Any = ACTIONS["discrete"], **more: Any
     ) -> SharedReplayBuffer:
         more.setdefault("scratch_dir", tmp_path / "replay")
-        buffers.append(SharedReplayBuffer(size, space, actions, device="cpu", **more))
-        return buffers[-1]
+        one = SharedReplayBuffer(size, space, actions, device="cpu", **more)
+        opened.append(one.buffer)
+        return one
 
     yield make
-    for one in buffers:
-        one.buffer.close()
+    for rb in opened:
+        rb.close()
 
 
 # -- what is stored ----------------------------------------------------------------------------
@@ -388,6 +389,19 @@ def test_a_saved_replay_buffer_names_its_directory(tmp_path: Path) -> None:
         model.replay_buffer.buffer.close()
         model.load_replay_buffer(tmp_path / "replay.pkl")
         assert model.replay_buffer.size() == 20
+
+
+def test_a_model_that_only_predicts_opens_no_directory(tmp_path: Path) -> None:
+    path, options = tmp_path / "replay", {"buffer_size": 50, "learning_starts": 10}
+    with model_of(DQN, path, env=envs_of(BOX, ACTIONS["discrete"], 1), **options) as model:
+        model.learn(12)
+        model.save(tmp_path / "model.zip")
+        loaded = DQN.load(tmp_path / "model.zip", device="cpu", buffer_size=1)
+        obs = np.zeros(3, np.float32)
+        assert loaded.predict(obs, deterministic=True) == model.predict(obs, deterministic=True)
+        assert model.replay_buffer.buffer.stats()["clients_alive"] == 1
+        with pytest.raises(SchemaMismatchError, match=r"has max_size 50 .* asks for max_size 1 "):
+            loaded.replay_buffer.size()
 
 
 def test_a_collector_follows_a_learner_that_has_no_environment(tmp_path: Path) -> None:
