@@ -123,9 +123,9 @@ class SharedReplayBuffer(ReplayBuffer):
             ``close`` and so on.
 
     Raises:
-        ValueError: ``frame_stack`` does not divide the channels, is used with ``Dict``
-            observations, or together with ``n_steps``; at the first use, the directory has
-            priorities, and ``alpha`` is None, or another one.
+        ValueError: ``frame_stack`` does not divide the channels, or is used with ``Dict``
+            observations or ``n_steps``.
+        ValueError: at the first use, the directory has priorities with another ``alpha``.
         SchemaMismatchError: at the first use, the directory holds a buffer of another
             ``buffer_size``; at the first ``add``, one of other spaces.
 
