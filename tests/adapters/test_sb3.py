@@ -450,7 +450,7 @@ def test_what_does_not_fit_is_refused(made: Callable[..., SharedReplayBuffer]) -
     ):
         made(20)
     made(10, alpha=0.6)
-    with pytest.raises(ValueError, match=r"priorities are kept with alpha=0\.6"):
+    with pytest.raises(ValueError, match=r"priorities of this buffer use alpha=0\.6"):
         made(10, alpha=0.7)
     other = made(10, SPACES["image"])
     with pytest.raises(SchemaMismatchError, match="observation"):

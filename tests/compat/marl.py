@@ -3,9 +3,10 @@
 python -m tests.compat.marl
 
 BenchMARL has no setting for the class of its buffers. `CLASSES` takes the place of TorchRL's
-classes in the module that makes them. The run "same draws" draws as TorchRL's `RandomSampler` does,
-and "shared" keeps the items in a directory, by BenchMARL's setting ``buffer_device="disk"``. The last
-line of the output is JSON: for each run, the losses, and a description of the buffer.
+classes in the module that makes them. The run "same draws" draws as TorchRL's `RandomSampler`
+does, and "shared" keeps the items in a directory, by BenchMARL's setting
+``buffer_device="disk"``. The last line of the output is JSON: for each run, the losses, and a
+description of the buffer.
 
 BenchMARL 1.5.1 imports ``SyncDataCollector``, which TorchRL 0.14.1 calls ``Collector``.
 """
