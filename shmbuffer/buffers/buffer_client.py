@@ -58,11 +58,11 @@ class BufferClient:
     def set_storage(
         self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None
     ) -> Storage:
-        """Use another storage, with its items, and another ``collate_fn``; returns the old one."""
+        """Uses another storage, with its items, and another ``collate_fn``; returns the old one."""
         return self._parts.set_storage(storage, collate_fn)
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
-        """Use another sampler; returns the old one.
+        """Uses another sampler; returns the old one.
 
         A `PrioritizedSampler` takes over existing priorities; without any, all items get the
         default one.
@@ -73,11 +73,11 @@ class BufferClient:
         return self._parts.replace("sampler", sampler)  # type: ignore[no-any-return]
 
     def set_writer(self, writer: Writer) -> Writer:
-        """Use another writer; returns the old one. RuntimeError: it cannot share the storage."""
+        """Uses another writer; returns the old one. RuntimeError: it cannot share the storage."""
         return self._parts.replace("writer", writer)  # type: ignore[no-any-return]
 
     def append_transform(self, transform: Transform, *, invert: bool = False) -> Self:
-        """Add a transform at the end.
+        """Adds a transform at the end.
 
         Args:
             transform: called with every sample and every ``rb[i]``; its ``inv``, if any, with
@@ -92,7 +92,7 @@ class BufferClient:
         return self
 
     def insert_transform(self, index: int, transform: Transform, *, invert: bool = False) -> Self:
-        """Add a transform before the one at ``index``; see `append_transform`."""
+        """Adds a transform before the one at ``index``; see `append_transform`."""
         self._parts.transform.insert(index, transform, invert=invert)
         self._parts.measure_hand_over()
         return self
@@ -114,7 +114,7 @@ class BufferClient:
         self._parts.set_generator(generator)
 
     def set_rng(self, generator: torch.Generator | None) -> None:
-        """Set `generator`."""
+        """Sets `generator`."""
         self.generator = generator
 
     @property
@@ -168,7 +168,7 @@ class BufferClient:
         lease: float | None = None,
         version: int | None = None,
     ) -> Reservation:
-        """Reserve room for ``n`` items that a rollout is about to make.
+        """Reserves room for ``n`` items that a rollout is about to make.
 
         It waits as a write of them would: for a full queue, a ratio, ``max_staleness``. Then the
         limiter counts the items as written, and `Reservation.commit` no longer waits for it. A
@@ -228,7 +228,7 @@ class BufferClient:
 
     @eager
     def ack(self, batch: Any) -> Acknowledged:
-        """Acknowledge the items of a batch, so that the consumer does not get them again.
+        """Acknowledges the items of a batch, so that the consumer does not get them again.
 
         Each item counts separately, and an `ack` may be repeated after an error. An item that was
         delivered again or overwritten since is refused and counted.
@@ -270,7 +270,7 @@ class BufferClient:
         return [] if ring is None else ring.consumers.status()
 
     def remove_consumer(self, name: str) -> bool:
-        """Remove a consumer, so that writers do not wait for it; returns whether it existed.
+        """Removes a consumer, so that writers do not wait for it; returns whether it existed.
 
         The next call of a learner that uses it is a `ConsumerError`.
         """
@@ -283,7 +283,7 @@ class BufferClient:
     def publish(
         self, state_dict: Mapping[str, Any], step: int, *, timeout: float = TIMEOUT_S
     ) -> int:
-        """Make these weights the newest, for all processes that have the buffer.
+        """Makes these weights the newest, for all processes that have the buffer.
 
         They appear as a whole or not at all, even if this process is killed, and stay in the
         directory until the next publish. Publisher and readers never wait for each other.
@@ -366,7 +366,7 @@ class BufferClient:
         }
 
     def flush(self) -> None:
-        """Write all committed items to disk, so that they survive a power cut.
+        """Writes all committed items to disk, so that they survive a power cut.
 
         Raises:
             DurabilityError: the disk has failed.
@@ -415,7 +415,7 @@ class BufferClient:
         return remote
 
     def synchronize(self) -> None:
-        """Wait for prefetched batches, which stay, and submitted changes; raises their errors."""
+        """Waits for prefetched batches, which stay, and submitted changes; raises their errors."""
         if self._parts.prefetcher is not None:
             self._parts.prefetcher.settle()
 
@@ -427,7 +427,7 @@ class BufferClient:
             self.close()
 
     def close(self) -> None:
-        """Leave the buffer; committed items stay in its directory. Idempotent."""
+        """Leaves the buffer; committed items stay in its directory. Idempotent."""
         parts = self._parts
         if parts.prefetcher is not None:
             parts.prefetcher.close()

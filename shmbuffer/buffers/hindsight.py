@@ -176,7 +176,7 @@ class Goals:
         return data
 
     def _end(self, rows: TensorDictBase, info: dict[Any, Any], ended: torch.Tensor) -> None:
-        """Set the end flags of rows, and those in ``info``; truncated rows stay truncated."""
+        """Sets the end flags of rows, and those in ``info``; truncated rows stay truncated."""
         end = path_of(self.end_key)
         flags: dict[KeyPath, torch.Tensor] = {}
         for path in (self._truncated, self._terminated, end):

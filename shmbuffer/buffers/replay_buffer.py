@@ -215,7 +215,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
     def add(
         self, data: Any, timeout: float | None = None, streams: int | None = None
     ) -> int | torch.Tensor:
-        """Write one item ``[*lanes, ...]``.
+        """Writes one item ``[*lanes, ...]``.
 
         Args:
             data: the item.
@@ -253,7 +253,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         streams: Any = None,
         stream_dim: int | None = None,
     ) -> torch.Tensor:
-        """Write a batch: whole or not at all, also if the process is killed in the middle.
+        """Writes a batch: whole or not at all, also if the process is killed in the middle.
 
         Args:
             data: ``[n, *lanes, ...]`` (with ``dim_extend`` d, n is dimension d of the data). A list
@@ -293,7 +293,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         return self._writes.write(data, False, None, timeout, streams, stream_dim)  # type: ignore[no-any-return]
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Forget every item; the cursor goes to 0.
+        """Forgets every item; the cursor goes to 0.
 
         If no other handle has the buffer, the next write may have another form (keys, dtypes,
         shapes), which it defines.
@@ -323,7 +323,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         timeout: float | None = None,
         lease: float | None = None,
     ) -> Any:
-        """Draw a batch.
+        """Draws a batch.
 
         Args:
             batch_size: how many items; None is the constructor's, another number warns.
@@ -439,7 +439,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
 
     @eager
     def update_priority(self, index: Any, priority: Any = None, *, generation: Any = None) -> Any:
-        """Change priorities.
+        """Changes priorities.
 
         Args:
             index: of a sample or a write: ``[n]``, ``[n, ndim]``, an int; or a sample of a
@@ -463,7 +463,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         return self._priorities.update(index, priority, generation)
 
     def mark_update(self, index: Any) -> None:
-        """Give the items at ``index`` the default priority."""
+        """Gives the items at ``index`` the default priority."""
         self._parts.mark_update(index)
 
     # -- items in storage order ----------------------------------------------------------------
@@ -481,15 +481,15 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         return self._items[index]
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """Change items in place; their priorities and the write count stay."""
+        """Changes items in place; their priorities and the write count stay."""
         self._items[index] = value
 
     def set_(self, key: str | tuple[str, ...], value: Any) -> Self:
-        """Change one entry of every item, ``rb[:][key] = value``; see `set_at_`."""
+        """Changes one entry of every item, ``rb[:][key] = value``; see `set_at_`."""
         return self.set_at_(key, value, slice(None))
 
     def set_at_(self, key: str | tuple[str, ...], value: Any, index: Any) -> Self:
-        """Change one entry of some items: ``rb[index][key] = value``.
+        """Changes one entry of some items: ``rb[index][key] = value``.
 
         Other entries, priorities and the write count stay, also while others write.
 
@@ -516,7 +516,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         *,
         keys_to_update: Sequence[str | tuple[str, ...]] | None = None,
     ) -> Self:
-        """Change several entries of every item; see `set_`.
+        """Changes several entries of every item; see `set_`.
 
         Args:
             input_dict_or_td: entries, each ``[len, ...]``.
@@ -541,7 +541,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         version: int | torch.Tensor | None = None,
         require_newer: bool = False,
     ) -> ConditionalUpdateResult:
-        """Change entries of the items of a sample that have not been overwritten since.
+        """Changes entries of the items of a sample that have not been overwritten since.
 
         Comparison and change are atomic. A changed item has another generation: to change it again,
         sample it again.
@@ -620,7 +620,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         self[:end] = data
 
     def iter_in_order(self, chunk: int) -> Iterator[Any]:
-        """Yield copies of the items in storage order, in batches of ``chunk`` slots."""
+        """Yields copies of the items in storage order, in batches of ``chunk`` slots."""
         for data in self._parts.storage.iter_in_order(chunk):
             yield self._items.transformed(self._parts.collate(data))
 
@@ -710,7 +710,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         return self._saves.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Replace the content of the buffer by a state.
+        """Replaces the content of the buffer by a state.
 
         Raises:
             SchemaMismatchError: the buffer has other leaves.
@@ -721,7 +721,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         self._saves.load_state_dict(state_dict)
 
     def to_parquet(self, path: str | os.PathLike[str], *, compression: str = "none") -> int:
-        """Write all items into a Parquet file, oldest first; needs the extra ``parquet``.
+        """Writes all items into a Parquet file, oldest first; needs the extra ``parquet``.
 
         A leaf is a column: a number, a fixed-size list of numbers, or, of several uint8, a
         fixed-size binary. Dots join nested keys. `from_parquet` restores the items bit for bit, in

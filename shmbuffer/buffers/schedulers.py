@@ -67,7 +67,7 @@ class ParameterScheduler(ABC):
         self._step_cnt = 0
 
     def step(self) -> None:
-        """Set the parameter to the value of the next step.
+        """Sets the parameter to the value of the next step.
 
         Raises:
             ValueError: the sampler refuses it; the step was not taken.
@@ -93,7 +93,7 @@ class ParameterScheduler(ABC):
         return {name: value for name, value in vars(self).items() if name not in _NOT_STATE}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the result of `state_dict`. The parameter itself is loaded with the sampler.
+        """Loads the result of `state_dict`. The parameter itself is loaded with the sampler.
 
         Raises:
             ValueError: it is the state of another kind of schedule; nothing was changed.
@@ -246,7 +246,7 @@ class SchedulerList:
         self.schedulers = list(schedulers)
 
     def append(self, scheduler: ParameterScheduler) -> None:
-        """Add one at the end."""
+        """Adds one at the end."""
         self.schedulers.append(scheduler)
 
     def step(self) -> None:
@@ -259,7 +259,7 @@ class SchedulerList:
         return {"schedulers": [scheduler.state_dict() for scheduler in self.schedulers]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the result of `state_dict`.
+        """Loads the result of `state_dict`.
 
         Raises:
             ValueError: another number of schedules, or schedules of another kind.

@@ -77,7 +77,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         streams: Any = None,
         stream_dim: int | None = None,
     ) -> torch.Tensor:
-        """Write a batch: whole or not at all.
+        """Writes a batch: whole or not at all.
 
         Priorities in ``tensordicts[priority_key]`` become the items', in the same native call.
 
@@ -111,7 +111,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         timeout: float | None = None,
         lease: float | None = None,
     ) -> Any:
-        """Draw a batch.
+        """Draws a batch.
 
         Args:
             batch_size: see `ReplayBuffer.sample`.
@@ -148,7 +148,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     @eager
     def update_tensordict_priority(self, data: TensorDictBase) -> PriorityUpdate:
-        """Set the priorities of a sample from its entry ``priority_key``.
+        """Sets the priorities of a sample from its entry ``priority_key``.
 
         With ``"index_generation"``, items that were overwritten since are left alone and counted.
         Without an entry ``priority_key`` the items get the default priority, as in TorchRL, and one

@@ -199,7 +199,7 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
         return self._actor is not None
 
     def start(self) -> RayReplayBuffer:
-        """Return the buffer, which its constructor has started.
+        """Returns the buffer, which its constructor has started.
 
         Raises:
             BufferClosedError: it was closed.
@@ -208,7 +208,7 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
         return self
 
     def client(self) -> RayClient:
-        """Return a handle that can be pickled and cannot end the actor.
+        """Returns a handle that can be pickled and cannot end the actor.
 
         Raises:
             BufferClosedError: this object was closed.
@@ -217,7 +217,7 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
         return RayClient(*self._state())
 
     def clients(self, num_clients: int) -> list[RayClient]:
-        """Return several handles. On the actor's machine they write in parallel, also in threads.
+        """Returns several handles. On the actor's machine they write in parallel, also in threads.
 
         Args:
             num_clients: number of handles, at least 1.
@@ -229,7 +229,7 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
         return [self.client() for _ in range(num_clients)]
 
     def close(self) -> None:
-        """End the actor. Committed items stay in its directory, unless that is temporary.
+        """Ends the actor. Committed items stay in its directory, unless that is temporary.
 
         `close` of an unpickled copy does not end the actor. Idempotent.
         """
@@ -246,7 +246,7 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
             ray_use.release()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Call `close`.
+        """Calls `close`.
 
         Args:
             timeout: accepted, as in TorchRL.

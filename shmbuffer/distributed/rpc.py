@@ -91,7 +91,7 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
     """
 
     def client(self) -> Any:
-        """Return a handle on the buffer: the buffer itself, or a `RemoteClient` for an RRef."""
+        """Returns a handle on the buffer: the buffer itself, or a `RemoteClient` for an RRef."""
         return self
 
     def __getstate__(self) -> dict[str, Any]:

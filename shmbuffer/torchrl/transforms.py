@@ -44,11 +44,11 @@ class Compose:
             self.append(transform)
 
     def append(self, transform: Transform, *, invert: bool = False) -> None:
-        """Add at the end."""
+        """Adds at the end."""
         self.insert(len(self.transforms), transform, invert=invert)
 
     def insert(self, index: int, transform: Transform, *, invert: bool = False) -> None:
-        """Add before the transform at ``index``; negative indices count from the end.
+        """Adds before the transform at ``index``; negative indices count from the end.
 
         Raises:
             TypeError: it cannot be called.
@@ -95,7 +95,7 @@ class Compose:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the result of `state_dict`."""
+        """Loads the result of `state_dict`."""
         for at, state in state_dict.items():
             self.transforms[int(at)].load_state_dict(state)  # type: ignore[attr-defined]
 

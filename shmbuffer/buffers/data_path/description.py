@@ -13,7 +13,7 @@ from shmbuffer.writers.round_robin import RoundRobinWriter
 
 
 def describe(parts: Any) -> None:
-    """Write the kind of the buffer into its directory, if any, unless it is there already."""
+    """Writes the kind of the buffer into its directory, if any, unless it is there already."""
     storage, engine = parts.storage, parts.storage.open_engine
     if isinstance(storage, RingBacked):
         known = weakref.ref(parts)

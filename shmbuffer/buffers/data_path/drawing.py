@@ -25,7 +25,7 @@ Choice = tuple[Any, dict[Any, Any]]
 def drawn(
     plan: Plan, count: int, *, pins: bool, key: int | None = None, beta: float | None = None
 ) -> Batch:
-    """Draw, gather, validate and weigh in one native call; only if ``plan.draws``."""
+    """Draws, gathers, validates and weighs in one native call; only if ``plan.draws``."""
     storage, by_priority = plan.storage, plan.by_priority
     key = draw_key(plan.sampler, storage) if key is None else key
     if by_priority is None:

@@ -69,7 +69,7 @@ class FastRead:
         self.refills = OutputReuse()
 
     def sample(self, count: int) -> tuple[Any, dict[str, Any]] | None:
-        """Draw; a TensorDict ``[count]`` and its info.
+        """Draws; a TensorDict ``[count]`` and its info.
 
         None: the storage has other rows, or a unit needs a longer way.
         """
@@ -100,7 +100,7 @@ class FastRead:
         return self._node.batch_of(tensors, info, index.shape, rows.leaves.device), info
 
     def read(self, index: Any, known: dict[Any, Any]) -> tuple[Any, dict[str, Any]] | None:
-        """Read what a sampler chose, as `sample` does; None: take the longer way.
+        """Reads what a sampler chose, as `sample` does; None: take the longer way.
 
         This is the case if the sampler gave no tickets, or if an item was overwritten since. The
         TensorDict has all entries of the info, or none if they have to be expanded.

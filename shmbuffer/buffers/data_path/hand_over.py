@@ -42,14 +42,14 @@ class HandOver:
         self.restart()
 
     def restart(self) -> None:
-        """Measure both ways again: the buffer has changed. Another thread may be in `took`."""
+        """Measures both ways again: the buffer has changed. Another thread may be in `took`."""
         self._measured: dict[bool, float] = {}
         self._interval = _SOONEST
         self._in_use: bool | None = None  # the way that was chosen
         self._go(at_once=False)
 
     def took(self, nanoseconds: int, orders: int) -> None:
-        """Count a call that has ordered so many batches."""
+        """Counts a call that has ordered so many batches."""
         self._calls += 1
         self._spent += nanoseconds
         if self._calls <= self._settling:
@@ -68,7 +68,7 @@ class HandOver:
                 self._go(at_once=not self.at_once)
 
     def _choose(self, measured: dict[bool, float]) -> None:
-        """Use the faster way, once both are measured."""
+        """Uses the faster way, once both are measured."""
         if len(measured) < 2:
             self._go(at_once=not self.at_once)
             return

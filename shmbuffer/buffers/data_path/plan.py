@@ -95,7 +95,7 @@ class Plan:
     def _choose_write(
         self, writer: Writer, dim_extend: int, priority_key: str | tuple[str, ...] | None
     ) -> None:
-        """Choose the way in."""
+        """Chooses the way in."""
         storage, sampler, by_priority = self.storage, self.sampler, self.by_priority
         rule = Sampler if by_priority is None else PrioritizedSampler
         tells = type(sampler).add is not rule.add or type(sampler).extend is not rule.extend
@@ -132,7 +132,7 @@ class Plan:
         )
 
     def _choose_sample(self, parts: Any) -> None:
-        """Choose the way out."""
+        """Chooses the way out."""
         storage, sampler, by_priority = self.storage, self.sampler, self.by_priority
         writer, prefetcher = parts.writer, self.prefetcher
         uniform = type(sampler).sample is RandomSampler.sample

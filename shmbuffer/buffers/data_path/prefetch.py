@@ -146,7 +146,7 @@ class Prefetcher:
         return oldest
 
     def submit(self, change: Callable[[], Any]) -> Future[Any]:
-        """Make a change after the batches ordered so far; later ones wait, and raise its error."""
+        """Makes a change after the batches ordered so far; later ones wait, and raise its error."""
         self._own()
         with self._lock:
             before = self._futures()
@@ -156,13 +156,13 @@ class Prefetcher:
             return self._change
 
     def wait_for_changes(self) -> None:
-        """Return when submitted changes are done."""
+        """Returns when submitted changes are done."""
         self._own()
         with self._lock:
             wait([] if self._change is None else [self._change])
 
     def settle(self) -> None:
-        """Return when all batches and changes are done; raises their errors."""
+        """Returns when all batches and changes are done; raises their errors."""
         self._own()
         with self._lock:
             change, self._change = self._change, None
@@ -174,7 +174,7 @@ class Prefetcher:
                 change.result()
 
     def drop(self) -> None:
-        """Drop batches that were not delivered; returns when no worker makes one."""
+        """Drops batches that were not delivered; returns when no worker makes one."""
         self._own()
         with self._lock:
             wait([future for future in self._futures() if not future.cancel()])
@@ -184,7 +184,7 @@ class Prefetcher:
 
     @contextmanager
     def waiting(self) -> Iterator[list[Made]]:
-        """Hold orders and deliveries; yields the next batches, up to one that has failed."""
+        """Holds orders and deliveries; yields the next batches, up to one that has failed."""
         self._own()
         with self._lock:
             for at, made in enumerate(self._queue):
@@ -200,7 +200,7 @@ class Prefetcher:
             self._queue.extend(made)
 
     def close(self) -> None:
-        """Drop everything and end the threads. The next batch would start them again."""
+        """Drops everything and ends the threads. The next batch would start them again."""
         self.drop()
         with self._lock:
             if self._executor is not None:
@@ -218,7 +218,7 @@ class Prefetcher:
             self._forget(0)
 
     def _forget(self, first: int) -> None:
-        """Take back the orders from ``first`` on."""
+        """Takes back the orders from ``first`` on."""
         if len(self._queue) > first:
             self._go_to(self._queue[first].before)
         while len(self._queue) > first:

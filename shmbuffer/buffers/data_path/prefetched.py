@@ -27,7 +27,7 @@ _AHEAD = "ahead"
 
 
 def write_prefetched(directory: Path, made: list[Made], now: Draws, sampler: Sampler) -> bool:
-    """Write batches and positions; False: they hold objects, GPU tensors, or foreign positions."""
+    """Writes batches and positions; False: they hold objects, GPU tensors, or foreign positions."""
     values, before = [], None
     try:
         for at, one in enumerate(made):

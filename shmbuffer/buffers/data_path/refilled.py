@@ -97,7 +97,7 @@ class Refilled:
         forms: Iterator[_Form],
         others: frozenset[str] = frozenset(),
     ) -> None:
-        """Make ``data`` have the entries of ``node``, and no others besides ``others``."""
+        """Makes ``data`` have the entries of ``node``, and no others besides ``others``."""
         for key in data._tensordict.keys() - node.items.keys() - others:
             del data[key]
         for key, child in node.pairs:

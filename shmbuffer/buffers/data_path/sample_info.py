@@ -129,7 +129,7 @@ def _places(
 
 
 def _set_by_item(items: Sequence[Any], info: dict[Any, Any]) -> None:
-    """Set row i of each entry in item i, of any shape."""
+    """Sets row i of each entry in item i, of any shape."""
     for key, values in info.items():
         rows = cpu.as_tensor(values).unbind(0)
         for item, row in zip(items, rows, strict=True):

@@ -70,7 +70,7 @@ def read_consumed(directory: Path) -> list[dict[str, Any]]:
 
 
 def restore_consumed(ring: Ring | None, saved: list[dict[str, Any]], loaded: Loaded) -> None:
-    """Start each consumer with the loaded items that it has not acknowledged."""
+    """Starts each consumer with the loaded items that it has not acknowledged."""
     if ring is None or loaded.in_place:
         return
     there = {one.name: one for one in ring.consumers.status()}

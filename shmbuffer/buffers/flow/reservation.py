@@ -82,7 +82,7 @@ class Reservation:
         timeout: float | None = None,
         **given: Any,
     ) -> Any:
-        """Write items into the reserved room, whole or not at all; this ends the reservation.
+        """Writes items into the reserved room, whole or not at all; this ends the reservation.
 
         Appended pieces come first; unused room is given back. After an error before the write, the
         reservation continues.
@@ -120,7 +120,7 @@ class Reservation:
         return index
 
     def append(self, data: Any) -> None:
-        """Keep items of an unfinished rollout, so that another process can continue it.
+        """Keeps items of an unfinished rollout, so that another process can continue it.
 
         They are in a file of their own, which survives the process; samples see them after
         `commit`.
@@ -149,7 +149,7 @@ class Reservation:
         return [decoder.items(join([body]))[0] for _, body in self._partial.read()]
 
     def abort(self) -> None:
-        """Give the room back, and drop the appended pieces; does nothing once it has ended."""
+        """Gives the room back, and drops the appended pieces; does nothing once it has ended."""
         if self._over:
             return
         if not self._room.is_ours():
@@ -162,7 +162,7 @@ class Reservation:
         self._room.give_back()
 
     def _committed(self, data: Any, ages: Any, timeout: float | None, given: Any) -> Any:
-        """Write; again without the items that the core refuses."""
+        """Writes; again without the items that the core refuses."""
         versions, refused = self._versions(data, ages), 0
         young = self._young_now(versions)
         while True:
@@ -249,12 +249,12 @@ class Reservation:
         return partial
 
     def _kept(self, partial: PartialFile) -> PartialFile:
-        """Leave a partial rollout to others once the handle is closed."""
+        """Leaves a partial rollout to others once the handle is closed."""
         self._engine.seat.partial_files.add(partial)
         return partial
 
     def _see_off(self) -> None:
-        """Remove the file, then the note that it is committed."""
+        """Removes the file, then the note that it is committed."""
         if self._partial is None:
             return
         self._partial.remove()

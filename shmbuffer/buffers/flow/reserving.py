@@ -164,7 +164,7 @@ def _forget_done(engine: Engine, ring: Ring) -> None:
 
 
 def _see_off(engine: Engine, ring: Ring, number: int) -> None:
-    """Remove a file that is empty or committed, unless another process holds it."""
+    """Removes a file that is empty or committed, unless another process holds it."""
     directory = engine.seat.backing.directory
     file = None if directory is None else PartialFile.take(directory, number)
     if file is not None:

@@ -160,7 +160,7 @@ class ShardedReplayBuffer(ShardedClient):
         rank: int | None = None,
         answer_timeout: float = 5.0,
     ) -> ShardedClient:
-        """Find a buffer of the cluster by its name, and return a handle on it.
+        """Finds a buffer of the cluster by its name, and returns a handle on it.
 
         Args:
             name: name of the buffer.
@@ -176,7 +176,7 @@ class ShardedReplayBuffer(ShardedClient):
         return ShardedClient(_options(name, prefetch, locality, rank, answer_timeout))
 
     def client(self) -> ShardedClient:
-        """Return a handle that can be pickled and cannot end the buffer.
+        """Returns a handle that can be pickled and cannot end the buffer.
 
         Raises:
             BufferClosedError: this object was closed.
@@ -196,7 +196,7 @@ class ShardedReplayBuffer(ShardedClient):
         return self._map is not None
 
     def close(self) -> None:
-        """End the actors. Committed items stay in the directories of the nodes. Idempotent."""
+        """Ends the actors. Committed items stay in the directories of the nodes. Idempotent."""
         if self._map is not None:
             self.detach()
             self._end()

@@ -141,7 +141,7 @@ class ShardedClient:
         return sum(member.totals.length for member in self._members.living())
 
     def stats(self) -> dict[str, Any]:
-        """Return the counters of the shards that answer, and their sums.
+        """Returns the counters of the shards that answer, and their sums.
 
         Returns:
             ``"length"``, ``"capacity"``; ``"shards"``: `ReplayBuffer.stats` of each, by node;
@@ -164,11 +164,11 @@ class ShardedClient:
     # -- writing -------------------------------------------------------------------------------
 
     def add(self, data: Any, **options: Any) -> ShardIndex:
-        """Write one item; see `extend`."""
+        """Writes one item; see `extend`."""
         return self._written("add", data, options)
 
     def extend(self, data: Any, **options: Any) -> ShardIndex:
-        """Write a batch into one shard, as a whole or not at all.
+        """Writes a batch into one shard, as a whole or not at all.
 
         The batch is written in memory to the shard of this process's node. If there is none that
         lives, it is written through Ray to the shard that has the most room. If a keeper dies while
@@ -255,7 +255,7 @@ class ShardedClient:
         min_size: int | None = None,
         timeout: float | None = None,
     ) -> Any:
-        """Draw a batch from all shards, as if they were one buffer.
+        """Draws a batch from all shards, as if they were one buffer.
 
         Args:
             batch_size: number of items; None uses the constructor's.
@@ -295,7 +295,7 @@ class ShardedClient:
             yield self.sample()
 
     def next(self) -> Any:
-        """Return a sample."""
+        """Returns a sample."""
         return self.sample()
 
     def _count(self, batch_size: int | None) -> int:
@@ -324,7 +324,7 @@ class ShardedClient:
     # -- priorities ----------------------------------------------------------------------------
 
     def update_tensordict_priority(self, data: TensorDictBase) -> ShardedUpdate:
-        """Set the priorities of a sample from its entry ``priority_key``.
+        """Sets the priorities of a sample from its entry ``priority_key``.
 
         Args:
             data: a sample, or part of one: entries ``"shard"``, ``"index"``, ``"index_generation"``
@@ -359,7 +359,7 @@ class ShardedClient:
     def update_priority(
         self, index: Any, priority: Any = None, *, generation: Any = None, shard: Any = None
     ) -> ShardedUpdate:
-        """Change priorities.
+        """Changes priorities.
 
         Args:
             index: the result of a write; or, with ``shard``, the index of a sample, ``[n]`` or
@@ -419,7 +419,7 @@ class ShardedClient:
     def set_rate(
         self, limiter: RateLimiter | EllipsisType | None = ..., **changes: Any
     ) -> RateLimiter | None:
-        """Change the rate limiter of all shards, while clients write and draw.
+        """Changes the rate limiter of all shards, while clients write and draw.
 
             rb.set_rate(samples_per_insert=8)     # the rest stays as it is
             rb.set_rate(RateLimiter(samples_per_insert=8, min_size=1_000))
@@ -446,7 +446,7 @@ class ShardedClient:
     # -- the buffer as a whole -----------------------------------------------------------------
 
     def empty(self) -> None:
-        """Forget all items of all shards.
+        """Forgets all items of all shards.
 
         Raises:
             RuntimeError: a shard does not answer; nothing was changed, unless it died meanwhile.
@@ -465,7 +465,7 @@ class ShardedClient:
         consistent: bool = False,
         without: Collection[str] = (),
     ) -> None:
-        """Save a snapshot of each shard; an error or a crash leaves the previous save or this one.
+        """Saves a snapshot of each shard; an error or a crash leaves the previous save or this one.
 
         Args:
             path: directory that all nodes see under this name; other files in it stay.
@@ -484,7 +484,7 @@ class ShardedClient:
         save_shards(self._members, path, consistent=consistent, without=without)
 
     def loads(self, path: str | os.PathLike[str]) -> None:
-        """Load a save of `dumps`, also one of another number of shards.
+        """Loads a save of `dumps`, also one of another number of shards.
 
         Each shard loads the save of its node. If the nodes differ, the items are distributed over
         the shards in chunks, with their priorities. The rate limiter does not apply meanwhile; its
@@ -511,7 +511,7 @@ class ShardedClient:
         self._members.refresh(all_of_them=True)
 
     def detach(self) -> None:
-        """Leave the directory that is open in this process. The next call opens it again."""
+        """Leaves the directory that is open in this process. The next call opens it again."""
         self._begun.clear()
         self._members.leave()
 

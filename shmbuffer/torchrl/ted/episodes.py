@@ -134,7 +134,7 @@ def rows_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def transfer(target: Bytes, to: torch.Tensor, source: Bytes, at: torch.Tensor) -> None:
-    """Copy row ``at[i]`` of ``source`` to row ``to[i]`` of ``target``."""
+    """Copies row ``at[i]`` of ``source`` to row ``to[i]`` of ``target``."""
     size = max(1, CHUNK_BYTES // source.itemsize)
     for here, there in zip(torch.split(to, size), torch.split(at, size), strict=True):
         target[here.numpy()] = source[there.numpy()]

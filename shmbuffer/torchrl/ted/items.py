@@ -158,7 +158,7 @@ class Flat2TED(Roles):
         target: Mapping[KeyPath, torch.Tensor],
         episodes: Episodes,
     ) -> None:
-        """Raise SchemaMismatchError where ``target`` cannot take the plan."""
+        """Raises SchemaMismatchError where ``target`` cannot take the plan."""
         where = type(self).__name__
         for path, (leaf, _) in plan.items():
             if (there := target.get(path)) is None:
@@ -194,7 +194,7 @@ class Flat2TED(Roles):
 def _fill(
     target: torch.Tensor, to: torch.Tensor, leaf: torch.Tensor, at: torch.Tensor, elements: int
 ) -> None:
-    """Copy row ``at[i]`` of ``leaf`` to element ``to[i]`` of ``target``, wherever that lies."""
+    """Copies row ``at[i]`` of ``leaf`` to element ``to[i]`` of ``target``, wherever that lies."""
     staged = target.detach().as_subclass(torch.Tensor).cpu().contiguous()
     transfer(as_bytes(staged, elements), to, as_bytes(leaf, leaf.shape[0]), at)
     if staged.data_ptr() != target.data_ptr():
