@@ -73,9 +73,9 @@ def attach_engine(
         raise ValueError(f"role must be one of {', '.join(get_args(Role))}, but is {role!r}")
     began_s, said = time.monotonic(), False
     deadline_s = began_s + timeout
-    while (engine := _opened(path, role, deadline_s, requested, on_existing)) is None:
+    while (engine := _open_if_present(path, role, deadline_s, requested, on_existing)) is None:
         if (now_s := time.monotonic()) >= deadline_s:
-            raise _nothing_there(path, timeout)
+            raise _timeout(path, timeout)
         if not said and now_s - began_s >= SAY_S:
             said = True
             log.warning(
@@ -98,7 +98,7 @@ def open_save(path: Path, *, verify: bool) -> Engine:
             number of dropped items.
     """
     with Directory.open(path, reading=True, allow_unsafe_fs=True) as directory:
-        return _private(Files(directory, private=True), verify=verify)[0]
+        return _open_private(Files(directory, private=True), verify=verify)[0]
 
 
 def open_copy(path: Path) -> tuple[Engine, int]:
@@ -114,10 +114,11 @@ def open_copy(path: Path) -> tuple[Engine, int]:
         BufferInUseError, SpaceError: See `copy_buffer`.
     """
     with Directory.open(path, reading=True) as directory:
-        return _private(Files(directory), verify=True)
+        return _open_private(Files(directory), verify=True)
 
 
-def _private(files: Files, *, verify: bool) -> tuple[Engine, int]:
+def _open_private(files: Files, *, verify: bool) -> tuple[Engine, int]:
+    """Opens a private copy; returns the handle, and how many elements changed meanwhile."""
     require_platform()
     copy = copy_buffer(files)
     if copy.mapped is None:
@@ -132,7 +133,7 @@ def _private(files: Files, *, verify: bool) -> tuple[Engine, int]:
     return engine, copy.changed
 
 
-def _opened(
+def _open_if_present(
     path: Path, role: Role, deadline_s: float, prefault: Prefault, on_existing: OnExisting
 ) -> Engine | None:
     """Returns a handle, or None if there is no buffer now."""
@@ -178,7 +179,8 @@ def _with_leaves(engine: Engine) -> Engine:
     return engine
 
 
-def _nothing_there(path: Path, timeout: float) -> AttachTimeout:
+def _timeout(path: Path, timeout: float) -> AttachTimeout:
+    """Returns the error for a directory in which no buffer has appeared."""
     return AttachTimeout(
         f"{path}: waited {timeout:g} s for a buffer, and it still {_state(path)}; start a "
         f"coordinator for it (shmbuffer serve {path} --capacity N), or check the path"
@@ -190,11 +192,13 @@ def _nothing_there(path: Path, timeout: float) -> AttachTimeout:
 
 
 def _state(path: Path) -> str:
+    """Describes a path without a buffer."""
     if not path.exists():
         return "does not exist"
     return "contains no buffer" if path.is_dir() else "is not a directory"
 
 
 def _hint(path: Path) -> str:
+    """Returns a suggestion for a misspelt path, or ""."""
     question = did_you_mean(path)
     return f"; {question}" if question else ""

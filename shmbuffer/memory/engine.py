@@ -406,6 +406,7 @@ def _attach(path: str, role: str) -> Engine:
 
 
 def _adopt_memory(duplicate: Any, role: str) -> Engine:
+    """Joins the anonymous memory that a parent process has passed."""
     backing = Anonymous(_core.Descriptor())
     backing.file.take(duplicate.detach)
     with backing.lock(60.0):

@@ -25,7 +25,7 @@ def first_ring(engine: Engine, min_size: int) -> Ring:
     seat, limit = engine.seat, deadline.start(None)
     schema = Schema((), engine.settings.capacity)  # as far as it is known
     waiting = Waiting(seat, schema, Sides(seat), "sample")
-    with _shown(seat, min_size):
+    with _show_wait(seat, min_size):
         while ring is None:
             seat.require_open()
             seat.require_linked()
@@ -35,7 +35,7 @@ def first_ring(engine: Engine, min_size: int) -> Ring:
 
 
 @contextmanager
-def _shown(seat: Seat, min_size: int) -> Iterator[None]:
+def _show_wait(seat: Seat, min_size: int) -> Iterator[None]:
     """Shows in the registry that this client waits for a write, because there is no ring yet."""
     mine = seat.control.entries[seat.entry : seat.entry + 1]
     fields = {

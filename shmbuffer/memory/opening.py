@@ -71,6 +71,7 @@ def _open_once(
     *,
     temporary: bool,
 ) -> tuple[Seat, RecoveryReport | None]:
+    """Opens the directory once; raises BufferUnlinkedError if it was removed meanwhile."""
     creating = settings is not None
     files = Files(Directory.open(path, create=creating))
     try:
@@ -92,7 +93,9 @@ def _open_once(
         with files.lock(timeout, creating=creating):
             _core.reached("open.locked")
             control = files.control_if_there(control)
-            control, report, mapped = _clear_the_way(files, control, existing, creating=creating)
+            control, report, mapped = _recover_or_remove(
+                files, control, existing, creating=creating
+            )
             if control is None:
                 control = _create(files, settings, temporary=temporary)
             return Seat(files, control, role, mapped), report
@@ -101,7 +104,7 @@ def _open_once(
         raise
 
 
-def _clear_the_way(
+def _recover_or_remove(
     files: Files, control: Control | None, existing: Existing, *, creating: bool
 ) -> tuple[Control | None, RecoveryReport | None, Mapped | None]:
     """Recovers or removes an existing buffer; returns its control file, the report and the maps."""
@@ -138,6 +141,7 @@ def _clear_the_way(
 
 
 def _create(files: Files, settings: Settings | None, *, temporary: bool) -> Control:
+    """Creates the control file, and removes it again if that fails."""
     if settings is None:
         raise BufferNotFoundError(
             f"{files.path}: the buffer was removed while this process was attaching; create it"

@@ -73,7 +73,7 @@ def publish(
     if not -_STEPS <= step < _STEPS:
         raise ValueError(f"publish: step must fit into 64 bits, but is {step}")
     try:
-        lock = _locked(directory, timeout)
+        lock = _open_locked(directory, timeout)
     except BufferNotFoundError:
         with seat.backing.lock(timeout):
             seat.require_there()
@@ -81,7 +81,7 @@ def publish(
                 # Items may contain versions of a file that was removed; new versions must be
                 # larger.
                 weights_file.make(directory, leaves, consumer_version.read(seat))
-        lock = _locked(directory, timeout)
+        lock = _open_locked(directory, timeout)
     file, where = seat.weights, directory.path / layout.WEIGHTS
     with lock:
         with explain_errors(where):
@@ -232,7 +232,7 @@ def nowhere(where: str) -> ShmBufferError:
     )
 
 
-def _locked(directory: Directory, timeout: float) -> Lock:
+def _open_locked(directory: Directory, timeout: float) -> Lock:
     return Lock().hold(
         directory, layout.WEIGHTS, timeout=timeout, purpose="publishes weights", make=False
     )

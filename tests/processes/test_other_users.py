@@ -238,13 +238,13 @@ def test_items_that_are_overwritten_while_they_are_copied_are_left_out(
     path = public / "theirs"
     with items.create(path, 8) as engine:
         items.write(engine, range(8))
-        take_out = copied_buffer._take_out_changed
+        take_out = copied_buffer._empty_changed
 
         def overwritten(*copy: object) -> int:
             items.write(engine, [8, 9])
             return take_out(*copy)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(copied_buffer, "_take_out_changed", overwritten)
+        monkeypatch.setattr(copied_buffer, "_empty_changed", overwritten)
         give(path)
         other, changed = open_copy(path)
         with other:
@@ -258,7 +258,7 @@ def test_items_that_are_overwritten_while_they_are_copied_are_left_out(
 def test_a_buffer_that_is_defined_anew_while_it_is_copied_is_an_error(
     theirs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take_out = copied_buffer._take_out_changed
+    take_out = copied_buffer._empty_changed
 
     def recovered(*copy: object) -> int:
         give(theirs, 0, 0)
@@ -266,7 +266,7 @@ def test_a_buffer_that_is_defined_anew_while_it_is_copied_is_an_error(
         give(theirs)
         return take_out(*copy)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(copied_buffer, "_take_out_changed", recovered)
+    monkeypatch.setattr(copied_buffer, "_empty_changed", recovered)
     with (
         Directory.open(theirs, reading=True) as directory,
         pytest.raises(BufferInUseError, match=r"recovered or redefined .*; repeat"),

@@ -167,6 +167,7 @@ class InitLock(Lock):
             raise
 
     def _hold(self, *, make: bool) -> None:
+        """Locks the file of the directory."""
         self.hold(
             self.directory,
             INIT_LOCK,
@@ -201,6 +202,7 @@ class LivenessFile:
 
 
 def _lock(fd: int, where: Path) -> bool:
+    """Tries to lock a descriptor; raises UnsafeFilesystemError if locks are not supported."""
     # imported here because it takes 40 ms, and readers do not need it
     from filelock import lock_descriptor
 
@@ -216,6 +218,7 @@ def _lock(fd: int, where: Path) -> bool:
 
 
 def _is_named(directory: Directory, name: str, fd: int) -> bool:
+    """True if a name still leads to the locked file."""
     with explain_errors(directory.path / name):
         locked = os.fstat(fd)
     try:
@@ -226,6 +229,7 @@ def _is_named(directory: Directory, name: str, fd: int) -> bool:
 
 
 def _timeout(where: Path, fd: int, timeout: float, purpose: str) -> AttachTimeout:
+    """Returns the error for a lock that other processes hold."""
     pids = holders(fd)
     if pids:
         who = " and ".join(f"pid {pid} ({process_state(pid)})" for pid in pids)

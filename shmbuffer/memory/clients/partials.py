@@ -164,6 +164,7 @@ class PartialFile:
         self.close()
 
     def _truncate(self, end: int) -> int:
+        """Truncates the file and returns its new end."""
         with explain_errors(self._where):
             os.ftruncate(self._lock.fd, end)
         _core.reached("partial.cut")
@@ -171,6 +172,7 @@ class PartialFile:
         return end
 
     def _write(self, data: bytes, at: int) -> None:
+        """Writes data at an offset, and sets the end of the file after it."""
         rest, end = memoryview(data), at + len(data)
         with explain_errors(self._where, needed=len(data)):
             while rest:
@@ -219,6 +221,7 @@ def require_possible(directory: Directory, partial: Partial, items: int, nbytes:
 
 
 def _is_held(directory: Directory, number: int) -> bool:
+    """True if a process holds the file."""
     try:
         return not is_free(directory, _name(number))
     except UnsafePathError:
@@ -246,6 +249,7 @@ def _too_large(where: Path, size: int) -> CorruptBufferError:
 
 
 def _head_of(data: bytes, number: int) -> tuple[int, ...] | None:
+    """Decodes the head of a file; None if it is damaged or of another reservation."""
     if len(data) != _HEAD.size:
         return None
     magic, *head, crc, _ = _HEAD.unpack(data)
@@ -254,6 +258,7 @@ def _head_of(data: bytes, number: int) -> tuple[int, ...] | None:
 
 
 def _summarize(fd: int, number: int, where: Path) -> Partial | None:
+    """Reads the head of a file and counts its pieces; None if there is no head."""
     with explain_errors(where):
         head = _head_of(read_at(fd, _HEAD.size, 0), number)
     if head is None:

@@ -136,6 +136,7 @@ class Registry:
             raise
 
     def _enter(self, entry: int, liveness: Lock | None, role: Role) -> Membership:
+        """Writes the identity of this process into an entry, and sets its state to LIVE."""
         me = identity.current()
         incarnation = int(self._control.runtime["next_incarnation"][0]) + 1
         if incarnation >= layout.INCARNATIONS:
@@ -222,6 +223,7 @@ class Registry:
         return found
 
     def _state(self, entry: int, *, alive: bool) -> ProcessState:
+        """Returns the state of an entry's process."""
         if not alive:
             return ProcessState.DEAD
         who, here = self.identity(entry), identity.current().pid_namespace
@@ -234,6 +236,7 @@ class Registry:
         return ProcessState.STOPPED if is_stopped else ProcessState.RUNNING
 
     def _lock_is_free(self, entry: int) -> bool:
+        """True if the owner's liveness file is free, or its process has ended without one."""
         who = self.identity(entry)
         if self._directory is None:
             return _has_ended(who)
@@ -310,6 +313,7 @@ _memberships: weakref.WeakValueDictionary[tuple[str, int], Membership] = (
 
 
 def _claim(one: Any) -> dict[str, int] | None:
+    """Returns the claim of an entry; None if it is writing nothing."""
     if int(one["phase"]) == Phase.IDLE:
         return None
     return {name: int(one[name]) for name in ("first", "count")}

@@ -167,6 +167,7 @@ def cause(exitcode: int | None) -> str:
 
 
 def _signal_name(number: int) -> str:
+    """Returns the name of a signal."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -216,13 +217,14 @@ def living(scratch_dir: Path, excluding: Collection[str] = ()) -> list[LivingPro
     found: list[LivingProcess] = []
     with Directory.open(scratch_dir) as directory:
         for file in _names(directory):
-            entry = None if file in excluding else _look(directory, file)
+            entry = None if file in excluding else _find_living(directory, file)
             if entry is not None:
                 found.append(entry)
     return found
 
 
 def _names(directory: Directory) -> list[str]:
+    """Returns the paths of all files of spawned processes."""
     try:
         names = directory.listdir(layout.SPAWNED)
     except BufferNotFoundError:
@@ -242,6 +244,7 @@ def _files(directory: Directory) -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 
 def _death(lines: list[dict[str, Any]]) -> Dead | None:
+    """Parses the record of a death; None if the lines are not one."""
     if len(lines) != 1 or "died" not in lines[0]:
         return None
     code = lines[0].get("exitcode")
@@ -249,7 +252,7 @@ def _death(lines: list[dict[str, Any]]) -> Dead | None:
     return Dead(str(lines[0]["died"]), code, str(lines[0].get("error", "")))
 
 
-def _look(directory: Directory, file: str, patience_s: float = 0.0) -> LivingProcess | None:
+def _find_living(directory: Directory, file: str, patience_s: float = 0.0) -> LivingProcess | None:
     """Returns the living process of a file; if it is dead, removes the file under its lock."""
     try:
         lock = Lock().hold(directory, file, timeout=patience_s, purpose=_PURPOSE, make=False)
@@ -264,7 +267,7 @@ def _look(directory: Directory, file: str, patience_s: float = 0.0) -> LivingPro
             if patience_s:
                 raise error from None
             # Another reader holds the lock, because a child writes before it locks.
-            return _look(directory, file, TESTER_PATIENCE_S)
+            return _find_living(directory, file, TESTER_PATIENCE_S)
     with lock:
         directory.unlink(file)
         _core.reached("spawned.removed")
@@ -272,6 +275,7 @@ def _look(directory: Directory, file: str, patience_s: float = 0.0) -> LivingPro
 
 
 def _entry(directory: Directory, file: str) -> LivingProcess:
+    """Reads the identity of a living process from its file."""
     found = _lines(directory, file)[0]
     who = Identity(
         int(found["pid"]),
@@ -290,6 +294,7 @@ def _lines(directory: Directory, file: str) -> list[dict[str, Any]]:
 
 
 def _append(directory: Directory, file: str, line: dict[str, Any]) -> None:
+    """Appends a line of JSON to a file."""
     rest = json.dumps(line).encode() + b"\n"
     with directory.open_file(file) as held, explain_errors(directory.path / file, needed=len(rest)):
         os.lseek(held.fd, 0, os.SEEK_END)

@@ -171,6 +171,7 @@ class Anonymous:
         return discard
 
     def _map(self, schema: Schema, places: list[int]) -> Mapped:
+        """Maps the parts of the file at their offsets."""
         with _explain_errors(schema.sections["bytes"] + sum(schema.map_bytes)):
             slots = _core.Map(self.file.fd, schema.sections["bytes"], offset=places[0])
             leaves = [
@@ -219,6 +220,7 @@ def _explain_errors(needed: int = 0) -> AbstractContextManager[None]:
 
 
 def _places(schema: Schema, schema_bytes: int) -> tuple[int, list[int]]:
+    """Returns the size of the file, and the offsets of its parts."""
     at = layout.CONTROL_BYTES + _pages(8 + schema_bytes)
     places = []
     for nbytes in (schema.sections["bytes"], *schema.map_bytes):

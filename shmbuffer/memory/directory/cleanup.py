@@ -108,17 +108,18 @@ class Ownership:
         return self._state == "removing" and self._remover == threading.get_ident()
 
     def _end(self) -> None:
+        """Ends the ownership, and restores the default handlers after the last one."""
         self._state = "ended"
         _owned.remove(self)
         if not _owned:
-            _put_default_handlers_back()
+            _restore_default_handlers()
 
 
 def own(directory_path: str | os.PathLike[str], remove: Callable[[], object]) -> Ownership:
     """Makes this process remove a directory when it ends."""
     ownership = Ownership(Path(directory_path), remove)
     _owned.append(ownership)
-    _put_handlers_up()
+    _install_handlers()
     return ownership
 
 
@@ -172,6 +173,7 @@ def janitor(is_abandoned: Callable[[Path], bool], remove: Callable[[Path], bool]
 
 
 def _remove_all() -> None:
+    """Removes all directories that this process owns."""
     for ownership in reversed(_owned.copy()):
         try:
             ownership.remove()
@@ -195,14 +197,15 @@ def _deliver_deferred() -> None:
         _on_signal(_deferred.pop(), None)
 
 
-def _put_handlers_up() -> None:
+def _install_handlers() -> None:
+    """Installs our handler where the default action is in place."""
     if threading.current_thread() is threading.main_thread():
         for number in _SIGNALS:
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, _on_signal)
 
 
-def _put_default_handlers_back() -> None:
+def _restore_default_handlers() -> None:
     """Restores the default handlers. Other threads keep ours, which do the same."""
     if threading.current_thread() is threading.main_thread():
         for number in _SIGNALS:
@@ -210,7 +213,7 @@ def _put_default_handlers_back() -> None:
                 signal.signal(number, signal.SIG_DFL)
 
 
-def _hold_signals_back() -> None:
+def _block_signals() -> None:
     """Blocks our signals before a fork, because Python clears pending signals in the child.
 
     With the default action, such a signal would end the child. It therefore stays pending until the
@@ -220,20 +223,21 @@ def _hold_signals_back() -> None:
     _thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ours)
 
 
-def _let_signals_through() -> None:
+def _unblock_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, _thread.mask)
 
 
 def _forget() -> None:
+    """Forgets all ownerships in the child of a fork."""
     _owned.clear()
     _deferred.clear()
-    _put_default_handlers_back()
-    _let_signals_through()
+    _restore_default_handlers()
+    _unblock_signals()
 
 
 atexit.register(_remove_all)
 os.register_at_fork(
-    before=_hold_signals_back,
-    after_in_parent=_let_signals_through,
+    before=_block_signals,
+    after_in_parent=_unblock_signals,
     after_in_child=_forget,
 )

@@ -44,12 +44,14 @@ def build(seat: Seat, schema: Schema, *, adopting: bool, prefault: Prefault) -> 
     """
     superblock = seat.control.superblock()
     if superblock.state == BufferState.NO_SCHEMA:
-        _publish(seat, *_built(seat, superblock, schema, adopting=adopting, prefault=prefault))
+        _publish(
+            seat, *_build_files(seat, superblock, schema, adopting=adopting, prefault=prefault)
+        )
     elif superblock.state == BufferState.READY:
         _publish(seat, superblock, seat.backing.load(superblock))
 
 
-def _built(
+def _build_files(
     seat: Seat, superblock: Superblock, schema: Schema, *, adopting: bool, prefault: Prefault
 ) -> tuple[Superblock, Mapped]:
     """Builds every file; returns the superblock that describes them, and the maps."""
@@ -85,7 +87,7 @@ def _publish(seat: Seat, ready: Superblock, mapped: Mapped) -> None:
         control.write(control.write(ready))
         control.sync()
     except DurabilityError as error:
-        control.withdraw(_withdrawn(ready))
+        control.withdraw(_without_schema(ready))
         seat.backing.discard_unfinished()
         raise DurabilityError(
             f"{error}; the buffer still has no schema: write again, or choose another disk"
@@ -102,7 +104,7 @@ def withdraw(seat: Seat) -> tuple[Seat, Callable[[], None]]:
     discard = seat.backing.prepare_discard()  # first, because it can fail
     known = control.superblock()
     try:
-        control.write(control.write(_withdrawn(known)))
+        control.write(control.write(_without_schema(known)))
         control.sync()
     except DurabilityError:
         control.withdraw(known)
@@ -113,7 +115,7 @@ def withdraw(seat: Seat) -> tuple[Seat, Callable[[], None]]:
     return seat.unmapped(), discard
 
 
-def _withdrawn(superblock: Superblock) -> Superblock:
+def _without_schema(superblock: Superblock) -> Superblock:
     """Returns the superblock without a schema."""
     nothing = {name: getattr(Superblock(), name) for name in _FIELDS}
     return replace(superblock, state=BufferState.NO_SCHEMA, **nothing)

@@ -402,6 +402,7 @@ class Files:
         self.directory.close()
 
     def _present(self, names: list[str], *, adopt: bool) -> set[str]:
+        """Returns the existing files; raises BufferExistsError unless they are adopted."""
         present = {name for name in names if self.directory.exists(name)}
         if present and not adopt:
             name = min(present)
@@ -413,6 +414,7 @@ class Files:
         return present
 
     def _require_sizes(self, leaves: dict[str, int]) -> None:
+        """Raises SchemaMismatchError unless adopted leaf files have the size of the schema."""
         for name, nbytes in leaves.items():
             found = self.directory.stat(name).st_size
             if found != nbytes:
@@ -425,6 +427,7 @@ class Files:
                 )
 
     def _map(self, schema: Schema, *, writable: bool = True) -> Mapped:
+        """Maps all files of a schema."""
         slots = self.map_slots(schema, writable=writable)
         if schema.record_bytes:
             size = schema.record_bytes
@@ -481,6 +484,7 @@ class Files:
         return self._map_file(layout.SLOTS, size, writable=writable, **options)
 
     def _map_file(self, name: str, nbytes: int, *, writable: bool, **options: Any) -> Any:
+        """Maps an existing file, and remembers its inode."""
         file = self._open_required(name, nbytes=nbytes, writable=writable)
         with file, explain_errors(self.path / name, needed=nbytes, free=free_memory_bytes):
             options |= {"writable": writable, "private": self.private}
@@ -491,12 +495,14 @@ class Files:
     def _open_required(
         self, name: str, *, nbytes: int | None = None, writable: bool
     ) -> _core.Descriptor:
+        """Opens a file; raises CorruptBufferError if it is missing."""
         try:
             return self.directory.open_file(name, nbytes=nbytes, writable=writable)
         except FileNotFoundError as error:
             raise self._missing(name) from error
 
     def _read_required(self, name: str, limit: int) -> bytes:
+        """Reads a file; raises CorruptBufferError if it is missing."""
         try:
             return self.directory.read(name, limit=limit)
         except FileNotFoundError as error:

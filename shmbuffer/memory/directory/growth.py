@@ -91,7 +91,7 @@ def grow(seat: Seat, needed: int, *, timeout: float | None = None) -> None:
 
 def step(schema: Schema) -> int:
     """Returns the number of slots of a step, at least one."""
-    return max(1, STEP_BYTES // max(1, sum(schema.bytes_of_slots(1)) - _whole(schema)))
+    return max(1, STEP_BYTES // max(1, sum(schema.bytes_of_slots(1)) - _own_row_bytes(schema)))
 
 
 def first_step(files: Files, schema: Schema) -> int:
@@ -122,7 +122,7 @@ def slots_to_allocate(superblock: Superblock, allocated: int, used: int, capacit
     return max(min(allocated, capacity), used) if superblock.flags & Flag.STEPS else 0
 
 
-def _whole(schema: Schema) -> int:
+def _own_row_bytes(schema: Schema) -> int:
     """Returns the bytes of the own rows of next observations, which are not part of a step."""
     return sum(
         nbytes

@@ -24,7 +24,7 @@ def note(directory: Directory, names: list[str]) -> None:
 
 def remove(directory: Directory) -> None:
     """Removes the listed files, directories that are empty afterwards, and the list."""
-    folders, names = set(), _noted(directory)
+    folders, names = set(), _read_list(directory)
     for name in names:
         unlink(directory, name)
         parts = name.split("/")[:-1]
@@ -49,7 +49,8 @@ def unlink(directory: Directory, name: str) -> None:
             directory.unlink(left)
 
 
-def _noted(directory: Directory) -> list[str]:
+def _read_list(directory: Directory) -> list[str]:
+    """Reads the list of files; raises CorruptBufferError if it is damaged."""
     if not directory.exists(NAME):
         return []
     where = directory.path / NAME

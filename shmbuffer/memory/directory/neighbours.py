@@ -16,6 +16,7 @@ _NEIGHBOURS = 1000  # the largest number of entries that are examined in a direc
 
 
 def _folders(where: Path) -> list[Path]:
+    """Returns some of the subdirectories of a directory, sorted."""
     with suppress(OSError), os.scandir(where) as entries:
         first = islice(entries, _NEIGHBOURS)
         return sorted(Path(one) for one in first if one.is_dir(follow_symlinks=False))

@@ -107,6 +107,7 @@ def _is_abandoned(path: Path) -> bool:
 
 
 def _remove_abandoned(path: Path) -> bool:
+    """Removes an abandoned directory, unless another process is opening it."""
     with Directory.open(path) as directory:
         files = Files(directory)
         try:
@@ -122,4 +123,5 @@ def _remove_abandoned(path: Path) -> bool:
 
 
 def _is_unneeded(files: Files) -> bool:
+    """True if there is no buffer, or it is abandoned."""
     return not files.has_control() or Diagnosis.read(files).is_abandoned()

@@ -70,6 +70,7 @@ class Seat:
     # Taking a seat, and leaving it.
 
     def _take(self) -> None:
+        """Joins the registry, after reaping dead clients, and connects."""
         # Held while the ring is created. An entry has one claim, so two rings must not share it.
         self.connecting = threading.RLock()  # the parent's may never be released
         self.load()
@@ -87,6 +88,7 @@ class Seat:
         self._finalizer.atexit = False  # `_leave_at_exit` runs before the interpreter is torn down
 
     def _retire(self, entry: int, incarnation: int) -> None:
+        """Reaps a dead client, or frees its entry if there are no slots yet."""
         if self.mapped is None:
             self.registry.free(entry)
         else:
@@ -400,5 +402,6 @@ _staying: set[object] = set()
 
 @atexit.register
 def _leave_at_exit() -> None:
+    """Frees all entries when the interpreter exits."""
     for membership in list(_taken):
         _leave(membership)  # finalizers no longer run at this point

@@ -53,6 +53,7 @@ class Written:
         _core.reached("recover.beyond")
 
     def _masses_from(self, element: int) -> Iterator[Floats]:
+        """Yields the written parts of the tree that belong to later elements."""
         live, first = self._live, element
         levels = [("mass", live.masses)]
         for level, (sums, least) in enumerate(live.levels, 1):

@@ -133,7 +133,7 @@ class Consumer:
         given = self.which, self.number, count
         lease_ns = nanoseconds(lease_s)
         self._calls.sides.draws_here()
-        self._end_leases_of_the_dead()
+        self._reap_dead_holders()
         lease = (leases or Leases()).begin(self)
         where = slots, tickets, address(lease)
 
@@ -141,8 +141,8 @@ class Consumer:
             native = self._seat.native
             return int(native.deliver(*given, least, lease_ns, *where, LOCK_TIMEOUT_NS))
 
-        call = self._or_what_is_left(deliver, count, lambda: "was given every item")
-        return (self._taking(call, lease), int(lease[0])) if count else (0, 0)
+        call = self._take_batch_or_rest(deliver, count, lambda: "was given every item")
+        return (self._run_taking(call, lease), int(lease[0])) if count else (0, 0)
 
     def wait_for(
         self, choose: Callable[[int], int], most: int, size: int, why: Callable[[], str]
@@ -179,9 +179,9 @@ class Consumer:
             return result
 
         if most:
-            self._calls.run(self._or_what_is_left(attempt, most, why), "sample")
+            self._calls.run(self._take_batch_or_rest(attempt, most, why), "sample")
 
-    def _or_what_is_left(
+    def _take_batch_or_rest(
         self, take: Callable[[int], int], most: int, why: Callable[[], str]
     ) -> Callable[[], int]:
         """Returns a call that takes a whole batch, or the remaining items if no client writes."""
@@ -199,7 +199,7 @@ class Consumer:
 
         return call
 
-    def _taking(
+    def _run_taking(
         self, call: Callable[[], int], lease: NDArray[np.uint64], index: object = None
     ) -> int:
         """Runs a call that takes items, and gives them back if it is interrupted."""
@@ -209,7 +209,7 @@ class Consumer:
             self.give_back(int(lease[0]))
             raise
 
-    def _end_leases_of_the_dead(self) -> None:
+    def _reap_dead_holders(self) -> None:
         """Checks every 0.1 s whether holders of leases are alive, and reaps dead ones.
 
         Their items are then delivered before all others. A sample that must wait makes its own
@@ -246,19 +246,19 @@ class Consumer:
 
     def available(self, count: int) -> int:
         """Returns how many items could be delivered now; 0 if `take` of ``count`` would wait."""
-        there = self._to_give(self._calls.schema.capacity)
+        there = self._count_available(self._calls.schema.capacity)
         return there if there >= count or self.cannot_grow(there, count) else 0
 
     def can_give(self, count: int) -> bool:
         """True if `take` of ``count`` would not wait. O(count), plus the returned items."""
-        there = self._to_give(count)
+        there = self._count_available(count)
         return there >= count or self.cannot_grow(there, count)
 
     def cannot_grow(self, there: int, count: int) -> bool:
         """True if a batch of ``count`` items must use the items that exist now."""
         return there > 0 and (self.is_over() or self.is_stuck(count - there))
 
-    def _to_give(self, most: int) -> int:
+    def _count_available(self, most: int) -> int:
         # other processes may not do it, and items of dead holders can be delivered
         self._seat.reap_dead()
         return self._calls.ask("to_give", self.which, self.number, most)
@@ -272,7 +272,7 @@ class Consumer:
         Cost: 2 µs. If leases have ended, also the slots between the first and the last item of
         each.
         """
-        self._end_leases_of_the_dead()
+        self._reap_dead_holders()
         given = "returned", self.which, self.number, known.ctypes.data
         if not self._calls.ask(*given, 0, 0, 0):
             return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -338,6 +338,7 @@ class Consumer:
         lease_ns: int,
         lease: NDArray[np.uint64],
     ) -> tuple[Flags, int]:
+        """Claims groups of items; returns which were taken, and the lease."""
         groups = np.ones(len(index), np.int64) if sizes is None else np.asarray(sizes, np.int64)
         index, tickets = _pair(index, tickets)
         if int(groups.sum()) != len(index) or (groups < 0).any():
@@ -356,7 +357,7 @@ class Consumer:
                 )
             )
 
-        self._taking(call, lease, index)
+        self._run_taking(call, lease, index)
         return kept.astype(bool), int(lease[0])
 
     def drop(self, index: Ints, tickets: Ints) -> int:
@@ -408,6 +409,7 @@ class Consumer:
 
 
 def _pair(index: Ints, tickets: Ints) -> tuple[Ints, Ints]:
+    """Returns indices and tickets as contiguous arrays of the same length."""
     if np.shape(index) != np.shape(tickets):
         raise ValueError(
             f"{len(index)} indices and {len(tickets)} generations were given; pass as many"

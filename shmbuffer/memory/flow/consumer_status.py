@@ -93,7 +93,7 @@ def parse_consumers(content: Any, capacity: int, head: int, entries: Any) -> lis
                 position=int(one["next"]),
                 floor=floor,
                 behind=head - floor,
-                leases=tuple(_held(lease, entries) for lease in used),
+                leases=tuple(_parse_lease(lease, entries) for lease in used),
                 **{count: int(one[count]) for count in COUNTS},
             )
         )
@@ -106,7 +106,8 @@ def read_consumers(mapped: Mapped, control: Control) -> list[ConsumerStatus]:
     return parse_consumers(mapped.ledger, mapped.schema.capacity, head, control.entries)
 
 
-def _held(lease: Any, entries: Any) -> HeldItems:
+def _parse_lease(lease: Any, entries: Any) -> HeldItems:
+    """Decodes a lease."""
     number = int(lease["entry"]) % len(entries)
     entry = entries[number]
     alive = entry["state"] == EntryState.LIVE and entry["incarnation"] == lease["incarnation"]

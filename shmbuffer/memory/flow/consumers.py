@@ -62,7 +62,7 @@ class Consumers:
             ValueError: The start or the name is invalid, or the storage has several dimensions.
             SpaceError: There is no space for its notes.
         """
-        encoded = self._checked(name, times, start)
+        encoded = self._encode_name(name, times, start)
         found = self._find(encoded)
         if found is None:
             with self._seat.backing.lock(timeout):
@@ -97,7 +97,8 @@ class Consumers:
             return False
         return True
 
-    def _checked(self, name: str, times: int, start: str) -> bytes:
+    def _encode_name(self, name: str, times: int, start: str) -> bytes:
+        """Encodes the name of a consumer, after checking the arguments."""
         where, encoded = self._seat.where, name.encode()
         if not 0 < len(encoded) <= ledger.NAME_BYTES or "\0" in name:
             raise ValueError(
@@ -122,6 +123,7 @@ class Consumers:
         return self._seat.mapped.ledger
 
     def _find(self, encoded: bytes) -> tuple[int, Any] | None:
+        """Returns the place and a copy of a consumer's record; None if there is none."""
         for which, record in enumerate(ledger.consumers(self._map())):
             # its place may be reused meanwhile
             number, known = int(record["number"]), record.copy()

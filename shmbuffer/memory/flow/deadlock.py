@@ -94,6 +94,7 @@ def find_deadlock(control: Control, now: RateStatus, why: Why, asked: InQueue) -
 
 
 def _limited(asked: InQueue, now: RateStatus, entry: int, side: Side, count: int) -> Why | None:
+    """Returns the limit that stops a waiting client; None if it may continue."""
     if now.queued is not None and (why := asked(entry, side)) is not None:
         return why
     numbers = now.why(side, count)

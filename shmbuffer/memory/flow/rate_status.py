@@ -119,6 +119,7 @@ def rate_status(runtime: Any, *, width: int, capacity: int) -> RateStatus:
 
 
 def _allowed(runtime: Any, ages: Any, open_: int) -> int | None:
+    """Returns how many items may be written before the next version; None without a limit."""
     each = int(ages["items_per_version"])
     if each == 0:
         return None
@@ -189,11 +190,11 @@ def explain(
                 f"(max_staleness={now.max_staleness})"
             )
         case Why.HELD:
-            what, who = _held(consumers)
+            what, who = _explain_hold(consumers)
         case Why.SCARCE:
             what = f"{count:,} items are needed that this consumer has not been given yet"
             if (entries["waits_for"] & Side.SAMPLES > 0).any():
-                what += _held_here(consumers, excluding)
+                what += _own_leases(consumers, excluding)
         case Why.FEW:
             what = f"the buffer has {now.size:,} items, but {count:,} are needed"
         case Why.FULL:
@@ -224,7 +225,7 @@ def explain(
     return f"{what}; {who}"
 
 
-def _held(consumers: Sequence[ConsumerStatus]) -> tuple[str, str]:
+def _explain_hold(consumers: Sequence[ConsumerStatus]) -> tuple[str, str]:
     """Describes why writers wait for consumers, and which clients can end the wait."""
     holding = [one for one in consumers if one.holds]
     if not holding:
@@ -245,7 +246,7 @@ def _held(consumers: Sequence[ConsumerStatus]) -> tuple[str, str]:
     return what, f"{held}{items:,} of them until ack(); {advice}"
 
 
-def _held_here(consumers: Sequence[ConsumerStatus], entry: int) -> str:
+def _own_leases(consumers: Sequence[ConsumerStatus], entry: int) -> str:
     """Describes the action of a waiting learner whose own leases block the writers."""
     found = ""
     for one in consumers:
@@ -311,6 +312,7 @@ def limited_by(now: RateStatus, entry: Any, side: Side) -> Why | None:
 
 
 def _who(entries: Any, side: Side, now_ns: int, excluding: int) -> str:
+    """Describes the clients on a side, and when the last one was active."""
     noun, did, field = (
         ("learner", "sampled", "last_sample_ns")
         if side == Side.SAMPLES
@@ -333,12 +335,14 @@ def _who(entries: Any, side: Side, now_ns: int, excluding: int) -> str:
 
 
 def _name(entries: Any, entry: int) -> str:
+    """Returns the pid of a client, with its state unless it is running."""
     pid = int(entries["pid"][entry])
     state = process_state(pid)
     return f"pid {pid}" + (f" ({state})" if state != ProcessState.RUNNING else "")
 
 
 def _first(entries: Any, field: str, which: Any) -> int | None:
+    """Returns the selected entry with the smallest value of a field."""
     there = (which & (entries["state"] == EntryState.LIVE)).nonzero()[0]
     return min(map(int, there), key=lambda entry: int(entries[field][entry]), default=None)
 
@@ -358,6 +362,7 @@ def _seconds(now_ns: int, then_ns: int) -> float:
 
 
 def _span(seconds: float) -> str:
+    """Formats a time span."""
     if seconds < _LONG_S:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 120:

@@ -58,6 +58,7 @@ class Sides:
         return not_attached(self._spawned().absent, time.time())
 
     def _spawned(self) -> Attendance:
+        """Returns the spawned processes of the directory."""
         directory, entries = self._seat.backing.directory, self._seat.control.entries
         if directory is None:
             return Attendance((), 0, ())

@@ -245,7 +245,7 @@ class Waiting:
                     return
                 self._require_no_deadlock(why)
             if now - self._began >= SAY_S and now - self._said >= SAY_S:
-                self._say(f"{self._text(why, count)} (for {now - self._began:.0f} s)", now)
+                self._warn(f"{self._text(why, count)} (for {now - self._began:.0f} s)", now)
         if limit is not None and now >= limit.deadline:
             raise RateLimitTimeout(
                 f"{self._seat.where}: {self._text(why, count)}; after {limit.seconds:g} s nothing "
@@ -282,10 +282,10 @@ class Waiting:
         if passes:
             if self._sides.note_left(self._side):
                 text = self._text(why, count)
-                self._say(f"{text}; the call continues uncounted (when_no_peer='pass')", now)
+                self._warn(f"{text}; the call continues uncounted (when_no_peer='pass')", now)
             return True
         if now - self._said >= SAY_S or self._said < 0:
-            self._say(self._text(why, count), now)
+            self._warn(self._text(why, count), now)
         return False
 
     def _require_collectors(self, why: Why, count: int) -> None:
@@ -301,7 +301,7 @@ class Waiting:
             collectors=[(one.name, one.exitcode, one.error) for one in dead],
         )
 
-    def _say(self, text: str, now: float) -> None:
+    def _warn(self, text: str, now: float) -> None:
         self._said = now
         _log.warning("%s: %s", self._seat.where, text)
 
@@ -389,6 +389,7 @@ class Waiting:
         return rate_status(runtime, width=schema.width, capacity=schema.capacity)
 
     def _text(self, why: Why, count: int) -> str:
+        """Describes the wait in a sentence."""
         entries, now_ns = self._seat.control.entries, time.monotonic_ns()
         held = describe_holders(holders(table_of(self._seat), entries, self._schema.width))
         entry = self._seat.entry
@@ -402,6 +403,7 @@ class Waiting:
         return [] if mapped is None else consumer_status.read_consumers(mapped, self._seat.control)
 
     def _pids(self) -> list[int]:
+        """Returns the pids on the side for which the call waits."""
         entries = self._seat.control.entries
         there = clients_on(entries, self._side, excluding=self._seat.entry)
         return sorted({int(entries["pid"][entry]) for entry in there})

@@ -104,6 +104,7 @@ def _dotted(path: KeyPath) -> str:
 
 
 def _is_nameable(key: str) -> bool:
+    """True if a key fits into the name of a file after percent-encoding."""
     try:
         return len(quote(key, safe="")) + len(".memmap") <= _NAME_BYTES
     except UnicodeEncodeError:  # a lone surrogate

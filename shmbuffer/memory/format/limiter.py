@@ -94,9 +94,9 @@ class RateLimiter:
     items_per_version: int | None = None
 
     def __post_init__(self) -> None:
-        _require_whole("min_size", self.min_size)
+        _require_integer("min_size", self.min_size)
         if self.max_times_sampled is not None:
-            _require_whole("max_times_sampled", self.max_times_sampled)
+            _require_integer("max_times_sampled", self.max_times_sampled)
         _require_ages(self.max_staleness, self.items_per_version)
         ratio, buffer = self.samples_per_insert, self.error_buffer
         if ratio is not None and not (_is_number(ratio) and 0 < ratio < math.inf):
@@ -280,15 +280,16 @@ def _is_number(value: object) -> bool:
 
 
 def _require_ages(most: object, items: object) -> None:
+    """Checks the limits of age."""
     if most is not None:
-        _require_whole("max_staleness", most, 0)
+        _require_integer("max_staleness", most, 0)
     if items is not None:
-        _require_whole("items_per_version", items)
+        _require_integer("items_per_version", items)
         if most is None:
             raise ValueError("items_per_version has no effect without max_staleness; pass both")
 
 
-def _require_whole(name: str, value: object, least: int = 1) -> None:
+def _require_integer(name: str, value: object, least: int = 1) -> None:
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not whole or value < least:  # type: ignore[operator]
         raise ValueError(f"{name} must be a whole number of at least {least}, but is {value!r}")

@@ -74,6 +74,7 @@ class Schema:
         require_file_names(leaf.path for leaf in self.leaves)
 
     def _check_records(self) -> None:
+        """Checks the size of the byte ring."""
         if not self.record_bytes:
             return
         if self.leaves or self.lanes:
@@ -86,6 +87,7 @@ class Schema:
             )
 
     def _check_leaf(self, leaf: Leaf) -> None:
+        """Checks the dtype, path and size of a leaf."""
         if leaf.dtype not in DTYPES:
             raise SchemaMismatchError(
                 f"leaf '{leaf.name}' has dtype {leaf.dtype}, which cannot be stored; convert it",

@@ -160,6 +160,7 @@ class SharingRequest:
 
 
 def _path(key: Any) -> tuple[str, ...]:
+    """Converts a key of ``share_next`` to a path below "next"."""
     path = (key,) if isinstance(key, str) else key
     if not isinstance(path, tuple) or not path or not all(isinstance(part, str) for part in path):
         raise ValueError(f"share_next: {key!r} is not a key; pass a string, or a tuple of strings")

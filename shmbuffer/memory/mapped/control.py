@@ -123,7 +123,7 @@ class Superblock:
     @classmethod
     def unpack(cls, data: bytes) -> Superblock | None:
         """Decodes a copy; None if its checksum is wrong, or a value is impossible."""
-        if len(data) != layout.SUPERBLOCK_BYTES or not _is_whole(data):
+        if len(data) != layout.SUPERBLOCK_BYTES or not _is_intact(data):
             return None
         page = np.frombuffer(data, layout.SUPERBLOCK)[0]
         numbers: dict[str, Any] = {name: int(page[name]) for name in _NUMBERS}
@@ -323,7 +323,7 @@ class Control:
     def _pages(self) -> list[bytes]:
         """Returns both copies, also while a writer changes one after the other."""
         pages = [self._page(0), self._page(1)]
-        while not all(map(_is_whole, pages)):
+        while not all(map(_is_intact, pages)):
             again = [self._page(0), self._page(1)]
             if again == pages:
                 break
@@ -335,6 +335,7 @@ class Control:
         return self._bytes[at : at + layout.SUPERBLOCK_BYTES].tobytes()
 
     def _store(self, copy: int, superblock: Superblock) -> None:
+        """Writes a copy of the superblock in two halves."""
         at = copy * layout.SUPERBLOCK_BYTES
         data = np.frombuffer(superblock.pack(), np.uint8)
         half = layout.SUPERBLOCK_BYTES // 2
@@ -357,7 +358,7 @@ class Control:
             "page": (layout.PAGE, "page size"),
         }
         headers = [np.frombuffer(page, layout.SUPERBLOCK)[0] for page in pages]
-        whole = [header for header, page in zip(headers, pages, strict=True) if _is_whole(page)]
+        whole = [header for header, page in zip(headers, pages, strict=True) if _is_intact(page)]
         if whole:
             found = max(whole, key=lambda header: int(header["sequence"]))
         elif (
@@ -380,7 +381,8 @@ class Control:
                 )
 
 
-def _is_whole(page: bytes) -> bool:
+def _is_intact(page: bytes) -> bool:
+    """True if a copy of the superblock matches its checksum."""
     checksum = int.from_bytes(page[-4:], "little")
     return page.startswith(layout.MAGIC) and _core.crc32c(page[:-4]) == checksum
 

@@ -40,13 +40,13 @@ def to_record(settings: Settings, where: object) -> dict[str, Any]:
 
 def read_buffer_arguments(settings: Settings, where: str) -> dict[str, Any]:
     """Returns the recorded arguments of the buffer, by name; see `buffers.description`."""
-    return _checked(settings.extra, _OF_BUFFERS, "", where)
+    return _require_valid(settings.extra, _OF_BUFFERS, "", where)
 
 
 def read_storage_settings(settings: Settings, where: str) -> dict[str, Any]:
     """Returns the recorded settings of a storage of records; empty for one of rows."""
     storage = read_buffer_arguments(settings, where).get("storage", {})
-    found = _checked(storage, _OF_STORAGES, "storage.", where)
+    found = _require_valid(storage, _OF_STORAGES, "storage.", where)
     keys = found.get("compress")
     if keys is None:
         return dict(found)
@@ -54,9 +54,10 @@ def read_storage_settings(settings: Settings, where: str) -> dict[str, Any]:
     return {**found, "compress": [tuple(key) if isinstance(key, list) else key for key in keys]}
 
 
-def _checked(
+def _require_valid(
     found: dict[str, Any], known: dict[str, Callable[[Any], bool]], prefix: str, where: str
 ) -> dict[str, Any]:
+    """Returns settings after testing them; raises CorruptBufferError if one is invalid."""
     if (name := wrong(found, known)) is not None:
         raise CorruptBufferError(
             f"{where}: the superblock contains {prefix}{name}={found[name]!r}, which is not a "

@@ -134,6 +134,7 @@ def exponent_fits(alpha: float, eps: float, elements: int) -> bool:
 
 
 def _require_exponent(alpha: float, eps: float, elements: int) -> None:
+    """Raises ValueError unless alpha and eps are valid."""
     if not exponent_fits(alpha, eps, elements):
         raise ValueError(
             f"alpha is {alpha} and eps is {eps}, but both must be numbers of at least 0 for which "

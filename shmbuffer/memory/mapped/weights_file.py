@@ -199,14 +199,15 @@ class WeightsFile:
         """Removes the newest versions while they are torn, and returns their numbers."""
         dropped = []
         for version in range(self.newest, max(0, self.newest - 2), -1):
-            if self._is_whole(version):
+            if self._is_intact(version):
                 break
             self._stamps["version"][version & 1] = 0
             _core.reached("recover.weights")
             dropped.append(version)
         return dropped
 
-    def _is_whole(self, version: int) -> bool:
+    def _is_intact(self, version: int) -> bool:
+        """True if a version matches the checksum of its stamp."""
         stamp, at = self._stamps[version & 1], self._copies + (version & 1) * self._bytes
         told = _core.crc32c(stamp.tobytes()[: layout.STAMP_SIGNED_BYTES])
         found = _core.crc32c(memoryview(self._map)[at : at + self._bytes], told)
@@ -253,6 +254,7 @@ def recover(directory: Directory) -> None:
 
 
 def _head(form: WeightsForm, told: bytes, copies: int, newest: int) -> bytes:
+    """Encodes the page and the form of a new file."""
     page = np.zeros((), _HEAD)
     page["magic"] = np.void(MAGIC)
     page["format"], page["endian"] = FORMAT, layout.ENDIAN_TAG

@@ -32,7 +32,7 @@ def assemble(
     _require_shape("sizes", sizes, shape)
     try:
         numbers = _numbers(form, len(addresses), batch_dims, dims, sizes)
-        found = _laid_out(form, numbers, addresses, sizes)
+        found = _lay_out(form, numbers, addresses, sizes)
         if found is None:
             _require_possible(form, numbers, sizes)
             raise AssertionError("the core refuses records that this module accepts")
@@ -55,6 +55,7 @@ def assemble_one(form: Form, dims: list[int], pieces: list[Any]) -> RecordBatch 
 
 
 def _numbers(form: Form, count: int, batch_dims: Ints, dims: Sequence[Ints], sizes: Ints) -> Ints:
+    """Combines batch sizes, dims and stored sizes to the numbers of records."""
     columns = form.columns
     numbers = np.zeros((count, columns.numbers), np.int64)
     _require_shape("batch_dims", batch_dims, (count, form.batch_dims))
@@ -76,7 +77,7 @@ def _numbers(form: Form, count: int, batch_dims: Ints, dims: Sequence[Ints], siz
     return numbers
 
 
-def _laid_out(form: Form, numbers: Ints, addresses: Ints, sizes: Ints) -> RecordBatch | None:
+def _lay_out(form: Form, numbers: Ints, addresses: Ints, sizes: Ints) -> RecordBatch | None:
     """Lays out records in the core; None if they cannot be written."""
     count = len(addresses)
     code = np.frombuffer(form.code, np.uint8)

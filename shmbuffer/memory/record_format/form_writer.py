@@ -83,6 +83,7 @@ class FormWriter:
         return ranks.pop() if kind == "tensorclass" else rank
 
     def _require_kind(self, tree: Any, kinds: frozenset[str], role: str) -> None:
+        """Raises TypeError unless a node has one of these kinds."""
         match tree:
             case ["chunk", int(number)] if 0 <= number < len(self._chunks):
                 kind = self._chunks[number].kind
@@ -94,6 +95,7 @@ class FormWriter:
             raise TypeError(f"{tree!r:.60} ({kind}) cannot be {role}")
 
     def _leaf(self, number: int, lead: tuple[int, ...]) -> None:
+        """Writes a leaf, and checks its chunk."""
         if number != self.chunk or number >= len(self._chunks):
             raise ValueError(
                 f"chunk {number} is at the place of chunk {self.chunk} of {len(self._chunks)}"
@@ -131,6 +133,7 @@ class FormWriter:
             )
 
     def _stack(self, dim: int, parts: int, lead: tuple[int, ...]) -> tuple[int, ...]:
+        """Writes a stack dim; returns the batch dims of the stacked parts."""
         if not 0 <= dim <= bounds.MAX_RANK:
             raise ValueError(f"the stack dim {dim} is not between 0 and {bounds.MAX_RANK}")
         self.out.append(dim)
@@ -140,6 +143,7 @@ class FormWriter:
         return lead[:dim] + lead[dim + 1 :]
 
     def _batch(self, rank: int, lead: tuple[int, ...]) -> tuple[int, ...]:
+        """Writes batch dims; returns their columns."""
         if not len(lead) <= rank <= bounds.MAX_RANK:
             raise ValueError(f"{rank} batch dims are not between {len(lead)} and {bounds.MAX_RANK}")
         self.out.append(rank)
@@ -152,6 +156,7 @@ class FormWriter:
         return columns
 
     def _marks(self, device: str | None, names: Any, rank: int) -> None:
+        """Writes the marks of a tensordict, and the names of its dims."""
         self.out.append(
             (names is not None) * grammar.NAMED | (device is not None) * grammar.ON_DEVICE
         )
@@ -196,6 +201,7 @@ class FormWriter:
         return key
 
     def _entry(self, key: Any, kind: str, known: set[Any], depth: int) -> None:
+        """Writes the key of an entry, which must be unique."""
         if kind != "tensordict":
             value = self._key(key, depth)
         elif isinstance(key, str):
@@ -207,6 +213,7 @@ class FormWriter:
         known.add(value)
 
     def _part(self, depth: int) -> None:
+        """Counts a part, and checks the limits of depth and number."""
         if depth > bounds.MAX_DEPTH:
             raise ValueError(f"the item is nested deeper than {bounds.MAX_DEPTH}")
         self._parts += 1
@@ -221,6 +228,7 @@ class FormWriter:
         self.out += data
 
     def _count(self, count: int) -> None:
+        """Writes a count in the variable-length code of LEB128."""
         if not 0 <= count <= bounds.MAX_U32:
             raise ValueError(f"the count {count} does not fit into 32 bits")
         while count > 127:

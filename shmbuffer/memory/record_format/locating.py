@@ -59,10 +59,10 @@ def locate(batch: RecordBatch, where: str) -> list[Located]:
     if not len(batch):
         return []
     try:
-        if (of_one_form := _located_by_core(batch)) is not None:
+        if (of_one_form := _locate_by_core(batch)) is not None:
             return [of_one_form]
         heads = heads_of(batch)
-        return [_located(batch, heads, rows) for rows in _alike(batch, heads)]
+        return [_locate(batch, heads, rows) for rows in _group_by_form(batch, heads)]
     except ImpossibleError as error:
         raise CorruptBufferError(
             f"{where}: record {error.row}: {error}, because the buffer was damaged or changed by "
@@ -72,8 +72,8 @@ def locate(batch: RecordBatch, where: str) -> list[Located]:
         ) from None
 
 
-def _located_by_core(batch: RecordBatch) -> Located | None:
-    """Locates records that all have the same form; None if `_located` must examine them."""
+def _locate_by_core(batch: RecordBatch) -> Located | None:
+    """Locates records that all have the same form; None if `_locate` must examine them."""
     data, first = batch.data, int(batch.starts[0])
     if not 0 <= first <= len(data) - NUMBERS_AT:
         return None
@@ -98,12 +98,12 @@ def _located_by_core(batch: RecordBatch) -> Located | None:
     return Located(form, np.arange(count), told, offsets, stored, expanded, alike)
 
 
-def _alike(batch: RecordBatch, heads: Headers) -> list[Ints]:
+def _group_by_form(batch: RecordBatch, heads: Headers) -> list[Ints]:
     """Groups rows by form: one call compares all rows with the first, and others are looked up."""
     nbytes = int(heads.form_bytes[0])
     alike = heads.form_bytes == nbytes
     rows = np.flatnonzero(alike)
-    alike[rows] = _same(batch, batch.starts[rows] + heads.form_at[rows], nbytes)
+    alike[rows] = _compare_with_first(batch, batch.starts[rows] + heads.form_at[rows], nbytes)
     groups = [np.flatnonzero(alike)]
     if len(groups[0]) < len(batch):
         others: dict[bytes, list[int]] = {}
@@ -113,7 +113,7 @@ def _alike(batch: RecordBatch, heads: Headers) -> list[Ints]:
     return groups
 
 
-def _same(batch: RecordBatch, at: Ints, nbytes: int) -> Flags:
+def _compare_with_first(batch: RecordBatch, at: Ints, nbytes: int) -> Flags:
     """Returns at which places the bytes equal those at the first place."""
     one = at + address(batch.data)
     other = np.full(len(one), one[0])
@@ -127,7 +127,8 @@ def _code(batch: RecordBatch, heads: Headers, row: int) -> bytes:
     return batch.data[at : at + int(heads.form_bytes[row])].tobytes()
 
 
-def _located(batch: RecordBatch, heads: Headers, rows: Ints) -> Located:
+def _locate(batch: RecordBatch, heads: Headers, rows: Ints) -> Located:
+    """Locates the records of one form in Python."""
     starts, limits = batch.starts[rows], batch.sizes[rows]
     try:
         form = form_of(_code(batch, heads, int(rows[0])), heads.numbers[rows])

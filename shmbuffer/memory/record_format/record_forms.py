@@ -112,6 +112,7 @@ class _Reader:
         return tree
 
     def _node(self, depth: int) -> Any:
+        """Reads a node and the nodes below it."""
         self._part(depth)
         at = self._at
         tag = self._u8()
@@ -139,6 +140,7 @@ class _Reader:
         return join(kind, ["dims", rank], about, held)
 
     def _chunk(self, kind: str) -> Any:
+        """Reads a leaf and its chunk."""
         flags = self._u8()
         codec = Codec(flags & 3)
         if flags & ~(3 | grammar.PLANAR):
@@ -154,6 +156,7 @@ class _Reader:
         return ["chunk", len(self.chunks) - 1]
 
     def _marks(self, rank: int) -> tuple[str | None, list[str | None] | None]:
+        """Reads the marks of a tensordict, and the names of its dims."""
         marks = self._u8()
         if marks & ~(grammar.NAMED | grammar.ON_DEVICE):
             raise ValueError(f"the marks {marks:#04x} of a tensordict are not known")
@@ -167,6 +170,7 @@ class _Reader:
         )
 
     def _key(self, depth: int) -> Any:
+        """Reads a key."""
         self._part(depth)
         match self._u8():
             case 0:
@@ -185,6 +189,7 @@ class _Reader:
                 raise ValueError(f"{kind:#04x} is not a kind of key")
 
     def _part(self, depth: int) -> None:
+        """Counts a part, and checks the limits of depth and number."""
         self._parts += 1
         if depth > bounds.MAX_DEPTH or self._parts > bounds.MAX_PARTS:
             raise ValueError(
@@ -195,6 +200,7 @@ class _Reader:
         return self._bytes(self._count()).decode("utf-8", "surrogatepass")
 
     def _count(self) -> int:
+        """Reads a count in the variable-length code of LEB128."""
         value = 0
         for shift in range(0, 35, 7):
             byte = self._u8()
@@ -212,6 +218,7 @@ class _Reader:
         return self._bytes(1)[0]
 
     def _bytes(self, count: int) -> bytes:
+        """Reads ``count`` bytes; raises ValueError at the end."""
         at = self._at
         if count > len(self._code) - at:
             raise ValueError(

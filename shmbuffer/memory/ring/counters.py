@@ -109,6 +109,7 @@ def _of_sharing(ring: Ring | None) -> dict[str, int]:
 def _of_handle(
     seat: Seat, ring: Ring | None, capacity: int, runtime: Any, entries: Any
 ) -> dict[str, int | float]:
+    """Combines the counters that need no consistent moment."""
     width, elements = (ring.width, ring.elements) if ring else (1, capacity)
     return {
         **totals(runtime, entries, width=width, elements=elements),

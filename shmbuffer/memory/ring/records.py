@@ -169,7 +169,7 @@ class Records:
             0.0 if beta is None else beta,
             beta is not None,
         )
-        batch = self._copied(
+        batch = self._copy_records(
             count,
             lambda arena: self._seat.native.sample_records(
                 count, key, *arena, *how, LOCK_TIMEOUT_NS
@@ -183,7 +183,7 @@ class Records:
         index = np.ascontiguousarray(index, np.int64)
         count, tickets = len(index), np.empty(len(index), np.int64)
         at, whose = address(index), address(tickets)
-        batch = self._copied(
+        batch = self._copy_records(
             count,
             lambda arena: self._seat.native.read_records(at, count, *arena, whose, LOCK_TIMEOUT_NS),
             "read",
@@ -248,6 +248,7 @@ class Records:
         return found
 
     def _copy(self, descriptor: int, start: int, stop: int, where: str, progress: Progress) -> None:
+        """Copies a range of the byte ring to a file."""
         content = self.content
         for at in range(start, stop, _COPY_PIECE_BYTES):
             size = min(_COPY_PIECE_BYTES, stop - at)  # the mapped part starts at the tail
@@ -269,7 +270,7 @@ class Records:
                 ) from error
             content, at = content[written:], at + written
 
-    def _copied(
+    def _copy_records(
         self,
         count: int,
         call: Callable[[tuple[int, ...]], int],

@@ -44,7 +44,9 @@ class HasTotals:
     def totals(self) -> Totals:
         """Returns the current totals for a draw by priority. Takes the mutex for one read."""
         seat = self._calls.seat
-        return _told(self._calls.answer(lambda: seat.native.totals(LOCK_TIMEOUT_NS), "totals"))
+        return _parse_totals(
+            self._calls.answer(lambda: seat.native.totals(LOCK_TIMEOUT_NS), "totals")
+        )
 
     def drawn_from(self) -> Totals | None:
         """Returns the totals of this thread's last draw; None before its first one. No lock.
@@ -55,7 +57,7 @@ class HasTotals:
         because they were overwritten, are drawn at later moments, which are not recorded.
         """
         found = self._calls.seat.native.drawn_from
-        return None if found is None else _told(found)
+        return None if found is None else _parse_totals(found)
 
     def raise_max_priority(self, value: float) -> None:
         """Raises the largest priority ever given to at least ``value``, seen in another ring.
@@ -73,7 +75,8 @@ class HasTotals:
         self._calls.ask("raise_max_priority", value, priorities=shown)
 
 
-def _told(found: tuple[float, float, float, int]) -> Totals:
+def _parse_totals(found: tuple[float, float, float, int]) -> Totals:
+    """Converts the totals of the core; a sum of zero means a uniform draw."""
     mass, least, greatest, length = found
     is_uniform = mass == 0
     if is_uniform:

@@ -24,6 +24,7 @@ _NO_NEW_LIMIT = nullcontext()
 
 @contextmanager
 def _limit_waits(seconds: float) -> Iterator[None]:
+    """Sets the deadline of this thread."""
     require_time("timeout", seconds)
     before = _own.limit
     _own.limit = Deadline(seconds, time.monotonic() + seconds)

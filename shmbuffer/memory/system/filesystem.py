@@ -114,6 +114,7 @@ def memory_bytes() -> int:
 
 
 def _memory_bytes(*names: str) -> int:
+    """Sums entries of /proc/meminfo."""
     try:
         lines = Path("/proc/meminfo").read_text("ascii").splitlines()
     except OSError:

@@ -35,6 +35,7 @@ class ForkLock:
         return lock
 
     def _renew(self) -> None:
+        """Replaces locks that other threads held during the fork."""
         for instance, lock in list(self._locks.items()):
             abandoned = not lock.acquire(blocking=False)
             if abandoned:

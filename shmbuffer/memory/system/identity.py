@@ -53,7 +53,7 @@ def current() -> Identity:
     """Returns the identity of this process, which is cached, and computed again after a fork."""
     global _current
     if _current is None or _current.pid != os.getpid():
-        _current = _look_at_ourselves()
+        _current = _identify_self()
     return _current
 
 
@@ -211,7 +211,8 @@ _STATES = dict.fromkeys("Tt", ProcessState.STOPPED) | dict.fromkeys("ZXx", Proce
 """States by their letter in /proc; all other letters mean a running process."""
 
 
-def _look_at_ourselves() -> Identity:
+def _identify_self() -> Identity:
+    """Computes the identity of this process."""
     try:
         namespace = (_PROC / "self/ns/pid").stat().st_ino
     except OSError:
@@ -236,6 +237,7 @@ def _is_a_pid(number: int) -> bool:
 
 
 def _exists(pid: int) -> bool:
+    """True if a process with this pid exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -215,6 +215,7 @@ def _mount_of(where: Path) -> Path:
 
 
 def _whose(where: Path) -> str:
+    """Describes the owner of a path if it is another user; otherwise ""."""
     try:
         found = os.lstat(where).st_uid
     except OSError:
@@ -230,6 +231,7 @@ def _not_found(where: Path) -> BufferNotFoundError:
 
 
 def _another_kind(where: Path, wanted: str) -> UnsafePathError:
+    """Returns the error for a path that leads to another kind of file."""
     try:
         found = _KINDS[stat.S_IFMT(os.lstat(where).st_mode)]
     except (OSError, KeyError):

@@ -127,6 +127,7 @@ class Populating:
             self._thread.join()
 
     def _run(self) -> None:
+        """Runs in the thread; logs an error, and keeps it for `wait`."""
         try:
             self._populate()
         except BaseException as error:
@@ -139,6 +140,7 @@ class Populating:
             self._maps, self._prefault = (), OFF  # ``on_progress`` may refer to the handle
 
     def _populate(self) -> None:
+        """Creates all pages, piece by piece."""
         total, done = sum(nbytes for _, nbytes in self._maps), 0
         if not self._reserved:
             self._prefault.require_memory(total, self._where)

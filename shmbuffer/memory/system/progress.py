@@ -146,6 +146,7 @@ class Progress:
             self._tell()
 
     def _tell(self) -> None:
+        """Calls the callback, and remembers its exception."""
         if self._on_progress is None:
             return
         before = _listener.set(None)  # the callback's own work is not reported to it

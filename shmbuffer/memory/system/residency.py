@@ -61,6 +61,7 @@ def residency(fd: int, nbytes: int) -> Residency | None:
 
 
 def _cachestat(fd: int, offset: int, nbytes: int) -> Residency | None:
+    """Calls cachestat(2) for a part of a file; None if it is not available."""
     where, answer = _Range(offset, nbytes), _Answer()
     if _libc().syscall(
         ctypes.c_long(_CACHESTAT),

@@ -83,7 +83,7 @@ def check(
         files = Files(directory)
         files.require_control()
         report = CheckReport(str(directory.path))
-        report.notes += _of_history(directory)
+        report.notes += _history_faults(directory)
         try:
             if directory.copying or is_save(path):
                 _check_copy(report, Files(directory, private=True), on_progress)
@@ -93,7 +93,7 @@ def check(
             with files.lock(timeout):
                 found = Diagnosis.read(files)
                 _compare_control(report, found)
-                mapped = _noted(report, found.load())
+                mapped = _note_schema(report, found.load())
                 if mapped is not None:
                     native = mapped.ring(found.control, entry=layout.ENTRIES - 1)
                     looked = _compare_slots(report, found.control, mapped, native, files)
@@ -120,7 +120,7 @@ def check_living(seat: Seat) -> CheckReport:
     return report
 
 
-def _of_history(directory: Directory) -> list[str]:
+def _history_faults(directory: Directory) -> list[str]:
     """Returns the faults of the history, which nothing else depends on."""
     try:
         found = history.read(directory)
@@ -138,7 +138,7 @@ def _check_copy(report: CheckReport, files: Files, on_progress: OnProgress | Non
     _compare_control(report, found)
     if any(client.state == "unknown" for client in found.registry.clients()):
         report.notes.append("this process cannot determine whether all of its clients are alive")
-    mapped = _noted(report, copied.mapped)
+    mapped = _note_schema(report, copied.mapped)
     if mapped is None:
         return
     native = mapped.ring(found.control, entry=layout.ENTRIES - 1)
@@ -159,6 +159,7 @@ def _check_copy(report: CheckReport, files: Files, on_progress: OnProgress | Non
 
 
 def _compare_control(report: CheckReport, found: Diagnosis) -> None:
+    """Checks the control file, and reports the reason for a recovery."""
     control, superblock = found.control, found.superblock
     report.problems += _impossible_fields(control, superblock)
     reason = found.reason_to_recover()
@@ -169,7 +170,7 @@ def _compare_control(report: CheckReport, found: Diagnosis) -> None:
         report.problems.append("one of the two superblock copies is damaged; the other is used")
 
 
-def _noted(report: CheckReport, mapped: Mapped | None) -> Mapped | None:
+def _note_schema(report: CheckReport, mapped: Mapped | None) -> Mapped | None:
     if mapped is None:
         report.notes.append(NO_SCHEMA)
     return mapped
@@ -212,7 +213,7 @@ def _compare_slots(
     """Compares everything but checksums; returns the number of slots that were ever written."""
     live = SlotsFile(mapped.slots, mapped.schema)
     written = None if files is None else Written(files, live)
-    looked = max(_reached(control, live), 0 if written is None else written.slots())
+    looked = max(_count_written(control, live), 0 if written is None else written.slots())
     report.items = int(np.count_nonzero(live.holds(slice(looked)))) * live.width
     found = native.check(report.alive, looked, LOCK_TIMEOUT_NS)
     if isinstance(found, int):
@@ -222,16 +223,16 @@ def _compare_slots(
         )
     nodes, leaves, length, words, orphans, records, nexts, reserved, consumed = found
     if written is not None and control.runtime["prioritized"][0]:
-        before = max(looked, _reached(control, live))
+        before = max(looked, _count_written(control, live))
         beyond = written.massive(before * live.width)
-        leaves += beyond if _reached(control, live) <= before else 0
+        leaves += beyond if _count_written(control, live) <= before else 0
     unfinished = report.problems
     if not report.alive:
         writing = int(np.count_nonzero(live.writing(slice(looked))))
         if writing:
             report.notes.append(f"{writing} slots were being written; recovery frees them")
         orphans = 0
-        if _died_in_it(control):
+        if _has_unfinished_work(control):
             unfinished = report.notes
     for count, to, problem in (
         (nodes, unfinished, "priority tree: {} nodes are not the sum of their children"),
@@ -249,12 +250,12 @@ def _compare_slots(
     return looked
 
 
-def _reached(control: Control, live: SlotsFile) -> int:
+def _count_written(control: Control, live: SlotsFile) -> int:
     """Returns the number of slots that were ever written, judging by the next ticket."""
     return min(int(control.runtime["head"][0]), live.capacity)
 
 
-def _died_in_it(control: Control) -> bool:
+def _has_unfinished_work(control: Control) -> bool:
     """True if a client died with the mutex or a claim, so that recovery has work to do."""
     mutex = control.runtime[0]["mutex"].tobytes()
     return bool((control.entries["phase"] != Phase.IDLE).any() or any(mutex[:4]))
@@ -263,6 +264,7 @@ def _died_in_it(control: Control) -> bool:
 def _compare_checksums(
     report: CheckReport, superblock: Superblock, mapped: Mapped, native: _core.Ring, looked: int
 ) -> None:
+    """Compares the items with their checksums."""
     if not superblock.flags & Flag.CHECKSUM:
         report.notes.append(
             "the buffer was created with checksum=False, so the bytes of items cannot be verified"

@@ -47,7 +47,7 @@ def copy_buffer(files: Files) -> CopiedBuffer:
     """
     before = Diagnosis.read(files, writable=False)
     mapped = before.load(writable=False)
-    changed = 0 if mapped is None else _take_out_changed(files, mapped)
+    changed = 0 if mapped is None else _empty_changed(files, mapped)
     found = Diagnosis.read(files, writable=False)
     then, now = before.superblock, found.superblock
     if (then.uuid, then.epoch, then.schema_sha256) != (now.uuid, now.epoch, now.schema_sha256):
@@ -94,7 +94,7 @@ def repair_copy(copied: CopiedBuffer, mapped: Mapped, *, verify: bool = True) ->
     return replace(report, clients_retired=0, duration_ms=duration_ms)
 
 
-def _take_out_changed(files: Files, mapped: Mapped) -> int:
+def _empty_changed(files: Files, mapped: Mapped) -> int:
     """Empties the slots of the copy whose words have changed; returns how many elements."""
     schema, live = mapped.schema, SlotsFile(mapped.slots, mapped.schema)
     words = (live.at["words"], live.at["words"] + 8 * live.capacity)

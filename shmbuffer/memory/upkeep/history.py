@@ -299,6 +299,7 @@ def header_of(
 
 
 def _fields_of(text: bytes) -> dict[str, str]:
+    """Parses the fields of a header; empty if they are invalid."""
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError):

@@ -64,18 +64,18 @@ class HistoryWriter:
         """Continues the history of a buffer, or begins one; the caller holds init.lock."""
         directory, where = files.directory, files.path / layout.HISTORY
         try:
-            file = _locked(directory)
+            file = _open_locked(directory)
         except BufferNotFoundError:
-            return cls(_made(directory, uuid), where)
+            return cls(_create(directory, uuid), where)
         try:
-            found = _to_go_on_with(directory, uuid)
+            found = _read_or_explain(directory, uuid)
         except BaseException:  # a file that cannot be read now is no reason to begin a new one
             file.close()
             raise
         if isinstance(found, History):
             return cls(file, where, found)
         with file:
-            return cls(_made(directory, uuid), where, reason=found)
+            return cls(_create(directory, uuid), where, reason=found)
 
     def record(self, values: Mapping[str, int | float], recorder: int) -> None:
         """Writes a record of this moment and, once a minute, one that is kept longer."""
@@ -113,10 +113,11 @@ class HistoryWriter:
         self._file.close()
 
     def _put(self, ring: HistoryRing, values: Mapping[str, Any]) -> None:
+        """Writes the next entry of a ring."""
         if self._file.fd < 0:
             raise ValueError(f"{self._where}: this recorder was closed; open a new one")
         row = {**values, "number": ring.number + 1, "pad": b""}
-        body = _packed(ring.kind, row)[:-8]
+        body = _pack(ring.kind, row)[:-8]
         data = body + int(_core.crc32c(body)).to_bytes(8, "little")
         _write(self._file.fd, data, ring.begin + ring.number % ring.room * len(data), self._where)
         ring.number += 1  # last, so that an incomplete entry is overwritten
@@ -126,13 +127,13 @@ def note_deaths(files: Files, control: Control, superblock: Superblock) -> None:
     """Records the clients that a recovery found dead, under init.lock; errors are only logged."""
     where = files.path / layout.HISTORY
     try:
-        with _locked(files.directory) as file:
+        with _open_locked(files.directory) as file:
             # Only the events are read, because the other rings are large and processes wait for the
             # recovery.
             page, size = os.pread(file.fd, HEADER_BYTES, 0), os.fstat(file.fd).st_size
             of, fields, _ = history.header_of(page, size, where)
             if of == superblock.uuid and fields == history.recorded_fields():
-                HistoryWriter(file, where).note_deaths(_died(control, superblock.epoch))
+                HistoryWriter(file, where).note_deaths(_dead_clients(control, superblock.epoch))
     except BufferNotFoundError:
         return
     except (AttachTimeout, OSError, ShmBufferError) as error:
@@ -142,7 +143,7 @@ def note_deaths(files: Files, control: Control, superblock: Superblock) -> None:
         )
 
 
-def _died(control: Control, epoch: int) -> list[Event]:
+def _dead_clients(control: Control, epoch: int) -> list[Event]:
     """Returns the clients in the registry, all of which are dead."""
     dead = control.entries[control.entries["state"] == layout.EntryState.LIVE]
     return [
@@ -157,7 +158,7 @@ def _died(control: Control, epoch: int) -> list[Event]:
     ]
 
 
-def _to_go_on_with(directory: Directory, uuid: bytes) -> History | str:
+def _read_or_explain(directory: Directory, uuid: bytes) -> History | str:
     """Returns the existing history, or why a new one must be begun."""
     try:
         found = history.read(directory)
@@ -174,7 +175,8 @@ def _stamp(recorder: int) -> dict[str, int]:
     return {"time_ns": time.time_ns(), "boottime_ns": _core.boot_ns(), "recorder": recorder}
 
 
-def _locked(directory: Directory) -> Lock:
+def _open_locked(directory: Directory) -> Lock:
+    """Opens and locks the history."""
     return Lock().hold(
         directory,
         layout.HISTORY,
@@ -184,7 +186,7 @@ def _locked(directory: Directory) -> Lock:
     )
 
 
-def _made(directory: Directory, uuid: bytes) -> Lock:
+def _create(directory: Directory, uuid: bytes) -> Lock:
     """Creates a new history, replacing an existing one, and locks it."""
     fields = history.recorded_fields()
     directory.unlink(NEW_HISTORY)
@@ -193,7 +195,7 @@ def _made(directory: Directory, uuid: bytes) -> Lock:
         _core.reached("history.header")
     directory.rename(NEW_HISTORY, layout.HISTORY)
     _core.reached("history.renamed")
-    return _locked(directory)
+    return _open_locked(directory)
 
 
 def _write(fd: int, data: bytes, at: int, where: Path) -> None:
@@ -202,7 +204,7 @@ def _write(fd: int, data: bytes, at: int, where: Path) -> None:
             raise OSError(errno.EIO, "only a part could be written")
 
 
-def _packed(kind: np.dtype[np.void], values: Mapping[str, Any]) -> bytes:
+def _pack(kind: np.dtype[np.void], values: Mapping[str, Any]) -> bytes:
     """Encodes a row of these values; missing values are 0."""
     row = [(kind[name].kind, values.get(name, 0)) for name in kind.names or ()]
     fitting = tuple(int(value) & 2**64 - 1 if code == "u" else value for code, value in row)
@@ -210,6 +212,7 @@ def _packed(kind: np.dtype[np.void], values: Mapping[str, Any]) -> bytes:
 
 
 def _header(uuid: bytes, fields: Mapping[str, str]) -> bytes:
+    """Encodes the header of a new history."""
     text = json.dumps(fields).encode()
     page = {
         "magic": history.MAGIC,
@@ -222,5 +225,5 @@ def _header(uuid: bytes, fields: Mapping[str, str]) -> bytes:
         "fields": text,
         **history.header_sizes(history.rings(fields)),
     }
-    data = _packed(history.HEADER, page)[:-4]
+    data = _pack(history.HEADER, page)[:-4]
     return data + int(_core.crc32c(data)).to_bytes(4, "little")

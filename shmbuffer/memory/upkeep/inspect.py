@@ -104,7 +104,7 @@ def inspect(
         mutex = _mutex(control)
         held = _holders(files, schema, control)
         consumers = _consumers(files, schema, control)
-        spread = {"priorities": _spread(files, schema, control)} if priorities else {}
+        spread = {"priorities": _priority_shares(files, schema, control)} if priorities else {}
         return {
             "path": str(directory.path),
             "uuid": str(uuid.UUID(bytes=superblock.uuid)),
@@ -123,8 +123,8 @@ def inspect(
                 width=schema.width if schema else 1,
                 elements=schema.elements if schema else settings.capacity,
             ),
-            "clients": [{**client, **_now(client, clients, mutex)} for client in clients],
-            **_room(files, schema),
+            "clients": [{**client, **_live_values(client, clients, mutex)} for client in clients],
+            **_describe_space(files, schema),
             "records": _records(files, schema, control, live_bytes=live_bytes),
             "sharing": _sharing(files, schema),
             "weights": _weights(files),
@@ -174,6 +174,7 @@ def _consumers(files: Files, schema: Schema | None, control: Control) -> list[Co
 
 
 def _describe(schema: Schema | None) -> dict[str, Any] | None:
+    """Describes a schema."""
     if schema is None:
         return None
     return {
@@ -199,7 +200,7 @@ def _sharing(files: Files, schema: Schema | None) -> dict[str, Any] | None:
     }
 
 
-def _room(files: Files, schema: Schema | None) -> dict[str, Any]:
+def _describe_space(files: Files, schema: Schema | None) -> dict[str, Any]:
     """Returns the size of the files on disk and in memory, and the free space."""
     names = [layout.CONTROL]
     if schema is not None:
@@ -260,7 +261,7 @@ _NOT_HERE = (ProcessState.OTHER_CONTAINER, ProcessState.UNKNOWN)
 """States of processes whose pid is meaningless here."""
 
 
-def _now(
+def _live_values(
     client: dict[str, Any], clients: list[dict[str, Any]], mutex: dict[str, int] | None
 ) -> dict[str, Any]:
     """Returns values of a client besides its entry; the mutex holder may have several handles."""
@@ -296,11 +297,13 @@ def _records(
     }
 
 
-def _spread(files: Files, schema: Schema | None, control: Control) -> dict[str, float] | None:
+def _priority_shares(
+    files: Files, schema: Schema | None, control: Control
+) -> dict[str, float] | None:
     """Returns shares of items by the power of two that bounds their priority, smallest first."""
     if schema is None or not control.runtime["prioritized"][0]:
         return None
-    looked = _looked_at(min(int(control.runtime["head"][0]), schema.capacity))
+    looked = _choose_slots(min(int(control.runtime["head"][0]), schema.capacity))
     parts = _parts(looked, schema)
     live = SlotsFile(files.map_slots(schema, writable=False, parts=parts), schema)
     held = looked[live.holds(looked)]
@@ -316,7 +319,7 @@ def _spread(files: Files, schema: Schema | None, control: Control) -> dict[str, 
     }
 
 
-def _looked_at(reached: int) -> Ints:
+def _choose_slots(reached: int) -> Ints:
     """Returns written slots, in runs from all over the ring.
 
     Each run costs a page fault, because each inspection maps the file anew.

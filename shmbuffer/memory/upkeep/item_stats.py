@@ -87,6 +87,7 @@ def take(path: str | PathLike[str]) -> ItemStats | None:
 
 
 def _writer(incarnation: int, entries: NDArray[np.void]) -> ItemWriter:
+    """Looks up the writer of an incarnation in the registry."""
     at = np.flatnonzero(entries["incarnation"] == incarnation)
     if not len(at):
         return ItemWriter(incarnation, None, "", False)

@@ -60,7 +60,7 @@ def recover_directory(
     control.runtime["state"] = BufferState.RECOVERING
     _core.reached("recover.state")
     if mapped is not None:
-        _take_space(found, mapped, reason)
+        _allocate_space(found, mapped, reason)
     # the clients of a copied directory are alive, and belong to another buffer
     if reason != "copy":
         note_deaths(files, control, superblock)
@@ -86,7 +86,7 @@ def recover_directory(
     # This comes late, because a process that repeats an interrupted recovery must find the same
     # reason.
     files.vouch(mapped.schema if mapped else None)
-    control.write(replace(_adopted(superblock, files, reason), state=state))
+    control.write(replace(_with_new_identity(superblock, files, reason), state=state))
     _core.reached("recover.superblock")
     report = replace(report, duration_ms=(time.perf_counter_ns() - began) / 1e6)
     report.note(control)  # before READY, so that a process that sees its end also sees the report
@@ -98,7 +98,7 @@ def recover_directory(
     return report, mapped
 
 
-def _adopted(superblock: Superblock, files: Files, reason: str) -> Superblock:
+def _with_new_identity(superblock: Superblock, files: Files, reason: str) -> Superblock:
     """Returns the superblock with this boot and these files, and a new uuid for a copy."""
     found = files.directory.stat(layout.CONTROL)
     if reason == "copy":
@@ -107,7 +107,7 @@ def _adopted(superblock: Superblock, files: Files, reason: str) -> Superblock:
     return replace(now, device=found.st_dev, inode=found.st_ino)
 
 
-def _take_space(found: Diagnosis, mapped: Mapped, reason: str) -> None:
+def _allocate_space(found: Diagnosis, mapped: Mapped, reason: str) -> None:
     """Allocates space that a power cut or a copy has lost, and stores how many slots have it.
 
     Within one boot, files are assumed to have their space. Without checksums they are not, because
@@ -414,6 +414,7 @@ class Repair:
         return are_priorities(raw, *self._exponent(), len(self.live.raw))
 
     def _sane_priorities(self) -> int:
+        """Replaces invalid raw priorities by NaN; returns how many."""
         refused = 0
         prioritized = bool(self.control.runtime["prioritized"][0])
         for piece in self._pieces():

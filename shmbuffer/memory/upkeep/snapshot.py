@@ -124,6 +124,7 @@ class Snapshot:
         self._share()
 
     def _store_slots(self, moment: ItemSnapshot, used: slice) -> None:
+        """Writes the words, sources and raw priorities of the slots."""
         live, width = SlotsFile(self._mapped.slots, self._schema), self._schema.width
         live.words[used] = slots.committed_words(moment.tickets[used])
         live.sources[used] = moment.sources[used]

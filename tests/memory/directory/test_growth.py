@@ -227,7 +227,7 @@ def test_too_little_space_is_that_call_s_error_and_nothing_is_changed(
             full_disk(patch, path, after)
             with pytest.raises(
                 SpaceError,
-                match=rf"^{re.escape(str(path))}: needs .* are free; but your quota is used up",
+                match=rf"^{re.escape(str(path))}: .* are needed, .*; but your quota is used up",
             ):
                 calls[how](engine)
         now = allocated(engine), taken(path), ring.head, ring.write_count, contents(ring)
@@ -246,7 +246,7 @@ def test_where_a_step_does_not_fit_a_write_takes_what_it_needs(
         monkeypatch.setattr(type(engine.seat.backing.directory), "free_bytes", lambda _: room)
         write(ring_of(engine), [4, 5])
         assert allocated(engine) == STEP + 2
-        with pytest.raises(SpaceError, match=r"needs .* free; make room") as caught:
+        with pytest.raises(SpaceError, match=r"are needed, and .* free; free some space") as caught:
             write(ring_of(engine), [6, 7, 8])
         assert caught.value.parts["needed_bytes"] == 6 * PAGE
         assert caught.value.parts["free_bytes"] == room
@@ -277,8 +277,8 @@ def test_the_first_write_warns_once_if_all_of_it_would_not_fit(
         write(ring_of(engine), range(8))
     (record,) = caplog.records
     assert re.match(
-        rf"{re.escape(str(path))}: all 64 slots need .*bytes, and {room} bytes are free; writes "
-        "raise SpaceError once the disk is full. Free some space, ",
+        rf"{re.escape(str(path))}: all 64 slots need .*bytes, but only {room} bytes are free; "
+        "writes raise SpaceError once the disk is full. Free some space, ",
         record.getMessage(),
     )
     caplog.clear()
@@ -410,7 +410,7 @@ def test_files_that_were_replaced_are_not_taken_for_the_mapped_ones(path: Path) 
         leaf = path / "more.memmap"
         shutil.copy2(leaf, path / "other")
         os.replace(path / "other", leaf)
-        with pytest.raises(BufferUnlinkedError, match=r"more\.memmap: was replaced while"):
+        with pytest.raises(BufferUnlinkedError, match=r"more\.memmap: the file was replaced while"):
             write(ring_of(engine), range(STEP))
         assert allocated(engine) == STEP
 

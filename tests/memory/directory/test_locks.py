@@ -268,7 +268,7 @@ def test_waiters_end_with_a_named_error_when_the_directory_is_removed(directory:
 def test_a_link_in_place_of_the_lock_is_refused(directory: Directory, tmp_path: Path) -> None:
     (directory.path / ".shmbuffer").mkdir(0o700)
     (directory.path / INIT_LOCK).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UnsafePathError, match=r"init\.lock: .* this is a symbolic link"):
+    with pytest.raises(UnsafePathError, match=r"init\.lock: this is a symbolic link"):
         InitLock(directory, 0).__enter__()
     assert not (tmp_path / "elsewhere").exists()
 
@@ -471,7 +471,7 @@ def test_a_liveness_file_is_a_regular_file(
     path.parent.mkdir(0o700, parents=True)
     make(path)
     for use in (LivenessFile.hold, LivenessFile.is_free):
-        with pytest.raises(UnsafePathError, match=r"007\.lock: a regular file was expected"):
+        with pytest.raises(UnsafePathError, match=r"007\.lock: .* a regular file was expected"):
             use(directory, 7)
 
 

@@ -33,7 +33,8 @@ NO_NUMBER = "samples_per_insert must be a number above 0, but is "
         ),
         (
             {"error_buffer": 3},
-            "error_buffer has no effect without samples_per_insert, whose tolerance it is",
+            "error_buffer has no effect without samples_per_insert, whose tolerance it is;"
+            " pass both",
         ),
         (
             {"samples_per_insert": 4, "error_buffer": 3},

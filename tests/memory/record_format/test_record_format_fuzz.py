@@ -141,7 +141,7 @@ def mutants(seed: int) -> Iterator[bytes]:
 def located(batch: RecordBatch) -> bool:
     """Whether it is accepted; records of one form, which the core looks at, as others."""
     found = refused_or_found(batch)
-    with patch.object(locating, "_located_by_core", lambda batch: None):
+    with patch.object(locating, "_locate_by_core", lambda batch: None):
         assert refused_or_found(batch) == found
     return not isinstance(found, str)
 

@@ -115,7 +115,7 @@ def test_without_proc_only_the_pid_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(identity, "_PROC", tmp_path)
-    assert identity._look_at_ourselves() == Identity(os.getpid(), 0, UNKNOWN_BOOT, 0)
+    assert identity._identify_self() == Identity(os.getpid(), 0, UNKNOWN_BOOT, 0)
 
 
 # The proof.
@@ -350,7 +350,7 @@ def test_an_unknown_offset_makes_start_times_unknown(
     for offset_ns, is_known in ((0, True), (1, False), (None, False)):
         monkeypatch.setattr(identity, "boot_offset_ns", lambda told=offset_ns: told)
         monkeypatch.setattr(identity, "_state_and_start", lambda pid: ("R", 1234))
-        assert (identity._look_at_ourselves().start_time != 0) == is_known
+        assert (identity._identify_self().start_time != 0) == is_known
 
 
 def test_the_clock_of_leases_is_that_of_the_initial_time_namespace(

@@ -369,8 +369,8 @@ def test_a_full_disk_is_an_error_with_both_numbers_and_nothing_is_left(
     before = descriptors()
     with pytest.raises(
         SpaceError,
-        match=r"file: needs 1048576\.0 TiB \(1152921504606846976 bytes\),"
-        r" .* are free; free some space, make the buffer smaller",
+        match=r"file: 1048576\.0 TiB \(1152921504606846976 bytes\) are needed,"
+        r" and .* are free; free some space, make the buffer smaller",
     ) as info:
         directory.create("file", 2**60)
     assert info.value.errno == errno.ENOSPC
@@ -413,7 +413,7 @@ def test_a_full_tmpfs_is_an_error_and_gives_back_what_was_taken(tmp_path: Path) 
         if "unshare failed" in errors:
             pytest.skip(errors)
         assert process.returncode == 0, errors
-        assert output.count("second: needs 600000 bytes") == 2
+        assert output.count("second: 600000 bytes are needed") == 2
 
 
 def test_the_limit_of_a_process_on_its_files_is_named(directory: Directory) -> None:

@@ -21,7 +21,7 @@ from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.schema import Schema
 from shmbuffer.memory.mapped.control import Control
 from shmbuffer.memory.system.region import Directory
-from shmbuffer.memory.upkeep.inspect import _looked_at, exists, inspect
+from shmbuffer.memory.upkeep.inspect import _choose_slots, exists, inspect
 from tests.kit.rings import ring_of
 from tests.memory.rows import Parent, child, files_of, mutex_held, schema, slot_held, write
 
@@ -303,9 +303,9 @@ def test_expensive_numbers_are_left_out_unless_asked_for(tmp_path: Path) -> None
         assert inspect(engine.path, live_bytes=False)["records"]["live_bytes"] is None
 
 
-def test_of_a_large_ring_runs_of_slots_are_looked_at() -> None:
-    assert _looked_at(5).tolist() == [0, 1, 2, 3, 4]
-    looked = _looked_at(10**7 + 13)
+def test_of_a_large_ring_runs_of_slots_are_choose_slots() -> None:
+    assert _choose_slots(5).tolist() == [0, 1, 2, 3, 4]
+    looked = _choose_slots(10**7 + 13)
     assert len(np.unique(looked)) == len(looked) == 1 << 14
     assert looked.min() == 0
     assert 0.99e7 < looked.max() < 10**7 + 13
