@@ -139,13 +139,13 @@ def flat(state_dict: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
 
 def nested(leaves: Iterable[Leaf], values: Iterable[Any]) -> dict[str, Any]:
     """Returns nested mappings with the values at the paths of the leaves, the inverse of `flat`."""
-    whole: dict[str, Any] = {}
+    root: dict[str, Any] = {}
     for leaf, value in zip(leaves, values, strict=True):
-        folder = whole
+        folder = root
         for key in leaf.path[:-1]:
             folder = folder.setdefault(key, {})
         folder[leaf.path[-1]] = value
-    return whole
+    return root
 
 
 Named = tuple[str, NDArray[Any]]

@@ -19,7 +19,7 @@ from tests.service import items
 def test_a_whole_one(closed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(closed)
     assert main(["check", str(closed)]) == exits.DONE
-    assert capsys.readouterr().out == (f"{closed}: whole, 3 items, 3 verified, not in use\n")
+    assert capsys.readouterr().out == (f"{closed}: intact, 3 items, 3 verified, not in use\n")
     assert contents(closed) == before
 
 
@@ -55,7 +55,7 @@ def test_a_live_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["check", str(path)]) == exits.DONE
         items.write(engine, [1, 2])
         assert main(["check", str(path)]) == exits.DONE
-        assert "whole, 2 items, 2 verified, in use" in capsys.readouterr().out
+        assert "intact, 2 items, 2 verified, in use" in capsys.readouterr().out
 
 
 def test_a_directory_that_somebody_holds_is_waited_for_no_longer_than_asked(

@@ -177,7 +177,7 @@ def test_a_real_terminal_has_its_cursor_and_a_clean_line_at_the_end(closed: Path
         assert process.stdout is not None
         out = process.stdout.read().decode()
     assert process.returncode == exits.DONE
-    assert out == f"{closed}: whole, 3 items, 3 verified, not in use\n"
+    assert out == f"{closed}: intact, 3 items, 3 verified, not in use\n"
     assert b"3 items of 3 items" in shown
     assert shown.count(HIDE_CURSOR.encode()) == shown.count(SHOW_CURSOR.encode()) == 1
     assert b"\x1b[2K" in shown[shown.index(b"3 items of 3 items") :]  # the bar is gone

@@ -253,8 +253,8 @@ def _head_of(data: bytes, number: int) -> tuple[int, ...] | None:
     if len(data) != _HEAD.size:
         return None
     magic, *head, crc, _ = _HEAD.unpack(data)
-    whole = magic == _MAGIC and crc == _core.crc32c(data[:-8]) and head[0] == number
-    return tuple(head) if whole else None
+    is_valid = magic == _MAGIC and crc == _core.crc32c(data[:-8]) and head[0] == number
+    return tuple(head) if is_valid else None
 
 
 def _summarize(fd: int, number: int, where: Path) -> Partial | None:

@@ -288,8 +288,8 @@ def _entry(directory: Directory, file: str) -> LivingProcess:
 
 def _lines(directory: Directory, file: str) -> list[dict[str, Any]]:
     """Returns the complete lines of a file."""
-    whole = directory.read(file, limit=_LIMIT).rpartition(b"\n")[0]
-    found = [json.loads(line) for line in whole.splitlines()]
+    complete = directory.read(file, limit=_LIMIT).rpartition(b"\n")[0]
+    found = [json.loads(line) for line in complete.splitlines()]
     return [line for line in found if isinstance(line, dict)]
 
 

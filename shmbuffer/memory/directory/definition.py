@@ -44,14 +44,12 @@ def build(seat: Seat, schema: Schema, *, adopting: bool, prefault: Prefault) -> 
     """
     superblock = seat.control.superblock()
     if superblock.state == BufferState.NO_SCHEMA:
-        _publish(
-            seat, *_build_files(seat, superblock, schema, adopting=adopting, prefault=prefault)
-        )
+        _publish(seat, *_build(seat, superblock, schema, adopting=adopting, prefault=prefault))
     elif superblock.state == BufferState.READY:
         _publish(seat, superblock, seat.backing.load(superblock))
 
 
-def _build_files(
+def _build(
     seat: Seat, superblock: Superblock, schema: Schema, *, adopting: bool, prefault: Prefault
 ) -> tuple[Superblock, Mapped]:
     """Builds every file; returns the superblock that describes them, and the maps."""

@@ -191,15 +191,15 @@ class Files:
         _core.reached("define.listed")
         try:
             for name in new:
-                whole = parts[name] == sizes[name]
-                self.directory.create(name, sizes[name], reserve=whole).close()
+                reserve = parts[name] == sizes[name]
+                self.directory.create(name, sizes[name], reserve=reserve).close()
                 _core.reached("define.leaf")
             for name in new_meta:
                 self.directory.write_atomic(name, meta[name])
                 _core.reached("define.meta")
             if schema.record_bytes:
-                whole = parts[layout.RECORDS] == sizes[layout.RECORDS]
-                self.directory.create(layout.RECORDS, schema.record_bytes, reserve=whole).close()
+                reserve = parts[layout.RECORDS] == sizes[layout.RECORDS]
+                self.directory.create(layout.RECORDS, schema.record_bytes, reserve=reserve).close()
                 _core.reached("define.records")
             sparse_files = [name for name in parts if name in adopted or parts[name] < sizes[name]]
             self._allocate([(name, 0, parts[name]) for name in sparse_files])
@@ -228,8 +228,8 @@ class Files:
         space.
         """
         parts = zip(schema.map_files, schema.bytes_of_slots(slots), strict=True)
-        whole = (layout.SLOTS, schema.sections["bytes"])
-        self._allocate([(name, 0, nbytes) for name, nbytes in (whole, *parts)])
+        slots_part = (layout.SLOTS, schema.sections["bytes"])
+        self._allocate([(name, 0, nbytes) for name, nbytes in (slots_part, *parts)])
 
     def write_meta(self, schema: Schema) -> None:
         """Writes tensordict's meta.json files for all slots; those of a save name fewer rows."""
@@ -326,8 +326,10 @@ class Files:
             data = self._read_required(layout.SCHEMA, layout.SCHEMA_LIMIT)
             schema = Schema.from_json(data, f"{self.path}/{layout.SCHEMA}")
         found = (schema.capacity, schema.width, len(schema.leaves), schema.digest)
-        told = superblock
-        expected = (told.capacity, told.lanes, told.leaves, told.schema_sha256)
+        expected = (
+            *(superblock.capacity, superblock.lanes, superblock.leaves),
+            superblock.schema_sha256,
+        )
         if found != expected:
             raise CorruptBufferError(
                 f"{self.path}/{layout.SCHEMA}: this is not the schema that the superblock names; "

@@ -97,12 +97,12 @@ def step(schema: Schema) -> int:
 def first_step(files: Files, schema: Schema) -> int:
     """Returns how many slots the definition allocates; warns if the disk is too small for all."""
     free, slots = files.directory.free_bytes(), schema.sections["bytes"]
-    if (whole := slots + sum(schema.map_bytes)) > free:
+    if (needed := slots + sum(schema.map_bytes)) > free:
         log.warning(
             "%s: all %d slots need %s, but only %s are free; writes raise SpaceError once the disk "
             "is full. Free some space, make the buffer smaller, or pass reserve='all' to allocate "
             "all space now",
-            *(files.path, schema.capacity, human_size(whole), human_size(free)),
+            *(files.path, schema.capacity, human_size(needed), human_size(free)),
         )
     first = min(schema.capacity, step(schema))
     return first if slots + sum(schema.bytes_of_slots(first)) <= free else 1

@@ -263,8 +263,8 @@ class Waiting:
         found = self._seat.control.limits()
         alone = Alone.WAIT if found is None else found.alone
         seat = self._seat
-        nobody = why == Why.HELD and seat.is_alone() and not self._sides.has_thread(self._side)
-        if nobody and found is None:
+        no_peer = why == Why.HELD and seat.is_alone() and not self._sides.has_thread(self._side)
+        if no_peer and found is None:
             raise RateLimitError(
                 f"{seat.where}: {self._text(why, count)}, and no other client is attached; nothing "
                 "was changed",

@@ -290,6 +290,6 @@ def _require_ages(most: object, items: object) -> None:
 
 
 def _require_integer(name: str, value: object, least: int = 1) -> None:
-    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not whole or value < least:  # type: ignore[operator]
+    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_integer or value < least:  # type: ignore[operator]
         raise ValueError(f"{name} must be a whole number of at least {least}, but is {value!r}")

@@ -358,9 +358,9 @@ class Control:
             "page": (layout.PAGE, "page size"),
         }
         headers = [np.frombuffer(page, layout.SUPERBLOCK)[0] for page in pages]
-        whole = [header for header, page in zip(headers, pages, strict=True) if _is_intact(page)]
-        if whole:
-            found = max(whole, key=lambda header: int(header["sequence"]))
+        intact = [header for header, page in zip(headers, pages, strict=True) if _is_intact(page)]
+        if intact:
+            found = max(intact, key=lambda header: int(header["sequence"]))
         elif (
             all(page.startswith(layout.MAGIC) for page in pages)
             and headers[0]["format_major"] == headers[1]["format_major"]

@@ -133,9 +133,9 @@ class WeightsFile:
         self.identity = (found.st_dev, found.st_ino)
         self.looked_s = 0.0  # when the file was last found under its name
         with explain_errors(where, needed=found.st_size, free=free_memory_bytes):
-            size, told = found.st_size, [(0, layout.PAGE + layout.SCHEMA_LIMIT)]
+            size, parts = found.st_size, [(0, layout.PAGE + layout.SCHEMA_LIMIT)]
             mapped: Any = map_file(
-                directory, layout.WEIGHTS, file, size, writable=writable, parts=told
+                directory, layout.WEIGHTS, file, size, writable=writable, parts=parts
             )
         head, self.form = _read(memoryview(mapped), where)
         self._copies, self._bytes = int(head["copies"]), self.form.nbytes
@@ -160,8 +160,8 @@ class WeightsFile:
     def stamp(self) -> dict[str, Any]:
         """Returns version, step, at_s (wall clock) and pid of the newest weights, unvalidated."""
         newest = self.newest
-        told = self._stamps[newest & 1]
-        step, time_ns, pid = (int(told[name]) for name in ("step", "time_ns", "pid"))
+        stamp = self._stamps[newest & 1]
+        step, time_ns, pid = (int(stamp[name]) for name in ("step", "time_ns", "pid"))
         return {"version": newest, "step": step, "at_s": time_ns / 1e9, "pid": pid}
 
     def publish(self, addresses: Sequence[int], step: int) -> int:
@@ -209,8 +209,8 @@ class WeightsFile:
     def _is_intact(self, version: int) -> bool:
         """True if a version matches the checksum of its stamp."""
         stamp, at = self._stamps[version & 1], self._copies + (version & 1) * self._bytes
-        told = _core.crc32c(stamp.tobytes()[: layout.STAMP_SIGNED_BYTES])
-        found = _core.crc32c(memoryview(self._map)[at : at + self._bytes], told)
+        signed = _core.crc32c(stamp.tobytes()[: layout.STAMP_SIGNED_BYTES])
+        found = _core.crc32c(memoryview(self._map)[at : at + self._bytes], signed)
         return bool(stamp["version"] == version and stamp["crc32c"] == found)
 
 
@@ -227,11 +227,11 @@ def open_weights(directory: Directory, *, writable: bool = True) -> WeightsFile 
 def make(directory: Directory, leaves: Sequence[Leaf], newest: int) -> None:
     """Creates the file for versions after ``newest``; the caller holds init.lock."""
     form, new = WeightsForm(leaves), f"{layout.WEIGHTS}.new"
-    told = form.to_json()
-    copies = layout.PAGE + -(-len(told) // layout.PAGE) * layout.PAGE
+    encoded = form.to_json()
+    copies = layout.PAGE + -(-len(encoded) // layout.PAGE) * layout.PAGE
     directory.unlink(new)
     with directory.create(new, copies + 2 * form.nbytes) as file:
-        head = _head(form, told, copies, newest)
+        head = _head(form, encoded, copies, newest)
         with explain_errors(directory.path / new, needed=len(head)):
             if os.pwrite(file.fd, head, 0) != len(head):
                 raise OSError(errno.EIO, "only a part could be written")
@@ -253,15 +253,15 @@ def recover(directory: Directory) -> None:
         directory.unlink(layout.WEIGHTS)
 
 
-def _head(form: WeightsForm, told: bytes, copies: int, newest: int) -> bytes:
+def _head(form: WeightsForm, encoded: bytes, copies: int, newest: int) -> bytes:
     """Encodes the page and the form of a new file."""
     page = np.zeros((), _HEAD)
     page["magic"] = np.void(MAGIC)
     page["format"], page["endian"] = FORMAT, layout.ENDIAN_TAG
-    page["copy_bytes"], page["copies"], page["form_bytes"] = form.nbytes, copies, len(told)
-    page["crc32c"] = _core.crc32c(told, _core.crc32c(page.tobytes()[:_SIGNED]))
+    page["copy_bytes"], page["copies"], page["form_bytes"] = form.nbytes, copies, len(encoded)
+    page["crc32c"] = _core.crc32c(encoded, _core.crc32c(page.tobytes()[:_SIGNED]))
     page["newest"] = newest
-    return page.tobytes().ljust(layout.PAGE, b"\0") + told
+    return page.tobytes().ljust(layout.PAGE, b"\0") + encoded
 
 
 _SIGNED: int = _HEAD.fields["crc32c"][1]  # type: ignore[index]
@@ -290,11 +290,11 @@ def _read(data: memoryview, where: Path) -> tuple[Any, WeightsForm]:
             found=int(head["format"]),
             expected=FORMAT,
         )
-    told = bytes(data[layout.PAGE : layout.PAGE + int(head["form_bytes"])])
+    encoded = bytes(data[layout.PAGE : layout.PAGE + int(head["form_bytes"])])
     try:
-        if _core.crc32c(told, _core.crc32c(page[:_SIGNED])) != head["crc32c"]:
+        if _core.crc32c(encoded, _core.crc32c(page[:_SIGNED])) != head["crc32c"]:
             raise ValueError("its checksum is wrong")
-        form = WeightsForm.from_json(told)
+        form = WeightsForm.from_json(encoded)
         if len(data) != int(head["copies"]) + 2 * form.nbytes or form.nbytes != head["copy_bytes"]:
             raise ValueError(f"it has {len(data)} bytes")
     except (ValueError, KeyError, TypeError, RecursionError, SchemaMismatchError) as error:

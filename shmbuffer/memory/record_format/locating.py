@@ -86,16 +86,16 @@ def _locate_by_core(batch: RecordBatch) -> Located | None:
     columns, count = form.columns, len(batch)
     if columns.numbers != numbers or len(form.code) != form_bytes:
         return None
-    told = np.empty((count, numbers), np.int64)
+    values = np.empty((count, numbers), np.int64)
     offsets, stored, expanded = np.empty((3, count, len(form.chunks)), np.int64)
     starts, sizes = np.ascontiguousarray(batch.starts), np.ascontiguousarray(batch.sizes)
     at = address(data)
     read = (at, len(data), address(starts), address(sizes), count)
-    found = (address(told), address(offsets), address(stored), address(expanded))
+    found = (address(values), address(offsets), address(stored), address(expanded))
     alike = _core.locate_pieces(*read, address(columns.steps), at + code, form_bytes, *found)
     if alike is None:
         return None
-    return Located(form, np.arange(count), told, offsets, stored, expanded, alike)
+    return Located(form, np.arange(count), values, offsets, stored, expanded, alike)
 
 
 def _group_by_form(batch: RecordBatch, heads: Headers) -> list[Ints]:

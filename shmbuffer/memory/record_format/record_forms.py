@@ -61,14 +61,16 @@ def encode_form(tree: Any, chunks: Sequence[Chunk]) -> Form:
     return Form(bytes(writer.out), tree, writer.batch_dims, chunks, columns)
 
 
-def form_of(code: bytes, told: Ints) -> Form:
+def form_of(code: bytes, counts: Ints) -> Form:
     """Parses the form of records, and checks how many numbers they have."""
     try:
         form = parse_form(code)
     except ValueError as error:
         raise ImpossibleError(0, f"its form cannot be read: {error}") from None
     numbers = form.columns.numbers
-    refuse(told != numbers, lambda row: f"it has {told[row]} numbers, but its form has {numbers}")
+    refuse(
+        counts != numbers, lambda row: f"it has {counts[row]} numbers, but its form has {numbers}"
+    )
     return form
 
 

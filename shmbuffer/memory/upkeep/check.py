@@ -59,7 +59,7 @@ class CheckReport:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.path}: {'whole' if self.ok else 'DAMAGED'}, {self.items:,} items, "
+            f"{self.path}: {'intact' if self.ok else 'DAMAGED'}, {self.items:,} items, "
             f"{self.verified:,} verified, {'in use' if self.alive else 'not in use'}"
         ]
         lines += [f"  problem: {problem}" for problem in self.problems]

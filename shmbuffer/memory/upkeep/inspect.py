@@ -208,20 +208,20 @@ def _describe_space(files: Files, schema: Schema | None) -> dict[str, Any]:
     names += (name for name, _ in files.extra_files())
     nbytes = 0
     on_disk, in_memory = 0, Residency(0, 0)
-    told = True
+    known = True
     for name in names:
         stat = files.directory.stat(name)
         nbytes += stat.st_size if name != layout.SCHEMA else 0
         on_disk += stat.st_blocks * 512
         with files.directory.open_file(name, writable=False) as file:
             found = residency(file.fd, stat.st_size)
-        told, in_memory = told and found is not None, in_memory + (found or Residency(0, 0))
+        known, in_memory = known and found is not None, in_memory + (found or Residency(0, 0))
     free = files.directory.free_bytes()
     return {
         "bytes": nbytes,
         "disk_bytes": on_disk,
-        "memory_bytes": in_memory.cached if told else None,
-        "unwritten_bytes": in_memory.unwritten if told and not files.in_memory else None,
+        "memory_bytes": in_memory.cached if known else None,
+        "unwritten_bytes": in_memory.unwritten if known and not files.in_memory else None,
         "filesystem": {
             "in_memory": files.in_memory,
             "free_bytes": None if free == UNLIMITED else free,

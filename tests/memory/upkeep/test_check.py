@@ -63,7 +63,7 @@ def test_a_whole_buffer_is_whole(path: Path) -> None:
     assert report.ok
     assert (report.alive, report.items, report.verified) == (False, 8, 8)
     assert (report.problems, report.notes) == ([], [])
-    assert str(report) == f"{path}: whole, 8 items, 8 verified, not in use"
+    assert str(report) == f"{path}: intact, 8 items, 8 verified, not in use"
     assert json.loads(json.dumps(report.to_json())) == {
         "ok": True,
         "path": str(path),
@@ -81,7 +81,7 @@ def test_a_living_buffer_is_looked_at_without_joining_it(path: Path) -> None:
         report = unchanged(path)
         assert report.ok, report.problems
         assert (report.alive, report.items, report.verified) == (True, 6, 6)
-        assert str(report).endswith("whole, 6 items, 6 verified, in use")
+        assert str(report).endswith("intact, 6 items, 6 verified, in use")
         assert len(engine.clients()) == 1
         ring_of(engine).claims.abort()
         assert engine.check().ok
