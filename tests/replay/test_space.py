@@ -133,17 +133,14 @@ def test_pages_that_are_made_ahead_are_those_of_slots_with_space(fast_path: Path
     rb.close()
 
 
-def test_a_save_takes_what_it_holds_and_goes_on_in_steps(
-    fast_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shmbuffer.saves.checkpointers.snapshots._MARGIN", 16)
+def test_a_save_takes_what_it_holds_and_goes_on_in_steps(fast_path: Path) -> None:
     path, save = fast_path / "buffer", fast_path / "save"
     rb = TensorDictReplayBuffer(storage=LazyMemmapStorage(ITEMS, scratch_dir=path), batch_size=4)
     rb.extend(frames(0, 5))
     rb.dumps(save)
     rb.close()
     size = taken(save)
-    assert size < STEP
+    assert size < 8 * 2**20  # the margin is a number of bytes, not of rows
     opened = attach(save / "storage", timeout=5.0)
     assert opened[:]["number"].tolist() == [*range(5)]
     opened.close()

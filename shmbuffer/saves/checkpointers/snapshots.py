@@ -28,9 +28,10 @@ from shmbuffer.tensors.form.tensor_kit import new_column
 if TYPE_CHECKING:  # storages import their checkpointers
     from shmbuffer.storages.movers.tensor_rows import Rows
 
-# Of a ring that is not full: slots beyond its last item that get their space before the copy, for
-# what others write meanwhile.
-_MARGIN = 4096
+# Of a ring that is not full: space beyond its last item that is taken before the copy, for what
+# other processes write meanwhile.
+_MARGIN_BYTES = 2**22
+_LEAST_BYTES = 64  # of a slot, with its word, checksum, source and priority
 
 
 def write_rows(
@@ -88,8 +89,9 @@ def write_ring(folder: Path, ring: Ring, moment: ItemSnapshot, settings: Setting
 
 def slots_to_reserve(ring: Ring) -> int:
     """Returns the number of slots to reserve for a copy, while other processes may write."""
-    used = ring.live.used()
-    return min(ring.capacity, used + max(_MARGIN, used // 8))
+    used, schema = ring.live.used(), ring.schema
+    of_slot = max(_LEAST_BYTES, sum(schema.leaf_bytes) // schema.capacity)
+    return min(ring.capacity, used + max(_MARGIN_BYTES // of_slot, used // 8, 1))
 
 
 def settings_of(storage: Any) -> Settings:
