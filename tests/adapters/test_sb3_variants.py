@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-import shmbuffer
-from tests.kit.programs import Program
 
 pytest.importorskip("stable_baselines3", reason="the extra sb3")
 
@@ -236,48 +231,6 @@ def test_a_saved_hindsight_buffer_needs_only_its_environment(tmp_path: Path) -> 
         assert model.replay_buffer.size() == 32
         model.learn(40, reset_num_timesteps=False)
         assert model.replay_buffer.size() == 52
-
-
-GOALS = """
-import sys, torch
-from stable_baselines3 import DQN
-from stable_baselines3.common.envs import BitFlippingEnv
-from shmbuffer.sb3 import SharedHerReplayBuffer
-
-torch.set_num_threads(1)
-path = sys.argv[1]
-model = DQN(
-    "MultiInputPolicy", BitFlippingEnv(n_bits=6, max_steps=7), learning_starts=50, seed=0,
-    buffer_size=100_000, device="cpu", replay_buffer_class=SharedHerReplayBuffer,
-    replay_buffer_kwargs={"scratch_dir": path + "/replay"},
-)
-model.learn(160)
-model.save(path + "/model.zip")
-print("saved", flush=True)
-model.learn(10_000_000, reset_num_timesteps=False)
-"""
-
-
-@pytest.mark.full
-def test_a_model_with_goals_that_was_killed_goes_on_with_its_transitions(tmp_path: Path) -> None:
-    with Program.python(GOALS, tmp_path) as program:
-        assert program.line() == "saved"
-        with shmbuffer.attach(tmp_path / "replay") as rb:
-            while len(rb) < 200:  # it learns on, behind what it has saved
-                time.sleep(0.01)
-        program.send_signal(signal.SIGKILL)
-        program.wait()
-    env = BitFlippingEnv(n_bits=6, max_steps=7)
-    model = DQN.load(tmp_path / "model.zip", env=env, device="cpu")
-    try:
-        left = model.replay_buffer.size()
-        assert (model.num_timesteps, left >= 200) == (160, True)
-        model.learn(60, reset_num_timesteps=False)
-        assert (model.num_timesteps, model.replay_buffer.size()) == (220, left + 60)
-        assert (model.replay_buffer.sample(100).rewards == 0).any()  # goals that were reached
-    finally:
-        model.replay_buffer.buffer.close()
-        model.env.close()
 
 
 # -- training ----------------------------------------------------------------------------------
