@@ -3,60 +3,30 @@
 from __future__ import annotations
 
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from shmbuffer import attach
-from tests.docs.blocks import ROOT, blocks_of
-from tests.kit.programs import Program, environment
+from tests.adapters.cleanrl_programs import SMALL, assert_ratio_after_a_kill, run
+from tests.docs.blocks import blocks_of
+from tests.kit.programs import ROOT, environment
 
 pytest.importorskip("gymnasium", reason="the example needs it")
-
-EXAMPLE = ROOT / "examples/cleanrl_sac.py"
-SMALL = ("--learning-starts", "40", "--batch-size", "8", "--scratch-dir")
-LINE = re.compile(r"(\d+) updates in \d+ s \(\d+ s CPU\): -\d+")
-
-
-def run(steps: int, path: Path, *more: str) -> int:
-    """The updates that it reports."""
-    done = subprocess.run(
-        [sys.executable, EXAMPLE, *SMALL, path, "--total-timesteps", str(steps), *more],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found = LINE.fullmatch(done.stdout.strip())
-    assert found, done.stdout + done.stderr
-    return int(found[1])
 
 
 @pytest.mark.full
 def test_its_own_loop_updates_once_a_step(tmp_path: Path) -> None:
     pytest.importorskip("stable_baselines3", reason="its replay buffer")
-    assert run(60, tmp_path / "unused", "--collectors", "0") == 20
+    assert run("examples/cleanrl_sac.py", 60, tmp_path / "unused", "--collectors", "0") == 20
     assert not (tmp_path / "unused").exists()
 
 
 @pytest.mark.full
 def test_collectors_and_learner_keep_that_ratio_also_after_a_kill(tmp_path: Path) -> None:
-    path = tmp_path / "sac"
-    program = Program(sys.executable, str(EXAMPLE), *SMALL, str(path), "--total-timesteps", "90000")
-    with program, attach(path) as rb:
-        while rb.write_count < 90:
-            time.sleep(0.01)
-        program.send_signal(signal.SIGKILL)
-        program.wait()
-    assert run(60, path) == 20  # it ends the collectors that the kill has left
-    with attach(path) as rb:
-        written, drawn = rb.write_count, rb.stats()["items_sampled"] // 8
-    assert drawn >= 40
-    assert abs(written - 40 - drawn) <= 20  # the limiter's error buffer
+    assert_ratio_after_a_kill("examples/cleanrl_sac.py", tmp_path / "sac")
 
 
 @pytest.mark.full

@@ -1,0 +1,45 @@
+"""Runs the examples in CleanRL's manner, with settings of a test's size."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from shmbuffer import attach
+from tests.kit.programs import ROOT, Program, environment
+
+SMALL = ("--learning-starts", "40", "--batch-size", "8", "--scratch-dir")
+LINE = re.compile(r"(\d+) updates in \d+ s \(\d+ s CPU\): -\d+")
+
+
+def run(example: str, steps: int, path: Path, *more: str) -> int:
+    """The updates that it reports."""
+    done = subprocess.run(
+        [sys.executable, ROOT / example, *SMALL, path, "--total-timesteps", str(steps), *more],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = LINE.fullmatch(done.stdout.strip())
+    assert found, done.stdout + done.stderr
+    return int(found[1])
+
+
+def assert_ratio_after_a_kill(example: str, path: Path) -> None:
+    """Kills the learner in the middle, starts it again, and counts what both have done."""
+    command = sys.executable, str(ROOT / example), *SMALL, str(path), "--total-timesteps", "90000"
+    with Program(*command) as program, attach(path) as rb:
+        while rb.write_count < 90:
+            time.sleep(0.01)
+        program.send_signal(signal.SIGKILL)
+        program.wait()
+    assert run(example, 60, path) == 20  # it ends the collectors that the kill has left
+    with attach(path) as rb:
+        written, drawn = rb.write_count, rb.stats()["items_sampled"] // 8
+    assert drawn >= 40
+    assert abs(written - 40 - drawn) <= 20  # the limiter's error buffer
