@@ -30,15 +30,15 @@ def run(example: str, steps: int, path: Path, *more: str) -> int:
     return int(found[1])
 
 
-def assert_ratio_after_a_kill(example: str, path: Path) -> None:
+def assert_ratio_after_a_kill(example: str, path: Path, *more: str) -> None:
     """Kills the learner in the middle, starts it again, and counts what both have done."""
-    command = sys.executable, str(ROOT / example), *SMALL, str(path), "--total-timesteps", "90000"
-    with Program(*command) as program, attach(path) as rb:
+    command = sys.executable, str(ROOT / example), *SMALL, str(path), *more
+    with Program(*command, "--total-timesteps", "90000") as program, attach(path) as rb:
         while rb.write_count < 90:
             time.sleep(0.01)
         program.send_signal(signal.SIGKILL)
         program.wait()
-    assert run(example, 60, path) == 20  # it ends the collectors that the kill has left
+    assert run(example, 60, path, *more) == 20  # it ends the collectors that the kill has left
     with attach(path) as rb:
         written, drawn = rb.write_count, rb.stats()["items_sampled"] // 8
     assert drawn >= 40

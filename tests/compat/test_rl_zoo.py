@@ -31,7 +31,7 @@ def test_a_hyperparameter_file_names_the_buffer(tmp_path: Path) -> None:
     blocks = blocks_of("docs/guides/stable-baselines3.md")
     (file,) = (block for block in blocks if block.title == "dqn.yml")
     (block,) = (block for block in blocks if block.not_run and "rl_zoo3" in block.code)
-    commands = [command for _, command, _ in block.commands]
+    commands = [command.replace("\\\n", "") for _, command, _ in block.commands]
     (tmp_path / file.title).write_text(file.code)
     logs = str(tmp_path / "logs of Stable-Baselines3")
     with Program.python(COMMANDS, tmp_path, *commands, SB3_LOGDIR=logs) as program:
