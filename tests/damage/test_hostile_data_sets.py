@@ -114,7 +114,9 @@ def test_a_directory_in_a_data_set_that_is_a_link_is_refused(tmp_path: Path) -> 
     make_tensordict(tmp_path / "data")
     os.rename(tmp_path / "data" / "next", tmp_path / "elsewhere")
     (tmp_path / "data" / "next").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UnsafePathError, match=r"data/next: .*a symbolic link; it was not opened"):
+    with pytest.raises(
+        UnsafePathError, match=r"data/next: .*a symbolic link, .* it was not opened"
+    ):
         load_dataset(tmp_path / "data", batch_size=2)
 
 

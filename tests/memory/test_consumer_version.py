@@ -76,11 +76,11 @@ def test_it_outlives_a_recovery(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("given", "error", "says"),
     [
-        (-1, ValueError, "consumer_version is a number from 0 to 2**62 - 1, got -1"),
+        (-1, ValueError, "consumer_version must be a number from 0 to 2**62 - 1, but is -1"),
         (
             2**62,
             ValueError,
-            "consumer_version is a number from 0 to 2**62 - 1, got 4611686018427387904",
+            "consumer_version must be a number from 0 to 2**62 - 1, but is 4611686018427387904",
         ),
         (1.5, TypeError, "consumer_version must be an integer, but is 1.5"),
     ],
@@ -96,7 +96,7 @@ def test_what_is_no_version_is_refused(
 
 def test_a_number_that_something_else_has_written_is_not_believed(engine: Engine) -> None:
     engine.seat.control.runtime["consumer_version"] = 2**63
-    with pytest.raises(CorruptBufferError, match="the consumer version is 9223372036854775808"):
+    with pytest.raises(CorruptBufferError, match="the consumer version 9223372036854775808"):
         consumer_version.read(engine.seat)
     consumer_version.store(engine.seat, 3)
     assert consumer_version.read(engine.seat) == 3

@@ -503,8 +503,8 @@ def test_too_little_space_is_an_error_with_both_numbers_and_nothing_is_left(path
         before = set(files_of(path))
         with pytest.raises(
             SpaceError,
-            match=rf"^{re.escape(str(path))}: 68719476736 slots of 4 leaves: needs "
-            r".* bytes\), .* are free; free some space, make the buffer smaller, or choose another "
+            match=rf"^{re.escape(str(path))}: 68719476736 slots of 4 leaves: .* are needed, "
+            r"and .* are free; free some space, make the buffer smaller, or choose another "
             r"directory; reserve=False creates sparse files",
         ) as caught:
             engine.define(schema(huge))
@@ -639,18 +639,24 @@ OBS = "next/obs.memmap"
 Spoil = Callable[[Path], object]
 
 REFUSED: list[tuple[str, str, Spoil, type[ShmBufferError], str]] = [
-    ("a truncated leaf", OBS, lambda p: os.truncate(p, 100), CorruptBufferError, "296 bytes were"),
-    ("a leaf that grew", OBS, lambda p: os.truncate(p, 500), CorruptBufferError, "500 found"),
+    ("a truncated leaf", OBS, lambda p: os.truncate(p, 100), CorruptBufferError, "instead of 296"),
+    ("a leaf that grew", OBS, lambda p: os.truncate(p, 500), CorruptBufferError, "has 500 bytes"),
     ("a missing leaf", OBS, Path.unlink, CorruptBufferError, "missing; restore it from a copy"),
     ("a symlinked leaf", OBS, linked, UnsafePathError, "this is a symbolic link"),
     ("a FIFO for a leaf", OBS, piped, UnsafePathError, "this is a FIFO"),
     ("a folder for a leaf", OBS, folder, UnsafePathError, "this is a directory"),
     ("a leaf with two names", OBS, hard_linked, UnsafePathError, r"has 2 names \(hard links\)"),
     ("a symlinked folder", "next", linked, UnsafePathError, "this is a symbolic link"),
-    ("truncated slots", SLOTS, lambda p: os.truncate(p, 64), CorruptBufferError, "64 found"),
-    ("missing slots", SLOTS, Path.unlink, CorruptBufferError, "slots: missing; restore"),
+    ("truncated slots", SLOTS, lambda p: os.truncate(p, 64), CorruptBufferError, "has 64 bytes"),
+    ("missing slots", SLOTS, Path.unlink, CorruptBufferError, "slots: is missing; restore"),
     ("symlinked slots", SLOTS, linked, UnsafePathError, "this is a symbolic link"),
-    ("a missing schema", SCHEMA, Path.unlink, CorruptBufferError, "schema.json: missing; restore"),
+    (
+        "a missing schema",
+        SCHEMA,
+        Path.unlink,
+        CorruptBufferError,
+        "schema.json: is missing; restore",
+    ),
     (
         "a schema that is no JSON",
         SCHEMA,
@@ -663,9 +669,9 @@ REFUSED: list[tuple[str, str, Spoil, type[ShmBufferError], str]] = [
         SCHEMA,
         lambda p: p.write_bytes(schema(9).to_json()),
         CorruptBufferError,
-        "schema.json: not the schema that the superblock names",
+        "schema.json: this is not the schema that the superblock names",
     ),
-    ("truncated control", CONTROL, lambda p: os.truncate(p, 1), CorruptBufferError, "1 found"),
+    ("truncated control", CONTROL, lambda p: os.truncate(p, 1), CorruptBufferError, "has 1 bytes"),
     ("symlinked control", CONTROL, linked, UnsafePathError, "this is a symbolic link"),
     ("a FIFO for control", CONTROL, piped, UnsafePathError, "this is a FIFO"),
     (
@@ -694,7 +700,7 @@ REFUSED: list[tuple[str, str, Spoil, type[ShmBufferError], str]] = [
         CONTROL,
         lambda p: forge(p, "architecture", 0x99),
         IncompatibleVersionError,
-        "its processor architecture is 0x99",
+        "the processor architecture is 0x99",
     ),
 ]
 
@@ -749,7 +755,7 @@ def test_a_symlink_to_a_buffer_is_refused(path: Path) -> None:
     link = path.with_name("link")
     link.symlink_to(path)
     for settings in (None, SETTINGS):
-        with pytest.raises(UnsafePathError, match="this is a symbolic link; it was not opened"):
+        with pytest.raises(UnsafePathError, match=r"this is a symbolic link, .* it was not opened"):
             Engine.open(link, settings)
 
 

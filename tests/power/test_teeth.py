@@ -122,7 +122,7 @@ Mutant = Callable[[pytest.MonkeyPatch], None]
         (directories_are_not_synced, scripts.writes, "rows", "mark", "missing|gone|already"),
         (contents_are_not_synced, scripts.writes, "rows", "rename", "the file has"),
         (superblocks_are_not_synced, scripts.changes, "rows", "superblock", "both copies"),
-        (sizes_are_not_synced, scripts.writes, "rows", "superblock", "expected, 0 found"),
+        (sizes_are_not_synced, scripts.writes, "rows", "superblock", "the file has 0 bytes"),
         (claims_of_an_older_page_are_finished, scripts.changes, "rows", "empty", "missing|dropped"),
         (names_are_not_synced_in_time, scripts.removed, "rows", "unlink", "is there already"),
     ],

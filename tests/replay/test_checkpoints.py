@@ -874,7 +874,7 @@ def test_room_is_taken_before_it_is_written_to(
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(SpaceError, match=r"needs \d+ bytes"):
+    with pytest.raises(SpaceError, match=r"\d+ bytes are needed"):
         rb.dumps(tmp_path / "run")
     assert os.listdir(tmp_path) == []
 

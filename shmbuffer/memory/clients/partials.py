@@ -85,7 +85,7 @@ class PartialFile:
         partial = cls(directory, Lock(), number)
         try:
             partial._lock.hold(
-                directory, _name(number), timeout=_PATIENCE_S, purpose="lists pieces"
+                directory, _name(number), timeout=_PATIENCE_S, purpose="lists unfinished rollouts"
             )
             _core.reached("partial.made")
             found = partial.summarize()
@@ -116,7 +116,13 @@ class PartialFile:
         _require_number(directory, number)
         lock = Lock()
         try:
-            lock.hold(directory, _name(number), timeout=_PATIENCE_S, purpose="goes on", make=False)
+            lock.hold(
+                directory,
+                _name(number),
+                timeout=_PATIENCE_S,
+                purpose="continues this rollout",
+                make=False,
+            )
         except (AttachTimeout, FileNotFoundError):
             return None
         return cls(directory, lock, number)

@@ -246,7 +246,7 @@ class Files:
             self.directory,
             layout.SLOTS,
             timeout=timeout,
-            purpose="takes space for the next items of this buffer",
+            purpose="allocates space for the next items of this buffer",
             make=False,
         )
         try:

@@ -203,7 +203,7 @@ def raise_for_status(
             f"{where}: {what} could not allocate memory for its own bookkeeping; free some memory"
         )
     if status == _core.NO_CLAIM:
-        raise ShmBufferError(f"{where}: {what}: no slot is claimed; call claim() first")
+        raise ShmBufferError(f"{where}: {what}: no slot is claimed; call claim first")
     raise BufferNeedsRestart(
         f"{where}: {what}: the mutex of the buffer cannot be repaired; close every handle, then "
         "recover the buffer"

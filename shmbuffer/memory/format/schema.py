@@ -78,7 +78,9 @@ class Schema:
         if not self.record_bytes:
             return
         if self.leaves or self.lanes:
-            raise SchemaMismatchError("items are records or rows of leaves, not both")
+            raise SchemaMismatchError(
+                "a schema cannot have both a byte ring and leaves or lanes; leave one of them out"
+            )
         if not PAGE <= self.record_bytes <= MAX_RECORD_BYTES or self.record_bytes % PAGE:
             raise SchemaMismatchError(
                 f"a byte ring must have from {PAGE} to {MAX_RECORD_BYTES} bytes, in multiples of "
@@ -95,7 +97,9 @@ class Schema:
             )
         if not 0 < len(leaf.path) <= MAX_DEPTH or any(n < 0 for n in leaf.shape):
             raise SchemaMismatchError(
-                f"leaf '{leaf.name}' has an invalid path or shape", leaf=leaf.name
+                f"leaf '{leaf.name}' has an invalid path or shape; use from 1 to {MAX_DEPTH} keys "
+                "and no negative sizes",
+                leaf=leaf.name,
             )
         if max(leaf.nbytes, 1) * self.elements >= 2**62:
             raise SchemaMismatchError(

@@ -41,7 +41,7 @@ class Sharing:
         if not self.paths:
             return "a column for each leaf"
         names = ", ".join(".".join(path) for path in self.paths)
-        return f"{names} stored once, with room for {self.own_rows} next observations of their own"
+        return f"{names} stored once, with {self.own_rows} own rows for next observations"
 
     def require_fits(self, leaves: tuple[Leaf, ...], capacity: int, lanes: tuple[int, ...]) -> None:
         """Raises SchemaMismatchError if a buffer with these leaves cannot store them once."""

@@ -645,7 +645,7 @@ def test_an_expression_outside_the_grammar(tree: Any, chunks: list[Chunk], messa
         (["list", [["chunk", 1]]], [NONE] * 2, "chunk 1 is at the place of chunk 0 of 2"),
         (["list", [CHUNK]], [NONE] * 2, "2 chunks were given, but the tree has 1 chunks"),
         (CHUNK, [], "chunk 0 is at the place of chunk 0 of 0"),
-        (CHUNK, [NONE] * (MAX_CHUNKS + 1), f"has {MAX_CHUNKS + 1} leaves, {MAX_CHUNKS} are"),
+        (CHUNK, [NONE] * (MAX_CHUNKS + 1), f"has {MAX_CHUNKS + 1} leaves, but {MAX_CHUNKS} are"),
         (["list", [["list", []]] * MAX_PARTS], [], f"has more than {MAX_PARTS} parts"),
         (
             ["dict", [["x" * MAX_FORM_BYTES, CHUNK]]],

@@ -501,7 +501,7 @@ def test_every_lane_has_a_priority_and_one_ticket(make: Maker) -> None:
 
 def test_as_many_priorities_as_indices_are_needed(ring: Ring) -> None:
     write(ring, range(8))
-    with pytest.raises(ValueError, match="update: 2 indices, 3 priorities"):
+    with pytest.raises(ValueError, match="update: 2 indices and 3 priorities"):
         ring.update(np.arange(2), np.ones(3))
     with pytest.raises(
         ValueError, match="update: 2 indices and 2 priorities, 1 generations were given; pass as"
@@ -705,7 +705,7 @@ def test_an_invalid_alpha_or_eps_is_refused(make: Maker, alpha: float, eps: floa
     with pytest.raises(ValueError, match=r"bind_priorities\(.*\): alpha and eps must be num"):
         unbound.tree.bind(alpha, eps)
     assert not unbound.tree.prioritized
-    with pytest.raises(ValueError, match=r"alpha is .*, eps is "):
+    with pytest.raises(ValueError, match=r"alpha is .* and eps is "):
         Settings(capacity=8, alpha=alpha, eps=eps)
 
 

@@ -579,7 +579,7 @@ def test_a_missing_or_short_byte_ring_is_an_error(fast_path: Path) -> None:
     with pytest.raises(CorruptBufferError, match=r"records: .*100"):
         Engine.open(path, None)
     os.unlink(path / layout.RECORDS)
-    with pytest.raises(CorruptBufferError, match="records: missing; restore it from a copy"):
+    with pytest.raises(CorruptBufferError, match="records: is missing; restore it from a copy"):
         Engine.open(path, None)
 
 
@@ -789,7 +789,10 @@ def test_a_full_disk_is_an_error_with_the_bytes(engine: Engine) -> None:
 
     _, held = parts(engine)
     held.write(records(range(5)))
-    with open("/dev/full", "r+b") as file, pytest.raises(SpaceError, match=r"needs .* are free"):
+    with (
+        open("/dev/full", "r+b") as file,
+        pytest.raises(SpaceError, match=r"are needed, and .* are free"),
+    ):
         held.copy_out(file.fileno(), "the copy")
 
 
@@ -808,12 +811,12 @@ def test_a_byte_ring_of_another_size_cannot_be(nbytes: int, message: str) -> Non
 
 def test_the_size_that_is_asked_for_is_rounded_up_to_pages() -> None:
     assert Settings(4, record_bytes=4097).record_bytes == 8192
-    with pytest.raises(ValueError, match="a byte ring cannot have -4096 bytes"):
+    with pytest.raises(ValueError, match="the byte ring cannot have -4096 bytes"):
         Settings(4, record_bytes=-4096)
 
 
 def test_records_have_no_lanes_and_no_leaves() -> None:
-    with pytest.raises(SchemaMismatchError, match="records or rows of leaves, not both"):
+    with pytest.raises(SchemaMismatchError, match="both a byte ring and leaves or lanes"):
         Schema((), 4, (2,), {}, 4096)
 
 

@@ -202,7 +202,7 @@ DAMAGE: list[tuple[str, Callable[[Path], object], list[str]]] = [
     (
         "a leaf that is gone",
         lambda path: (path / "done.memmap").unlink(),
-        ["done.memmap: missing; restore it from a copy of the directory"],
+        ["done.memmap: is missing; restore it from a copy of the directory"],
     ),
     (
         "both superblocks",

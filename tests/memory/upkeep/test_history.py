@@ -438,7 +438,7 @@ def test_without_room_nothing_is_left_behind(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(Directory, "free_bytes", lambda _: 1000)
-        with pytest.raises(SpaceError, match=r"history\.new: needs 4\.\d MiB"):
+        with pytest.raises(SpaceError, match=r"history\.new: 4\.\d MiB"):
             recorder_of(engine)
     assert sorted(os.listdir(path_of(engine) / layout.PRIVATE)) == [
         *("control", "init.lock", "ledger", "made.json", "procs", "schema.json", "slots"),
@@ -459,7 +459,7 @@ def test_a_record_that_cannot_be_written_is_an_error_and_no_hole(
         return real(fd, data[:100], at)
 
     real = os.pwrite
-    for broken, says in ((full, "needs"), (half, "only a part could be written")):
+    for broken, says in ((full, "are needed"), (half, "only a part could be written")):
         with monkeypatch.context() as patch:
             patch.setattr(os, "pwrite", broken)
             with pytest.raises(OSError, match=says):
