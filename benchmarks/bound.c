@@ -36,7 +36,7 @@ static struct {
 /* Bytes of the second file, with raw priorities and the tree. */
 VISIBLE uint64_t bound_bytes(uint64_t capacity) {
     struct shmb_sections sections;
-    shmb_sections_of(capacity, 1, false, 0, &sections);
+    shmb_compute_sections(capacity, 1, false, 0, &sections);
     return sections.bytes;
 }
 
@@ -44,7 +44,7 @@ VISIBLE uint64_t bound_bytes(uint64_t capacity) {
 VISIBLE int bound_open(unsigned char *rows, unsigned char *beside, uint64_t capacity, uint64_t stride, const uint64_t *bytes,
                        unsigned leaves, uint64_t most, double alpha, double eps, double beta) {
     struct shmb_sections sections;
-    shmb_sections_of(capacity, 1, false, 0, &sections);
+    shmb_compute_sections(capacity, 1, false, 0, &sections);
     shmb_tree_map(&ring.tree, &sections, beside);
     ring.raw = (double *)(beside + sections.raw);
     ring.rows = rows, ring.capacity = capacity, ring.stride = stride, ring.leaves = leaves, ring.head = 0;
@@ -150,7 +150,7 @@ static void update(const int64_t *index, const float *priorities, uint64_t count
             ring.raw[element] = ring.given[i];
             tree->mass[element] = ring.masses[i];
         }
-        shmb_tree_touched(tree, ring.touched, n);
+        shmb_tree_update(tree, ring.touched, n);
     }
 }
 

@@ -139,7 +139,7 @@ def in_company(folder: Path, draw: random.Random) -> int:
     pairs = [pair for pair in PAIRS if pair[0] in ("write", "update", "abort")]
     named = [(deed, point) for deed, point in pairs if point.startswith(f"{deed}.")]
     # Not reached where nothing is written over, and where no priority is larger than all before.
-    seldom = ("write.unmassed", "update.max_priority")
+    seldom = ("write.mass", "update.max_priority")
     chosen = draw.sample([pair for pair in named if pair[1] not in seldom], 12)
     dies_in_company(folder / "buffer", [(deed, point, draw.randrange(4)) for deed, point in chosen])
     return len(chosen)
@@ -176,7 +176,7 @@ def by_instruction(folder: Path, draw: random.Random) -> int:
         return mended_states(folder / "buffer", deed, alone=draw.random() < 0.5, kind=kind)
     point = draw.choice(
         [
-            *("write.mark", "write.unmassed", "write.head", "write.goal", "write.leaf"),
+            *("write.mark", "write.mass", "write.head", "write.goal", "write.leaf"),
             *("write.commit", "empty.word", "empty.leaf", "update.raw", "update.leaf"),
         ]
     )

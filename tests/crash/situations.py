@@ -155,7 +155,7 @@ def killed_at_passings(
     old = [slot for slot in situation.old if slot in situation.targets]
     if point in EVICTIONS:
         assert kills or situation.before < CAPACITY
-    elif point == "write.unmassed":
+    elif point == "write.mass":
         assert bool(kills) == bool(old)
     else:
         assert kills, f"{point} was never reached"

@@ -144,7 +144,7 @@ def dies_in_company(path: Path, points: list[tuple[str, str, int]]) -> None:
 WRITE_POINTS = [
     point
     for point in DEEDS["write"][1]
-    if point.startswith("write.") and point != "write.unmassed"  # nothing is written over
+    if point.startswith("write.") and point != "write.mass"  # nothing is written over
 ]
 GROUPS = {
     "the first half of a write": [("write", point, 0) for point in WRITE_POINTS[::2]],

@@ -38,7 +38,7 @@ NEVER = (
 #: Points of the first process to open a directory that nobody uses.
 ALONE = (
     *(point for point in python_points("recover") if point not in NEVER),
-    *("superblock.half", "superblock.stored", "mutex.cleared", "mutex.made"),
+    *("superblock.half", "superblock.stored", "mutex.cleared", "mutex.initialised"),
     *(*native_points("reap"), *JOIN),
 )
 STRIDE = 9

@@ -31,7 +31,7 @@ from tests.memory.rows import require_sound
 pytestmark = [pytest.mark.crash, pytest.mark.product]
 
 #: Only where somebody died before: `test_a_repair_that_is_killed_is_repeated`.
-OF_A_REPAIR = ("consume.mended",)
+OF_A_REPAIR = ("consume.repaired",)
 POINTS = [point for point in native_points("consume") if point not in OF_A_REPAIR]
 ABOUT, DONE = range(2)
 

@@ -205,7 +205,7 @@ def test_eight_processes_that_start_at_once_make_one_buffer(tmp_path: Path) -> N
 #: System calls, and stores, on the way to a buffer with a schema.
 CALLS = [
     *("file.made", "file.mode", "file.sized", "file.written", "file.renamed", "folder.made"),
-    *("mutex.cleared", "mutex.made", "join.identity", "join.live"),
+    *("mutex.cleared", "mutex.initialised", "join.identity", "join.live"),
 ]
 
 

@@ -57,7 +57,7 @@ marked marks mask me memory missing moment more n n_equal n_numbers n_pieces nby
 note now number numbers object of of_steps offsets oldest one order out owner pair pairs
 part parts passes place plan pool powers presence priorities python random record
 records redrawn release request restarted result ring room root rounded rows run runs
-second seen self serial sets shmb_follower_in shmb_hold shmb_labels_in shmb_refusal
+second seen self serial sets shmb_follower_in shmb_selected_reservation shmb_labels_in shmb_refusal
 since sizes slot slots sorted source stacks step steps stored streams struct stuck sums
 swapped table taken target tensor there ticket tickets to told touched tree uint64_t
 upto values version w wanted where whole whose why width windows_of with word words x

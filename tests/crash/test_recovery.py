@@ -128,7 +128,7 @@ def recovery_dies_at(path: Path, point: str) -> int:
         *UNTRUSTED,
         *native_points("leaves"),
         *native_points("tree"),
-        *("mutex.cleared", "mutex.made"),
+        *("mutex.cleared", "mutex.initialised"),
         *("recover.misplaced", "relink.header", "relink.tail", "relink.head"),
     ],
 )

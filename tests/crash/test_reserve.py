@@ -117,7 +117,7 @@ def expires(engine: Engine) -> None:
 
 def claims(engine: Engine) -> None:
     name = reserve(engine, 4)
-    ring_of(engine).seat.native.hold(name, 0, 0, 0)
+    ring_of(engine).seat.native.select_reservation(name, 0, 0, 0)
     assert ring_of(engine).seat.native.claim(2, 0, LONG_NS) >= 0
 
 
@@ -165,17 +165,17 @@ DEAD: dict[str, tuple[Deed, Callable[[Path], object], tuple[str, ...]]] = {
     "repair a reservation": (
         DEEDS["reserve"],
         lambda path: dies(path, "reserve.open", reserves),
-        ("reserve.mended", "reserve.counted", "reserve.expiry", "reserve.ended"),
+        ("reserve.repaired", "reserve.counted", "reserve.expiry", "reserve.ended"),
     ),
     "repair a claim": (
         DEEDS["commit pieces"],
         lambda path: dies(path, "reserve.claimed", commits_pieces),
-        ("reserve.mended", "reserve.counted", "reserve.expiry"),
+        ("reserve.repaired", "reserve.counted", "reserve.expiry"),
     ),
     "repair a commit": (
         DEEDS["commit pieces"],
         lambda path: dies(path, "write.committing", commits_pieces),
-        ("reserve.spent", "reserve.mended", "reserve.counted"),
+        ("reserve.spent", "reserve.repaired", "reserve.counted"),
     ),
 }
 PAIRS = [(name, point) for name, deed in DEEDS.items() for point in deed.points]

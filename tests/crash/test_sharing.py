@@ -154,7 +154,7 @@ def moves_the_head(engine: Engine) -> None:
 
 
 WRITE = ("share.holder", "share.next", "share.source", "share.filled")
-MADE = ("share.copied", "share.held", "share.made")
+MADE = ("share.copied", "share.assigned", "share.own_row")
 DEEDS: dict[Callable[[Engine], None], tuple[str, ...]] = {
     follows: (*WRITE, "share.back", "share.link", "write.commit", "write.count", "abort.word"),
     follows_in_streams: (*WRITE, "share.back", "share.link", "write.mark", "write.commit"),
@@ -235,13 +235,13 @@ def test_a_fresh_process_finds_every_next_observation(
         (called if number else succeeds)(recovers)
 
 
-@pytest.mark.parametrize("point", ["share.back", "share.link", "share.made", "write.commit"])
+@pytest.mark.parametrize("point", ["share.back", "share.link", "share.own_row", "write.commit"])
 def test_a_reader_beside_a_writer_that_stands_still_sees_whole_items(
     tmp_path: Path, point: str
 ) -> None:
     """No lock is needed to read: what the slot says, or said, leads to the bytes."""
     engine = prepare(tmp_path / "buffer")
-    with stopped_at(tmp_path / "buffer", point, places if point == "share.made" else follows):
+    with stopped_at(tmp_path / "buffer", point, places if point == "share.own_row" else follows):
         assert len(read_all(ring_of(engine))) >= CAPACITY - 3
     engine.seat.reap_dead()
     require_usable(engine)
@@ -265,7 +265,7 @@ def test_items_go_in_order_though_their_writer_died_before_it_had_marked_them(
     engine.close()
 
 
-OF_RECOVERY = ("share.found", "share.dropped")
+OF_RECOVERY = ("share.restored", "share.dropped")
 
 
 def section(path: Path, name: str) -> np.ndarray:
@@ -299,7 +299,7 @@ def has_the_row_of_another(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "lost", "points"),
     [
-        (older_holders, 0, ("share.found",)),
+        (older_holders, 0, ("share.restored",)),
         (leads_nowhere, 1, ("share.dropped",)),
         (leads_elsewhere, 1, ()),
         (has_the_row_of_another, 1, ()),

@@ -75,7 +75,7 @@ def test_a_copy_that_dies_under_the_mutex_leaves_nothing(survivor: Engine) -> No
     ring, path = ring_of(survivor), path_of(survivor)
     write(ring, range(11))
     items = read_all(ring)
-    assert dies(path, "copy.moment", _copy)
+    assert dies(path, "copy.snapshot", _copy)
     survivor.seat.reap_dead()
     assert read_all(ring) == items
     require_sound(survivor)
@@ -290,7 +290,7 @@ def test_bytes_of_a_dead_writer_may_be_passed_before_it_is_reaped_to_the_end(
         assert ended(pid) == -signal.SIGKILL
         for number in range(40):
             write(ring, [number])
-            tail, quiet, head = ring.seat.native.span(10**10)
+            tail, quiet, head = ring.seat.native.read_span(10**10)
             assert tail <= quiet <= head
     for descriptor in (told, tell, hear, say):
         os.close(descriptor)

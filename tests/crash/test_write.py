@@ -77,7 +77,7 @@ CASES = [
 def test_a_write_passes_the_points_that_its_situation_names(tmp_path: Path, name: str) -> None:
     situation = SITUATIONS[name]
     for point in ROW_POINTS:
-        if point in EVICTIONS or (point == "write.unmassed" and not situation.old):
+        if point in EVICTIONS or (point == "write.mass" and not situation.old):
             continue
         engine = prepare(tmp_path / point, situation, "rows")
         assert dies(tmp_path / point, point, situation.work) == situation.passes(point), point
@@ -130,8 +130,8 @@ def test_a_fresh_process_recovers_after_the_death_of_all(
 
 
 EVERYWHERE = [
-    *(("rows", point) for point in ROW_POINTS if point != "write.unmassed"),
-    *(("records", point) for point in POINTS if point not in ("write.unmassed", *EVICTIONS)),
+    *(("rows", point) for point in ROW_POINTS if point != "write.mass"),
+    *(("records", point) for point in POINTS if point not in ("write.mass", *EVICTIONS)),
 ]
 
 
@@ -155,7 +155,7 @@ def test_a_writer_that_meets_the_slot_of_a_dead_one_goes_on(
 
 HELD = [
     (kind, point)
-    for kind, point in [*EVERYWHERE, ("rows", "write.unmassed"), ("records", "write.unmassed")]
+    for kind, point in [*EVERYWHERE, ("rows", "write.mass"), ("records", "write.mass")]
     if point
     not in ("write.claimed", "write.copy", "write.priority", "write.checksum", "write.done")
 ]
@@ -290,7 +290,7 @@ def test_without_priorities_a_kill_loses_nothing_either(tmp_path: Path, kind: st
             ring = engine.define(schema(kind))
             write(ring, range(6))
             if not dies(path, point, SITUATIONS["around the end"].work):
-                assert point in ("write.unmassed", "write.default", "write.leaf", *EVICTIONS)
+                assert point in ("write.mass", "write.default", "write.leaf", *EVICTIONS)
                 continue
             engine.seat.reap_dead()
             assert set(range(2, 6)) <= set(read_all(ring).values())

@@ -270,7 +270,10 @@ def test_a_head_of_the_byte_ring_that_cannot_be_copies_and_takes_nothing(
         places = (tickets, extents, np.empty(8, np.int64), np.empty(8))
         given = [place.ctypes.data for place in places]
         native = ring.seat.native
-        assert native.records_moment(0, room.ctypes.data, 2**21, *given, 10**9) == -_core.DAMAGED
+        assert (
+            native.finish_records_snapshot(0, room.ctypes.data, 2**21, *given, 10**9)
+            == -_core.DAMAGED
+        )
 
     wrong = failures([records.path], lambda path: _with_handle(path, trial))
     assert not wrong, wrong

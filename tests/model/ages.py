@@ -167,7 +167,7 @@ class Ages(NamedTuple):
             yield _learner(published, number, Learner(WAITS))
 
     def _told(self, state: State, number: int) -> State:
-        """It comes for the next item: versions are counted from there, as shmb_note_turn does."""
+        """Counts versions from a learner's next item, as shmb_move_version_base does."""
         next_one = state.written - sum(item.writer == WRITTEN for item in state.queue)
         others = any(one.at not in (AWAY, COMES) for one in state.learners)
         turn = self._turn(state, next_one)

@@ -396,13 +396,13 @@ class _Search:
         before = Note(before.ticket, before.leased, before.acks, before.id)
         if self.breaks("the ticket before what is noted"):
             note.ticket = ticket
-            yield "consume.told"
+            yield "consume.ticket"
         note.leased, note.acks, note.id = True, before.acks, lease.id
         if note.ticket == ticket:
             book.ghosts[ticket].lease = lease.id
         yield "consume.given"
         note.ticket, book.ghosts[ticket].lease = ticket, lease.id
-        yield "consume.told"
+        yield "consume.ticket"
         lease.left += 1
         yield "consume.left"
         if before.leased:
@@ -473,7 +473,7 @@ class _Search:
             yield "consume.freed"
 
     def _repair(self, state: State, memory: Memory) -> Iterator[str]:
-        """As `shmb_mend_ledger`."""
+        """As `shmb_repair_ledger`."""
         for book in memory.books:
             if not self.breaks("leases are not counted again"):
                 yield from self._count_leases(memory, book)
@@ -482,7 +482,7 @@ class _Search:
     def _count_leases(self, memory: Memory, book: Book) -> Iterator[str]:
         for lease in book.leases:
             lease.left = 0
-            yield "consume.mended"
+            yield "consume.repaired"
         for slot, (ticket, word) in enumerate(memory.words):
             note = book.noted(slot, ticket)
             if word != COMMITTED or not note.leased:
@@ -490,22 +490,22 @@ class _Search:
             under = book.lease_at(note.id)
             if under:
                 first, under.left = under.left == 0, under.left + 1
-                yield "consume.mended"
+                yield "consume.repaired"
                 under.first = ticket if first else min(under.first, ticket)
-                yield "consume.mended"
+                yield "consume.repaired"
                 under.end = ticket + 1 if first else max(under.end, ticket + 1)
-                yield "consume.mended"
+                yield "consume.repaired"
                 continue
             if ticket < book.next:
                 yield from self._move_next(book, ticket)
             note.leased, note.id = False, 0
-            yield "consume.mended"
+            yield "consume.repaired"
         for lease in book.leases:
             if lease.left == 0:
                 lease.id = 0
-                yield "consume.mended"
+                yield "consume.repaired"
         book.open = sum(lease.id != 0 for lease in book.leases)
-        yield "consume.mended"
+        yield "consume.repaired"
 
     # What is to be
 

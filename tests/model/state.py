@@ -13,7 +13,7 @@ from enum import IntEnum, auto
 from typing import NamedTuple, NoReturn
 
 STEPS = (
-    *("write.locked", "write.noted", "write.marking", "write.head", "write.mark", "write.unmassed"),
+    *("write.locked", "write.noted", "write.marking", "write.head", "write.mark", "write.mass"),
     *("write.claim_parents", "write.payload", "write.claimed", "write.copy", "write.checksum"),
     *("write.relocked", "write.goal", "write.committing", "write.leaf", "write.commit"),
     *("write.commit_parents", "write.count", "write.idle", "write.done"),
@@ -57,7 +57,7 @@ WITHIN = {
     ),
     "repair.parents": ("tree.sum", "tree.least"),
     "repair.consistent": ("repair.idle", "count.added"),
-    "recover.mutex": ("mutex.cleared", "mutex.made"),
+    "recover.mutex": ("mutex.cleared", "mutex.initialised"),
     "write.locked": ("mutex.locked", "mutex.waiting"),
     "write.done": ("mutex.unlocked", "wake.progress"),
     "wait.turn": ("turn.numbered", "turn.dated", "turn.noted"),
@@ -68,7 +68,7 @@ NOT_MODELLED = (
     *("write.evict_leaf", "write.evict", "write.evicted", "write.tail", "write.byte_first"),
     *("write.header", "write.extent", "write.bytes"),
     *("alpha.alpha", "alpha.eps", "alpha.version", "alpha.stored", "alpha.leaves"),
-    *("alpha.parents", "restore.head", "restore.count", "restore.max_priority", "copy.moment"),
+    *("alpha.parents", "restore.head", "restore.count", "restore.max_priority", "copy.snapshot"),
     "raise.max_priority",
     *("relink.header", "relink.forgotten", "relink.tail", "relink.head"),
     *("flow.pending", "flow.promised", "flow.settled", "flow.waits", "flow.limited", "flow.base"),
@@ -84,15 +84,22 @@ NOT_MODELLED = (
     *("weights.begun", "weights.copied", "weights.step", "weights.dated", "weights.signed"),
     *("weights.checksum", "weights.whole", "weights.published"),
     *("weights.looked", "weights.taken"),
-    *("share.copied", "share.held", "share.made", "share.holder", "share.next", "share.source"),
-    *("share.filled", "share.back", "share.link", "share.found", "share.dropped"),
+    *(
+        "share.copied",
+        "share.assigned",
+        "share.own_row",
+        "share.holder",
+        "share.next",
+        "share.source",
+    ),
+    *("share.filled", "share.back", "share.link", "share.restored", "share.dropped"),
     *("consume.cleared", "consume.opened", "consume.begun", "consume.counted", "consume.removed"),
-    *("consume.numbered", "consume.noted", "consume.lent", "consume.given", "consume.told"),
+    *("consume.numbered", "consume.noted", "consume.lent", "consume.given", "consume.ticket"),
     *("consume.left", "consume.next", "consume.floor", "consume.acked", "consume.freed"),
-    *("consume.ended", "consume.mended", "version.stored"),
+    *("consume.ended", "consume.repaired", "version.stored"),
     *("reserve.numbered", "reserve.noted", "reserve.open", "reserve.counted", "reserve.expiry"),
     *("reserve.partial", "reserve.claimed", "reserve.spent", "reserve.returned", "reserve.ended"),
-    *("reserve.forgotten", "reserve.mended"),
+    *("reserve.forgotten", "reserve.repaired"),
 )
 FATES = frozenset({"killed", "all killed", "stopped"})
 

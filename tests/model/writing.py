@@ -165,7 +165,7 @@ class Writing(Shared):
         elif "head after marks" in self.broken:
             then = At.WRITE_HEAD
         self.loop(s, b, len(tickets), At.WRITE_MARK, then)
-        return "write.unmassed"
+        return "write.mass"
 
     def write_claim_parents(self, s: bytearray, b: int) -> str:
         """W6: the parents."""

@@ -65,7 +65,7 @@ static void write_rows(struct shmb_ring *ring, struct call *call, uint64_t count
     uint64_t first;
     for (unsigned leaf = 0; leaf < LEAVES; leaf++) sources[leaf] = bytes;
     struct call own = plain_call();
-    if (priorities) expect(shmb_priorities_in_order(ring, priorities, count), "priorities");
+    if (priorities) expect(shmb_check_priorities(ring, priorities, count), "priorities");
     expect(shmb_claim_ring(ring, &own.call, count, NULL, NULL, &first), "claim");
     shmb_fill(ring, sources, 0);
     if (priorities) shmb_fill_priorities(ring, priorities, 0);
@@ -128,7 +128,7 @@ static void a_write_under_a_greater_alpha(void) {
     struct call call = plain_call();
     const double priorities[] = {1, 1e200};
     uint64_t first;
-    expect(shmb_priorities_in_order(&one, priorities, 2), "priorities");
+    expect(shmb_check_priorities(&one, priorities, 2), "priorities");
     expect(shmb_claim_ring(&one, &call.call, 2, NULL, NULL, &first), "claim");
     expect(shmb_set_alpha(&other, &call.call, 2, 0, false), "set_alpha"); /* looks at priorities that are not there yet */
     shmb_fill_priorities(&one, priorities, 0);
@@ -194,7 +194,7 @@ static void *share_rows(void *argument) {
     is_caller = true;
     while (atomic_load(&helped) < 1000) {
         memset(looked, 0, sizeof looked);
-        shmb_share_out(look_at_rows, looked, SHARED_ROWS, SHMB_SHARED_BYTES);
+        shmb_divide_among_threads(look_at_rows, looked, SHARED_ROWS, SHMB_SHARED_BYTES);
         for (unsigned row = 0; row < SHARED_ROWS; row++) right(looked[row] == 1, "each row is done once");
         right(looked[SHARED_ROWS] == 0, "there is nothing behind the last row");
     }
@@ -220,12 +220,12 @@ static void a_reservation_that_expires_under_its_claim(void) {
     expect(shmb_limit(&one, &call.call, &ratio, &none), "limit");
     expect(shmb_reserve(&one, &call.call, (struct shmb_request){.rows = 2, .elements = 2, .expires_ns = 6000}, &place, &id), "reserve");
     right(atomic_load(&one.runtime->reserved) == 2, "it is reserved");
-    shmb_hold = (struct shmb_hold){&one, place, id, NULL, NULL, 0};
+    shmb_selected_reservation = (struct shmb_selected_reservation){&one, place, id, NULL, NULL, 0};
     boot_ns = 5999;
     write_rows(&one, &call, 2, NULL, SHMB_OK);
     right(boot_ns > 5999, "the claim looked at the time");
     right(atomic_load(&one.runtime->reserved) == 0, "nothing is reserved any more");
-    right(shmb_wrong_reserved(&one) == 0, "the reservations say so, too");
+    right(shmb_count_reservation_faults(&one) == 0, "the reservations say so, too");
     check_whole();
 }
 

@@ -30,7 +30,7 @@ static uint64_t follow_once(uint64_t than) {
     /* Where ThreadSanitizer watches the copies, nothing but the version may order them. */
     uint64_t words[WORDS], known = world.options.once ? 0 : atomic_load(&acknowledged);
     struct shmb_weights_info found;
-    int status = shmb_newest(&map, than, (unsigned char *)words, &found);
+    int status = shmb_read_newest(&map, than, (unsigned char *)words, &found);
     if (status == SHMB_NOTHING) return than;
     if (status == SHMB_LAPPED) return COUNT(lapped, 1), than;
     expect(status, "newest");

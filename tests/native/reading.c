@@ -72,8 +72,8 @@ void learn_once(struct shmb_ring *ring) {
     if (status != SHMB_OK && status != SHMB_NOTHING && status != SHMB_NO_ROOM) expect(status, "sample");
     if (status == SHMB_OK) {
         check_batch(ring, &place, index, tickets, count, "sample");
-        check_totals(ring, &shmb_drawn_from, "sample");
-        if (shmb_drawn_from.length == 0 || (!prioritized && shmb_drawn_from.mass)) fail("sample: not what was drawn from");
+        check_totals(ring, &shmb_last_draw_totals, "sample");
+        if (shmb_last_draw_totals.length == 0 || (!prioritized && shmb_last_draw_totals.mass)) fail("sample: not what was drawn from");
         for (uint64_t row = 0; row < count; row++) {
             if (!(weights[row] > 0 && weights[row] <= 1)) fail("sample: a weight is %g", (double)weights[row]);
             priorities[row] = (double)random_below(50) / 10;
@@ -92,7 +92,7 @@ static void take_once(struct shmb_ring *ring, struct shmb_call *call, uint64_t c
     uint64_t missing = 0;
     uint32_t version = atomic_load(&ring->runtime->limiter_version);
     int status = shmb_dequeue(ring, call, count, index, took);
-    if (status == SHMB_LIMITED) expect(shmb_give_up_waiting(ring, call, SHMB_FOR_INSERTS), "give_up_waiting");
+    if (status == SHMB_LIMITED) expect(shmb_stop_waiting(ring, call, SHMB_FOR_INSERTS), "give_up_waiting");
     if (status == SHMB_LIMITED || status == SHMB_NOTHING) return;
     expect(status, "take");
     place_make(&place, ring, BATCH, 64 * 1024);
@@ -103,7 +103,7 @@ static void take_once(struct shmb_ring *ring, struct shmb_call *call, uint64_t c
     bool stays = version == atomic_load(&ring->runtime->limiter_version) && !world.options.upkeep;
     for (uint64_t row = 0; stays && row < count; row++) {
         if (tickets[row] != took[row]) fail("take: ticket %lld was written over", (long long)took[row]);
-        if (row && shmb_place_of(ring, (uint64_t)took[row]) < shmb_place_of(ring, (uint64_t)took[row - 1]))
+        if (row && shmb_queue_place(ring, (uint64_t)took[row]) < shmb_queue_place(ring, (uint64_t)took[row - 1]))
             fail("take: ticket %lld comes too late", (long long)took[row]);
     }
     place_free(&place);
@@ -117,17 +117,17 @@ void draw_once(struct shmb_ring *ring) {
     int status = shmb_admit_sample(ring, &call, count, random_below(4), false, &counted);
     if (status == SHMB_LIMITED) {
         COUNT(limited, 1);
-        expect(shmb_give_up_waiting(ring, &call, SHMB_FOR_INSERTS), "give_up_waiting");
+        expect(shmb_stop_waiting(ring, &call, SHMB_FOR_INSERTS), "give_up_waiting");
         return;
     }
     expect(status, "admit_sample");
     COUNT(admitted, 1);
-    if (shmb_limits(ring->runtime) & SHMB_QUEUE)
+    if (shmb_read_limits(ring->runtime) & SHMB_QUEUE)
         take_once(ring, &call, count);
     else if (random_below(8))
         learn_once(ring);
     else
-        expect(shmb_cancel(ring, &call, counted, 0), "cancel");
+        expect(shmb_cancel_draw(ring, &call, counted, 0), "cancel");
 }
 
 void read_once(struct shmb_ring *ring) {
@@ -157,11 +157,11 @@ void read_once(struct shmb_ring *ring) {
 /* Everything of one moment: rounds without the lock, and a last one with it. */
 static void copy_rows_of_a_moment(struct shmb_ring *ring, int64_t *tickets, uint64_t *sources, double *raw) {
     struct shmb_call call = a_call();
-    struct shmb_moment moment;
+    struct shmb_snapshot_counters moment;
     struct place place;
     place_make(&place, ring, ring->elements, 0);
     for (int round = 0; round < 2; round++) shmb_copy_slots(ring, 0, ring->capacity, place.leaves, tickets);
-    expect(shmb_copy_moment(ring, &call, place.leaves, tickets, sources, raw, &moment), "copy_moment");
+    expect(shmb_finish_snapshot(ring, &call, place.leaves, tickets, sources, raw, &moment), "finish_snapshot");
     for (uint64_t slot = 0; slot < ring->capacity; slot++)
         for (uint64_t lane = 0; tickets[slot] >= 0 && lane < ring->lanes; lane++)
             check_row(ring, &place, slot * ring->lanes + lane, lane, tickets[slot], "copy");
@@ -170,14 +170,14 @@ static void copy_rows_of_a_moment(struct shmb_ring *ring, int64_t *tickets, uint
 
 static void copy_records_of_a_moment(struct shmb_ring *ring, int64_t *tickets, uint64_t *sources, double *raw) {
     struct shmb_call call = a_call();
-    struct shmb_moment moment;
+    struct shmb_snapshot_counters moment;
     uint64_t span[3], room = ring->max_bytes;
     unsigned char *bytes = malloc(room);
     struct shmb_extent *extents = malloc(ring->capacity * sizeof *extents);
     if (!bytes || !extents) fail("malloc");
-    expect(shmb_span(ring, &call, span), "span");
+    expect(shmb_read_span(ring, &call, span), "span");
     if (span[0] > span[1] || span[1] > span[2] || span[2] - span[0] > ring->max_bytes) fail("span: not in order");
-    expect(shmb_records_moment(ring, &call, 0, bytes, room, tickets, extents, sources, raw, &moment), "records_moment");
+    expect(shmb_finish_records_snapshot(ring, &call, 0, bytes, room, tickets, extents, sources, raw, &moment), "records_moment");
     for (uint64_t slot = 0; slot < ring->capacity; slot++) {
         if (tickets[slot] < 0) continue;
         if (extents[slot].position < moment.byte_tail || extents[slot].position + extents[slot].bytes > moment.byte_head)
@@ -260,7 +260,7 @@ static void check_flow(struct shmb_ring *ring) {
     }
     if (pending != atomic_load(&ring->runtime->pending)) fail("pending is %llu", (unsigned long long)ring->runtime->pending);
     if (limited != atomic_load(&ring->runtime->limited)) fail("limited is %u", ring->runtime->limited);
-    if (shmb_wrong_reserved(ring)) fail("reserved is %llu", (unsigned long long)ring->runtime->reserved);
+    if (shmb_count_reservation_faults(ring)) fail("reserved is %llu", (unsigned long long)ring->runtime->reserved);
 }
 
 void check_flow_once(struct shmb_ring *ring) {
@@ -287,5 +287,5 @@ void look_after_once(struct shmb_ring *ring) {
         restore_once(ring, &call);
     if (random_below(4) == 0) raise_once(ring, &call);
     if (world.options.limited && random_below(8) == 0) limit_once(ring, &call);
-    expect(shmb_give_up_turn(ring, &call), "give_up_turn");
+    expect(shmb_cancel_turn(ring, &call), "give_up_turn");
 }

@@ -10,12 +10,12 @@
 #define HANDS 3 /* batches that a thread has at most */
 
 struct taken {
-    struct shmb_of_consumer whose;
+    struct shmb_consumer_id whose;
     uint64_t lease, count;
     int64_t slots[BATCH], tickets[BATCH];
 };
 
-static struct shmb_of_consumer consumers[STAY];
+static struct shmb_consumer_id consumers[STAY];
 static _Atomic unsigned char asked[STAY][MOST_TICKETS], done[STAY][MOST_TICKETS];
 static _Thread_local struct taken hands[HANDS];
 
@@ -24,14 +24,14 @@ static uint64_t open_one(struct shmb_ring *ring, uint32_t which, const char *nam
     unsigned char padded[SHMB_CONSUMER_NAME] = {0};
     uint64_t number = 0;
     memcpy(padded, name, strlen(name));
-    const struct shmb_wanted_consumer wanted = {padded, 1, which < STAY, false, 1000};
+    const struct shmb_consumer_options wanted = {padded, 1, which < STAY, false, 1000};
     expect(shmb_open_consumer(ring, &call, which, &wanted, &number), "open_consumer");
     return number;
 }
 
 void consumers_open(struct shmb_ring *ring) {
     for (uint32_t which = 0; which < STAY; which++)
-        consumers[which] = (struct shmb_of_consumer){which, open_one(ring, which, which ? "second" : "first")};
+        consumers[which] = (struct shmb_consumer_id){which, open_one(ring, which, which ? "second" : "first")};
 }
 
 static _Atomic unsigned char *of(_Atomic unsigned char (*marks)[MOST_TICKETS], const struct taken *taken, uint64_t i) {
@@ -64,7 +64,7 @@ static void deliver_one(struct shmb_ring *ring, struct taken *taken) {
     int status = shmb_deliver(ring, &call, taken->whose, wanted, random_below(2) ? wanted : 1, ns, taken->slots, taken->tickets,
                               &taken->lease, &taken->count);
     if (status == SHMB_LIMITED) {
-        expect(shmb_give_up_waiting(ring, &call, SHMB_FOR_INSERTS), "give_up_waiting");
+        expect(shmb_stop_waiting(ring, &call, SHMB_FOR_INSERTS), "give_up_waiting");
         taken->count = 0;
         return;
     }
@@ -152,7 +152,7 @@ void consume_the_rest(struct shmb_ring *ring) {
                 if (atomic_load(of(done, &taken, i))) fail("ticket %lld is given again", (long long)taken.tickets[i]);
             acknowledge_all(ring, &taken, taken.count);
         }
-        expect(shmb_give_up_waiting(ring, &call, SHMB_FOR_INSERTS), "give_up_waiting");
+        expect(shmb_stop_waiting(ring, &call, SHMB_FOR_INSERTS), "give_up_waiting");
         for (uint64_t ticket = 0; ticket < MOST_TICKETS; ticket++)
             if (atomic_load(&world.committed[ticket]) && !atomic_load(&asked[which][ticket]))
                 fail("ticket %llu was given to nobody", (unsigned long long)ticket);

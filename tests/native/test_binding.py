@@ -82,14 +82,15 @@ def test_a_wrong_argument_is_refused_in_any_position(ring: Any, kind: str, metho
     right = [nowhere if name in ADDRESSES else 0 for name in parameters(method)]
     call = getattr(ring, method)
     for at, name in enumerate(parameters(method)):
-        if name.endswith(" given"):  # any object may be
+        if method == "update_arrays" and name != "timeout_ns":  # any object is accepted
             assert call(*right[:at], SPOILT, *right[at + 1 :]) is None
             continue
         with pytest.raises(TypeError) as refused:
             call(*right[:at], SPOILT, *right[at + 1 :])
         assert "were given" not in str(refused.value)
     for arguments in (right[:-1], [*right, 0]):
-        with pytest.raises(TypeError, match=f"{len(right)} arguments, {len(arguments)} were given"):
+        message = f"{len(right)} arguments, but {len(arguments)} were given"
+        with pytest.raises(TypeError, match=message):
             call(*arguments)
 
 

@@ -20,8 +20,8 @@ class Tensors:
 
 def test_a_class_of_tensors_has_the_functions_of_dlpack() -> None:
     for wrong in (Tensors, SPOILT):
-        with pytest.raises(TypeError, match="no class of tensors"):
-            _core.know_tensors(wrong)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="is not a tensor class with"):
+            _core.register_tensors(wrong)  # type: ignore[arg-type]
 
 
 def test_an_intake_without_a_class_of_tensors_says_the_slots_in_bytes() -> None:
@@ -54,7 +54,7 @@ def test_an_intake_without_a_class_of_tensors_says_the_slots_in_bytes() -> None:
 
 def test_the_parts_of_an_intake_may_be_wrong_each() -> None:
     torch = pytest.importorskip("torch")
-    _core.know_tensors(torch.Tensor)
+    _core.register_tensors(torch.Tensor)
     with Engine.anonymous(settings("rows")) as engine:
         ring = engine.define(schema("rows"))
         native = ring.seat.native

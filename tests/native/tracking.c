@@ -12,13 +12,13 @@ static unsigned char told[MAX_CAPACITY];
 /* What is told agrees with what was told before, whatever others write meanwhile. */
 void track_once(struct shmb_ring *ring) {
     bool restarted;
-    if (follower.held == NULL && !shmb_follower_make(&follower, ring)) fail("no memory for a follower");
+    if (follower.reported == NULL && !shmb_follower_make(&follower, ring)) fail("no memory for a follower");
     follower.ring = ring;
     if (random_below(50) == 0) shmb_follower_forget(&follower);
     if (!shmb_follower_poll(&follower, &restarted)) return;
     if (restarted) memset(told, 0, sizeof told);
-    for (uint64_t i = 0; i < follower.gone.count; i++) {
-        struct shmb_pair run = follower.gone.at[follower.gone.begin + i];
+    for (uint64_t i = 0; i < follower.removed.count; i++) {
+        struct shmb_pair run = follower.removed.at[follower.removed.begin + i];
         for (uint64_t slot = run.first; slot < run.first + run.second; slot++) {
             if (!told[slot]) fail("slot %llu is gone, and was not there", (unsigned long long)slot);
             told[slot] = 0;
@@ -41,12 +41,12 @@ void track_once(struct shmb_ring *ring) {
 
 /* Nobody writes any more: what was told is what is there. */
 void track_to_the_end(struct shmb_ring *ring) {
-    if (follower.held == NULL) return;
+    if (follower.reported == NULL) return;
     follower.ring = ring;
     for (int i = 0; i < 2; i++) track_once(ring);
     for (uint64_t slot = 0; slot < ring->capacity; slot++) {
-        bool held = SHMB_STATE(atomic_load(&ring->words[slot])) == SHMB_COMMITTED;
-        if (held != told[slot]) fail("slot %llu: held %d, told %d", (unsigned long long)slot, held, told[slot]);
+        bool reported = SHMB_STATE(atomic_load(&ring->words[slot])) == SHMB_COMMITTED;
+        if (reported != told[slot]) fail("slot %llu: reported %d, told %d", (unsigned long long)slot, reported, told[slot]);
     }
     shmb_follower_free(&follower);
 }

@@ -125,13 +125,13 @@ static unsigned char *byte_ring(uint64_t bytes) {
 
 void world_begin(const struct options *options) {
     world.options = *options;
-    shmb_life_begin();
+    shmb_init_process_token();
     unsigned char *control = shared_bytes(-1, SHMB_CONTROL_BYTES);
     world.runtime = (struct shmb_runtime *)(control + SHMB_RUNTIME_OFFSET);
     world.entries = (struct shmb_entry *)(control + SHMB_REGISTRY_OFFSET);
-    shmb_sections_of(options->capacity, options->lanes, options->record_bytes > 0, 0, &world.sections);
+    shmb_compute_sections(options->capacity, options->lanes, options->record_bytes > 0, 0, &world.sections);
     world.slots = shared_bytes(-1, world.sections.bytes);
-    shmb_parts_of(options->capacity, &world.parts);
+    shmb_compute_parts(options->capacity, &world.parts);
     uint64_t ledger = options->consumed ? world.parts.bytes : world.parts.consumers;
     world.ledger = shared_bytes(-1, ledger);
     atomic_store(&((struct shmb_ledger *)world.ledger)->bytes, ledger);
@@ -186,7 +186,7 @@ void handle_open(struct shmb_ring *ring) {
     if (world.bytes) ring->extents = (struct shmb_extent *)(world.slots + world.sections.extents);
     ring->checksum = true;
     ring->salt = 7;
-    ring->life = shmb_life();
+    ring->process_token = shmb_process_token();
     shmb_tree_map(&ring->tree, &world.sections, world.slots);
     shmb_gate_init(&ring->gate);
 }

@@ -34,7 +34,7 @@ struct world {
     struct shmb_runtime *runtime;
     struct shmb_entry *entries;
     unsigned char *slots, *bytes, *ledger;
-    struct shmb_parts parts;
+    struct shmb_ledger_parts parts;
     struct shmb_leaf leaves[LEAVES];
     struct shmb_sections sections;
     pthread_mutex_t init_lock;

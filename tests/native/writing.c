@@ -104,7 +104,7 @@ static bool reserve(struct shmb_ring *ring, struct shmb_call *call, uint64_t cou
         if (status == SHMB_OK) break;
         if (status != SHMB_LIMITED) expect(status, "reserve");
         COUNT(limited, 1);
-        if (waited == 4) expect(shmb_give_up_waiting(ring, call, SHMB_FOR_SAMPLES), "give_up_waiting");
+        if (waited == 4) expect(shmb_stop_waiting(ring, call, SHMB_FOR_SAMPLES), "give_up_waiting");
         if (waited == 4) return false;
         shmb_wait_progress(ring, shmb_refusal.blocker.progress, 1000 * 1000);
     }
@@ -112,16 +112,16 @@ static bool reserve(struct shmb_ring *ring, struct shmb_call *call, uint64_t cou
     static _Thread_local uint64_t versions[ROWS];
     static _Thread_local unsigned char young[ROWS];
     for (uint64_t i = 0; i < ROWS; i++) versions[i] = atomic_load(&ring->runtime->consumer_version);
-    shmb_hold = (struct shmb_hold){ring, place, id, random_below(2) ? NULL : versions, young, count};
+    shmb_selected_reservation = (struct shmb_selected_reservation){ring, place, id, random_below(2) ? NULL : versions, young, count};
     return true;
 }
 
 /* What was not committed. It may have expired. */
 static void give_back(struct shmb_ring *ring, struct shmb_call *call) {
-    struct shmb_hold hold = shmb_hold;
-    shmb_hold.ring = NULL;
+    struct shmb_selected_reservation hold = shmb_selected_reservation;
+    shmb_selected_reservation.ring = NULL;
     if (hold.ring == NULL) return;
-    int status = shmb_give_back(ring, call, hold.place, hold.id);
+    int status = shmb_cancel_reservation(ring, call, hold.place, hold.id);
     if (status != SHMB_NO_RESERVATION) expect(status, "give_back");
     COUNT(given_back, 1);
 }
@@ -146,7 +146,7 @@ static uint64_t claim(struct shmb_ring *ring, struct shmb_call *call, enum shmb_
         if (status == SHMB_OK && kind == SHMB_RING_WRITE) require_streams(ring, streams, count);
         if (status == SHMB_OK) return taken;
         if (status == SHMB_IN_QUEUE && world.options.limited) return 0;
-        if (status == SHMB_NO_RESERVATION && shmb_hold.ring) return 0; /* its time is over */
+        if (status == SHMB_NO_RESERVATION && shmb_selected_reservation.ring) return 0; /* its time is over */
         if (status == SHMB_TOO_OLD) COUNT(refused, 1);
         if (status == SHMB_TOO_OLD) return 0;
         if (status == SHMB_LIMITED && waited < 4) {
@@ -155,7 +155,7 @@ static uint64_t claim(struct shmb_ring *ring, struct shmb_call *call, enum shmb_
             continue;
         }
         if (status == SHMB_LIMITED) {
-            expect(shmb_give_up_waiting(ring, call, SHMB_FOR_SAMPLES), "give_up_waiting");
+            expect(shmb_stop_waiting(ring, call, SHMB_FOR_SAMPLES), "give_up_waiting");
             return 0;
         }
         if (status != SHMB_BLOCKED) expect(status, "claim");
@@ -183,9 +183,9 @@ void write_once(struct shmb_ring *ring) {
     if (world.options.once && atomic_load(&ring->runtime->head) + 16 * ROWS > ring->capacity) return;
     bool given = random_below(3) == 0 && kind != SHMB_IN_PLACE && !world.options.once;
     if (ring->bytes) lay_out(&records, count);
-    if (ring->bytes) expect(shmb_batch_in_order(ring, &records.batch, records.bytes), "batch");
+    if (ring->bytes) expect(shmb_check_batch(ring, &records.batch, records.bytes), "batch");
     for (uint64_t i = 0; i < count * ring->lanes; i++) priorities[i] = (double)(1 + random_below(100)) / 10;
-    if (given) expect(shmb_priorities_in_order(ring, priorities, count * ring->lanes), "priorities");
+    if (given) expect(shmb_check_priorities(ring, priorities, count * ring->lanes), "priorities");
     bool reserves = kind == SHMB_RING_WRITE && count <= ring->capacity && random_below(4) == 0;
     uint64_t room = ring->bytes && random_below(2) ? (records.bytes + 7) & ~(uint64_t)7 : 0;
     if (reserves && !reserve(ring, &call, count, room)) return;

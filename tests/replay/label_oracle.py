@@ -38,7 +38,7 @@ def listed(table: Any) -> Listed:
         weights = np.zeros(len(labels))
         weights[at] = 1.0
         elements = np.empty(int(counts[at]) + 1, np.int64)
-        count = table.freshest(weights.ctypes.data, len(elements), elements.ctypes.data)
+        count = table.list_freshest(weights.ctypes.data, len(elements), elements.ctypes.data)
         assert count == counts[at]
         found[label] = elements[:count][::-1].tolist()
     return found

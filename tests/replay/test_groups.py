@@ -127,7 +127,7 @@ def whole_in(sampler: PromptGroupSampler, storage: Any) -> list[list[int]] | Non
         table = sampler._index.table
         numbers = np.arange(table.marked)
         members = np.empty((len(numbers), SIZE), np.int64)
-        table.members(numbers.ctypes.data, len(numbers), SIZE, members.ctypes.data)
+        table.read_members(numbers.ctypes.data, len(numbers), SIZE, members.ctypes.data)
         return members.tolist()  # type: ignore[no-any-return]
 
 

@@ -19,6 +19,6 @@ struct shmb_check {
     uint64_t orphans;      /* WRITING slots that no claim covers */
 };
 
-int shmb_check(struct shmb_ring *ring, struct shmb_call *call, bool alive, uint64_t slots, struct shmb_check *found);
+int shmb_check(struct shmb_ring *ring, struct shmb_call *call, bool alive, uint64_t slots, struct shmb_check *faults);
 
 #endif

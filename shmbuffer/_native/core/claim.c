@@ -27,21 +27,21 @@ static inline bool is_marked(const struct shmb_ring *ring, uint64_t slot) {
 }
 
 /* Describes the claim, for a buffer that stores observations once. */
-struct wanted {
+struct claim_plan {
     const struct shmb_rows *rows; /* NULL: a write to named slots */
     uint64_t count;
     const uint32_t *streams;
     bool keeps;
 };
 
-static bool is_planned(struct shmb_ring *ring, const struct wanted *wanted) {
+static bool is_planned(struct shmb_ring *ring, const struct claim_plan *wanted) {
     if (ring->plan == NULL || wanted == NULL) return true;
     if (wanted->rows == NULL) return shmb_plan_slots(ring, wanted->count, wanted->keeps);
     return shmb_plan_rows(ring, wanted->rows, wanted->count, wanted->streams);
 }
 
 /* A claim that is still open was never committed, or its commit was reported as failed. It is aborted first. */
-static int begin_claim(struct shmb_ring *ring, struct shmb_call *call, uint64_t rows, const struct wanted *wanted) {
+static int begin_claim(struct shmb_ring *ring, struct shmb_call *call, uint64_t rows, const struct claim_plan *wanted) {
     int status = shmb_gate_enter(ring, call, SHMB_FOR_EVER);
     if (status != SHMB_OK) return status;
     bool has_room = is_planned(ring, wanted) && (ring->claimed || make_room(ring, rows));
@@ -82,11 +82,11 @@ static int end_as_damaged(struct shmb_ring *ring) {
 
 /* Stores sources and default priorities in slots that say WRITING. NAN stands for the default. `streams` has one
  * entry per row; NULL: stream 0. */
-static inline __attribute__((always_inline)) void note_run(struct shmb_ring *ring, struct shmb_claimed claimed, struct shmb_slot_run run,
+static inline __attribute__((always_inline)) void store_run(struct shmb_ring *ring, struct shmb_claimed claimed, struct shmb_slot_run run,
                                                            const uint32_t *streams) {
     uint64_t *sources = ring->sources + run.slot;
     double *raw = ring->raw + run.slot * claimed.lanes, unknown = NAN;
-    /* 0: shmb_note_nexts has stored the sources */
+    /* 0: shmb_store_nexts has stored the sources */
     const uint64_t rows = ring->plan && claimed.slots == NULL ? 0 : run.rows, elements = run.rows * claimed.lanes;
 #pragma GCC unroll 4
     for (uint64_t row = 0; row < rows; row++) {
@@ -103,17 +103,17 @@ static inline __attribute__((always_inline)) void note_run(struct shmb_ring *rin
 
 /* W9 of a ring write, without a lock. Source and priority of a slot belong to the writer until its word says
  * COMMITTED. */
-static inline __attribute__((always_inline)) void note_rows(struct shmb_ring *ring, struct shmb_claimed claimed, const uint32_t *streams) {
+static inline __attribute__((always_inline)) void store_rows(struct shmb_ring *ring, struct shmb_claimed claimed, const uint32_t *streams) {
     for (uint64_t row = 0; row < claimed.rows;) {
         const struct shmb_slot_run run = shmb_run_from(&claimed, row, claimed.rows);
-        note_run(ring, claimed, run, streams ? streams + row : NULL);
+        store_run(ring, claimed, run, streams ? streams + row : NULL);
         row += run.rows;
     }
 }
 
 struct marked {
-    uint64_t taken, gone; /* taken: slots; gone: items that were in them */
-    bool unmassed;        /* some of those items had a mass */
+    uint64_t claimed_slots, removed_items; /* taken: slots; gone: items that were in them */
+    bool had_masses;        /* some of those items had a mass */
 };
 
 static inline __attribute__((always_inline)) void mark_run(struct shmb_ring *ring, struct shmb_claimed claimed, struct shmb_slot_run run,
@@ -127,17 +127,17 @@ static inline __attribute__((always_inline)) void mark_run(struct shmb_ring *rin
         if (claimed.slots && old == writing) return; /* the slot was named twice: the last row wins */
         atomic_store_explicit(&words[row], writing, memory_order_release);
         CP_ROW(claimed.armed, write_mark);
-        marked->gone += committed;
-        if (claimed.slots && !(in_place && committed)) note_run(ring, claimed, run, NULL); /* the run has one row */
+        marked->removed_items += committed;
+        if (claimed.slots && !(in_place && committed)) store_run(ring, claimed, run, NULL); /* the run has one row */
         for (uint64_t e = row * claimed.lanes, end = e + claimed.lanes; e < end; e++) {
             if (prioritized && mass[e] != 0) {
                 mass[e] = 0;
-                marked->unmassed = true;
-                CP_ROW(claimed.armed, write_unmassed);
+                marked->had_masses = true;
+                CP_ROW(claimed.armed, write_mass);
             }
         }
     }
-    marked->taken += run.rows;
+    marked->claimed_slots += run.rows;
 }
 
 static inline __attribute__((always_inline)) struct marked mark_rows(struct shmb_ring *ring, struct shmb_claimed claimed,
@@ -160,8 +160,8 @@ static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count, u
     ring->claim_first = first;
     ring->claim_slot = first % ring->capacity;
     ring->claim_count = count;
-    if (ring->claim_held) shmb_claim_credit(ring, ring->claim_held);
-    if (elements) shmb_promise(ring, elements);
+    if (ring->claim_reservation) shmb_claim_reservation(ring, ring->claim_reservation);
+    if (elements) shmb_begin_pending(ring, elements);
     me->kind = ring->claim_kind;
     CP(write_kind);
     atomic_store_explicit(&me->first, first, memory_order_release);
@@ -172,17 +172,17 @@ static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count, u
     CP(write_marking);
     atomic_store_explicit(&runtime->head, first + count, memory_order_release);
     CP(write_head);
-    uint32_t next = shmb_give_back_turn(ring);
+    uint32_t next = shmb_return_turn(ring);
     ring->claim_checked = false;
     const struct shmb_claimed claimed = shmb_claimed(ring);
     const struct marked marked = SHMB_FOR_CLAIMED(claimed, mark_rows(ring, claimed, prioritized));
-    ring->claim_slots_taken = marked.taken;
-    if (ring->plan) shmb_note_nexts(ring);
+    ring->claim_slot_count = marked.claimed_slots;
+    if (ring->plan) shmb_store_nexts(ring);
     uint64_t length = atomic_load_explicit(&runtime->length, memory_order_relaxed);
-    atomic_store_explicit(&runtime->length, length - marked.gone, memory_order_relaxed); /* a repair counts again */
+    atomic_store_explicit(&runtime->length, length - marked.removed_items, memory_order_relaxed); /* a repair counts again */
     CP(write_length);
     if (ring->bytes) shmb_claim_bytes(ring);
-    if (marked.unmassed) shmb_claim_parents(ring);
+    if (marked.had_masses) shmb_claim_parents(ring);
     CP(write_claim_parents);
     atomic_store_explicit(&me->phase, SHMB_PAYLOAD, memory_order_release);
     CP(write_payload);
@@ -190,19 +190,19 @@ static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count, u
     atomic_thread_fence(SYNC_SLOT_CLAIM_RELEASE); /* the words say WRITING before any byte of the payload changes */
     ring->claimed = true;
     CP(write_claimed);
-    shmb_wake_in_turn(ring, next);
-    if (claimed.slots == NULL) SHMB_FOR_CLAIMED(claimed, note_rows(ring, claimed, streams));
+    shmb_wake_turn(ring, next);
+    if (claimed.slots == NULL) SHMB_FOR_CLAIMED(claimed, store_rows(ring, claimed, streams));
 }
 
 /* Decides whether the prepared claim may be opened: it must be within the limits, or use a reservation, and then its
  * items must not be too old at their places. */
 static int admit(struct shmb_ring *ring, uint64_t rows, uint64_t elements) {
-    const struct shmb_request request = {.rows = rows, .elements = elements, .bytes = ring->bytes ? ring->claim_bytes : 0, .held = ring->claim_held};
+    const struct shmb_request request = {.rows = rows, .elements = elements, .bytes = ring->bytes ? ring->claim_bytes : 0, .reservation = ring->claim_reservation};
     ring->claim_passes = false;
-    if (__builtin_expect(ring->claim_held != NULL, 0)) {
+    if (__builtin_expect(ring->claim_reservation != NULL, 0)) {
         ring->claim_place = atomic_load_explicit(&ring->runtime->write_count, memory_order_relaxed) +
                             atomic_load_explicit(&ring->runtime->pending, memory_order_relaxed);
-        if (!shmb_are_young(ring)) return SHMB_TOO_OLD;
+        if (!shmb_is_claim_fresh(ring)) return SHMB_TOO_OLD;
     }
     return shmb_is_limited(ring) || shmb_is_consumed(ring) ? shmb_admit_insert(ring, &request, &ring->claim_passes) : SHMB_OK;
 }
@@ -215,28 +215,28 @@ static bool is_blocked(struct shmb_ring *ring, uint64_t slot, uint64_t rows) {
 
 /* Returns the turn, so that other writers do not wait behind one that waits for the other side. */
 static int end_limited(struct shmb_ring *ring, int status) {
-    uint32_t next = shmb_give_back_turn(ring);
+    uint32_t next = shmb_return_turn(ring);
     status = end_without_claim(ring, status);
-    shmb_wake_in_turn(ring, next);
+    shmb_wake_turn(ring, next);
     return status;
 }
 
 /* If there are too few own rows, the write waits while other clients are writing, because they may release some. */
 static int end_without_wholes(struct shmb_ring *ring, int status) {
-    bool waits = status == SHMB_NO_WHOLES && shmb_others_are_writing(ring);
+    bool waits = status == SHMB_NO_OWN_ROWS && shmb_others_are_writing(ring);
     return end_without_claim(ring, waits ? SHMB_BLOCKED : status);
 }
 
 static int claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, const struct shmb_batch *batch,
                       const struct shmb_rows *payload, const uint32_t *streams, uint64_t *first) {
     uint64_t rows = count < ring->capacity ? count : ring->capacity;
-    const struct wanted wanted = {payload, count, streams, false};
+    const struct claim_plan wanted = {payload, count, streams, false};
     int status = begin_claim(ring, call, rows, &wanted);
     if (status != SHMB_OK) return status;
     uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
     uint64_t ticket = head + (count - rows); /* of a batch larger than the ring only the last items are kept */
     if (!has_tickets(head, count)) return end_without_claim(ring, SHMB_NO_TICKETS);
-    if (batch && !shmb_span_in_order(ring)) return end_as_damaged(ring);
+    if (batch && !shmb_is_valid_span(ring)) return end_as_damaged(ring);
     uint64_t slot = ticket % ring->capacity, left = ring->capacity - slot, before = rows < left ? rows : left;
     bool blocked = shmb_waits_behind_a_turn(ring) || is_blocked(ring, slot, before) || is_blocked(ring, 0, rows - before);
     ring->claim_kind = SHMB_RING_WRITE;
@@ -245,12 +245,12 @@ static int claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t c
     if (batch) ring->claim_batch = *batch;
     blocked = blocked || (batch && shmb_bytes_are_being_written(ring));
     if (blocked) return end_without_claim(ring, SHMB_BLOCKED);
-    status = shmb_check_hold(ring, count, batch ? ring->claim_bytes : 0);
+    status = shmb_check_reservation(ring, count, batch ? ring->claim_bytes : 0);
     if (status != SHMB_OK) return end_without_claim(ring, status);
     /* other claims must leave the reserved slots free */
-    const uint64_t end = slot + rows + (ring->claim_held ? 0 : shmb_reserved(ring));
+    const uint64_t end = slot + rows + (ring->claim_reservation ? 0 : shmb_read_reserved(ring));
     if (shmb_is_unallocated(ring, end)) return end_limited(ring, SHMB_UNALLOCATED);
-    if (ring->plan && (status = shmb_claim_wholes(ring, ticket)) != SHMB_OK) return end_without_wholes(ring, status);
+    if (ring->plan && (status = shmb_claim_own_rows(ring, ticket)) != SHMB_OK) return end_without_wholes(ring, status);
     ring->claim_written = count * ring->lanes;
     if ((status = admit(ring, count, ring->claim_written)) != SHMB_OK) return end_limited(ring, status);
     open_claim(ring, ticket, rows, ring->claim_written, streams ? streams + (count - rows) : NULL);
@@ -270,25 +270,25 @@ int shmb_claim_rows(struct shmb_ring *ring, struct shmb_call *call, uint64_t cou
     return claim_ring(ring, call, count, NULL, rows, streams, first);
 }
 
-/* If `tickets` is given, only slots that still hold the items of these tickets are claimed. kept[i] tells which, and
- * `taken` counts them. If there are none, no claim is open afterwards, and the gate is free. */
+/* If `tickets` is given, only slots that still hold the items of these tickets are claimed. accepted[i] tells which, and
+ * `claimed_slots` counts them. If there are none, no claim is open afterwards, and the gate is free. */
 int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64_t *slots, uint64_t count,
-                     int in_place, const int64_t *tickets, unsigned char *kept, const struct shmb_batch *batch,
-                     uint64_t *taken) {
-    *taken = 0;
-    const struct wanted wanted = {NULL, count, NULL, in_place == SHMB_KEEPS};
+                     int in_place, const int64_t *tickets, unsigned char *accepted, const struct shmb_batch *batch,
+                     uint64_t *claimed_slots) {
+    *claimed_slots = 0;
+    const struct claim_plan wanted = {NULL, count, NULL, in_place == SHMB_KEEPS_OBSERVATIONS};
     int status = begin_claim(ring, call, count, &wanted);
     if (status != SHMB_OK) return status;
     uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed), rows = 0, end = 0;
     if (!has_tickets(head, ring->capacity)) return end_without_claim(ring, SHMB_NO_TICKETS);
-    if (batch && !shmb_span_in_order(ring)) return end_as_damaged(ring);
+    if (batch && !shmb_is_valid_span(ring)) return end_as_damaged(ring);
     for (uint64_t i = 0; i < count; i++) {
         uint64_t word = atomic_load_explicit(&ring->words[slots[i]], memory_order_relaxed);
-        bool take = tickets == NULL || word == SHMB_WORD((uint64_t)tickets[i], SHMB_COMMITTED);
-        if (tickets) kept[i] = take;
-        if (take && (uint64_t)slots[i] >= end) end = (uint64_t)slots[i] + 1;
-        if (take && batch) ring->claim_from[rows] = (int64_t)i;
-        if (take) ring->claim_slots[rows++] = slots[i];
+        bool fits = tickets == NULL || word == SHMB_WORD((uint64_t)tickets[i], SHMB_COMMITTED);
+        if (tickets) accepted[i] = fits;
+        if (fits && (uint64_t)slots[i] >= end) end = (uint64_t)slots[i] + 1;
+        if (fits && batch) ring->claim_from[rows] = (int64_t)i;
+        if (fits) ring->claim_slots[rows++] = slots[i];
     }
     ring->claim_rows = rows;
     if (rows == 0 && tickets) return end_without_claim(ring, SHMB_OK);
@@ -298,25 +298,25 @@ int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64
     if (batch) ring->claim_batch = *batch;
     blocked = blocked || (batch && shmb_bytes_are_being_written(ring));
     if (blocked) return end_without_claim(ring, SHMB_BLOCKED);
-    status = shmb_check_hold(ring, rows, batch ? ring->claim_bytes : 0);
+    status = shmb_check_reservation(ring, rows, batch ? ring->claim_bytes : 0);
     if (status != SHMB_OK) return end_without_claim(ring, status);
     if (shmb_is_unallocated(ring, end)) return end_limited(ring, SHMB_UNALLOCATED);
-    if (in_place) ring->claim_held = NULL; /* a write in place adds no items */
+    if (in_place) ring->claim_reservation = NULL; /* a write in place adds no items */
     if (ring->plan && (status = shmb_unlink_slots(ring)) != SHMB_OK) return end_without_wholes(ring, status);
     ring->claim_written = in_place ? 0 : rows * ring->lanes;
     if ((status = admit(ring, 0, ring->claim_written)) != SHMB_OK) return end_limited(ring, status);
-    *taken = rows;
+    *claimed_slots = rows;
     open_claim(ring, head, ring->capacity, ring->claim_written, NULL);
-    ring->claim_written = in_place ? 0 : ring->claim_slots_taken * ring->lanes;
+    ring->claim_written = in_place ? 0 : ring->claim_slot_count * ring->lanes;
     return SHMB_OK;
 }
 
 /* If the head jumps, the order in which slots are overwritten changes. Links of an open claim could not be checked
  * then, so other claims must end first. */
-static bool has_to_wait(struct shmb_ring *ring) {
+static bool must_wait(struct shmb_ring *ring) {
     if (ring->plan == NULL) return false;
     if (shmb_others_are_writing(ring)) return true;
-    shmb_give_back_turn(ring);
+    shmb_return_turn(ring);
     return false;
 }
 
@@ -326,7 +326,7 @@ int shmb_empty(struct shmb_ring *ring, struct shmb_call *call, bool keep_write_c
     int status = begin_claim(ring, call, 0, NULL);
     if (status != SHMB_OK) return status;
     CP(empty_locked);
-    if (has_to_wait(ring)) return end_without_claim(ring, SHMB_BLOCKED);
+    if (must_wait(ring)) return end_without_claim(ring, SHMB_BLOCKED);
     uint64_t head = atomic_load_explicit(&runtime->head, memory_order_relaxed);
     uint64_t count = (ring->capacity - head % ring->capacity) % ring->capacity;
     if (!has_tickets(head, count)) return end_without_claim(ring, SHMB_NO_TICKETS);
@@ -351,7 +351,7 @@ int shmb_empty(struct shmb_ring *ring, struct shmb_call *call, bool keep_write_c
 }
 
 /* True if the head would pass items, which would become the newest ones. Otherwise their order stays the same. */
-static bool passes_items(const struct shmb_ring *ring, uint64_t head, uint64_t ticket) {
+static bool would_pass_items(const struct shmb_ring *ring, uint64_t head, uint64_t ticket) {
     for (uint64_t left = (ticket - head) % ring->capacity; left > 0; left--) {
         uint64_t word = atomic_load_explicit(&ring->words[(ticket - left) % ring->capacity], memory_order_relaxed);
         if (SHMB_STATE(word) == SHMB_COMMITTED) return true;
@@ -367,13 +367,13 @@ int shmb_restore(struct shmb_ring *ring, struct shmb_call *call, uint64_t wanted
     struct shmb_runtime *runtime = ring->runtime;
     int status = begin_claim(ring, call, 0, NULL);
     if (status != SHMB_OK) return status;
-    if (has_to_wait(ring)) return end_without_claim(ring, SHMB_BLOCKED);
+    if (must_wait(ring)) return end_without_claim(ring, SHMB_BLOCKED);
     uint64_t head = atomic_load_explicit(&runtime->head, memory_order_relaxed);
     uint64_t ticket = wanted < head ? shmb_ticket_in_lap(head, wanted % ring->capacity, ring->capacity) : wanted;
     if (!has_tickets(head, ticket - head)) return end_without_claim(ring, SHMB_NO_TICKETS);
-    if (shmb_limits(runtime) & SHMB_QUEUE) return end_without_claim(ring, SHMB_IN_QUEUE);
-    if (ring->plan && passes_items(ring, head, ticket) && shmb_mend_links(ring, ticket, false))
-        return end_without_claim(ring, SHMB_NO_WHOLES);
+    if (shmb_read_limits(runtime) & SHMB_QUEUE) return end_without_claim(ring, SHMB_IN_QUEUE);
+    if (ring->plan && would_pass_items(ring, head, ticket) && shmb_repair_links(ring, ticket, false))
+        return end_without_claim(ring, SHMB_NO_OWN_ROWS);
     atomic_store_explicit(&runtime->head, ticket, memory_order_release);
     CP(restore_head);
     atomic_store_explicit(&runtime->write_count, write_count, memory_order_release);

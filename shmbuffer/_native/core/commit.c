@@ -19,7 +19,7 @@ void shmb_claim_parents(struct shmb_ring *ring) {
     for (uint64_t row = 0; row < ring->claim_rows; row++)
         for (uint64_t lane = 0; lane < lanes; lane++)
             ring->touched[n++] = (uint64_t)ring->claim_slots[row] * lanes + lane;
-    shmb_tree_touched(&ring->tree, ring->touched, n);
+    shmb_tree_update(&ring->tree, ring->touched, n);
 }
 
 void shmb_abort_claim(struct shmb_ring *ring) {
@@ -33,23 +33,23 @@ void shmb_abort_claim(struct shmb_ring *ring) {
     }
     atomic_store_explicit(&me->phase, SHMB_IDLE, memory_order_release);
     CP(abort_idle);
-    shmb_settle(ring, me);
-    if (ring->claim_held) shmb_return_credit(ring, ring->claim_held);
-    atomic_fetch_add_explicit(&me->aborts, ring->claim_slots_taken * ring->lanes, memory_order_relaxed);
+    shmb_end_pending(ring, me);
+    if (ring->claim_reservation) shmb_reopen_reservation(ring, ring->claim_reservation);
+    atomic_fetch_add_explicit(&me->aborts, ring->claim_slot_count * ring->lanes, memory_order_relaxed);
     CP(count_added);
 }
 
 /* After a signal handler raised, the caller may never return to this claim, so the abort must not be interrupted. */
 static bool never_interrupted(struct shmb_call *call) { return false; }
 
-static int give_claim_back(struct shmb_ring *ring, struct shmb_call *call) {
+static int abort_interrupted_claim(struct shmb_ring *ring, struct shmb_call *call) {
     bool (*interrupted)(struct shmb_call *) = call->interrupted;
     call->interrupted = never_interrupted;
     int status = shmb_lock(ring, call);
     if (status == SHMB_OK) {
         shmb_abort_claim(ring);
         shmb_unlock(ring);
-        shmb_wake_behind(ring);
+        shmb_wake_after_claim(ring);
     }
     call->interrupted = interrupted;
     return status;
@@ -65,8 +65,8 @@ struct powers {
     _Atomic double greatest;
 };
 
-static void masses_of_rows(void *what, uint64_t first, uint64_t end) {
-    struct powers *powers = what;
+static void compute_row_masses(void *context, uint64_t first, uint64_t end) {
+    struct powers *powers = context;
     struct shmb_ring *ring = powers->ring;
     const struct shmb_claimed claimed = shmb_claimed(ring);
     double greatest = -1;
@@ -85,14 +85,14 @@ static void masses_of_rows(void *what, uint64_t first, uint64_t end) {
 }
 
 /* Masses are powers, which take some nanoseconds each. If the priorities differ, they are computed before locking. */
-static double masses_of_given(struct shmb_ring *ring) {
+static double compute_masses(struct shmb_ring *ring) {
     struct powers powers = {ring, -1};
-    shmb_divide(masses_of_rows, &powers, ring->claim_rows, ring->lanes * SHMB_POWER_BYTES);
+    shmb_divide(compute_row_masses, &powers, ring->claim_rows, ring->lanes * SHMB_POWER_BYTES);
     return powers.greatest;
 }
 
 /* False if a mass is too large. The priorities were valid when they were given, but alpha may have changed since. */
-static bool masses_in_order(const struct shmb_ring *ring) {
+static bool are_masses_valid(const struct shmb_ring *ring) {
     double largest = shmb_largest_mass(ring);
     uint64_t count = ring->claim_rows * ring->lanes, at = 0;
     if (shmb_greatest_bits(ring->masses, count) <= bits_of(largest)) return true;
@@ -139,18 +139,18 @@ static inline __attribute__((always_inline)) void commit_rows(struct shmb_ring *
     }
 }
 
-int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
+int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool has_priorities) {
     struct shmb_runtime *runtime = ring->runtime;
     struct shmb_entry *me = ring->me;
     const struct shmb_claimed claimed = shmb_claimed(ring);
     shmb_fill_checksums(ring);
-    bool mixed = given || ring->claim_kind == SHMB_IN_PLACE;
+    bool mixed = has_priorities || ring->claim_kind == SHMB_IN_PLACE;
     uint64_t version = atomic_load(&runtime->alpha_version);
-    double greatest = mixed ? masses_of_given(ring) : -1;
-    bool in_order = !mixed || masses_in_order(ring);
+    double greatest = mixed ? compute_masses(ring) : -1;
+    bool masses_valid = !mixed || are_masses_valid(ring);
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) { /* a claim that stays open is rolled back by the handle's next claim, or by a reaper */
-        if (status == SHMB_INTERRUPTED) give_claim_back(ring, call);
+        if (status == SHMB_INTERRUPTED) abort_interrupted_claim(ring, call);
         shmb_gate_leave(ring);
         return status;
     }
@@ -161,51 +161,51 @@ int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
         return SHMB_FENCED;
     }
     if (mixed && version != atomic_load_explicit(&runtime->alpha_version, memory_order_relaxed)) {
-        masses_of_given(ring);
-        in_order = masses_in_order(ring);
+        compute_masses(ring);
+        masses_valid = are_masses_valid(ring);
     }
     /* the items were young at the claim; a new version may have been published since */
-    bool too_old = __builtin_expect(ring->claim_held != NULL, 0) && !shmb_are_young(ring);
-    if (!in_order || too_old) {
+    bool too_old = __builtin_expect(ring->claim_reservation != NULL, 0) && !shmb_is_claim_fresh(ring);
+    if (!masses_valid || too_old) {
         shmb_abort_claim(ring);
         shmb_unlock(ring);
-        shmb_wake_behind(ring);
+        shmb_wake_after_claim(ring);
         shmb_gate_leave(ring);
-        return in_order ? SHMB_TOO_OLD : SHMB_BAD_PRIORITY;
+        return masses_valid ? SHMB_TOO_OLD : SHMB_BAD_PRIORITY;
     }
     bool prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0;
-    if (given && greatest > runtime->max_priority) runtime->max_priority = greatest;
+    if (has_priorities && greatest > runtime->max_priority) runtime->max_priority = greatest;
     CP(write_max_priority);
     double fallback = shmb_default_priority(runtime);
     /* a power; not needed if every item has a priority */
-    double fallback_mass = prioritized && !given ? shmb_mass(runtime, fallback) : 0;
+    double fallback_mass = prioritized && !has_priorities ? shmb_mass(runtime, fallback) : 0;
     uint64_t goal = atomic_load_explicit(&runtime->write_count, memory_order_relaxed) + ring->claim_written;
     atomic_store_explicit(&me->goal, goal, memory_order_release);
     CP(write_goal);
     bool limited = shmb_is_limited(ring);
-    if (limited) shmb_note_base(ring);
-    if (ring->plan) shmb_join_back(ring);
+    if (limited) shmb_prepare_base(ring);
+    if (ring->plan) shmb_store_back_links(ring);
     atomic_store_explicit(&me->phase, SHMB_COMMITTING, memory_order_release);
     CP(write_committing);
     const struct commitment with = {prioritized, mixed, fallback, fallback_mass};
     SHMB_FOR_CLAIMED(claimed, commit_rows(ring, claimed, with));
     uint64_t length = atomic_load_explicit(&runtime->length, memory_order_relaxed);
-    atomic_store_explicit(&runtime->length, length + ring->claim_slots_taken, memory_order_relaxed);
+    atomic_store_explicit(&runtime->length, length + ring->claim_slot_count, memory_order_relaxed);
     CP(write_lengthened);
-    if (ring->plan) shmb_join(ring);
+    if (ring->plan) shmb_store_links(ring);
     if (prioritized) shmb_claim_parents(ring);
     CP(write_commit_parents);
     atomic_store_explicit(&runtime->write_count, goal, memory_order_release);
     CP(write_count);
     if (limited) shmb_set_base(ring);
-    if (ring->claim_held) {
-        shmb_spend_credit(ring->claim_held);
-        shmb_hold.ring = NULL;
+    if (ring->claim_reservation) {
+        shmb_spend_reservation(ring->claim_reservation);
+        shmb_selected_reservation.ring = NULL;
     }
     atomic_store_explicit(&me->phase, SHMB_IDLE, memory_order_release);
     CP(write_idle);
-    shmb_settle(ring, me);
-    uint64_t elements = ring->claim_slots_taken * ring->lanes;
+    shmb_end_pending(ring, me);
+    uint64_t elements = ring->claim_slot_count * ring->lanes;
     if (shmb_bypass == SHMB_PASSES)
         atomic_fetch_add_explicit(&runtime->loaded, elements, memory_order_relaxed);
     else
@@ -213,7 +213,7 @@ int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
     CP(count_added);
     shmb_unlock(ring);
     CP(write_done);
-    shmb_wake_behind(ring);
+    shmb_wake_after_claim(ring);
     end_claim(ring);
     return SHMB_OK;
 }
@@ -224,9 +224,9 @@ int shmb_abort(struct shmb_ring *ring, struct shmb_call *call) {
         CP(abort_locked);
         shmb_abort_claim(ring);
         shmb_unlock(ring);
-        shmb_wake_behind(ring);
+        shmb_wake_after_claim(ring);
     } else if (status == SHMB_INTERRUPTED) {
-        give_claim_back(ring, call);
+        abort_interrupted_claim(ring, call);
     }
     shmb_gate_leave(ring);
     return status;

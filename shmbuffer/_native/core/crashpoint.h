@@ -16,7 +16,7 @@
     X(write_head, "write.head")                                                                              \
     X(write_mark, "write.mark")                                                                              \
     X(write_length, "write.length")                                                                          \
-    X(write_unmassed, "write.unmassed")                                                                      \
+    X(write_mass, "write.mass")                                                                      \
     X(write_evict_leaf, "write.evict_leaf")                                                                  \
     X(write_evict, "write.evict")                                                                            \
     X(write_evicted, "write.evicted")                                                                        \
@@ -34,15 +34,15 @@
     X(write_priority, "write.priority")                                                                      \
     X(write_checksum, "write.checksum")                                                                      \
     X(share_copied, "share.copied")                                                                          \
-    X(share_held, "share.held")                                                                              \
-    X(share_made, "share.made")                                                                              \
+    X(share_assigned, "share.assigned")                                                                              \
+    X(share_own_row, "share.own_row")                                                                              \
     X(share_holder, "share.holder")                                                                          \
     X(share_next, "share.next")                                                                              \
     X(share_source, "share.source")                                                                          \
     X(share_filled, "share.filled")                                                                          \
     X(share_back, "share.back")                                                                              \
     X(share_link, "share.link")                                                                              \
-    X(share_found, "share.found")                                                                            \
+    X(share_restored, "share.restored")                                                                            \
     X(share_dropped, "share.dropped")                                                                        \
     X(write_relocked, "write.relocked")                                                                      \
     X(write_max_priority, "write.max_priority")                                                              \
@@ -100,7 +100,7 @@
     X(reserve_returned, "reserve.returned")                                                                  \
     X(reserve_spent, "reserve.spent")                                                                        \
     X(reserve_ended, "reserve.ended")                                                                        \
-    X(reserve_mended, "reserve.mended")                                                                      \
+    X(reserve_repaired, "reserve.repaired")                                                                      \
     X(reserve_partial, "reserve.partial")                                                                    \
     X(reserve_forgotten, "reserve.forgotten")                                                                \
     X(reap_locked, "reap.locked")                                                                            \
@@ -127,7 +127,7 @@
     X(restore_head, "restore.head")                                                                          \
     X(restore_count, "restore.count")                                                                        \
     X(restore_max_priority, "restore.max_priority")                                                          \
-    X(copy_moment, "copy.moment")                                                                            \
+    X(copy_snapshot, "copy.snapshot")                                                                            \
     X(wait_turn, "wait.turn")                                                                                \
     X(wait_forfeit, "wait.forfeit")                                                                          \
     X(turn_numbered, "turn.numbered")                                                                        \
@@ -153,7 +153,7 @@
     X(consume_noted, "consume.noted")                                                                        \
     X(consume_lent, "consume.lent")                                                                          \
     X(consume_given, "consume.given")                                                                        \
-    X(consume_told, "consume.told")                                                                          \
+    X(consume_ticket, "consume.ticket")                                                                          \
     X(consume_acked, "consume.acked")                                                                        \
     X(consume_left, "consume.left")                                                                          \
     X(consume_freed, "consume.freed")                                                                        \
@@ -165,9 +165,9 @@
     X(consume_begun, "consume.begun")                                                                        \
     X(consume_counted, "consume.counted")                                                                    \
     X(consume_removed, "consume.removed")                                                                    \
-    X(consume_mended, "consume.mended")                                                                      \
+    X(consume_repaired, "consume.repaired")                                                                      \
     X(mutex_cleared, "mutex.cleared")                                                                        \
-    X(mutex_made, "mutex.made")                                                                              \
+    X(mutex_initialised, "mutex.initialised")                                                                              \
     X(mutex_locked, "mutex.locked")                                                                          \
     X(mutex_waiting, "mutex.waiting")                                                                        \
     X(mutex_unlocked, "mutex.unlocked")                                                                      \

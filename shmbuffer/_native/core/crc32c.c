@@ -103,20 +103,20 @@ WITH_INSTRUCTION static inline uint64_t eight_at(uint64_t crc, const unsigned ch
     return eight(crc, bytes);
 }
 
-WITH_INSTRUCTION static inline uint32_t in_a_row(uint64_t wide, const unsigned char *at, size_t bytes) {
+WITH_INSTRUCTION static inline uint32_t in_sequence(uint64_t wide, const unsigned char *at, size_t bytes) {
     for (; bytes >= 8; at += 8, bytes -= 8) wide = eight_at(wide, at);
     uint32_t crc = (uint32_t)wide;
     if (bytes >= 4) {
-        uint32_t some;
-        memcpy(&some, at, 4);
-        crc = four(crc, some);
+        uint32_t word;
+        memcpy(&word, at, 4);
+        crc = four(crc, word);
         at += 4, bytes -= 4;
     }
     while (bytes--) crc = one(crc, *at++);
     return crc;
 }
 
-WITH_INSTRUCTION static inline uint32_t in_three(uint32_t crc, const unsigned char *at, size_t piece, uint32_t zeros[4][256]) {
+WITH_INSTRUCTION static inline uint32_t in_three_pieces(uint32_t crc, const unsigned char *at, size_t piece, uint32_t zeros[4][256]) {
     uint64_t first = crc, second = 0, third = 0;
     for (size_t i = 0; i < piece; i += 8) {
         first = eight_at(first, at + i);
@@ -130,10 +130,10 @@ WITH_INSTRUCTION static uint32_t by_instruction(uint32_t crc, const void *data, 
     const unsigned char *at = data;
     crc = ~crc;
     for (; bytes >= 3 * LONG_PIECE; at += 3 * LONG_PIECE, bytes -= 3 * LONG_PIECE)
-        crc = in_three(crc, at, LONG_PIECE, skips_long);
+        crc = in_three_pieces(crc, at, LONG_PIECE, skips_long);
     for (; bytes >= 3 * SHORT_PIECE; at += 3 * SHORT_PIECE, bytes -= 3 * SHORT_PIECE)
-        crc = in_three(crc, at, SHORT_PIECE, skips_short);
-    return ~in_a_row(crc, at, bytes);
+        crc = in_three_pieces(crc, at, SHORT_PIECE, skips_short);
+    return ~in_sequence(crc, at, bytes);
 }
 
 /* Most leaves are a few numbers. If the compiler knows the size, a row takes only the instructions for its bytes. */
@@ -142,7 +142,7 @@ WITH_INSTRUCTION static void short_rows(uint32_t *crc, const unsigned char *firs
 #define ROWS_OF(n)                                                                                        \
     case n:                                                                                               \
         _Pragma("GCC unroll 4") for (size_t row = 0; row < rows; row++)                                   \
-            crc[row] = in_a_row(crc[row], first + row * (n), n);                                          \
+            crc[row] = in_sequence(crc[row], first + row * (n), n);                                          \
         break;
         ROWS_OF(1)
         ROWS_OF(2)
@@ -153,7 +153,7 @@ WITH_INSTRUCTION static void short_rows(uint32_t *crc, const unsigned char *firs
         ROWS_OF(32)
 #undef ROWS_OF
     default:
-        for (size_t row = 0; row < rows; row++) crc[row] = in_a_row(crc[row], first + row * bytes, bytes);
+        for (size_t row = 0; row < rows; row++) crc[row] = in_sequence(crc[row], first + row * bytes, bytes);
     }
 }
 
@@ -172,10 +172,10 @@ WITH_INSTRUCTION static void rows_by_instruction(uint32_t *crc, const unsigned c
             y = eight_at(y, c + i);
             z = eight_at(z, d + i);
         }
-        crc[row] = in_a_row(w, a + whole, bytes - whole);
-        crc[row + 1] = in_a_row(x, b + whole, bytes - whole);
-        crc[row + 2] = in_a_row(y, c + whole, bytes - whole);
-        crc[row + 3] = in_a_row(z, d + whole, bytes - whole);
+        crc[row] = in_sequence(w, a + whole, bytes - whole);
+        crc[row + 1] = in_sequence(x, b + whole, bytes - whole);
+        crc[row + 2] = in_sequence(y, c + whole, bytes - whole);
+        crc[row + 3] = in_sequence(z, d + whole, bytes - whole);
     }
     for (; row < rows; row++) crc[row] = ~by_instruction(~crc[row], first + row * bytes, bytes);
 }

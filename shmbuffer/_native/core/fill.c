@@ -5,8 +5,8 @@
 #include "core/crc32c.h"
 #include "core/pool.h"
 
-#define SIDE_BY_SIDE 32 /* rows whose checksums are computed at the same time */
-#define LOOKS 8 /* most attempts to read a next observation that moves; it moves at most twice while its item exists */
+#define PARALLEL_ROWS 32 /* rows whose checksums are computed at the same time */
+#define MAX_ATTEMPTS 8 /* most attempts to read a next observation that moves; it moves at most twice while its item exists */
 
 /* Starts checksums over salt, ticket and bytes of each row; complemented, see crc32c.h. */
 static void begin_checksums(const struct shmb_ring *ring, const uint64_t *tickets, uint64_t rows, uint32_t *crc) {
@@ -23,23 +23,23 @@ static void add_to_checksums(const struct shmb_ring *ring, unsigned leaf, uint64
 /* Leaves that are stored once come last. False: a next observation moved during the computation, so the result may
  * be wrong. */
 static bool add_nexts_to_checksums(const struct shmb_ring *ring, uint64_t slot, uint64_t rows, uint32_t *crc) {
-    uint64_t nexts[SIDE_BY_SIDE];
-    bool held = true;
-    for (uint64_t row = 0; row < rows; row++) nexts[row] = shmb_next_of(ring, slot + row);
-    for (unsigned which = 0; which < ring->n_once; which++)
+    uint64_t nexts[PARALLEL_ROWS];
+    bool stable = true;
+    for (uint64_t row = 0; row < rows; row++) nexts[row] = shmb_read_next(ring, slot + row);
+    for (unsigned which = 0; which < ring->n_shared; which++)
         for (uint64_t row = 0; row < rows; row++)
-            shmb_crc32c_rows(&crc[row], shmb_next_at(ring, which, slot + row, nexts[row]), 1, ring->once[which].bytes);
+            shmb_crc32c_rows(&crc[row], shmb_next_address(ring, which, slot + row, nexts[row]), 1, ring->shared[which].bytes);
     atomic_thread_fence(SYNC_SLOT_NEXT_ACQUIRE);
-    for (uint64_t row = 0; row < rows; row++) held = held && shmb_next_holds(ring, slot + row, nexts[row]);
-    return held;
+    for (uint64_t row = 0; row < rows; row++) stable = stable && shmb_link_still_holds(ring, slot + row, nexts[row]);
+    return stable;
 }
 
 static void checksums_of(const struct shmb_ring *ring, uint64_t slot, const uint64_t *tickets, uint64_t rows, uint32_t *crc) {
-    int looks = 0;
+    int attempts = 0;
     do {
         begin_checksums(ring, tickets, rows, crc);
         for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) add_to_checksums(ring, leaf, slot, rows, crc);
-    } while (ring->plan && !add_nexts_to_checksums(ring, slot, rows, crc) && ++looks < LOOKS);
+    } while (ring->plan && !add_nexts_to_checksums(ring, slot, rows, crc) && ++attempts < MAX_ATTEMPTS);
 }
 
 uint32_t shmb_row_checksum(const struct shmb_ring *ring, uint64_t slot, uint64_t ticket) {
@@ -48,7 +48,7 @@ uint32_t shmb_row_checksum(const struct shmb_ring *ring, uint64_t slot, uint64_t
     crc = ~crc;
     if (ring->bytes) {
         struct shmb_extent extent = ring->extents[slot];
-        if (!shmb_extent_in_order(ring, extent)) return ~ring->checksums[slot];
+        if (!shmb_is_valid_extent(ring, extent)) return ~ring->checksums[slot];
         crc = shmb_crc32c(crc, shmb_record_at(ring, extent.position), extent.bytes);
     }
     return crc;
@@ -59,7 +59,7 @@ uint32_t shmb_row_checksum(const struct shmb_ring *ring, uint64_t slot, uint64_t
 #define LONG_ROW 1024
 #define LARGE_LEAF (64u << 20)
 
-static bool is_moved_past_the_cache(const struct shmb_ring *ring, unsigned leaf) {
+static bool bypasses_cache(const struct shmb_ring *ring, unsigned leaf) {
     uint64_t bytes = ring->leaves[leaf].element_bytes * ring->lanes;
     return bytes >= LONG_ROW && bytes % SHMB_MOVED_LINE == 0 && bytes * ring->capacity >= LARGE_LEAF;
 }
@@ -81,8 +81,8 @@ struct filling {
 };
 
 /* W9 of a ring write with leaves of this kind: copies and computes checksums in one pass. */
-static void fill_and_check(void *what, uint64_t begin, uint64_t end) {
-    const struct filling *filling = what;
+static void fill_and_check(void *context, uint64_t begin, uint64_t end) {
+    const struct filling *filling = context;
     struct shmb_ring *ring = filling->ring;
     const unsigned char *const *sources = filling->sources;
     const struct shmb_claimed claimed = shmb_claimed(ring);
@@ -99,7 +99,7 @@ static void fill_and_check(void *what, uint64_t begin, uint64_t end) {
             const unsigned char *from = sources[leaf] + (skip_rows + first) * bytes;
             unsigned char *to = ring->leaves[leaf].base + slot * bytes;
             if (bytes == 0) continue;
-            if (rows == 4 && is_moved_past_the_cache(ring, leaf)) {
+            if (rows == 4 && bypasses_cache(ring, leaf)) {
                 shmb_crc32c_move(to, from, bytes, crc);
                 CP(write_copy);
             } else {
@@ -109,16 +109,16 @@ static void fill_and_check(void *what, uint64_t begin, uint64_t end) {
             }
         }
         if (ring->plan) shmb_fill_nexts(ring, sources, skip_rows, first, rows);
-        for (unsigned which = 0; which < ring->n_once; which++) {
-            const struct shmb_once *once = &ring->once[which];
-            shmb_crc32c_rows(crc, sources[once->leaf] + (skip_rows + first) * once->bytes, rows, once->bytes);
+        for (unsigned which = 0; which < ring->n_shared; which++) {
+            const struct shmb_shared_leaf *shared = &ring->shared[which];
+            shmb_crc32c_rows(crc, sources[shared->leaf] + (skip_rows + first) * shared->bytes, rows, shared->bytes);
         }
         store_checksums(ring, run, crc);
     }
 }
 
-static void fill_rows(void *what, uint64_t first, uint64_t end) {
-    const struct filling *filling = what;
+static void fill_rows(void *context, uint64_t first, uint64_t end) {
+    const struct filling *filling = context;
     const struct shmb_ring *ring = filling->ring;
     uint64_t slot = shmb_slot_of_row(ring, first), left = ring->capacity - slot, rows = end - first;
     uint64_t before = rows < left ? rows : left;
@@ -148,7 +148,7 @@ void shmb_fill(struct shmb_ring *ring, const unsigned char *const *sources, uint
     if (ring->claim_rows == 0) return;
     struct filling filling = {ring, sources, skip_rows};
     for (unsigned leaf = 0; ring->checksum && ring->claim_kind == SHMB_RING_WRITE && leaf < ring->n_leaves; leaf++)
-        if (is_moved_past_the_cache(ring, leaf)) {
+        if (bypasses_cache(ring, leaf)) {
             if (ring->plan) /* links of a row lead to earlier rows, so this is not divided */
                 fill_and_check(&filling, 0, ring->claim_rows);
             else
@@ -169,8 +169,8 @@ static inline __attribute__((always_inline)) void fill_priorities(struct shmb_ri
         const struct shmb_slot_run run = shmb_run_from(&claimed, row, claimed.rows);
         double *raw = ring->raw + run.slot * claimed.lanes;
         for (uint64_t e = 0; e < run.rows * claimed.lanes; e++) {
-            double given = *from++; /* a copy, because clang does not accept const double * here */
-            __atomic_store(&raw[e], &given, __ATOMIC_RELAXED); /* other end: masses_stay_finite */
+            double priority = *from++; /* a copy, because clang does not accept const double * here */
+            __atomic_store(&raw[e], &priority, __ATOMIC_RELAXED); /* other end: masses_stay_finite */
             CP_ROW(claimed.armed, write_priority);
         }
         row += run.rows;
@@ -182,16 +182,16 @@ void shmb_fill_priorities(struct shmb_ring *ring, const double *priorities, uint
     SHMB_FOR_CLAIMED(claimed, fill_priorities(ring, claimed, priorities + skip_rows * claimed.lanes));
 }
 
-static void fill_checksums(void *what, uint64_t begin, uint64_t end) {
-    const struct shmb_ring *ring = what;
-    bool alone = ring->bytes || ring->claim_kind != SHMB_RING_WRITE;
+static void fill_checksums(void *context, uint64_t begin, uint64_t end) {
+    const struct shmb_ring *ring = context;
+    bool single = ring->bytes || ring->claim_kind != SHMB_RING_WRITE;
     const struct shmb_claimed claimed = shmb_claimed(ring);
-    uint64_t tickets[SIDE_BY_SIDE], most = alone ? 1 : SIDE_BY_SIDE;
-    uint32_t crc[SIDE_BY_SIDE];
+    uint64_t tickets[PARALLEL_ROWS], max_rows = single ? 1 : PARALLEL_ROWS;
+    uint32_t crc[PARALLEL_ROWS];
     for (uint64_t row = begin; row < end;) {
-        const struct shmb_slot_run run = shmb_run_from(&claimed, row, end - row < most ? end : row + most);
+        const struct shmb_slot_run run = shmb_run_from(&claimed, row, end - row < max_rows ? end : row + max_rows);
         for (uint64_t i = 0; i < run.rows; i++) tickets[i] = run.ticket + i;
-        if (alone)
+        if (single)
             crc[0] = ~shmb_row_checksum(ring, run.slot, run.ticket);
         else
             checksums_of(ring, run.slot, tickets, run.rows, crc);
@@ -202,11 +202,11 @@ static void fill_checksums(void *what, uint64_t begin, uint64_t end) {
 
 /* Computes the checksums of the items in these slots, in a ring that no other process uses. */
 void shmb_seal(struct shmb_ring *ring, uint64_t first, uint64_t count) {
-    uint64_t tickets[SIDE_BY_SIDE], most = ring->bytes ? 1 : SIDE_BY_SIDE;
-    uint32_t crc[SIDE_BY_SIDE];
+    uint64_t tickets[PARALLEL_ROWS], max_rows = ring->bytes ? 1 : PARALLEL_ROWS;
+    uint32_t crc[PARALLEL_ROWS];
     for (uint64_t slot = first, end = first + count; slot < end;) {
         struct shmb_slot_run run = {.slot = slot, .rows = 0};
-        for (; run.rows < most && slot + run.rows < end; run.rows++) {
+        for (; run.rows < max_rows && slot + run.rows < end; run.rows++) {
             uint64_t word = atomic_load_explicit(&ring->words[slot + run.rows], memory_order_relaxed);
             if (SHMB_STATE(word) != SHMB_COMMITTED) break;
             tickets[run.rows] = SHMB_TICKET(word);

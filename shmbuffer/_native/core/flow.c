@@ -10,14 +10,14 @@
 /* The next claim or draw of this thread passes any ratio, and counts for neither side. */
 _Thread_local enum shmb_bypass shmb_bypass;
 
-static double ahead(const struct shmb_ring *ring, const struct shmb_limiter *limiter, uint64_t inserts, uint64_t samples) {
+static double compute_ahead(const struct shmb_ring *ring, const struct shmb_limiter *limiter, uint64_t inserts, uint64_t samples) {
     uint64_t inserted = atomic_load_explicit(&ring->runtime->write_count, memory_order_relaxed) + inserts - limiter->inserts_base;
     uint64_t drawn = atomic_load_explicit(&ring->runtime->drawn, memory_order_relaxed) + samples - limiter->samples_base;
     return (double)(int64_t)inserted * limiter->samples_per_insert - (double)(int64_t)drawn;
 }
 
 /* Under the mutex, so that a process that changes the awaited state afterwards sees the waiting client. */
-int shmb_wait_for(struct shmb_ring *ring, enum shmb_side side, uint64_t wanted, enum shmb_reason why) {
+int shmb_register_waiting(struct shmb_ring *ring, enum shmb_side side, uint64_t wanted, enum shmb_reason why) {
     struct shmb_entry *me = ring->me;
     uint32_t before = atomic_load_explicit(&me->waits_for, memory_order_relaxed);
     if (!(before & side)) {
@@ -42,16 +42,16 @@ int shmb_wait_for(struct shmb_ring *ring, enum shmb_side side, uint64_t wanted, 
     return SHMB_LIMITED;
 }
 
-int shmb_give_up_waiting(struct shmb_ring *ring, struct shmb_call *call, uint32_t sides) {
+int shmb_stop_waiting(struct shmb_ring *ring, struct shmb_call *call, uint32_t sides) {
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
-    shmb_wait_no_more(ring, ring->me, sides);
+    shmb_clear_waiting(ring, ring->me, sides);
     shmb_unlock(ring);
     return SHMB_OK;
 }
 
 /* The first place that must not be overwritten, because it is in the queue or is being copied from it. */
-static uint64_t needed_from(const struct shmb_ring *ring, struct shmb_limiter *limiter) {
+static uint64_t find_needed_place(const struct shmb_ring *ring, struct shmb_limiter *limiter) {
     uint64_t needed = shmb_queue_front(ring, limiter).element / ring->lanes;
     for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
         uint64_t reading = atomic_load_explicit(&ring->entries[i].reading, memory_order_relaxed);
@@ -63,26 +63,26 @@ static uint64_t needed_from(const struct shmb_ring *ring, struct shmb_limiter *l
 
 /* Samples wait until min_size elements are present, so inserts must not wait for samples before that, even if a
  * batch takes them too far ahead. A batch that never fits into the error buffer waits, and is refused. */
-static bool is_short(const struct shmb_ring *ring, const struct shmb_limiter *limiter, uint64_t open, uint64_t elements) {
-    uint64_t there = atomic_load_explicit(&ring->runtime->length, memory_order_relaxed) * ring->lanes;
-    return there + open < limiter->min_size &&
+static bool is_below_min_size(const struct shmb_ring *ring, const struct shmb_limiter *limiter, uint64_t open, uint64_t elements) {
+    uint64_t present = atomic_load_explicit(&ring->runtime->length, memory_order_relaxed) * ring->lanes;
+    return present + open < limiter->min_size &&
            (double)elements * limiter->samples_per_insert <= 2 * limiter->error_buffer + ROUNDING;
 }
 
 /* True if a queue has no space for so many rows, or for so many bytes of records. */
 static bool is_full(struct shmb_ring *ring, struct shmb_limiter *limiter, uint64_t rows, uint64_t bytes) {
     uint64_t end = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed) + rows;
-    uint64_t needed = needed_from(ring, limiter);
+    uint64_t needed = find_needed_place(ring, limiter);
     if (rows > ring->capacity || end > needed + ring->capacity) return true;
     return ring->bytes && shmb_evicts_from(ring, needed, ring->runtime->queue_since, bytes);
 }
 
 /* True if a writer would be further ahead than the learner's version may be behind. */
-static bool is_early(struct shmb_ring *ring, uint64_t open, uint64_t elements) {
-    if (!shmb_counts_versions(ring)) return false;
-    const struct shmb_ages *ages = shmb_ages_of(ring->runtime);
+static bool is_ahead_of_versions(struct shmb_ring *ring, uint64_t open, uint64_t elements) {
+    if (!shmb_is_counting_versions(ring)) return false;
+    const struct shmb_ages *ages = shmb_get_ages(ring->runtime);
     uint64_t written = atomic_load_explicit(&ring->runtime->write_count, memory_order_relaxed) - ages->inserts_base;
-    if (written + open == 0) shmb_begin_versions(ring->runtime);
+    if (written + open == 0) shmb_begin_version_count(ring->runtime);
     int64_t inserted = (int64_t)(written + open + elements);
     int64_t versions = (int64_t)(atomic_load_explicit(&ring->runtime->consumer_version, memory_order_relaxed) - ages->version_base);
     double allowed = ((double)(versions > 0 ? versions : 0) + (double)ages->max_staleness + 1) * (double)ages->items_per_version;
@@ -92,44 +92,44 @@ static bool is_early(struct shmb_ring *ring, uint64_t open, uint64_t elements) {
 /* A learner is about to take the next of `left` elements. If it is the only one and has just begun, no other
  * elements are being learned from. Elements that an earlier learner took without publishing a version are then not
  * waited for. */
-void shmb_count_from_here(struct shmb_ring *ring, uint64_t left) {
+void shmb_restart_version_count(struct shmb_ring *ring, uint64_t left) {
     bool others = atomic_load_explicit(&ring->me->last_sample_ns, memory_order_relaxed) != 0;
     for (uint32_t i = 0; !others && i < SHMB_ENTRIES; i++) {
         const struct shmb_entry *entry = &ring->entries[i];
         bool samples = atomic_load_explicit(&entry->last_sample_ns, memory_order_relaxed) != 0;
         others = samples && atomic_load_explicit(&entry->state, memory_order_relaxed) == SHMB_LIVE;
     }
-    shmb_note_turn(ring, atomic_load_explicit(&ring->runtime->write_count, memory_order_relaxed) - left, others);
+    shmb_move_version_base(ring, atomic_load_explicit(&ring->runtime->write_count, memory_order_relaxed) - left, others);
 }
 
 /* True if so many rows, or so many bytes of records, would overwrite an item at the place `floor` or later. */
-static bool reaches(struct shmb_ring *ring, uint64_t floor, uint64_t since, uint64_t rows, uint64_t bytes) {
+static bool would_overwrite(struct shmb_ring *ring, uint64_t floor, uint64_t since, uint64_t rows, uint64_t bytes) {
     uint64_t end = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed) + rows;
     return end > floor + ring->capacity || (ring->bytes && shmb_evicts_from(ring, floor, since, bytes));
 }
 
 /* True if a claim of so many rows, or so many bytes of records, would overwrite an item that a consumer needs. */
-static bool is_held_back(struct shmb_ring *ring, uint64_t rows, uint64_t bytes) {
+static bool is_blocked_by_consumer(struct shmb_ring *ring, uint64_t rows, uint64_t bytes) {
     for (uint32_t which = 0; which < SHMB_CONSUMERS; which++) {
         struct shmb_book book;
         if (!shmb_consumer_at(ring, which, &book) || !book.consumer->holds) continue;
         uint64_t floor = atomic_load_explicit(&book.consumer->floor, memory_order_relaxed), since = book.consumer->since;
-        if (!reaches(ring, floor, since, rows, bytes)) continue;
-        if (reaches(ring, shmb_move_floor(ring, &book), since, rows, bytes)) return true;
+        if (!would_overwrite(ring, floor, since, rows, bytes)) continue;
+        if (would_overwrite(ring, shmb_move_floor(ring, &book), since, rows, bytes)) return true;
     }
     return false;
 }
 
 /* True if a client waits to overwrite the item at that place of a consumer. */
-bool shmb_is_in_the_way(struct shmb_ring *ring, const struct shmb_book *book, uint64_t place) {
+bool shmb_blocks_writers(struct shmb_ring *ring, const struct shmb_book *book, uint64_t place) {
     uint64_t rows = atomic_load_explicit(&ring->runtime->reserved, memory_order_relaxed), since = book->consumer->since;
     uint64_t bytes = atomic_load_explicit(&ring->runtime->reserved_bytes, memory_order_relaxed);
     for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
         const struct shmb_entry *entry = &ring->entries[i];
         bool live = atomic_load_explicit(&entry->state, memory_order_relaxed) == SHMB_LIVE;
         if (!live || !(atomic_load_explicit(&entry->waits_for, memory_order_relaxed) & SHMB_FOR_SAMPLES)) continue;
-        uint64_t its = atomic_load_explicit(&entry->byte_first, memory_order_relaxed);
-        if (reaches(ring, place, since, rows + entry->inserts_wanted, bytes + its)) return true;
+        uint64_t entry_bytes = atomic_load_explicit(&entry->byte_first, memory_order_relaxed);
+        if (would_overwrite(ring, place, since, rows + entry->inserts_wanted, bytes + entry_bytes)) return true;
     }
     return false;
 }
@@ -140,27 +140,27 @@ bool shmb_is_stuck(struct shmb_ring *ring, const struct shmb_book *book, uint64_
     const struct shmb_runtime *runtime = ring->runtime;
     if (!book->consumer->holds || atomic_load_explicit(&runtime->pending, memory_order_relaxed)) return false;
     uint64_t floor = shmb_move_floor(ring, book);
-    if (!shmb_is_to_give(ring, book, floor, now_ns)) return false;
+    if (!shmb_is_place_deliverable(ring, book, floor, now_ns)) return false;
     if (atomic_load_explicit(&runtime->head, memory_order_relaxed) + missing > floor + ring->capacity) return true;
-    return shmb_is_in_the_way(ring, book, floor);
+    return shmb_blocks_writers(ring, book, floor);
 }
 
-static bool holds_writers(const struct shmb_ring *ring) {
+static bool has_holding_consumer(const struct shmb_ring *ring) {
     struct shmb_book book;
     for (uint32_t which = 0; which < SHMB_CONSUMERS; which++)
         if (shmb_consumer_at(ring, which, &book) && book.consumer->holds) return true;
     return false;
 }
 
-static int wait_for_room(struct shmb_ring *ring, const struct shmb_request *request, enum shmb_reason why) {
+static int register_room_waiting(struct shmb_ring *ring, const struct shmb_request *request, enum shmb_reason why) {
     if (ring->bytes && atomic_load_explicit(&ring->me->phase, memory_order_relaxed) == SHMB_IDLE)
         atomic_store_explicit(&ring->me->byte_first, request->bytes, memory_order_relaxed);
     CP(flow_waits);
-    return shmb_wait_for(ring, SHMB_FOR_SAMPLES, request->elements, why);
+    return shmb_register_waiting(ring, SHMB_FOR_SAMPLES, request->elements, why);
 }
 
 /* True if this call passes any ratio. */
-static bool goes_on(void) {
+static bool passes_ratio(void) {
     bool pass = shmb_bypass != SHMB_COUNTS;
     if (shmb_bypass == SHMB_PASSES_ONCE) shmb_bypass = SHMB_COUNTS;
     return pass;
@@ -171,50 +171,50 @@ static bool goes_on(void) {
  * queue since. */
 int shmb_admit_insert(struct shmb_ring *ring, const struct shmb_request *request, bool *passes) {
     struct shmb_runtime *runtime = ring->runtime;
-    struct shmb_limiter *limiter = shmb_limiter_of(runtime);
-    const struct shmb_reservation *held = request->held;
-    bool pass = goes_on(), loads = shmb_bypass == SHMB_PASSES;
-    *passes = held && held->flags & SHMB_PASSED;
+    struct shmb_limiter *limiter = shmb_get_limiter(runtime);
+    const struct shmb_reservation *reservation = request->reservation;
+    bool pass = passes_ratio(), loads = shmb_bypass == SHMB_PASSES;
+    *passes = reservation && reservation->flags & SHMB_PASSED;
     if (limiter == NULL && !shmb_is_consumed(ring)) return SHMB_OK;
-    if (held == NULL) shmb_expire(ring); /* a claim's own reservation was valid, and must not expire now */
-    uint64_t reserved = atomic_load_explicit(&runtime->reserved, memory_order_relaxed) - (held ? held->rows : 0);
-    uint64_t bytes = atomic_load_explicit(&runtime->reserved_bytes, memory_order_relaxed) - (held ? held->bytes : 0);
+    if (reservation == NULL) shmb_expire_reservations(ring); /* a claim's own reservation was valid, and must not expire now */
+    uint64_t reserved = atomic_load_explicit(&runtime->reserved, memory_order_relaxed) - (reservation ? reservation->rows : 0);
+    uint64_t bytes = atomic_load_explicit(&runtime->reserved_bytes, memory_order_relaxed) - (reservation ? reservation->bytes : 0);
     uint64_t open = atomic_load_explicit(&runtime->pending, memory_order_relaxed) + reserved * ring->lanes;
     uint64_t elements = request->elements;
     if (shmb_is_consumed(ring) && !loads) {
         /* named slots have no place in the consumer's order either */
-        if (request->rows == 0 && holds_writers(ring)) return SHMB_CONSUMED;
-        if (is_held_back(ring, request->rows + reserved, request->bytes + bytes)) return wait_for_room(ring, request, SHMB_HELD);
+        if (request->rows == 0 && has_holding_consumer(ring)) return SHMB_CONSUMED;
+        if (is_blocked_by_consumer(ring, request->rows + reserved, request->bytes + bytes)) return register_room_waiting(ring, request, SHMB_HELD);
     }
     if (limiter == NULL) {
-        shmb_wait_no_more(ring, ring->me, SHMB_FOR_SAMPLES);
+        shmb_clear_waiting(ring, ring->me, SHMB_FOR_SAMPLES);
         return SHMB_OK;
     }
     if (limiter->limits & SHMB_QUEUE) {
         if (request->rows == 0) return SHMB_IN_QUEUE;
-        if (is_full(ring, limiter, request->rows + reserved, request->bytes + bytes)) return wait_for_room(ring, request, SHMB_FULL);
+        if (is_full(ring, limiter, request->rows + reserved, request->bytes + bytes)) return register_room_waiting(ring, request, SHMB_FULL);
     }
-    if (elements && held == NULL && !loads && is_early(ring, open, elements))
-        return shmb_wait_for(ring, SHMB_FOR_SAMPLES, elements, SHMB_VERSION);
-    if (elements && held == NULL && limiter->limits & SHMB_RATIO) {
-        double over = ahead(ring, limiter, open + elements, 0) - limiter->error_buffer;
-        if (over > ROUNDING && !pass && !is_short(ring, limiter, open, elements))
-            return shmb_wait_for(ring, SHMB_FOR_SAMPLES, elements, SHMB_AHEAD);
+    if (elements && reservation == NULL && !loads && is_ahead_of_versions(ring, open, elements))
+        return shmb_register_waiting(ring, SHMB_FOR_SAMPLES, elements, SHMB_VERSION);
+    if (elements && reservation == NULL && limiter->limits & SHMB_RATIO) {
+        double over = compute_ahead(ring, limiter, open + elements, 0) - limiter->error_buffer;
+        if (over > ROUNDING && !pass && !is_below_min_size(ring, limiter, open, elements))
+            return shmb_register_waiting(ring, SHMB_FOR_SAMPLES, elements, SHMB_AHEAD);
         *passes = *passes || (pass && over > ROUNDING);
     }
-    if (elements && held == NULL && limiter->limits & SHMB_QUOTA) {
+    if (elements && reservation == NULL && limiter->limits & SHMB_QUOTA) {
         uint64_t written = atomic_load_explicit(&runtime->write_count, memory_order_relaxed) - limiter->inserts_base;
         bool fits = (double)(int64_t)(written + open + elements) <= limiter->error_buffer;
-        if (!fits && !pass) return shmb_wait_for(ring, SHMB_FOR_SAMPLES, elements, SHMB_OVER_QUOTA);
+        if (!fits && !pass) return shmb_register_waiting(ring, SHMB_FOR_SAMPLES, elements, SHMB_OVER_QUOTA);
         *passes = pass;
     }
-    shmb_wait_no_more(ring, ring->me, SHMB_FOR_SAMPLES);
+    shmb_clear_waiting(ring, ring->me, SHMB_FOR_SAMPLES);
     return SHMB_OK;
 }
 
 /* Elements that are present, or were until a writer began to overwrite them. The open claims of a ring that was not
  * full, or that was emptied, overwrite none. */
-static uint64_t size_of(const struct shmb_ring *ring, const struct shmb_limiter *limiter) {
+static uint64_t count_elements(const struct shmb_ring *ring, const struct shmb_limiter *limiter) {
     struct shmb_runtime *runtime = ring->runtime;
     uint64_t size = atomic_load_explicit(&runtime->length, memory_order_relaxed) * ring->lanes;
     uint64_t open = atomic_load_explicit(&runtime->pending, memory_order_relaxed);
@@ -235,21 +235,21 @@ static _Thread_local struct {
 int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t min_size, bool chosen,
                       uint64_t *counted) {
     struct shmb_runtime *runtime = ring->runtime;
-    bool pass = goes_on();
+    bool pass = passes_ratio();
     *counted = 0;
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
-    struct shmb_limiter *limiter = shmb_limiter_of(runtime);
+    struct shmb_limiter *limiter = shmb_get_limiter(runtime);
     counted_draw.elements = 0;
     if (limiter && limiter->min_size > min_size) min_size = limiter->min_size;
     if (chosen && limiter && limiter->limits & SHMB_QUEUE) {
         status = SHMB_IN_QUEUE;
-    } else if (size_of(ring, limiter) < min_size) {
-        status = shmb_wait_for(ring, SHMB_FOR_INSERTS, min_size, SHMB_FEW);
+    } else if (count_elements(ring, limiter) < min_size) {
+        status = shmb_register_waiting(ring, SHMB_FOR_INSERTS, min_size, SHMB_FEW);
     } else if (limiter && limiter->limits & SHMB_RATIO) {
-        bool fits = ahead(ring, limiter, 0, count) >= -(limiter->error_buffer + ROUNDING);
+        bool fits = compute_ahead(ring, limiter, 0, count) >= -(limiter->error_buffer + ROUNDING);
         if (!fits && !pass) {
-            status = shmb_wait_for(ring, SHMB_FOR_INSERTS, count, SHMB_BEHIND);
+            status = shmb_register_waiting(ring, SHMB_FOR_INSERTS, count, SHMB_BEHIND);
         } else {
             if (fits) atomic_fetch_add_explicit(&runtime->drawn, count, memory_order_relaxed);
             CP(flow_drawn);
@@ -258,7 +258,7 @@ int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t c
         }
     }
     if (status == SHMB_OK) {
-        shmb_wait_no_more(ring, ring->me, SHMB_FOR_INSERTS);
+        shmb_clear_waiting(ring, ring->me, SHMB_FOR_INSERTS);
         atomic_store_explicit(&ring->me->last_sample_ns, (uint64_t)shmb_now_ns(), memory_order_relaxed);
         CP(count_added);
     }
@@ -270,11 +270,11 @@ int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t c
 /* Takes back the count of a draw that was admitted and not made. It is the last draw of this thread, or, if
  * `version` is given, a draw that was counted under that version of the limiter. A draw that does not count is not
  * taken back. */
-int shmb_cancel(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint32_t version) {
+int shmb_cancel_draw(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint32_t version) {
     struct shmb_runtime *runtime = ring->runtime;
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
-    struct shmb_limiter *limiter = shmb_limiter_of(runtime);
+    struct shmb_limiter *limiter = shmb_get_limiter(runtime);
     if (version == 0 && counted_draw.elements == count) version = counted_draw.version;
     if (limiter && version == atomic_load_explicit(&runtime->limiter_version, memory_order_relaxed) &&
         atomic_load_explicit(&runtime->drawn, memory_order_relaxed) - limiter->samples_base >= count)
@@ -291,18 +291,18 @@ int shmb_dequeue(struct shmb_ring *ring, struct shmb_call *call, uint64_t count,
     struct shmb_runtime *runtime = ring->runtime;
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
-    struct shmb_limiter *limiter = shmb_limiter_of(runtime);
+    struct shmb_limiter *limiter = shmb_get_limiter(runtime);
     if (limiter == NULL || !(limiter->limits & SHMB_QUEUE)) {
         shmb_unlock(ring);
         return SHMB_NOTHING;
     }
     struct shmb_place next = shmb_queue_front(ring, limiter);
     uint64_t first = 0;
-    if (limiter->max_times_sampled == 1 && !shmb_is_consumed(ring) && shmb_counts_versions(ring))
-        shmb_count_from_here(ring, shmb_left_in_queue(ring, limiter));
+    if (limiter->max_times_sampled == 1 && !shmb_is_consumed(ring) && shmb_is_counting_versions(ring))
+        shmb_restart_version_count(ring, shmb_count_ready_in_queue(ring, limiter));
     if (shmb_queue_oldest(ring, limiter, &next, count, &first, index, tickets) < count) {
         tickets[0] = -1; /* no element is removed */
-        status = shmb_wait_for(ring, SHMB_FOR_INSERTS, count, SHMB_SHORT);
+        status = shmb_register_waiting(ring, SHMB_FOR_INSERTS, count, SHMB_SHORT);
     } else {
         uint64_t reading = atomic_load_explicit(&ring->me->reading, memory_order_relaxed);
         ring->readers++;
@@ -311,7 +311,7 @@ int shmb_dequeue(struct shmb_ring *ring, struct shmb_call *call, uint64_t count,
         CP(flow_reading);
         limiter->queue_next = next.element * limiter->max_times_sampled + next.times;
         CP(flow_taken);
-        shmb_wait_no_more(ring, ring->me, SHMB_FOR_INSERTS);
+        shmb_clear_waiting(ring, ring->me, SHMB_FOR_INSERTS);
         atomic_store_explicit(&ring->me->last_sample_ns, (uint64_t)shmb_now_ns(), memory_order_relaxed);
         CP(count_added);
     }
@@ -332,14 +332,14 @@ int shmb_release(struct shmb_ring *ring, struct shmb_call *call) {
 
 /* Determines why the client of an entry waits for a queue, from the numbers in its entry; SHMB_SLOT_IS_TAKEN if it
  * could continue. */
-int shmb_waits_in_queue(struct shmb_ring *ring, struct shmb_call *call, const struct shmb_entry *entry, uint32_t side,
+int shmb_find_queue_reason(struct shmb_ring *ring, struct shmb_call *call, const struct shmb_entry *entry, uint32_t side,
                         enum shmb_reason *why) {
     *why = SHMB_SLOT_IS_TAKEN;
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
-    struct shmb_limiter *limiter = shmb_limiter_of(ring->runtime);
+    struct shmb_limiter *limiter = shmb_get_limiter(ring->runtime);
     uint64_t first, bytes = atomic_load_explicit(&entry->byte_first, memory_order_relaxed);
-    bool in_order = !ring->bytes || (bytes <= ring->max_bytes && shmb_span_in_order(ring));
+    bool in_order = !ring->bytes || (bytes <= ring->max_bytes && shmb_is_valid_span(ring));
     if (limiter && limiter->limits & SHMB_QUEUE && in_order) {
         struct shmb_place next = shmb_queue_front(ring, limiter);
         uint64_t rows = atomic_load_explicit(&ring->runtime->reserved, memory_order_relaxed) + entry->inserts_wanted / ring->lanes;
@@ -360,7 +360,7 @@ int shmb_limit(struct shmb_ring *ring, struct shmb_call *call, const struct shmb
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
     uint32_t version = atomic_load_explicit(&runtime->limiter_version, memory_order_relaxed) + 1;
-    const struct shmb_limiter *old = shmb_limiter_of(runtime);
+    const struct shmb_limiter *old = shmb_get_limiter(runtime);
     struct shmb_limiter *limiter = &runtime->limiters[version & 1];
     uint64_t head = atomic_load_explicit(&runtime->head, memory_order_relaxed);
     uint64_t length = atomic_load_explicit(&runtime->length, memory_order_relaxed) * ring->lanes;
@@ -377,8 +377,8 @@ int shmb_limit(struct shmb_ring *ring, struct shmb_call *call, const struct shmb
     CP(flow_stored);
     limiter->min_size = wanted->min_size;
     CP(flow_stored);
-    bool goes_on = old && old->limits & wanted->limits & SHMB_QUOTA;
-    limiter->inserts_base = goes_on ? old->inserts_base
+    bool keeps_base = old && old->limits & wanted->limits & SHMB_QUOTA;
+    limiter->inserts_base = keeps_base ? old->inserts_base
                                     : atomic_load_explicit(&runtime->write_count, memory_order_relaxed) +
                                           (wanted->min_size > length ? wanted->min_size - length : 0);
     CP(flow_stored);
@@ -407,7 +407,7 @@ int shmb_limit(struct shmb_ring *ring, struct shmb_call *call, const struct shmb
     }
     atomic_store_explicit(&runtime->limiter_version, version, SYNC_LIMITER_SET_RELEASE);
     CP(flow_published);
-    shmb_touch(runtime);
+    shmb_store_touch_time(runtime);
     shmb_unlock(ring);
     shmb_wake_waiters(runtime);
     return SHMB_OK;

@@ -19,12 +19,12 @@
 
 static pid_t this_thread(void) {
     static _Thread_local struct {
-        uint64_t life;
+        uint64_t process_token;
         pid_t number;
     } me; /* cached, because the system call costs more than the rest of the gate */
-    if (__builtin_expect(me.number == 0 || me.life != shmb_life(), 0)) {
+    if (__builtin_expect(me.number == 0 || me.process_token != shmb_process_token(), 0)) {
         me.number = (pid_t)syscall(SYS_gettid);
-        me.life = shmb_life();
+        me.process_token = shmb_process_token();
     }
     return me.number;
 }
@@ -69,7 +69,7 @@ static int wait_to_enter(struct shmb_gate *gate, struct shmb_call *call, pid_t m
 
 int shmb_gate_enter(struct shmb_ring *ring, struct shmb_call *call, int64_t timeout_ns) {
     struct shmb_gate *gate = &ring->gate;
-    if (shmb_life() != ring->life) return SHMB_FORKED;
+    if (shmb_process_token() != ring->process_token) return SHMB_FORKED;
     pid_t me = this_thread(), inside = 0;
     if (!atomic_compare_exchange_strong(&gate->thread, &inside, me)) {
         if (inside == me && gate->in_call) return SHMB_REENTERED;
@@ -85,7 +85,7 @@ void shmb_gate_pause(struct shmb_ring *ring) { ring->gate.in_call = false; }
 
 int shmb_gate_resume(struct shmb_ring *ring) {
     struct shmb_gate *gate = &ring->gate;
-    if (shmb_life() != ring->life) return SHMB_FORKED;
+    if (shmb_process_token() != ring->process_token) return SHMB_FORKED;
     if (atomic_load(&gate->thread) != this_thread() || gate->in_call) return SHMB_NO_CLAIM;
     gate->in_call = true;
     return SHMB_OK;

@@ -6,7 +6,7 @@ static uint64_t on_a_cache_line(uint64_t offset) { return (offset + 63u) & ~(uin
 
 static uint64_t whole_nodes(uint64_t nodes) { return (nodes + SHMB_FANOUT - 1) / SHMB_FANOUT * SHMB_FANOUT; }
 
-void shmb_sections_of(uint64_t capacity, uint64_t lanes, bool records, uint64_t wholes, struct shmb_sections *out) {
+void shmb_compute_sections(uint64_t capacity, uint64_t lanes, bool records, uint64_t own_rows, struct shmb_sections *out) {
     uint64_t leaves = capacity * lanes, at = 0;
     memset(out, 0, sizeof *out);
     out->words = at;
@@ -31,15 +31,15 @@ void shmb_sections_of(uint64_t capacity, uint64_t lanes, bool records, uint64_t 
     out->extents = at;
     if (records) at = on_a_cache_line(at + sizeof(struct shmb_extent) * capacity);
     out->nexts = at;
-    if (wholes) at = on_a_cache_line(at + 8 * capacity);
+    if (own_rows) at = on_a_cache_line(at + 8 * capacity);
     out->holders = at;
-    if (wholes) at = on_a_cache_line(at + 4 * wholes);
+    if (own_rows) at = on_a_cache_line(at + 4 * own_rows);
     out->bytes = at;
 }
 
 static uint64_t whole_pages(uint64_t bytes) { return (bytes + SHMB_PAGE - 1) / SHMB_PAGE * SHMB_PAGE; }
 
-void shmb_parts_of(uint64_t capacity, struct shmb_parts *out) {
+void shmb_compute_parts(uint64_t capacity, struct shmb_ledger_parts *out) {
     out->reservations = sizeof(struct shmb_ledger);
     out->consumers = out->reservations + whole_pages(SHMB_RESERVATIONS * sizeof(struct shmb_reservation));
     out->deliveries = whole_pages(SHMB_LEASES * sizeof(struct shmb_lease));

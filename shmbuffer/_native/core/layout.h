@@ -271,8 +271,8 @@ _Static_assert(sizeof(pthread_mutex_t) <= 64, "the mutex has its place");
  *     bit 62      the item had a link, and has an own row now
  *     bit 63      the next observation is in an own row, which is not part of the ring
  */
-#define SHMB_WHOLE ((uint64_t)1 << 63)
-#define SHMB_UNLINKED_WHOLE ((uint64_t)1 << 62)
+#define SHMB_OWN_ROW ((uint64_t)1 << 63)
+#define SHMB_UNLINKED_OWN_ROW ((uint64_t)1 << 62)
 #define SHMB_NEXT_BITS 31
 #define SHMB_NEXT_LIMIT ((uint64_t)1 << SHMB_NEXT_BITS) /* limit for the slots and for the own rows of such a buffer */
 #define SHMB_AHEAD_OF(word) ((word) & (SHMB_NEXT_LIMIT - 1))
@@ -304,7 +304,7 @@ struct shmb_sections {
 #define SHMB_LEASES 1024u
 #define SHMB_CONSUMER_NAME 48u
 
-enum shmb_consumer_state { SHMB_CONSUMES_NOT = 0, SHMB_CONSUMES = 1 };
+enum shmb_consumer_state { SHMB_CONSUMER_CLOSED = 0, SHMB_CONSUMER_OPEN = 1 };
 
 /* All fields are guarded by the mutex. */
 struct shmb_consumer {
@@ -343,14 +343,14 @@ struct shmb_lease {
 /* Delivery state of one slot. It is valid only for the item with its ticket. */
 struct shmb_delivery {
     _Atomic uint64_t ticket; /* 1 + ticket of the item; 0: no delivery */
-    _Atomic uint64_t what;   /* the bits below */
+    _Atomic uint64_t bits;   /* the bits below */
 };
 /* bits 0-52 the lease | bits 53-62 number of acknowledgements | bit 63 the item is under the lease */
 #define SHMB_LEASE_BITS 53
-#define SHMB_LEASE_OF(what) ((what) & (((uint64_t)1 << SHMB_LEASE_BITS) - 1))
-#define SHMB_ACKS_OF(what) ((what) << 1 >> (SHMB_LEASE_BITS + 1))
-#define SHMB_MOST_ACKS 1023u
-#define SHMB_LEASED_WHAT ((uint64_t)1 << 63)
+#define SHMB_LEASE_OF(bits) ((bits) & (((uint64_t)1 << SHMB_LEASE_BITS) - 1))
+#define SHMB_ACKS_OF(bits) ((bits) << 1 >> (SHMB_LEASE_BITS + 1))
+#define SHMB_MAX_ACKS 1023u
+#define SHMB_LEASED_BIT ((uint64_t)1 << 63)
 
 struct shmb_ledger {
     struct shmb_consumer consumers[SHMB_CONSUMERS];
@@ -363,14 +363,14 @@ _Static_assert(sizeof(struct shmb_lease) == 64, "a lease is one cache line");
 _Static_assert(sizeof(struct shmb_delivery) == 16, "a delivery has its fixed size");
 _Static_assert(sizeof(struct shmb_ledger) == SHMB_PAGE, "the ledger begins with one page");
 
-struct shmb_parts {           /* offsets in the ledger */
+struct shmb_ledger_parts {           /* offsets in the ledger */
     uint64_t reservations;
     uint64_t consumers, each; /* offset of the first consumer's leases; bytes per consumer */
     uint64_t deliveries;      /* relative to the consumer's leases */
     uint64_t bytes;           /* size of the file with all parts */
 };
 
-void shmb_parts_of(uint64_t capacity, struct shmb_parts *out);
-void shmb_sections_of(uint64_t capacity, uint64_t lanes, bool records, uint64_t wholes, struct shmb_sections *out);
+void shmb_compute_parts(uint64_t capacity, struct shmb_ledger_parts *out);
+void shmb_compute_sections(uint64_t capacity, uint64_t lanes, bool records, uint64_t own_rows, struct shmb_sections *out);
 
 #endif

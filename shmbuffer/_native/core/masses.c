@@ -26,12 +26,12 @@ double shmb_largest_mass(const struct shmb_ring *ring) { return 1e300 / (double)
 /* False: all items have equal weight. */
 bool shmb_draws_by_mass(const struct shmb_ring *ring, bool prioritized) {
     /* otherwise the masses are outdated */
-    bool kept = atomic_load_explicit(&ring->runtime->prioritized, memory_order_relaxed) != 0;
-    return prioritized && kept && shmb_tree_total(&ring->tree) > 0;
+    bool maintained = atomic_load_explicit(&ring->runtime->prioritized, memory_order_relaxed) != 0;
+    return prioritized && maintained && shmb_tree_total(&ring->tree) > 0;
 }
 
 /* `prioritized`: whether the draw asks for priorities. */
-struct shmb_totals shmb_totals_now(const struct shmb_ring *ring, bool prioritized) {
+struct shmb_totals shmb_compute_totals(const struct shmb_ring *ring, bool prioritized) {
     const struct shmb_runtime *runtime = ring->runtime;
     bool by_mass = shmb_draws_by_mass(ring, prioritized);
     return (struct shmb_totals){by_mass ? shmb_tree_total(&ring->tree) : 0, by_mass ? shmb_tree_min(&ring->tree) : 0,
@@ -50,7 +50,7 @@ uint64_t shmb_greatest_bits(const double *numbers, uint64_t count) {
 
 /* Every priority must be a nonnegative number, and a buffer full of it must have a finite sum. The mass grows with
  * the priority, so the power of the greatest one suffices. */
-int shmb_priorities_in_order(struct shmb_ring *ring, const double *priorities, uint64_t count) {
+int shmb_check_priorities(struct shmb_ring *ring, const double *priorities, uint64_t count) {
     double limit = shmb_largest_mass(ring), greatest = 0;
     uint64_t at = 0, bits = shmb_greatest_bits(priorities, count);
     if (__builtin_expect(bits <= bits_of(limit) && shmb_mass(ring->runtime, from_bits(bits)) <= limit, 1)) return SHMB_OK;
@@ -71,7 +71,7 @@ void shmb_ring_leaves(struct shmb_ring *ring) {
     bool prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0;
     uint64_t length = 0;
     double last_raw = -1, last_mass = 0;
-    for (uint64_t slot = 0, reached = shmb_reached(ring); slot < reached; slot++) {
+    for (uint64_t slot = 0, reached = shmb_written_slots(ring); slot < reached; slot++) {
         bool committed = SHMB_STATE(atomic_load_explicit(&ring->words[slot], memory_order_relaxed)) == SHMB_COMMITTED;
         length += committed;
         if (!prioritized) continue;
@@ -95,4 +95,4 @@ void shmb_ring_leaves(struct shmb_ring *ring) {
     CP(leaves_length);
 }
 
-void shmb_ring_parents(struct shmb_ring *ring) { shmb_tree_range(&ring->tree, 0, shmb_reached(ring) * ring->lanes); }
+void shmb_ring_parents(struct shmb_ring *ring) { shmb_tree_range(&ring->tree, 0, shmb_written_slots(ring) * ring->lanes); }

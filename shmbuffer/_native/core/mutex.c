@@ -19,9 +19,9 @@
 #include "core/ring.h"
 
 #define SPIN_NS (30 * 1000L)         /* of attempts before a sleep: about as long as sleeping and waking up takes */
-#define PAUSES 16                    /* at most, between two attempts: frequent attempts slow the owner down */
+#define MAX_PAUSES 16                    /* at most, between two attempts: frequent attempts slow the owner down */
 #define SLICE_NS (10 * 1000 * 1000L) /* longest sleep without a wake-up */
-#define LOOK_NS (50 * 1000 * 1000L)  /* between two checks of signals and the deadline */
+#define CHECK_NS (50 * 1000 * 1000L)  /* between two checks of signals and the deadline */
 
 int shmb_mutex_format(struct shmb_runtime *runtime) {
     pthread_mutexattr_t attributes;
@@ -32,7 +32,7 @@ int shmb_mutex_format(struct shmb_runtime *runtime) {
     memset(runtime->mutex_bytes, 0, sizeof runtime->mutex_bytes);
     CP(mutex_cleared);
     int error = pthread_mutex_init(&runtime->mutex, &attributes);
-    CP(mutex_made);
+    CP(mutex_initialised);
     pthread_mutexattr_destroy(&attributes);
     return error;
 }
@@ -72,8 +72,8 @@ static int try_once(struct shmb_runtime *runtime) {
 static int spin(struct shmb_runtime *runtime) {
     int error = EBUSY;
     for (int64_t pauses = 1, end = shmb_now_ns() + SPIN_NS; error == EBUSY && shmb_now_ns() < end;) {
-        for (int64_t i = 0; i < pauses; i++) shmb_pause_a_little();
-        if (pauses < PAUSES) pauses *= 2;
+        for (int64_t i = 0; i < pauses; i++) shmb_relax_processor();
+        if (pauses < MAX_PAUSES) pauses *= 2;
         error = try_once(runtime);
     }
     return error;
@@ -100,15 +100,15 @@ int shmb_mutex_acquire(struct shmb_runtime *runtime, int kind, struct shmb_call 
     int error = try_once(runtime);
     if (error == EBUSY) error = spin(runtime);
     if (error == EBUSY) {
-        int64_t deadline = shmb_now_ns() + call->timeout_ns, look = shmb_now_ns() + LOOK_NS;
+        int64_t deadline = shmb_now_ns() + call->timeout_ns, next_check = shmb_now_ns() + CHECK_NS;
         atomic_fetch_add_explicit(&runtime->lock_waits, 1, memory_order_relaxed);
         CP(count_added);
         call->may_block(call);
         while ((error = try_once(runtime)) == EBUSY) {
             sleep_for(runtime);
             int64_t now = shmb_now_ns();
-            if (now >= look && call->interrupted(call)) return SHMB_INTERRUPTED;
-            if (now >= look) look = now + LOOK_NS;
+            if (now >= next_check && call->interrupted(call)) return SHMB_INTERRUPTED;
+            if (now >= next_check) next_check = now + CHECK_NS;
             if (now >= deadline) return SHMB_LOCK_TIMEOUT;
         }
         if (error == 0 || error == EOWNERDEAD) { /* other processes may be sleeping: our unlock must wake one of them */
@@ -122,7 +122,7 @@ int shmb_mutex_acquire(struct shmb_runtime *runtime, int kind, struct shmb_call 
 
 /* Call this after a dead owner's work was repaired. Without it, unlocking makes the mutex unusable for all
  * processes. */
-int shmb_mutex_mended(struct shmb_runtime *runtime) {
+int shmb_mutex_mark_consistent(struct shmb_runtime *runtime) {
     int error = pthread_mutex_consistent(&runtime->mutex);
     CP(repair_consistent);
     return error == 0 ? SHMB_OK : SHMB_UNRECOVERABLE;

@@ -26,26 +26,26 @@
 #include "core/ring.h"
 
 #define PIECE_BYTES (64u << 10)
-#define FOURFOLD 4u /* a piece has a multiple of so many rows, whose checksums are computed together */
-#define DEFAULT_MOST 4u
+#define ROWS_PER_STEP 4u /* a piece has a multiple of so many rows, whose checksums are computed together */
+#define DEFAULT_MAX 4u
 #define STACK_BYTES (256u << 10)
 
 struct pool {
-    uint64_t life; /* identifies the process that has these threads */
+    uint64_t process_token; /* identifies the process that has these threads */
     pthread_mutex_t mutex;
     pthread_cond_t called, left;
     shmb_part *part; /* NULL: no call has the threads */
-    void *what;
+    void *context;
     uint64_t count, piece;
     _Atomic uint64_t next;
     unsigned started, wanted;
     _Atomic unsigned inside; /* changes under the mutex */
     /* calls that work alone: after the last useless call, and still to come */
-    unsigned rest, alone;
+    unsigned solo_length, solo_calls;
 };
 
-#define LONGEST_REST 63u
-#define LOOKS 2000 /* checks for the end of a piece; together they take about as long as a piece */
+#define MAX_REST 63u
+#define MAX_CHECKS 2000 /* checks for the end of a piece; together they take about as long as a piece */
 
 static _Atomic(struct pool *) current;
 static _Atomic unsigned chosen; /* 0: not set */
@@ -56,25 +56,25 @@ static unsigned processors(void) {
 }
 
 void shmb_set_threads(unsigned threads) {
-    atomic_store(&chosen, threads < SHMB_MOST_THREADS ? threads : SHMB_MOST_THREADS);
+    atomic_store(&chosen, threads < SHMB_MAX_THREADS ? threads : SHMB_MAX_THREADS);
 }
 
 unsigned shmb_threads(void) {
     unsigned threads = atomic_load_explicit(&chosen, memory_order_relaxed);
     if (threads) return threads;
     threads = processors();
-    return threads < DEFAULT_MOST ? threads : DEFAULT_MOST;
+    return threads < DEFAULT_MAX ? threads : DEFAULT_MAX;
 }
 
 /* Returns the number of pieces that this thread processed. */
-static uint64_t run_pieces(struct pool *pool, shmb_part *part, void *what, uint64_t count, uint64_t piece) {
-    uint64_t first, taken = 0;
-    for (; (first = atomic_fetch_add_explicit(&pool->next, piece, memory_order_relaxed)) < count; taken++)
-        part(what, first, count - first < piece ? count : first + piece);
-    return taken;
+static uint64_t run_pieces(struct pool *pool, shmb_part *part, void *context, uint64_t count, uint64_t piece) {
+    uint64_t first, processed = 0;
+    for (; (first = atomic_fetch_add_explicit(&pool->next, piece, memory_order_relaxed)) < count; processed++)
+        part(context, first, count - first < piece ? count : first + piece);
+    return processed;
 }
 
-static void *help(void *argument) {
+static void *run_helper(void *argument) {
     struct pool *pool = argument;
     pthread_mutex_lock(&pool->mutex);
     for (;;) {
@@ -82,10 +82,10 @@ static void *help(void *argument) {
         pool->wanted--;
         pool->inside++;
         shmb_part *part = pool->part;
-        void *what = pool->what;
+        void *context = pool->context;
         uint64_t count = pool->count, piece = pool->piece;
         pthread_mutex_unlock(&pool->mutex);
-        run_pieces(pool, part, what, count, piece);
+        run_pieces(pool, part, context, count, piece);
         pthread_mutex_lock(&pool->mutex);
         if (--pool->inside == 0) pthread_cond_signal(&pool->left);
     }
@@ -94,10 +94,10 @@ static void *help(void *argument) {
 
 static struct pool *pool_of_this_process(void) {
     struct pool *pool = atomic_load(&current), *seen = pool;
-    if (pool != NULL && pool->life == shmb_life()) return pool;
+    if (pool != NULL && pool->process_token == shmb_process_token()) return pool;
     pool = calloc(1, sizeof *pool);
     if (pool == NULL) return NULL;
-    pool->life = shmb_life();
+    pool->process_token = shmb_process_token();
     pthread_mutex_init(&pool->mutex, NULL);
     pthread_cond_init(&pool->called, NULL);
     pthread_cond_init(&pool->left, NULL);
@@ -119,18 +119,18 @@ static void start_threads(struct pool *pool, unsigned helpers) {
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_t thread;
-    while (pool->started < helpers && pthread_create(&thread, &attributes, help, pool) == 0) pool->started++;
+    while (pool->started < helpers && pthread_create(&thread, &attributes, run_helper, pool) == 0) pool->started++;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
 }
 
-static bool is_called(struct pool *pool, shmb_part *part, void *what, uint64_t count, uint64_t piece, unsigned helpers) {
+static bool start_call(struct pool *pool, shmb_part *part, void *context, uint64_t count, uint64_t piece, unsigned helpers) {
     pthread_mutex_lock(&pool->mutex);
-    bool ours = pool->part == NULL && pool->alone == 0;
-    if (pool->alone) pool->alone--;
+    bool ours = pool->part == NULL && pool->solo_calls == 0;
+    if (pool->solo_calls) pool->solo_calls--;
     if (ours) {
         start_threads(pool, helpers);
-        pool->part = part, pool->what = what, pool->count = count, pool->piece = piece;
+        pool->part = part, pool->context = context, pool->count = count, pool->piece = piece;
         atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
         pool->wanted = pool->started < helpers ? pool->started : helpers;
         for (unsigned i = 0; i < pool->wanted; i++) pthread_cond_signal(&pool->called);
@@ -139,21 +139,21 @@ static bool is_called(struct pool *pool, shmb_part *part, void *what, uint64_t c
     return ours;
 }
 
-void shmb_share_out(shmb_part *part, void *what, uint64_t count, uint64_t bytes) {
-    uint64_t piece = (PIECE_BYTES / bytes + 1 + FOURFOLD - 1) / FOURFOLD * FOURFOLD, pieces = (count + piece - 1) / piece;
+void shmb_divide_among_threads(shmb_part *part, void *context, uint64_t count, uint64_t bytes) {
+    uint64_t piece = (PIECE_BYTES / bytes + 1 + ROWS_PER_STEP - 1) / ROWS_PER_STEP * ROWS_PER_STEP, pieces = (count + piece - 1) / piece;
     unsigned threads = shmb_threads();
     if (threads > pieces) threads = (unsigned)pieces;
     struct pool *pool = threads > 1 ? pool_of_this_process() : NULL;
-    if (pool == NULL || !is_called(pool, part, what, count, piece, threads - 1)) {
-        part(what, 0, count);
+    if (pool == NULL || !start_call(pool, part, context, count, piece, threads - 1)) {
+        part(context, 0, count);
         return;
     }
-    bool helped = run_pieces(pool, part, what, count, piece) < pieces;
-    for (int i = 0; i < LOOKS && atomic_load_explicit(&pool->inside, memory_order_relaxed) > 0; i++) shmb_pause_a_little();
+    bool helped = run_pieces(pool, part, context, count, piece) < pieces;
+    for (int i = 0; i < MAX_CHECKS && atomic_load_explicit(&pool->inside, memory_order_relaxed) > 0; i++) shmb_relax_processor();
     pthread_mutex_lock(&pool->mutex);
     for (pool->wanted = 0; pool->inside > 0; helped = false) pthread_cond_wait(&pool->left, &pool->mutex);
-    pool->rest = helped ? 0 : pool->rest < LONGEST_REST ? 2 * pool->rest + 1 : LONGEST_REST;
-    pool->alone = pool->rest;
+    pool->solo_length = helped ? 0 : pool->solo_length < MAX_REST ? 2 * pool->solo_length + 1 : MAX_REST;
+    pool->solo_calls = pool->solo_length;
     pool->part = NULL;
     pthread_mutex_unlock(&pool->mutex);
 }

@@ -4,11 +4,11 @@
 
 #include <stdint.h>
 
-#define SHMB_MOST_THREADS 16
+#define SHMB_MAX_THREADS 16
 
 /* Processes rows [first, end) of a batch. It may run in several threads at a time, and uses no thread-local
  * variable. */
-typedef void shmb_part(void *what, uint64_t first, uint64_t end);
+typedef void shmb_part(void *context, uint64_t first, uint64_t end);
 
 /* some 200 microseconds of work; for less, waking a thread costs more than it gains */
 #define SHMB_SHARED_BYTES (2u << 20)
@@ -17,20 +17,20 @@ typedef void shmb_part(void *what, uint64_t first, uint64_t end);
 
 /* Processes `count` rows, each of which takes as long as copying `bytes`. The caller works on all pieces that no
  * thread has begun, and waits for the other pieces. When it returns, every row is done, and no thread accesses
- * `what`. */
-void shmb_share_out(shmb_part *part, void *what, uint64_t count, uint64_t bytes);
-static inline void shmb_divide(shmb_part *part, void *what, uint64_t count, uint64_t bytes) {
+ * `context`. */
+void shmb_divide_among_threads(shmb_part *part, void *context, uint64_t count, uint64_t bytes);
+static inline void shmb_divide(shmb_part *part, void *context, uint64_t count, uint64_t bytes) {
     if (__builtin_expect(count * bytes >= SHMB_SHARED_BYTES, 0))
-        shmb_share_out(part, what, count, bytes);
+        shmb_divide_among_threads(part, context, count, bytes);
     else
-        part(what, 0, count);
+        part(context, 0, count);
 }
 
 unsigned shmb_threads(void); /* including the caller */
 void shmb_set_threads(unsigned threads); /* 0: one per processor of this process, at most 4 */
 
 /* Call this in a loop that waits for another processor. */
-static inline void shmb_pause_a_little(void) {
+static inline void shmb_relax_processor(void) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)

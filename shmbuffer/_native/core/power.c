@@ -22,14 +22,14 @@ static inline struct exponent exponent_of(double alpha) {
 }
 
 #define ROUNDING 0x1.8p52 /* adding it to a number leaves the nearest integer in the low bits */
-#define MOST 1021.0       /* largest binary exponent of a power that the fast loop computes */
+#define MAX_EXPONENT 1021.0       /* largest binary exponent of a power that the fast loop computes */
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
-/* x ** alpha = the result * 2 ** (*rounded - ROUNDING). `more` is added to the binary exponent of x. */
-ALWAYS_INLINE double fraction_of(double x, double more, struct exponent alpha, double *rounded) {
+/* x ** alpha = the result * 2 ** (*rounded - ROUNDING). `high_bits` is added to the binary exponent of x. */
+ALWAYS_INLINE double fraction_of(double x, double high_bits, struct exponent alpha, double *rounded) {
     const uint64_t root = 0x3FE6A09E667F3BCDu, one = 0x3FF0000000000000u, whole = 0x4330000000000000u; /* sqrt(1/2); 1; 2^52 */
     uint64_t bits = bits_of(x), biased = (bits + (one - root)) >> 52;
-    double e = from_bits(whole | biased) - (0x1p52 + 1023) + more, m = from_bits(bits - (biased << 52) + one);
+    double e = from_bits(whole | biased) - (0x1p52 + 1023) + high_bits, m = from_bits(bits - (biased << 52) + one);
     double s = (m - 1) / (m + 1), z = s * s, z2 = z * z, z4 = z2 * z2;
 #define LOG2(n) (2.8853900817779268 / (n))
     double series = ((LOG2(3) + z * LOG2(5)) + z2 * (LOG2(7) + z * LOG2(9))) +
@@ -46,13 +46,13 @@ ALWAYS_INLINE double fraction_of(double x, double more, struct exponent alpha, d
 
 /* For any number, including those without a logarithm and those too small or too large for the fast loop. */
 static double any_power(double x, struct exponent alpha) {
-    double rounded, found;
+    double rounded, result;
     if (alpha.whole == 0) return 1;
     if (x == 0 || x == INFINITY) return x;
     if (!(x > 0)) return NAN;
-    found = x < DBL_MIN ? fraction_of(x * 0x1p54, -54, alpha, &rounded) : fraction_of(x, 0, alpha, &rounded);
+    result = x < DBL_MIN ? fraction_of(x * 0x1p54, -54, alpha, &rounded) : fraction_of(x, 0, alpha, &rounded);
     double n = rounded - ROUNDING;
-    if (n > -2000 && n < 2000) return ldexp(found, (int)n);
+    if (n > -2000 && n < 2000) return ldexp(result, (int)n);
     return n > 0 ? INFINITY : n < 0 ? 0 : NAN;
 }
 
@@ -60,10 +60,10 @@ ALWAYS_INLINE void powers(const double *restrict raw, double eps, double alpha, 
     const struct exponent exponent = exponent_of(alpha);
     uint64_t odd = 0;
     for (uint64_t i = 0; i < count; i++) {
-        double x = raw[i] + eps, rounded, found = fraction_of(x, 0, exponent, &rounded), n = rounded - ROUNDING;
+        double x = raw[i] + eps, rounded, result = fraction_of(x, 0, exponent, &rounded), n = rounded - ROUNDING;
         /* Sums of numbers, because SSE2 has no comparison whose result is a 64-bit integer. */
-        odd |= bits_of((x >= DBL_MIN ? 0. : 1.) + (x <= DBL_MAX ? 0. : 1.) + (n > -MOST ? 0. : 1.) + (n < MOST ? 0. : 1.));
-        out[i] = found * from_bits((bits_of(rounded) + 1023) << 52);
+        odd |= bits_of((x >= DBL_MIN ? 0. : 1.) + (x <= DBL_MAX ? 0. : 1.) + (n > -MAX_EXPONENT ? 0. : 1.) + (n < MAX_EXPONENT ? 0. : 1.));
+        out[i] = result * from_bits((bits_of(rounded) + 1023) << 52);
     }
     for (uint64_t i = 0; odd && i < count; i++) out[i] = any_power(raw[i] + eps, exponent);
     for (uint64_t i = 0; alpha == 1 && i < count; i++) out[i] = raw[i] + eps;
@@ -73,7 +73,7 @@ static void powers_by_two(const double *raw, double eps, double alpha, double *o
     powers(raw, eps, alpha, out, count);
 }
 
-bool shmb_by_four = false;
+bool shmb_has_avx2 = false;
 void (*shmb_powers)(const double *, double, double, double *, uint64_t) = powers_by_two;
 
 #if defined(__x86_64__)
@@ -85,16 +85,16 @@ __attribute__((target("avx2"))) static void powers_by_four(const double *raw, do
 
 /* True if the processor has AVX2, and the kernel saves its registers. */
 static bool has_avx2(void) {
-    unsigned a, b, c, d, kept, more;
+    unsigned a, b, c, d, enabled, high_bits;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return false;
-    __asm__("xgetbv" : "=a"(kept), "=d"(more) : "c"(0));
-    return (kept & 6) == 6 && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_AVX2);
+    __asm__("xgetbv" : "=a"(enabled), "=d"(high_bits) : "c"(0));
+    return (enabled & 6) == 6 && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_AVX2);
 }
 #endif
 
 void shmb_powers_init(void) {
 #if defined(__x86_64__)
-    shmb_by_four = has_avx2();
-    if (shmb_by_four) shmb_powers = powers_by_four;
+    shmb_has_avx2 = has_avx2();
+    if (shmb_has_avx2) shmb_powers = powers_by_four;
 #endif
 }

@@ -19,7 +19,7 @@ static inline double from_bits(uint64_t bits) {
 }
 
 void shmb_powers_init(void);
-extern bool shmb_by_four; /* this processor has AVX2, which computes four numbers at a time */
+extern bool shmb_has_avx2; /* this processor has AVX2, which computes four numbers at a time */
 /* out[i] = (raw[i] + eps) ** alpha. `out` must not overlap `raw`. */
 extern void (*shmb_powers)(const double *raw, double eps, double alpha, double *out, uint64_t count);
 

@@ -9,20 +9,20 @@
 
 #include "core/ring.h"
 
-#define LOOK_NS 1000000000 /* between two checks */
+#define CHECK_NS 1000000000 /* between two checks */
 
-static bool is_there(const struct shmb_presence *presence) {
-    struct stat found;
-    if (fstatat(presence->folder, presence->name, &found, AT_SYMLINK_NOFOLLOW)) return errno != ENOENT;
-    return (uint64_t)found.st_dev == presence->device && (uint64_t)found.st_ino == presence->inode;
+static bool is_file_present(const struct shmb_presence *presence) {
+    struct stat status;
+    if (fstatat(presence->folder, presence->name, &status, AT_SYMLINK_NOFOLLOW)) return errno != ENOENT;
+    return (uint64_t)status.st_dev == presence->device && (uint64_t)status.st_ino == presence->inode;
 }
 
 /* A closed handle closes its descriptor after it has left the registry. A check after that is meaningless. */
 bool shmb_is_removed(struct shmb_ring *ring, int64_t now_ns) {
     struct shmb_presence *presence = &ring->presence;
     if (presence->name == NULL) return false;
-    if (now_ns - atomic_load_explicit(&presence->looked_ns, memory_order_relaxed) < LOOK_NS) return false;
-    if (!is_there(presence) && atomic_load(&ring->left) == 0 &&
+    if (now_ns - atomic_load_explicit(&presence->looked_ns, memory_order_relaxed) < CHECK_NS) return false;
+    if (!is_file_present(presence) && atomic_load(&ring->left) == 0 &&
         atomic_load(&ring->runtime->state) != (uint32_t)SHMB_CLOSING)
         return true;
     atomic_store_explicit(&presence->looked_ns, now_ns, memory_order_relaxed);

@@ -6,7 +6,7 @@
 #include "core/power.h"
 #include "core/ring.h"
 
-int shmb_indices_in_order(struct shmb_ring *ring, const int64_t *index, uint64_t count, uint64_t bound) {
+int shmb_check_indices(struct shmb_ring *ring, const int64_t *index, uint64_t count, uint64_t bound) {
     for (uint64_t i = 0; i < count; i++)
         if ((uint64_t)index[i] >= bound) {
             shmb_refusal.bad_at = i;
@@ -20,14 +20,14 @@ int shmb_indices_in_order(struct shmb_ring *ring, const int64_t *index, uint64_t
 #define LOCKED_UPDATES 128
 
 /* Loaded values are not used, so other threads may change them meanwhile. */
-#define FOR_NOBODY __attribute__((no_sanitize("thread")))
+#define UNUSED_LOAD __attribute__((no_sanitize("thread")))
 
-FOR_NOBODY static inline void load(double number) { __asm__ volatile("" : : "r"(bits_of(number))); }
+UNUSED_LOAD static inline void load(double number) { __asm__ volatile("" : : "r"(bits_of(number))); }
 
 /* Brings the data of an update into the cache before the mutex is taken. Plain loads whose results are unused can
  * run in parallel by the dozen. Prefetches would be slower for pages that are not in the TLB. A compiler would
  * consider a function of nothing but prefetches as free of effects, and remove its calls. */
-FOR_NOBODY static void fetch_elements(const struct shmb_ring *ring, const int64_t *index, bool tickets, uint64_t count) {
+UNUSED_LOAD static void fetch_elements(const struct shmb_ring *ring, const int64_t *index, bool tickets, uint64_t count) {
     const struct shmb_tree *tree = &ring->tree;
     bool prioritized = atomic_load_explicit(&ring->runtime->prioritized, memory_order_relaxed) != 0;
     for (uint64_t i = 0; (tickets || !prioritized) && i < count; i++)
@@ -48,14 +48,14 @@ FOR_NOBODY static void fetch_elements(const struct shmb_ring *ring, const int64_
 
 /* True if the element has an item, and it is the one that the caller means. An element with a mass is committed. So
  * without a ticket the word need not be read, which would be another cache miss. */
-static inline bool is_meant(const struct shmb_ring *ring, uint64_t element, const double *mass, const int64_t *ticket) {
+static inline bool is_current_item(const struct shmb_ring *ring, uint64_t element, const double *mass, const int64_t *ticket) {
     if (ticket == NULL && mass && mass[element] > 0) return true;
     uint64_t word = atomic_load_explicit(&ring->words[shmb_slot_of(ring, element)], memory_order_relaxed);
     return SHMB_STATE(word) == SHMB_COMMITTED && (ticket == NULL || SHMB_TICKET(word) == (uint64_t)*ticket);
 }
 
 /* The mutex is held. Returns the number of applied priorities. */
-static uint64_t apply(struct shmb_ring *ring, const int64_t *index, const int64_t *tickets, const double *priorities,
+static uint64_t apply_priorities(struct shmb_ring *ring, const int64_t *index, const int64_t *tickets, const double *priorities,
                       const double *masses, uint64_t count, uint64_t *touched) {
     struct shmb_runtime *runtime = ring->runtime;
     bool prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0;
@@ -65,7 +65,7 @@ static uint64_t apply(struct shmb_ring *ring, const int64_t *index, const int64_
     double greatest = runtime->max_priority;
     for (uint64_t i = 0; i < count; i++) {
         uint64_t element = (uint64_t)index[i];
-        if (!is_meant(ring, element, mass, tickets ? &tickets[i] : NULL)) continue;
+        if (!is_current_item(ring, element, mass, tickets ? &tickets[i] : NULL)) continue;
         if (priorities[i] > greatest) { /* first: after a death no item may have a larger priority */
             runtime->max_priority = greatest = priorities[i];
             CP(update_max_priority);
@@ -76,7 +76,7 @@ static uint64_t apply(struct shmb_ring *ring, const int64_t *index, const int64_
         CP(update_leaf);
         touched[changed++] = element;
     }
-    if (changed && prioritized) shmb_tree_touched(&ring->tree, touched, changed);
+    if (changed && prioritized) shmb_tree_update(&ring->tree, touched, changed);
     CP(update_parents);
     return changed;
 }
@@ -91,7 +91,7 @@ struct changes {
 
 /* Sorts by element; the sort is stable. Elements that share nodes of the tree are then updated together, which
  * halves the work for a thirtieth of all elements. False: there is no memory, and nothing has changed. */
-static bool sort_by_element(struct changes *of, uint64_t count, uint64_t elements) {
+static bool sort_by_element(struct changes *input, uint64_t count, uint64_t elements) {
     unsigned shift = 0;
     uint32_t from[2][256] = {0}, sum[2] = {0};
     while (elements >> shift > 65536) shift++;
@@ -101,8 +101,8 @@ static bool sort_by_element(struct changes *of, uint64_t count, uint64_t element
     double *priorities = (double *)(tickets + count);
     uint32_t *half = (uint32_t *)(priorities + count), *order = half + count;
     for (uint64_t i = 0; i < count; i++) {
-        from[0][of->index[i] >> shift & 255]++;
-        from[1][of->index[i] >> shift >> 8]++;
+        from[0][input->index[i] >> shift & 255]++;
+        from[1][input->index[i] >> shift >> 8]++;
     }
     for (unsigned digit = 0; digit < 256; digit++)
         for (unsigned pass = 0; pass < 2; pass++) {
@@ -110,14 +110,14 @@ static bool sort_by_element(struct changes *of, uint64_t count, uint64_t element
             from[pass][digit] = sum[pass];
             sum[pass] += n;
         }
-    for (uint64_t i = 0; i < count; i++) half[from[0][of->index[i] >> shift & 255]++] = (uint32_t)i;
-    for (uint64_t i = 0; i < count; i++) order[from[1][of->index[half[i]] >> shift >> 8]++] = half[i];
+    for (uint64_t i = 0; i < count; i++) half[from[0][input->index[i] >> shift & 255]++] = (uint32_t)i;
+    for (uint64_t i = 0; i < count; i++) order[from[1][input->index[half[i]] >> shift >> 8]++] = half[i];
     for (uint64_t i = 0; i < count; i++) {
-        index[i] = of->index[order[i]];
-        priorities[i] = of->priorities[order[i]];
-        if (of->tickets) tickets[i] = of->tickets[order[i]];
+        index[i] = input->index[order[i]];
+        priorities[i] = input->priorities[order[i]];
+        if (input->tickets) tickets[i] = input->tickets[order[i]];
     }
-    *of = (struct changes){index, of->tickets ? tickets : NULL, priorities, order};
+    *input = (struct changes){index, input->tickets ? tickets : NULL, priorities, order};
     return true;
 }
 
@@ -127,47 +127,47 @@ struct powers_of {
     double *masses;
 };
 
-static void power(void *what, uint64_t first, uint64_t end) {
-    const struct powers_of *of = what;
-    shmb_masses(of->runtime, of->priorities + first, of->masses + first, end - first);
+static void compute_powers(void *context, uint64_t first, uint64_t end) {
+    const struct powers_of *input = context;
+    shmb_masses(input->runtime, input->priorities + first, input->masses + first, end - first);
 }
 
 /* Updates in pieces, so that no other process waits for the mutex longer than one piece takes. If alpha changes
  * between two pieces so that the remaining masses would not be finite, these priorities are skipped like stale ones. */
-static int apply_in_pieces(struct shmb_ring *ring, struct shmb_call *call, const struct changes *of, uint64_t count, uint64_t *applied) {
+static int apply_in_pieces(struct shmb_ring *ring, struct shmb_call *call, const struct changes *input, uint64_t count, uint64_t *applied) {
     struct shmb_runtime *runtime = ring->runtime;
     uint64_t touched[LOCKED_UPDATES], checked = atomic_load(&runtime->alpha_version), first_version = checked;
-    double some[LOCKED_UPDATES], *all = NULL;
-    bool tickets = of->tickets != NULL;
-    int status = shmb_priorities_in_order(ring, of->priorities, count);
+    double piece_masses[LOCKED_UPDATES], *all = NULL;
+    bool tickets = input->tickets != NULL;
+    int status = shmb_check_priorities(ring, input->priorities, count);
     if (status == SHMB_OK && count * SHMB_POWER_BYTES >= SHMB_SHARED_BYTES && (all = malloc(count * sizeof *all)) != NULL) {
-        struct powers_of powers = {runtime, of->priorities, all};
-        shmb_share_out(power, &powers, count, SHMB_POWER_BYTES);
-        fetch_elements(ring, of->index, tickets, LOCKED_UPDATES);
+        struct powers_of powers = {runtime, input->priorities, all};
+        shmb_divide_among_threads(compute_powers, &powers, count, SHMB_POWER_BYTES);
+        fetch_elements(ring, input->index, tickets, LOCKED_UPDATES);
     }
     for (uint64_t from = 0; status == SHMB_OK && from < count; from += LOCKED_UPDATES) {
         uint64_t n = count - from < LOCKED_UPDATES ? count - from : LOCKED_UPDATES, then = from + n;
         uint64_t version = all ? first_version : atomic_load(&runtime->alpha_version);
-        const double *priorities = of->priorities + from;
-        double *masses = all ? all + from : some;
+        const double *priorities = input->priorities + from;
+        double *masses = all ? all + from : piece_masses;
         if (all == NULL) {
-            fetch_elements(ring, of->index + from, tickets, n);
-            power(&(struct powers_of){runtime, priorities, some}, 0, n);
+            fetch_elements(ring, input->index + from, tickets, n);
+            compute_powers(&(struct powers_of){runtime, priorities, piece_masses}, 0, n);
         } else if (then < count) {
             uint64_t more = count - then < LOCKED_UPDATES ? count - then : LOCKED_UPDATES;
-            fetch_elements(ring, of->index + then, tickets, more);
+            fetch_elements(ring, input->index + then, tickets, more);
         }
         status = shmb_lock(ring, call);
         if (status != SHMB_OK) break;
         CP(update_locked);
         uint64_t now = atomic_load_explicit(&runtime->alpha_version, memory_order_relaxed);
         if (now != checked) {
-            status = shmb_priorities_in_order(ring, priorities, count - from);
+            status = shmb_check_priorities(ring, priorities, count - from);
             checked = now;
         }
         if (now != version) shmb_masses(runtime, priorities, masses, n);
         if (status == SHMB_OK)
-            *applied += apply(ring, of->index + from, of->tickets ? of->tickets + from : NULL, priorities, masses, n, touched);
+            *applied += apply_priorities(ring, input->index + from, input->tickets ? input->tickets + from : NULL, priorities, masses, n, touched);
         shmb_unlock(ring);
         CP(update_unlocked);
         if (status == SHMB_BAD_PRIORITY && from > 0) {
@@ -176,19 +176,19 @@ static int apply_in_pieces(struct shmb_ring *ring, struct shmb_call *call, const
         }
     }
     free(all);
-    if (status == SHMB_BAD_PRIORITY && of->order) shmb_refusal.bad_at = of->order[shmb_refusal.bad_at];
+    if (status == SHMB_BAD_PRIORITY && input->order) shmb_refusal.bad_at = input->order[shmb_refusal.bad_at];
     return status;
 }
 
 int shmb_update(struct shmb_ring *ring, struct shmb_call *call, const int64_t *index, const int64_t *tickets,
                 const double *priorities, uint64_t count, uint64_t *applied) {
-    struct changes of = {index, tickets, priorities, NULL};
+    struct changes input = {index, tickets, priorities, NULL};
     *applied = 0;
-    int status = shmb_indices_in_order(ring, index, count, ring->elements);
+    int status = shmb_check_indices(ring, index, count, ring->elements);
     if (status != SHMB_OK) return status;
-    bool sorted = count >= SORTED_FROM && sort_by_element(&of, count, ring->elements);
-    status = apply_in_pieces(ring, call, &of, count, applied);
-    if (sorted) free((void *)of.index);
+    bool sorted = count >= SORTED_FROM && sort_by_element(&input, count, ring->elements);
+    status = apply_in_pieces(ring, call, &input, count, applied);
+    if (sorted) free((void *)input.index);
     return status;
 }
 
@@ -200,7 +200,7 @@ int shmb_update(struct shmb_ring *ring, struct shmb_call *call, const int64_t *i
 static bool masses_stay_finite(const struct shmb_ring *ring, double alpha, double eps) {
     if (!(alpha >= 0 && alpha < INFINITY && eps >= 0 && eps < INFINITY)) return false;
     double greatest = fmax(ORDINARY_PRIORITY, shmb_default_priority(ring->runtime));
-    for (uint64_t e = 0, end = shmb_reached(ring) * ring->lanes; e < end; e++) {
+    for (uint64_t e = 0, end = shmb_written_slots(ring) * ring->lanes; e < end; e++) {
         double raw;
         __atomic_load(&ring->raw[e], &raw, __ATOMIC_RELAXED);
         if (raw > greatest && raw < INFINITY) greatest = raw;
@@ -247,16 +247,16 @@ int shmb_set_alpha(struct shmb_ring *ring, struct shmb_call *call, double alpha,
     CP(alpha_leaves);
     shmb_ring_parents(ring);
     CP(alpha_parents);
-    shmb_touch(runtime);
+    shmb_store_touch_time(runtime);
     shmb_unlock(ring);
     return SHMB_OK;
 }
 
-/* The same as shmb_drawn_from after a prioritized draw. */
+/* The same as shmb_last_draw_totals after a prioritized draw. */
 int shmb_read_totals(struct shmb_ring *ring, struct shmb_call *call, struct shmb_totals *out) {
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
-    *out = shmb_totals_now(ring, true);
+    *out = shmb_compute_totals(ring, true);
     shmb_unlock(ring);
     return SHMB_OK;
 }
@@ -265,7 +265,7 @@ int shmb_read_totals(struct shmb_ring *ring, struct shmb_call *call, struct shmb
 int shmb_raise_max_priority(struct shmb_ring *ring, struct shmb_call *call, double value) {
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
-    status = shmb_priorities_in_order(ring, &value, 1); /* under the mutex, so that alpha does not change */
+    status = shmb_check_priorities(ring, &value, 1); /* under the mutex, so that alpha does not change */
     if (status == SHMB_OK && value > ring->runtime->max_priority) {
         ring->runtime->max_priority = value;
         CP(raise_max_priority);

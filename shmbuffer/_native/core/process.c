@@ -8,23 +8,23 @@
 #include "core/ring.h"
 
 _Thread_local struct shmb_refusal shmb_refusal;
-_Thread_local struct shmb_totals shmb_drawn_from;
+_Thread_local struct shmb_totals shmb_last_draw_totals;
 
 /* The kernel clears this page in the child of a fork, so a handle notices the fork even if no fork hook ran. */
-static _Atomic uint64_t *life_page;
+static _Atomic uint64_t *token_page;
 
-void shmb_life_begin(void) {
-    if (life_page == NULL) {
+void shmb_init_process_token(void) {
+    if (token_page == NULL) {
         void *page = mmap(NULL, SHMB_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (page == MAP_FAILED) return;
         madvise(page, SHMB_PAGE, MADV_WIPEONFORK);
-        life_page = page;
+        token_page = page;
     }
-    if (atomic_load(life_page) == 0)
-        atomic_store(life_page, ((uint64_t)shmb_now_ns() << 22) | ((uint64_t)getpid() & 0x3FFFFF));
+    if (atomic_load(token_page) == 0)
+        atomic_store(token_page, ((uint64_t)shmb_now_ns() << 22) | ((uint64_t)getpid() & 0x3FFFFF));
 }
 
-uint64_t shmb_life(void) { return life_page ? atomic_load_explicit(life_page, memory_order_relaxed) : 0; }
+uint64_t shmb_process_token(void) { return token_page ? atomic_load_explicit(token_page, memory_order_relaxed) : 0; }
 
 int64_t shmb_clock_ns(clockid_t clock) {
     struct timespec now;
@@ -45,7 +45,7 @@ uint64_t shmb_boot_ns(void) {
 }
 
 /* Stores the time of a change by a call other than a write, sample or update. */
-void shmb_touch(struct shmb_runtime *runtime) {
+void shmb_store_touch_time(struct shmb_runtime *runtime) {
     atomic_store_explicit(&runtime->touched_ns, (uint64_t)shmb_clock_ns(CLOCK_REALTIME), memory_order_relaxed);
     CP(count_added);
 }

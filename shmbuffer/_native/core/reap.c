@@ -9,24 +9,24 @@ int shmb_leave(struct shmb_ring *ring, struct shmb_call *call) {
     if (status != SHMB_OK) return status;
     status = shmb_lock(ring, call);
     if (status == SHMB_LEFT && shmb_is_ours(ring)) { /* a previous attempt could not free the entry */
-        status = shmb_lock_no_more(ring, call) ? SHMB_OK : SHMB_LOCK_TIMEOUT;
+        status = shmb_disable_lock(ring, call) ? SHMB_OK : SHMB_LOCK_TIMEOUT;
         if (status == SHMB_OK) atomic_store_explicit(&ring->me->state, SHMB_FREE, memory_order_release);
         CP(leave_freed);
     } else if (status == SHMB_OK) {
         bool mine = shmb_is_ours(ring);
         if (ring->claimed) shmb_abort_claim(ring);
         if (mine) shmb_end_reservations(ring, ring->me);
-        if (mine) shmb_give_back_turn(ring);
-        if (mine) shmb_wait_no_more(ring, ring->me, SHMB_FOR_SAMPLES | SHMB_FOR_INSERTS);
+        if (mine) shmb_return_turn(ring);
+        if (mine) shmb_clear_waiting(ring, ring->me, SHMB_FOR_SAMPLES | SHMB_FOR_INSERTS);
         CP(leave_claim);
         /* Before the clock is read, because the first store to a clean page changes the times of the file
          * (restored.py). */
         if (mine) atomic_store_explicit(&ring->me->last_seen_ns, (uint64_t)shmb_clock_ns(CLOCK_REALTIME), memory_order_relaxed);
         CP(leave_claim);
-        shmb_touch(ring->runtime);
+        shmb_store_touch_time(ring->runtime);
         shmb_unlock(ring);
         shmb_wake_waiters(ring->runtime);
-        if (!shmb_lock_no_more(ring, call)) {
+        if (!shmb_disable_lock(ring, call)) {
             mine = false;
             status = SHMB_LOCK_TIMEOUT;
         }
@@ -55,9 +55,9 @@ int shmb_reap(struct shmb_ring *ring, struct shmb_call *call, uint32_t index, ui
             atomic_store_explicit(&entry->phase, SHMB_IDLE, memory_order_release);
         }
         CP(reap_idle);
-        shmb_settle(ring, entry);
+        shmb_end_pending(ring, entry);
         shmb_end_reservations(ring, entry);
-        shmb_wait_no_more(ring, entry, SHMB_FOR_SAMPLES | SHMB_FOR_INSERTS);
+        shmb_clear_waiting(ring, entry, SHMB_FOR_SAMPLES | SHMB_FOR_INSERTS);
         if (atomic_load_explicit(&entry->turn, memory_order_relaxed) != 0) {
             atomic_store_explicit(&entry->turn, 0, memory_order_release);
             CP(turn_returned);

@@ -9,10 +9,10 @@
 
 #define HEADER sizeof(struct shmb_record)
 #define LAST_POSITION ((uint64_t)1 << 62)
-#define TRIMMED 64   /* records without an item that each claim skips in addition */
-#define EVICTED 256  /* elements whose parents are recomputed together */
+#define MAX_TRIMMED 64   /* records without an item that each claim skips in addition */
+#define EVICTION_BATCH 256  /* elements whose parents are recomputed together */
 
-static inline uint64_t pad(uint64_t bytes) { return (bytes + 7) & ~(uint64_t)7; }
+static inline uint64_t align8(uint64_t bytes) { return (bytes + 7) & ~(uint64_t)7; }
 
 static inline struct shmb_record *header_at(const struct shmb_ring *ring, uint64_t position) {
     return (struct shmb_record *)shmb_record_at(ring, position);
@@ -26,15 +26,15 @@ static inline bool is_in_slot(const struct shmb_ring *ring, const struct shmb_re
 }
 
 /* A damaged size could lead to the header of a later record, so the size in the slot must be the same. */
-static inline bool leads_on(const struct shmb_ring *ring, const struct shmb_record *record, uint64_t at, uint64_t end) {
+static inline bool is_valid_header(const struct shmb_ring *ring, const struct shmb_record *record, uint64_t at, uint64_t end) {
     const struct shmb_extent extent = ring->extents[record->ticket % ring->capacity];
-    return record->position == at && record->bytes >= HEADER && record->bytes <= end - at && pad(record->bytes) <= end - at &&
+    return record->position == at && record->bytes >= HEADER && record->bytes <= end - at && align8(record->bytes) <= end - at &&
            (extent.position != at || extent.bytes == record->bytes);
 }
 
 /* True if a record of the slot's present or future item is at that position. A slot that was just marked still has
  * the extent of its previous item. */
-static inline bool is_place_of(const struct shmb_ring *ring, uint64_t slot, uint64_t position) {
+static inline bool is_record_position(const struct shmb_ring *ring, uint64_t slot, uint64_t position) {
     unsigned state = SHMB_STATE(atomic_load_explicit(&ring->words[slot], memory_order_relaxed));
     return state == SHMB_COMMITTED || (state == SHMB_WRITING && position % 8 == 0 &&
                                        is_in_slot(ring, header_at(ring, position), SHMB_WRITING));
@@ -44,25 +44,25 @@ static inline bool is_place_of(const struct shmb_ring *ring, uint64_t slot, uint
  * searched. */
 static uint64_t next_record(const struct shmb_ring *ring, uint64_t at, uint64_t head) {
     const struct shmb_record *record = header_at(ring, at);
-    if (__builtin_expect(leads_on(ring, record, at, head), 1)) return at + pad(record->bytes);
+    if (__builtin_expect(is_valid_header(ring, record, at, head), 1)) return at + align8(record->bytes);
     uint64_t next = head;
-    for (uint64_t slot = 0, reached = shmb_reached(ring); slot < reached; slot++) {
+    for (uint64_t slot = 0, reached = shmb_written_slots(ring); slot < reached; slot++) {
         uint64_t position = ring->extents[slot].position;
-        if (position > at && position < next && is_place_of(ring, slot, position)) next = position;
+        if (position > at && position < next && is_record_position(ring, slot, position)) next = position;
     }
     return next;
 }
 
 /* Checks that every record is within the caller's batch. Returns SHMB_BAD_BATCH if one is not (see
  * shmb_refusal.bad_at), and SHMB_TOO_LARGE if the ring is too small. */
-int shmb_batch_in_order(struct shmb_ring *ring, const struct shmb_batch *batch, uint64_t bytes) {
+int shmb_check_batch(struct shmb_ring *ring, const struct shmb_batch *batch, uint64_t bytes) {
     const uint64_t skipped = batch->count > ring->capacity ? batch->count - ring->capacity : 0;
     uint64_t needed = 0;
     for (uint64_t i = 0; i < batch->count; i++) {
         uint64_t start = (uint64_t)batch->starts[i], size = (uint64_t)batch->sizes[i];
         shmb_refusal.bad_at = i;
         if (start % 8 || start > bytes || size < HEADER || size > bytes - start) return SHMB_BAD_BATCH;
-        if (i >= skipped) needed += pad(size);
+        if (i >= skipped) needed += align8(size);
     }
     shmb_refusal.needed = needed;
     return needed > ring->max_bytes ? SHMB_TOO_LARGE : SHMB_OK;
@@ -78,7 +78,7 @@ static inline uint64_t size_of_row(const struct shmb_ring *ring, uint64_t row) {
 
 static uint64_t bytes_of_claim(const struct shmb_ring *ring) {
     uint64_t needed = 0;
-    for (uint64_t row = 0; row < ring->claim_rows; row++) needed += pad(size_of_row(ring, row));
+    for (uint64_t row = 0; row < ring->claim_rows; row++) needed += align8(size_of_row(ring, row));
     return needed;
 }
 
@@ -107,8 +107,8 @@ bool shmb_evicts_from(const struct shmb_ring *ring, uint64_t place, uint64_t sin
     if (bytes > ring->max_bytes) return true;
     for (; !has_room(ring, tail, head, bytes); tail = next_record(ring, tail, head)) {
         const struct shmb_record *record = header_at(ring, tail);
-        uint64_t its = shmb_place_since(record->ticket, since, ring->capacity);
-        if (is_in_slot(ring, record, SHMB_COMMITTED) && its >= place) return true;
+        uint64_t item_place = shmb_place_since(record->ticket, since, ring->capacity);
+        if (is_in_slot(ring, record, SHMB_COMMITTED) && item_place >= place) return true;
     }
     return false;
 }
@@ -125,22 +125,22 @@ static void evict(struct shmb_ring *ring, uint64_t slot, uint64_t *touched, uint
     CP(write_evicted);
     atomic_fetch_add_explicit(&ring->runtime->evicted, 1, memory_order_relaxed);
     CP(count_added);
-    if (*count == EVICTED) {
-        shmb_tree_touched(&ring->tree, touched, *count);
+    if (*count == EVICTION_BATCH) {
+        shmb_tree_update(&ring->tree, touched, *count);
         *count = 0;
     }
 }
 
 /* Advances the tail as far as needed, and past further records without an item. */
 static uint64_t move_tail(struct shmb_ring *ring, uint64_t head, uint64_t needed) {
-    uint64_t touched[EVICTED], count = 0;
+    uint64_t touched[EVICTION_BATCH], count = 0;
     uint64_t tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
     for (; !has_room(ring, tail, head, needed); tail = next_record(ring, tail, head)) {
         const struct shmb_record *record = header_at(ring, tail);
         if (is_in_slot(ring, record, SHMB_COMMITTED)) evict(ring, record->ticket % ring->capacity, touched, &count);
     }
-    if (count) shmb_tree_touched(&ring->tree, touched, count);
-    for (uint64_t left = ring->claim_rows + TRIMMED; tail < head && left > 0; left--) {
+    if (count) shmb_tree_update(&ring->tree, touched, count);
+    for (uint64_t left = ring->claim_rows + MAX_TRIMMED; tail < head && left > 0; left--) {
         const struct shmb_record *record = header_at(ring, tail);
         if (is_in_slot(ring, record, SHMB_COMMITTED) || is_in_slot(ring, record, SHMB_WRITING)) break;
         tail = next_record(ring, tail, head);
@@ -169,7 +169,7 @@ void shmb_claim_bytes(struct shmb_ring *ring) {
         CP(write_header);
         ring->extents[slot] = (struct shmb_extent){position, bytes};
         CP(write_extent);
-        position += pad(bytes);
+        position += align8(bytes);
     }
     atomic_store_explicit(&runtime->byte_head, position, memory_order_release);
     CP(write_bytes);
@@ -187,21 +187,21 @@ void shmb_fill_records(struct shmb_ring *ring) {
 }
 
 /* True if the extent is possible. After a power cut shared memory may contain any values. */
-bool shmb_extent_in_order(const struct shmb_ring *ring, struct shmb_extent extent) {
+bool shmb_is_valid_extent(const struct shmb_ring *ring, struct shmb_extent extent) {
     return extent.bytes >= HEADER && extent.bytes <= ring->max_bytes && extent.position % 8 == 0 &&
            extent.position <= UINT64_MAX / 2;
 }
 
 /* True if the extent is between tail and head. */
-bool shmb_lies_in_use(const struct shmb_ring *ring, struct shmb_extent extent) {
+bool shmb_is_extent_in_use(const struct shmb_ring *ring, struct shmb_extent extent) {
     uint64_t head = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
     uint64_t tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
-    return shmb_extent_in_order(ring, extent) && extent.position >= tail && extent.position + extent.bytes <= head &&
+    return shmb_is_valid_extent(ring, extent) && extent.position >= tail && extent.position + extent.bytes <= head &&
            head - tail <= ring->max_bytes;
 }
 
 /* True if the values of tail and head are possible. */
-bool shmb_span_in_order(const struct shmb_ring *ring) {
+bool shmb_is_valid_span(const struct shmb_ring *ring) {
     uint64_t head = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
     uint64_t tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
     return head % 8 == 0 && tail % 8 == 0 && head - tail <= ring->max_bytes && head <= LAST_POSITION;
@@ -211,10 +211,10 @@ bool shmb_span_in_order(const struct shmb_ring *ring) {
 uint64_t shmb_oldest_ticket(const struct shmb_ring *ring) {
     uint64_t head = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
     uint64_t tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
-    return tail < head && shmb_span_in_order(ring) ? header_at(ring, tail)->ticket : 0;
+    return tail < head && shmb_is_valid_span(ring) ? header_at(ring, tail)->ticket : 0;
 }
 
-static void forget(struct shmb_ring *ring, uint64_t slot) {
+static void remove_item(struct shmb_ring *ring, uint64_t slot) {
     atomic_store_explicit(&ring->words[slot], SHMB_WORD(0, SHMB_EMPTY), memory_order_release);
     CP(relink_forgotten);
 }
@@ -222,7 +222,7 @@ static void forget(struct shmb_ring *ring, uint64_t slot) {
 /* True if the header of the item agrees with its slot. */
 static bool is_item_at(const struct shmb_ring *ring, struct shmb_extent extent) {
     const struct shmb_record *record = header_at(ring, extent.position);
-    return record->bytes == extent.bytes && leads_on(ring, record, extent.position, extent.position + ring->max_bytes);
+    return record->bytes == extent.bytes && is_valid_header(ring, record, extent.position, extent.position + ring->max_bytes);
 }
 
 /* Restores the chain of headers from the oldest item to the newest. Recovery calls this while no client is alive,
@@ -233,13 +233,13 @@ uint64_t shmb_relink(struct shmb_ring *ring, const int64_t *slots, uint64_t coun
     bool begun = false;
     for (uint64_t i = 0; i < count; i++) {
         const struct shmb_extent extent = ring->extents[slots[i]];
-        if (is_item_at(ring, extent) && extent.position + pad(extent.bytes) > end) end = extent.position + pad(extent.bytes);
+        if (is_item_at(ring, extent) && extent.position + align8(extent.bytes) > end) end = extent.position + align8(extent.bytes);
     }
     for (uint64_t i = 0; i < count; i++) {
         const struct shmb_extent extent = ring->extents[slots[i]];
         const uint64_t position = extent.position;
         if (!is_item_at(ring, extent) || end - position > ring->max_bytes || (begun && position != at && position < at + HEADER)) {
-            forget(ring, (uint64_t)slots[i]);
+            remove_item(ring, (uint64_t)slots[i]);
             forgotten++;
             continue;
         }
@@ -250,7 +250,7 @@ uint64_t shmb_relink(struct shmb_ring *ring, const int64_t *slots, uint64_t coun
             CP(relink_header);
         }
         begun = true;
-        at = position + pad(extent.bytes);
+        at = position + align8(extent.bytes);
     }
     atomic_store(&ring->runtime->byte_tail, tail);
     CP(relink_tail);

@@ -3,7 +3,7 @@
 #include "core/ledger.h"
 #include "core/reservations.h"
 
-static void unmass(struct shmb_ring *ring, uint64_t slot) {
+static void clear_masses(struct shmb_ring *ring, uint64_t slot) {
     if (!atomic_load_explicit(&ring->runtime->prioritized, memory_order_relaxed)) return;
     for (uint64_t e = slot * ring->lanes, end = e + ring->lanes; e < end; e++) {
         ring->tree.mass[e] = 0;
@@ -13,7 +13,7 @@ static void unmass(struct shmb_ring *ring, uint64_t slot) {
 
 /* The slot has no item, and no claim covers it. */
 static void abort_slot(struct shmb_ring *ring, uint64_t ticket) {
-    unmass(ring, ticket % ring->capacity);
+    clear_masses(ring, ticket % ring->capacity);
     CP(reap_leaf);
     atomic_store_explicit(&ring->words[ticket % ring->capacity], SHMB_WORD(ticket, SHMB_ABORTED), memory_order_release);
     CP(reap_word);
@@ -50,7 +50,7 @@ static void roll_forward(struct shmb_ring *ring, uint64_t ticket) {
 static void empty_slot(struct shmb_ring *ring, uint64_t slot) {
     unsigned state = SHMB_STATE(atomic_load_explicit(&ring->words[slot], memory_order_relaxed));
     if (state != SHMB_COMMITTED && state != SHMB_ABORTED) return;
-    unmass(ring, slot);
+    clear_masses(ring, slot);
     CP(empty_leaf);
     atomic_store_explicit(&ring->words[slot], SHMB_WORD(0, SHMB_EMPTY), memory_order_release);
     CP(empty_word);
@@ -93,10 +93,10 @@ void shmb_finish_claim(struct shmb_ring *ring, struct shmb_entry *entry) {
         runtime->max_priority = -1; /* the largest priority of the removed items */
         CP(empty_max_priority);
         shmb_restart_limiter(ring, atomic_load_explicit(&entry->goal, memory_order_relaxed), 0);
-        /* the slots that shmb_reached returned then */
+        /* the slots that shmb_written_slots returned then */
         for (uint64_t slot = 0; slot < ring->capacity && slot < first; slot++) empty_slot(ring, slot);
-        shmb_pass_the_forgotten(ring);
-        if (shmb_is_consumed(ring)) shmb_mend_ledger(ring);
+        shmb_skip_emptied(ring);
+        if (shmb_is_consumed(ring)) shmb_repair_ledger(ring);
     } else {
         CP(reap_head);
         evict_unmarked(ring, entry, first, end);
@@ -112,7 +112,7 @@ void shmb_finish_claim(struct shmb_ring *ring, struct shmb_entry *entry) {
         CP(reap_count);
     if (phase != SHMB_COMMITTING) return;
     shmb_set_base(ring);
-    shmb_spend_for(ring, entry);
+    shmb_spend_client_reservations(ring, entry);
 }
 
 /* EOWNERDEAD: the last owner of the mutex died while holding it. The claim in a phase that exists only under the
@@ -143,9 +143,9 @@ void shmb_repair(struct shmb_ring *ring) {
             atomic_store_explicit(&ring->entries[i].phase, SHMB_IDLE, memory_order_release);
         CP(repair_idle);
     }
-    shmb_count_limited(ring);
-    shmb_count_reserved(ring);
-    shmb_mend_ledger(ring);
+    shmb_recount_pending(ring);
+    shmb_recount_reserved(ring);
+    shmb_repair_ledger(ring);
     atomic_fetch_add_explicit(&runtime->repairs, 1, memory_order_relaxed);
     CP(count_added);
 }

@@ -61,7 +61,7 @@ enum shmb_status {
     SHMB_UNLINKED,       /* the directory was removed: see presence.c */
     SHMB_LAPPED,         /* the items were overwritten during every attempt to read them */
     /* too few own rows for next observations: see shmb_refusal.needed */
-    SHMB_NO_WHOLES,
+    SHMB_NO_OWN_ROWS,
     /* the reservation has ended: committed, cancelled, expired, or its holder was considered dead */
     SHMB_NO_RESERVATION,
     /* more rows or bytes than reserved: see shmb_refusal.needed, shmb_refusal.bad_at */
@@ -97,15 +97,15 @@ struct shmb_gate {
 #define SHMB_FOR_EVER INT64_MAX
 
 struct shmb_leaf {
-    unsigned char *base;    /* NULL: its rows are stored once, see struct shmb_once */
+    unsigned char *base;    /* NULL: its rows are stored once, see struct shmb_shared_leaf */
     uint64_t element_bytes; /* in its column; 0 without a column */
     uint64_t item_bytes;    /* of an element in a batch that is read */
 };
 
 /* A leaf of next observations, in a buffer that stores observations once. */
-struct shmb_once {
+struct shmb_shared_leaf {
     unsigned leaf, root; /* leaf numbers of the next observations and of the observations */
-    unsigned char *wholes;
+    unsigned char *own_rows;
     uint64_t bytes; /* of one row */
 };
 
@@ -119,7 +119,7 @@ struct shmb_batch {
 /* Destination of records that are read. They are stored one after another. */
 struct shmb_arena {
     unsigned char *data;
-    uint64_t room, used;
+    uint64_t space, used;
     int64_t *starts, *sizes;
     uint64_t *positions; /* scratch: the position of each record in the byte ring */
 };
@@ -161,15 +161,15 @@ struct shmb_ring {
     struct shmb_plan *plan; /* NULL: every leaf has its own column */
     _Atomic uint64_t *nexts;
     _Atomic uint32_t *holders;
-    uint64_t wholes;
+    uint64_t own_rows;
     struct shmb_ledger *ledger; /* NULL: no consumers and no reservations */
     struct shmb_reservation *reservations;
-    struct shmb_parts parts;    /* offsets of its other parts */
-    struct shmb_once *once;
-    unsigned n_once;
+    struct shmb_ledger_parts parts;    /* offsets of its other parts */
+    struct shmb_shared_leaf *shared;
+    unsigned n_shared;
     bool checksum;
     uint32_t salt; /* of the schema; part of every checksum */
-    uint64_t life; /* identifies the process that made this handle: see shmb_life */
+    uint64_t process_token; /* identifies the process that made this handle: see shmb_process_token */
     _Atomic uint32_t inside; /* threads that hold the mutex or wait for it */
     /* the entry was returned: no thread may take the mutex through this handle any more */
     _Atomic uint32_t left;
@@ -183,7 +183,7 @@ struct shmb_ring {
     uint64_t claim_first, claim_count; /* tickets of the rows, consecutive for a ring write */
     uint64_t claim_slot;               /* of the first row */
     uint64_t claim_rows;               /* rows to write: slots, or claim_count */
-    uint64_t claim_slots_taken;        /* fewer than the rows if the caller named a slot twice */
+    uint64_t claim_slot_count;        /* fewer than the rows if the caller named a slot twice */
     uint64_t claim_written;            /* elements that the claim adds to write_count */
     bool claim_checked;                /* its checksums are stored already */
     enum shmb_claim_kind claim_kind;
@@ -197,7 +197,7 @@ struct shmb_ring {
     uint64_t scratch_rows;
     uint64_t readers; /* threads that copy from a queue; guarded by the mutex */
 
-    struct shmb_reservation *claim_held;   /* reservation of the open claim, or NULL */
+    struct shmb_reservation *claim_reservation;   /* reservation of the open claim, or NULL */
     uint64_t claim_place;                  /* number of its first element among all elements ever written */
     uint32_t next_place;                   /* where to start the search for a free reservation */
 };
@@ -232,7 +232,7 @@ struct shmb_totals {
     uint64_t length;     /* elements that hold an item */
 };
 /* Totals at the time of this thread's last draw, taken with its first rows. length 0: the thread has not drawn yet. */
-extern _Thread_local struct shmb_totals shmb_drawn_from;
+extern _Thread_local struct shmb_totals shmb_last_draw_totals;
 
 /* Most rings have one lane, and the division would take half of the time spent on an element. */
 static inline uint64_t shmb_slot_of(const struct shmb_ring *ring, uint64_t element) {
@@ -241,7 +241,7 @@ static inline uint64_t shmb_slot_of(const struct shmb_ring *ring, uint64_t eleme
 
 /* Number of slots that can be in use. All slots from here on are zeros, because a claim moves the head before it
  * marks a slot. Loops over the ring end here, so that they do not allocate pages that were never written. */
-static inline uint64_t shmb_reached(const struct shmb_ring *ring) {
+static inline uint64_t shmb_written_slots(const struct shmb_ring *ring) {
     uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
     return head < ring->capacity ? head : ring->capacity;
 }
@@ -266,7 +266,7 @@ static inline bool shmb_still_holds(const struct shmb_ring *ring, uint64_t slot,
 }
 
 /* Slots of the open reservations, at most the capacity. */
-static inline uint64_t shmb_reserved(const struct shmb_ring *ring) {
+static inline uint64_t shmb_read_reserved(const struct shmb_ring *ring) {
     uint64_t reserved = atomic_load_explicit(&ring->runtime->reserved, memory_order_relaxed);
     return reserved < ring->capacity ? reserved : ring->capacity;
 }
@@ -283,13 +283,13 @@ static inline bool shmb_is_unallocated(const struct shmb_ring *ring, uint64_t en
 /* The functions by file. Each file calls only those above it (tests/native/test_house.py). */
 
 /* process.c */
-uint64_t shmb_life(void); /* identifies this process; changes after a fork */
-void shmb_life_begin(void);
+uint64_t shmb_process_token(void); /* identifies this process; changes after a fork */
+void shmb_init_process_token(void);
 int64_t shmb_now_ns(void);
 int64_t shmb_clock_ns(clockid_t clock);
 uint64_t shmb_boot_ns(void);
 void shmb_set_boot_offset(int64_t offset_ns);
-void shmb_touch(struct shmb_runtime *runtime);
+void shmb_store_touch_time(struct shmb_runtime *runtime);
 
 /* weights.c: see weights.h */
 
@@ -310,11 +310,11 @@ int shmb_mutex_format(struct shmb_runtime *runtime);
 int shmb_mutex_kind(void); /* of a freshly formatted mutex */
 uint32_t shmb_mutex_owner(const struct shmb_runtime *runtime);
 int shmb_mutex_acquire(struct shmb_runtime *runtime, int kind, struct shmb_call *call);
-int shmb_mutex_mended(struct shmb_runtime *runtime);
+int shmb_mutex_mark_consistent(struct shmb_runtime *runtime);
 
 /* slots.c */
 bool shmb_claim_covers(const struct shmb_ring *ring, uint64_t word, uint32_t *entry);
-uint64_t shmb_place_of(const struct shmb_ring *ring, uint64_t ticket);
+uint64_t shmb_queue_place(const struct shmb_ring *ring, uint64_t ticket);
 /* Place of an item that may be older than the head `since`: see slots.c. */
 static inline uint64_t shmb_place_since(uint64_t ticket, uint64_t since, uint64_t capacity) {
     return ticket < since ? since - 1 - (since - 1 - ticket) % capacity : ticket;
@@ -326,29 +326,29 @@ void shmb_masses(const struct shmb_runtime *runtime, const double *raw, double *
 double shmb_largest_mass(const struct shmb_ring *ring);
 double shmb_default_priority(const struct shmb_runtime *runtime);
 bool shmb_draws_by_mass(const struct shmb_ring *ring, bool prioritized);
-struct shmb_totals shmb_totals_now(const struct shmb_ring *ring, bool prioritized);
+struct shmb_totals shmb_compute_totals(const struct shmb_ring *ring, bool prioritized);
 uint64_t shmb_greatest_bits(const double *numbers, uint64_t count);
-int shmb_priorities_in_order(struct shmb_ring *ring, const double *priorities, uint64_t count);
+int shmb_check_priorities(struct shmb_ring *ring, const double *priorities, uint64_t count);
 void shmb_ring_leaves(struct shmb_ring *ring); /* computes every leaf from words and raw priorities, and `length` */
 void shmb_ring_parents(struct shmb_ring *ring); /* computes every sum and minimum from the leaves */
 
-/* limiter.c: under the mutex, except for shmb_copy_of_setting and shmb_limits */
-struct shmb_limiter *shmb_limiter_of(struct shmb_runtime *runtime);
-struct shmb_setting shmb_copy_of_setting(const struct shmb_runtime *runtime);
-const struct shmb_ages *shmb_ages_of(const struct shmb_runtime *runtime);
+/* limiter.c: under the mutex, except for shmb_copy_setting and shmb_read_limits */
+struct shmb_limiter *shmb_get_limiter(struct shmb_runtime *runtime);
+struct shmb_setting shmb_copy_setting(const struct shmb_runtime *runtime);
+const struct shmb_ages *shmb_get_ages(const struct shmb_runtime *runtime);
 bool shmb_is_too_old(const struct shmb_ring *ring, uint64_t version, uint64_t place);
-bool shmb_counts_versions(const struct shmb_ring *ring);
-void shmb_begin_versions(struct shmb_runtime *runtime);
-void shmb_note_turn(struct shmb_ring *ring, uint64_t place, bool only_later);
-uint32_t shmb_limits(struct shmb_runtime *runtime); /* limits in force, of enum shmb_limit_kind */
-void shmb_promise(struct shmb_ring *ring, uint64_t elements);
-void shmb_settle(struct shmb_ring *ring, struct shmb_entry *entry);
-void shmb_wait_no_more(struct shmb_ring *ring, struct shmb_entry *entry, uint32_t sides);
-void shmb_count_limited(struct shmb_ring *ring);
-void shmb_note_base(struct shmb_ring *ring);
+bool shmb_is_counting_versions(const struct shmb_ring *ring);
+void shmb_begin_version_count(struct shmb_runtime *runtime);
+void shmb_move_version_base(struct shmb_ring *ring, uint64_t place, bool only_later);
+uint32_t shmb_read_limits(struct shmb_runtime *runtime); /* limits in force, of enum shmb_limit_kind */
+void shmb_begin_pending(struct shmb_ring *ring, uint64_t elements);
+void shmb_end_pending(struct shmb_ring *ring, struct shmb_entry *entry);
+void shmb_clear_waiting(struct shmb_ring *ring, struct shmb_entry *entry, uint32_t sides);
+void shmb_recount_pending(struct shmb_ring *ring);
+void shmb_prepare_base(struct shmb_ring *ring);
 void shmb_set_base(struct shmb_ring *ring);
 void shmb_restart_limiter(struct shmb_ring *ring, uint64_t write_count, uint64_t elements);
-void shmb_forget_insert(struct shmb_runtime *runtime);
+void shmb_uncount_insert(struct shmb_runtime *runtime);
 
 /* The next element that a queue hands out, and how often it was handed out. */
 struct shmb_place {
@@ -360,9 +360,9 @@ struct shmb_place shmb_queue_next(const struct shmb_ring *ring, const struct shm
 struct shmb_place shmb_queue_front(const struct shmb_ring *ring, struct shmb_limiter *limiter);
 uint64_t shmb_queue_oldest(const struct shmb_ring *ring, const struct shmb_limiter *limiter, struct shmb_place *next,
                            uint64_t count, uint64_t *first, int64_t *index, int64_t *tickets);
-uint64_t shmb_left_in_queue(const struct shmb_ring *ring, const struct shmb_limiter *limiter);
-uint64_t shmb_queued(const struct shmb_ring *ring);
-void shmb_pass_the_forgotten(struct shmb_ring *ring);
+uint64_t shmb_count_ready_in_queue(const struct shmb_ring *ring, const struct shmb_limiter *limiter);
+uint64_t shmb_count_queued(const struct shmb_ring *ring);
+void shmb_skip_emptied(struct shmb_ring *ring);
 
 /* ledger.c: deliveries of items, under the mutex: see ledger.h */
 
@@ -371,28 +371,28 @@ bool shmb_sharing_begin(struct shmb_ring *ring);
 void shmb_sharing_end(struct shmb_ring *ring);
 bool shmb_plan_rows(struct shmb_ring *ring, const struct shmb_rows *rows, uint64_t count, const uint32_t *streams); /* no lock */
 bool shmb_plan_slots(struct shmb_ring *ring, uint64_t count, bool keeps); /* no lock */
-int shmb_claim_wholes(struct shmb_ring *ring, uint64_t first);
+int shmb_claim_own_rows(struct shmb_ring *ring, uint64_t first);
 int shmb_unlink_slots(struct shmb_ring *ring);
-void shmb_note_nexts(struct shmb_ring *ring);
-void shmb_join_back(struct shmb_ring *ring);
-void shmb_join(struct shmb_ring *ring);
-uint64_t shmb_mend_links(struct shmb_ring *ring, uint64_t head, bool drops);
-bool shmb_link_in_order(const struct shmb_ring *ring, uint64_t slot, uint64_t head);
+void shmb_store_nexts(struct shmb_ring *ring);
+void shmb_store_back_links(struct shmb_ring *ring);
+void shmb_store_links(struct shmb_ring *ring);
+uint64_t shmb_repair_links(struct shmb_ring *ring, uint64_t head, bool drops);
+bool shmb_is_valid_link(const struct shmb_ring *ring, uint64_t slot, uint64_t head);
 /* The result is always within this process's mappings, even if the link is damaged. Other code detects the damage. */
-static inline const unsigned char *shmb_next_at(const struct shmb_ring *ring, unsigned which, uint64_t slot, uint64_t next) {
-    const struct shmb_once *once = &ring->once[which];
-    uint64_t ahead = SHMB_AHEAD_OF(next), there = slot + ahead;
-    if (next & SHMB_WHOLE) return once->wholes + (ahead < ring->wholes ? ahead : 0) * once->bytes;
-    if (there >= ring->capacity) there -= ring->capacity;
-    return ring->leaves[once->root].base + (there < ring->capacity ? there : slot) * once->bytes;
+static inline const unsigned char *shmb_next_address(const struct shmb_ring *ring, unsigned which, uint64_t slot, uint64_t next) {
+    const struct shmb_shared_leaf *shared = &ring->shared[which];
+    uint64_t ahead = SHMB_AHEAD_OF(next), target = slot + ahead;
+    if (next & SHMB_OWN_ROW) return shared->own_rows + (ahead < ring->own_rows ? ahead : 0) * shared->bytes;
+    if (target >= ring->capacity) target -= ring->capacity;
+    return ring->leaves[shared->root].base + (target < ring->capacity ? target : slot) * shared->bytes;
 }
 void shmb_copy_next(const struct shmb_ring *ring, uint64_t slot, uint64_t next, unsigned char *const *out, uint64_t row);
 void shmb_fill_nexts(struct shmb_ring *ring, const unsigned char *const *from, uint64_t skip_rows, uint64_t first, uint64_t rows);
-static inline uint64_t shmb_next_of(const struct shmb_ring *ring, uint64_t slot) {
+static inline uint64_t shmb_read_next(const struct shmb_ring *ring, uint64_t slot) {
     return ring->plan ? atomic_load_explicit(&ring->nexts[slot], SYNC_SLOT_NEXT_ACQUIRE) : 0;
 }
 /* The second look at the link, after the second look at the word. */
-static inline bool shmb_next_holds(const struct shmb_ring *ring, uint64_t slot, uint64_t next) {
+static inline bool shmb_link_still_holds(const struct shmb_ring *ring, uint64_t slot, uint64_t next) {
     return !ring->plan || atomic_load_explicit(&ring->nexts[slot], memory_order_relaxed) == next;
 }
 
@@ -405,19 +405,19 @@ void shmb_repair(struct shmb_ring *ring);
 /* section.c */
 int shmb_lock(struct shmb_ring *ring, struct shmb_call *call);
 void shmb_unlock(struct shmb_ring *ring);
-bool shmb_lock_no_more(struct shmb_ring *ring, struct shmb_call *call);
+bool shmb_disable_lock(struct shmb_ring *ring, struct shmb_call *call);
 
 /* turns.c: under the mutex, except for functions that take a `call` or sleep */
 /* returns the entry to wake, whose turn is next; SHMB_ENTRIES: none */
-uint32_t shmb_give_back_turn(struct shmb_ring *ring);
+uint32_t shmb_return_turn(struct shmb_ring *ring);
 bool shmb_waits_behind_a_turn(struct shmb_ring *ring);
 bool shmb_is_being_written(struct shmb_ring *ring, uint64_t slot);
 bool shmb_others_are_writing(struct shmb_ring *ring);
-int shmb_give_up_turn(struct shmb_ring *ring, struct shmb_call *call);
+int shmb_cancel_turn(struct shmb_ring *ring, struct shmb_call *call);
 int shmb_forfeit_turn(struct shmb_ring *ring, struct shmb_call *call, uint32_t entry, uint64_t turn);
 void shmb_wake_waiters(struct shmb_runtime *runtime);
-void shmb_wake_behind(struct shmb_ring *ring);
-void shmb_wake_in_turn(struct shmb_ring *ring, uint32_t entry);
+void shmb_wake_after_claim(struct shmb_ring *ring);
+void shmb_wake_turn(struct shmb_ring *ring, uint32_t entry);
 int shmb_wait_progress(struct shmb_ring *ring, uint32_t seen, int64_t timeout_ns);
 
 /* consumer_version.c */
@@ -425,17 +425,17 @@ enum shmb_version_change { SHMB_VERSION_SET = 0, SHMB_VERSION_ADD = 1, SHMB_VERS
 uint64_t shmb_consumer_version(struct shmb_runtime *runtime, enum shmb_version_change change, uint64_t value);
 
 /* records.c: the byte ring */
-int shmb_batch_in_order(struct shmb_ring *ring, const struct shmb_batch *batch, uint64_t bytes);
+int shmb_check_batch(struct shmb_ring *ring, const struct shmb_batch *batch, uint64_t bytes);
 bool shmb_bytes_are_being_written(struct shmb_ring *ring);
 bool shmb_evicts_from(const struct shmb_ring *ring, uint64_t place, uint64_t since, uint64_t bytes);
 void shmb_claim_bytes(struct shmb_ring *ring);
 void shmb_fill_records(struct shmb_ring *ring);
-bool shmb_extent_in_order(const struct shmb_ring *ring, struct shmb_extent extent);
-bool shmb_lies_in_use(const struct shmb_ring *ring, struct shmb_extent extent);
+bool shmb_is_valid_extent(const struct shmb_ring *ring, struct shmb_extent extent);
+bool shmb_is_extent_in_use(const struct shmb_ring *ring, struct shmb_extent extent);
 static inline unsigned char *shmb_record_at(const struct shmb_ring *ring, uint64_t position) {
     return ring->bytes + position % ring->max_bytes;
 }
-bool shmb_span_in_order(const struct shmb_ring *ring);
+bool shmb_is_valid_span(const struct shmb_ring *ring);
 uint64_t shmb_oldest_ticket(const struct shmb_ring *ring);
 uint64_t shmb_relink(struct shmb_ring *ring, const int64_t *slots, uint64_t count);
 
@@ -453,18 +453,18 @@ uint32_t shmb_row_checksum(const struct shmb_ring *ring, uint64_t slot, uint64_t
 /* commit.c */
 void shmb_claim_parents(struct shmb_ring *ring); /* under the mutex, as is the next function */
 void shmb_abort_claim(struct shmb_ring *ring);
-int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given);
+int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool has_priorities);
 int shmb_abort(struct shmb_ring *ring, struct shmb_call *call);
 
 /* claim.c */
-enum { SHMB_KEEPS = 2 }; /* in-place write that changes no observation and no next observation */
+enum { SHMB_KEEPS_OBSERVATIONS = 2 }; /* in-place write that changes no observation and no next observation */
 int shmb_claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, const struct shmb_batch *batch,
                     const uint32_t *streams, uint64_t *first);
 int shmb_claim_rows(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, const struct shmb_rows *rows,
                     const uint32_t *streams, uint64_t *first);
 int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64_t *slots, uint64_t count,
-                     int in_place, const int64_t *tickets, unsigned char *kept, const struct shmb_batch *batch,
-                     uint64_t *taken);
+                     int in_place, const int64_t *tickets, unsigned char *accepted, const struct shmb_batch *batch,
+                     uint64_t *claimed_rows);
 int shmb_empty(struct shmb_ring *ring, struct shmb_call *call, bool keep_write_count);
 int shmb_restore(struct shmb_ring *ring, struct shmb_call *call, uint64_t wanted, uint64_t write_count,
                  double max_priority);
@@ -476,7 +476,7 @@ int shmb_leave(struct shmb_ring *ring, struct shmb_call *call);
 int shmb_reap(struct shmb_ring *ring, struct shmb_call *call, uint32_t entry, uint64_t incarnation, bool *freed);
 
 /* priorities.c */
-int shmb_indices_in_order(struct shmb_ring *ring, const int64_t *index, uint64_t count, uint64_t bound);
+int shmb_check_indices(struct shmb_ring *ring, const int64_t *index, uint64_t count, uint64_t bound);
 int shmb_update(struct shmb_ring *ring, struct shmb_call *call, const int64_t *index, const int64_t *tickets,
                 const double *priorities, uint64_t count, uint64_t *applied);
 int shmb_set_alpha(struct shmb_ring *ring, struct shmb_call *call, double alpha, double eps, bool bind);
@@ -495,7 +495,7 @@ int shmb_read_records(struct shmb_ring *ring, struct shmb_call *call, const int6
                       struct shmb_arena *arena, int64_t *tickets);
 
 /* Counters that are consistent with one another. */
-struct shmb_moment {
+struct shmb_snapshot_counters {
     uint64_t byte_tail, byte_head;
     uint64_t head, write_count;
     double max_priority;
@@ -506,11 +506,11 @@ struct shmb_moment {
 /* snapshot.c */
 uint64_t shmb_copy_slots(struct shmb_ring *ring, uint64_t first, uint64_t count, unsigned char *const *out,
                          int64_t *tickets);
-int shmb_copy_moment(struct shmb_ring *ring, struct shmb_call *call, unsigned char *const *out, int64_t *tickets,
-                     uint64_t *sources, double *raw, struct shmb_moment *moment);
-int shmb_span(struct shmb_ring *ring, struct shmb_call *call, uint64_t span[3]);
-int shmb_records_moment(struct shmb_ring *ring, struct shmb_call *call, uint64_t from, unsigned char *out, uint64_t room,
+int shmb_finish_snapshot(struct shmb_ring *ring, struct shmb_call *call, unsigned char *const *out, int64_t *tickets,
+                     uint64_t *sources, double *raw, struct shmb_snapshot_counters *counters);
+int shmb_read_span(struct shmb_ring *ring, struct shmb_call *call, uint64_t span[3]);
+int shmb_finish_records_snapshot(struct shmb_ring *ring, struct shmb_call *call, uint64_t from, unsigned char *out, uint64_t space,
                         int64_t *tickets, struct shmb_extent *extents, uint64_t *sources, double *raw,
-                        struct shmb_moment *moment);
+                        struct shmb_snapshot_counters *counters);
 
 #endif

@@ -7,9 +7,9 @@
 #include "core/ring.h"
 #include "core/weighing.h"
 
-#define ROUNDS 8        /* attempts without the lock; rows that still change are then drawn and copied under it */
+#define MAX_ROUNDS 8        /* attempts without the lock; rows that still change are then drawn and copied under it */
 #define LOCKED_DRAWS 512 /* draws in one locked section, some tens of microseconds */
-#define REJECTIONS 64   /* uniform draws of slots without an item, before a scan finds the items */
+#define MAX_REJECTIONS 64   /* uniform draws of slots without an item, before a scan finds the items */
 
 struct draw {
     uint64_t word;
@@ -31,7 +31,7 @@ struct random {
 
 static double uniform(struct random *random) { return (double)(random_at(random->key, random->next++) >> 11) * 0x1p-53; }
 
-static uint64_t below(struct random *random, uint64_t bound) {
+static uint64_t draw_below(struct random *random, uint64_t bound) {
     return (uint64_t)(((unsigned __int128)random_at(random->key, random->next++) * bound) >> 64);
 }
 
@@ -90,23 +90,23 @@ static void copy_rows(const struct shmb_ring *ring, const int64_t *index, const 
 /* Copies next observations that are stored once. If one moves during its copy, it is copied again. */
 static void copy_nexts(const struct shmb_ring *ring, const int64_t *index, const uint32_t *rows, uint64_t count,
                        unsigned char *const *out, const struct draw *draws, uint64_t *nexts) {
-    for (uint64_t i = 0; i < count; i++) nexts[i] = shmb_next_of(ring, (uint64_t)index[rows[i]]);
-    for (unsigned which = 0; which < ring->n_once; which++) {
-        uint64_t bytes = ring->once[which].bytes, ahead = bytes < AHEAD_BYTES ? 2 * AHEAD_BYTES / bytes : 2;
-        unsigned char *to = out[ring->once[which].leaf];
-        for (uint64_t i = 0; i < ahead && i < count; i++) fetch(shmb_next_at(ring, which, (uint64_t)index[rows[i]], nexts[i]), bytes);
+    for (uint64_t i = 0; i < count; i++) nexts[i] = shmb_read_next(ring, (uint64_t)index[rows[i]]);
+    for (unsigned which = 0; which < ring->n_shared; which++) {
+        uint64_t bytes = ring->shared[which].bytes, ahead = bytes < AHEAD_BYTES ? 2 * AHEAD_BYTES / bytes : 2;
+        unsigned char *to = out[ring->shared[which].leaf];
+        for (uint64_t i = 0; i < ahead && i < count; i++) fetch(shmb_next_address(ring, which, (uint64_t)index[rows[i]], nexts[i]), bytes);
         for (uint64_t i = 0; i < count; i++) {
             uint64_t then = i + ahead;
-            if (then < count) fetch(shmb_next_at(ring, which, (uint64_t)index[rows[then]], nexts[then]), bytes);
-            memcpy(to + rows[i] * bytes, shmb_next_at(ring, which, (uint64_t)index[rows[i]], nexts[i]), bytes);
+            if (then < count) fetch(shmb_next_address(ring, which, (uint64_t)index[rows[then]], nexts[then]), bytes);
+            memcpy(to + rows[i] * bytes, shmb_next_address(ring, which, (uint64_t)index[rows[i]], nexts[i]), bytes);
         }
         CP(sample_copy);
     }
     atomic_thread_fence(SYNC_SLOT_NEXT_ACQUIRE);
     for (uint64_t i = 0; i < count; i++) {
         uint64_t slot = (uint64_t)index[rows[i]];
-        while (!shmb_next_holds(ring, slot, nexts[i]) && shmb_still_holds(ring, slot, draws[rows[i]].word)) {
-            nexts[i] = shmb_next_of(ring, slot);
+        while (!shmb_link_still_holds(ring, slot, nexts[i]) && shmb_still_holds(ring, slot, draws[rows[i]].word)) {
+            nexts[i] = shmb_read_next(ring, slot);
             shmb_copy_next(ring, slot, nexts[i], out, rows[i]);
             atomic_thread_fence(SYNC_SLOT_NEXT_ACQUIRE);
         }
@@ -123,9 +123,9 @@ static inline uint64_t child_of(const double *c, double *x) {
     unsigned quarter = (unsigned)(at >= before[1]) + (unsigned)(at >= before[2]) + (unsigned)(at >= before[3]);
     at -= before[quarter];
     const double *d = c + 4 * quarter;
-    double within[4] = {0, d[0], d[0] + d[1], (d[0] + d[1]) + d[2]};
-    unsigned place = (unsigned)(at >= within[1]) + (unsigned)(at >= within[2]) + (unsigned)(at >= within[3]);
-    at -= within[place];
+    double inner[4] = {0, d[0], d[0] + d[1], (d[0] + d[1]) + d[2]};
+    unsigned place = (unsigned)(at >= inner[1]) + (unsigned)(at >= inner[2]) + (unsigned)(at >= inner[3]);
+    at -= inner[place];
     int child = (int)(4 * quarter + place);
     if (__builtin_expect(!(c[child] > 0), 0)) {
         int nearest = child;
@@ -172,7 +172,7 @@ static void draw_by_mass(struct shmb_ring *ring, struct random *random, const ui
 static inline void locate_record(const struct shmb_ring *ring, uint64_t slot, struct shmb_arena *arena, uint64_t row) {
     struct shmb_extent extent = ring->extents[slot];
     arena->starts[row] = (int64_t)arena->used;
-    if (!shmb_extent_in_order(ring, extent)) extent = (struct shmb_extent){0, 0}; /* it changed while it was read */
+    if (!shmb_is_valid_extent(ring, extent)) extent = (struct shmb_extent){0, 0}; /* it changed while it was read */
     arena->sizes[row] = (int64_t)extent.bytes;
     arena->positions[row] = extent.position;
     arena->used += (extent.bytes + 7) & ~(uint64_t)7;
@@ -183,17 +183,17 @@ static inline void copy_record(const struct shmb_ring *ring, const struct shmb_a
 }
 
 /* True if a record, or its copy, belongs to that ticket and position, according to its header. */
-static inline bool is_the_record(const struct shmb_record *record, const struct shmb_arena *arena, uint64_t row,
+static inline bool is_expected_record(const struct shmb_record *record, const struct shmb_arena *arena, uint64_t row,
                                  uint64_t ticket) {
     return arena->sizes[row] > 0 && record->ticket == ticket && record->position == arena->positions[row] &&
            record->bytes == (uint64_t)arena->sizes[row];
 }
 
-static inline const struct shmb_record *in_ring(const struct shmb_ring *ring, const struct shmb_arena *arena, uint64_t row) {
+static inline const struct shmb_record *record_in_ring(const struct shmb_ring *ring, const struct shmb_arena *arena, uint64_t row) {
     return (const struct shmb_record *)shmb_record_at(ring, arena->positions[row]);
 }
 
-static inline const struct shmb_record *in_arena(const struct shmb_arena *arena, uint64_t row) {
+static inline const struct shmb_record *record_in_arena(const struct shmb_arena *arena, uint64_t row) {
     return (const struct shmb_record *)(arena->data + arena->starts[row]);
 }
 
@@ -218,19 +218,19 @@ static void draw_uniformly(struct shmb_ring *ring, struct random *random, const 
         uint64_t word = 0, slot = 0;
         int tries = 0;
         do {
-            slot = low + below(random, head - low);
+            slot = low + draw_below(random, head - low);
             /* otherwise it is below the capacity, and a division would take longer than all the rest */
             if (ring->bytes) slot %= ring->capacity;
             word = atomic_load_explicit(&ring->words[slot], memory_order_relaxed);
-        } while (SHMB_STATE(word) != SHMB_COMMITTED && ++tries < REJECTIONS);
-        uint64_t lane = ring->lanes > 1 ? below(random, ring->lanes) : 0;
+        } while (SHMB_STATE(word) != SHMB_COMMITTED && ++tries < MAX_REJECTIONS);
+        uint64_t lane = ring->lanes > 1 ? draw_below(random, ring->lanes) : 0;
         index[rows[i]] = (int64_t)(slot * ring->lanes + lane);
         draws[rows[i]] = (struct draw){word, 0};
         if (SHMB_STATE(word) != SHMB_COMMITTED) ranks[left][1] = rows[i], left++;
     }
     if (left == 0) return;
     uint64_t length = atomic_load_explicit(&ring->runtime->length, memory_order_relaxed), rank = 0, next = 0;
-    for (uint64_t i = 0; i < left; i++) ranks[i][0] = below(random, length);
+    for (uint64_t i = 0; i < left; i++) ranks[i][0] = draw_below(random, length);
     qsort(ranks, left, sizeof ranks[0], by_rank);
     for (uint64_t slot = 0; slot < reached && next < left; slot++) {
         uint64_t word = atomic_load_explicit(&ring->words[slot], memory_order_relaxed);
@@ -288,11 +288,11 @@ struct gathering {
     _Atomic uint64_t changed;
 };
 
-#define DIVES_BYTES 16 /* cost of the random access to a leaf of a row, in bytes that could be copied meanwhile */
+#define CACHE_MISS_BYTES 16 /* cost of the random access to a leaf of a row, in bytes that could be copied meanwhile */
 
 /* Rows that changed during the copy get the word EMPTY, which no drawn row has. */
-static void gather_rows(void *what, uint64_t first, uint64_t end) {
-    struct gathering *with = what;
+static void gather_rows(void *context, uint64_t first, uint64_t end) {
+    struct gathering *with = context;
     const struct shmb_ring *ring = with->ring;
     const uint32_t *rows = with->rows + first;
     uint64_t count = end - first, changed = 0;
@@ -323,7 +323,7 @@ int shmb_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, 
     for (uint64_t i = 0; i < count; i++) rows[i] = (uint32_t)i;
     *redrawn = 0;
     for (int round = 0; left > 0; round++) {
-        bool with_the_lock = round >= ROUNDS;
+        bool locked = round >= MAX_ROUNDS;
         for (uint64_t from = 0; from < left; from += LOCKED_DRAWS) {
             uint64_t n = left - from < LOCKED_DRAWS ? left - from : LOCKED_DRAWS;
             if ((status = shmb_lock(ring, call)) != SHMB_OK) goto out;
@@ -339,39 +339,39 @@ int shmb_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, 
                 goto out;
             }
             for (uint64_t i = 0; ring->plan && i < n; i++) __builtin_prefetch(&ring->nexts[index[rows[from + i]]]);
-            if (round == 0 && from == 0) shmb_drawn_from = shmb_totals_now(ring, prioritized);
+            if (round == 0 && from == 0) shmb_last_draw_totals = shmb_compute_totals(ring, prioritized);
             for (uint64_t i = 0; arena && i < n; i++) /* under the same lock as the words, to which they belong */
                 locate_record(ring, (uint64_t)index[rows[from + i]], arena, rows[from + i]);
-            if (with_the_lock && arena && arena->used <= arena->room)
+            if (locked && arena && arena->used <= arena->space)
                 for (uint64_t i = 0; i < n; i++) copy_record(ring, arena, rows[from + i]);
-            if (with_the_lock && out)
-                for (uint64_t i = 0; i < n; i++) copy_row(ring, (uint64_t)index[rows[from + i]], shmb_next_of(ring, (uint64_t)index[rows[from + i]]), out, rows[from + i]);
+            if (locked && out)
+                for (uint64_t i = 0; i < n; i++) copy_row(ring, (uint64_t)index[rows[from + i]], shmb_read_next(ring, (uint64_t)index[rows[from + i]]), out, rows[from + i]);
             shmb_unlock(ring);
             CP(sample_unlocked);
             if (weights) weigh(draws, rows + from, n, beta, weights);
         }
-        if (arena && arena->used > arena->room) {
+        if (arena && arena->used > arena->space) {
             shmb_refusal.needed = arena->used;
             status = SHMB_NO_ROOM;
             for (uint64_t i = 0; i < left; i++) { /* a damaged size must not become a request for memory */
                 uint32_t row = rows[i];
-                bool there;
-                SHMB_OPTIMISTIC(there = is_the_record(in_ring(ring, arena, row), arena, row, (uint64_t)tickets[row]));
-                if (there) continue;
+                bool found;
+                SHMB_OPTIMISTIC(found = is_expected_record(record_in_ring(ring, arena, row), arena, row, (uint64_t)tickets[row]));
+                if (found) continue;
                 atomic_thread_fence(SYNC_SLOT_CLAIM_ACQUIRE);
                 uint64_t slot = shmb_slot_of(ring, (uint64_t)index[row]);
                 if (shmb_still_holds(ring, slot, draws[row].word)) shmb_refusal.bad_at = slot, status = SHMB_DAMAGED;
             }
             goto out;
         }
-        if (with_the_lock || (out == NULL && arena == NULL)) break;
+        if (locked || (out == NULL && arena == NULL)) break;
         for (uint64_t i = 0; arena && i < left; i++) {
             if (i + 4 < left) __builtin_prefetch(shmb_record_at(ring, arena->positions[rows[i + 4]]));
             SHMB_OPTIMISTIC(copy_record(ring, arena, rows[i]));
             CP(sample_copy);
         }
         struct gathering with = {ring, index, rows, out, draws, nexts, 0};
-        shmb_divide(gather_rows, &with, left, out ? ring->row_bytes / ring->lanes + DIVES_BYTES * ring->n_leaves : 1);
+        shmb_divide(gather_rows, &with, left, out ? ring->row_bytes / ring->lanes + CACHE_MISS_BYTES * ring->n_leaves : 1);
         uint64_t changed = 0, all = atomic_load_explicit(&with.changed, memory_order_relaxed);
         for (uint64_t i = 0; changed < all; i++)
             if (draws[rows[i]].word == SHMB_WORD(0, SHMB_EMPTY)) rows[changed++] = rows[i];
@@ -380,7 +380,7 @@ int shmb_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, 
         left = changed;
     }
     for (uint64_t i = 0; arena && i < count; i++)
-        if (!is_the_record(in_arena(arena, i), arena, i, (uint64_t)tickets[i])) {
+        if (!is_expected_record(record_in_arena(arena, i), arena, i, (uint64_t)tickets[i])) {
             shmb_refusal.bad_at = (uint64_t)index[i];
             status = SHMB_DAMAGED;
             goto out;
@@ -401,23 +401,23 @@ out:
 }
 
 /* Reads one element. Repeats until the copy is consistent, or the slot has no item. */
-static int read_one(struct shmb_ring *ring, struct shmb_call *call, uint64_t element, unsigned char *const *out, uint64_t row,
+static int read_element(struct shmb_ring *ring, struct shmb_call *call, uint64_t element, unsigned char *const *out, uint64_t row,
                     int64_t *ticket) {
     const uint64_t slot = shmb_slot_of(ring, element);
     *ticket = -1;
     for (int round = 0;; round++) {
-        bool with_the_lock = round >= ROUNDS;
-        int status = with_the_lock ? shmb_lock(ring, call) : SHMB_OK;
+        bool locked = round >= MAX_ROUNDS;
+        int status = locked ? shmb_lock(ring, call) : SHMB_OK;
         if (status != SHMB_OK) return status;
         uint64_t word = atomic_load_explicit(&ring->words[slot], SYNC_SLOT_COMMIT_ACQUIRE);
         bool committed = SHMB_STATE(word) == SHMB_COMMITTED;
-        uint64_t next = shmb_next_of(ring, slot);
+        uint64_t next = shmb_read_next(ring, slot);
         if (committed) SHMB_OPTIMISTIC(copy_row(ring, element, next, out, row));
         atomic_thread_fence(SYNC_SLOT_CLAIM_ACQUIRE);
-        bool kept = committed && shmb_next_holds(ring, slot, next) && shmb_still_holds(ring, slot, word);
-        if (with_the_lock) shmb_unlock(ring);
-        if (kept) *ticket = (int64_t)SHMB_TICKET(word);
-        if (kept || !committed) return SHMB_OK;
+        bool valid = committed && shmb_link_still_holds(ring, slot, next) && shmb_still_holds(ring, slot, word);
+        if (locked) shmb_unlock(ring);
+        if (valid) *ticket = (int64_t)SHMB_TICKET(word);
+        if (valid || !committed) return SHMB_OK;
     }
 }
 
@@ -446,7 +446,7 @@ int shmb_read(struct shmb_ring *ring, struct shmb_call *call, const int64_t *ind
             if (!ring->plan && shmb_still_holds(ring, shmb_slot_of(ring, element), words[i]))
                 tickets[row] = (int64_t)SHMB_TICKET(words[i]);
             else
-                status = read_one(ring, call, element, out, row, &tickets[row]);
+                status = read_element(ring, call, element, out, row, &tickets[row]);
             if (status != SHMB_OK) return status;
         }
         for (uint64_t i = from; i < end; i++) *missing += tickets[i] < 0;
@@ -471,8 +471,8 @@ int shmb_read_records(struct shmb_ring *ring, struct shmb_call *call, const int6
         uint64_t slot = (uint64_t)index[i], before = arena->used;
         SHMB_OPTIMISTIC(fetch_soon(ring, index, count, i));
         for (int round = 0;; round++) {
-            bool with_the_lock = round >= ROUNDS;
-            int status = with_the_lock ? shmb_lock(ring, call) : SHMB_OK;
+            bool locked = round >= MAX_ROUNDS;
+            int status = locked ? shmb_lock(ring, call) : SHMB_OK;
             if (status != SHMB_OK) return status;
             uint64_t word = atomic_load_explicit(&ring->words[slot], SYNC_SLOT_COMMIT_ACQUIRE);
             bool committed = SHMB_STATE(word) == SHMB_COMMITTED;
@@ -481,22 +481,22 @@ int shmb_read_records(struct shmb_ring *ring, struct shmb_call *call, const int6
             arena->sizes[i] = 0;
             tickets[i] = -1;
             if (committed) SHMB_OPTIMISTIC(locate_record(ring, slot, arena, i));
-            bool there = false;
-            if (committed) SHMB_OPTIMISTIC(there = is_the_record(in_ring(ring, arena, i), arena, i, SHMB_TICKET(word)));
-            if (there && arena->used <= arena->room) SHMB_OPTIMISTIC(copy_record(ring, arena, i));
+            bool found = false;
+            if (committed) SHMB_OPTIMISTIC(found = is_expected_record(record_in_ring(ring, arena, i), arena, i, SHMB_TICKET(word)));
+            if (found && arena->used <= arena->space) SHMB_OPTIMISTIC(copy_record(ring, arena, i));
             atomic_thread_fence(SYNC_SLOT_CLAIM_ACQUIRE);
-            bool kept = committed && shmb_still_holds(ring, slot, word);
-            if (with_the_lock) shmb_unlock(ring);
-            if (kept && !there) {
+            bool valid = committed && shmb_still_holds(ring, slot, word);
+            if (locked) shmb_unlock(ring);
+            if (valid && !found) {
                 shmb_refusal.bad_at = slot;
                 return SHMB_DAMAGED;
             }
-            if (kept) tickets[i] = (int64_t)SHMB_TICKET(word);
-            if (kept || !committed) break;
+            if (valid) tickets[i] = (int64_t)SHMB_TICKET(word);
+            if (valid || !committed) break;
             arena->used = before;
             arena->sizes[i] = 0;
         }
     }
     shmb_refusal.needed = arena->used;
-    return arena->used > arena->room ? SHMB_NO_ROOM : SHMB_OK;
+    return arena->used > arena->space ? SHMB_NO_ROOM : SHMB_OK;
 }

@@ -26,53 +26,53 @@ uint64_t shmb_copy_slots(struct shmb_ring *ring, uint64_t first, uint64_t count,
         int64_t now = ticket_of(word);
         if (now == tickets[slot]) continue;
         changed++;
-        uint64_t next = shmb_next_of(ring, slot);
+        uint64_t next = shmb_read_next(ring, slot);
         if (now >= 0) SHMB_OPTIMISTIC(copy_slot(ring, slot, next, out));
         atomic_thread_fence(SYNC_SLOT_CLAIM_ACQUIRE);
-        bool kept = now >= 0 && shmb_next_holds(ring, slot, next) && shmb_still_holds(ring, slot, word);
-        tickets[slot] = kept ? now : -1;
+        bool valid = now >= 0 && shmb_link_still_holds(ring, slot, next) && shmb_still_holds(ring, slot, word);
+        tickets[slot] = valid ? now : -1;
     }
     return changed;
 }
 
 /* Copies the other data of the items while the mutex is held. For slots that are being written they are meaningless.
  * For slots that were never written they stay as the caller initialised them. */
-static void note_moment(const struct shmb_ring *ring, uint64_t *sources, double *raw, struct shmb_moment *moment) {
-    uint64_t reached = shmb_reached(ring);
+static void copy_item_data(const struct shmb_ring *ring, uint64_t *sources, double *raw, struct shmb_snapshot_counters *counters) {
+    uint64_t reached = shmb_written_slots(ring);
     for (uint64_t slot = 0; slot < reached; slot++) sources[slot] = __atomic_load_n(&ring->sources[slot], __ATOMIC_RELAXED);
     for (uint64_t e = 0; e < reached * ring->lanes; e++) __atomic_load(&ring->raw[e], &raw[e], __ATOMIC_RELAXED);
-    moment->head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
-    moment->write_count = atomic_load_explicit(&ring->runtime->write_count, memory_order_relaxed);
-    moment->max_priority = ring->runtime->max_priority;
-    CP(copy_moment);
+    counters->head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
+    counters->write_count = atomic_load_explicit(&ring->runtime->write_count, memory_order_relaxed);
+    counters->max_priority = ring->runtime->max_priority;
+    CP(copy_snapshot);
 }
 
 /* The last round. Claims are impossible meanwhile, so committed items do not change. */
-int shmb_copy_moment(struct shmb_ring *ring, struct shmb_call *call, unsigned char *const *out, int64_t *tickets,
-                     uint64_t *sources, double *raw, struct shmb_moment *moment) {
+int shmb_finish_snapshot(struct shmb_ring *ring, struct shmb_call *call, unsigned char *const *out, int64_t *tickets,
+                     uint64_t *sources, double *raw, struct shmb_snapshot_counters *counters) {
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
-    for (uint64_t slot = 0, reached = shmb_reached(ring); slot < reached; slot++) {
+    for (uint64_t slot = 0, reached = shmb_written_slots(ring); slot < reached; slot++) {
         int64_t now = ticket_of(atomic_load_explicit(&ring->words[slot], memory_order_relaxed));
-        if (now >= 0 && now != tickets[slot]) copy_slot(ring, slot, shmb_next_of(ring, slot), out);
+        if (now >= 0 && now != tickets[slot]) copy_slot(ring, slot, shmb_read_next(ring, slot), out);
         tickets[slot] = now;
     }
-    note_moment(ring, sources, raw, moment);
+    copy_item_data(ring, sources, raw, counters);
     shmb_unlock(ring);
     return SHMB_OK;
 }
 
-static int refused_as_damaged(struct shmb_ring *ring) {
+static int report_damage(struct shmb_ring *ring) {
     shmb_refusal.bad_at = SHMB_NO_SLOT;
     shmb_unlock(ring);
     return SHMB_DAMAGED;
 }
 
 /* span: the tail, the position below which no claim is writing, and the head. */
-int shmb_span(struct shmb_ring *ring, struct shmb_call *call, uint64_t span[3]) {
+int shmb_read_span(struct shmb_ring *ring, struct shmb_call *call, uint64_t span[3]) {
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
-    if (!shmb_span_in_order(ring)) return refused_as_damaged(ring);
+    if (!shmb_is_valid_span(ring)) return report_damage(ring);
     span[0] = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
     span[1] = span[2] = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
     for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
@@ -88,29 +88,29 @@ int shmb_span(struct shmb_ring *ring, struct shmb_call *call, uint64_t span[3]) 
 }
 
 /* Copies everything under one lock, except bytes below `from`, which were copied before. SHMB_NO_ROOM: there are
- * more than `room` bytes from there on. */
-int shmb_records_moment(struct shmb_ring *ring, struct shmb_call *call, uint64_t from, unsigned char *out, uint64_t room,
+ * more than `space` bytes from there on. */
+int shmb_finish_records_snapshot(struct shmb_ring *ring, struct shmb_call *call, uint64_t from, unsigned char *out, uint64_t space,
                         int64_t *tickets, struct shmb_extent *extents, uint64_t *sources, double *raw,
-                        struct shmb_moment *moment) {
+                        struct shmb_snapshot_counters *counters) {
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
-    if (!shmb_span_in_order(ring)) return refused_as_damaged(ring);
-    moment->byte_tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
-    moment->byte_head = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
-    if (from < moment->byte_tail) from = moment->byte_tail;
-    uint64_t needed = moment->byte_head - from;
-    if (needed > room) {
+    if (!shmb_is_valid_span(ring)) return report_damage(ring);
+    counters->byte_tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
+    counters->byte_head = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
+    if (from < counters->byte_tail) from = counters->byte_tail;
+    uint64_t needed = counters->byte_head - from;
+    if (needed > space) {
         shmb_refusal.needed = needed;
         shmb_unlock(ring);
         return SHMB_NO_ROOM;
     }
     /* includes records that are being written, which have no ticket */
     SHMB_OPTIMISTIC(memcpy(out, shmb_record_at(ring, from), needed));
-    const uint64_t reached = shmb_reached(ring);
+    const uint64_t reached = shmb_written_slots(ring);
     for (uint64_t slot = 0; slot < reached; slot++)
         tickets[slot] = ticket_of(atomic_load_explicit(&ring->words[slot], memory_order_relaxed));
     memcpy(extents, ring->extents, reached * sizeof *extents);
-    note_moment(ring, sources, raw, moment);
+    copy_item_data(ring, sources, raw, counters);
     shmb_unlock(ring);
     return SHMB_OK;
 }

@@ -27,7 +27,7 @@ static inline void fetch_row(const unsigned char *at, uint64_t bytes) {
 }
 
 /* True if the slots of a stack hold the expected items. */
-static bool are_held(const struct shmb_ring *ring, const struct shmb_stacks *stacks, uint64_t first) {
+static bool are_items_valid(const struct shmb_ring *ring, const struct shmb_stacks *stacks, uint64_t first) {
     for (uint64_t step = first; step < first + stacks->steps; step++) {
         uint64_t slot = shmb_slot_of(ring, (uint64_t)stacks->index[step]);
         uint64_t word = atomic_load_explicit(&ring->words[slot], SYNC_SLOT_COMMIT_ACQUIRE);
@@ -61,15 +61,15 @@ static void copy_columns(const struct shmb_ring *ring, const struct shmb_stacks 
 /* Copies next observations that are stored once. */
 static void copy_nexts_of(const struct shmb_ring *ring, const struct shmb_stacks *stacks, unsigned char *const *out, uint64_t row,
                           uint64_t slot, uint64_t next) {
-    for (unsigned which = 0; which < ring->n_once; which++) {
-        const struct shmb_once *once = &ring->once[which];
-        const uint64_t at = last_row(stacks, once->leaf, once->bytes, row);
-        memcpy(out[once->leaf] + at, shmb_next_at(ring, which, slot, next), once->bytes);
+    for (unsigned which = 0; which < ring->n_shared; which++) {
+        const struct shmb_shared_leaf *shared = &ring->shared[which];
+        const uint64_t at = last_row(stacks, shared->leaf, shared->bytes, row);
+        memcpy(out[shared->leaf] + at, shmb_next_address(ring, which, slot, next), shared->bytes);
     }
 }
 
 /* Fills the shifted stacks from the stacks in the sample. */
-static void move_on(const struct shmb_ring *ring, const struct shmb_stacks *stacks, unsigned char *const *out, uint64_t row) {
+static void fill_shifted(const struct shmb_ring *ring, const struct shmb_stacks *stacks, unsigned char *const *out, uint64_t row) {
     for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) {
         const uint64_t bytes = ring->leaves[leaf].item_bytes, stack = row * stacks->steps * bytes;
         const int32_t form = stacks->forms[leaf];
@@ -77,25 +77,25 @@ static void move_on(const struct shmb_ring *ring, const struct shmb_stacks *stac
     }
 }
 
-static void read_part_of_stacks(void *what, uint64_t first, uint64_t end) {
-    struct stacking *with = what;
+static void read_part_of_stacks(void *context, uint64_t first, uint64_t end) {
+    struct stacking *with = context;
     const struct shmb_ring *ring = with->ring;
     const struct shmb_stacks *stacks = with->stacks;
     for (uint64_t row = first; row < end; row++) {
         if (atomic_load_explicit(&with->changed, memory_order_relaxed)) return; /* the whole sample is read again */
         const uint64_t drawn = (row + 1) * stacks->steps - 1;
         const uint64_t slot = shmb_slot_of(ring, (uint64_t)stacks->index[drawn]);
-        bool held = are_held(ring, stacks, row * stacks->steps), moved = held && ring->plan;
-        if (held) SHMB_OPTIMISTIC(copy_columns(ring, stacks, with->out, row));
-        while (moved) { /* a next observation that moved during its copy is copied again */
-            uint64_t next = shmb_next_of(ring, slot);
+        bool valid = are_items_valid(ring, stacks, row * stacks->steps), moving = valid && ring->plan;
+        if (valid) SHMB_OPTIMISTIC(copy_columns(ring, stacks, with->out, row));
+        while (moving) { /* a next observation that moved during its copy is copied again */
+            uint64_t next = shmb_read_next(ring, slot);
             SHMB_OPTIMISTIC(copy_nexts_of(ring, stacks, with->out, row, slot, next));
             atomic_thread_fence(SYNC_SLOT_NEXT_ACQUIRE);
-            moved = !shmb_next_holds(ring, slot, next) && are_held(ring, stacks, row * stacks->steps);
+            moving = !shmb_link_still_holds(ring, slot, next) && are_items_valid(ring, stacks, row * stacks->steps);
         }
-        if (held) move_on(ring, stacks, with->out, row);
+        if (valid) fill_shifted(ring, stacks, with->out, row);
         atomic_thread_fence(SYNC_SLOT_CLAIM_ACQUIRE);
-        if (!held || !are_held(ring, stacks, row * stacks->steps)) atomic_store_explicit(&with->changed, 1, memory_order_relaxed);
+        if (!valid || !are_items_valid(ring, stacks, row * stacks->steps)) atomic_store_explicit(&with->changed, 1, memory_order_relaxed);
     }
 }
 

@@ -48,7 +48,7 @@ static inline double least_of(const struct shmb_tree *tree, const double *c) {
     double q0 = smaller(smaller(c[0], c[4]), smaller(c[8], c[12])), q1 = smaller(smaller(c[1], c[5]), smaller(c[9], c[13]));
     double q2 = smaller(smaller(c[2], c[6]), smaller(c[10], c[14])), q3 = smaller(smaller(c[3], c[7]), smaller(c[11], c[15]));
     double all = smaller(smaller(q0, q2), smaller(q1, q3));
-    return __builtin_expect(all > 0, 1) || tree->whole ? all : least_but_zero(c);
+    return __builtin_expect(all > 0, 1) || tree->dense ? all : least_but_zero(c);
 }
 
 #if defined(__x86_64__)
@@ -66,7 +66,7 @@ __attribute__((target("avx2"))) static inline double least_by_four(const struct 
                               _mm256_min_pd(_mm256_loadu_pd(c + 8), _mm256_loadu_pd(c + 12)));
     __m128d half = _mm_min_pd(_mm256_castpd256_pd128(q), _mm256_extractf128_pd(q, 1));
     double all = smaller(half[0], half[1]);
-    return __builtin_expect(all > 0, 1) || tree->whole ? all : least_but_zero(c);
+    return __builtin_expect(all > 0, 1) || tree->dense ? all : least_but_zero(c);
 }
 #else
 #define sum_by_four sum_of_children
@@ -74,7 +74,7 @@ __attribute__((target("avx2"))) static inline double least_by_four(const struct 
 #endif
 
 /* A level of the tree, and the level below it. */
-struct storey {
+struct level_arrays {
     const struct shmb_tree *tree;
     const double *sums, *leasts; /* of the level below */
     double *node_sums, *node_leasts;
@@ -83,24 +83,24 @@ struct storey {
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
-static inline struct storey storey_of(const struct shmb_tree *tree, unsigned level, bool by_four) {
+static inline struct level_arrays get_level(const struct shmb_tree *tree, unsigned level, bool by_four) {
     bool leaves = level == 1;
-    return (struct storey){tree, leaves ? tree->mass : tree->sum[level - 1], leaves ? tree->mass : tree->min[level - 1],
+    return (struct level_arrays){tree, leaves ? tree->mass : tree->sum[level - 1], leaves ? tree->mass : tree->min[level - 1],
                            tree->sum[level], tree->min[level], by_four};
 }
 
-ALWAYS_INLINE void recompute_sum(struct storey of, uint64_t node) {
-    const double *c = of.sums + node * SHMB_FANOUT;
-    of.node_sums[node] = of.by_four ? sum_by_four(c) : sum_of_children(c);
+ALWAYS_INLINE void recompute_sum(struct level_arrays arrays, uint64_t node) {
+    const double *c = arrays.sums + node * SHMB_FANOUT;
+    arrays.node_sums[node] = arrays.by_four ? sum_by_four(c) : sum_of_children(c);
     CP(tree_sum);
 }
 
 /* Returns true if the value changed. */
-ALWAYS_INLINE bool recompute_least(struct storey of, uint64_t node) {
-    const double *c = of.leasts + node * SHMB_FANOUT;
-    double low = of.by_four ? least_by_four(of.tree, c) : least_of(of.tree, c);
-    bool other = low != of.node_leasts[node];
-    of.node_leasts[node] = low;
+ALWAYS_INLINE bool recompute_least(struct level_arrays arrays, uint64_t node) {
+    const double *c = arrays.leasts + node * SHMB_FANOUT;
+    double low = arrays.by_four ? least_by_four(arrays.tree, c) : least_of(arrays.tree, c);
+    bool other = low != arrays.node_leasts[node];
+    arrays.node_leasts[node] = low;
     CP(tree_least);
     return other;
 }
@@ -109,11 +109,11 @@ void shmb_tree_range(struct shmb_tree *tree, uint64_t first, uint64_t count) {
     if (count == 0) return;
     uint64_t last = first + count - 1;
     for (unsigned level = 1; level <= tree->depth; level++) {
-        struct storey storey = storey_of(tree, level, false);
+        struct level_arrays level_arrays = get_level(tree, level, false);
         first /= SHMB_FANOUT, last /= SHMB_FANOUT;
         for (uint64_t node = first; node <= last; node++) {
-            recompute_sum(storey, node);
-            recompute_least(storey, node);
+            recompute_sum(level_arrays, node);
+            recompute_least(level_arrays, node);
         }
     }
 }
@@ -136,7 +136,7 @@ static inline void mark_node(struct marked *marked, uint64_t node, bool least) {
 }
 
 /* Most updates change no minimum, so the minima above need not be recomputed, which saves a third of the work. */
-ALWAYS_INLINE void touched(struct shmb_tree *tree, uint64_t *at, uint64_t count, bool by_four) {
+ALWAYS_INLINE void update_nodes(struct shmb_tree *tree, uint64_t *at, uint64_t count, bool by_four) {
     struct marked marked = {.words = 0};
     unsigned small = 1;
     while (tree->nodes[small] > MARKED_NODES) small++;
@@ -146,23 +146,23 @@ ALWAYS_INLINE void touched(struct shmb_tree *tree, uint64_t *at, uint64_t count,
         if (node != previous) mark_node(&marked, previous = node, true);
     }
     for (unsigned level = 1; level < small; level++) {
-        struct storey storey = storey_of(tree, level, by_four);
-        uint64_t kept = 0, previous = UINT64_MAX;
+        struct level_arrays level_arrays = get_level(tree, level, by_four);
+        uint64_t retained = 0, previous = UINT64_MAX;
         for (uint64_t i = 0; i < count; i++) {
             uint64_t node = at[i] / SHMB_FANOUT;
             if (node == previous) continue;
             previous = node;
-            recompute_sum(storey, node);
-            bool other = recompute_least(storey, node);
+            recompute_sum(level_arrays, node);
+            bool other = recompute_least(level_arrays, node);
             if (level + 1 < small)
-                at[kept++] = node;
+                at[retained++] = node;
             else
                 mark_node(&marked, node / SHMB_FANOUT, other);
         }
-        count = kept;
+        count = retained;
     }
     for (unsigned level = small; level <= tree->depth; level++) {
-        struct storey storey = storey_of(tree, level, by_four);
+        struct level_arrays level_arrays = get_level(tree, level, by_four);
         uint64_t words = marked.words;
         marked.words = 0;
         for (; words; words &= words - 1) { /* the level above reuses earlier words, which are finished */
@@ -171,30 +171,30 @@ ALWAYS_INLINE void touched(struct shmb_tree *tree, uint64_t *at, uint64_t count,
             for (; sums; sums &= sums - 1) {
                 unsigned bit = (unsigned)__builtin_ctzll(sums);
                 uint64_t node = (uint64_t)at_word * 64 + bit;
-                recompute_sum(storey, node);
-                bool other = leasts >> bit & 1 && recompute_least(storey, node);
+                recompute_sum(level_arrays, node);
+                bool other = leasts >> bit & 1 && recompute_least(level_arrays, node);
                 up |= (uint64_t)1 << bit / SHMB_FANOUT;
                 up_least |= (uint64_t)other << bit / SHMB_FANOUT;
             }
-            uint64_t kept = -(marked.words >> above & 1);
-            marked.word[above].sums = (marked.word[above].sums & kept) | up << shift;
-            marked.word[above].leasts = (marked.word[above].leasts & kept) | up_least << shift;
+            uint64_t retained = -(marked.words >> above & 1);
+            marked.word[above].sums = (marked.word[above].sums & retained) | up << shift;
+            marked.word[above].leasts = (marked.word[above].leasts & retained) | up_least << shift;
             marked.words |= (uint64_t)1 << above;
         }
     }
 }
 
-static void touched_by_two(struct shmb_tree *tree, uint64_t *at, uint64_t count) { touched(tree, at, count, false); }
+static void update_by_two(struct shmb_tree *tree, uint64_t *at, uint64_t count) { update_nodes(tree, at, count, false); }
 #if defined(__x86_64__)
-__attribute__((target("avx2"))) static void touched_by_four(struct shmb_tree *tree, uint64_t *at, uint64_t count) {
-    touched(tree, at, count, true);
+__attribute__((target("avx2"))) static void update_by_four(struct shmb_tree *tree, uint64_t *at, uint64_t count) {
+    update_nodes(tree, at, count, true);
 }
 #else
-#define touched_by_four touched_by_two
+#define update_by_four update_by_two
 #endif
 
-void shmb_tree_touched(struct shmb_tree *tree, uint64_t *at, uint64_t count) {
-    (shmb_by_four ? touched_by_four : touched_by_two)(tree, at, count);
+void shmb_tree_update(struct shmb_tree *tree, uint64_t *at, uint64_t count) {
+    (shmb_has_avx2 ? update_by_four : update_by_two)(tree, at, count);
 }
 
 /* Each level is padded to a multiple of 16 nodes, and the padding is part of the sums. */
@@ -213,31 +213,31 @@ void shmb_tree_clear_padding(struct shmb_tree *tree) {
 }
 
 /* Number of nodes above the first `count` leaves that differ from their children. */
-uint64_t shmb_tree_wrong_nodes(const struct shmb_tree *tree, uint64_t count) {
+uint64_t shmb_tree_count_faults(const struct shmb_tree *tree, uint64_t count) {
     uint64_t wrong = 0;
     for (unsigned level = 1; level <= tree->depth; level++) {
-        struct storey storey = storey_of(tree, level, false);
+        struct level_arrays level_arrays = get_level(tree, level, false);
         count = (count + SHMB_FANOUT - 1) / SHMB_FANOUT;
         for (uint64_t node = 0; node < count; node++)
-            wrong += tree->sum[level][node] != sum_of_children(storey.sums + node * SHMB_FANOUT) ||
-                     tree->min[level][node] != least_of(tree, storey.leasts + node * SHMB_FANOUT);
+            wrong += tree->sum[level][node] != sum_of_children(level_arrays.sums + node * SHMB_FANOUT) ||
+                     tree->min[level][node] != least_of(tree, level_arrays.leasts + node * SHMB_FANOUT);
     }
     return wrong;
 }
 
-static inline double combine(bool least, double found, double value) {
-    return !least ? found + value : value < found ? value : found;
+static inline double combine(bool least, double result, double value) {
+    return !least ? result + value : value < result ? value : result;
 }
 
 double shmb_tree_query(const struct shmb_tree *tree, bool least, uint64_t first, uint64_t end) {
     if (first == 0 && end == tree->nodes[0]) return least ? shmb_tree_min(tree) : shmb_tree_total(tree);
-    double found = least ? INFINITY : 0;
+    double result = least ? INFINITY : 0;
     for (unsigned level = 0; first < end; level++, first /= SHMB_FANOUT, end /= SHMB_FANOUT) {
         const double *at = level == 0 ? tree->mass : least ? tree->min[level] : tree->sum[level];
-        for (; first < end && first % SHMB_FANOUT != 0; first++) found = combine(least, found, at[first]);
-        for (; first < end && end % SHMB_FANOUT != 0; end--) found = combine(least, found, at[end - 1]);
+        for (; first < end && first % SHMB_FANOUT != 0; first++) result = combine(least, result, at[first]);
+        for (; first < end && end % SHMB_FANOUT != 0; end--) result = combine(least, result, at[end - 1]);
     }
-    return found;
+    return result;
 }
 
 /* Rounding at the end of a node may lead beyond its last child. The last child is returned then. */

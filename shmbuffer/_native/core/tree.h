@@ -9,15 +9,15 @@ struct shmb_tree {
     uint64_t nodes[SHMB_MAX_DEPTH];
     double *mass; /* level 0 */
     double *sum[SHMB_MAX_DEPTH], *min[SHMB_MAX_DEPTH];
-    bool whole; /* every element has a number, so the smallest one may be 0 or negative */
+    bool dense; /* every element has a number, so the smallest one may be 0 or negative */
 };
 
 void shmb_tree_map(struct shmb_tree *tree, const struct shmb_sections *sections, unsigned char *slots);
 /* recomputes the parents of leaves [first, first+count) */
 void shmb_tree_range(struct shmb_tree *tree, uint64_t first, uint64_t count);
-void shmb_tree_touched(struct shmb_tree *tree, uint64_t *elements, uint64_t count); /* overwrites `elements` */
+void shmb_tree_update(struct shmb_tree *tree, uint64_t *elements, uint64_t count); /* overwrites `elements` */
 void shmb_tree_clear_padding(struct shmb_tree *tree);
-uint64_t shmb_tree_wrong_nodes(const struct shmb_tree *tree, uint64_t count);
+uint64_t shmb_tree_count_faults(const struct shmb_tree *tree, uint64_t count);
 /* over leaves [first, end) */
 double shmb_tree_query(const struct shmb_tree *tree, bool least, uint64_t first, uint64_t end);
 /* the first leaf whose prefix sum reaches `sum`, or nodes[0] */

@@ -17,11 +17,11 @@
 #include <string.h>
 
 /* Covers a copy and the beginning of its stamp, so that a stamp fits no other bytes. */
-static uint32_t checksum_of(const struct shmb_weights_info *told, const unsigned char *copy, uint64_t bytes) {
-    return shmb_crc32c(shmb_crc32c(0, told, offsetof(struct shmb_weights_info, crc32c)), copy, bytes);
+static uint32_t checksum_of(const struct shmb_weights_info *info, const unsigned char *copy, uint64_t bytes) {
+    return shmb_crc32c(shmb_crc32c(0, info, offsetof(struct shmb_weights_info, crc32c)), copy, bytes);
 }
 
-static bool holds(const struct shmb_weights *page, uint64_t version) {
+static bool has_version(const struct shmb_weights *page, uint64_t version) {
     return atomic_load_explicit(&page->stamps[version & 1].version, SYNC_WEIGHTS_REUSE_ACQUIRE) == version;
 }
 
@@ -30,7 +30,7 @@ static bool holds(const struct shmb_weights *page, uint64_t version) {
 uint64_t shmb_publish(const struct shmb_weights_map *map, const struct shmb_pieces *pieces, int64_t step, uint64_t pid) {
     struct shmb_weights *page = map->page;
     uint64_t newest = atomic_load_explicit(&page->newest, memory_order_relaxed);
-    uint64_t version = newest + (holds(page, newest) ? 1 : 2), at = (version & 1) * map->bytes;
+    uint64_t version = newest + (has_version(page, newest) ? 1 : 2), at = (version & 1) * map->bytes;
     struct shmb_stamp *stamp = &page->stamps[version & 1];
     atomic_store_explicit(&stamp->version, 0, SYNC_WEIGHTS_REUSE_RELEASE);
     CP(weights_begun);
@@ -41,14 +41,14 @@ uint64_t shmb_publish(const struct shmb_weights_map *map, const struct shmb_piec
         memcpy(map->copies + at + pieces->places[i], from, pieces->sizes[i]);
         CP(weights_copied);
     }
-    const struct shmb_weights_info told = {version, step, (uint64_t)shmb_clock_ns(CLOCK_REALTIME), pid, 0};
+    const struct shmb_weights_info info = {version, step, (uint64_t)shmb_clock_ns(CLOCK_REALTIME), pid, 0};
     stamp->step = step;
     CP(weights_step);
-    stamp->time_ns = told.time_ns;
+    stamp->time_ns = info.time_ns;
     CP(weights_dated);
     stamp->pid = pid;
     CP(weights_signed);
-    stamp->crc32c = checksum_of(&told, map->copies + at, map->bytes);
+    stamp->crc32c = checksum_of(&info, map->copies + at, map->bytes);
     CP(weights_checksum);
     atomic_store_explicit(&stamp->version, version, memory_order_relaxed);
     CP(weights_whole);
@@ -57,28 +57,28 @@ uint64_t shmb_publish(const struct shmb_weights_map *map, const struct shmb_piec
     return version;
 }
 
-/* Copies the newest weights if their version is greater than `than`. SHMB_NOTHING: there are none. SHMB_LAPPED: they
+/* Copies the newest weights if their version is greater than `known_version`. SHMB_NOTHING: there are none. SHMB_LAPPED: they
  * were overwritten during every attempt. */
-int shmb_newest(const struct shmb_weights_map *map, uint64_t than, unsigned char *out, struct shmb_weights_info *found) {
+int shmb_read_newest(const struct shmb_weights_map *map, uint64_t known_version, unsigned char *out, struct shmb_weights_info *info) {
     const struct shmb_weights *page = map->page;
-    for (int look = 0; look < SHMB_WEIGHTS_LOOKS; look++) {
+    for (int attempt = 0; attempt < SHMB_WEIGHTS_ATTEMPTS; attempt++) {
         uint64_t newest = atomic_load_explicit(&page->newest, SYNC_WEIGHTS_SET_ACQUIRE), version = newest;
-        if (version <= than) return SHMB_NOTHING;
-        if (!holds(page, version)) {
+        if (version <= known_version) return SHMB_NOTHING;
+        if (!has_version(page, version)) {
             /* it is being overwritten */
             if (atomic_load_explicit(&page->newest, SYNC_WEIGHTS_SET_ACQUIRE) != newest) continue;
             version = newest - 1; /* recovery found the newest copy damaged */
-            if (version <= than || !holds(page, version)) return SHMB_NOTHING;
+            if (version <= known_version || !has_version(page, version)) return SHMB_NOTHING;
         }
         CP(weights_looked);
         const struct shmb_stamp *stamp = &page->stamps[version & 1];
-        SHMB_OPTIMISTIC(found->step = stamp->step; found->time_ns = stamp->time_ns; found->pid = stamp->pid;
-                        found->crc32c = stamp->crc32c; memcpy(out, map->copies + (version & 1) * map->bytes, map->bytes));
+        SHMB_OPTIMISTIC(info->step = stamp->step; info->time_ns = stamp->time_ns; info->pid = stamp->pid;
+                        info->crc32c = stamp->crc32c; memcpy(out, map->copies + (version & 1) * map->bytes, map->bytes));
         CP(weights_taken);
         atomic_thread_fence(SYNC_WEIGHTS_REUSE_ACQUIRE);
-        if (!holds(page, version)) continue;
-        found->version = version;
-        return checksum_of(found, out, map->bytes) == found->crc32c ? SHMB_OK : SHMB_DAMAGED;
+        if (!has_version(page, version)) continue;
+        info->version = version;
+        return checksum_of(info, out, map->bytes) == info->crc32c ? SHMB_OK : SHMB_DAMAGED;
     }
     return SHMB_LAPPED;
 }

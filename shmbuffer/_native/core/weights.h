@@ -20,8 +20,8 @@ struct shmb_weights_info { /* the fields of a stamp */
     uint64_t time_ns, pid;
     uint32_t crc32c;
 };
-enum { SHMB_WEIGHTS_LOOKS = 64 }; /* attempts of a reader before it gives up */
+enum { SHMB_WEIGHTS_ATTEMPTS = 64 }; /* attempts of a reader before it gives up */
 uint64_t shmb_publish(const struct shmb_weights_map *map, const struct shmb_pieces *pieces, int64_t step, uint64_t pid);
-int shmb_newest(const struct shmb_weights_map *map, uint64_t than, unsigned char *out, struct shmb_weights_info *found);
+int shmb_read_newest(const struct shmb_weights_map *map, uint64_t known_version, unsigned char *out, struct shmb_weights_info *info);
 
 #endif

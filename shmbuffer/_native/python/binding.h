@@ -26,22 +26,22 @@ struct python_call {
 struct python_call shmb_python_begin(int64_t timeout_ns);
 void shmb_python_may_block(struct shmb_call *call);
 /* releases the interpreter lock for a copy of `bytes` */
-void shmb_release_for(struct python_call *python, uint64_t bytes);
+void shmb_release_lock_for(struct python_call *python, uint64_t bytes);
 void shmb_python_end(struct python_call *python);                  /* the interpreter lock is held afterwards */
 
-#define MOST_ARGUMENTS 13
-#define ROOM_ADDRESSES 64 /* more addresses than these do not fit on the stack */
+#define MAX_ARGUMENTS 13
+#define STACK_ADDRESSES 64 /* more addresses than these do not fit on the stack */
 
 /* One call of a method. */
-struct asked {
+struct parsed {
     struct python_call python;
     union {
         uint64_t number; /* also an address, or a truth value */
         PyObject *object;
         double real;
-    } at[MOST_ARGUMENTS];
+    } at[MAX_ARGUMENTS];
     const unsigned char **addresses; /* one per leaf; NULL: the argument was None */
-    const unsigned char *room[ROOM_ADDRESSES];
+    const unsigned char *stack_addresses[STACK_ADDRESSES];
 };
 
 enum items { ANY, ROWS, RECORDS }; /* the kind of items that a method requires */
@@ -58,26 +58,26 @@ enum items { ANY, ROWS, RECORDS }; /* the kind of items that a method requires *
 struct method {
     const char *name, *arguments;
     enum items items;
-    PyObject *(*body)(struct ring_object *self, struct asked *asked);
+    PyObject *(*body)(struct ring_object *self, struct parsed *parsed);
 };
 
 /* arguments.c */
-PyObject *shmb_ask(PyObject *object, const struct method *method, PyObject *const *args, Py_ssize_t nargs);
+PyObject *shmb_call_method(PyObject *object, const struct method *method, PyObject *const *args, Py_ssize_t nargs);
 
-/* python_call.c. shmb_answer returns the number, or the negated status. The next three functions update the client's
+/* python_call.c. shmb_build_result returns the number, or the negated status. The next three functions update the client's
  * statistics at the end of a call. shmb_build_totals returns (mass, least, max_priority, length). */
-PyObject *shmb_answer(struct asked *asked, int status, uint64_t number);
-int shmb_seen(struct ring_object *self, int status);
-int shmb_inserted(struct ring_object *self, int status);
-int shmb_sampled(struct ring_object *self, int status);
+PyObject *shmb_build_result(struct parsed *parsed, int status, uint64_t number);
+int shmb_record_seen(struct ring_object *self, int status);
+int shmb_record_insert(struct ring_object *self, int status);
+int shmb_record_sample(struct ring_object *self, int status);
 PyObject *shmb_build_totals(const struct shmb_totals *totals);
 
 /* Arguments of a method by their position. */
-#define NUMBER(n) (asked->at[n].number)
-#define REAL(n) (asked->at[n].real)
-#define OBJECT(n) (asked->at[n].object)
+#define NUMBER(n) (parsed->at[n].number)
+#define REAL(n) (parsed->at[n].real)
+#define OBJECT(n) (parsed->at[n].object)
 #define AT(type, n) ((type *)(uintptr_t)NUMBER(n))
-#define CALL (&asked->python.call)
+#define CALL (&parsed->python.call)
 #define BIG(number) ((unsigned long long)(number))
 
 #endif

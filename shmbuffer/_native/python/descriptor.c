@@ -21,7 +21,7 @@ struct descriptor {
 /* descriptors of locks: a forked child with a copy of one would hold its parent's lock */
 static struct descriptor *locks;
 
-static void shut(struct descriptor *self) {
+static void close_file(struct descriptor *self) {
     int fd = self->fd;
     self->fd = -1;
     if (fd < 0) return;
@@ -59,7 +59,7 @@ static int descriptor_init(PyObject *object, PyObject *args, PyObject *kwargs) {
 static void descriptor_dealloc(PyObject *object) {
     struct descriptor *self = (struct descriptor *)object;
     PyTypeObject *type = Py_TYPE(object);
-    shut(self);
+    close_file(self);
     if (self->listed) {
         if (self->previous != NULL) self->previous->next = self->next;
         else locks = self->next;
@@ -73,10 +73,10 @@ static void descriptor_dealloc(PyObject *object) {
 /* take(open, *args, **kwargs) -> the number of the descriptor */
 static PyObject *descriptor_take(PyObject *object, PyObject *args, PyObject *kwargs) {
     struct descriptor *self = (struct descriptor *)object;
-    Py_ssize_t given = PyTuple_Size(args);
-    if (given < 1) return PyErr_Format(PyExc_TypeError, "take: what opens the file is missing");
-    if (self->fd >= 0 && self->listed) return PyErr_Format(PyExc_ValueError, "take: it holds a lock, release that first");
-    PyObject *arguments = PyTuple_GetSlice(args, 1, given);
+    Py_ssize_t arguments_count = PyTuple_Size(args);
+    if (arguments_count < 1) return PyErr_Format(PyExc_TypeError, "Descriptor.take() needs a function that opens the file. Pass one, such as os.open.");
+    if (self->fd >= 0 && self->listed) return PyErr_Format(PyExc_ValueError, "Descriptor.take() was called while the descriptor holds a lock. Close it first.");
+    PyObject *arguments = PyTuple_GetSlice(args, 1, arguments_count);
     if (arguments == NULL) return NULL;
     PyObject *number = PyObject_Call(PyTuple_GetItem(args, 0), arguments, kwargs);
     Py_DECREF(arguments);
@@ -86,14 +86,14 @@ static PyObject *descriptor_take(PyObject *object, PyObject *args, PyObject *kwa
         Py_DECREF(number);
         return NULL;
     }
-    shut(self);
+    close_file(self);
     self->fd = (int)fd;
     self->owner = getpid();
     return number;
 }
 
 static PyObject *descriptor_close(PyObject *object, PyObject *Py_UNUSED(ignored)) {
-    shut((struct descriptor *)object);
+    close_file((struct descriptor *)object);
     Py_RETURN_NONE;
 }
 
@@ -107,23 +107,23 @@ static PyObject *descriptor_fileno(PyObject *object, PyObject *Py_UNUSED(ignored
 
 static PyMethodDef methods[] = {
     {"take", (PyCFunction)(void (*)(void))descriptor_take, METH_VARARGS | METH_KEYWORDS,
-     "take(open, *args, **kwargs): call what opens a file, such as os.open; own what it returns, in place of what\n"
-     "was there, and return it."},
-    {"close", descriptor_close, METH_NOARGS, "Unlock the file, if it is a lock, and close it. Idempotent."},
-    {"fileno", descriptor_fileno, METH_NOARGS, "The number; -1 while there is no file."},
-    {"__enter__", descriptor_enter, METH_NOARGS, "This object."},
-    {"__exit__", descriptor_close, METH_VARARGS, "Close."},
+     "take(open, *args, **kwargs): calls a function that opens a file, such as os.open, and owns the descriptor that it\n"
+     "returns. Closes the previous one. Returns the number."},
+    {"close", descriptor_close, METH_NOARGS, "close(): unlocks the file, if it is a lock, and closes it. Idempotent."},
+    {"fileno", descriptor_fileno, METH_NOARGS, "fileno(): returns the number of the descriptor, -1 if no file is open."},
+    {"__enter__", descriptor_enter, METH_NOARGS, "Returns this object."},
+    {"__exit__", descriptor_close, METH_VARARGS, "Closes the file."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef properties[] = {
-    {"fd", descriptor_fd, NULL, "The number; -1 while there is no file.", NULL},
+    {"fd", descriptor_fd, NULL, "Number of the descriptor, -1 if no file is open.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "Descriptor(*, inherited=True): owns an open file; none until `take`. Without `inherited` it is for a lock:\n"
-                "a forked child closes its copy."},
+    {Py_tp_doc, "Descriptor(*, inherited=True): owns a file that `take` opens. inherited=False is for a lock, whose copy a forked\n"
+                "child closes."},
     {Py_tp_new, descriptor_new},
     {Py_tp_init, descriptor_init},
     {Py_tp_dealloc, descriptor_dealloc},
@@ -139,6 +139,6 @@ PyType_Spec shmb_descriptor_spec = {
     .slots = slots,
 };
 
-void shmb_descriptors_of_parent(void) {
-    for (struct descriptor *each = locks; each != NULL; each = each->next) shut(each);
+void shmb_close_parent_descriptors(void) {
+    for (struct descriptor *each = locks; each != NULL; each = each->next) close_file(each);
 }

@@ -46,13 +46,13 @@ struct dl_table {
                     void (*refuse)(void *context, const char *kind, const char *message));
     int (*share)(void *object, struct dl_managed **out);
     int (*wrap)(struct dl_managed *tensor, void **object); /* takes ownership of the tensor */
-    int (*look)(void *object, struct dl_tensor *out);      /* borrows; may be NULL */
+    int (*borrow)(void *object, struct dl_tensor *out);      /* borrows; may be NULL */
     int (*stream)(int32_t device, int32_t number, void **out);
 };
 
 /* The table of a tensor class; NULL: none of a known version. Include Python.h first. */
 #ifdef Py_PYTHON_H
-const struct dl_table *shmb_dl_table(PyTypeObject *kind);
+const struct dl_table *shmb_find_dl_table(PyTypeObject *kind);
 #endif
 
 #endif

@@ -7,7 +7,7 @@
 #include "python/module.h"
 #include "tables/windows.h"
 
-#define MUCH 16384u /* items; for more, the interpreter lock is released */
+#define LARGE_CALL 16384u /* items; for more, the interpreter lock is released */
 
 static void free_object(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
@@ -44,7 +44,7 @@ static PyObject *follower_poll(PyObject *self, PyObject *Py_UNUSED(ignored)) {
     struct shmb_follower *f = shmb_follower_in(self);
     bool restarted, any;
     uint64_t head = atomic_load_explicit(&f->ring->runtime->head, memory_order_relaxed);
-    if (f->started && head - f->seen < MUCH) {
+    if (f->started && head - f->seen < LARGE_CALL) {
         any = shmb_follower_poll(f, &restarted);
     } else {
         Py_BEGIN_ALLOW_THREADS
@@ -57,23 +57,23 @@ static PyObject *follower_poll(PyObject *self, PyObject *Py_UNUSED(ignored)) {
 }
 
 static PyObject *follower_next(PyObject *self, PyObject *args) {
-    unsigned long long slots, reach, room;
+    unsigned long long slots, reach, max_count;
     struct shmb_follower *f = shmb_follower_in(self);
-    if (!PyArg_ParseTuple(args, "KKK:next", &slots, &reach, &room)) return NULL;
-    if (!f->started) return PyErr_Format(PyExc_ValueError, "next: poll first");
-    uint64_t found;
+    if (!PyArg_ParseTuple(args, "KKK:next", &slots, &reach, &max_count)) return NULL;
+    if (!f->started) return PyErr_Format(PyExc_ValueError, "Follower.next() was called before poll(). Call poll() first.");
+    uint64_t count;
     Py_BEGIN_ALLOW_THREADS
-    found = shmb_follower_next(f, (int64_t *)(uintptr_t)slots, (int64_t *)(uintptr_t)reach, room);
+    count = shmb_follower_next(f, (int64_t *)(uintptr_t)slots, (int64_t *)(uintptr_t)reach, max_count);
     Py_END_ALLOW_THREADS
-    return f->failed ? PyErr_NoMemory() : PyLong_FromUnsignedLongLong(found);
+    return f->failed ? PyErr_NoMemory() : PyLong_FromUnsignedLongLong(count);
 }
 
 static PyObject *follower_reach(PyObject *self, PyObject *args) {
     unsigned long long slots, count, reach;
     const struct shmb_follower *f = shmb_follower_in(self);
-    if (!PyArg_ParseTuple(args, "KKK:reach", &slots, &count, &reach)) return NULL;
+    if (!PyArg_ParseTuple(args, "KKK:read_reach", &slots, &count, &reach)) return NULL;
     for (uint64_t i = 0; i < count; i++)
-        ((int64_t *)(uintptr_t)reach)[i] = (int64_t)shmb_follower_reach(f, ((const uint64_t *)(uintptr_t)slots)[i]);
+        ((int64_t *)(uintptr_t)reach)[i] = (int64_t)shmb_follower_read_reach(f, ((const uint64_t *)(uintptr_t)slots)[i]);
     Py_RETURN_NONE;
 }
 
@@ -90,10 +90,10 @@ static PyObject *follower_settled(PyObject *self, void *Py_UNUSED(closure)) {
     return PyLong_FromUnsignedLongLong(shmb_follower_in(self)->settled);
 }
 
-static PyObject *follower_over(PyObject *self, void *Py_UNUSED(closure)) {
+static PyObject *follower_overwritten(PyObject *self, void *Py_UNUSED(closure)) {
     const struct shmb_follower *f = shmb_follower_in(self);
     uint64_t count = 0;
-    for (uint64_t i = 0; i < f->over; i++) count += f->gone.at[f->gone.begin + i].second;
+    for (uint64_t i = 0; i < f->n_overwritten; i++) count += f->removed.at[f->removed.begin + i].second;
     return PyLong_FromUnsignedLongLong(count);
 }
 
@@ -101,32 +101,34 @@ static PyObject *follower_pending(PyObject *self, void *Py_UNUSED(closure)) {
     return PyLong_FromUnsignedLongLong(shmb_follower_in(self)->pending.count);
 }
 
-static PyObject *follower_in_turn(PyObject *self, PyObject *Py_UNUSED(ignored)) {
-    shmb_follower_in(self)->in_turn = true;
+static PyObject *follower_report_in_order(PyObject *self, PyObject *Py_UNUSED(ignored)) {
+    shmb_follower_in(self)->reports_in_order = true;
     Py_RETURN_NONE;
 }
 
 static PyMethodDef follower_methods[] = {
     {"poll", follower_poll, METH_NOARGS,
-     "poll(): (restarted, slots that hold nothing of before, slots with another item in the same place); None: nothing has changed."},
+     "poll(): returns (restarted, slots whose items are gone, slots with a new item in the same place); None: nothing changed."},
     {"next", follower_next, METH_VARARGS,
-     "next(slots, reach, room): how many new items, oldest first; reach: how many places before each are no hole. 0: no more."},
-    {"flags", shmb_follower_flags, METH_VARARGS,
-     "flags(elements, count, steps, shown, n_shown, tickets): flags of slices, see slicing.c; False: an item is gone."},
-    {"reach", follower_reach, METH_VARARGS, "reach(slots, count, reach): the same of slots that hold an item."},
-    {"forget", follower_forget, METH_NOARGS, "forget(): the next poll tells of every item."},
-    {"in_turn", follower_in_turn, METH_NOARGS,
-     "in_turn(): what lies behind a write that is under way is told again, however that ends."},
+     "next(slots, reach, room): stores the next new items, oldest first, and returns their number. reach gets the number of\n"
+     "places before each item without a hole. 0: there are no more."},
+    {"read_flags", shmb_follower_read_flags, METH_VARARGS,
+     "read_flags(elements, count, steps, shown, n_shown, tickets): stores flags of slices, see slicing.c. False: an item is gone."},
+    {"read_reach", follower_reach, METH_VARARGS,
+     "read_reach(slots, count, reach): stores the number of places before each slot without a hole; the slots hold items."},
+    {"forget", follower_forget, METH_NOARGS, "forget(): makes the next poll report every item."},
+    {"report_in_order", follower_report_in_order, METH_NOARGS,
+     "report_in_order(): reports items behind an unfinished write again when that write ends."},
     {NULL, NULL, 0, NULL},
 };
 static PyGetSetDef follower_properties[] = {
-    {"seen", follower_seen, NULL, "Tickets below it were looked at.", NULL},
-    {"settled", follower_settled, NULL, "Of the last next(): items before the first write that is under way.", NULL},
-    {"over", follower_over, NULL, "Slots that hold nothing of before, of the last poll(): so many, the first, were written over.", NULL},
-    {"pending", follower_pending, NULL, "Writes that are under way.", NULL},
+    {"seen", follower_seen, NULL, "Lower tickets were processed.", NULL},
+    {"settled", follower_settled, NULL, "Items of the last next() before the first unfinished write.", NULL},
+    {"overwritten", follower_overwritten, NULL, "How many of the slots whose items are gone, the first ones, were overwritten before the last poll().", NULL},
+    {"pending", follower_pending, NULL, "Number of unfinished writes.", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 static PyType_Slot follower_slots[] = {
-    {Py_tp_doc, "Follower(ring): what has come and gone since the last poll."},
+    {Py_tp_doc, "Follower(ring): reports the items that were added and removed since the last poll."},
     {Py_tp_new, follower_new},
     {Py_tp_dealloc, follower_dealloc},
     {Py_tp_methods, follower_methods},
@@ -143,9 +145,9 @@ PyType_Spec shmb_follower_spec = {.name = "shmbuffer._native._core.Follower",
 static PyObject *trajectories_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     unsigned long long slots, width;
     if (!PyArg_ParseTuple(args, "KK:Trajectories", &slots, &width)) return NULL;
-    if (slots == 0 || width == 0 || slots > SHMB_MOST_ELEMENTS / width)
-        return PyErr_Format(PyExc_ValueError, "trajectories are followed in up to %llu items, not in %llu slots of %llu",
-                            (unsigned long long)SHMB_MOST_ELEMENTS, slots, width);
+    if (slots == 0 || width == 0 || slots > SHMB_MAX_ELEMENTS / width)
+        return PyErr_Format(PyExc_ValueError, "Trajectories: at most %llu elements are supported, but %llu slots of %llu elements were requested.",
+                            (unsigned long long)SHMB_MAX_ELEMENTS, slots, width);
     PyObject *self = allocate_object(type);
     if (self == NULL) return NULL;
     if (shmb_trajectories_make(shmb_trajectories_in(self), slots * width, (uint32_t)width)) return self;
@@ -195,15 +197,15 @@ static PyObject *trajectories_drop(PyObject *self, PyObject *args) {
     return finish_call(self);
 }
 
-static PyObject *trajectories_before(PyObject *self, PyObject *args) {
+static PyObject *trajectories_find_predecessors(PyObject *self, PyObject *args) {
     struct shmb_trajectories *all = shmb_trajectories_in(self);
     unsigned long long at[6];
-    if (!parse_arguments(self, args, "KKKKK:before", at)) return NULL;
+    if (!parse_arguments(self, args, "KKKKK:find_predecessors", at)) return NULL;
     Py_BEGIN_ALLOW_THREADS
-    all->looks++;
+    all->calls++;
     for (uint64_t i = 0; i < at[3] && !all->failed; i++) {
         uint64_t slot = IN(uint64_t, 0)[i];
-        OUT(4)[i] = shmb_accept_predecessor(all->elements / all->width, shmb_trajectory_before(all, IN(uint64_t, 1)[i], (uint32_t)slot), slot, IN(uint64_t, 2)[i]);
+        OUT(4)[i] = shmb_accept_predecessor(all->elements / all->width, shmb_trajectory_find_predecessor(all, IN(uint64_t, 1)[i], (uint32_t)slot), slot, IN(uint64_t, 2)[i]);
     }
     Py_END_ALLOW_THREADS
     return finish_call(self);
@@ -228,7 +230,7 @@ static PyObject *trajectories_append(PyObject *self, PyObject *args) {
 static PyObject *trajectories_insert(PyObject *self, PyObject *args) {
     struct shmb_trajectories *all = shmb_trajectories_in(self);
     unsigned long long at[6];
-    uint32_t there = 0;
+    uint32_t existing = 0;
     uint64_t i = 0;
     bool inserted = true;
     if (!parse_arguments(self, args, "KKKKK:insert", at)) return NULL;
@@ -237,34 +239,34 @@ static PyObject *trajectories_insert(PyObject *self, PyObject *args) {
         uint64_t element = IN(uint64_t, 0)[i];
         if (element < all->elements && all->where[element].run == 0)
             inserted = shmb_trajectory_insert(all, IN(uint64_t, 1)[i], (uint32_t)(element % all->width), IN(int64_t, 2)[i],
-                                              IN(int64_t, 3)[i], (uint32_t)element, &there);
+                                              IN(int64_t, 3)[i], (uint32_t)element, &existing);
     }
     Py_END_ALLOW_THREADS
     if (inserted) return finish_call(self);
-    return Py_BuildValue("(KK)", (unsigned long long)(i - 1), (unsigned long long)there);
+    return Py_BuildValue("(KK)", (unsigned long long)(i - 1), (unsigned long long)existing);
 }
 
-static PyObject *trajectories_around(PyObject *self, PyObject *args) {
+static PyObject *trajectories_list_neighbours(PyObject *self, PyObject *args) {
     const struct shmb_trajectories *all = shmb_trajectories_in(self);
     unsigned long long at[6];
-    if (!parse_arguments(self, args, "KKKKK:around", at)) return NULL;
-    uint64_t found = 0;
+    if (!parse_arguments(self, args, "KKKKK:list_neighbours", at)) return NULL;
+    uint64_t count = 0;
     for (uint64_t i = 0; i < at[2]; i++) {
         uint64_t element = IN(uint64_t, 0)[i] * all->width;
         if (element >= all->elements || all->where[element].run == 0) Py_RETURN_NONE;
         if (all->owners[all->runs[all->where[element].run - 1].owner].source != IN(uint64_t, 1)[i]) Py_RETURN_NONE;
         uint32_t before = shmb_trajectory_neighbour(all, (uint32_t)element, false);
-        uint32_t behind = shmb_trajectory_neighbour(all, (uint32_t)element, true);
+        uint32_t successor = shmb_trajectory_neighbour(all, (uint32_t)element, true);
         if (before != SHMB_NO_ELEMENT) {
-            OUT(3)[found] = (int64_t)IN(uint64_t, 0)[i];
-            OUT(4)[found++] = before / all->width;
+            OUT(3)[count] = (int64_t)IN(uint64_t, 0)[i];
+            OUT(4)[count++] = before / all->width;
         }
-        if (behind != SHMB_NO_ELEMENT) {
-            OUT(3)[found] = behind / all->width;
-            OUT(4)[found++] = (int64_t)IN(uint64_t, 0)[i];
+        if (successor != SHMB_NO_ELEMENT) {
+            OUT(3)[count] = successor / all->width;
+            OUT(4)[count++] = (int64_t)IN(uint64_t, 0)[i];
         }
     }
-    return PyLong_FromUnsignedLongLong(found);
+    return PyLong_FromUnsignedLongLong(count);
 }
 
 static PyObject *trajectories_cut(PyObject *self, PyObject *args) {
@@ -280,9 +282,9 @@ static PyObject *trajectories_cut(PyObject *self, PyObject *args) {
     return finish_call(self);
 }
 
-static PyObject *trajectories_long(PyObject *self, PyObject *args) {
+static PyObject *trajectories_count_long(PyObject *self, PyObject *args) {
     unsigned long long at[6];
-    if (!parse_arguments(self, args, "K:long", at)) return NULL;
+    if (!parse_arguments(self, args, "K:count_long", at)) return NULL;
     struct shmb_trajectories *all = shmb_trajectories_in(self);
     uint32_t least = at[0] > UINT32_MAX ? UINT32_MAX : (uint32_t)at[0];
     if (all->least != least) {
@@ -297,7 +299,7 @@ static PyObject *trajectories_long(PyObject *self, PyObject *args) {
 static PyObject *find_by_number(PyObject *self, PyObject *args, const char *format, const struct shmb_marks *marks) {
     unsigned long long at[6];
     if (!parse_arguments(self, args, format, at)) return NULL;
-    if (at[3] >= shmb_trajectories_in(self)->elements) return PyErr_Format(PyExc_IndexError, "there is no element %llu", at[3]);
+    if (at[3] >= shmb_trajectories_in(self)->elements) return PyErr_Format(PyExc_IndexError, "Trajectories: there is no element %llu. Pass a number below the number of elements.", at[3]);
     Py_BEGIN_ALLOW_THREADS
     uint64_t before = shmb_marks_below(marks, at[3]);
     for (uint64_t i = 0; i < at[1]; i++) {
@@ -308,14 +310,14 @@ static PyObject *find_by_number(PyObject *self, PyObject *args, const char *form
     Py_RETURN_NONE;
 }
 
-static PyObject *trajectories_firsts(PyObject *self, PyObject *args) {
-    return find_by_number(self, args, "KKKK:firsts", &shmb_trajectories_in(self)->marks);
+static PyObject *trajectories_list_firsts(PyObject *self, PyObject *args) {
+    return find_by_number(self, args, "KKKK:list_firsts", &shmb_trajectories_in(self)->marks);
 }
 
 static PyObject *trajectories_list_items(PyObject *self, PyObject *args) {
     struct shmb_trajectories *all = shmb_trajectories_in(self);
     if (!all->failed) shmb_trajectories_count(all);
-    return find_by_number(self, args, "KKKK:list_items", &all->held);
+    return find_by_number(self, args, "KKKK:list_items", &all->item_marks);
 }
 
 /* Maps numbers one by one. */
@@ -330,24 +332,24 @@ static PyObject *map_numbers(PyObject *self, PyObject *args, const char *format,
     Py_RETURN_NONE;
 }
 
-static int64_t row_of(const struct shmb_trajectories *all, int64_t element) { return shmb_row_of(all, (uint64_t)element); }
+static int64_t row_of(const struct shmb_trajectories *all, int64_t element) { return shmb_find_row(all, (uint64_t)element); }
 
-static int64_t steps_of(const struct shmb_trajectories *all, int64_t run) { return shmb_length_of(all, (uint64_t)run); }
+static int64_t steps_of(const struct shmb_trajectories *all, int64_t run) { return shmb_run_length(all, (uint64_t)run); }
 
-static PyObject *trajectories_rows(PyObject *self, PyObject *args) { return map_numbers(self, args, "KKK:rows", row_of); }
+static PyObject *trajectories_find_rows(PyObject *self, PyObject *args) { return map_numbers(self, args, "KKK:find_rows", row_of); }
 
-static PyObject *trajectories_elements(PyObject *self, PyObject *args) {
-    return map_numbers(self, args, "KKK:elements", shmb_element_of);
+static PyObject *trajectories_find_elements(PyObject *self, PyObject *args) {
+    return map_numbers(self, args, "KKK:find_elements", shmb_find_element);
 }
 
-static PyObject *trajectories_lengths(PyObject *self, PyObject *args) { return map_numbers(self, args, "KKK:lengths", steps_of); }
+static PyObject *trajectories_read_lengths(PyObject *self, PyObject *args) { return map_numbers(self, args, "KKK:read_lengths", steps_of); }
 
 static PyObject *trajectories_cut_by(PyObject *self, PyObject *windows) {
     struct trajectories_object *object = (struct trajectories_object *)self;
     struct shmb_windows *w = shmb_windows_in(windows);
     if (w == NULL) return NULL;
     if (w->elements != object->all.elements || object->all.items || object->windows)
-        return PyErr_Format(PyExc_ValueError, "cut_by: windows of these elements, once, and before there is an item");
+        return PyErr_Format(PyExc_ValueError, "Trajectories.cut_by() needs Windows of the same elements, once, before the first item is added.");
     object->windows = Py_NewRef(windows);
     object->all.windows = w;
     Py_RETURN_NONE;
@@ -356,22 +358,22 @@ static PyObject *trajectories_cut_by(PyObject *self, PyObject *windows) {
 static PyObject *trajectories_claim_windows(PyObject *self, PyObject *args) {
     struct shmb_trajectories *all = shmb_trajectories_in(self);
     unsigned long long at[6];
-    uint64_t found;
+    uint64_t count;
     if (!parse_arguments(self, args, "KKK:claim_windows", at)) return NULL;
-    if (all->windows == NULL) return PyErr_Format(PyExc_ValueError, "claim_windows: cut_by() windows first");
+    if (all->windows == NULL) return PyErr_Format(PyExc_ValueError, "Trajectories.claim_windows() needs windows. Call cut_by() first.");
     Py_BEGIN_ALLOW_THREADS
-    found = shmb_windows_claim(all, at[0], at[1], OUT(2));
+    count = shmb_windows_claim(all, at[0], at[1], OUT(2));
     Py_END_ALLOW_THREADS
-    return PyLong_FromUnsignedLongLong(found);
+    return PyLong_FromUnsignedLongLong(count);
 }
 
-static PyObject *trajectories_used(PyObject *self, PyObject *args) {
+static PyObject *trajectories_list_used(PyObject *self, PyObject *args) {
     struct shmb_trajectories *all = shmb_trajectories_in(self);
     unsigned long long at[6];
-    if (!parse_arguments(self, args, "KK:used", at)) return NULL;
-    if (all->windows == NULL) return PyErr_Format(PyExc_ValueError, "used: cut_by() windows first");
+    if (!parse_arguments(self, args, "KK:list_used", at)) return NULL;
+    if (all->windows == NULL) return PyErr_Format(PyExc_ValueError, "Trajectories.list_used() needs windows. Call cut_by() first.");
     Py_BEGIN_ALLOW_THREADS
-    shmb_windows_used(all, OUT(0), at[1] != 0);
+    shmb_windows_list_used(all, OUT(0), at[1] != 0);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
@@ -384,7 +386,7 @@ static PyObject *trajectories_used(PyObject *self, PyObject *args) {
 static uint64_t longest_of(const struct shmb_trajectories *all) {
     uint32_t longest = 0;
     for (uint32_t i = 0; i < all->n_runs; i++)
-        if (shmb_length_of(all, i) > longest) longest = shmb_length_of(all, i);
+        if (shmb_run_length(all, i) > longest) longest = shmb_run_length(all, i);
     return longest;
 }
 COUNT(count, all->count)
@@ -393,46 +395,52 @@ COUNT(moved, all->moved)
 COUNT(longest, longest_of(all))
 
 static PyMethodDef trajectories_methods[] = {
-    {"clear", trajectories_clear, METH_NOARGS, "clear(): no item is there."},
-    {"drop", trajectories_drop, METH_VARARGS, "drop(slots, count): their items are gone."},
-    {"before", trajectories_before, METH_VARARGS,
-     "before(slots, sources, reach, count, out): the slot that each follows in its source; -1: none, or behind a hole."},
+    {"clear", trajectories_clear, METH_NOARGS, "clear(): removes all items."},
+    {"drop", trajectories_drop, METH_VARARGS, "drop(slots, count): removes the items of these slots."},
+    {"find_predecessors", trajectories_find_predecessors, METH_VARARGS,
+     "find_predecessors(slots, sources, reach, count, out): stores the slot that each slot follows in its source; -1: none,\n"
+     "or there is a hole between them."},
     {"append", trajectories_append, METH_VARARGS,
-     "append(slots, sources, cuts, count, settled): behind the last of their source; cuts: bytes [count, width], cut before it;\n"
-     "settled: so many of them may complete windows."},
+     "append(slots, sources, cuts, count, settled): appends items to their sources. cuts: bytes [count, width], nonzero starts a\n"
+     "trajectory. The first `settled` items may complete windows."},
     {"insert", trajectories_insert, METH_VARARGS,
-     "insert(elements, sources, ids, steps, count): where their steps belong; (number, element) of one that is there twice."},
-    {"around", trajectories_around, METH_VARARGS,
-     "around(slots, sources, count, items, before): how many pairs the slots are in; None: one is not of that source."},
-    {"cut", trajectories_cut, METH_VARARGS, "cut(slots, cuts, count): whether a trajectory begins there; bytes [count, width]."},
-    {"long", trajectories_long, METH_VARARGS, "long(least): how many trajectories have at least so many items."},
-    {"firsts", trajectories_firsts, METH_VARARGS,
-     "firsts(numbers, count, out, from): the first elements of those, counted from an element on; -1: not so many."},
-    {"list_items", trajectories_list_items, METH_VARARGS, "list_items(numbers, count, out, from): the same of all elements with an item."},
-    {"rows", trajectories_rows, METH_VARARGS, "rows(elements, count, out): trajectory << 32 | step; -1: none."},
-    {"elements", trajectories_elements, METH_VARARGS, "elements(rows, count, out): the elements again."},
-    {"lengths", trajectories_lengths, METH_VARARGS, "lengths(trajectories, count, out): items of each."},
-    {"cut_by", trajectories_cut_by, METH_O, "cut_by(windows): of all that comes from here on."},
+     "insert(elements, sources, ids, steps, count): inserts items by their steps. Returns (number, element) if a step exists twice."},
+    {"list_neighbours", trajectories_list_neighbours, METH_VARARGS,
+     "list_neighbours(slots, sources, count, items, before): stores the pairs of successive items that contain these slots, and\n"
+     "returns their number. None: a slot has another source."},
+    {"cut", trajectories_cut, METH_VARARGS, "cut(slots, cuts, count): sets whether a trajectory begins at each element; bytes [count, width]."},
+    {"count_long", trajectories_count_long, METH_VARARGS, "count_long(least): returns the number of trajectories with at least `least` items."},
+    {"list_firsts", trajectories_list_firsts, METH_VARARGS,
+     "list_firsts(numbers, count, out, from): stores the first elements of those, numbered from an element on; -1: no such number."},
+    {"list_items", trajectories_list_items, METH_VARARGS, "list_items(numbers, count, out, from): stores elements with an item, numbered in the same way."},
+    {"find_rows", trajectories_find_rows, METH_VARARGS, "find_rows(elements, count, out): stores trajectory << 32 | step; -1: no item."},
+    {"find_elements", trajectories_find_elements, METH_VARARGS, "find_elements(rows, count, out): stores the elements of rows; -1: none."},
+    {"read_lengths", trajectories_read_lengths, METH_VARARGS, "read_lengths(trajectories, count, out): stores the number of items of each."},
+    {"cut_by", trajectories_cut_by, METH_O, "cut_by(windows): cuts all later items into windows."},
     {"follow", shmb_trajectories_follow, METH_VARARGS,
-     "follow(follower, cuts, n_cuts): poll, and append what is new; the head, or what is to be done first, or None: see slicing.c."},
-    {"windows", shmb_trajectories_windows, METH_VARARGS, "windows(count, newest, out): claim_windows(), with all elements of each."},
-    {"slices", shmb_trajectories_slices, METH_VARARGS,
-     "slices(which, begins, count, steps, from, out): elements of slices, by two numbers each; False: no trajectory is as long."},
-    {"histories", shmb_trajectories_histories, METH_VARARGS,
-     "histories(follower or None, elements, drawn, count, steps, out, tickets): the steps up to each element, see slicing.c."},
-    {"claim_windows", trajectories_claim_windows, METH_VARARGS, "claim_windows(count, newest, firsts): the next windows that are whole, of so many slots: their first elements."},
-    {"used", trajectories_used, METH_VARARGS, "used(tickets, waiting): of each element whose item needs no window, or is in one; -1."},
+     "follow(follower, cuts, n_cuts): polls, and appends new items. Returns the head, or changes that must be handled first, or\n"
+     "None: see slicing.c."},
+    {"read_windows", shmb_trajectories_read_windows, METH_VARARGS, "read_windows(count, newest, out): like claim_windows(), but stores all elements of each."},
+    {"draw_slices", shmb_trajectories_draw_slices, METH_VARARGS,
+     "draw_slices(which, begins, count, steps, from, out): stores the elements of slices, which two numbers each select. False: no\n"
+     "trajectory is long enough."},
+    {"read_histories", shmb_trajectories_read_histories, METH_VARARGS,
+     "read_histories(follower or None, elements, drawn, count, steps, out, tickets): stores the steps up to each element, see\n"
+     "slicing.c."},
+    {"claim_windows", trajectories_claim_windows, METH_VARARGS, "claim_windows(count, newest, firsts): delivers the next complete windows that begin in the `newest` newest slots. Stores their\n"
+     "first elements, and returns their number."},
+    {"list_used", trajectories_list_used, METH_VARARGS, "list_used(tickets, waiting): stores the ticket of each item that needs no window, or is in one; -1."},
     {NULL, NULL, 0, NULL},
 };
 static PyGetSetDef trajectories_properties[] = {
-    {"count", get_count, NULL, "Trajectories.", NULL},
-    {"items", get_items, NULL, "Items in them.", NULL},
-    {"moved", get_moved, NULL, "Trajectories that made room for others since all were cleared.", NULL},
-    {"longest", get_longest, NULL, "Items of the longest; O(trajectories).", NULL},
+    {"count", get_count, NULL, "Number of trajectories.", NULL},
+    {"items", get_items, NULL, "Number of items.", NULL},
+    {"moved", get_moved, NULL, "Number of trajectories moved in lists since the last clear().", NULL},
+    {"longest", get_longest, NULL, "Number of items of the longest trajectory; O(trajectories).", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot trajectories_slots[] = {
-    {Py_tp_doc, "Trajectories(slots, width): which items follow each other."},
+    {Py_tp_doc, "Trajectories(slots, width): a table of successive items."},
     {Py_tp_new, trajectories_new},
     {Py_tp_dealloc, trajectories_dealloc},
     {Py_tp_methods, trajectories_methods},

@@ -14,7 +14,7 @@
 #include "python/dlpack.h"
 #include "python/module.h"
 
-#define SHMB_MOST_DIMS 32
+#define SHMB_MAX_DIMS 32
 
 /* The numbers that a leaf accepts. */
 struct shmb_number {
@@ -32,7 +32,7 @@ struct shmb_form {
     struct shmb_number number;
     struct dl_dtype dtype; /* dtype of tensors; bits 0: tensors are handled in Python */
     int rank;              /* of an item */
-    int64_t shape[SHMB_MOST_DIMS];
+    int64_t shape[SHMB_MAX_DIMS];
 };
 
 /* Address of the bytes of a leaf, and its dimensions. */
@@ -53,22 +53,22 @@ struct shmb_numbers {
 
 /* Register the classes that are handled here. Until then all leaves are handled in Python. know_arrays takes example
  * arrays of float32, float64 and int64. They return None. */
-PyObject *shmb_core_know_arrays(PyObject *module, PyObject *examples);
-PyObject *shmb_core_know_tensors(PyObject *module, PyObject *kind);
-const struct dl_table *shmb_tensors(void); /* NULL: none registered */
+PyObject *shmb_core_register_arrays(PyObject *module, PyObject *examples);
+PyObject *shmb_core_register_tensors(PyObject *module, PyObject *kind);
+const struct dl_table *shmb_tensor_table(void); /* NULL: none registered */
 
 /* From (shape, example array or None, example number or None, example tensor or None). */
-bool shmb_form_of(struct shmb_form *form, PyObject *said);
-void shmb_form_forget(struct shmb_form *form);
+bool shmb_parse_form(struct shmb_form *form, PyObject *description);
+void shmb_release_form(struct shmb_form *form);
 
-/* `room` receives a converted Python number; NULL: numbers are handled in Python. */
-bool shmb_locate_leaf(const struct shmb_form *form, PyObject *leaf, uint64_t *room, struct shmb_leaf_data *out);
-bool shmb_locate_numbers(PyObject *given, struct shmb_numbers *out);
-/* Reals as float64: in `room` if they fit, else in memory that the caller frees. NULL: out of memory. */
-double *shmb_widened(const struct shmb_numbers *numbers, double *room, uint64_t room_count);
-/* Priorities as float64[count], in `room` if they fit. NULL: they need conversion in Python. `form` and `data` are
+/* `buffer` receives a converted Python number; NULL: numbers are handled in Python. */
+bool shmb_locate_leaf(const struct shmb_form *form, PyObject *leaf, uint64_t *buffer, struct shmb_leaf_data *out);
+bool shmb_locate_numbers(PyObject *object, struct shmb_numbers *out);
+/* Reals as float64: in `buffer` if they fit, else in memory that the caller frees. NULL: out of memory. */
+double *shmb_convert_to_double(const struct shmb_numbers *numbers, double *buffer, uint64_t buffer_count);
+/* Priorities as float64[count], in `buffer` if they fit. NULL: they need conversion in Python. `form` and `data` are
  * those of the leaf that contains the priorities; NULL: they are an entry that is not a leaf. */
-double *shmb_read_priorities(PyObject *given, const struct shmb_form *form, const unsigned char *data, uint64_t count, double *room,
-                             uint64_t room_count);
+double *shmb_read_priorities(PyObject *object, const struct shmb_form *form, const unsigned char *data, uint64_t count, double *buffer,
+                             uint64_t buffer_count);
 
 #endif

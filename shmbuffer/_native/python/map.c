@@ -65,7 +65,7 @@ static PyObject *map_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "in|pLppp:Map", names, &fd, &bytes, &writable, &offset, &twice,
                                      &aligned, &private))
         return NULL;
-    if (bytes < 0 || offset < 0) return PyErr_Format(PyExc_ValueError, "Map: nbytes is %zd, offset %lld", bytes, offset);
+    if (bytes < 0 || offset < 0) return PyErr_Format(PyExc_ValueError, "Map: nbytes is %zd and offset is %lld. Neither may be negative.", bytes, offset);
     void *address = NULL;
     if (bytes > 0) {
         int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
@@ -135,7 +135,7 @@ static PyObject *map_populate(PyObject *self, PyObject *args) {
     int memory, error = 0;
     if (!PyArg_ParseTuple(args, "nnp:populate", &start, &bytes, &memory)) return NULL;
     if (start < 0 || start % SHMB_PAGE || bytes < 0 || start > map->bytes || bytes > map->bytes - start)
-        return PyErr_Format(PyExc_ValueError, "populate: %zd bytes at %zd of %zd", bytes, start, map->bytes);
+        return PyErr_Format(PyExc_ValueError, "Map.populate: %zd bytes at %zd are not within the map of %zd bytes. start must be a multiple of a page.", bytes, start, map->bytes);
     if (bytes == 0) Py_RETURN_NONE;
     char *at = (char *)map->address + start;
     Py_BEGIN_ALLOW_THREADS
@@ -164,22 +164,22 @@ static PyObject *map_nbytes(PyObject *self, void *Py_UNUSED(closure)) {
 }
 
 static PyMethodDef methods[] = {
-    {"sync", map_sync, METH_NOARGS, "Write dirty pages back and wait for them (msync(2), MS_SYNC)."},
+    {"sync", map_sync, METH_NOARGS, "sync(): writes dirty pages back and waits for them (msync(2), MS_SYNC)."},
     {"populate", map_populate, METH_VARARGS,
-     "populate(start, nbytes, memory): make and map pages before they are needed; no byte changes. `memory`: the file\n"
-     "has no disk below it."},
+     "populate(start, nbytes, memory): allocates and maps pages before they are needed. No byte changes. `memory`: the\n"
+     "file system is in memory."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef properties[] = {
-    {"address", map_address, NULL, "Where the mapping starts in this process; 0 if it is empty.", NULL},
+    {"address", map_address, NULL, "Address of the mapping in this process, 0 if it is empty.", NULL},
     {"nbytes", map_nbytes, NULL, "Size in bytes.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyType_Slot slots[] = {
     {Py_tp_doc, "Map(fd, nbytes, writable=True, offset=0, twice=False, aligned=False, private=False): a mapping of a\n"
-                "file, shared or copied on write, or two of the same bytes in a row."},
+                "file, shared or copied on write. `twice`: two mappings of the same bytes in a row."},
     {Py_tp_new, map_new},
     {Py_tp_dealloc, map_dealloc},
     {Py_tp_methods, methods},

@@ -21,24 +21,24 @@ Py_ssize_t shmb_map_bytes(PyObject *map);
 int shmb_map_is_twice(PyObject *map);
 
 /* Closes the parent's locks in the child of a fork. */
-void shmb_descriptors_of_parent(void);
+void shmb_close_parent_descriptors(void);
 
 /* weights_binding.c */
 PyObject *shmb_core_publish(PyObject *module, PyObject *args);
-PyObject *shmb_core_newest(PyObject *module, PyObject *args);
+PyObject *shmb_core_read_newest(PyObject *module, PyObject *args);
 
 /* pieces_binding.c */
 PyObject *shmb_core_measure_records(PyObject *module, PyObject *args);
 PyObject *shmb_core_lay_out_records(PyObject *module, PyObject *args);
-PyObject *shmb_core_record(PyObject *module, PyObject *args);
+PyObject *shmb_core_build_record(PyObject *module, PyObject *args);
 PyObject *shmb_core_locate_pieces(PyObject *module, PyObject *args);
-PyObject *shmb_core_take_apart(PyObject *module, PyObject *args);
-PyObject *shmb_core_runs(PyObject *module, PyObject *args);
-PyObject *shmb_core_unweave(PyObject *module, PyObject *args);
-PyObject *shmb_core_frames_say(PyObject *module, PyObject *args);
-PyObject *shmb_core_bytes_of(PyObject *module, PyObject *args);
-PyObject *shmb_core_views(PyObject *module, PyObject *args);
-PyObject *shmb_core_bytes_at(PyObject *module, PyObject *args);
+PyObject *shmb_core_distribute_pieces(PyObject *module, PyObject *args);
+PyObject *shmb_core_group_frames(PyObject *module, PyObject *args);
+PyObject *shmb_core_deinterleave(PyObject *module, PyObject *args);
+PyObject *shmb_core_check_frames(PyObject *module, PyObject *args);
+PyObject *shmb_core_join_pieces(PyObject *module, PyObject *args);
+PyObject *shmb_core_make_views(PyObject *module, PyObject *args);
+PyObject *shmb_core_locate_buffers(PyObject *module, PyObject *args);
 PyObject *shmb_core_address(PyObject *module, PyObject *one);
 
 struct shmb_windows;
@@ -51,7 +51,7 @@ struct shmb_ring *shmb_binding_ring(PyObject *ring);
 int shmb_binding_write(PyObject *ring, const unsigned char *const *from, uint64_t count, const double *priorities,
                        const uint32_t *streams, int64_t timeout_ns, uint64_t *first);
 /* Withdraws a refused call that is not repeated, so that no counter shows it as waiting. */
-int shmb_binding_give_up(PyObject *ring, int64_t timeout_ns);
+int shmb_binding_stop_waiting(PyObject *ring, int64_t timeout_ns);
 /* Draws, copies, validates and weighs. If it returns SHMB_INTERRUPTED, the exception is set. */
 int shmb_binding_sample(PyObject *ring, uint64_t count, uint64_t key, unsigned char *const *out, int64_t *index, int64_t *tickets,
                         float *weights, double beta, _Bool prioritized, int64_t timeout_ns, uint64_t *redrawn);

@@ -16,9 +16,9 @@ PyObject *shmb_core_locate_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
                           &offsets, &stored, &expanded))
         return NULL;
     const struct shmb_records_read read = {AT(const unsigned char, data), nbytes, AT(const int64_t, starts), AT(const int64_t, sizes), count};
-    bool alike, right = shmb_locate_pieces(&read, AT(const int64_t, steps), AT(const unsigned char, code), code_bytes, AT(int64_t, numbers),
-                                           AT(int64_t, offsets), AT(int64_t, stored), AT(int64_t, expanded), &alike);
-    return right ? PyBool_FromLong(alike) : Py_NewRef(Py_None);
+    bool same_dims, right = shmb_locate_pieces(&read, AT(const int64_t, steps), AT(const unsigned char, code), code_bytes, AT(int64_t, numbers),
+                                           AT(int64_t, offsets), AT(int64_t, stored), AT(int64_t, expanded), &same_dims);
+    return right ? PyBool_FromLong(same_dims) : Py_NewRef(Py_None);
 }
 
 /* measure_records(steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends, stored) -> bytes; -1:
@@ -59,14 +59,14 @@ static bool piece_at(PyObject *piece, int64_t *at, int64_t *nbytes) {
         PyBuffer_Release(&buffer);
         return true;
     }
-    PyObject *found = PyObject_CallMethod(piece, "data_ptr", NULL);
-    *at = found ? (int64_t)PyLong_AsUnsignedLongLong(found) : 0;
-    Py_XDECREF(found);
+    PyObject *result = PyObject_CallMethod(piece, "data_ptr", NULL);
+    *at = result ? (int64_t)PyLong_AsUnsignedLongLong(result) : 0;
+    Py_XDECREF(result);
     return !PyErr_Occurred();
 }
 
 /* record(steps, code, dims, pieces) -> (its bytes, its size); None: the record is impossible */
-PyObject *shmb_core_record(PyObject *Py_UNUSED(module), PyObject *args) {
+PyObject *shmb_core_build_record(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long address;
     PyObject *code, *dims, *pieces, *record = NULL;
     if (!PyArg_ParseTuple(args, "KO!O!O!:record", &address, &PyBytes_Type, &code, &PyList_Type, &dims, &PyList_Type, &pieces)) return NULL;
@@ -76,19 +76,19 @@ PyObject *shmb_core_record(PyObject *Py_UNUSED(module), PyObject *args) {
     if ((uint64_t)PyList_Size(pieces) != n_pieces || n_dims > n_numbers) return Py_NewRef(Py_None);
     int64_t *numbers = PyMem_Malloc((2 * n_numbers + 4 * n_pieces) * sizeof *numbers + 1);
     if (numbers == NULL) return PyErr_NoMemory();
-    int64_t *told = numbers + n_numbers, *sizes = told + n_numbers, *offsets = sizes + n_pieces, *stored = offsets + n_pieces,
+    int64_t *dim_values = numbers + n_numbers, *sizes = dim_values + n_numbers, *offsets = sizes + n_pieces, *stored = offsets + n_pieces,
             *from = stored + n_pieces;
     bool known = true;
     for (uint64_t i = 0; known && i < n_dims; i++) {
-        told[i] = PyLong_AsLongLong(PyList_GetItem(dims, (Py_ssize_t)i));
-        known = told[i] >= 0 || !PyErr_Occurred();
+        dim_values[i] = PyLong_AsLongLong(PyList_GetItem(dims, (Py_ssize_t)i));
+        known = dim_values[i] >= 0 || !PyErr_Occurred();
     }
     for (uint64_t p = 0; known && p < n_pieces; p++) known = piece_at(PyList_GetItem(pieces, (Py_ssize_t)p), &from[p], &sizes[p]);
     if (!known) goto done;
-    const int64_t start = 0, end = (int64_t)shmb_measure_record(steps, code_bytes, told, n_dims, numbers, sizes, offsets, stored);
-    bool there = end > 0;
-    for (uint64_t p = 0; there && p < n_pieces; p++) there = from[p] || sizes[p] == 0;
-    if (!there) {
+    const int64_t start = 0, end = (int64_t)shmb_measure_record(steps, code_bytes, dim_values, n_dims, numbers, sizes, offsets, stored);
+    bool possible = end > 0;
+    for (uint64_t p = 0; possible && p < n_pieces; p++) possible = from[p] || sizes[p] == 0;
+    if (!possible) {
         record = Py_NewRef(Py_None);
         goto done;
     }
@@ -104,69 +104,69 @@ done:
 
 /* take_apart(base, held, pieces, numbers, width, offsets, stored, expanded, count, to, of_each, out, room, frames,
  * parts) -> numbers of frames and parts: see frames.h */
-PyObject *shmb_core_take_apart(PyObject *Py_UNUSED(module), PyObject *args) {
-    unsigned long long base, held, pieces, numbers, width, offsets, stored, expanded, count, to, of_each, out, room, frames, parts;
-    if (!PyArg_ParseTuple(args, "KKKKKKKKKKKKKKK:take_apart", &base, &held, &pieces, &numbers, &width, &offsets, &stored, &expanded, &count,
-                          &to, &of_each, &out, &room, &frames, &parts))
+PyObject *shmb_core_distribute_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long base, storage, pieces, numbers, width, offsets, stored, expanded, count, to, of_each, out, space, frames, parts;
+    if (!PyArg_ParseTuple(args, "KKKKKKKKKKKKKKK:take_apart", &base, &storage, &pieces, &numbers, &width, &offsets, &stored, &expanded, &count,
+                          &to, &of_each, &out, &space, &frames, &parts))
         return NULL;
-    const struct shmb_leaves leaves = {(int64_t)base, AT(const struct shmb_piece_storage, held), pieces, AT(const int64_t, numbers), width,
+    const struct shmb_leaves leaves = {(int64_t)base, AT(const struct shmb_piece_storage, storage), pieces, AT(const int64_t, numbers), width,
                                        AT(const int64_t, offsets), AT(const int64_t, stored), AT(const int64_t, expanded), count};
     uint64_t n_frames = frames, n_parts = parts;
     Py_BEGIN_ALLOW_THREADS
-    shmb_take_apart(&leaves, AT(const int64_t, to), of_each != 0, AT(int64_t, out), room, &n_frames, &n_parts);
+    shmb_distribute_pieces(&leaves, AT(const int64_t, to), of_each != 0, AT(int64_t, out), space, &n_frames, &n_parts);
     Py_END_ALLOW_THREADS
     return Py_BuildValue("KK", (unsigned long long)n_frames, (unsigned long long)n_parts);
 }
 
 /* runs(whole, frames, frame, before, nbytes, to, planes, parts, most, woven, at, out) -> count: see frames.h */
-PyObject *shmb_core_runs(PyObject *Py_UNUSED(module), PyObject *args) {
-    unsigned long long whole, frames, frame, before, nbytes, to, planes, parts, most, woven, at, out;
-    if (!PyArg_ParseTuple(args, "KKKKKKKKKKKK:runs", &whole, &frames, &frame, &before, &nbytes, &to, &planes, &parts, &most, &woven, &at, &out))
+PyObject *shmb_core_group_frames(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long whole, frames, frame, before, nbytes, to, planes, parts, max_bytes, interleaved, at, out;
+    if (!PyArg_ParseTuple(args, "KKKKKKKKKKKK:runs", &whole, &frames, &frame, &before, &nbytes, &to, &planes, &parts, &max_bytes, &interleaved, &at, &out))
         return NULL;
     const struct shmb_places places = {AT(const int64_t, whole), frames, AT(const int64_t, frame), AT(const int64_t, before),
                                        AT(const int64_t, nbytes), AT(const int64_t, to), AT(const int64_t, planes), parts};
-    return PyLong_FromUnsignedLongLong(shmb_runs(&places, (int64_t)most, (int64_t)woven, AT(int64_t, at), AT(struct shmb_frame_run, out)));
+    return PyLong_FromUnsignedLongLong(shmb_group_frames(&places, (int64_t)max_bytes, (int64_t)interleaved, AT(int64_t, at), AT(struct shmb_frame_run, out)));
 }
 
 /* unweave(into, other, half, frames): see frames.h */
-PyObject *shmb_core_unweave(PyObject *Py_UNUSED(module), PyObject *args) {
+PyObject *shmb_core_deinterleave(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long into, other, half, frames;
     if (!PyArg_ParseTuple(args, "KKKK:unweave", &into, &other, &half, &frames)) return NULL;
     Py_BEGIN_ALLOW_THREADS
-    shmb_unweave(AT(unsigned char, into), AT(unsigned char, other), half, frames);
+    shmb_deinterleave(AT(unsigned char, into), AT(unsigned char, other), half, frames);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 
 /* frames_say(at, stored, count, whole, dictionary) -> whether the frames' headers have these expanded sizes */
-PyObject *shmb_core_frames_say(PyObject *Py_UNUSED(module), PyObject *args) {
+PyObject *shmb_core_check_frames(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long at, stored, count, whole, dictionary;
     if (!PyArg_ParseTuple(args, "KKKKK:frames_say", &at, &stored, &count, &whole, &dictionary)) return NULL;
     bool agrees = true;
     for (unsigned long long i = 0; agrees && i < count; i++)
-        agrees = shmb_frame_says(AT(const unsigned char, AT(const uint64_t, at)[i]), AT(const uint64_t, stored)[i], AT(const uint64_t, whole)[i],
+        agrees = shmb_check_frame(AT(const unsigned char, AT(const uint64_t, at)[i]), AT(const uint64_t, stored)[i], AT(const uint64_t, whole)[i],
                                  (uint32_t)dictionary);
     return PyBool_FromLong(agrees);
 }
 
 /* bytes_of(at, sizes, first, end, step) -> the concatenation of some pieces */
-PyObject *shmb_core_bytes_of(PyObject *Py_UNUSED(module), PyObject *args) {
+PyObject *shmb_core_join_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long at, sizes, first, end, step;
     if (!PyArg_ParseTuple(args, "KKKKK:bytes_of", &at, &sizes, &first, &end, &step)) return NULL;
     int64_t total = 0;
     for (unsigned long long i = first; i < end; i += step) total += AT(const int64_t, sizes)[i];
-    PyObject *found = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)total);
-    char *to = found ? PyBytes_AsString(found) : NULL;
-    for (unsigned long long i = first; found && i < end; i += step) {
+    PyObject *result = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)total);
+    char *to = result ? PyBytes_AsString(result) : NULL;
+    for (unsigned long long i = first; result && i < end; i += step) {
         const size_t nbytes = (size_t)AT(const int64_t, sizes)[i];
         if (nbytes) memcpy(to, AT(const char, AT(const int64_t, at)[i]), nbytes);
         to += nbytes;
     }
-    return found;
+    return result;
 }
 
 /* views(addresses, sizes, count) -> read-only memoryviews */
-PyObject *shmb_core_views(PyObject *Py_UNUSED(module), PyObject *args) {
+PyObject *shmb_core_make_views(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long addresses, sizes, count;
     if (!PyArg_ParseTuple(args, "KKK:views", &addresses, &sizes, &count)) return NULL;
     PyObject *views = PyList_New((Py_ssize_t)count);
@@ -179,16 +179,16 @@ PyObject *shmb_core_views(PyObject *Py_UNUSED(module), PyObject *args) {
     return views;
 }
 
-/* bytes_at(found, addresses, sizes): stores address and size of each buffer in a sequence, valid while the sequence
+/* bytes_at(result, addresses, sizes): stores address and size of each buffer in a sequence, valid while the sequence
  * exists */
-PyObject *shmb_core_bytes_at(PyObject *Py_UNUSED(module), PyObject *args) {
-    PyObject *found;
+PyObject *shmb_core_locate_buffers(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *buffers;
     unsigned long long addresses, sizes;
-    if (!PyArg_ParseTuple(args, "OKK:bytes_at", &found, &addresses, &sizes)) return NULL;
-    Py_ssize_t count = PySequence_Size(found);
+    if (!PyArg_ParseTuple(args, "OKK:bytes_at", &buffers, &addresses, &sizes)) return NULL;
+    Py_ssize_t count = PySequence_Size(buffers);
     for (Py_ssize_t i = 0; i < count; i++) {
         Py_buffer buffer;
-        PyObject *one = PySequence_GetItem(found, i);
+        PyObject *one = PySequence_GetItem(buffers, i);
         if (one == NULL || PyObject_GetBuffer(one, &buffer, PyBUF_SIMPLE) < 0) return Py_XDECREF(one), NULL;
         AT(int64_t, addresses)[i] = (int64_t)(uintptr_t)buffer.buf;
         AT(int64_t, sizes)[i] = (int64_t)buffer.len;
@@ -206,7 +206,7 @@ PyObject *shmb_core_address(PyObject *Py_UNUSED(module), PyObject *one) {
     if (one == Py_None) return PyLong_FromLong(0);
     if (!PyObject_CheckBuffer(one)) return PyObject_CallMethod(one, "data_ptr", NULL);
     if (PyObject_GetBuffer(one, &buffer, PyBUF_STRIDES) < 0) return NULL;
-    PyObject *found = PyLong_FromVoidPtr(buffer.buf);
+    PyObject *result = PyLong_FromVoidPtr(buffer.buf);
     PyBuffer_Release(&buffer);
-    return found;
+    return result;
 }

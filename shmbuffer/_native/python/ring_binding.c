@@ -4,7 +4,7 @@
 #include "python/methods.h"
 
 /* From (descriptor of the directory, name of the control file, its device, its inode). */
-static bool to_look_for(PyObject *file, struct shmb_presence *presence) {
+static bool parse_presence(PyObject *file, struct shmb_presence *presence) {
     unsigned long long device, inode;
     if (!PyArg_ParseTuple(file, "isKK:Ring", &presence->folder, &presence->name, &device, &inode)) return false;
     presence->device = device;
@@ -14,77 +14,77 @@ static bool to_look_for(PyObject *file, struct shmb_presence *presence) {
 
 /* A leaf is (map, bytes of an element). For next observations that are stored once, it is (map, bytes, leaf number
  * of the observation). */
-static bool to_leaf(struct ring_object *self, Py_ssize_t i, uint64_t wholes, long *root) {
+static bool parse_leaf(struct ring_object *self, Py_ssize_t i, uint64_t own_rows, long *root) {
     struct shmb_ring *ring = &self->ring;
     PyObject *map;
     unsigned long long bytes;
     *root = -1;
     if (!PyArg_ParseTuple(PyTuple_GetItem(self->leaves, i), "O!K|l", shmb_map_type, &map, &bytes, root)) return false;
-    uint64_t rows = *root < 0 ? ring->elements : wholes;
+    uint64_t rows = *root < 0 ? ring->elements : own_rows;
     if ((uint64_t)shmb_map_bytes(map) != bytes * rows || (*root >= 0 && !(bytes && rows)))
-        return PyErr_Format(PyExc_ValueError, "Ring: leaf %zd has %zd bytes, %llu are needed", i, shmb_map_bytes(map), bytes * rows), false;
+        return PyErr_Format(PyExc_ValueError, "Ring: leaf %zd has %zd bytes, but its rows need %llu. Pass a Map of that size.", i, shmb_map_bytes(map), bytes * rows), false;
     unsigned char *base = shmb_map_address(map);
     if (*root < 0)
         ring->leaves[i] = (struct shmb_leaf){base, bytes, bytes};
     else
         ring->leaves[i] = (struct shmb_leaf){NULL, 0, bytes};
-    if (*root >= 0) ring->once[ring->n_once++] = (struct shmb_once){(unsigned)i, (unsigned)*root, base, bytes};
+    if (*root >= 0) ring->shared[ring->n_shared++] = (struct shmb_shared_leaf){(unsigned)i, (unsigned)*root, base, bytes};
     self->ring.row_bytes += bytes * ring->lanes;
     return true;
 }
 
-static bool to_rows(struct ring_object *self, uint64_t wholes) {
+static bool parse_leaves(struct ring_object *self, uint64_t own_rows) {
     struct shmb_ring *ring = &self->ring;
     long root;
-    ring->once = PyMem_Calloc(ring->n_leaves + 1, sizeof *ring->once);
-    if (ring->once == NULL) return (void)PyErr_NoMemory(), false;
+    ring->shared = PyMem_Calloc(ring->n_leaves + 1, sizeof *ring->shared);
+    if (ring->shared == NULL) return (void)PyErr_NoMemory(), false;
     for (unsigned i = 0; i < ring->n_leaves; i++)
-        if (!to_leaf(self, i, wholes, &root)) return false;
-    for (unsigned which = 0; which < ring->n_once; which++) {
-        const struct shmb_once *once = &ring->once[which];
-        if (once->root >= ring->n_leaves || ring->leaves[once->root].element_bytes != once->bytes)
-            return PyErr_Format(PyExc_ValueError, "Ring: leaf %u cannot be the observation of leaf %u", once->root, once->leaf), false;
+        if (!parse_leaf(self, i, own_rows, &root)) return false;
+    for (unsigned which = 0; which < ring->n_shared; which++) {
+        const struct shmb_shared_leaf *shared = &ring->shared[which];
+        if (shared->root >= ring->n_leaves || ring->leaves[shared->root].element_bytes != shared->bytes)
+            return PyErr_Format(PyExc_ValueError, "Ring: leaf %u cannot be the observation of leaf %u, because they have different forms.", shared->root, shared->leaf), false;
     }
-    if ((wholes != 0) != (ring->n_once != 0))
-        return PyErr_Format(PyExc_ValueError, "Ring: %llu wholes for %u leaves", (unsigned long long)wholes, ring->n_once), false;
+    if ((own_rows != 0) != (ring->n_shared != 0))
+        return PyErr_Format(PyExc_ValueError, "Ring: %llu own rows were given for %u leaves of next observations. Give both or neither.", (unsigned long long)own_rows, ring->n_shared), false;
     return true;
 }
 
-static bool to_share(struct shmb_ring *ring, uint64_t wholes, const struct shmb_sections *sections, unsigned char *base) {
-    if (wholes == 0) return true;
-    ring->wholes = wholes;
+static bool map_sharing(struct shmb_ring *ring, uint64_t own_rows, const struct shmb_sections *sections, unsigned char *base) {
+    if (own_rows == 0) return true;
+    ring->own_rows = own_rows;
     ring->nexts = (_Atomic uint64_t *)(base + sections->nexts);
     ring->holders = (_Atomic uint32_t *)(base + sections->holders);
     return shmb_sharing_begin(ring) || PyErr_NoMemory() != NULL;
 }
 
 static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"control", "slots", "leaves", "capacity", "lanes", "entry", "checksum", "salt", "records", "file", "wholes", "ledger", NULL};
-    PyObject *control, *slots, *leaves, *records = Py_None, *file = Py_None, *given = Py_None;
-    unsigned long long capacity, lanes, wholes = 0;
+    static char *names[] = {"control", "slots", "leaves", "capacity", "lanes", "entry", "checksum", "salt", "records", "file", "own_rows", "ledger", NULL};
+    PyObject *control, *slots, *leaves, *records = Py_None, *file = Py_None, *ledger = Py_None;
+    unsigned long long capacity, lanes, own_rows = 0;
     unsigned int entry, salt;
     int checksum;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!KKIpI|OOKO:Ring", names, shmb_map_type, &control, shmb_map_type,
-                                     &slots, &PyTuple_Type, &leaves, &capacity, &lanes, &entry, &checksum, &salt, &records, &file, &wholes, &given))
+                                     &slots, &PyTuple_Type, &leaves, &capacity, &lanes, &entry, &checksum, &salt, &records, &file, &own_rows, &ledger))
         return NULL;
     bool has_records = records != Py_None;
     if (has_records && (!PyObject_TypeCheck(records, shmb_map_type) || !shmb_map_is_twice(records) || lanes != 1 ||
                         shmb_map_bytes(records) < (Py_ssize_t)SHMB_PAGE || PyTuple_Size(leaves) != 0))
-        return PyErr_Format(PyExc_ValueError, "Ring: records need a Map of them twice in a row, no leaves and one lane");
+        return PyErr_Format(PyExc_ValueError, "Ring: records need a Map with twice=True, no leaves, and one lane.");
     if (capacity == 0 || lanes == 0 || capacity > ((uint64_t)1 << 40) / lanes || entry >= SHMB_ENTRIES)
-        return PyErr_Format(PyExc_ValueError, "Ring: capacity %llu, lanes %llu, entry %u", capacity, lanes, entry);
-    if (wholes && (has_records || lanes != 1 || capacity >= SHMB_NEXT_LIMIT || wholes >= SHMB_NEXT_LIMIT))
-        return PyErr_Format(PyExc_ValueError, "Ring: %llu wholes need rows, one lane and fewer than 2 ** %d slots", wholes, SHMB_NEXT_BITS);
+        return PyErr_Format(PyExc_ValueError, "Ring: capacity %llu, lanes %llu or entry %u is out of range.", capacity, lanes, entry);
+    if (own_rows && (has_records || lanes != 1 || capacity >= SHMB_NEXT_LIMIT || own_rows >= SHMB_NEXT_LIMIT))
+        return PyErr_Format(PyExc_ValueError, "Ring: %llu own rows need rows of leaves, one lane, and fewer than 2 ** %d slots and own rows.", own_rows, SHMB_NEXT_BITS);
     struct shmb_sections sections;
-    shmb_sections_of(capacity, lanes, has_records, wholes, &sections);
+    shmb_compute_sections(capacity, lanes, has_records, own_rows, &sections);
     if (shmb_map_bytes(control) != (Py_ssize_t)SHMB_CONTROL_BYTES || shmb_map_bytes(slots) != (Py_ssize_t)sections.bytes)
-        return PyErr_Format(PyExc_ValueError, "Ring: the slots file has %zd bytes, %llu are needed", shmb_map_bytes(slots),
+        return PyErr_Format(PyExc_ValueError, "Ring: the slots file has %zd bytes, but this capacity needs %llu.", shmb_map_bytes(slots),
                             (unsigned long long)sections.bytes);
-    struct shmb_parts parts;
-    shmb_parts_of(capacity, &parts);
-    bool has_ledger = given != Py_None;
-    if (has_ledger && (!PyObject_TypeCheck(given, shmb_map_type) || shmb_map_bytes(given) != (Py_ssize_t)parts.bytes))
-        return PyErr_Format(PyExc_ValueError, "Ring: the ledger of %llu slots is a Map of %llu bytes", capacity, (unsigned long long)parts.bytes);
+    struct shmb_ledger_parts parts;
+    shmb_compute_parts(capacity, &parts);
+    bool has_ledger = ledger != Py_None;
+    if (has_ledger && (!PyObject_TypeCheck(ledger, shmb_map_type) || shmb_map_bytes(ledger) != (Py_ssize_t)parts.bytes))
+        return PyErr_Format(PyExc_ValueError, "Ring: the ledger of %llu slots must be a Map of %llu bytes.", capacity, (unsigned long long)parts.bytes);
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     struct ring_object *self = (struct ring_object *)allocate(type, 0);
     if (self == NULL) return NULL;
@@ -110,14 +110,14 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     }
     if (has_ledger) {
         ring->parts = parts;
-        ring->ledger = shmb_map_address(given);
-        ring->reservations = (struct shmb_reservation *)((char *)shmb_map_address(given) + parts.reservations);
+        ring->ledger = shmb_map_address(ledger);
+        ring->reservations = (struct shmb_reservation *)((char *)shmb_map_address(ledger) + parts.reservations);
     }
     ring->checksum = checksum != 0;
     ring->salt = salt;
     /* in the child of a fork it may not have been called, and the child's own children must differ */
-    shmb_life_begin();
-    ring->life = shmb_life();
+    shmb_init_process_token();
+    ring->process_token = shmb_process_token();
     shmb_tree_map(&ring->tree, &sections, base);
     shmb_gate_init(&ring->gate);
     Py_ssize_t n = PyTuple_Size(leaves);
@@ -126,10 +126,10 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     self->slots = Py_NewRef(slots);
     self->leaves = Py_NewRef(leaves);
     self->records = Py_NewRef(records);
-    self->ledger = Py_NewRef(given);
+    self->ledger = Py_NewRef(ledger);
     self->file = Py_NewRef(file);
     self->ready = 1;
-    if (file != Py_None && !to_look_for(file, &ring->presence)) {
+    if (file != Py_None && !parse_presence(file, &ring->presence)) {
         Py_DECREF(self);
         return NULL;
     }
@@ -138,7 +138,7 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
         return PyErr_NoMemory();
     }
     ring->n_leaves = (unsigned)n;
-    if (!to_rows(self, wholes) || !to_share(ring, wholes, &sections, base)) {
+    if (!parse_leaves(self, own_rows) || !map_sharing(ring, own_rows, &sections, base)) {
         Py_DECREF(self);
         return NULL;
     }
@@ -150,7 +150,7 @@ static void ring_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     if (self->ready) {
         PyMem_Free(self->ring.leaves);
-        PyMem_Free(self->ring.once);
+        PyMem_Free(self->ring.shared);
         shmb_sharing_end(&self->ring);
         free(self->ring.claim_slots);
         free(self->ring.claim_from);
@@ -188,7 +188,7 @@ static PyObject *get_why(PyObject *Py_UNUSED(object), void *Py_UNUSED(closure)) 
 }
 
 static PyObject *get_drawn_from(PyObject *Py_UNUSED(object), void *Py_UNUSED(closure)) {
-    return shmb_drawn_from.length ? shmb_build_totals(&shmb_drawn_from) : Py_NewRef(Py_None);
+    return shmb_last_draw_totals.length ? shmb_build_totals(&shmb_last_draw_totals) : Py_NewRef(Py_None);
 }
 
 #define GET_U64(name, expression)                                                                            \
@@ -206,8 +206,8 @@ static uint64_t length_of(const struct shmb_ring *ring) {
 GET_U64(length, length_of(ring))
 GET_U64(state, atomic_load_explicit(&ring->runtime->state, memory_order_acquire))
 GET_U64(prioritized, atomic_load_explicit(&ring->runtime->prioritized, memory_order_acquire))
-GET_U64(limits, shmb_limits(ring->runtime))
-GET_U64(queued, shmb_queued(ring))
+GET_U64(limits, shmb_read_limits(ring->runtime))
+GET_U64(queued, shmb_count_queued(ring))
 GET_U64(waits_for, atomic_load_explicit(&ring->me->waits_for, memory_order_relaxed))
 GET_U64(last_writer, (uint64_t)ring->gate.last)
 GET_U64(incarnation, ring->incarnation)
@@ -225,13 +225,13 @@ GET_DOUBLE(eps, ring->runtime->eps)
 GET_DOUBLE(total, shmb_tree_total(&ring->tree))
 GET_DOUBLE(least, shmb_tree_min(&ring->tree))
 
-#define DOOR(name, items, arguments, text)                                                                   \
+#define ENTRY_POINT(name, items, arguments, text)                                                                   \
     static PyObject *call_##name(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {                \
-        _Static_assert(sizeof arguments <= MOST_ARGUMENTS + 1, "there is a place for each argument");        \
+        _Static_assert(sizeof arguments <= MAX_ARGUMENTS + 1, "MOST_ARGUMENTS is large enough");        \
         static const struct method method = {#name, arguments, items, shmb_ring_##name};                     \
-        return shmb_ask(object, &method, args, nargs);                                                       \
+        return shmb_call_method(object, &method, args, nargs);                                                       \
     }
-METHODS(DOOR)
+METHODS(ENTRY_POINT)
 
 #define ROW(name, items, arguments, text) {#name, (PyCFunction)(void (*)(void))call_##name, METH_FASTCALL, #name text},
 static PyMethodDef methods[] = {METHODS(ROW){NULL, NULL, 0, NULL}};
@@ -239,23 +239,23 @@ static PyMethodDef methods[] = {METHODS(ROW){NULL, NULL, 0, NULL}};
 #define GET(name, text) {#name, get_##name, NULL, text, NULL}
 static PyGetSetDef properties[] = {
     GET(blocker, "(entry, incarnation, turn, by_turn) of the client that blocked this thread's last call."),
-    GET(head, "Next ticket."),
-    GET(write_count, "Elements written so far."),
-    GET(length, "Elements that are committed."),
-    GET(state, "Life of the buffer."),
-    GET(prioritized, "1 once the tree is kept."),
-    GET(incarnation, "Ours."),
-    GET(limits, "What limits both sides: RATIO, QUEUE, MIN_SIZE."),
-    GET(queued, "Elements that a queue has not handed out as often as it may."),
-    GET(waits_for, "The sides that this handle waits for."),
-    GET(last_writer, "Thread of this process that wrote last, 0 if none did."),
-    GET(why, "What this thread's last call was limited by."),
-    GET(bad_at, "Position of the argument that this thread's last call was refused for."),
-    GET(needed, "Bytes, or elements of a limited call, that this thread's last call needed."),
-    GET(drawn_from, "(mass, least, max_priority, length) that this thread's last draw was from; None before the first."),
-    GET(byte_head, "Where the next record starts."),
-    GET(byte_tail, "Where the oldest record in use starts."),
-    GET(max_priority, "Largest raw priority given; negative: none yet."),
+    GET(head, "The next ticket."),
+    GET(write_count, "Number of elements written so far."),
+    GET(length, "Number of committed elements."),
+    GET(state, "State of the buffer."),
+    GET(prioritized, "1 after a prioritized sampler was bound."),
+    GET(incarnation, "Incarnation of this handle."),
+    GET(limits, "Limits in force: RATIO, QUEUE, MIN_SIZE."),
+    GET(queued, "Elements that a queue has not handed out max_times_sampled times."),
+    GET(waits_for, "Sides that this handle waits for."),
+    GET(last_writer, "The last thread of this process that wrote; 0: none."),
+    GET(why, "Reason of this thread's last refused call."),
+    GET(bad_at, "Position of the argument for which this thread's last call was refused."),
+    GET(needed, "Bytes, or elements, that this thread's last refused call needed."),
+    GET(drawn_from, "(mass, least, max_priority, length) at this thread's last draw; None before the first."),
+    GET(byte_head, "Position of the next record."),
+    GET(byte_tail, "Position of the oldest record in use."),
+    GET(max_priority, "Largest raw priority ever given; negative: none yet."),
     GET(alpha, "Priority exponent."),
     GET(eps, "Added to raw priorities."),
     GET(total, "Sum of all masses."),
@@ -264,7 +264,7 @@ static PyGetSetDef properties[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "Ring(control, slots, leaves, capacity, lanes, entry, checksum, salt, records=None, file=None, wholes=0, ledger=None)"},
+    {Py_tp_doc, "Ring(control, slots, leaves, capacity, lanes, entry, checksum, salt, records=None, file=None, own_rows=0, ledger=None): a handle of a ring."},
     {Py_tp_new, ring_new},
     {Py_tp_dealloc, ring_dealloc},
     {Py_tp_methods, methods},

@@ -12,7 +12,7 @@
 #include "python/module.h"
 #include "tables/windows.h"
 
-#define MUCH 16384u /* items; more are handled by following.c, which releases the interpreter lock */
+#define LARGE_CALL 16384u /* items; more are handled by following.c, which releases the interpreter lock */
 
 /* The layout of Python's table, int64 each. */
 struct cutting {
@@ -45,11 +45,11 @@ static PyObject *slots_of(const struct shmb_pairs *pairs, bool runs) {
 }
 
 PyObject *shmb_build_changes(const struct shmb_follower *f, bool restarted) {
-    PyObject *gone = slots_of(&f->gone, true), *changed = slots_of(&f->changed, false), *told = NULL;
-    if (gone && changed) told = Py_BuildValue("(OOO)", restarted ? Py_True : Py_False, gone, changed);
-    Py_XDECREF(gone);
+    PyObject *removed = slots_of(&f->removed, true), *changed = slots_of(&f->changed, false), *result = NULL;
+    if (removed && changed) result = Py_BuildValue("(OOO)", restarted ? Py_True : Py_False, removed, changed);
+    Py_XDECREF(removed);
     Py_XDECREF(changed);
-    return told;
+    return result;
 }
 
 int64_t shmb_accept_predecessor(uint64_t capacity, int64_t before, uint64_t slot, uint64_t reach) {
@@ -77,10 +77,10 @@ static inline bool is_cut(const struct cutting *cuts, uint64_t count, uint64_t e
 static void append_slots(struct shmb_trajectories *all, const struct shmb_follower *f, const struct cutting *cuts, uint64_t n_cuts,
                          const int64_t *slots, const int64_t *reach, uint64_t count) {
     const uint64_t width = all->width, capacity = f->ring->capacity;
-    all->looks++;
+    all->calls++;
     for (uint64_t i = 0; i < count && !all->failed; i++) {
         uint64_t slot = (uint64_t)slots[i], source = f->ring->sources[slot];
-        int64_t before = shmb_trajectory_before(all, source, (uint32_t)slot);
+        int64_t before = shmb_trajectory_find_predecessor(all, source, (uint32_t)slot);
         bool appended = false;
         before = shmb_accept_predecessor(capacity, before, slot, (uint64_t)reach[i]);
         for (uint64_t lane = 0; lane < width && !all->failed; lane++) {
@@ -104,17 +104,17 @@ static void append_slots(struct shmb_trajectories *all, const struct shmb_follow
 
 /* False: out of memory. */
 static bool catch_up(struct shmb_trajectories *all, struct shmb_follower *f, const struct cutting *cuts, uint64_t n_cuts) {
-    for (uint64_t i = 0; i < f->gone.count; i++) {
-        struct shmb_pair gone = f->gone.at[f->gone.begin + i];
-        uint64_t first = gone.first * all->width, end = first + gone.second * all->width;
+    for (uint64_t i = 0; i < f->removed.count; i++) {
+        struct shmb_pair removed = f->removed.at[f->removed.begin + i];
+        uint64_t first = removed.first * all->width, end = first + removed.second * all->width;
         if (end <= all->elements) shmb_trajectories_drop(all, first, end);
     }
     if (all->windows) all->windows->seen = f->seen;
-    uint64_t room = f->end - f->at, count;
-    int64_t *slots = malloc((2 * room + 1) * sizeof *slots);
+    uint64_t max_count = f->end - f->at, count;
+    int64_t *slots = malloc((2 * max_count + 1) * sizeof *slots);
     if (slots == NULL) return false;
-    while (!all->failed && (count = shmb_follower_next(f, slots, slots + room, room)) > 0)
-        append_slots(all, f, cuts, n_cuts, slots, slots + room, count);
+    while (!all->failed && (count = shmb_follower_next(f, slots, slots + max_count, max_count)) > 0)
+        append_slots(all, f, cuts, n_cuts, slots, slots + max_count, count);
     free(slots);
     return !f->failed && !all->failed && !(all->windows && all->windows->failed);
 }
@@ -129,7 +129,7 @@ PyObject *shmb_trajectories_follow(PyObject *trajectories, PyObject *args) {
     struct shmb_follower *f = shmb_follower_in(follower);
     if (all->failed) return PyErr_NoMemory();
     uint64_t head = atomic_load_explicit(&f->ring->runtime->head, memory_order_relaxed);
-    if (!f->started || head - f->seen >= MUCH) Py_RETURN_NONE;
+    if (!f->started || head - f->seen >= LARGE_CALL) Py_RETURN_NONE;
     bool any = shmb_follower_poll(f, &restarted);
     if (any && !f->failed && (restarted || f->changed.count)) return shmb_build_changes(f, restarted);
     if (f->failed || (any && !catch_up(all, f, (const struct cutting *)(uintptr_t)cuts, count))) {
@@ -143,32 +143,32 @@ PyObject *shmb_trajectories_follow(PyObject *trajectories, PyObject *args) {
 static uint32_t element_in(const struct shmb_run *run, uint32_t number) { return run->items[(run->front + number) & run->mask]; }
 
 /* -> number of windows. Delivers the next windows, with all their elements. */
-PyObject *shmb_trajectories_windows(PyObject *trajectories, PyObject *args) {
+PyObject *shmb_trajectories_read_windows(PyObject *trajectories, PyObject *args) {
     struct shmb_trajectories *all = shmb_trajectories_in(trajectories);
     unsigned long long count, newest, out;
-    if (!PyArg_ParseTuple(args, "KKK:windows", &count, &newest, &out)) return NULL;
+    if (!PyArg_ParseTuple(args, "KKK:read_windows", &count, &newest, &out)) return NULL;
     if (all->failed) return PyErr_NoMemory();
-    if (all->windows == NULL) return PyErr_Format(PyExc_ValueError, "windows: cut_by() windows first");
+    if (all->windows == NULL) return PyErr_Format(PyExc_ValueError, "Trajectories.read_windows() needs windows. Call cut_by() first.");
     int64_t *elements = (int64_t *)(uintptr_t)out;
     uint32_t steps = all->windows->steps;
-    uint64_t found = shmb_windows_claim(all, count, newest, elements);
-    for (uint64_t i = found; i-- > 0;) { /* backwards, because the first elements are stored where the others go */
-        const struct shmb_where *where = &all->where[elements[i]];
+    uint64_t delivered = shmb_windows_claim(all, count, newest, elements);
+    for (uint64_t i = delivered; i-- > 0;) { /* backwards, because the first elements are stored where the others go */
+        const struct shmb_run_place *where = &all->where[elements[i]];
         const struct shmb_run *run = &all->runs[where->run - 1];
         for (uint32_t step = 0, from = where->index - run->front; step < steps; step++)
             elements[i * steps + step] = element_in(run, from + step);
     }
-    return PyLong_FromUnsignedLongLong(found);
+    return PyLong_FromUnsignedLongLong(delivered);
 }
 
 /* Stores the elements of slices of trajectories that are long enough. Two numbers select each slice. False: no
  * trajectory is. */
-PyObject *shmb_trajectories_slices(PyObject *trajectories, PyObject *args) {
+PyObject *shmb_trajectories_draw_slices(PyObject *trajectories, PyObject *args) {
     struct shmb_trajectories *all = shmb_trajectories_in(trajectories);
     unsigned long long which, begins, count, steps, from, out;
-    if (!PyArg_ParseTuple(args, "KKKKKK:slices", &which, &begins, &count, &steps, &from, &out)) return NULL;
+    if (!PyArg_ParseTuple(args, "KKKKKK:draw_slices", &which, &begins, &count, &steps, &from, &out)) return NULL;
     if (all->failed) return PyErr_NoMemory();
-    if (steps == 0 || steps > UINT32_MAX || from >= all->elements) return PyErr_Format(PyExc_ValueError, "slices: of %llu", steps);
+    if (steps == 0 || steps > UINT32_MAX || from >= all->elements) return PyErr_Format(PyExc_ValueError, "Trajectories.draw_slices(): slices of %llu steps are not supported, or `from` is not an element.", steps);
     shmb_trajectories_mark(all, (uint32_t)steps);
     const struct shmb_marks *marks = &all->marks;
     if (marks->total == 0) Py_RETURN_FALSE;
@@ -186,16 +186,16 @@ PyObject *shmb_trajectories_slices(PyObject *trajectories, PyObject *args) {
 
 /* Reads the tickets of items that the follower reported. False: an item is gone. */
 static bool seen_tickets(const struct shmb_follower *f, const int64_t *elements, uint64_t count, int64_t *tickets) {
-    bool there = true;
+    bool present = true;
     for (uint64_t i = 0; i < count; i++) {
         uint64_t word = atomic_load_explicit(&f->ring->words[(uint64_t)elements[i] / f->ring->lanes], memory_order_relaxed);
         tickets[i] = (int64_t)SHMB_TICKET(word);
-        there = there && SHMB_STATE(word) == SHMB_COMMITTED && SHMB_TICKET(word) < f->seen;
+        present = present && SHMB_STATE(word) == SHMB_COMMITTED && SHMB_TICKET(word) < f->seen;
     }
-    return there;
+    return present;
 }
 
-bool shmb_histories(const struct shmb_trajectories *all, const struct shmb_follower *f, const int64_t *at, const int64_t *drawn,
+bool shmb_read_histories(const struct shmb_trajectories *all, const struct shmb_follower *f, const int64_t *at, const int64_t *drawn,
                     uint64_t count, uint64_t steps, int64_t *out, int64_t *tickets) {
     int64_t *elements = out;
     for (uint64_t i = 0; i < count; i++) {
@@ -212,15 +212,15 @@ bool shmb_histories(const struct shmb_trajectories *all, const struct shmb_follo
     return true;
 }
 
-PyObject *shmb_trajectories_histories(PyObject *trajectories, PyObject *args) {
+PyObject *shmb_trajectories_read_histories(PyObject *trajectories, PyObject *args) {
     const struct shmb_trajectories *all = shmb_trajectories_in(trajectories);
     PyObject *follower;
     unsigned long long at, drawn, count, steps, out, tickets;
-    if (!PyArg_ParseTuple(args, "OKKKKKK:histories", &follower, &at, &drawn, &count, &steps, &out, &tickets)) return NULL;
+    if (!PyArg_ParseTuple(args, "OKKKKKK:read_histories", &follower, &at, &drawn, &count, &steps, &out, &tickets)) return NULL;
     if (all->failed) return PyErr_NoMemory();
     if (follower != Py_None && !PyObject_TypeCheck(follower, shmb_follower_type))
-        return PyErr_Format(PyExc_TypeError, "histories: a Follower or None is needed");
-    return PyBool_FromLong(shmb_histories(all, follower == Py_None ? NULL : shmb_follower_in(follower),
+        return PyErr_Format(PyExc_TypeError, "Trajectories.read_histories() needs a Follower or None as the first argument.");
+    return PyBool_FromLong(shmb_read_histories(all, follower == Py_None ? NULL : shmb_follower_in(follower),
                                           (const int64_t *)(uintptr_t)at, (const int64_t *)(uintptr_t)drawn, count, steps,
                                           (int64_t *)(uintptr_t)out, (int64_t *)(uintptr_t)tickets));
 }
@@ -236,11 +236,11 @@ static void show(const struct showing *one, const int64_t *elements, uint64_t co
 }
 
 /* Stores the flags of consecutive slices, and the tickets. False: an item is gone. */
-PyObject *shmb_follower_flags(PyObject *follower, PyObject *args) {
+PyObject *shmb_follower_read_flags(PyObject *follower, PyObject *args) {
     const struct shmb_follower *f = shmb_follower_in(follower);
     const struct shmb_ring *ring = f->ring;
     unsigned long long at, count, steps, shown, n_shown, out;
-    if (!PyArg_ParseTuple(args, "KKKKKK:flags", &at, &count, &steps, &shown, &n_shown, &out)) return NULL;
+    if (!PyArg_ParseTuple(args, "KKKKKK:read_flags", &at, &count, &steps, &shown, &n_shown, &out)) return NULL;
     const int64_t *elements = (const int64_t *)(uintptr_t)at;
     int64_t *tickets = (int64_t *)(uintptr_t)out;
     for (uint64_t i = 0; i < count; i++)

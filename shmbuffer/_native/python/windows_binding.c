@@ -16,16 +16,16 @@ static PyObject *windows_new(PyTypeObject *type, PyObject *args, PyObject *Py_UN
     PyObject *ring;
     unsigned long long steps;
     if (!PyArg_ParseTuple(args, "O!K:Windows", shmb_ring_type, &ring, &steps)) return NULL;
-    const struct shmb_ring *of = shmb_binding_ring(ring);
-    if (steps == 0 || steps > INT32_MAX || of->elements > UINT32_MAX - 1)
-        return PyErr_Format(PyExc_ValueError, "windows of %llu items in %llu elements cannot be followed", steps,
-                            (unsigned long long)of->elements);
+    const struct shmb_ring *core_ring = shmb_binding_ring(ring);
+    if (steps == 0 || steps > INT32_MAX || core_ring->elements > UINT32_MAX - 1)
+        return PyErr_Format(PyExc_ValueError, "Windows: windows of %llu items in a ring of %llu elements are not supported. Use at least one item per window.", steps,
+                            (unsigned long long)core_ring->elements);
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     PyObject *self = allocate(type, 0);
     if (self == NULL) return NULL;
     ((struct windows_object *)self)->ring = Py_NewRef(ring);
-    const _Atomic uint64_t *words = of->words; /* they are only read */
-    if (shmb_windows_make(windows_of(self), words, of->elements, (uint32_t)of->lanes, (uint32_t)steps)) return self;
+    const _Atomic uint64_t *words = core_ring->words; /* they are only read */
+    if (shmb_windows_make(windows_of(self), words, core_ring->elements, (uint32_t)core_ring->lanes, (uint32_t)steps)) return self;
     Py_DECREF(self);
     return PyErr_NoMemory();
 }
@@ -39,17 +39,17 @@ static void windows_dealloc(PyObject *self) {
     Py_DECREF(type);
 }
 
-static PyObject *windows_back(PyObject *self, PyObject *args) {
+static PyObject *windows_take_back(PyObject *self, PyObject *args) {
     unsigned long long next, lost;
-    if (!PyArg_ParseTuple(args, "KK:back", &next, &lost)) return NULL;
-    shmb_windows_back(windows_of(self), next, lost);
+    if (!PyArg_ParseTuple(args, "KK:take_back", &next, &lost)) return NULL;
+    shmb_windows_take_back(windows_of(self), next, lost);
     Py_RETURN_NONE;
 }
 
-static PyObject *windows_use(PyObject *self, PyObject *args) {
+static PyObject *windows_mark_used(PyObject *self, PyObject *args) {
     unsigned long long elements, count, below;
-    if (!PyArg_ParseTuple(args, "KKK:use", &elements, &count, &below)) return NULL;
-    shmb_windows_use(windows_of(self), (const int64_t *)(uintptr_t)elements, count, below);
+    if (!PyArg_ParseTuple(args, "KKK:mark_used", &elements, &count, &below)) return NULL;
+    shmb_windows_mark_used(windows_of(self), (const int64_t *)(uintptr_t)elements, count, below);
     Py_RETURN_NONE;
 }
 
@@ -59,7 +59,7 @@ static PyObject *windows_position(PyObject *self, void *Py_UNUSED(closure)) {
 }
 
 static PyObject *windows_waiting(PyObject *self, void *Py_UNUSED(closure)) {
-    return PyLong_FromUnsignedLongLong(shmb_windows_waiting(windows_of(self)));
+    return PyLong_FromUnsignedLongLong(shmb_windows_count_waiting(windows_of(self)));
 }
 
 static int windows_see(PyObject *self, PyObject *head, void *Py_UNUSED(closure)) {
@@ -70,19 +70,19 @@ static int windows_see(PyObject *self, PyObject *head, void *Py_UNUSED(closure))
 }
 
 static PyMethodDef windows_methods[] = {
-    {"back", windows_back, METH_VARARGS, "back(next, lost): as if none had been taken since that position."},
-    {"use", windows_use, METH_VARARGS,
-     "use(elements, count, below): their items need no window, where they have tickets below that."},
+    {"take_back", windows_take_back, METH_VARARGS, "take_back(next, lost): takes back all deliveries since that position."},
+    {"mark_used", windows_mark_used, METH_VARARGS,
+     "mark_used(elements, count, below): marks items with tickets below `below`, so that they get no window."},
     {NULL, NULL, 0, NULL},
 };
 static PyGetSetDef windows_properties[] = {
-    {"position", windows_position, NULL, "(number of the next one, how many were lost).", NULL},
-    {"waiting", windows_waiting, NULL, "Windows that were not taken yet.", NULL},
-    {"seen", NULL, windows_see, "Tickets from there on are looked at later.", NULL},
+    {"position", windows_position, NULL, "(number of the next window, number of lost windows).", NULL},
+    {"waiting", windows_waiting, NULL, "Number of windows that were not delivered yet.", NULL},
+    {"seen", NULL, windows_see, "Tickets from this one on are processed later.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot windows_slots[] = {
-    {Py_tp_doc, "Windows(ring, steps): runs of items cut into windows, each given once."},
+    {Py_tp_doc, "Windows(ring, steps): runs of items that are cut into windows, each delivered once."},
     {Py_tp_new, windows_new},
     {Py_tp_dealloc, windows_dealloc},
     {Py_tp_methods, windows_methods},
@@ -97,5 +97,5 @@ PyType_Spec shmb_windows_spec = {.name = "shmbuffer._native._core.Windows",
 struct shmb_windows *shmb_windows_in(PyObject *windows) {
     PyTypeObject *type = Py_TYPE(windows);
     if ((destructor)PyType_GetSlot(type, Py_tp_dealloc) == windows_dealloc) return windows_of(windows);
-    return PyErr_Format(PyExc_TypeError, "cut_by: no Windows"), NULL;
+    return PyErr_Format(PyExc_TypeError, "Trajectories.cut_by() needs a Windows object."), NULL;
 }

@@ -29,26 +29,26 @@ static inline uint64_t word_of(const struct shmb_ring *ring, uint64_t slot) {
     return atomic_load_explicit(&ring->words[slot], SYNC_SLOT_COMMIT_ACQUIRE);
 }
 
-static inline bool is_held(const struct shmb_follower *f, uint64_t slot) { return f->held[slot / 64] >> slot % 64 & 1; }
+static inline bool is_reported(const struct shmb_follower *f, uint64_t slot) { return f->reported[slot / 64] >> slot % 64 & 1; }
 
-static inline void hold(struct shmb_follower *f, uint64_t slot, bool held) {
+static inline void set_reported(struct shmb_follower *f, uint64_t slot, bool reported) {
     uint64_t bit = (uint64_t)1 << slot % 64;
-    f->held[slot / 64] = held ? f->held[slot / 64] | bit : f->held[slot / 64] & ~bit;
+    f->reported[slot / 64] = reported ? f->reported[slot / 64] | bit : f->reported[slot / 64] & ~bit;
 }
 
 static inline uint64_t slot_at(const struct shmb_follower *f, uint64_t place) { return place % f->ring->capacity; }
 
-static bool push(struct shmb_follower *f, struct shmb_pairs *pairs, uint64_t first, uint64_t second) {
-    if (pairs->begin + pairs->count == pairs->room) {
+static bool push_pair(struct shmb_follower *f, struct shmb_pairs *pairs, uint64_t first, uint64_t second) {
+    if (pairs->begin + pairs->count == pairs->capacity) {
         if (pairs->begin > pairs->count) {
             memmove(pairs->at, pairs->at + pairs->begin, pairs->count * sizeof *pairs->at);
             pairs->begin = 0;
         } else {
-            uint64_t room = pairs->room ? 2 * pairs->room : 64;
-            struct shmb_pair *at = realloc(pairs->at, room * sizeof *at);
+            uint64_t capacity = pairs->capacity ? 2 * pairs->capacity : 64;
+            struct shmb_pair *at = realloc(pairs->at, capacity * sizeof *at);
             if (at == NULL) return f->failed = true, false;
             pairs->at = at;
-            pairs->room = room;
+            pairs->capacity = capacity;
         }
     }
     pairs->at[pairs->begin + pairs->count++] = (struct shmb_pair){first, second};
@@ -58,34 +58,34 @@ static bool push(struct shmb_follower *f, struct shmb_pairs *pairs, uint64_t fir
 static inline struct shmb_pair *pair(const struct shmb_pairs *pairs, uint64_t i) { return &pairs->at[pairs->begin + i]; }
 
 /* Consecutive slots are merged into one pair. */
-static void gone_too(struct shmb_follower *f, uint64_t slot, uint64_t count) {
-    struct shmb_pair *last = f->gone.count > f->over ? pair(&f->gone, f->gone.count - 1) : NULL;
+static void add_removed(struct shmb_follower *f, uint64_t slot, uint64_t count) {
+    struct shmb_pair *last = f->removed.count > f->n_overwritten ? pair(&f->removed, f->removed.count - 1) : NULL;
     if (last && last->first + last->second == slot)
         last->second += count;
     else
-        push(f, &f->gone, slot, count);
+        push_pair(f, &f->removed, slot, count);
 }
 
-static void let_go(struct shmb_follower *f, uint64_t slot) {
-    hold(f, slot, false);
-    gone_too(f, slot, 1);
+static void report_removed(struct shmb_follower *f, uint64_t slot) {
+    set_reported(f, slot, false);
+    add_removed(f, slot, 1);
 }
 
 /* Removes overwritten items, from the oldest place on. Usually all 64 slots of a bitmap word are held. */
-static void let_go_of_written_over(struct shmb_follower *f, uint64_t oldest) {
+static void report_overwritten(struct shmb_follower *f, uint64_t oldest) {
     const uint64_t capacity = f->ring->capacity;
     for (uint64_t slot = slot_at(f, f->front), count; f->front < oldest; f->front += count) {
         count = 1;
-        if (slot % 64 == 0 && oldest - f->front >= 64 && capacity - slot >= 64 && f->held[slot / 64] == UINT64_MAX) {
+        if (slot % 64 == 0 && oldest - f->front >= 64 && capacity - slot >= 64 && f->reported[slot / 64] == UINT64_MAX) {
             count = 64;
-            f->held[slot / 64] = 0;
-            gone_too(f, slot, count);
-        } else if (is_held(f, slot)) {
-            let_go(f, slot);
+            f->reported[slot / 64] = 0;
+            add_removed(f, slot, count);
+        } else if (is_reported(f, slot)) {
+            report_removed(f, slot);
         }
         slot = slot + count < capacity ? slot + count : 0;
     }
-    f->over = f->gone.count;
+    f->n_overwritten = f->removed.count;
 }
 
 static void note_hole(struct shmb_follower *f, uint64_t place) {
@@ -93,7 +93,7 @@ static void note_hole(struct shmb_follower *f, uint64_t place) {
     if (holes->count && pair(holes, holes->count - 1)->second + 1 == place)
         pair(holes, holes->count - 1)->second = place;
     else
-        push(f, holes, place, place);
+        push_pair(f, holes, place, place);
 }
 
 static void forget_holes_from(struct shmb_follower *f, uint64_t place) {
@@ -119,13 +119,13 @@ static uint64_t reach_of(const struct shmb_follower *f, uint64_t place) {
 
 bool shmb_follower_make(struct shmb_follower *f, const struct shmb_ring *ring) {
     *f = (struct shmb_follower){.ring = ring};
-    f->held = calloc(ring->capacity / 64 + 1, sizeof *f->held);
-    return f->held != NULL;
+    f->reported = calloc(ring->capacity / 64 + 1, sizeof *f->reported);
+    return f->reported != NULL;
 }
 
 void shmb_follower_free(struct shmb_follower *f) {
-    free(f->held);
-    free(f->gone.at);
+    free(f->reported);
+    free(f->removed.at);
     free(f->changed.at);
     free(f->pending.at);
     free(f->holes.at);
@@ -147,9 +147,9 @@ static uint64_t find_end_of_poll(const struct shmb_follower *f) {
     return head;
 }
 
-static void begin(struct shmb_follower *f, uint64_t head) {
+static void start_over(struct shmb_follower *f, uint64_t head) {
     uint64_t capacity = f->ring->capacity;
-    memset(f->held, 0, (capacity / 64 + 1) * sizeof *f->held);
+    memset(f->reported, 0, (capacity / 64 + 1) * sizeof *f->reported);
     f->pending.begin = f->pending.count = f->holes.begin = f->holes.count = 0;
     f->end = head + capacity;
     f->front = f->at = f->end - (head < capacity ? head : capacity);
@@ -161,23 +161,23 @@ static void begin(struct shmb_follower *f, uint64_t head) {
 /* Checks slots whose writes were unfinished at the previous poll. Returns the first place that holds an item now, or
  * `until`. With in_turn, any finished write counts. */
 static uint64_t settle_pending(struct shmb_follower *f, uint64_t until, uint64_t oldest) {
-    uint64_t kept = 0;
+    uint64_t remaining = 0;
     for (uint64_t i = 0; i < f->pending.count; i++) {
         struct shmb_pair one = *pair(&f->pending, i);
         uint64_t word = word_of(f->ring, slot_at(f, one.first));
         uint64_t from = one.first < oldest ? oldest : one.first;
         if (from == one.first && word == one.second)
-            *pair(&f->pending, kept++) = one;
-        else if (from < until && (f->in_turn || (from == one.first && SHMB_STATE(word) == SHMB_COMMITTED)))
+            *pair(&f->pending, remaining++) = one;
+        else if (from < until && (f->reports_in_order || (from == one.first && SHMB_STATE(word) == SHMB_COMMITTED)))
             until = from;
     }
-    f->pending.count = kept;
+    f->pending.count = remaining;
     return until;
 }
 
 /* True if all of 64 slots, from a multiple of 64 on, are held and unchanged. */
-static bool are_as_before(const struct shmb_follower *f, uint64_t slot, uint64_t before) {
-    if (f->held[slot / 64] != UINT64_MAX) return false;
+static bool are_unchanged(const struct shmb_follower *f, uint64_t slot, uint64_t before) {
+    if (f->reported[slot / 64] != UINT64_MAX) return false;
     uint64_t others = 0;
     for (uint64_t i = slot; i < slot + 64; i++) {
         uint64_t word = atomic_load_explicit(&f->ring->words[i], memory_order_relaxed);
@@ -192,73 +192,73 @@ static uint64_t scan_slots(struct shmb_follower *f, uint64_t from, uint64_t unti
     const uint64_t before = SHMB_WORD(f->seen, 0), begun = SHMB_WORD(head, 0);
     f->pending.begin = f->pending.count = 0;
     for (uint64_t place = from, slot = slot_at(f, from); place < until; place++) {
-        while (slot % 64 == 0 && until - place > 64 && f->ring->capacity - slot > 64 && are_as_before(f, slot, before)) {
+        while (slot % 64 == 0 && until - place > 64 && f->ring->capacity - slot > 64 && are_unchanged(f, slot, before)) {
             place += 64;
             slot += 64;
         }
         uint64_t word = word_of(f->ring, slot);
         unsigned state = SHMB_STATE(word);
-        bool held = is_held(f, slot);
+        bool reported = is_reported(f, slot);
         if (word >= begun) {
             /* the next poll processes it */
-        } else if (held && state == SHMB_COMMITTED) {
-            if (word >= before) push(f, &f->changed, slot, place);
-        } else if (held || state == SHMB_COMMITTED) {
+        } else if (reported && state == SHMB_COMMITTED) {
+            if (word >= before) push_pair(f, &f->changed, slot, place);
+        } else if (reported || state == SHMB_COMMITTED) {
             until = place; /* items are reported again from here on */
         } else if (state == SHMB_WRITING) {
-            push(f, &f->pending, place, word);
+            push_pair(f, &f->pending, place, word);
         }
         slot = slot + 1 < f->ring->capacity ? slot + 1 : 0;
     }
     return until;
 }
 
-/* Polls the ring. Afterwards `gone` has the slots whose items are gone, `changed` has slots with a new item in the
+/* Polls the ring. Afterwards `removed` has the slots whose items are gone, `changed` has slots with a new item in the
  * same place, and `shmb_follower_next` reports new items. False: nothing has changed. `restarted`: all earlier
  * reports are void. */
 bool shmb_follower_poll(struct shmb_follower *f, bool *restarted) {
     const struct shmb_ring *ring = f->ring;
     const uint64_t head = find_end_of_poll(f);
     const uint64_t capacity = ring->capacity, written = head - f->seen;
-    f->gone.begin = f->gone.count = f->changed.begin = f->changed.count = f->over = 0;
+    f->removed.begin = f->removed.count = f->changed.begin = f->changed.count = f->n_overwritten = 0;
     *restarted = !f->started || f->failed || head < f->seen || f->at != f->end;
     uint64_t tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
     if (*restarted) {
         f->failed = false;
-        begin(f, head);
+        start_over(f, head);
         f->seen = head;
         f->tail = tail;
         return true;
     }
     const uint64_t until = f->end, end = until + written % capacity, oldest = end - capacity;
-    bool any = written >= capacity || (ring->bytes && !f->in_order && tail != f->tail);
+    bool rescan = written >= capacity || (ring->bytes && !f->in_order && tail != f->tail);
     uint64_t at = settle_pending(f, until, oldest);
-    if (any) at = scan_slots(f, oldest, at, head);
-    if (any && f->changed.count) f->in_order = false;
-    let_go_of_written_over(f, oldest);
+    if (rescan) at = scan_slots(f, oldest, at, head);
+    if (rescan && f->changed.count) f->in_order = false;
+    report_overwritten(f, oldest);
     for (; f->front < at; f->front++) { /* evicted or emptied */
         uint64_t slot = slot_at(f, f->front);
-        if (!is_held(f, slot)) continue;
+        if (!is_reported(f, slot)) continue;
         if (SHMB_STATE(word_of(ring, slot)) == SHMB_COMMITTED) break;
-        let_go(f, slot);
+        report_removed(f, slot);
     }
     if (at < oldest) at = oldest;
     if (at < f->front) f->front = at; /* an unfinished write has ended */
     for (uint64_t place = until; place > at; place--)
-        if (is_held(f, slot_at(f, place - 1))) let_go(f, slot_at(f, place - 1));
+        if (is_reported(f, slot_at(f, place - 1))) report_removed(f, slot_at(f, place - 1));
     forget_holes_from(f, at);
     while (f->changed.count && pair(&f->changed, f->changed.count - 1)->second >= at) f->changed.count--;
     while (f->changed.count && pair(&f->changed, 0)->second < f->front) f->changed.begin++, f->changed.count--;
-    uint64_t kept = 0;
+    uint64_t remaining = 0;
     for (uint64_t i = 0; i < f->pending.count; i++)
-        if (pair(&f->pending, i)->first < at) *pair(&f->pending, kept++) = *pair(&f->pending, i);
-    f->pending.count = kept;
+        if (pair(&f->pending, i)->first < at) *pair(&f->pending, remaining++) = *pair(&f->pending, i);
+    f->pending.count = remaining;
     while (f->holes.count && pair(&f->holes, 0)->second < oldest) f->holes.begin++, f->holes.count--;
     f->at = at;
     f->end = end;
     f->seen = head;
     f->tail = tail;
-    return f->gone.count || f->changed.count || f->at < f->end;
+    return f->removed.count || f->changed.count || f->at < f->end;
 }
 
 /* True if each of 64 slots, from a multiple of 64 on, holds a new item, in the order of tickets from *ticket on.
@@ -278,16 +278,16 @@ static bool are_all_new(const struct shmb_follower *f, uint64_t slot, uint64_t *
 
 /* Reports the next new items, oldest first: their slots, and, unless `reach` is NULL, the number of places before
  * each one without a hole. 0: there are no more. */
-uint64_t shmb_follower_next(struct shmb_follower *f, int64_t *slots, int64_t *reach, uint64_t room) {
+uint64_t shmb_follower_next(struct shmb_follower *f, int64_t *slots, int64_t *reach, uint64_t max_count) {
     const uint64_t capacity = f->ring->capacity, seen = f->seen, end = f->end;
-    uint64_t found = 0, place = f->at, ticket = f->ticket, settled_before = f->pending.count ? 0 : room;
-    for (uint64_t slot = slot_at(f, place); place < end && found < room; place++) {
-        bool whole = slot % 64 == 0 && end - place >= 64 && room - found >= 64 && capacity - slot >= 64 && !(reach && f->holes.count);
-        if (whole && are_all_new(f, slot, &ticket)) {
-            f->held[slot / 64] = UINT64_MAX;
-            for (uint64_t i = 0; i < 64; i++) slots[found + i] = (int64_t)(slot + i);
-            for (uint64_t i = 0; i < 64 && reach; i++) reach[found + i] = (int64_t)capacity;
-            found += 64;
+    uint64_t count = 0, place = f->at, ticket = f->ticket, settled_before = f->pending.count ? 0 : max_count;
+    for (uint64_t slot = slot_at(f, place); place < end && count < max_count; place++) {
+        bool aligned = slot % 64 == 0 && end - place >= 64 && max_count - count >= 64 && capacity - slot >= 64 && !(reach && f->holes.count);
+        if (aligned && are_all_new(f, slot, &ticket)) {
+            f->reported[slot / 64] = UINT64_MAX;
+            for (uint64_t i = 0; i < 64; i++) slots[count + i] = (int64_t)(slot + i);
+            for (uint64_t i = 0; i < 64 && reach; i++) reach[count + i] = (int64_t)capacity;
+            count += 64;
             place += 63;
             slot = slot + 64 < capacity ? slot + 64 : 0;
             continue;
@@ -297,24 +297,24 @@ uint64_t shmb_follower_next(struct shmb_follower *f, int64_t *slots, int64_t *re
         if (ours && SHMB_STATE(word) == SHMB_COMMITTED) {
             if (SHMB_TICKET(word) < ticket) f->in_order = false;
             ticket = SHMB_TICKET(word);
-            if (reach) reach[found] = (int64_t)(f->holes.count ? reach_of(f, place) : capacity);
-            slots[found++] = (int64_t)slot;
-            hold(f, slot, true);
+            if (reach) reach[count] = (int64_t)(f->holes.count ? reach_of(f, place) : capacity);
+            slots[count++] = (int64_t)slot;
+            set_reported(f, slot, true);
         } else {
-            if (ours && SHMB_STATE(word) == SHMB_WRITING && push(f, &f->pending, place, word) && found < settled_before)
-                settled_before = found;
+            if (ours && SHMB_STATE(word) == SHMB_WRITING && push_pair(f, &f->pending, place, word) && count < settled_before)
+                settled_before = count;
             note_hole(f, place);
         }
         slot = slot + 1 < capacity ? slot + 1 : 0;
     }
-    f->settled = found < settled_before ? found : settled_before;
+    f->settled = count < settled_before ? count : settled_before;
     f->ticket = ticket;
     f->at = place;
-    return found;
+    return count;
 }
 
 /* Number of places before a held slot without a hole. */
-uint64_t shmb_follower_reach(const struct shmb_follower *f, uint64_t slot) {
+uint64_t shmb_follower_read_reach(const struct shmb_follower *f, uint64_t slot) {
     uint64_t capacity = f->ring->capacity;
     return reach_of(f, f->end - 1 - (f->end - 1 + capacity - slot) % capacity);
 }

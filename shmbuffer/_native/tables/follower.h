@@ -14,7 +14,7 @@ struct shmb_pair {
 /* A queue of pairs, sorted by the first number. */
 struct shmb_pairs {
     struct shmb_pair *at;
-    uint64_t begin, count, room;
+    uint64_t begin, count, capacity;
 };
 
 struct shmb_follower {
@@ -22,16 +22,16 @@ struct shmb_follower {
     bool started;
     bool failed;              /* out of memory: the next poll starts over */
     bool in_order;            /* tickets increase from place to place */
-    bool in_turn;             /* items behind an unfinished write are reported again when that write ends */
+    bool reports_in_order;             /* items behind an unfinished write are reported again when that write ends */
     /* of the items reported last: those before the first unfinished write */
     uint64_t settled;
     uint64_t seen;            /* lower tickets were processed */
     uint64_t front, at, end;  /* places */
     uint64_t ticket;          /* of the last reported item */
     uint64_t tail;            /* of the byte ring */
-    uint64_t *held;           /* one bit per slot: its item was reported */
-    uint64_t over;             /* the first pairs of `gone` are items that were overwritten; their number */
-    struct shmb_pairs gone;    /* consecutive slots: the first one, and their number */
+    uint64_t *reported;           /* one bit per slot: its item was reported */
+    uint64_t n_overwritten;             /* the first pairs of `removed` are items that were overwritten; their number */
+    struct shmb_pairs removed;    /* consecutive slots: the first one, and their number */
     struct shmb_pairs changed; /* slots and their places */
     struct shmb_pairs pending; /* places of unfinished writes, and their words */
     struct shmb_pairs holes;   /* first and last place of each hole */
@@ -41,7 +41,7 @@ bool shmb_follower_make(struct shmb_follower *f, const struct shmb_ring *ring);
 void shmb_follower_free(struct shmb_follower *f);
 void shmb_follower_forget(struct shmb_follower *f); /* the next poll starts over */
 bool shmb_follower_poll(struct shmb_follower *f, bool *restarted);
-uint64_t shmb_follower_next(struct shmb_follower *f, int64_t *slots, int64_t *reach, uint64_t room);
-uint64_t shmb_follower_reach(const struct shmb_follower *f, uint64_t slot);
+uint64_t shmb_follower_next(struct shmb_follower *f, int64_t *slots, int64_t *reach, uint64_t max_count);
+uint64_t shmb_follower_read_reach(const struct shmb_follower *f, uint64_t slot);
 
 #endif

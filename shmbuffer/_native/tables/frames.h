@@ -5,15 +5,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Columns of the output of `shmb_take_apart`: three for frames, then five for parts. */
-enum { SHMB_FRAME_AT, SHMB_FRAME_STORED, SHMB_FRAME_WHOLE, SHMB_IN_FRAME, SHMB_IN_BEFORE, SHMB_IN_BYTES, SHMB_IN_TO, SHMB_IN_PLANES };
+/* Columns of the output of `shmb_distribute_pieces`: three for frames, then five for parts. */
+enum { SHMB_FRAME_AT, SHMB_FRAME_STORED, SHMB_FRAME_EXPANDED, SHMB_IN_FRAME, SHMB_IN_BEFORE, SHMB_IN_BYTES, SHMB_IN_TO, SHMB_IN_PLANES };
 
 /* A piece is stored raw, in a zstd frame, or together with other pieces in the frame of the first of them. */
-enum shmb_holding { SHMB_RAW = 0, SHMB_FRAME = 1, SHMB_JOINED = 2 };
+enum shmb_piece_kind { SHMB_RAW = 0, SHMB_FRAME = 1, SHMB_JOINED = 2 };
 
 /* Storage of one piece of a form. */
 struct shmb_piece_storage {
-    int64_t holding; /* enum shmb_holding */
+    int64_t kind; /* enum shmb_piece_kind */
     int64_t next;    /* the next piece in the same frame, or -1 */
     /* column of the number of byte planes in the piece; -1: it has no planes */
     int64_t planes;
@@ -22,7 +22,7 @@ struct shmb_piece_storage {
 /* Located records of one form, as rows of numbers and of pieces. */
 struct shmb_leaves {
     int64_t base; /* address that the offsets are relative to */
-    const struct shmb_piece_storage *held;
+    const struct shmb_piece_storage *storage;
     uint64_t pieces;
     const int64_t *numbers;
     uint64_t width;
@@ -32,13 +32,13 @@ struct shmb_leaves {
 
 /* Copies raw pieces to their addresses, and lists the frames and parts of compressed pieces. `to` is
  * [pieces][count]; 0 skips a piece. If `of_each` is false, `to` is [pieces], the address of the first record's
- * piece, and the others follow it. Frames and their parts are appended to `out`, which has room for `room` of each. */
-void shmb_take_apart(const struct shmb_leaves *leaves, const int64_t *to, bool of_each, int64_t *out, uint64_t room, uint64_t *frames,
+ * piece, and the others follow it. Frames and their parts are appended to `out`, which has room for `space` of each. */
+void shmb_distribute_pieces(const struct shmb_leaves *leaves, const int64_t *to, bool of_each, int64_t *out, uint64_t space, uint64_t *frames,
                      uint64_t *parts);
 
 /* Frames with their expanded sizes, and the destinations of their parts: see items/records/places.py. */
 struct shmb_places {
-    const int64_t *whole;
+    const int64_t *expanded;
     uint64_t frames;
     const int64_t *frame, *before, *nbytes, *to, *planes;
     uint64_t parts;
@@ -58,15 +58,15 @@ struct shmb_frame_run {
     int64_t planar; /* nonzero if some parts have byte planes to join */
 };
 
-/* Groups frames into runs of at most `most` bytes, at most `woven` bytes if they are interleaved, or one frame.
+/* Groups frames into runs of at most `max_bytes` bytes, at most `interleaved` bytes if they are interleaved, or one frame.
  * Stores the runs, and the offset of each part within its run. Returns the number of runs. */
-uint64_t shmb_runs(const struct shmb_places *places, int64_t most, int64_t woven, int64_t *at, struct shmb_frame_run *runs);
+uint64_t shmb_group_frames(const struct shmb_places *places, int64_t max_bytes, int64_t interleaved, int64_t *at, struct shmb_frame_run *runs);
 
 /* Moves the other halves of expanded, interleaved frames to their places. */
-void shmb_unweave(unsigned char *into, unsigned char *other, uint64_t half, uint64_t frames);
+void shmb_deinterleave(unsigned char *into, unsigned char *other, uint64_t half, uint64_t frames);
 
 /* True if the frame's header has this expanded size and this dictionary or none. False can also mean that the header
  * does not contain the size, so the caller must ask zstd. */
-bool shmb_frame_says(const unsigned char *frame, uint64_t nbytes, uint64_t whole, uint32_t dictionary);
+bool shmb_check_frame(const unsigned char *frame, uint64_t nbytes, uint64_t whole, uint32_t dictionary);
 
 #endif

@@ -10,8 +10,8 @@
 #define HEADER sizeof(struct shmb_record) /* of the ring; the body follows it */
 #define NUMBERS_AT (HEADER + 8)
 #define VERSION 1u
-#define MOST_VOLUME ((uint64_t)1 << 40)
-#define MOST_BYTES ((uint64_t)1 << 32)
+#define MAX_VOLUME ((uint64_t)1 << 40)
+#define MAX_BYTES ((uint64_t)1 << 32)
 
 enum codec { RAW, ZSTD, OWN, JOINED };
 
@@ -36,7 +36,7 @@ static inline bool volume(const struct form *form, const int64_t *numbers, const
     for (int64_t i = 0; i < count; i++) {
         uint64_t factor = value_in(form, numbers, columns[i]);
         none = none || factor == 0;
-        if (__builtin_mul_overflow(product, factor ? factor : 1, &product) || product > MOST_VOLUME) return false;
+        if (__builtin_mul_overflow(product, factor ? factor : 1, &product) || product > MAX_VOLUME) return false;
     }
     *bytes = none ? 0 : product;
     return true;
@@ -99,7 +99,7 @@ static uint64_t pieces_of(const struct form *form, uint64_t start, const int64_t
         uint64_t bytes = known ? (uint64_t)known[p] : 0;
         step += sizeof *piece / sizeof *step;
         if (!known && !volume(form, numbers, step, piece->factors, &bytes)) return 0;
-        if ((total += bytes) > MOST_BYTES) return 0;
+        if ((total += bytes) > MAX_BYTES) return 0;
         step += piece->factors;
         offsets[p] = sizes[p] = (int64_t)bytes;
         if (expanded) expanded[p] = (int64_t)bytes;
@@ -113,7 +113,7 @@ static uint64_t pieces_of(const struct form *form, uint64_t start, const int64_t
         if (piece->codec == JOINED) sizes[p] = 0;
         if (piece->codec == ZSTD || piece->codec == OWN) sizes[p] = numbers[piece->size_column];
         uint64_t stored = (uint64_t)sizes[p];
-        if (piece->codec == ZSTD && (whole > MOST_BYTES || whole > ((uint64_t)1 << 17) + (stored << 15))) return 0;
+        if (piece->codec == ZSTD && (whole > MAX_BYTES || whole > ((uint64_t)1 << 17) + (stored << 15))) return 0;
         at = (at + alignment - 1) & ~(alignment - 1);
         offsets[p] = (int64_t)(start + at);
         at += stored;
@@ -122,7 +122,7 @@ static uint64_t pieces_of(const struct form *form, uint64_t start, const int64_t
 }
 
 bool shmb_locate_pieces(const struct shmb_records_read *read, const int64_t *steps, const unsigned char *code, uint64_t code_bytes,
-                        int64_t *numbers, int64_t *offsets, int64_t *sizes, int64_t *expanded, bool *alike) {
+                        int64_t *numbers, int64_t *offsets, int64_t *sizes, int64_t *expanded, bool *same_dims) {
     const struct form form = read_form(steps, code, code_bytes);
     const uint64_t dims = expanded ? dims_in(&form) : 0;
     bool all = true;
@@ -137,7 +137,7 @@ bool shmb_locate_pieces(const struct shmb_records_read *read, const int64_t *ste
         if (pieces_of(&form, start, mine, offsets + at, sizes + at, whole, as_before ? whole - form.n_pieces : NULL) != size) return false;
         all = all && (as_before || row == 0);
     }
-    if (alike) *alike = all;
+    if (same_dims) *same_dims = all;
     return true;
 }
 
@@ -174,10 +174,10 @@ int64_t shmb_measure_records(const struct shmb_records_written *written, int64_t
     const struct form form = read_form(written->steps, written->code, written->code_bytes);
     uint64_t at = 0;
     for (uint64_t row = 0; row < written->count; row++) {
-        const int64_t *numbers = written->numbers + row * form.n_numbers, *given = written->sizes + row * form.n_pieces;
+        const int64_t *numbers = written->numbers + row * form.n_numbers, *expected_sizes = written->sizes + row * form.n_pieces;
         if (!can_be_written(&form, numbers)) return -1;
         uint64_t end = pieces_of(&form, 0, numbers, offsets + row * form.n_pieces, stored, NULL, NULL);
-        if (end == 0 || memcmp(stored, given, form.n_pieces * sizeof *stored) != 0) return -1;
+        if (end == 0 || memcmp(stored, expected_sizes, form.n_pieces * sizeof *stored) != 0) return -1;
         starts[row] = (int64_t)at;
         ends[row] = (int64_t)end;
         at += (end + 7) & ~(uint64_t)7;

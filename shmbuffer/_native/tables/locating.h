@@ -14,11 +14,11 @@ struct shmb_records_read {
 };
 
 /* Stores for each record its numbers, the offsets and stored sizes of its pieces, and, unless `expanded` is NULL,
- * the expanded sizes of its pieces. `alike` tells whether the leaves of all records have the same dims. `steps` is
+ * the expanded sizes of its pieces. `same_dims` tells whether the leaves of all records have the same dims. `steps` is
  * compiled from the form with that code by memory/record_format/numbers.py. False: a record has another form, or is
  * damaged. */
 bool shmb_locate_pieces(const struct shmb_records_read *read, const int64_t *steps, const unsigned char *code, uint64_t code_bytes,
-                        int64_t *numbers, int64_t *offsets, int64_t *sizes, int64_t *expanded, bool *alike);
+                        int64_t *numbers, int64_t *offsets, int64_t *sizes, int64_t *expanded, bool *same_dims);
 
 /* Numbers and pieces per record of a form. */
 static inline uint64_t shmb_numbers_of_form(const int64_t *steps) { return (uint64_t)steps[0]; }

@@ -46,13 +46,13 @@ void shmb_marks_clear(struct shmb_marks *marks) {
     marks->total = 0;
 }
 
-void shmb_marks_set(struct shmb_marks *marks, uint64_t number, bool there) {
+void shmb_marks_set(struct shmb_marks *marks, uint64_t number, bool included) {
     uint64_t bit = (uint64_t)1 << number % 64, *word = &marks->bits[number / 64];
-    if (((*word & bit) != 0) == there) return;
+    if (((*word & bit) != 0) == included) return;
     *word ^= bit;
-    marks->total += there ? 1u : UINT64_MAX;
+    marks->total += included ? 1u : UINT64_MAX;
     for (unsigned level = 0; level < marks->depth; level++)
-        marks->counts[level][number >> shift_of(level)] += there ? 1u : UINT32_MAX;
+        marks->counts[level][number >> shift_of(level)] += included ? 1u : UINT32_MAX;
 }
 
 void shmb_marks_move(struct shmb_marks *marks, uint64_t from, uint64_t to) {
@@ -66,14 +66,14 @@ void shmb_marks_move(struct shmb_marks *marks, uint64_t from, uint64_t to) {
 }
 
 uint64_t shmb_marks_below(const struct shmb_marks *marks, uint64_t number) {
-    uint64_t found = 0;
+    uint64_t count = 0;
     for (unsigned level = marks->depth - 1; level-- > 0;) {
         uint64_t node = number >> shift_of(level);
-        for (uint64_t i = node >> FAN_SHIFT << FAN_SHIFT; i < node; i++) found += marks->counts[level][i];
+        for (uint64_t i = node >> FAN_SHIFT << FAN_SHIFT; i < node; i++) count += marks->counts[level][i];
     }
     for (uint64_t word = number >> LEAF_SHIFT << (LEAF_SHIFT - 6); word < number / 64; word++)
-        found += (uint64_t)__builtin_popcountll(marks->bits[word]);
-    return found + (uint64_t)__builtin_popcountll(marks->bits[number / 64] & (((uint64_t)1 << number % 64) - 1));
+        count += (uint64_t)__builtin_popcountll(marks->bits[word]);
+    return count + (uint64_t)__builtin_popcountll(marks->bits[number / 64] & (((uint64_t)1 << number % 64) - 1));
 }
 
 uint64_t shmb_marks_at(const struct shmb_marks *marks, uint64_t k) {

@@ -19,7 +19,7 @@ struct shmb_marks {
 bool shmb_marks_make(struct shmb_marks *marks, uint64_t limit); /* false: out of memory */
 void shmb_marks_free(struct shmb_marks *marks);
 void shmb_marks_clear(struct shmb_marks *marks);
-void shmb_marks_set(struct shmb_marks *marks, uint64_t number, bool there);
+void shmb_marks_set(struct shmb_marks *marks, uint64_t number, bool included);
 /* moves an element of the set to an unused number */
 void shmb_marks_move(struct shmb_marks *marks, uint64_t from, uint64_t to);
 uint64_t shmb_marks_below(const struct shmb_marks *marks, uint64_t number); /* number of smaller elements */

@@ -14,7 +14,7 @@
 
 #include "tables/windows.h"
 
-#define FIRST_ROOM 4u /* initial capacity of a run, and of an owner's list */
+#define FIRST_CAPACITY 4u /* initial capacity of a run, and of an owner's list */
 
 static inline uint32_t length(const struct shmb_run *run) { return run->back - run->front; }
 
@@ -44,16 +44,16 @@ static uint32_t find_owner_slot(const struct shmb_trajectories *all, uint64_t so
     return at;
 }
 
-static bool more_owners(struct shmb_trajectories *all) {
-    uint32_t room = all->room_owners ? 2 * all->room_owners : 64;
-    struct shmb_owner *owners = realloc(all->owners, room * sizeof *owners);
+static bool grow_owners(struct shmb_trajectories *all) {
+    uint32_t capacity = all->owners_capacity ? 2 * all->owners_capacity : 64;
+    struct shmb_owner *owners = realloc(all->owners, capacity * sizeof *owners);
     if (owners) all->owners = owners;
-    uint32_t *table = calloc((size_t)2 * room, sizeof *table);
+    uint32_t *table = calloc((size_t)2 * capacity, sizeof *table);
     if (owners == NULL || table == NULL) return free(table), false;
     free(all->table);
     all->table = table;
-    all->room_owners = room;
-    all->shift = 63u - (uint32_t)__builtin_ctz(room);
+    all->owners_capacity = capacity;
+    all->shift = 63u - (uint32_t)__builtin_ctz(capacity);
     for (uint32_t i = 0; i < all->n_owners; i++)
         if (owners[i].runs) table[find_owner_slot(all, owners[i].source, owners[i].id, owners[i].lane)] = i + 1;
     return true;
@@ -63,21 +63,21 @@ static bool more_owners(struct shmb_trajectories *all) {
 static struct shmb_owner *find_or_add_owner(struct shmb_trajectories *all, uint64_t source, int64_t id, uint32_t lane) {
     uint32_t at = find_owner_slot(all, source, id, lane);
     if (all->table[at]) return &all->owners[(all->last_owner = all->table[at]) - 1];
-    uint32_t *runs = malloc(FIRST_ROOM * sizeof *runs);
+    uint32_t *runs = malloc(FIRST_CAPACITY * sizeof *runs);
     if (runs == NULL) return NULL;
     uint32_t number = all->free_owners;
     if (number) {
         all->free_owners = all->owners[number - 1].count;
     } else {
-        if (all->n_owners == all->room_owners) {
-            if (!more_owners(all)) return free(runs), NULL;
+        if (all->n_owners == all->owners_capacity) {
+            if (!grow_owners(all)) return free(runs), NULL;
             at = find_owner_slot(all, source, id, lane);
         }
         number = ++all->n_owners;
     }
     all->table[at] = number;
     struct shmb_owner *owner = &all->owners[number - 1];
-    *owner = (struct shmb_owner){.source = source, .id = id, .lane = lane, .runs = runs, .room = FIRST_ROOM};
+    *owner = (struct shmb_owner){.source = source, .id = id, .lane = lane, .runs = runs, .capacity = FIRST_CAPACITY};
     return owner;
 }
 
@@ -88,7 +88,7 @@ static inline struct shmb_owner *owner_of(struct shmb_trajectories *all, uint64_
 }
 
 /* Later entries of the same probe sequence move into the gap. */
-static void forget_owner(struct shmb_trajectories *all, struct shmb_owner *owner) {
+static void remove_owner(struct shmb_trajectories *all, struct shmb_owner *owner) {
     uint32_t at = find_owner_slot(all, owner->source, owner->id, owner->lane), number = all->table[at];
     for (uint32_t gap = at;;) {
         all->table[gap] = 0;
@@ -131,48 +131,48 @@ static uint32_t place_among(const struct shmb_trajectories *all, uint32_t run) {
 
 /* Runs. */
 
-static void mark_by(struct shmb_trajectories *all, struct shmb_run *run, uint32_t first) {
+static void set_run_mark(struct shmb_trajectories *all, struct shmb_run *run, uint32_t first) {
     if (run->marked != SHMB_NO_ELEMENT) shmb_marks_set(&all->marks, run->marked, false);
     if (first != SHMB_NO_ELEMENT) shmb_marks_set(&all->marks, first, true);
     run->marked = first;
 }
 
-static inline void mark(struct shmb_trajectories *all, struct shmb_run *run) {
+static inline void update_run_mark(struct shmb_trajectories *all, struct shmb_run *run) {
     bool is_long = all->least && length(run) >= all->least;
     uint32_t first = is_long ? *item(run, run->front) : SHMB_NO_ELEMENT;
-    if (run->marked != first) mark_by(all, run, first);
+    if (run->marked != first) set_run_mark(all, run, first);
 }
 
 /* Inserts an empty run at position `at` of its owner. SHMB_NO_ELEMENT: out of memory. */
-static uint32_t add_run(struct shmb_trajectories *all, uint32_t whose, uint32_t at, int64_t step) {
-    struct shmb_owner *owner = &all->owners[whose];
-    if (owner->begin + owner->count == owner->room) {
+static uint32_t add_run(struct shmb_trajectories *all, uint32_t owner_number, uint32_t at, int64_t step) {
+    struct shmb_owner *owner = &all->owners[owner_number];
+    if (owner->begin + owner->count == owner->capacity) {
         if (owner->begin > owner->count) { /* more than half of the list is unused */
             memmove(owner->runs, runs_of(owner), owner->count * sizeof *owner->runs);
             owner->begin = 0;
         } else {
-            uint32_t *runs = realloc(owner->runs, (size_t)2 * owner->room * sizeof *runs);
+            uint32_t *runs = realloc(owner->runs, (size_t)2 * owner->capacity * sizeof *runs);
             if (runs == NULL) return all->failed = true, SHMB_NO_ELEMENT;
             owner->runs = runs;
-            owner->room *= 2;
+            owner->capacity *= 2;
         }
     }
-    uint32_t *items = malloc(FIRST_ROOM * sizeof *items), number = all->free_runs;
+    uint32_t *items = malloc(FIRST_CAPACITY * sizeof *items), number = all->free_runs;
     if (items == NULL) return all->failed = true, SHMB_NO_ELEMENT;
     if (number) {
         all->free_runs = all->runs[--number].front;
     } else {
-        if (all->n_runs == all->room_runs) {
-            uint32_t room = all->room_runs ? 2 * all->room_runs : 64;
-            struct shmb_run *runs = realloc(all->runs, room * sizeof *runs);
+        if (all->n_runs == all->runs_capacity) {
+            uint32_t capacity = all->runs_capacity ? 2 * all->runs_capacity : 64;
+            struct shmb_run *runs = realloc(all->runs, capacity * sizeof *runs);
             if (runs == NULL) return free(items), all->failed = true, SHMB_NO_ELEMENT;
             all->runs = runs;
-            all->room_runs = room;
+            all->runs_capacity = capacity;
         }
         number = all->n_runs++;
     }
     all->runs[number] = (struct shmb_run){
-        .items = items, .mask = FIRST_ROOM - 1, .owner = whose, .marked = SHMB_NO_ELEMENT, .step = step};
+        .items = items, .mask = FIRST_CAPACITY - 1, .owner = owner_number, .marked = SHMB_NO_ELEMENT, .step = step};
     memmove(&runs_of(owner)[at + 1], &runs_of(owner)[at], (owner->count - at) * sizeof *owner->runs);
     all->moved += owner->count - at;
     runs_of(owner)[at] = number;
@@ -182,8 +182,8 @@ static uint32_t add_run(struct shmb_trajectories *all, uint32_t whose, uint32_t 
 }
 
 /* Removes the run at position `at` of its owner. */
-static void remove_run(struct shmb_trajectories *all, uint32_t whose, uint32_t at) {
-    struct shmb_owner *owner = &all->owners[whose];
+static void remove_run(struct shmb_trajectories *all, uint32_t owner_number, uint32_t at) {
+    struct shmb_owner *owner = &all->owners[owner_number];
     uint32_t number = runs_of(owner)[at];
     struct shmb_run *run = &all->runs[number];
     if (run->marked != SHMB_NO_ELEMENT) shmb_marks_set(&all->marks, run->marked, false);
@@ -196,7 +196,7 @@ static void remove_run(struct shmb_trajectories *all, uint32_t whose, uint32_t a
     *run = (struct shmb_run){.front = all->free_runs};
     all->free_runs = number + 1;
     all->count--;
-    if (--owner->count == 0) forget_owner(all, owner);
+    if (--owner->count == 0) remove_owner(all, owner);
 }
 
 static bool widen_run(struct shmb_trajectories *all, struct shmb_run *run) {
@@ -209,59 +209,59 @@ static bool widen_run(struct shmb_trajectories *all, struct shmb_run *run) {
     return true;
 }
 
-static inline void put_last(struct shmb_trajectories *all, uint32_t number, uint32_t element) {
+static inline void append_item(struct shmb_trajectories *all, uint32_t number, uint32_t element) {
     struct shmb_run *run = &all->runs[number];
     if (length(run) > run->mask && !widen_run(all, run)) return;
-    all->where[element] = (struct shmb_where){number + 1, run->back};
+    all->where[element] = (struct shmb_run_place){number + 1, run->back};
     *item(run, run->back++) = element;
 }
 
-static void put_first(struct shmb_trajectories *all, uint32_t number, uint32_t element) {
+static void prepend_item(struct shmb_trajectories *all, uint32_t number, uint32_t element) {
     struct shmb_run *run = &all->runs[number];
     if (length(run) > run->mask && !widen_run(all, run)) return;
-    all->where[element] = (struct shmb_where){number + 1, --run->front};
+    all->where[element] = (struct shmb_run_place){number + 1, --run->front};
     *item(run, run->front) = element;
     run->step--;
 }
 
 /* Joins the run at position `at` of an owner with the following one. The items of the shorter run are moved. */
-static void join(struct shmb_trajectories *all, uint32_t whose, uint32_t at) {
-    uint32_t one = runs_of(&all->owners[whose])[at], other = runs_of(&all->owners[whose])[at + 1];
+static void join_runs(struct shmb_trajectories *all, uint32_t owner_number, uint32_t at) {
+    uint32_t one = runs_of(&all->owners[owner_number])[at], other = runs_of(&all->owners[owner_number])[at + 1];
     struct shmb_run *first = &all->runs[one], *second = &all->runs[other];
     bool into_first = length(first) >= length(second);
     if (into_first)
-        for (uint32_t i = second->front; i != second->back && !all->failed; i++) put_last(all, one, *item(second, i));
+        for (uint32_t i = second->front; i != second->back && !all->failed; i++) append_item(all, one, *item(second, i));
     else
-        for (uint32_t i = first->back; i != first->front && !all->failed;) put_first(all, other, *item(first, --i));
-    remove_run(all, whose, into_first ? at + 1 : at);
-    mark(all, &all->runs[into_first ? one : other]);
-    if (all->windows) shmb_windows_again(all, &all->runs[into_first ? one : other]);
+        for (uint32_t i = first->back; i != first->front && !all->failed;) prepend_item(all, other, *item(first, --i));
+    remove_run(all, owner_number, into_first ? at + 1 : at);
+    update_run_mark(all, &all->runs[into_first ? one : other]);
+    if (all->windows) shmb_windows_realign(all, &all->runs[into_first ? one : other]);
 }
 
 /* Splits a run before the item at `index`. */
-static void split(struct shmb_trajectories *all, uint32_t number, uint32_t index) {
-    uint32_t whose = all->runs[number].owner, at = place_among(all, number);
-    uint32_t before = index - all->runs[number].front, behind = all->runs[number].back - index;
-    uint32_t made = add_run(all, whose, before < behind ? at : at + 1, all->runs[number].step + (before < behind ? 0 : before));
-    if (made == SHMB_NO_ELEMENT) return;
+static void split_run(struct shmb_trajectories *all, uint32_t number, uint32_t index) {
+    uint32_t owner_number = all->runs[number].owner, at = place_among(all, number);
+    uint32_t before = index - all->runs[number].front, next_run = all->runs[number].back - index;
+    uint32_t new_run = add_run(all, owner_number, before < next_run ? at : at + 1, all->runs[number].step + (before < next_run ? 0 : before));
+    if (new_run == SHMB_NO_ELEMENT) return;
     struct shmb_run *run = &all->runs[number];
-    if (before < behind) {
-        for (uint32_t i = run->front; i != index && !all->failed; i++) put_last(all, made, *item(run, i));
+    if (before < next_run) {
+        for (uint32_t i = run->front; i != index && !all->failed; i++) append_item(all, new_run, *item(run, i));
         run->front = index;
         run->step += before;
     } else {
-        for (uint32_t i = index; i != run->back && !all->failed; i++) put_last(all, made, *item(run, i));
+        for (uint32_t i = index; i != run->back && !all->failed; i++) append_item(all, new_run, *item(run, i));
         run->back = index;
     }
-    mark(all, &all->runs[number]);
-    mark(all, &all->runs[made]);
-    if (all->windows) shmb_windows_again(all, &all->runs[number]);
-    if (all->windows) shmb_windows_again(all, &all->runs[made]);
+    update_run_mark(all, &all->runs[number]);
+    update_run_mark(all, &all->runs[new_run]);
+    if (all->windows) shmb_windows_realign(all, &all->runs[number]);
+    if (all->windows) shmb_windows_realign(all, &all->runs[new_run]);
 }
 
-static void come_or_gone(struct shmb_trajectories *all, uint32_t element, bool come) {
-    all->items += come ? 1u : UINT64_MAX;
-    if (all->held.bits) shmb_marks_set(&all->held, element, come);
+static void count_item(struct shmb_trajectories *all, uint32_t element, bool added) {
+    all->items += added ? 1u : UINT64_MAX;
+    if (all->item_marks.bits) shmb_marks_set(&all->item_marks, element, added);
 }
 
 /* The whole table. */
@@ -269,7 +269,7 @@ static void come_or_gone(struct shmb_trajectories *all, uint32_t element, bool c
 bool shmb_trajectories_make(struct shmb_trajectories *all, uint64_t elements, uint32_t width) {
     *all = (struct shmb_trajectories){.wanted = elements, .elements = elements, .width = width};
     all->where = calloc(elements, sizeof *all->where); /* pages that are never touched are not allocated */
-    if (all->where != NULL && more_owners(all) && shmb_marks_make(&all->marks, elements)) return true;
+    if (all->where != NULL && grow_owners(all) && shmb_marks_make(&all->marks, elements)) return true;
     shmb_trajectories_free(all);
     all->wanted = elements;
     all->width = width;
@@ -285,34 +285,34 @@ void shmb_trajectories_free(struct shmb_trajectories *all) {
     free(all->table);
     free(all->where);
     shmb_marks_free(&all->marks);
-    shmb_marks_free(&all->held);
+    shmb_marks_free(&all->item_marks);
     *all = (struct shmb_trajectories){0};
 }
 
 bool shmb_trajectories_clear(struct shmb_trajectories *all) {
     uint32_t least = all->least, width = all->width;
     uint64_t elements = all->wanted;
-    bool counted = all->held.bits != NULL;
+    bool counted = all->item_marks.bits != NULL;
     struct shmb_windows *windows = all->windows;
     shmb_trajectories_free(all);
-    bool made = shmb_trajectories_make(all, elements, width);
+    bool new_run = shmb_trajectories_make(all, elements, width);
     all->least = least;
     all->windows = windows;
     if (counted) shmb_trajectories_count(all);
-    return made;
+    return new_run;
 }
 
-int64_t shmb_trajectory_before(struct shmb_trajectories *all, uint64_t source, uint32_t slot) {
+int64_t shmb_trajectory_find_predecessor(struct shmb_trajectories *all, uint64_t source, uint32_t slot) {
     struct shmb_owner *owner = owner_of(all, source, 0, 0);
     if (owner == NULL) return all->failed = true, -1;
     int64_t before = -1;
-    if (owner->look == all->looks) {
+    if (owner->call == all->calls) {
         before = owner->last;
     } else if (owner->count) {
         const struct shmb_run *run = &all->runs[runs_of(owner)[owner->count - 1]];
         before = *item(run, run->back - 1) / all->width;
     }
-    owner->look = all->looks;
+    owner->call = all->calls;
     owner->last = slot;
     return before;
 }
@@ -328,46 +328,46 @@ void shmb_trajectory_append(struct shmb_trajectories *all, uint64_t source, uint
     int64_t step = owner->count ? end_of(&all->runs[run]) : 0;
     if (owner->count == 0 || cut) run = add_run(all, (uint32_t)(owner - all->owners), owner->count, step);
     if (all->failed) return;
-    put_last(all, run, element);
-    come_or_gone(all, element, true);
-    mark(all, &all->runs[run]);
-    if (all->windows && settled) shmb_windows_longer(all, &all->runs[run]);
+    append_item(all, run, element);
+    count_item(all, element, true);
+    update_run_mark(all, &all->runs[run]);
+    if (all->windows && settled) shmb_windows_extend(all, &all->runs[run]);
 }
 
 void shmb_trajectories_extend(struct shmb_trajectories *all, uint32_t slot, uint32_t count, uint32_t settled) {
     uint32_t number = all->where[slot].run - 1;
     all->owners[all->runs[number].owner].last = slot + count;
     for (uint32_t i = 1; i <= count && !all->failed; i++) {
-        put_last(all, number, slot + i);
-        come_or_gone(all, slot + i, true);
-        if (all->windows && i <= settled) shmb_windows_longer(all, &all->runs[number]);
+        append_item(all, number, slot + i);
+        count_item(all, slot + i, true);
+        if (all->windows && i <= settled) shmb_windows_extend(all, &all->runs[number]);
     }
-    mark(all, &all->runs[number]);
+    update_run_mark(all, &all->runs[number]);
 }
 
 bool shmb_trajectory_insert(struct shmb_trajectories *all, uint64_t source, uint32_t lane, int64_t id, int64_t step,
-                            uint32_t element, uint32_t *there) {
+                            uint32_t element, uint32_t *existing) {
     struct shmb_owner *owner = owner_of(all, source, id, lane);
     if (owner == NULL) return all->failed = true;
-    uint32_t at = runs_until(all, owner, step), whose = (uint32_t)(owner - all->owners);
+    uint32_t at = runs_until(all, owner, step), owner_number = (uint32_t)(owner - all->owners);
     uint32_t before = at ? runs_of(owner)[at - 1] : SHMB_NO_ELEMENT;
-    uint32_t behind = at < owner->count ? runs_of(owner)[at] : SHMB_NO_ELEMENT;
+    uint32_t next_run = at < owner->count ? runs_of(owner)[at] : SHMB_NO_ELEMENT;
     if (at && step < end_of(&all->runs[before])) {
         const struct shmb_run *run = &all->runs[before];
-        *there = *item(run, run->front + (uint32_t)(step - run->step));
+        *existing = *item(run, run->front + (uint32_t)(step - run->step));
         return false;
     }
     bool follows = at && step == end_of(&all->runs[before]);
-    bool leads = behind != SHMB_NO_ELEMENT && all->runs[behind].step == add_steps(step, 1);
-    uint32_t run = follows ? before : leads ? behind : add_run(all, whose, at, step);
+    bool leads = next_run != SHMB_NO_ELEMENT && all->runs[next_run].step == add_steps(step, 1);
+    uint32_t run = follows ? before : leads ? next_run : add_run(all, owner_number, at, step);
     if (all->failed) return true;
     if (leads && !follows)
-        put_first(all, run, element);
+        prepend_item(all, run, element);
     else
-        put_last(all, run, element);
-    come_or_gone(all, element, true);
-    mark(all, &all->runs[run]);
-    if (follows && leads) join(all, whose, at - 1);
+        append_item(all, run, element);
+    count_item(all, element, true);
+    update_run_mark(all, &all->runs[run]);
+    if (follows && leads) join_runs(all, owner_number, at - 1);
     return true;
 }
 
@@ -375,7 +375,7 @@ void shmb_trajectory_drop(struct shmb_trajectories *all, uint32_t element) {
     if (all->where[element].run == 0) return;
     uint32_t number = all->where[element].run - 1, index = all->where[element].index;
     if (index != all->runs[number].front && index != all->runs[number].back - 1) {
-        split(all, number, index);
+        split_run(all, number, index);
         if (all->failed) return;
         number = all->where[element].run - 1;
         index = all->where[element].index;
@@ -383,7 +383,7 @@ void shmb_trajectory_drop(struct shmb_trajectories *all, uint32_t element) {
     }
     struct shmb_run *run = &all->runs[number];
     all->where[element].run = 0;
-    come_or_gone(all, element, false);
+    count_item(all, element, false);
     if (length(run) == 1) {
         remove_run(all, run->owner, place_among(all, number));
         return;
@@ -391,12 +391,12 @@ void shmb_trajectory_drop(struct shmb_trajectories *all, uint32_t element) {
     if (index == run->front) {
         run->front++;
         run->step++;
-        if (all->windows) shmb_windows_shorter(all, run);
+        if (all->windows) shmb_windows_shrink(all, run);
     } else {
         run->back--;
         if ((int32_t)(run->cut - run->back) > 0) run->cut = run->back;
     }
-    mark(all, run);
+    update_run_mark(all, run);
 }
 
 void shmb_trajectories_drop(struct shmb_trajectories *all, uint64_t element, uint64_t end) {
@@ -405,22 +405,22 @@ void shmb_trajectories_drop(struct shmb_trajectories *all, uint64_t element, uin
         struct shmb_run *run = number ? &all->runs[number - 1] : NULL;
         const uint32_t front = run ? run->front : 0;
         /* one item stays, because a run must not be empty */
-        const uint64_t behind = run ? element + length(run) - 1 : 0;
-        for (; element < end && element < behind; element++) { /* usually they are its first items, in order */
-            struct shmb_where *where = &all->where[element];
+        const uint64_t next_run = run ? element + length(run) - 1 : 0;
+        for (; element < end && element < next_run; element++) { /* usually they are its first items, in order */
+            struct shmb_run_place *where = &all->where[element];
             if (where->run != number || where->index != front + ((uint32_t)element - first)) break;
             where->run = 0;
-            come_or_gone(all, (uint32_t)element, false);
+            count_item(all, (uint32_t)element, false);
         }
-        const uint32_t gone = (uint32_t)element - first;
-        if (gone == 0) {
+        const uint32_t n_dropped = (uint32_t)element - first;
+        if (n_dropped == 0) {
             shmb_trajectory_drop(all, (uint32_t)element++);
             continue;
         }
-        run->front += gone;
-        run->step = add_steps(run->step, gone);
-        if (all->windows) shmb_windows_shorter(all, run);
-        mark(all, run);
+        run->front += n_dropped;
+        run->step = add_steps(run->step, n_dropped);
+        if (all->windows) shmb_windows_shrink(all, run);
+        update_run_mark(all, run);
     }
 }
 
@@ -439,11 +439,11 @@ void shmb_trajectory_cut(struct shmb_trajectories *all, uint32_t element, bool c
     uint32_t number = all->where[element].run - 1, index = all->where[element].index;
     if (cut == (index == all->runs[number].front)) return;
     if (cut) {
-        split(all, number, index);
+        split_run(all, number, index);
         return;
     }
     uint32_t at = place_among(all, number);
-    if (at) join(all, all->runs[number].owner, at - 1);
+    if (at) join_runs(all, all->runs[number].owner, at - 1);
 }
 
 void shmb_trajectories_mark(struct shmb_trajectories *all, uint32_t least) {
@@ -453,17 +453,17 @@ void shmb_trajectories_mark(struct shmb_trajectories *all, uint32_t least) {
     for (uint32_t i = 0; i < all->n_runs; i++)
         if (all->runs[i].items) {
             all->runs[i].marked = SHMB_NO_ELEMENT;
-            mark(all, &all->runs[i]);
+            update_run_mark(all, &all->runs[i]);
         }
 }
 
 /* Starts to maintain the set of all items, from which the k-th can be selected. */
 void shmb_trajectories_count(struct shmb_trajectories *all) {
-    if (all->held.bits || all->elements == 0) return;
-    if (!shmb_marks_make(&all->held, all->elements)) {
+    if (all->item_marks.bits || all->elements == 0) return;
+    if (!shmb_marks_make(&all->item_marks, all->elements)) {
         all->failed = true;
         return;
     }
     for (uint64_t element = 0; element < all->elements && all->items; element++)
-        if (all->where[element].run) shmb_marks_set(&all->held, element, true);
+        if (all->where[element].run) shmb_marks_set(&all->item_marks, element, true);
 }

@@ -15,7 +15,7 @@ import numpy as np
 from shmbuffer._native import _core
 from shmbuffer.memory.format.dtypes import DTYPES
 
-_core.know_arrays(*(np.zeros((2, 3), dtype) for dtype in (np.float32, np.float64, np.int64)))
+_core.register_arrays(*(np.zeros((2, 3), dtype) for dtype in (np.float32, np.float64, np.int64)))
 
 NO_ARRAY = (TypeError, ValueError, RuntimeError, OverflowError, BufferError)
 """Errors that `named` raises for a value that cannot become an array."""

@@ -93,8 +93,8 @@ class Zstd:
     def expand(self, places: Places, where: str = "a batch of records") -> None:
         """Expands frames to their places. Cost: zstd, 0.1 µs per frame, 10 per run."""
         frames = address(places.at), address(places.stored), len(places.at)
-        if not _core.frames_say(*frames, address(places.whole), self.dictionary_id):
-            self._look(_core.views(*frames), places.whole.tolist(), where)
+        if not _core.check_frames(*frames, address(places.whole), self.dictionary_id):
+            self._look(_core.make_views(*frames), places.whole.tolist(), where)
         threads = min(self.threads, 1 + int(places.whole.sum()) // _EXPANDED_ALONE)
         runs = places.runs(threads)
 
@@ -195,7 +195,7 @@ class _Expander:
         if run.other:
             for some, into in ((frames[::2], run.into), (frames[1::2], run.other)):
                 self._read(some, places, writable(into, run.size // 2), where)
-            _core.unweave(run.into, run.other, run.size // len(frames) // 2, len(frames))
+            _core.deinterleave(run.into, run.other, run.size // len(frames) // 2, len(frames))
             return
         if run.into:
             self._read(frames, places, writable(run.into, run.size), where)

@@ -254,7 +254,7 @@ class Encoder:
             wholes.append(whole)
         keeps.append(frames := self.zstd.compress(views))
         at, found = np.empty((2, len(frames)), np.int64)
-        _core.bytes_at(frames, address(at), address(found))
+        _core.locate_buffers(frames, address(at), address(found))
         addresses, sizes = addresses.copy(), sizes.copy()
         compressed, end = [], 0
         for unit, whole in zip(units, wholes, strict=True):
@@ -314,7 +314,7 @@ def _side_by_side(addresses: Ints, sizes: Ints) -> tuple[Any, Ints, Ints]:
 def _views(addresses: Ints, sizes: Ints) -> list[memoryview]:
     """Returns views of memory at addresses, whose owner must outlive them."""
     addresses, sizes = np.ascontiguousarray(addresses), np.ascontiguousarray(sizes)
-    return _core.views(address(addresses), address(sizes), len(sizes))
+    return _core.make_views(address(addresses), address(sizes), len(sizes))
 
 
 def _in_order(groups: list[tuple[Ints, RecordBatch]]) -> RecordBatch:

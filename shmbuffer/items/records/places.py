@@ -52,14 +52,14 @@ class Places(NamedTuple):
         first, end, step = frames.start, frames.stop, frames.step
         if len(frames) == 1:
             return readable(int(self.at[first]), int(self.stored[first]))
-        return _core.bytes_of(address(self.at), address(self.stored), first, end, step)
+        return _core.join_pieces(address(self.at), address(self.stored), first, end, step)
 
     def runs(self, threads: int = 1) -> Runs:
         """Groups the frames in order into runs that are worth a step for each thread."""
         frames, parts = len(self.whole), len(self.frame)
         share = max(int(self.whole.sum()) // (threads * _EACH), _LEAST_RUN_BYTES)
         at, table = np.empty(parts, np.int64), np.empty((frames, len(Run._fields)), np.int64)
-        count = _core.runs(
+        count = _core.group_frames(
             address(self.whole),
             frames,
             address(self.frame),

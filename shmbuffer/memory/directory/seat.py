@@ -172,7 +172,7 @@ class Seat:
         if self.is_ours():
             return
         self._require_same_definition()
-        _core.begin_life()
+        _core.begin_process()
         self._finalizer.detach()
         if self.role is Role.COORDINATOR:
             # the child supervises no processes, and its end is not the coordinator's

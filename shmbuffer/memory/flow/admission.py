@@ -66,7 +66,7 @@ class Admission:
     def cancel(self, counted: int, version: int = 0) -> None:
         """Cancels an admission, because the items were not drawn."""
         if counted:
-            self._calls.ask("cancel", counted, version, what="sample")
+            self._calls.ask("cancel_draw", counted, version, what="sample")
 
     def take(self, index: Ints, tickets: Ints) -> bool:
         """Takes the oldest elements out of a queue; their slots are not reused until `release`.

@@ -261,7 +261,7 @@ class Consumer:
     def _count_available(self, most: int) -> int:
         # other processes may not do it, and items of dead holders can be delivered
         self._seat.reap_dead()
-        return self._calls.ask("to_give", self.which, self.number, most)
+        return self._calls.ask("count_deliverable", self.which, self.number, most)
 
     def returned(self, known: NDArray[np.uint64]) -> tuple[Ints, Ints]:
         """Returns slots and tickets of items whose leases have ended since the last call.
@@ -273,7 +273,7 @@ class Consumer:
         each.
         """
         self._reap_dead_holders()
-        given = "returned", self.which, self.number, known.ctypes.data
+        given = "list_returned", self.which, self.number, known.ctypes.data
         if not self._calls.ask(*given, 0, 0, 0):
             return np.empty(0, np.int64), np.empty(0, np.int64)
         capacity = self._calls.schema.capacity
@@ -284,7 +284,7 @@ class Consumer:
     def oldest_to_give(self) -> Oldest | None:
         """Returns the oldest unacknowledged item; None if it is held or being written."""
         found = np.empty(5, np.int64)
-        if not self._calls.ask("oldest_to_give", self.which, self.number, found.ctypes.data):
+        if not self._calls.ask("find_oldest", self.which, self.number, found.ctypes.data):
             return None
         slot, ticket, head, room, waits = found.tolist()
         return Oldest(slot, ticket, head, room, bool(waits))
@@ -398,7 +398,7 @@ class Consumer:
             np.empty(capacity, np.uint64),
         )
         where = (one.ctypes.data for one in found)
-        self._calls.ask("item_states", self.which, self.number, *where)
+        self._calls.ask("read_item_states", self.which, self.number, *where)
         return found
 
     def held_items(self) -> tuple[Ints, Ints, NDArray[np.uint64]]:

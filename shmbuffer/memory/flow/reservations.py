@@ -91,18 +91,18 @@ class Reservations:
         native = self._seat.native
         try:  # Ctrl-C may arrive as soon as the reservation is held
             if versions is None or young is None:
-                native.hold(name, 0, 0, 0)
+                native.select_reservation(name, 0, 0, 0)
             else:
-                native.hold(name, address(versions), address(young), len(versions))
+                native.select_reservation(name, address(versions), address(young), len(versions))
             yield
         finally:
-            native.hold(0, 0, 0, 0)
+            native.select_reservation(0, 0, 0, 0)
 
     def give_back(self, name: int) -> bool:
         """Frees the space of a reservation; false if it had already ended."""
 
         def call() -> int:
-            found = int(self._seat.native.give_back(name, LOCK_TIMEOUT_NS))
+            found = int(self._seat.native.cancel_reservation(name, LOCK_TIMEOUT_NS))
             return 1 if found == -_core.NO_RESERVATION else found
 
         return self._calls.run(call, "abort") == 0
@@ -117,7 +117,7 @@ class Reservations:
 
     def refuse(self, elements: int) -> None:
         """Counts elements that were too old."""
-        self._seat.native.refuse(elements)
+        self._seat.native.count_refused(elements)
 
     def list_committed(self) -> list[int]:
         """Returns the numbers of committed pieces whose file may still exist."""

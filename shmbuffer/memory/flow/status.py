@@ -79,7 +79,7 @@ def raise_for_status(
             needed_bytes=needed,
             max_bytes=there,
         )
-    if status == _core.NO_WHOLES:
+    if status == _core.NO_OWN_ROWS:
         sharing = schema.sharing
         nbytes = sum(leaf.nbytes for leaf in schema.leaves if leaf.path in sharing.paths)
         raise SpaceError(

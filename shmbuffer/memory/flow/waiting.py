@@ -99,7 +99,7 @@ class Calls:
             if result < 0:
                 result = self.again(result, call, what, timeout, priorities, index)
         except BaseException:
-            self.seat.native.give_up(LOCK_TIMEOUT_NS)
+            self.seat.native.stop_waiting(LOCK_TIMEOUT_NS)
             raise
         return result
 
@@ -158,7 +158,7 @@ class Calls:
             require_linked(seat)
             result = call()
         if waiting is not None:  # without a limit, the core does not clear the wait by itself
-            seat.native.give_up(LOCK_TIMEOUT_NS)
+            seat.native.stop_waiting(LOCK_TIMEOUT_NS)
         return int(result)
 
     def _is_being_filled(self, limit: deadline.Deadline | None) -> bool:
@@ -378,7 +378,7 @@ class Waiting:
         """Returns the reason why a queue makes a client wait, by its entry, or None."""
         if self._seat.native is None:
             return None
-        found = self._seat.native.waits_in_queue(entry, side, LOCK_TIMEOUT_NS)
+        found = self._seat.native.find_queue_reason(entry, side, LOCK_TIMEOUT_NS)
         if found < 0:
             raise_for_status(self._seat, -found, self._what)
         return Why(found) if found else None

@@ -178,7 +178,7 @@ class WeightsFile:
             return None
         data = np.empty(self._bytes, np.uint8)
         known = max(0, operator.index(than))  # -1, for example, of a reader that has no weights yet
-        found = _core.newest(self._map, self._copies, self._bytes, known, data)
+        found = _core.read_newest(self._map, self._copies, self._bytes, known, data)
         if isinstance(found, tuple):
             version, step, time_ns, _ = found
             return WeightsCopy(version, step, time_ns, self.form, data)

@@ -118,7 +118,7 @@ def _compare_with_first(batch: RecordBatch, at: Ints, nbytes: int) -> Flags:
     one = at + address(batch.data)
     other = np.full(len(one), one[0])
     found = np.empty(len(one), np.bool_)
-    _core.same_pieces(address(one), address(other), nbytes, len(one), address(found))
+    _core.compare_pieces(address(one), address(other), nbytes, len(one), address(found))
     return found
 
 

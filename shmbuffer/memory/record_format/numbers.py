@@ -14,7 +14,7 @@ Place = tuple[str, int, int]
 
 
 _HELD = {Codec.ZSTD: 1, Codec.JOINED: 2}
-"""``enum shmb_holding`` of frames.h by codec. Python decodes chunks of a user's function."""
+"""``enum shmb_piece_kind`` of frames.h by codec. Python decodes chunks of a user's function."""
 
 
 class NumberColumns(NamedTuple):
@@ -47,7 +47,7 @@ class NumberColumns(NamedTuple):
     alignments: tuple[int, ...]
     """The alignment of each chunk."""
     held: Ints
-    """int64[chunks, 3] for `_core.take_apart`, as `shmb_piece_storage` of frames.h describes."""
+    """int64[chunks, 3] for `_core.distribute_pieces`, as `shmb_piece_storage` of frames.h describes."""
     steps: Ints
     """int64 array of steps for `_core.locate_pieces`, as locating.h describes."""
 

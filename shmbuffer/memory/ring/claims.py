@@ -21,7 +21,7 @@ from shmbuffer.memory.ring.tree import PriorityTree
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
 
 _KEEPS = 2
-"""The mode of a placed write that changes no observation: ``SHMB_KEEPS`` in the C core."""
+"""Mode of a placed write that changes no observation; the core's ``SHMB_KEEPS_OBSERVATIONS``."""
 
 
 class Claims:

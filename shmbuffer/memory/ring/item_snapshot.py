@@ -83,7 +83,7 @@ def copy_rows(calls: Calls, out: tuple[int, ...], length: int) -> ItemSnapshot:
             if changed <= _COPY_LOCKED:
                 break
     head, write_count, greatest = calls.answer(
-        lambda: seat.native.copy_moment(out, at, whose, raw.ctypes.data, LOCK_TIMEOUT_NS),
+        lambda: seat.native.finish_snapshot(out, at, whose, raw.ctypes.data, LOCK_TIMEOUT_NS),
         "copy_out",
     )
     reached = min(head, capacity)

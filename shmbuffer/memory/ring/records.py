@@ -214,7 +214,7 @@ class Records:
         room = 2 * _COPY_LOCKED_BYTES
         while True:
             rest = np.empty(room, np.uint8)
-            answer = self._seat.native.records_moment(
+            answer = self._seat.native.finish_records_snapshot(
                 copied,
                 address(rest),
                 room,
@@ -243,7 +243,7 @@ class Records:
     def _span(self) -> tuple[int, int, int]:
         """Returns the tail, the end of the part that no client writes, and the head."""
         found: tuple[int, int, int] = self._calls.answer(
-            lambda: self._seat.native.span(LOCK_TIMEOUT_NS), "copy_out"
+            lambda: self._seat.native.read_span(LOCK_TIMEOUT_NS), "copy_out"
         )
         return found
 

@@ -152,7 +152,7 @@ class Ring(HasTotals):
                 result, lambda: int(self.seat.native.write(*batch)), "write", timeout, priorities
             )
         except BaseException:
-            self.seat.native.give_up(LOCK_TIMEOUT_NS)
+            self.seat.native.stop_waiting(LOCK_TIMEOUT_NS)
             raise
 
     def refused(self, status: int, what: str = "write") -> None:
@@ -320,7 +320,7 @@ class Ring(HasTotals):
             The result of `update`. None if the arguments are unsuitable, an index is out of range,
             or the core has refused; `update` then raises the error.
         """
-        found = self.seat.native.update_given(index, priorities, tickets, LOCK_TIMEOUT_NS)
+        found = self.seat.native.update_arrays(index, priorities, tickets, LOCK_TIMEOUT_NS)
         if type(found) is int:
             self.refused(found, "update")
             return None
@@ -368,4 +368,4 @@ class Ring(HasTotals):
     def limit(self, wanted: RateLimiter | Quota | None) -> None:
         """Sets the limits of writes and samples; see `Engine.set_limiter`."""
         numbers = NO_LIMIT if wanted is None else wanted.to_numbers()
-        self._calls.ask("limit", *numbers)
+        self._calls.ask("set_limits", *numbers)

@@ -45,7 +45,7 @@ class HasTotals:
         """Returns the current totals for a draw by priority. Takes the mutex for one read."""
         seat = self._calls.seat
         return _parse_totals(
-            self._calls.answer(lambda: seat.native.totals(LOCK_TIMEOUT_NS), "totals")
+            self._calls.answer(lambda: seat.native.read_totals(LOCK_TIMEOUT_NS), "totals")
         )
 
     def drawn_from(self) -> Totals | None:

@@ -200,7 +200,7 @@ class Repair:
         if self.schema.record_bytes:
             failed += self._relink()
         elif self.schema.sharing:
-            failed += self.native.mend()
+            failed += self.native.repair_links()
         _core.reached("recover.verified")
         repaired = self._sane_priorities()
         _core.reached("recover.priorities")

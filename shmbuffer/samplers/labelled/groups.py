@@ -280,12 +280,12 @@ class PromptGroupSampler(ClaimingSampler):
             self._warn_if(table.choose_members(*at, wanted, key ^ 1, address(elements)) < wanted)
             return elements.reshape(-1)
         sizes = np.empty(groups, np.int64)
-        table.sizes(*at, address(sizes))
+        table.read_sizes(*at, address(sizes))
         for size in np.unique(sizes).tolist():
             which = np.flatnonzero(sizes == size)
             members = np.empty((len(which), size), np.int64)
             chosen = np.ascontiguousarray(numbers[which])
-            table.members(address(chosen), len(which), size, address(members))
+            table.read_members(address(chosen), len(which), size, address(members))
             elements[which, : min(size, wanted)] = self._within(members, min(size, wanted))
             if size < wanted:
                 self._warn_if(True)

@@ -148,7 +148,7 @@ class LabelIndex:
     def _begin(self, elements: int) -> None:
         self.table = _core.Labels(max(1, elements), self.limit, self._by_age)
         if self.is_claimed:
-            self.table.tell()  # record lost items from the first update on
+            self.table.record_lost()  # record lost items from the first update on
         self.values = np.zeros(elements) if len(self._paths) > 1 else None
 
     def _look_at_foreign(self, storage: Any) -> None:
@@ -193,9 +193,9 @@ class LabelIndex:
         parts = [] if restarted else list(self._pieces())
         went = np.frombuffer(gone, np.int64)
         if self.limit:
-            may_be_back = np.ascontiguousarray(elements_of(went[follower.over :], ring.width))
-            table.away(address(may_be_back), len(may_be_back))
-            went = went[: follower.over]
+            absent = np.ascontiguousarray(elements_of(went[follower.overwritten :], ring.width))
+            table.mark_absent(address(absent), len(absent))
+            went = went[: follower.overwritten]
         if len(went):
             self._drop(ring, went if restarted else _not_again(ring, went, parts, before))
         if len(changed):
@@ -237,7 +237,7 @@ class LabelIndex:
     def kins(self, elements: Ints) -> Ints:
         """Returns a number for the group or version of each element; -1 for none."""
         found = np.empty(len(elements), np.int64)
-        self.table.kins(address(elements), len(elements), address(found))
+        self.table.read_groups(address(elements), len(elements), address(found))
         return found
 
     def leave_out(self, elements: Ints) -> None:
@@ -262,14 +262,14 @@ class LabelIndex:
 
     def fresh(self, version: int, most: int, key: int, count: int, *out: int) -> bool | None:
         """Draws by staleness; see ``Labels.fresh`` of the core."""
-        found: bool | None = self.table.fresh(self._follower, version, most, key, count, *out)
+        found: bool | None = self.table.draw_fresh(self._follower, version, most, key, count, *out)
         return found
 
     def tickets(self, elements: Ints) -> Ints | None:
         """Returns tickets of items, int64 ``[n]``; None if one was overwritten since."""
         found = np.empty(len(elements), np.int64)
         out = address(elements), len(elements), address(found)
-        return found if self.table.tickets(self._follower, *out) else None
+        return found if self.table.read_tickets(self._follower, *out) else None
 
 
 def _not_again(ring: Ring, gone: Ints, parts: list[Ints], before: int) -> Ints:

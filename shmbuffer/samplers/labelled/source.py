@@ -87,13 +87,13 @@ class WholeGroups(LabelSource):
 
     def lost(self) -> Units | None:
         """Returns the items of groups that lost an item or were given up."""
-        lost = np.frombuffer(self.table.lost(), np.int64)
+        lost = np.frombuffer(self.table.take_lost(), np.int64)
         return self.with_tickets(lost[:, None]) if len(lost) else None
 
     def missing(self, oldest: Oldest) -> int:
         """Returns how many items the group of this item lacks."""
         self._index.look(self._storage)  # includes the latest commits
-        missing = int(self.table.missing(oldest.slot))
+        missing = int(self.table.count_missing(oldest.slot))
         return missing if self._index.head == oldest.head else 0
 
     def give_up(self, oldest: Oldest) -> None:

@@ -205,7 +205,7 @@ class StalenessAwareSampler(ClaimingSampler):
             return staleness[:0]
         elements = np.empty(int(counts[old].sum()), np.int64)
         mask = old.astype(np.float64)
-        count = self._index.table.freshest(address(mask), len(elements), address(elements))
+        count = self._index.table.list_freshest(address(mask), len(elements), address(elements))
         return elements[:count]
 
     def _drawn(
@@ -261,7 +261,7 @@ class StalenessAwareSampler(ClaimingSampler):
         weights = self._weights(staleness, counts, version)
         elements, labels = np.empty((2, batch_size), np.int64)
         if self.freshest_first:
-            found = table.freshest(address(weights), batch_size, address(elements))
+            found = table.list_freshest(address(weights), batch_size, address(elements))
             elements = np.ascontiguousarray(np.resize(elements[:found], batch_size))
         elif batch_size:
             again = batch_size > int(counts[weights > 0].sum())

@@ -204,7 +204,7 @@ class Shown:
         tickets, at = torch.empty_like(elements), self._at
         at[:, 2] = [out.data_ptr() for out in found.values()]
         where = elements.data_ptr(), count, steps, self._address, len(at), tickets.data_ptr()
-        return (found, tickets) if follower.flags(*where) else None
+        return (found, tickets) if follower.read_flags(*where) else None
 
 
 def _each(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

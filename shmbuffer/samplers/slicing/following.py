@@ -65,7 +65,7 @@ class Following:
 
     def cut_by(self, windows: _core.Windows) -> None:
         """Cuts new items into windows, in ticket order up to the first unfinished write."""
-        self.follower.in_turn()
+        self.follower.report_in_order()
         self.table.cut_by(windows)
 
     def cut_at(self, columns: Ints | None) -> None:
@@ -98,7 +98,7 @@ class Following:
                     continue
                 items, before = around
                 reach = np.empty_like(items)
-                self.follower.reach(items.ctypes.data, len(items), reach.ctypes.data)
+                self.follower.read_reach(items.ctypes.data, len(items), reach.ctypes.data)
                 apart = (items - before) % self.ring.capacity > reach
                 table.cut(items, cuts(items, np.where(apart, -1, before)))
             for slots, sources, reach in fresh:

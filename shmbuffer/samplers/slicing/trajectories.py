@@ -79,7 +79,7 @@ class Trajectories:
 
     def lengths(self, trajectories: Ints) -> Ints:
         """Returns the number of items in each trajectory, int64 ``[n]``."""
-        return _each(self._all.lengths, trajectories)
+        return _each(self._all.read_lengths, trajectories)
 
     def of_rows(self, rows: Ints) -> Ints:
         """Returns the trajectory of each row, int64 ``[n]``."""
@@ -87,11 +87,11 @@ class Trajectories:
 
     def elements_of(self, rows: Ints) -> Ints:
         """Returns the element of each row, int64 ``[n]``."""
-        return _each(self._all.elements, rows)
+        return _each(self._all.find_elements, rows)
 
     def rows_of(self, elements: Ints) -> Ints:
         """Returns the row of each element, int64 ``[n]``; -1 if there is none."""
-        return _each(self._all.rows, elements)
+        return _each(self._all.find_rows, elements)
 
     def are_there(self, ring: Ring, elements: Ints) -> Ints | None:
         """Returns tickets of items of this table, int64 ``[n]``; None if one was overwritten."""
@@ -112,7 +112,7 @@ class Trajectories:
     def before(self, slots: Ints, sources: NDArray[np.uint64], reach: Ints) -> Ints:
         """Returns the slot that each new item follows; -1 if none is within its ``reach``."""
         out = np.empty_like(slots)
-        self._all.before(_at(slots), _at(sources), _at(reach), len(slots), _at(out))
+        self._all.find_predecessors(_at(slots), _at(sources), _at(reach), len(slots), _at(out))
         return out
 
     def append(
@@ -135,11 +135,11 @@ class Trajectories:
 
     def windows_at(self, count: int, newest: int, out: int) -> int:
         """Takes windows like `take`, writes all their elements, and returns their number."""
-        return self._all.windows(count, newest, out)
+        return self._all.read_windows(count, newest, out)
 
     def slices_at(self, which: Ints, begins: Ints, steps: int, out: int) -> bool:
         """Writes the elements of slices, by two numbers each; False if they do not fit."""
-        return self._all.slices(_at(which), _at(begins), len(which), steps, self.first, out)
+        return self._all.draw_slices(_at(which), _at(begins), len(which), steps, self.first, out)
 
     def histories(
         self,
@@ -157,7 +157,7 @@ class Trajectories:
         count = len(elements)
         out, tickets = np.empty(count * steps, np.int64), np.empty(count * steps, np.int64)
         given = address(elements), 0 if drawn is None else address(drawn), count, steps
-        if not self._all.histories(follower, *given, address(out), address(tickets)):
+        if not self._all.read_histories(follower, *given, address(out), address(tickets)):
             return None
         return TrajectoryItems(out, None if follower is None else tickets)
 
@@ -182,7 +182,7 @@ class Trajectories:
         With ``waiting``, items in windows that were not taken are included.
         """
         tickets = np.empty(elements, np.int64)
-        self._all.used(_at(tickets), waiting)
+        self._all.list_used(_at(tickets), waiting)
         return tickets
 
     @property
@@ -193,7 +193,9 @@ class Trajectories:
     def around(self, slots: Ints, sources: NDArray[np.uint64]) -> tuple[Ints, Ints] | None:
         """Returns the followers of slots, and what each follows; None if a source changed."""
         items, before = np.empty((2, 2 * len(slots)), np.int64)
-        found = self._all.around(_at(slots), _at(sources), len(slots), _at(items), _at(before))
+        found = self._all.list_neighbours(
+            _at(slots), _at(sources), len(slots), _at(items), _at(before)
+        )
         return None if found is None else (items[:found], before[:found])
 
     def cut(self, slots: Ints, cuts: Flags) -> None:
@@ -206,7 +208,7 @@ class Long:
 
     def __init__(self, trajectories: _core.Trajectories, steps: int, first: int) -> None:
         self._all, self._first = trajectories, first
-        self._count = trajectories.long(steps)
+        self._count = trajectories.count_long(steps)
 
     def __len__(self) -> int:
         """Number of these trajectories."""
@@ -214,7 +216,9 @@ class Long:
 
     def __getitem__(self, numbers: Ints) -> Ints:
         """Returns trajectories by their number, int64 ``[n]``. O(log elements) each."""
-        return _each(self._all.rows, _each(self._all.firsts, numbers, self._first)) >> _ROWS
+        return (
+            _each(self._all.find_rows, _each(self._all.list_firsts, numbers, self._first)) >> _ROWS
+        )
 
 
 def given_trajectories(

@@ -87,7 +87,7 @@ class Windows:
             self._native, self._ring = _core.Windows(ring.seat.native, self.steps), ring
             loaded, self._loaded = self._loaded, _NONE
             fit = np.ascontiguousarray(loaded.elements[loaded.elements < ring.elements])
-            self._native.use(fit.ctypes.data, len(fit), loaded.below)
+            self._native.mark_used(fit.ctypes.data, len(fit), loaded.below)
         assert self._native is not None
         following.cut_by(self._native)
         self._following, self._table = following, following.table
@@ -124,7 +124,7 @@ class Windows:
         """Notes that taken windows were overwritten before they were read."""
         if self._native is not None:
             number, lost = self._native.position
-            self._native.back(number, lost + count)
+            self._native.take_back(number, lost + count)
 
     def help(self) -> None:
         """Ends the write of a dead writer, which blocks all later windows."""
@@ -151,7 +151,7 @@ class Windows:
         """Excludes items with tickets below ``below`` from windows."""
         if self._native is not None:
             elements = np.ascontiguousarray(elements)
-            self._native.use(elements.ctypes.data, len(elements), below)
+            self._native.mark_used(elements.ctypes.data, len(elements), below)
 
     @property
     def waiting(self) -> int:
@@ -166,7 +166,7 @@ class Windows:
     def rewind(self, position: tuple[int, int] | None) -> None:
         """Reverts the windows taken since that position."""
         if self._native is not None:
-            self._native.back(*(position or (0, 0)))
+            self._native.take_back(*(position or (0, 0)))
 
     # -- state ---------------------------------------------------------------------------------
 

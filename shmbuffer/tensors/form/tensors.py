@@ -19,7 +19,7 @@ from shmbuffer.items.form.arrays import is_plain
 from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.tensors.form import cpu
 
-_core.know_tensors(torch.Tensor)
+_core.register_tensors(torch.Tensor)
 
 _KNOWN = (bool, int, float, complex, np.generic, np.ndarray)
 

@@ -42,7 +42,7 @@ _SHARED = re.compile(
     r"|(->|\.)(runtime|me|ledger|consumer)->|\b(header_at|shmb_record_at)\("
 )
 _LEADS_THERE = re.compile(
-    rf"(->|\.)({SHARED_MEMBERS}|base|copies|runtime|me|entries|bytes|wholes|ledger)\b(?!->)"
+    rf"(->|\.)({SHARED_MEMBERS}|base|copies|runtime|me|entries|bytes|own_rows|ledger)\b(?!->)"
     r"|\b(header_at|shmb_record_at)\("
 )
 #: Store where their first argument leads.

@@ -76,7 +76,7 @@ static struct shmb_batch batch_of(uint64_t count) { return (struct shmb_batch){b
 static void write_some(struct shmb_ring *ring, uint64_t count, bool commit) {
     struct shmb_batch batch = batch_of(count);
     uint64_t first;
-    if (ring->bytes && shmb_batch_in_order(ring, &batch, sizeof bodies) != SHMB_OK) return;
+    if (ring->bytes && shmb_check_batch(ring, &batch, sizeof bodies) != SHMB_OK) return;
     if (shmb_claim_ring(ring, &call, count, ring->bytes ? &batch : NULL, NULL, &first) != SHMB_OK) return;
     fill(ring, 0);
     commit_or_abort(ring, commit);
@@ -87,7 +87,7 @@ static void place_some(struct shmb_ring *ring, uint64_t slot, bool in_place) {
     struct shmb_batch batch = batch_of(2);
     uint64_t taken;
     if (slots[0] > slots[1]) slots[0] ^= slots[1], slots[1] ^= slots[0], slots[0] ^= slots[1];
-    if (ring->bytes && shmb_batch_in_order(ring, &batch, sizeof bodies) != SHMB_OK) return;
+    if (ring->bytes && shmb_check_batch(ring, &batch, sizeof bodies) != SHMB_OK) return;
     if (shmb_claim_slots(ring, &call, slots, 2, in_place, NULL, NULL, ring->bytes ? &batch : NULL, &taken) != SHMB_OK) return;
     if (taken == 0) return;
     fill(ring, 0);
@@ -130,14 +130,14 @@ static void copy_all(struct shmb_ring *ring) {
     static double raw[CAPACITY * MOST_LANES];
     static unsigned char out[CAPACITY * MOST_LANES * ROW_BYTES], rest[4 * RECORD_BYTES];
     unsigned char *leaves[] = {out};
-    struct shmb_moment moment;
+    struct shmb_snapshot_counters moment;
     uint64_t span[3];
     if (!ring->bytes) {
         for (uint64_t slot = 0; slot < CAPACITY; slot++) tickets[slot] = -1;
         shmb_copy_slots(ring, 0, CAPACITY, leaves, tickets);
-        shmb_copy_moment(ring, &call, leaves, tickets, sources, raw, &moment);
-    } else if (shmb_span(ring, &call, span) == SHMB_OK) {
-        shmb_records_moment(ring, &call, span[0], rest, sizeof rest, tickets, extents, sources, raw, &moment);
+        shmb_finish_snapshot(ring, &call, leaves, tickets, sources, raw, &moment);
+    } else if (shmb_read_span(ring, &call, span) == SHMB_OK) {
+        shmb_finish_records_snapshot(ring, &call, span[0], rest, sizeof rest, tickets, extents, sources, raw, &moment);
     }
 }
 
@@ -166,7 +166,7 @@ static void recover(struct shmb_ring *ring) {
     for (uint64_t slot = 0; slot < CAPACITY; slot++) {
         uint64_t word = atomic_load(&ring->words[slot]);
         bool item = SHMB_STATE(word) == SHMB_COMMITTED && SHMB_TICKET(word) % CAPACITY == slot;
-        if (item && ring->bytes) item = shmb_extent_in_order(ring, ring->extents[slot]);
+        if (item && ring->bytes) item = shmb_is_valid_extent(ring, ring->extents[slot]);
         if (!item) atomic_store(&ring->words[slot], 0);
         uint64_t at = count;
         for (; item && ring->bytes && at > 0; at--) { /* slots come in the order of their positions */
@@ -223,8 +223,8 @@ static void live(struct specimen *one, bool prioritized) {
 static struct specimen *made(bool records, unsigned lanes, bool prioritized) {
     struct specimen *one = need(calloc(1, sizeof *one));
     struct shmb_ring *ring = &one->ring;
-    shmb_life_begin();
-    shmb_sections_of(CAPACITY, lanes, records, 0, &one->sections);
+    shmb_init_process_token();
+    shmb_compute_sections(CAPACITY, lanes, records, 0, &one->sections);
     one->control = need(aligned_alloc(64, SHMB_CONTROL_BYTES));
     one->slots = need(aligned_alloc(64, one->sections.bytes));
     one->payload_bytes = records ? RECORD_BYTES : CAPACITY * lanes * ROW_BYTES;
@@ -245,7 +245,7 @@ static struct specimen *made(bool records, unsigned lanes, bool prioritized) {
     ring->sources = (uint64_t *)(one->slots + one->sections.sources);
     ring->raw = (double *)(one->slots + one->sections.raw);
     ring->checksum = true;
-    ring->life = shmb_life();
+    ring->process_token = shmb_process_token();
     shmb_tree_map(&ring->tree, &one->sections, one->slots);
     shmb_gate_init(&ring->gate);
     if (records) {

@@ -382,7 +382,7 @@ def test_a_reaper_compares_the_incarnation(make: Maker) -> None:
     assert ring_of(engine).live.words.tolist() == before[1]
     assert native.reap(1, 2, 10**9) == 1, "of the right one the proof is the caller's business"
     assert native.reap(1, 2, 10**9) == 0
-    with pytest.raises(IndexError, match="reap: no entry 256"):
+    with pytest.raises(IndexError, match="reap: there is no entry 256"):
         native.reap(256, 1, 10**9)
 
 

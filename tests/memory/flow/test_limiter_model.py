@@ -114,7 +114,7 @@ def claims(ring: Ring, count: int) -> bool:
     if status >= 0:
         return True
     assert status == -_core.LIMITED
-    ring.seat.native.give_up(LONG_NS)
+    ring.seat.native.stop_waiting(LONG_NS)
     return False
 
 
@@ -123,7 +123,7 @@ def draws(ring: Ring, count: int) -> bool:
     if status >= 0:
         return True
     assert status == -_core.LIMITED
-    ring.seat.native.give_up(LONG_NS)
+    ring.seat.native.stop_waiting(LONG_NS)
     return False
 
 

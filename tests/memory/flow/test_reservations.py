@@ -157,7 +157,7 @@ def test_a_ring_that_nobody_reserves_in_has_no_table(engine: Engine) -> None:
     assert len(table_of(engine.seat)) == 0
     found = inspect(path_of(engine))
     assert (found["reservations"], found["partials"]) == ([], 0)
-    assert engine.seat.native.give_back(RESERVATIONS + 3, LONG_NS) == -_core.NO_RESERVATION
+    assert engine.seat.native.cancel_reservation(RESERVATIONS + 3, LONG_NS) == -_core.NO_RESERVATION
     assert engine.seat.native.reserve(1, 0, 2**64 - 1, 0, 0, LONG_NS) == -_core.ALL_RESERVED
 
 

@@ -85,7 +85,7 @@ int main(void) {
     static uint64_t at[2][COUNT];
     struct shmb_sections sections;
     struct shmb_tree trees[2] = {0};
-    shmb_sections_of(LEAVES, 1, false, 0, &sections);
+    shmb_compute_sections(LEAVES, 1, false, 0, &sections);
     if (sections.bytes > sizeof slots[0]) return 3;
     for (int tree = 0; tree < 2; tree++) shmb_tree_map(&trees[tree], &sections, slots[tree]);
     for (uint64_t round = 0, bits = 1; round < 100; round++) {
@@ -98,7 +98,7 @@ int main(void) {
         touched_by_two(&trees[0], at[0], COUNT);
         touched_by_four(&trees[1], at[1], COUNT);
         if (memcmp(slots[0], slots[1], sections.bytes)) return 1;
-        if (shmb_tree_wrong_nodes(&trees[0], LEAVES)) return 1;
+        if (shmb_tree_count_faults(&trees[0], LEAVES)) return 1;
     }
     return 0;
 #else

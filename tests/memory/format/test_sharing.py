@@ -189,7 +189,7 @@ def test_a_write_without_room_waits_while_somebody_else_is_writing(
                 ring.write(Items([(7, 9, 1)]).addresses, 1, timeout=0.05)
             assert one.seat.native.empty(False, 10**9) == -_core.BLOCKED
             assert one.seat.native.restore(0, 0, 0.0, 10**9) == -_core.BLOCKED
-            one.seat.native.give_up(10**9)
+            one.seat.native.stop_waiting(10**9)
             theirs.claims.abort()
             ring.write(Items([(7, 9, 1)]).addresses, 1, timeout=0.05)
             assert ring.length == 2
@@ -198,8 +198,8 @@ def test_a_write_without_room_waits_while_somebody_else_is_writing(
 @pytest.mark.parametrize(
     ("wholes", "leaves", "message"),
     [
-        (0, (0, 1, 2), "Ring: leaf 1 has 64 bytes, 0 are needed"),
-        (4, (0, -1, 2), "Ring: 4 wholes for 0 leaves"),
+        (0, (0, 1, 2), "Ring: leaf 1 has 64 bytes, but its rows need 0"),
+        (4, (0, -1, 2), "Ring: 4 own rows were given for 0 leaves"),
         (4, (0, 1, 7), "Ring: leaf 7 cannot be the observation of leaf 1"),
         (4, (0, 1, 1), "Ring: leaf 1 cannot be the observation of leaf 1"),
     ],
@@ -217,7 +217,7 @@ def test_the_core_takes_leaves_that_belong_together(
     at = _core.Map(memory, os.fstat(memory).st_size)
     os.close(memory)
     with pytest.raises(ValueError, match=message):
-        _core.Ring(seat.control.map, at, tuple(columns), 8, 1, 0, False, 0, wholes=wholes)
+        _core.Ring(seat.control.map, at, tuple(columns), 8, 1, 0, False, 0, own_rows=wholes)
 
 
 # Which leaves.

@@ -48,7 +48,7 @@ class Model:
             expected.append(before // self.width if before >= 0 else -1)
             last[source] = slot * self.width
         out, reach = np.empty(count, np.int64), np.full(count, SLOTS)
-        self.core.before(at(slots), at(sources), at(reach), count, at(out))
+        self.core.find_predecessors(at(slots), at(sources), at(reach), count, at(out))
         assert out.tolist() == expected
         cuts = numbers(np.array([self.random.random() < 0.3 for _ in range(count * self.width)]))
         cuts = cuts.reshape(count, self.width).astype(np.bool_)
@@ -111,9 +111,9 @@ class Model:
         least = self.random.randint(1, 4)
         long = [one for one in every if len(one) >= least]
         long = [one for one in long if one[0] >= first] + [one for one in long if one[0] < first]
-        assert self.core.long(least) == len(long)
+        assert self.core.count_long(least) == len(long)
         asked, found = np.arange(len(long) + 1), np.empty(len(long) + 1, np.int64)
-        self.core.firsts(at(asked), len(asked), at(found), first)
+        self.core.list_firsts(at(asked), len(asked), at(found), first)
         assert found.tolist() == [*(one[0] for one in long), -1]
         held = sorted(elements, key=lambda one: (one - first) % (SLOTS * self.width))
         asked, found = np.arange(len(held)), np.empty(len(held), np.int64)
@@ -121,13 +121,13 @@ class Model:
         assert found.tolist() == held
         for one in every:
             items, rows, again = numbers(one), *np.empty((2, len(one)), np.int64)
-            self.core.rows(at(items), len(one), at(rows))
+            self.core.find_rows(at(items), len(one), at(rows))
             assert (np.diff(rows) == 1).all()
             assert rows[0] & 0xFFFFFFFF == 0
-            self.core.elements(at(rows), len(one), at(again))
+            self.core.find_elements(at(rows), len(one), at(again))
             assert again.tolist() == one
             length = np.empty(1, np.int64)
-            self.core.lengths(at(rows[:1] >> 32), 1, at(length))
+            self.core.read_lengths(at(rows[:1] >> 32), 1, at(length))
             assert length[0] == len(one)
 
 
@@ -168,27 +168,27 @@ def test_steps_are_put_where_they_belong(seed: int) -> None:
         assert core.count == len(every)
         for run in every:
             rows = np.empty(len(run), np.int64)
-            core.rows(at(numbers(run)), len(run), at(rows))
+            core.find_rows(at(numbers(run)), len(run), at(rows))
             assert rows.tolist() == [rows[0] + i for i in range(len(run))]
 
 
 def test_what_is_not_there_has_no_row() -> None:
     core = _core.Trajectories(4, 1)
     asked, found = numbers([0, 3, 4, -1]), np.empty(4, np.int64)
-    core.rows(at(asked), 4, at(found))
+    core.find_rows(at(asked), 4, at(found))
     assert found.tolist() == [-1] * 4
-    core.elements(at(numbers([-1, 0, 1 << 32, 5])), 4, at(found))
+    core.find_elements(at(numbers([-1, 0, 1 << 32, 5])), 4, at(found))
     assert found.tolist() == [-1] * 4
-    core.lengths(at(numbers([-1, 0, 1, 5])), 4, at(found))
+    core.read_lengths(at(numbers([-1, 0, 1, 5])), 4, at(found))
     assert found.tolist() == [0] * 4
 
 
 def test_more_items_than_can_be_followed_are_refused() -> None:
     for slots, width in ((2**32, 1), (2**31, 2), (0, 1), (1, 0)):
-        with pytest.raises(ValueError, match="trajectories are followed in up to 4294967294 items"):
+        with pytest.raises(ValueError, match="at most 4294967294 elements are supported"):
             _core.Trajectories(slots, width)
     core = _core.Trajectories(4, 1)
     with pytest.raises(IndexError, match="there is no element 4"):
-        core.firsts(0, 0, 0, 4)
+        core.list_firsts(0, 0, 0, 4)
     with pytest.raises(TypeError):
         _core.Follower(core)  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ class Real:
         self.table = _core.Labels(ELEMENTS, limit, True)
         self.limit = limit
         if limit:
-            self.table.tell()
+            self.table.record_lost()
 
     def put(self, at: int, named: int, now: int) -> None:
         where, which = numbers(at), numbers(named)
@@ -46,9 +46,9 @@ class Real:
         """Those that may be drawn, by their first item."""
         count = self.table.marked
         which, sizes = np.arange(count), np.empty(count, np.int64)
-        self.table.sizes(which.ctypes.data, count, sizes.ctypes.data)
+        self.table.read_sizes(which.ctypes.data, count, sizes.ctypes.data)
         found = np.empty((count, ELEMENTS), np.int64)
-        self.table.members(which.ctypes.data, count, ELEMENTS, found.ctypes.data)
+        self.table.read_members(which.ctypes.data, count, ELEMENTS, found.ctypes.data)
         return [row[:size].tolist() for row, size in zip(found, sizes, strict=True)]
 
 
@@ -109,7 +109,7 @@ class Model:
             self.lose(kin)
         self.kins = [kin for kin in self.kins if kin.items]
 
-    def away(self, at: int) -> None:
+    def mark_absent(self, at: int) -> None:
         kin = self.of(at)
         if kin is not None and self.limit:
             kin.away.add(at)
@@ -136,7 +136,7 @@ operation = st.one_of(
     st.tuples(st.just("put"), element, label),
     st.tuples(st.just("put"), element, label),
     st.tuples(st.just("drop"), element, label),
-    st.tuples(st.just("away"), element, label),
+    st.tuples(st.just("mark_absent"), element, label),
     st.tuples(st.just("give_up"), element, label),
     st.tuples(st.just("take"), element, label),
     st.tuples(st.just("release"), element, label),
@@ -175,7 +175,7 @@ def test_what_is_there_is_what_was_put_and_not_dropped(limit: int, happens: list
         assert real.groups() == model.groups()
         assert real.table.items == sum(len(kin.items) for kin in model.kins)
         if limit:
-            lost.update(np.frombuffer(real.table.lost(), np.int64).tolist())
+            lost.update(np.frombuffer(real.table.take_lost(), np.int64).tolist())
             assert lost == model.lost
             counts = real.table.open, real.table.withdrawn, real.table.given_up
             are_open = sum(kin.state == "open" for kin in model.kins)
@@ -217,19 +217,19 @@ def test_draws_have_what_weighs_something_and_nothing_twice(
     count = len(there)
     out = np.full(count + 5, -1)
     if not count:
-        with pytest.raises(ValueError, match="nothing is left that weighs anything"):
+        with pytest.raises(ValueError, match="no remaining item has a positive weight"):
             real.table.draw(weights.ctypes.data, key, 1, False, out.ctypes.data)
         return
     real.table.draw(weights.ctypes.data, key, count, False, out.ctypes.data)
     assert {*out[:count].tolist()} == there
     real.table.draw(weights.ctypes.data, key, count + 5, True, out.ctypes.data)
     assert {*out.tolist()} <= there
-    with pytest.raises(ValueError, match="nothing is left that weighs anything"):
+    with pytest.raises(ValueError, match="no remaining item has a positive weight"):
         real.table.draw(weights.ctypes.data, key, count + 1, False, out.ctypes.data)
     assert counts.sum() == real.table.items
 
 
 def test_more_items_than_can_be_kept_are_refused() -> None:
     for count in (0, 2**32):
-        with pytest.raises(ValueError, match=r"labels are kept of 1 to 4294967294 items"):
+        with pytest.raises(ValueError, match=r"Labels: 1 to 4294967294 elements are supported"):
             _core.Labels(count, 0, False)

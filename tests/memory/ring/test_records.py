@@ -317,9 +317,11 @@ def test_a_ring_of_records_takes_no_rows_and_the_other_way_round(engine: Engine)
         lambda: native.claim_slots(0, 1, False, 0, 0, 0),
         lambda: native.read(0, 1, (), 0, 0),
         lambda: native.copy_slots(0, 1, (), 0),
-        lambda: native.copy_moment((), 0, 0, 0, 0),
+        lambda: native.finish_snapshot((), 0, 0, 0, 0),
     ):
-        with pytest.raises(TypeError, match="the items of this ring are records"):
+        with pytest.raises(
+            TypeError, match="for rows of leaves, but the items of this ring are records"
+        ):
             call()
     with Engine.anonymous(Settings(4)) as rows:
         plain = rows.define(Schema((), 4))
@@ -329,13 +331,13 @@ def test_a_ring_of_records_takes_no_rows_and_the_other_way_round(engine: Engine)
             ("place_records", 11),
             ("sample_records", 13),
             ("read_records", 9),
-            ("records_moment", 8),
+            ("finish_records_snapshot", 8),
             ("relink", 2),
         ):
-            with pytest.raises(TypeError, match=f"{name}: the items of this ring are no records"):
+            with pytest.raises(TypeError, match=rf"{name}\(\) is for records"):
                 getattr(plain.seat.native, name)(*[0] * count)
-        with pytest.raises(TypeError, match="span: the items of this ring are no records"):
-            plain.seat.native.span(0)
+        with pytest.raises(TypeError, match=r"read_span\(\) is for records"):
+            plain.seat.native.read_span(0)
 
 
 @pytest.mark.parametrize("beta", [None, 0.7])

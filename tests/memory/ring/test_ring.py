@@ -1321,13 +1321,13 @@ def test_a_child_has_an_entry_of_its_own_and_so_has_its_child(fast_path: Path) -
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"capacity": 0}, "Ring: capacity 0, lanes 1, entry 0"),
-        ({"lanes": 0}, "Ring: capacity 8, lanes 0, entry 0"),
-        ({"lanes": 2**60}, "Ring: capacity 8, lanes 1152921504606846976, entry 0"),
-        ({"entry": 256}, "Ring: capacity 8, lanes 1, entry 256"),
-        ({"capacity": 9}, r"Ring: the slots file has \d+ bytes, \d+ are needed"),
-        ({"lanes": 2}, r"Ring: the slots file has \d+ bytes, \d+ are needed"),
-        ({"leaves": 1}, r"Ring: leaf 0 has 64 bytes, 72 are needed"),
+        ({"capacity": 0}, "Ring: capacity 0, lanes 1 or entry 0 is out of range"),
+        ({"lanes": 0}, "Ring: capacity 8, lanes 0 or entry 0 is out of range"),
+        ({"lanes": 2**60}, "Ring: capacity 8, lanes 1152921504606846976 or entry 0"),
+        ({"entry": 256}, "Ring: capacity 8, lanes 1 or entry 256 is out of range"),
+        ({"capacity": 9}, r"Ring: the slots file has \d+ bytes, but this capacity needs \d+"),
+        ({"lanes": 2}, r"Ring: the slots file has \d+ bytes, but this capacity needs \d+"),
+        ({"leaves": 1}, r"Ring: leaf 0 has 64 bytes, but its rows need 72"),
     ],
 )
 def test_a_native_ring_is_made_of_maps_of_the_right_size(

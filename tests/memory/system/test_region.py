@@ -749,11 +749,11 @@ def test_a_descriptor_lets_go_of_what_it_had_and_a_lock_does_not(directory: Dire
             assert directory.open_lock("file", into=file).fd == file.fileno()
             assert descriptors() == before + 1
         directory.open_lock("file", into=lock)
-        with pytest.raises(ValueError, match="take: it holds a lock, release that first"):
+        with pytest.raises(ValueError, match=r"while the descriptor holds a lock\. Close it"):
             lock.take(os.open, directory.path, os.O_RDONLY)
         with pytest.raises(TypeError):
             file.take(str)
-        with pytest.raises(TypeError, match="what opens the file is missing"):
+        with pytest.raises(TypeError, match="needs a function that opens the file"):
             file.take()  # type: ignore[call-arg]
         assert descriptors() == before + 2
     assert descriptors() == before

@@ -38,7 +38,7 @@ def numerals(nbytes: int, seed: int = 0) -> bytes:
 
 def expand(zstd: Zstd, frames: list[bytes], places: Places, *where: str) -> None:
     at, stored = np.empty((2, len(frames)), np.int64)
-    _core.bytes_at(frames, at.ctypes.data, stored.ctypes.data)
+    _core.locate_buffers(frames, at.ctypes.data, stored.ctypes.data)
     zstd.expand(places._replace(at=at, stored=stored), *where)
 
 

@@ -84,7 +84,7 @@ class Transfer:
         frames = parts = 0
         for located, to in self._stored.values():
             rows, pieces = located.offsets.shape
-            frames, parts = _core.take_apart(
+            frames, parts = _core.distribute_pieces(
                 base,
                 address(located.form.columns.held),
                 pieces,
