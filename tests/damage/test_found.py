@@ -89,7 +89,7 @@ def test_a_pid_that_no_process_can_have_is_gone_and_proves_nothing(
 def test_an_invalid_state_stops_a_client_that_has_no_ring_yet(specimen: Specimen) -> None:
     with Engine.open(specimen.path, None) as engine:
         engine.seat.control.runtime["state"] = 77
-        with pytest.raises(BufferNeedsRestart, match=r"invalid buffer state 0x4d.*then recover"):
+        with pytest.raises(BufferNeedsRestart, match=r"the buffer state 0x4d is invalid.*then recover"):
             Engine.open(specimen.path, None)
 
 
@@ -308,7 +308,7 @@ def test_a_mutex_of_another_kind_is_not_taken(opened: Engine, bit: int) -> None:
     kind = opened.seat.control.runtime["mutex"].view(np.uint32)[4:5]
     kind ^= np.uint32(1 << bit)
     try:
-        with pytest.raises(BufferNeedsRestart, match="beyond repair"):
+        with pytest.raises(BufferNeedsRestart, match="cannot be repaired"):
             harness.write(ring_of(opened), [1])
     finally:
         kind ^= np.uint32(1 << bit)

@@ -175,7 +175,7 @@ def test_a_trap_in_the_place_of_a_parquet_file_is_refused(
     trap(parquet)
 
     def tries() -> None:
-        with pytest.raises(UnsafePathError, match=rf"x\.parquet: .* this is {KINDS[trap]}"):
+        with pytest.raises(UnsafePathError, match=rf"x\.parquet: this is {KINDS[trap]}"):
             load_parquet(parquet, tmp_path / "root")
 
     assert ends_in_time(tries) == 0
@@ -219,7 +219,7 @@ def test_a_trap_in_the_place_of_a_file_of_minari_is_refused(
         for name in names:
             os.rename(data / name, tmp_path / "aside")
             trap(data / name)
-            with pytest.raises(UnsafePathError, match=rf"{name}: .* this is {KINDS[trap]}"):
+            with pytest.raises(UnsafePathError, match=rf"{name}: this is {KINDS[trap]}"):
                 load_dataset("minari:made/b-v0", root=tmp_path / "root", batch_size=2)
             os.replace(tmp_path / "aside", data / name)
 

@@ -433,7 +433,7 @@ def test_a_leaf_that_is_stored_once_has_no_view(tmp_path: Path) -> None:
             ValueError,
             "share_next_room must be from 1 to 2147483647, but is 0",
         ),
-        ({"share_next_room": 2.0}, ValueError, "got 2.0"),
+        ({"share_next_room": 2.0}, ValueError, "is 2.0"),
         ({"share_next": False, "share_next_room": 5}, ValueError, "share_next; leave it out"),
         ({"share_next": []}, ValueError, "names no key"),
         ({"share_next": [3]}, ValueError, "share_next: 3 is not a key"),
@@ -451,7 +451,7 @@ def test_arguments_that_cannot_be_are_refused(
     [
         (["nothing"], "'next.nothing' needs a leaf 'next.nothing', which does not exist"),
         (["number"], "'next.number' needs a leaf 'next.number', which does not exist"),
-        (["other"], r"'next.other' is float32\[2\], and 'other' is float32\[3\]"),
+        (["other"], r"'next.other' is float32\[2\], but 'other' is float32\[3\]"),
     ],
 )
 def test_keys_that_cannot_be_are_named_at_the_first_write(keys: list[str], message: str) -> None:
