@@ -47,20 +47,21 @@ MILESTONES = {
 
 #: Variables and members through which something private is stored.
 PRIVATE = """
-AT NUMBERS acked action addresses again alike all applied arena armed asked at away b
-before book bool branch by_age bytes c call changed choice classes code const copy count
-counted counted_draw counts d done double draw draws dropped elements end entry
-expires_ns f failed file find_known first first_room flags float form found frames freed
-from front gate given half head held holes id index int64_t item items joint kept key
-kin known label labels lane last lease_id leaves life_page limit locks loose lost map
-marked marks mask me memory missing moment more n n_equal n_numbers n_pieces nbytes next
-note now number numbers object of of_steps offsets oldest one order out owner pair pairs
-part parts passes place plan pool powers presence priorities python random record
-records redrawn release request restarted result ring room root rounded rows run runs
-second seen self serial sets shmb_follower_in shmb_selected_reservation shmb_labels_in shmb_refusal
-since sizes slot slots sorted source stacks step steps stored streams struct stuck sums
-swapped table taken target tensor there ticket tickets to told touched tree uint64_t
-upto values version w wanted where whole whose why width windows_of with word words x
+AT NUMBERS absent_elements acked action addresses all applied arena armed at available b before
+book bool branch buffer by_age bytes c call candidate capacity changed choice claimed_slots
+classes code const copy count counted counted_draw counters counts d delivered dense done double
+draw draws dropped elements end entry entry_index existing expected_sizes expires_ns f failed
+faults file find_entry first first_capacity flags float form frames freed from front gate group
+half head holes id index info input int64_t item items key label labels lane last lease_id leaves
+ledger limit locks loose lost map marked marks mask me means memory missing more n n_equal
+n_numbers n_pieces nbytes next note now number numbers object offsets oldest one order out owner
+pair pairs parsed part parts passes place plan pool powers presence priorities python random
+record records redrawn release request reservation restarted result ring root rounded rows run
+runs same_dims second seen self serial sets shmb_follower_in shmb_labels_in shmb_refusal
+shmb_selected_reservation since sizes slot slots sorted source stacks status step step_tickets
+steps stored streams struct stuck sums swapped table target tensor ticket tickets to token_page
+touched tree uint64_t upto values version w wanted was_delivered where why width windows_of with
+word words x
 """
 
 
@@ -97,7 +98,7 @@ def test_the_reader_sees_every_kind_of_store() -> None:
         "&me->phase (atomic_store_explicit)",
         "&ring->runtime->waiters (atomic_fetch_sub)",
         "ring->tree.mass[e]",
-        "of.node_sums[node]",
+        "arrays.node_sums[node]",
         "*header_at(ring,position)",
         "ring->extents[slot]",
         "memcpy to base+slot*bytes",

@@ -26,7 +26,7 @@
 struct shmb_table {
     struct shmb_source_entry {
         uint64_t source, number; /* 0: an empty entry */
-    } *entries;
+    } *cells;
     uint64_t capacity, used;
 };
 
@@ -40,7 +40,7 @@ struct shmb_plan {
     struct shmb_table newest; /* 1 + ticket of the last item */
     struct shmb_table last;   /* 1 + row */
     uint64_t *links;         /* `nexts` value of each row; own rows have no number yet */
-    uint64_t *sources;
+    uint64_t *row_sources;
     uint64_t *free_rows;          /* numbers of free own rows */
     struct shmb_link_candidate *candidates;
     uint64_t capacity;
@@ -51,8 +51,8 @@ struct shmb_plan {
 
 static struct shmb_source_entry *find_entry(const struct shmb_table *table, uint64_t source) {
     uint64_t at = (source * 0x9E3779B97F4A7C15u) >> 20 & (table->capacity - 1);
-    while (table->entries[at].number && table->entries[at].source != source) at = (at + 1) & (table->capacity - 1);
-    return &table->entries[at];
+    while (table->cells[at].number && table->cells[at].source != source) at = (at + 1) & (table->capacity - 1);
+    return &table->cells[at];
 }
 
 /* Makes space for `n_more` further sources. */
@@ -60,11 +60,11 @@ static bool grow_table(struct shmb_table *table, uint64_t n_more) {
     uint64_t capacity = table->capacity ? table->capacity : 16;
     while (capacity < 2 * (table->used + n_more)) capacity *= 2;
     if (capacity == table->capacity) return true;
-    struct shmb_table wider = {calloc(capacity, sizeof *wider.entries), capacity, table->used};
-    if (wider.entries == NULL) return false;
+    struct shmb_table wider = {calloc(capacity, sizeof *wider.cells), capacity, table->used};
+    if (wider.cells == NULL) return false;
     for (uint64_t i = 0; i < table->capacity; i++)
-        if (table->entries[i].number) *find_entry(&wider, table->entries[i].source) = table->entries[i];
-    free(table->entries);
+        if (table->cells[i].number) *find_entry(&wider, table->cells[i].source) = table->cells[i];
+    free(table->cells);
     *table = wider;
     return true;
 }
@@ -84,10 +84,10 @@ bool shmb_sharing_begin(struct shmb_ring *ring) {
 void shmb_sharing_end(struct shmb_ring *ring) {
     struct shmb_plan *plan = ring->plan;
     if (plan == NULL) return;
-    free(plan->newest.entries);
-    free(plan->last.entries);
+    free(plan->newest.cells);
+    free(plan->last.cells);
     free(plan->links);
-    free(plan->sources);
+    free(plan->row_sources);
     free(plan->free_rows);
     free(plan->candidates);
     free(plan);
@@ -97,8 +97,8 @@ static bool reserve_rows(struct shmb_plan *plan, uint64_t rows) {
     if (rows <= plan->capacity) return true;
     uint64_t *nexts = realloc(plan->links, rows * sizeof *nexts);
     if (nexts) plan->links = nexts;
-    uint64_t *sources = realloc(plan->sources, rows * sizeof *sources);
-    if (sources) plan->sources = sources;
+    uint64_t *sources = realloc(plan->row_sources, rows * sizeof *sources);
+    if (sources) plan->row_sources = sources;
     /* for each slot, and for the item that links to it */
     uint64_t *free_rows = realloc(plan->free_rows, 2 * rows * sizeof *free_rows);
     if (free_rows) plan->free_rows = free_rows;
@@ -169,7 +169,7 @@ bool shmb_plan_rows(struct shmb_ring *ring, const struct shmb_rows *rows, uint64
     struct shmb_plan *plan = ring->plan;
     uint64_t skip = count > ring->capacity ? count - ring->capacity : 0;
     if (!reserve_rows(plan, count - skip)) return false;
-    if (plan->last.capacity) memset(plan->last.entries, 0, plan->last.capacity * sizeof *plan->last.entries);
+    if (plan->last.capacity) memset(plan->last.cells, 0, plan->last.capacity * sizeof *plan->last.cells);
     plan->last.used = plan->n_candidates = 0;
     plan->keeps = false;
     plan->needed = count - skip;
@@ -178,7 +178,7 @@ bool shmb_plan_rows(struct shmb_ring *ring, const struct shmb_rows *rows, uint64
         uint64_t source = rows->sources ? rows->sources[at] : shmb_source(ring->incarnation, streams ? streams[at] : 0);
         if (!grow_table(&plan->last, 1)) return false;
         uint64_t number = find_entry(&plan->last, source)->number, before = number - 1;
-        plan->sources[row] = source;
+        plan->row_sources[row] = source;
         plan->links[row] = SHMB_OWN_ROW;
         if (number && rows->from && is_next_of_row(ring, rows->from, skip + before, at)) {
             plan->links[before] = (plan->links[before] & SHMB_BACK_BITS) | (row - before);
@@ -323,7 +323,7 @@ void shmb_store_nexts(struct shmb_ring *ring) {
         }
         atomic_store_explicit(&ring->nexts[slot], next, memory_order_relaxed);
         CP(share_next);
-        if (ring_write) ring->sources[slot] = plan->sources[row];
+        if (ring_write) ring->sources[slot] = plan->row_sources[row];
         CP(share_source);
     }
 }
@@ -371,7 +371,7 @@ void shmb_store_links(struct shmb_ring *ring) {
         CP(share_link);
     }
     for (uint64_t i = 0; plan->last.used && i < plan->last.capacity; i++) {
-        const struct shmb_source_entry *last = &plan->last.entries[i];
+        const struct shmb_source_entry *last = &plan->last.cells[i];
         if (last->number) store_number(&plan->newest, last->source, ring->claim_first + last->number);
     }
     plan->n_candidates = 0;

@@ -31,9 +31,9 @@ that is rolled forward keeps them.
 
 These functions in ``_native/`` write words: `open_claim` in ``claim.c``, `shmb_commit` and
 `shmb_abort_claim` in ``commit.c``, `roll_back`, `roll_forward` and `empty_slot` in ``repair.c``,
-`evict` and `remove_item` in ``records.c``, and `shmb_repair_links` in ``sharing.c``. Recovery also writes
-them in ``recovery.py``. The model of the protocol is in ``tests/model``. This module contains only
-the functions that Python needs to read the words.
+`evict` and `remove_item` in ``records.c``, and `shmb_repair_links` in ``sharing.c``. Recovery also
+writes them in ``recovery.py``. The model of the protocol is in ``tests/model``. This module
+contains only the functions that Python needs to read the words.
 """
 
 from __future__ import annotations

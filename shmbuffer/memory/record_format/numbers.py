@@ -47,7 +47,7 @@ class NumberColumns(NamedTuple):
     alignments: tuple[int, ...]
     """The alignment of each chunk."""
     held: Ints
-    """int64[chunks, 3] for `_core.distribute_pieces`, as `shmb_piece_storage` of frames.h describes."""
+    """int64[chunks, 3] for `_core.distribute_pieces`: see `shmb_piece_storage` in frames.h."""
     steps: Ints
     """int64 array of steps for `_core.locate_pieces`, as locating.h describes."""
 
