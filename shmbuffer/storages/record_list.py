@@ -239,7 +239,7 @@ class RecordList(ListStorage):
                 batch = codec.encode([items[at] for at in part.tolist()], False)
                 batches.append((part, batch))
                 progress.advance(len(part))
-        self._require_bytes(sum(len(batch.data) for _, batch in batches))
+        self._require_bytes(sum(int(padded(batch.sizes).sum()) for _, batch in batches))
         store = self._records()
         ring = store.ring
         ring.empty()

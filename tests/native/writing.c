@@ -70,7 +70,7 @@ static void lay_out(struct records *records, uint64_t count) {
         at += ((uint64_t)records->sizes[i] + 7) & ~(uint64_t)7;
     }
     records->bytes = count ? (uint64_t)(records->starts[count - 1] + records->sizes[count - 1]) : 0;
-    records->batch = (struct shmb_batch){records->data, records->starts, records->sizes, count};
+    records->batch = (struct shmb_batch){records->data, records->starts, records->sizes, count, NULL, 0};
 }
 
 static void fill_records(struct shmb_ring *ring, struct records *records) {

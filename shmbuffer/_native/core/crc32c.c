@@ -34,6 +34,12 @@ static void rows_by_table(uint32_t *crc, const unsigned char *first, size_t rows
     for (size_t i = 0; i < rows; i++) crc[i] = ~by_table(~crc[i], first + i * bytes, bytes);
 }
 
+static uint32_t copy_by_table(unsigned char *to, const unsigned char *from, size_t bytes, uint32_t crc, bool past) {
+    (void)past;
+    if (bytes) memcpy(to, from, bytes);
+    return by_table(crc, to, bytes);
+}
+
 static void move_by_table(unsigned char *to, const unsigned char *from, size_t bytes, uint32_t *crc) {
     memcpy(to, from, 4 * bytes);
     rows_by_table(crc, to, 4, bytes);
@@ -193,6 +199,13 @@ static inline void past_the_cache(unsigned char *to, uint64_t bytes) {
 #endif
 }
 
+/* Later stores of this processor become visible after stores past the cache. */
+static inline void all_past_the_cache(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_sfence();
+#endif
+}
+
 WITH_INSTRUCTION static inline uint64_t move_line(uint64_t crc, unsigned char *to, const unsigned char *from) {
     for (int i = 0; i < LINE; i += 8) {
         uint64_t bytes;
@@ -216,15 +229,46 @@ WITH_INSTRUCTION static void move_by_instruction(unsigned char *to, const unsign
     crc[1] = (uint32_t)x;
     crc[2] = (uint32_t)y;
     crc[3] = (uint32_t)z;
-#if defined(__x86_64__)
-    __builtin_ia32_sfence(); /* later stores of this processor become visible after these */
-#endif
+    all_past_the_cache();
+}
+
+WITH_INSTRUCTION static inline uint32_t move_three(uint32_t crc, unsigned char *to, const unsigned char *from) {
+    uint64_t first = crc, second = 0, third = 0;
+    for (size_t at = 0; at < LONG_PIECE; at += LINE) {
+        first = move_line(first, to + at, from + at);
+        second = move_line(second, to + LONG_PIECE + at, from + LONG_PIECE + at);
+        third = move_line(third, to + 2 * LONG_PIECE + at, from + 2 * LONG_PIECE + at);
+    }
+    return skip_zeros(skips_long, skip_zeros(skips_long, (uint32_t)first) ^ (uint32_t)second) ^ (uint32_t)third;
+}
+
+/* Copies long pieces past the cache, from their first whole line on. The checksum of other pieces is computed while they
+ * are in the cache. */
+WITH_INSTRUCTION static uint32_t copy_by_instruction(unsigned char *to, const unsigned char *from, size_t bytes, uint32_t crc, bool past) {
+    const size_t piece = 3 * LONG_PIECE;
+    if (past && bytes >= 2 * piece) {
+        const size_t before = -(uintptr_t)to & (LINE - 1);
+        memcpy(to, from, before);
+        crc = ~by_instruction(crc, to, before);
+        for (to += before, from += before, bytes -= before; bytes >= piece; to += piece, from += piece, bytes -= piece)
+            crc = move_three(crc, to, from);
+        crc = ~crc;
+        all_past_the_cache();
+    }
+    for (size_t part; bytes; to += part, from += part, bytes -= part) {
+        part = bytes < piece ? bytes : piece;
+        memcpy(to, from, part);
+        crc = by_instruction(crc, to, part);
+    }
+    return crc;
 }
 #endif
 
 uint32_t (*shmb_crc32c)(uint32_t, const void *, size_t) = by_table;
 void (*shmb_crc32c_rows)(uint32_t *, const unsigned char *, size_t, size_t) = rows_by_table;
 void (*shmb_crc32c_move)(unsigned char *, const unsigned char *, size_t, uint32_t *) = move_by_table;
+
+uint32_t (*shmb_crc32c_copy)(unsigned char *, const unsigned char *, size_t, uint32_t, bool) = copy_by_table;
 
 void shmb_crc32c_init(void) {
     for (unsigned i = 0; i < 256; i++) {
@@ -241,5 +285,6 @@ void shmb_crc32c_init(void) {
     shmb_crc32c = by_instruction;
     shmb_crc32c_rows = rows_by_instruction;
     shmb_crc32c_move = move_by_instruction;
+    shmb_crc32c_copy = copy_by_instruction;
 #endif
 }

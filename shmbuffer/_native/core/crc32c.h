@@ -2,6 +2,7 @@
 #ifndef SHMB_CRC32C_H
 #define SHMB_CRC32C_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -14,5 +15,7 @@ extern void (*shmb_crc32c_rows)(uint32_t *crc, const unsigned char *first, size_
  * of whole cache lines, and the first one begins at a cache line. */
 #define SHMB_MOVED_LINE 64
 extern void (*shmb_crc32c_move)(unsigned char *to, const unsigned char *from, size_t bytes, uint32_t *crc);
+/* Copies bytes, and returns their checksum as shmb_crc32c does. `past` says that they are not read soon. */
+extern uint32_t (*shmb_crc32c_copy)(unsigned char *to, const unsigned char *from, size_t bytes, uint32_t crc, bool past);
 
 #endif

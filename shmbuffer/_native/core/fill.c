@@ -6,6 +6,7 @@
 #include "core/pool.h"
 
 #define PARALLEL_ROWS 32 /* rows whose checksums are computed at the same time */
+#define CHECKED_BYTES 64 /* salt, ticket and the overhead per row take as long as copying so many bytes */
 #define MAX_ATTEMPTS 8 /* most attempts to read a next observation that moves; it moves at most twice while its item exists */
 
 /* Starts checksums over salt, ticket and bytes of each row; complemented, see crc32c.h. */
@@ -163,6 +164,45 @@ void shmb_fill(struct shmb_ring *ring, const unsigned char *const *sources, uint
         fill_rows(&filling, 0, ring->claim_rows);
 }
 
+/* Copies a piece of a record, and returns the checksum including its bytes. */
+static uint32_t fill_piece(const struct shmb_ring *ring, unsigned char *to, const unsigned char *from, uint64_t bytes, uint32_t crc) {
+    if (ring->checksum) return shmb_crc32c_copy(to, from, bytes, crc, ring->max_bytes >= LARGE_LEAF);
+    if (bytes) memcpy(to, from, bytes);
+    return 0;
+}
+
+/* W9 for the bodies of records. Their checksums are computed during the copy. */
+static void fill_records(void *what, uint64_t begin, uint64_t end) {
+    const struct shmb_ring *ring = what;
+    const struct shmb_batch *batch = &ring->claim_batch;
+    const struct shmb_claimed claimed = shmb_claimed(ring);
+    for (uint64_t row = begin; row < end; row++) {
+        const struct shmb_slot_run run = shmb_run_from(&claimed, row, row + 1);
+        const uint64_t of = shmb_batch_row(ring, row), size = (uint64_t)batch->sizes[of], header = sizeof(struct shmb_record);
+        const unsigned char *from = batch->data + batch->starts[of] + header;
+        unsigned char *record = shmb_record_at(ring, ring->extents[run.slot].position);
+        uint64_t at = header;
+        uint32_t crc = 0;
+        if (ring->checksum) begin_checksums(ring, &run.ticket, 1, &crc), crc = shmb_crc32c(~crc, record, header);
+        for (uint64_t i = 0; i < batch->each; i++) {
+            const struct shmb_outside piece = batch->outside[of * batch->each + i];
+            const uint64_t before = (uint64_t)piece.offset - at;
+            crc = fill_piece(ring, record + at, from, before, crc);
+            crc = fill_piece(ring, record + piece.offset, (const unsigned char *)(uintptr_t)piece.address, (uint64_t)piece.bytes, crc);
+            from += before;
+            at = (uint64_t)(piece.offset + piece.bytes);
+        }
+        crc = ~fill_piece(ring, record + at, from, size - at, crc);
+        CP(write_copy);
+        if (ring->checksum) store_checksums(ring, run, &crc);
+    }
+}
+
+void shmb_fill_records(struct shmb_ring *ring) {
+    shmb_divide(fill_records, ring, ring->claim_rows, ring->claim_rows ? ring->claim_bytes / ring->claim_rows + CHECKED_BYTES : 0);
+    ring->claim_checked = ring->checksum;
+}
+
 static inline __attribute__((always_inline)) void fill_priorities(struct shmb_ring *ring, struct shmb_claimed claimed,
                                                                   const double *from) {
     for (uint64_t row = 0; row < claimed.rows;) {
@@ -184,7 +224,7 @@ void shmb_fill_priorities(struct shmb_ring *ring, const double *priorities, uint
 
 static void fill_checksums(void *context, uint64_t begin, uint64_t end) {
     const struct shmb_ring *ring = context;
-    bool single = ring->bytes || ring->claim_kind != SHMB_RING_WRITE;
+    bool single = ring->claim_kind != SHMB_RING_WRITE;
     const struct shmb_claimed claimed = shmb_claimed(ring);
     uint64_t tickets[PARALLEL_ROWS], max_rows = single ? 1 : PARALLEL_ROWS;
     uint32_t crc[PARALLEL_ROWS];
@@ -220,13 +260,10 @@ void shmb_seal(struct shmb_ring *ring, uint64_t first, uint64_t count) {
     }
 }
 
-#define CHECKED_BYTES 64 /* salt, ticket and the overhead per row take as long as copying so many bytes */
-
 void shmb_fill_checksums(struct shmb_ring *ring) {
     if (!ring->checksum || ring->claim_checked) return;
-    uint64_t bytes = ring->bytes && ring->claim_rows ? ring->claim_bytes / ring->claim_rows : ring->row_bytes;
     if (ring->claim_kind == SHMB_RING_WRITE)
-        shmb_divide(fill_checksums, ring, ring->claim_rows, bytes + CHECKED_BYTES);
+        shmb_divide(fill_checksums, ring, ring->claim_rows, ring->row_bytes + CHECKED_BYTES);
     else
         fill_checksums(ring, 0, ring->claim_rows);
 }

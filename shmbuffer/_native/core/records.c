@@ -53,6 +53,18 @@ static uint64_t next_record(const struct shmb_ring *ring, uint64_t at, uint64_t 
     return next;
 }
 
+/* Returns how many bytes of a record are in the data of its batch; -1 if its other pieces overlap or leave the record. */
+static int64_t bytes_in_data(const struct shmb_batch *batch, uint64_t row) {
+    int64_t size = batch->sizes[row], at = HEADER, within = size;
+    for (uint64_t i = 0; i < batch->each; i++) {
+        const struct shmb_outside piece = batch->outside[row * batch->each + i];
+        if (piece.bytes < 0 || piece.offset < at || piece.offset > size || piece.bytes > size - piece.offset) return -1;
+        at = piece.offset + piece.bytes;
+        within -= piece.bytes;
+    }
+    return within;
+}
+
 /* Checks that every record is within the caller's batch. Returns SHMB_BAD_BATCH if one is not (see
  * shmb_refusal.bad_at), and SHMB_TOO_LARGE if the ring is too small. */
 int shmb_check_batch(struct shmb_ring *ring, const struct shmb_batch *batch, uint64_t bytes) {
@@ -61,19 +73,16 @@ int shmb_check_batch(struct shmb_ring *ring, const struct shmb_batch *batch, uin
     for (uint64_t i = 0; i < batch->count; i++) {
         uint64_t start = (uint64_t)batch->starts[i], size = (uint64_t)batch->sizes[i];
         shmb_refusal.bad_at = i;
-        if (start % 8 || start > bytes || size < HEADER || size > bytes - start) return SHMB_BAD_BATCH;
+        int64_t within = size < HEADER || size > INT64_MAX ? -1 : bytes_in_data(batch, i);
+        if (start % 8 || start > bytes || within < (int64_t)HEADER || (uint64_t)within > bytes - start) return SHMB_BAD_BATCH;
         if (i >= skipped) needed += align8(size);
     }
     shmb_refusal.needed = needed;
     return needed > ring->max_bytes ? SHMB_TOO_LARGE : SHMB_OK;
 }
 
-static inline uint64_t batch_row(const struct shmb_ring *ring, uint64_t row) {
-    return ring->claim_kind == SHMB_RING_WRITE ? ring->claim_skipped + row : (uint64_t)ring->claim_from[row];
-}
-
 static inline uint64_t size_of_row(const struct shmb_ring *ring, uint64_t row) {
-    return (uint64_t)ring->claim_batch.sizes[batch_row(ring, row)];
+    return (uint64_t)ring->claim_batch.sizes[shmb_batch_row(ring, row)];
 }
 
 static uint64_t bytes_of_claim(const struct shmb_ring *ring) {
@@ -173,17 +182,6 @@ void shmb_claim_bytes(struct shmb_ring *ring) {
     }
     atomic_store_explicit(&runtime->byte_head, position, memory_order_release);
     CP(write_bytes);
-}
-
-/* W9 for the bodies of records. */
-void shmb_fill_records(struct shmb_ring *ring) {
-    const struct shmb_batch *batch = &ring->claim_batch;
-    for (uint64_t row = 0; row < ring->claim_rows; row++) {
-        const uint64_t at = batch_row(ring, row), body = (uint64_t)batch->sizes[at] - HEADER;
-        unsigned char *to = shmb_record_at(ring, ring->extents[shmb_slot_of_row(ring, row)].position);
-        memcpy(to + HEADER, batch->data + batch->starts[at] + HEADER, body);
-        CP(write_copy);
-    }
 }
 
 /* True if the extent is possible. After a power cut shared memory may contain any values. */

@@ -109,11 +109,20 @@ struct shmb_shared_leaf {
     uint64_t bytes; /* of one row */
 };
 
-/* Records to write. Record k starts at data + starts[k], with space for its header before it. */
+/* A piece of a record that is not in the batch, but in memory of the caller, such as a tensor. `offset` counts from the start
+ * of the record. */
+struct shmb_outside {
+    int64_t offset, address, bytes;
+};
+
+/* Records to write. Record k starts at data + starts[k], with space for its header before it. Every record has `each` pieces
+ * outside of the data, in ascending order. In the data, the bytes after such a piece follow those before it without a gap. */
 struct shmb_batch {
     const unsigned char *data;
     const int64_t *starts, *sizes;
     uint64_t count;
+    const struct shmb_outside *outside; /* count * each */
+    uint64_t each;
 };
 
 /* Destination of records that are read. They are stored one after another. */
@@ -429,11 +438,14 @@ int shmb_check_batch(struct shmb_ring *ring, const struct shmb_batch *batch, uin
 bool shmb_bytes_are_being_written(struct shmb_ring *ring);
 bool shmb_evicts_from(const struct shmb_ring *ring, uint64_t place, uint64_t since, uint64_t bytes);
 void shmb_claim_bytes(struct shmb_ring *ring);
-void shmb_fill_records(struct shmb_ring *ring);
 bool shmb_is_valid_extent(const struct shmb_ring *ring, struct shmb_extent extent);
 bool shmb_is_extent_in_use(const struct shmb_ring *ring, struct shmb_extent extent);
 static inline unsigned char *shmb_record_at(const struct shmb_ring *ring, uint64_t position) {
     return ring->bytes + position % ring->max_bytes;
+}
+/* Returns which record of the batch is row k of the open claim. */
+static inline uint64_t shmb_batch_row(const struct shmb_ring *ring, uint64_t row) {
+    return ring->claim_kind == SHMB_RING_WRITE ? ring->claim_skipped + row : (uint64_t)ring->claim_from[row];
 }
 bool shmb_is_valid_span(const struct shmb_ring *ring);
 uint64_t shmb_oldest_ticket(const struct shmb_ring *ring);
@@ -446,6 +458,7 @@ uint64_t shmb_relink(struct shmb_ring *ring, const int64_t *slots, uint64_t coun
 /* fill.c */
 void shmb_fill(struct shmb_ring *ring, const unsigned char *const *sources, uint64_t skip_rows);
 void shmb_fill_priorities(struct shmb_ring *ring, const double *priorities, uint64_t skip_rows);
+void shmb_fill_records(struct shmb_ring *ring);
 void shmb_fill_checksums(struct shmb_ring *ring);
 void shmb_seal(struct shmb_ring *ring, uint64_t first, uint64_t count);
 uint32_t shmb_row_checksum(const struct shmb_ring *ring, uint64_t slot, uint64_t ticket);

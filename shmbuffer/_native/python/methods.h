@@ -73,8 +73,8 @@
     X(read_item_states, ANY, "nnnnnt", "(which, number, states, tickets, deliveries, timeout_ns): stores the state of every slot.") \
     X(find_queue_reason, ANY, "ent", "(entry, side, timeout_ns): returns why a queue makes a client wait, or 0.") \
     X(stop_waiting, ANY, "t", "(timeout_ns): stops waiting for a slot and for the other side.") \
-    X(write_records, RECORDS, "nnnnnnnt", "(data, bytes, starts, sizes, count, priorities, streams, timeout_ns): claims, fills and commits.") \
-    X(place_records, RECORDS, "nnnnnnnbnnt", "(slots, data, bytes, starts, sizes, count, priorities, in_place, tickets or 0,\n" \
+    X(write_records, RECORDS, "nnnnnnnnnt", "(data, bytes, starts, sizes, count, outside, each, priorities, streams, timeout_ns): claims, fills and commits.") \
+    X(place_records, RECORDS, "nnnnnnnnnbnnt", "(slots, data, bytes, starts, sizes, count, outside, each, priorities, in_place, tickets or 0,\n" \
                                              "accepted or 0, timeout_ns): like write_records(), to named slots in ascending order.") \
     X(sample_records, RECORDS, "nknnnnnnnnrbt", "(count, key, data, room, starts, sizes, positions, index, tickets, weights, beta,\n" \
                                                 "prioritized, timeout_ns): draws, copies and validates.") \

@@ -33,17 +33,17 @@ PyObject *shmb_core_measure_records(PyObject *Py_UNUSED(module), PyObject *args)
     return PyLong_FromLongLong(shmb_measure_records(&written, AT(int64_t, offsets), AT(int64_t, starts), AT(int64_t, ends), AT(int64_t, stored)));
 }
 
-/* lay_out_records(steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends, addresses, data) */
+/* lay_out_records(steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends, outside, addresses, data) */
 PyObject *shmb_core_lay_out_records(PyObject *Py_UNUSED(module), PyObject *args) {
-    unsigned long long steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends, addresses, data;
-    if (!PyArg_ParseTuple(args, "KKKKKKKKKKK:lay_out_records", &steps, &code, &code_bytes, &numbers, &sizes, &count, &offsets, &starts,
-                          &ends, &addresses, &data))
+    unsigned long long steps, code, code_bytes, numbers, sizes, count, offsets, starts, ends, outside, addresses, data;
+    if (!PyArg_ParseTuple(args, "KKKKKKKKKKKK:lay_out_records", &steps, &code, &code_bytes, &numbers, &sizes, &count, &offsets, &starts,
+                          &ends, &outside, &addresses, &data))
         return NULL;
     const struct shmb_records_written written = {AT(const int64_t, steps), AT(const unsigned char, code), code_bytes,
                                                  AT(const int64_t, numbers), AT(const int64_t, sizes), count};
     Py_BEGIN_ALLOW_THREADS
     shmb_lay_out_records(&written, AT(const int64_t, addresses), AT(const int64_t, offsets), AT(const int64_t, starts),
-                         AT(const int64_t, ends), AT(unsigned char, data));
+                         AT(const int64_t, ends), AT(const unsigned char, outside), AT(unsigned char, data));
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
@@ -74,10 +74,11 @@ PyObject *shmb_core_build_record(PyObject *Py_UNUSED(module), PyObject *args) {
     const uint64_t n_numbers = shmb_numbers_of_form(steps), n_pieces = shmb_pieces_of_form(steps);
     const uint64_t code_bytes = (uint64_t)PyBytes_Size(code), n_dims = (uint64_t)PyList_Size(dims);
     if ((uint64_t)PyList_Size(pieces) != n_pieces || n_dims > n_numbers) return Py_NewRef(Py_None);
-    int64_t *numbers = PyMem_Malloc((2 * n_numbers + 4 * n_pieces) * sizeof *numbers + 1);
+    int64_t *numbers = PyMem_Calloc(2 * n_numbers + 5 * n_pieces + 1, sizeof *numbers);
     if (numbers == NULL) return PyErr_NoMemory();
     int64_t *dim_values = numbers + n_numbers, *sizes = dim_values + n_numbers, *offsets = sizes + n_pieces, *stored = offsets + n_pieces,
             *from = stored + n_pieces;
+    const unsigned char *none = AT(const unsigned char, (uintptr_t)(from + n_pieces)); /* a zero for each piece */
     bool known = true;
     for (uint64_t i = 0; known && i < n_dims; i++) {
         dim_values[i] = PyLong_AsLongLong(PyList_GetItem(dims, (Py_ssize_t)i));
@@ -95,7 +96,7 @@ PyObject *shmb_core_build_record(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *data = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)((end + 7) & ~(int64_t)7));
     if (data == NULL) goto done;
     const struct shmb_records_written written = {steps, AT(const unsigned char, PyBytes_AsString(code)), code_bytes, numbers, sizes, 1};
-    shmb_lay_out_records(&written, from, offsets, &start, &end, AT(unsigned char, PyByteArray_AsString(data)));
+    shmb_lay_out_records(&written, from, offsets, &start, &end, none, AT(unsigned char, PyByteArray_AsString(data)));
     record = Py_BuildValue("NL", data, (long long)end);
 done:
     PyMem_Free(numbers);

@@ -1,9 +1,10 @@
 /* Ring's methods for records. */
 #include "python/methods.h"
 
-/* The caller's batch: data, its size in bytes, starts, sizes, count. */
+/* The caller's batch: data, its size in bytes, starts, sizes, count, pieces outside of the data, their number per record. */
 static struct shmb_batch batch_at(const struct parsed *parsed, unsigned n) {
-    return (struct shmb_batch){AT(const unsigned char, n), AT(const int64_t, n + 2), AT(const int64_t, n + 3), NUMBER(n + 4)};
+    return (struct shmb_batch){AT(const unsigned char, n), AT(const int64_t, n + 2), AT(const int64_t, n + 3), NUMBER(n + 4),
+                               AT(const struct shmb_outside, n + 5), NUMBER(n + 6)};
 }
 
 /* Destination of records: data, room, starts, sizes, positions. */
@@ -21,12 +22,12 @@ static int fill_and_commit(struct ring_object *self, struct shmb_call *call, con
 PyObject *shmb_ring_write_records(struct ring_object *self, struct parsed *parsed) {
     struct shmb_ring *ring = &self->ring;
     struct shmb_batch batch = batch_at(parsed, 0);
-    const double *priorities = AT(const double, 5);
+    const double *priorities = AT(const double, 7);
     uint64_t bytes = NUMBER(1), first = 0;
     int status = shmb_check_batch(ring, &batch, bytes);
     if (status == SHMB_OK && priorities) status = shmb_check_priorities(ring, priorities, batch.count);
-    shmb_release_lock_for(&parsed->python, bytes);
-    if (status == SHMB_OK) status = shmb_claim_ring(ring, CALL, batch.count, &batch, AT(const uint32_t, 6), &first);
+    shmb_release_lock_for(&parsed->python, status == SHMB_OK ? shmb_refusal.needed : bytes);
+    if (status == SHMB_OK) status = shmb_claim_ring(ring, CALL, batch.count, &batch, AT(const uint32_t, 8), &first);
     if (status == SHMB_OK)
         status = fill_and_commit(self, CALL, priorities, batch.count > ring->capacity ? batch.count - ring->capacity : 0);
     return shmb_build_result(parsed, status, first);
@@ -37,8 +38,8 @@ PyObject *shmb_ring_place_records(struct ring_object *self, struct parsed *parse
     struct shmb_ring *ring = &self->ring;
     struct shmb_batch batch = batch_at(parsed, 1);
     const int64_t *slots = AT(const int64_t, 0);
-    const int64_t *tickets = AT(const int64_t, 8);
-    const double *priorities = AT(const double, 6);
+    const int64_t *tickets = AT(const int64_t, 10);
+    const double *priorities = AT(const double, 8);
     uint64_t bytes = NUMBER(2), rows = 0;
     for (uint64_t i = 1; i < batch.count; i++)
         if (slots[i] <= slots[i - 1]) return PyErr_Format(PyExc_ValueError, "place_records(): the slots do not ascend. Sort them, and pass each slot once.");
@@ -47,9 +48,9 @@ PyObject *shmb_ring_place_records(struct ring_object *self, struct parsed *parse
     int status = shmb_check_indices(ring, slots, batch.count, ring->capacity);
     if (status == SHMB_OK) status = shmb_check_batch(ring, &batch, bytes);
     if (status == SHMB_OK && priorities) status = shmb_check_priorities(ring, priorities, batch.count);
-    shmb_release_lock_for(&parsed->python, bytes);
+    shmb_release_lock_for(&parsed->python, status == SHMB_OK ? shmb_refusal.needed : bytes);
     if (status == SHMB_OK)
-        status = shmb_claim_slots(ring, CALL, slots, batch.count, NUMBER(7) != 0, tickets, AT(unsigned char, 9), &batch, &rows);
+        status = shmb_claim_slots(ring, CALL, slots, batch.count, NUMBER(9) != 0, tickets, AT(unsigned char, 11), &batch, &rows);
     if (rows) status = fill_and_commit(self, CALL, priorities, 0);
     return shmb_build_result(parsed, status, rows);
 }

@@ -193,7 +193,7 @@ static unsigned char *append_bytes(unsigned char *end, unsigned char *to, const 
 }
 
 void shmb_lay_out_records(const struct shmb_records_written *written, const int64_t *addresses, const int64_t *offsets,
-                          const int64_t *starts, const int64_t *ends, unsigned char *data) {
+                          const int64_t *starts, const int64_t *ends, const unsigned char *outside, unsigned char *data) {
     const struct form form = read_form(written->steps, written->code, written->code_bytes);
     const uint32_t words[2] = {VERSION | (uint32_t)form.n_numbers << 16, (uint32_t)form.nbytes};
     for (uint64_t row = 0; row < written->count; row++) {
@@ -203,8 +203,13 @@ void shmb_lay_out_records(const struct shmb_records_written *written, const int6
             memcpy(end, &number, sizeof number);
         }
         end = append_bytes(end, end, form.code, form.nbytes);
-        for (uint64_t p = row * form.n_pieces; p < (row + 1) * form.n_pieces; p++)
-            end = append_bytes(end, record + offsets[p], (const void *)(uintptr_t)addresses[p], (uint64_t)written->sizes[p]);
-        append_bytes(end, record + ((ends[row] + 7) & ~(int64_t)7), NULL, 0);
+        int64_t left_out = 0;
+        for (uint64_t p = 0; p < form.n_pieces; p++) {
+            const uint64_t at = row * form.n_pieces + p;
+            const int64_t bytes = written->sizes[at];
+            end = append_bytes(end, record + offsets[at] - left_out, (const void *)(uintptr_t)addresses[at], outside[p] ? 0 : (uint64_t)bytes);
+            left_out += outside[p] ? bytes : 0;
+        }
+        append_bytes(end, record + ((ends[row] - left_out + 7) & ~(int64_t)7), NULL, 0);
     }
 }

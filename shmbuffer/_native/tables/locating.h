@@ -44,8 +44,8 @@ uint64_t shmb_measure_record(const int64_t *steps, uint64_t code_bytes, const in
 int64_t shmb_measure_records(const struct shmb_records_written *written, int64_t *offsets, int64_t *starts, int64_t *ends,
                              int64_t *stored);
 
-/* Writes the records. The pieces are copied from `addresses`. */
+/* Writes the records. The pieces are copied from `addresses`. A piece is left out if its byte of `outside` is not 0. */
 void shmb_lay_out_records(const struct shmb_records_written *written, const int64_t *addresses, const int64_t *offsets,
-                          const int64_t *starts, const int64_t *ends, unsigned char *data);
+                          const int64_t *starts, const int64_t *ends, const unsigned char *outside, unsigned char *data);
 
 #endif

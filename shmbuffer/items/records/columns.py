@@ -16,6 +16,17 @@ from shmbuffer.memory.record_format import volumes
 
 
 @dataclass(frozen=True, eq=False)
+class Shapes:
+    """Kind and sizes of n items, which are the same whenever a batch has the same shapes."""
+
+    kind: Kind
+    batch_dims: Ints
+    dims: tuple[Ints, ...]
+    sizes: Ints
+    rows: Ints  # int64 ``[n, 1]``: 0 to n - 1
+
+
+@dataclass(frozen=True, eq=False)
 class Columns:
     """n items of one kind; TypeError if a leaf has no memory."""
 
@@ -28,6 +39,8 @@ class Columns:
     keeps: list[Any] = field(repr=False)
     # Leaves as `forms.Walk` has them, a list for each, if the items were not a batch.
     leaves: list[list[Any]] | None = field(default=None, repr=False)
+    # Set if these sizes are kept, so that what follows from them can be kept, too.
+    shapes: Shapes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.addresses.all():

@@ -25,7 +25,7 @@ from shmbuffer.items.records.planes import as_planes, turned, turned_one
 from shmbuffer.items.records.views import readable
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.mapped.record_batch import RecordBatch, gather
-from shmbuffer.memory.record_format import Codec, assemble, assemble_one, move
+from shmbuffer.memory.record_format import LARGE_BYTES, Codec, assemble, assemble_one, move
 
 _KEPT_PLANS = 4096
 _LOOKED_ROWS = slice(16)  # rows that decide which leaves are compressed together
@@ -126,6 +126,8 @@ class Encoder:
         sizes = [len(leaf) if type(leaf) is bytes else leaf.nbytes for leaf in one.leaves]
         tried = [leaf for leaf in plan.compressible if plan.tried(leaf, sizes[leaf])]
         looked_at = {*tried, *plan.planes.leaves}
+        if not tried and sum(sizes) >= LARGE_BYTES:
+            return self._encode(of_described([one]))
         pieces = _pieces(one.leaves, sizes, looked_at) if self.own is None else None
         planar = () if pieces is None else self._turn(plan, one, pieces)
         if pieces is not None:
@@ -209,6 +211,8 @@ class Encoder:
 
     def _encode(self, columns: Columns) -> RecordBatch:
         plan = self._plans[columns.kind.key]
+        if columns.shapes is not None and self.own is None and not self._tried(plan, columns):
+            return plan.layouts[columns.shapes].batch(columns.addresses, columns)
         planar = self._planar(plan, columns)
         turned = as_planes(columns, planar)
         keeps: list[Any] = []
@@ -219,15 +223,25 @@ class Encoder:
             addresses = addresses.copy()
             addresses[:, raw] = columns.addresses[:, raw]
         return assemble(
-            plan.form(units, stored), columns.batch_dims, columns.dims, addresses, sizes
+            plan.form(units, stored),
+            columns.batch_dims,
+            columns.dims,
+            addresses,
+            sizes,
+            (columns, turned, keeps),
         )
+
+    def _tried(self, plan: EncodingPlan, columns: Columns) -> list[int]:
+        """Returns the leaves that may get smaller by compression."""
+        largest = columns.sizes.max(axis=0).tolist() if plan.compressible else []
+        return [leaf for leaf in plan.compressible if plan.tried(leaf, largest[leaf])]
 
     def _by_zstd(
         self, plan: EncodingPlan, columns: Columns, keeps: list[Any]
     ) -> tuple[Ints, Ints, list[Unit]]:
         """Returns addresses and sizes of the stored leaves; ``keeps`` gets the compressed ones."""
         addresses, sizes = columns.addresses, columns.sizes
-        tried = [leaf for leaf in plan.compressible if plan.tried(leaf, int(sizes[:, leaf].max()))]
+        tried = self._tried(plan, columns)
         if self.zstd is None or not tried:
             return addresses, sizes, []
 
@@ -319,9 +333,10 @@ def _views(addresses: Ints, sizes: Ints) -> list[memoryview]:
 
 def _in_order(groups: list[tuple[Ints, RecordBatch]]) -> RecordBatch:
     """Gathers several batches into one, in which the records of each have the given rows."""
-    count = sum(len(batch) for _, batch in groups)
+    wholes = [(rows, batch.whole()) for rows, batch in groups]
+    count = sum(len(batch) for _, batch in wholes)
     sizes, origins = np.empty(count, np.int64), np.empty(count, np.int64)
-    for rows, batch in groups:
+    for rows, batch in wholes:
         sizes[rows] = batch.sizes
         origins[rows] = address(batch.data) + batch.starts
     return gather(origins, sizes)

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from shmbuffer.items.kept import Kept
+from shmbuffer.items.records.columns import Shapes
 from shmbuffer.items.records.forms import Kind, TreePath
 from shmbuffer.items.records.planes import Planes, Trial
-from shmbuffer.memory.record_format import Chunk, Codec, Form, encode_form
+from shmbuffer.memory.record_format import Chunk, Codec, Form, Layout, encode_form
 
 _LEAST_BYTES = 64  # size of a leaf that is compressed without being named
 _LOOKED_PIECES = 32  # pieces that decide whether a leaf gets smaller
@@ -95,6 +96,7 @@ class EncodingPlan:
         self.units = Units(kind.chunks)
         self.planes = Planes(kind.chunks, self.compressible if codec is Codec.ZSTD else ())
         self._forms = Kept(self._form, _KEPT_FORMS)
+        self.layouts = Kept(self._layout, _KEPT_FORMS)  # of raw items, by their shapes
 
     def tried(self, leaf: int, largest: float = math.inf) -> bool:
         """True if a leaf is compressed; ``largest`` is the size of its largest piece in bytes."""
@@ -113,6 +115,10 @@ class EncodingPlan:
     def form(self, units: Iterable[Unit], planar: Unit) -> Form:
         """Returns the form of items with these units compressed and these leaves planar."""
         return self._forms[tuple(units), planar]
+
+    def _layout(self, shapes: Shapes) -> Layout:
+        form = self.form((), ())
+        return Layout(form, shapes.batch_dims, shapes.dims, shapes.sizes, apart=True)
 
     def _form(self, key: tuple[tuple[Unit, ...], Unit]) -> Form:
         units, planar = key

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,18 +34,51 @@ class RecordBatch:
     """int64[n]: the offset of each record's header in ``data``, a multiple of 8."""
     sizes: Ints
     """int64[n]: the bytes of each record, including its header."""
+    outside: Ints | None = None
+    """int64[n, k, 3]: offset in the record, address and size of pieces that are not in ``data``.
+
+    A batch that is about to be written leaves large pieces where they are, so that they
+    are copied once. In ``data`` the bytes after such a piece follow those before it without a gap.
+    """
+    keeps: Any = field(default=None, repr=False)
+    """Owners of the memory of those pieces."""
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def body(self, row: int) -> memoryview:
         """Returns the bytes after the header of a record."""
+        if self.outside is not None:
+            return self.rows(slice(row, row + 1)).whole().body(0)
         start = int(self.starts[row])
         return self.data[start + HEADER_BYTES : start + int(self.sizes[row])].data
 
     def bodies(self) -> list[RecordBody]:
         """Copies the body of each record, so that none of them keeps this batch in memory."""
         return [RecordBody(self.body(row)) for row in range(len(self))]
+
+    def rows(self, which: Any) -> RecordBatch:
+        """Selects records; the bytes are shared."""
+        outside = None if self.outside is None else np.ascontiguousarray(self.outside[which])
+        return RecordBatch(self.data, self.starts[which], self.sizes[which], outside, self.keeps)
+
+    def whole(self) -> RecordBatch:
+        """Returns records whose bytes are all in ``data``: itself, or a copy."""
+        if self.outside is None:
+            return self
+        offsets, addresses, sizes = np.moveaxis(self.outside, 2, 0)
+        none = np.zeros((len(self), 1), np.int64)
+        begins = np.hstack([none, offsets + sizes])  # of what lies between them, in the record
+        left_out = np.hstack([none, np.cumsum(sizes, axis=1)])
+        between = np.hstack([offsets, self.sizes[:, None]]) - begins
+        places = np.cumsum(padded(self.sizes)) - padded(self.sizes)
+        data = np.zeros(int(padded(self.sizes).sum()), np.uint8)
+        origins = address(self.data) + self.starts[:, None] + begins - left_out
+        at = np.hstack([origins, addresses]).ravel()
+        nbytes = np.hstack([between, sizes]).ravel()
+        to = (address(data) + places[:, None] + np.hstack([begins, offsets])).ravel()
+        _core.move_pieces(address(at), address(nbytes), address(to), len(to))
+        return RecordBatch(data, places, self.sizes)
 
 
 @dataclass(frozen=True)
@@ -85,7 +119,7 @@ def gather(addresses: Ints, sizes: Ints) -> RecordBatch:
     return RecordBatch(data, starts, sizes)
 
 
-def addresses_of(batch: RecordBatch) -> tuple[int, int, int, int, int]:
+def addresses_of(batch: RecordBatch) -> tuple[int, ...]:
     """Checks the arrays of a batch, and returns their addresses and sizes for the core."""
     for name, array in (("starts", batch.starts), ("sizes", batch.sizes)):
         if array.dtype != np.int64 or not array.flags.c_contiguous or len(array) != len(batch):
@@ -94,10 +128,21 @@ def addresses_of(batch: RecordBatch) -> tuple[int, int, int, int, int]:
             )
     if batch.data.dtype != np.uint8 or not batch.data.flags.c_contiguous:
         raise ValueError("the bytes of a batch of records must be uint8, contiguous")
+    outside, each = batch.outside, 0
+    if outside is not None:
+        each = outside.shape[1]
+        if outside.dtype != np.int64 or not outside.flags.c_contiguous:
+            raise ValueError("the pieces outside of a batch of records must be int64, contiguous")
+        if outside.shape != (len(batch), each, 3):
+            raise ValueError(
+                f"the pieces outside of a batch of records must be int64[{len(batch)}, k, 3]"
+            )
     return (
         address(batch.data),
         batch.data.size,
         address(batch.starts),
         address(batch.sizes),
         len(batch),
+        address(outside),
+        each,
     )

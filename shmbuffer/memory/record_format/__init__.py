@@ -23,16 +23,18 @@ The modules, lowest first:
 
 from __future__ import annotations
 
-from shmbuffer.memory.record_format.assembling import assemble, assemble_one
+from shmbuffer.memory.record_format.assembling import LARGE_BYTES, Layout, assemble, assemble_one
 from shmbuffer.memory.record_format.chunks import Chunk, Codec
 from shmbuffer.memory.record_format.locating import Located, locate
 from shmbuffer.memory.record_format.pieces import move, volumes
 from shmbuffer.memory.record_format.record_forms import Form, encode_form
 
 __all__ = [
+    "LARGE_BYTES",
     "Chunk",
     "Codec",
     "Form",
+    "Layout",
     "Located",
     "assemble",
     "assemble_one",

@@ -9,7 +9,8 @@ import numpy as np
 
 from shmbuffer._native import _core
 from shmbuffer._native._core import address
-from shmbuffer.memory.format.array_types import Ints
+from shmbuffer.memory.format.array_types import Flags, Ints
+from shmbuffer.memory.mapped.extents import padded
 from shmbuffer.memory.mapped.record_batch import RecordBatch
 from shmbuffer.memory.record_format.bounds import MAX_U32, ImpossibleError, refuse
 from shmbuffer.memory.record_format.headers import NUMBERS_AT
@@ -22,23 +23,80 @@ from shmbuffer.memory.record_format.pieces import (
 )
 from shmbuffer.memory.record_format.record_forms import Form
 
+LARGE_BYTES = 2**18  #: Least size of the pieces of a batch that stay where they are.
+_LARGE_PIECE_BYTES = 2**12
+
 
 def assemble(
-    form: Form, batch_dims: Ints, dims: Sequence[Ints], addresses: Ints, sizes: Ints
+    form: Form,
+    batch_dims: Ints,
+    dims: Sequence[Ints],
+    addresses: Ints,
+    sizes: Ints,
+    keeps: Any = None,
 ) -> RecordBatch:
-    """Lays out n records of the same form, whose pieces are at the addresses int64[n, chunks]."""
-    shape = (len(addresses), len(form.chunks))
-    _require_shape("addresses", addresses, shape)
-    _require_shape("sizes", sizes, shape)
-    try:
-        numbers = _numbers(form, len(addresses), batch_dims, dims, sizes)
-        found = _lay_out(form, numbers, addresses, sizes)
-        if found is None:
-            _require_possible(form, numbers, sizes)
-            raise AssertionError("the core refuses records that this module accepts")
-    except ImpossibleError as error:
-        raise ValueError(f"record {error.row} cannot be written: {error}") from None
-    return found
+    """Lays out n records of the same form, whose pieces are at the addresses int64[n, chunks].
+
+    ``keeps`` owns the memory at the addresses. If it is passed, large pieces stay there; see
+    `RecordBatch.outside`.
+    """
+    return Layout(form, batch_dims, dims, sizes, apart=keeps is not None).batch(addresses, keeps)
+
+
+class Layout:
+    """Bytes of n records of one form, without their pieces; ValueError if they cannot be.
+
+    Records whose pieces have the same shapes have the same layout, wherever the pieces lie.
+    """
+
+    def __init__(
+        self,
+        form: Form,
+        batch_dims: Ints,
+        dims: Sequence[Ints],
+        sizes: Ints,
+        *,
+        apart: bool,  # whether large pieces stay where they are
+    ) -> None:
+        self._shape = count, pieces = len(batch_dims), len(form.chunks)
+        _require_shape("sizes", sizes, self._shape)
+        sizes = np.ascontiguousarray(sizes)
+        code = np.frombuffer(form.code, np.uint8)
+        offsets, stored = np.empty_like(sizes), np.empty(pieces, np.int64)
+        self._starts, self._ends = starts, ends = np.empty((2, count), np.int64)
+        steps = address(form.columns.steps)
+        try:
+            numbers = _numbers(form, count, batch_dims, dims, sizes)
+            written = (steps, address(code), len(code), address(numbers), address(sizes), count)
+            places = (address(offsets), address(starts), address(ends))
+            self._nbytes = _core.measure_records(*written, *places, address(stored))
+            if self._nbytes < 0:
+                _require_possible(form, numbers, sizes)
+                raise AssertionError("the core refuses records that this module accepts")
+        except ImpossibleError as error:
+            raise ValueError(f"record {error.row} cannot be written: {error}") from None
+        self._outside: Ints | None = None
+        self._left_out = left_out = _left_outside(sizes) if apart else np.zeros(pieces, np.bool_)
+        if left_out.any():
+            of_each = padded(ends - sizes[:, left_out].sum(axis=1))
+            self._nbytes = int(of_each.sum())
+            starts[:] = np.cumsum(of_each) - of_each
+            columns = offsets[:, left_out], np.zeros_like(sizes[:, left_out]), sizes[:, left_out]
+            self._outside = np.stack(columns, axis=2)
+        self._written = *written, *places, address(left_out)
+        self._owners = form, code, numbers, sizes, offsets
+
+    def batch(self, addresses: Ints, keeps: Any = None) -> RecordBatch:
+        """Returns records whose pieces lie at these addresses, int64[n, chunks]."""
+        _require_shape("addresses", addresses, self._shape)
+        addresses = np.ascontiguousarray(addresses)
+        data = np.empty(self._nbytes, np.uint8)
+        _core.lay_out_records(*self._written, address(addresses), address(data))
+        if self._outside is None:
+            return RecordBatch(data, self._starts, self._ends)
+        outside = self._outside.copy()
+        outside[:, :, 1] = addresses[:, self._left_out]
+        return RecordBatch(data, self._starts, self._ends, outside, keeps)
 
 
 def assemble_one(form: Form, dims: list[int], pieces: list[Any]) -> RecordBatch | None:
@@ -77,22 +135,10 @@ def _numbers(form: Form, count: int, batch_dims: Ints, dims: Sequence[Ints], siz
     return numbers
 
 
-def _lay_out(form: Form, numbers: Ints, addresses: Ints, sizes: Ints) -> RecordBatch | None:
-    """Lays out records in the core; None if they cannot be written."""
-    count = len(addresses)
-    code = np.frombuffer(form.code, np.uint8)
-    sizes, addresses = np.ascontiguousarray(sizes), np.ascontiguousarray(addresses)
-    offsets, stored = np.empty_like(sizes), np.empty(len(form.chunks), np.int64)
-    starts, ends = np.empty((2, count), np.int64)
-    steps = address(form.columns.steps)
-    written = (steps, address(code), len(code), address(numbers), address(sizes), count)
-    places = (address(offsets), address(starts), address(ends))
-    nbytes = _core.measure_records(*written, *places, address(stored))
-    if nbytes < 0:
-        return None
-    data = np.empty(nbytes, np.uint8)
-    _core.lay_out_records(*written, *places, address(addresses), address(data))
-    return RecordBatch(data, starts, ends)
+def _left_outside(sizes: Ints) -> Flags:
+    """Returns which pieces are so large that they are copied once only."""
+    large: Flags = sizes.min(axis=0) >= _LARGE_PIECE_BYTES
+    return large if sizes[:, large].sum() >= LARGE_BYTES else large & False
 
 
 def _require_possible(form: Form, numbers: Ints, sizes: Ints) -> None:

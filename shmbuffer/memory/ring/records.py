@@ -138,7 +138,7 @@ class Records:
         ordered = np.ascontiguousarray(where[order], np.int64)
         if (ordered[1:] == ordered[:-1]).any():
             raise ValueError("a slot is named twice, but can take only one record; name it once")
-        rows = RecordBatch(batch.data, batch.starts[order], batch.sizes[order])
+        rows = batch.rows(order)
         raw = None if priorities is None else np.ascontiguousarray(priorities[order])
         expected = None if tickets is None else np.ascontiguousarray(tickets[order], np.int64)
         taken = np.ones(count, np.bool_)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from shmbuffer.items.mover import require_one_each
 from shmbuffer.items.record_rows import RecordRows
-from shmbuffer.memory import Engine, ItemSnapshot, RecordBatch, Ring, record_format
+from shmbuffer.memory import Engine, ItemSnapshot, Ring, record_format
 from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.record_format import Form
 from shmbuffer.saves.checkpointers.record_image import RecordImage
@@ -55,7 +55,7 @@ class RecordStore(RecordRows, ItemStore):
         """Selects records of ``data``."""
         if len(which) == len(data) and which.dtype == np.bool_ and which.all():
             return data
-        return RecordBatch(data.data, data.starts[which], data.sizes[which])
+        return data.rows(which)
 
     def change(self, index: Any, changes: Changes) -> None:
         """Changes entries of items, without losing changes that other processes make meanwhile."""

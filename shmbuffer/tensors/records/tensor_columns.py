@@ -10,7 +10,8 @@ import torch
 from tensordict import NonTensorData, NonTensorStack
 
 from shmbuffer._native._core import address
-from shmbuffer.items.records.columns import Columns, of_described
+from shmbuffer.items.kept import Kept
+from shmbuffer.items.records.columns import Columns, Shapes, of_described
 from shmbuffer.items.records.containers import Taken
 from shmbuffer.items.records.forms import (
     RefusedError,
@@ -40,6 +41,31 @@ def of_batch(data: Any) -> Columns | None:
     return rows.columns()
 
 
+_KEPT_ROWS = 4096  # of a batch whose shapes are kept, times its leaves
+_KEPT_SHAPES = 64
+
+
+def _shapes_of(count: int, key: Any, batch: Any, of_leaves: Any) -> Shapes:
+    """Returns the kind and the sizes of ``count`` items, from the shape of each leaf."""
+    kind = kind_of(tuple(key))
+    batch_dims = np.empty((count, len(batch)), np.int64)
+    batch_dims[:] = batch
+    dims, sizes = [], np.empty((count, len(kind.chunks)), np.int64)
+    for at, (chunk, shape) in enumerate(zip(kind.chunks, of_leaves, strict=True)):
+        if isinstance(shape, np.ndarray):
+            dims.append(shape)
+            sizes[:, at] = volumes(chunk, shape)
+            continue
+        table = np.empty((count, len(shape)), np.int64)
+        table[:] = shape
+        dims.append(table)
+        sizes[:, at] = math.prod(shape) * chunk.itemsize
+    return Shapes(kind, batch_dims, tuple(dims), sizes, np.arange(count)[:, None])
+
+
+_SHAPES: Kept[tuple[Any, ...], Shapes] = Kept(lambda key: _shapes_of(*key), _KEPT_SHAPES)
+
+
 class _ApartError(Exception):
     """Raised if the batch has to be split into its items."""
 
@@ -56,24 +82,28 @@ class _Rows(Walk):
         self._keeps: list[Any] = []
 
     def columns(self) -> Columns:
-        kind, count = kind_of(tuple(self.key)), self._count
-        batch_dims = np.empty((count, len(self.batch_dims)), np.int64)
-        batch_dims[:] = self.batch_dims
-        addresses = np.arange(count)[:, None] * np.array(self._steps, np.int64)
-        dims, sizes = [], np.empty((count, len(kind.chunks)), np.int64)
-        for at, (chunk, shape, first) in enumerate(
-            zip(kind.chunks, self._shapes, self._first, strict=True)
-        ):
-            addresses[:, at] += first
-            if isinstance(shape, np.ndarray):
-                dims.append(shape)
-                sizes[:, at] = volumes(chunk, shape)
-                continue
-            table = np.empty((count, len(shape)), np.int64)
-            table[:] = shape
-            dims.append(table)
-            sizes[:, at] = math.prod(shape) * chunk.itemsize
-        return Columns(kind, batch_dims, tuple(dims), addresses, sizes, self._keeps)
+        rows = self._count * len(self._shapes)
+        keep = rows <= _KEPT_ROWS and not any(isinstance(one, np.ndarray) for one in self._shapes)
+        if keep:
+            shapes = tuple(map(tuple, self._shapes))
+            found = _SHAPES[self._count, tuple(self.key), tuple(self.batch_dims), shapes]
+        else:
+            found = _shapes_of(self._count, self.key, self.batch_dims, self._shapes)
+        if keep:
+            addresses = found.rows * np.array(self._steps, np.int64) + np.array(self._first)
+        else:  # first rows may be arrays
+            addresses = np.empty(found.sizes.shape, np.int64)
+            for at, (first, step) in enumerate(zip(self._first, self._steps, strict=True)):
+                addresses[:, at] = found.rows[:, 0] * step + first
+        return Columns(
+            found.kind,
+            found.batch_dims,
+            found.dims,
+            addresses,
+            found.sizes,
+            self._keeps,
+            shapes=found if keep else None,
+        )
 
     def add(self, item: Any) -> None:
         """Adds the leaves of a part; _ApartError if its items are not rows of one memory."""

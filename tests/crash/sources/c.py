@@ -46,7 +46,7 @@ _LEADS_THERE = re.compile(
     r"|\b(header_at|shmb_record_at)\("
 )
 #: Store where their first argument leads.
-MOVES = ("memcpy", "memset", "memmove", "shmb_crc32c_move")
+MOVES = ("memcpy", "memset", "memmove", "shmb_crc32c_move", "shmb_crc32c_copy")
 #: Takes the mutex, and gives it back: glibc's and the kernel's own stores, as one.
 MUTEX_CALLS = ("pthread_mutex_unlock", "pthread_mutex_consistent", "pthread_mutex_init")
 MUTEX = ("&ring->runtime->mutex", "&runtime->mutex", "mutex")

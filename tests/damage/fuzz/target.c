@@ -71,7 +71,7 @@ static void fill(struct shmb_ring *ring, uint64_t skip) {
     shmb_fill_priorities(ring, priorities, skip);
 }
 
-static struct shmb_batch batch_of(uint64_t count) { return (struct shmb_batch){bodies, starts, sizes, count}; }
+static struct shmb_batch batch_of(uint64_t count) { return (struct shmb_batch){bodies, starts, sizes, count, NULL, 0}; }
 
 static void write_some(struct shmb_ring *ring, uint64_t count, bool commit) {
     struct shmb_batch batch = batch_of(count);

@@ -17,6 +17,7 @@ import pytest
 
 from shmbuffer import CorruptBufferError, EmptyBufferError, RecordTooLargeError, SchemaMismatchError
 from shmbuffer._native import _core
+from shmbuffer._native._core import address
 from shmbuffer.memory import Engine, RecordBatch, Records, Ring, Schema, Settings
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.mapped.record_batch import HEADER_BYTES, join
@@ -228,7 +229,7 @@ def test_an_empty_batch_writes_nothing(engine: Engine) -> None:
     nothing = join([])
     assert held.write(nothing) == 0
     assert held.place(slots(), nothing, in_place=False).tolist() == []
-    assert ring.seat.native.place_records(0, 0, 0, 0, 0, 0, 0, False, 0, 0, 0) == 0
+    assert ring.seat.native.place_records(0, 0, 0, 0, 0, 0, 0, 0, 0, False, 0, 0, 0) == 0
     assert held.read(slots()).tickets.tolist() == []
     assert ring.head == 0
     with pytest.raises(EmptyBufferError, match="Cannot sample from an empty storage"):
@@ -307,6 +308,85 @@ def test_a_batch_that_does_not_lie_within_its_bytes_is_refused(
     assert ring.head == 0
 
 
+@pytest.mark.parametrize("nbytes", [BYTES, 2**26])  # the longest pieces go past the cache
+@pytest.mark.parametrize("checksum", [True, False])
+def test_pieces_outside_of_a_batch_are_written_where_they_belong(
+    path: Path, nbytes: int, checksum: bool
+) -> None:
+    rng = np.random.default_rng(3)
+    large = rng.integers(0, 256, (3, 2, nbytes // 16), np.uint8)
+    with opened(path, 8, nbytes, checksum=checksum) as engine:
+        _, held = parts(engine)
+        most = large.shape[2]
+        for bytes_of in [(1, 7), (most, 0), (most // 3, most - 1)]:
+            inside = rng.integers(0, 256, (3, 64), np.uint8)
+            batch = RecordBatch(
+                inside.ravel(),
+                np.arange(3) * 64,
+                np.full(3, 64 + sum(bytes_of)),
+                np.array(
+                    [
+                        [
+                            [HEADER_BYTES + 5, address(large[row, 0]), bytes_of[0]],
+                            [
+                                HEADER_BYTES + 5 + bytes_of[0] + 3,
+                                address(large[row, 1]),
+                                bytes_of[1],
+                            ],
+                        ]
+                        for row in range(3)
+                    ]
+                ),
+                large,
+            )
+            cuts = HEADER_BYTES, HEADER_BYTES + 5, HEADER_BYTES + 8
+            expected = [
+                b"".join(
+                    [
+                        inside[row, cuts[0] : cuts[1]].tobytes(),
+                        large[row, 0, : bytes_of[0]].tobytes(),
+                        inside[row, cuts[1] : cuts[2]].tobytes(),
+                        large[row, 1, : bytes_of[1]].tobytes(),
+                        inside[row, cuts[2] :].tobytes(),
+                    ]
+                )
+                for row in range(3)
+            ]
+            assert batch.bodies() == expected
+            first = held.write(batch)
+            written = held.read(np.arange(first, first + 3) % 8)
+            assert written.batch.bodies() == expected
+            placed = held.place(
+                np.array([2, 0, 1]), batch.rows(np.array([2, 0, 1])), in_place=False
+            )
+            assert placed.all()
+            again = held.read(np.arange(3)).batch
+            assert again.bodies() == expected
+            require_sound(engine)
+
+
+@pytest.mark.parametrize(
+    "outside",
+    [
+        [23, 8],  # over the header
+        [100, 8],  # beyond the end
+        [40, 2**62],
+        [40, -1],
+        [2**62, 8],
+    ],
+)
+def test_a_piece_that_is_not_inside_its_record_is_refused(
+    engine: Engine, outside: list[int]
+) -> None:
+    ring, held = parts(engine)
+    offset, size = outside
+    pieces = np.array([[[offset, address(np.zeros(8, np.uint8)), size]]])
+    batch = RecordBatch(np.zeros(64, np.uint8), slots(0), slots(72), pieces)
+    with pytest.raises(ValueError, match="record 0 of the batch does not lie within its byt"):
+        held.write(batch)
+    assert ring.head == 0
+
+
 def test_a_ring_of_records_takes_no_rows_and_the_other_way_round(engine: Engine) -> None:
     ring, _ = parts(engine)
     native = ring.seat.native
@@ -327,8 +407,8 @@ def test_a_ring_of_records_takes_no_rows_and_the_other_way_round(engine: Engine)
         plain = rows.define(Schema((), 4))
         assert plain.records is None
         for name, count in (
-            ("write_records", 8),
-            ("place_records", 11),
+            ("write_records", 10),
+            ("place_records", 13),
             ("sample_records", 13),
             ("read_records", 9),
             ("finish_records_snapshot", 8),
