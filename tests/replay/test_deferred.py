@@ -12,8 +12,11 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, lazy_stack
 
-from shmbuffer.tensors.form.deferred import deferred
+from shmbuffer.tensors.form.deferred import amended, deferred
+from shmbuffer.tensors.records.tensor_decoder import TensorDecoder
+from shmbuffer.tensors.records.tensor_encoder import TensorEncoder
 from tests.kit.items import alike
+from tests.replay.records.batches import as_read
 
 pytestmark = pytest.mark.product(few=4)
 
@@ -171,3 +174,46 @@ def test_threads_that_look_at_once_see_the_same_items() -> None:
 def test_items_that_cannot_be_a_stack_are_refused(count: int, dim: int, maker: Maker) -> None:
     with pytest.raises(ValueError, match=f"{count} items .* cannot be stacked along dim {dim}"):
         deferred(maker, count, torch.Size([2]), dim)
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 3)])
+def test_a_column_of_raw_records_is_read_without_their_items(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    data = TensorDict({"a": torch.randn(4, *shape), "inner": {"b": torch.arange(4)}}, [4])
+    decoder = TensorDecoder()
+    stack = decoder.stack(as_read(TensorEncoder().encode(data)))
+    assert stack is not None
+    column = stack["a"]
+    assert type(stack) is not LazyStackedTensorDict  # the items do not exist yet
+    assert column.is_contiguous()
+    assert column.equal(data["a"])
+    column.zero_()
+    assert stack["a"].equal(data["a"])
+    assert stack["inner", "b"].equal(data["inner", "b"])
+    assert stack["a"].equal(data["a"])
+    assert stack.get("a", as_list=True)[2].equal(data["a"][2])
+    with pytest.raises(KeyError, match="missing"):
+        stack["missing"]
+
+
+def test_a_column_of_records_that_differ_is_that_of_their_items() -> None:
+    rows = [TensorDict({"a": torch.full((n,), n), "b": torch.tensor(n)}) for n in (1, 3, 2)]
+    stack = TensorDecoder().stack(as_read(TensorEncoder().encode(rows)))
+    assert stack is not None
+    assert stack["b"].tolist() == [1, 3, 2]
+    with pytest.raises(RuntimeError):
+        stack["a"]
+    assert [row.tolist() for row in stack.get("a", as_list=True)] == [[1], [3] * 3, [2] * 2]
+
+
+def test_an_entry_that_the_items_will_get_replaces_their_column() -> None:
+    data = TensorDict({"a": torch.arange(3)}, [3])
+    stack = TensorDecoder().stack(as_read(TensorEncoder().encode(data)))
+    assert stack is not None
+
+    def amend(items: list[Any]) -> None:
+        for number, item in enumerate(items):
+            item["a"] = torch.tensor(10 * number)
+
+    assert amended(stack, amend, {"a": [0, 10, 20]})
+    assert stack["a"].tolist() == [0, 10, 20]

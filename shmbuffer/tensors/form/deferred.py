@@ -15,12 +15,17 @@ from torch.utils import _pytree
 
 
 def deferred(
-    make: Callable[[], list[Any]], count: int, batch_size: torch.Size, dim: int = 0
+    make: Callable[[], list[Any]],
+    count: int,
+    batch_size: torch.Size,
+    dim: int = 0,
+    column: Callable[[str], torch.Tensor | None] = lambda key: None,
 ) -> LazyStackedTensorDict:
     """Returns a lazy stack of the items of ``make``, which is called on first access.
 
     Until then the stack is of a subclass. Exceptions of ``make`` are raised by the access, and the
-    next access calls it again. Cost: 4 µs.
+    next access calls it again. ``column`` returns a new tensor with an entry of all items, stacked
+    along ``dim``, or None if the items are needed for it. Cost: 4 µs.
     """
     if count < 1 or not 0 <= dim <= len(batch_size):
         raise ValueError(
@@ -32,6 +37,7 @@ def deferred(
     attributes["stack_dim"] = dim
     attributes["_batch_size"] = torch.Size((*batch_size[:dim], count, *batch_size[dim:]))
     attributes["_make"] = make
+    attributes["_column"] = column
     return made
 
 
@@ -82,9 +88,21 @@ class _Deferred(LazyStackedTensorDict):
                     attributes["_made"] = tuple(items)
                 self.__class__ = LazyStackedTensorDict
                 attributes.pop("_make", None)
+                attributes.pop("_column", None)
             if name in attributes:
                 return attributes[name]
         raise AttributeError(f"a {LazyStackedTensorDict.__name__} has no attribute {name!r}")
+
+    def _get_str(self, key: str, *default: Any, **options: Any) -> Any:
+        """Returns an entry of all items, if possible without creating them."""
+        attributes = self.__dict__
+        column, entries = attributes.get("_column"), attributes.get("_entries") or ()
+        plain = attributes["_hook_out"] is None and not any(map(options.get, _FORMS))
+        if column is not None and plain and key not in entries:
+            found = column(key)
+            if found is not None:
+                return found
+        return LazyStackedTensorDict._get_str(self, key, *default, **options)
 
     def __init__(self, *tensordicts: Any, **options: Any) -> None:
         """Makes an ordinary stack, for callers that construct this class."""
@@ -105,6 +123,7 @@ def _looked_at(stack: LazyStackedTensorDict) -> LazyStackedTensorDict:
     return stack
 
 
+_FORMS = ("as_list", "as_padded_tensor", "as_nested_tensor")  # of what `get` returns
 _ATTRIBUTES = {
     name: value
     for name, value in LazyStackedTensorDict(TensorDict()).__dict__.items()

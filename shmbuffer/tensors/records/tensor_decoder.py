@@ -85,12 +85,29 @@ class TensorDecoder(decoder.Decoder):
             return None
         sizes = np.concatenate([one.batch_dims[:, :rank] for one in located])
         differ = (sizes != sizes[:1]).any(axis=0)
+        dim += rank + 1 if dim < 0 else 0
         return deferred(
             lambda: self.items_of(batch, located),
             len(batch),
             torch.Size(np.where(differ, -1, sizes[0]).tolist()),
-            dim + (rank + 1 if dim < 0 else 0),
+            dim,
+            lambda key: None if dim else self._column(batch, located, key),
         )
+
+    def _column(
+        self, batch: RecordBatch, located: Sequence[Located], key: str
+    ) -> torch.Tensor | None:
+        """Returns an entry of all records as a tensor; None unless these are raw and alike."""
+        form = located[0].form
+        number = _chunks_of(form).get((key,)) if len(located) == 1 else None
+        if number is None or form.chunks[number].codec is not Codec.RAW:
+            return None
+        (column,) = columns_of(batch, located, [number], self.own)
+        if column.chunk.kind != "tensor" or column.ragged:
+            return None
+        reading = TensorReading(self, batch.data)
+        (found,) = reading.read([reading.batch(column)])
+        return found
 
     def dense(self, batch: RecordBatch) -> Any:
         """Returns all records as one batch with new contiguous tensors ``[n, ...]``.
