@@ -97,7 +97,8 @@ class _Deferred(LazyStackedTensorDict):
         """Returns an entry of all items, if possible without creating them."""
         attributes = self.__dict__
         column, entries = attributes.get("_column"), attributes.get("_entries") or ()
-        plain = attributes["_hook_out"] is None and not any(map(options.get, _FORMS))
+        hook = attributes.get("_hook_out", attributes.get("hook_out"))  # of vmap, by version
+        plain = hook is None and not any(map(options.get, _FORMS))
         if column is not None and plain and key not in entries:
             found = column(key)
             if found is not None:
