@@ -17,20 +17,20 @@ from typing import Any
 from shmbuffer.cli import exits
 
 VERBS = {
-    "serve": "make or recover a buffer and run its coordinator in the foreground",
+    "serve": "create or recover a buffer and run its coordinator in the foreground",
     "list": "list the buffers below a directory",
     "inspect": "show the contents of a buffer and its clients",
-    "ps": "list the processes that use a buffer, and what each of them holds",
-    "top": "show a buffer in use: rates, priorities, and what each client does",
+    "ps": "list the processes that use a buffer, and the locks and slots that they hold",
+    "top": "monitor a buffer in use: rates, priorities and clients",
     "consumers": "list the consumers of a buffer, or remove one",
     "set": "change the rate limiter of a buffer",
     "plot": "plot a buffer's recorded history, and list warnings",
-    "export": "write the items of a buffer to a Parquet or HDF5 file, or a TensorDict",
+    "export": "export the items of a buffer to Parquet, HDF5 or a TensorDict",
     "check": "check a buffer for damage",
     "recover": "recover a buffer after a crash, and report what was repaired",
-    "stop": "end every process that uses a buffer",
-    "gc": "remove the temporary buffers that killed processes left",
-    "demo": "train on CartPole, kill everything, recover, continue until it is solved",
+    "stop": "stop every process that uses a buffer",
+    "gc": "remove temporary buffers that were left behind by killed processes",
+    "demo": "train on CartPole, kill all processes, recover, and continue until it is solved",
 }
 
 EPILOG = f"""\

@@ -12,7 +12,7 @@ from shmbuffer.memory.directory.neighbours import directory_of
 def add_directory(parser: argparse.ArgumentParser) -> None:
     """Adds the argument DIR."""
     parser.add_argument(
-        "dir", type=_directory, metavar="DIR", help="the directory of the buffer, or of a save"
+        "dir", type=_directory, metavar="DIR", help="directory of the buffer, or of a save"
     )
 
 
@@ -22,7 +22,7 @@ def _directory(text: str) -> str:
 
 def add_timeout(parser: argparse.ArgumentParser) -> None:
     """Adds ``--timeout``."""
-    description = "how long to wait for another process that creates or recovers it"
+    description = "how long to wait for another process that is creating or recovering the buffer"
     add_seconds(parser, "--timeout", 60.0, description)
 
 
@@ -58,7 +58,7 @@ def whole(text: str) -> int:
         if (value := float(text)).is_integer():
             return int(value)
     raise argparse.ArgumentTypeError(
-        f"{text!r} is not a whole number, such as 1000000, 1_000_000 or 1e6"
+        f"{text!r} is not an integer, such as 1000000, 1_000_000 or 1e6"
     )
 
 

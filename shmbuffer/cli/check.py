@@ -8,9 +8,9 @@ from shmbuffer.cli import arguments, console, exits
 from shmbuffer.cli.progress_bar import Bar
 
 DESCRIPTION = (
-    "Reads everything in a buffer, files, slot words, checksums, priorities and their sums, "
-    "and reports damage. Anything that the next recovery repairs is a note, not damage. Changes "
-    "nothing."
+    "Reads all files of a buffer and reports damage: items, slot words, checksums, priorities and "
+    "their sums. Problems that the next recovery will repair are reported as notes, not as damage. "
+    "Changes nothing."
 )
 EXAMPLES = (
     "shmbuffer check run/buffer\nshmbuffer check run/buffer --json || shmbuffer inspect run/buffer"

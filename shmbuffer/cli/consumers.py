@@ -12,9 +12,9 @@ from shmbuffer.watch.tables import Table
 
 DESCRIPTION = (
     "Lists the consumers of a buffer: how many items each is behind, how many items were "
-    "delivered, acknowledged and delivered again, and which processes hold its items. --remove "
-    "removes a consumer that no learner serves any more, so that writers do not wait for it: items "
-    "that it has not acknowledged count as done, and its learners get an error."
+    "delivered, acknowledged and redelivered, and which processes hold its items. --remove removes "
+    "a consumer that no learner serves any more, so that writers stop waiting for it. Its "
+    "unacknowledged items count as acknowledged, and its learners get an error."
 )
 EXAMPLES = "shmbuffer consumers run/buffer\nshmbuffer consumers run/buffer --remove eval"
 
@@ -22,7 +22,7 @@ EXAMPLES = "shmbuffer consumers run/buffer\nshmbuffer consumers run/buffer --rem
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the verb."""
     arguments.add_directory(parser)
-    parser.add_argument("--remove", metavar="NAME", help="remove this consumer")
+    parser.add_argument("--remove", metavar="NAME", help="name of a consumer to remove")
     arguments.add_timeout(parser)
 
 
@@ -46,8 +46,8 @@ def _remove(args: argparse.Namespace) -> None:
         ring = engine.ring()
         if ring is None or not ring.consumers.remove(args.remove):
             raise ConsumerError(
-                f"{args.dir}: there is no consumer {args.remove!r}; without --remove the command "
-                "lists them. Nothing was changed",
+                f"{args.dir}: there is no consumer {args.remove!r}. Nothing was changed. Run the "
+                "command without --remove to list the consumers",
                 name=args.remove,
             )
 

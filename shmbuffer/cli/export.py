@@ -12,13 +12,12 @@ from shmbuffer.errors import ShmBufferError
 from shmbuffer.watch import units, words
 
 DESCRIPTION = (
-    "Writes the items of a buffer, the oldest first, for other programs: a Parquet file (a column "
-    "for each leaf), an HDF5 file (a dataset for each leaf), or a directory for "
-    "TensorDict.load_memmap. The buffer may be in use; items that are overwritten meanwhile are "
-    "left out. Joins as a client: a buffer whose processes were killed is recovered first. A "
-    "buffer of another user, or on a read-only file system, is copied into memory instead and "
-    "not changed. Priorities and the cursor are not exported; buffer.dumps() saves everything "
-    "for shmbuffer. Needs torch."
+    "Exports the items of a buffer, oldest first, to a Parquet file (one column for each leaf), an "
+    "HDF5 file (one dataset for each leaf), or a directory for TensorDict.load_memmap. The buffer "
+    "may be in use; items that are overwritten during the export are left out. The command joins "
+    "as a client, so a buffer whose processes were killed is recovered first. A buffer of another "
+    "user, or on a read-only file system, is copied into memory instead and is not changed. "
+    "Priorities and the cursor are not exported; buffer.dumps() saves everything. Needs torch."
 )
 EXAMPLES = (
     "shmbuffer export run/buffer items.parquet\n"
@@ -32,11 +31,12 @@ SUFFIXES = {".parquet": "parquet", ".h5": "hdf5", ".hdf5": "hdf5", "": "tensordi
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the verb."""
     arguments.add_directory(parser)
-    parser.add_argument("file", metavar="FILE", type=Path, help="the file or directory to create")
+    parser.add_argument("file", metavar="FILE", type=Path, help="file or directory to create")
     parser.add_argument(
         "--format",
         choices=FORMATS,
-        help="default: from the suffix of FILE: .parquet, .h5, .hdf5, or none for tensordict",
+        help="format; by default chosen by the suffix of FILE: .parquet, .h5, .hdf5, or none "
+        "for tensordict",
     )
     arguments.add_timeout(parser)
 
@@ -46,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
     kind = args.format or SUFFIXES.get(args.file.suffix)
     if kind is None:
         raise ValueError(
-            f"{args.file}: no format has this suffix; give --format, one of {', '.join(FORMATS)}"
+            f"{args.file}: no format has this suffix. Pass --format with one of "
+            f"{', '.join(FORMATS)}"
         )
     from shmbuffer.memory.upkeep.inspect import inspect
 
@@ -71,8 +72,10 @@ def run(args: argparse.Namespace) -> int:
     mended = [] if recovery is None else words.mended(recovery)
     first = "recovered first"
     if changed is not None:
-        first = "copied first, without a lock"
-        mended += [units.counted(changed, "item", "items") + " overwritten meanwhile and left out"]
+        first = "copied first, without taking the lock"
+        mended += [
+            units.counted(changed, "item", "items") + " overwritten during the copy and left out"
+        ]
     console.tell(
         {
             "path": args.dir,

@@ -12,10 +12,10 @@ from shmbuffer.watch import units
 from shmbuffer.watch.tables import Table
 
 DESCRIPTION = (
-    "Removes your temporary buffers whose processes were killed before they could remove them: "
-    "those in the folder of TMPDIR whose owner is proven dead and that no process uses. The next "
-    "program that creates a temporary buffer does the same. A directory that a program has named "
-    "is never removed."
+    "Removes temporary buffers of yours whose processes were killed before they could remove them: "
+    "buffers in the folder of TMPDIR whose owner is proven dead and that no process uses. The next "
+    "program that creates a temporary buffer does the same. Directories that were passed as "
+    "scratch_dir are never removed."
 )
 EXAMPLES = "shmbuffer gc --dry-run\nshmbuffer gc"
 
@@ -23,7 +23,7 @@ EXAMPLES = "shmbuffer gc --dry-run\nshmbuffer gc"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the verb."""
     parser.add_argument(
-        "--dry-run", action="store_true", help="only print the buffers that would be removed"
+        "--dry-run", action="store_true", help="only list the buffers that would be removed"
     )
 
 
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     folder = tempfile.gettempdir()
     done = "would be removed" if args.dry_run else "removed"
     rows = [(path, units.size(nbytes)) for path, nbytes in shown.items()]
-    why = "could not be removed (the log says why)"
+    why = "could not be removed (see the log for the reason)"
     console.tell(
         {
             "folder": folder,

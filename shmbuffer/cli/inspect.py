@@ -11,10 +11,10 @@ from shmbuffer.watch import tables, units, words
 from shmbuffer.watch.tables import Table
 
 DESCRIPTION = (
-    "Shows the contents, settings, counters and clients of a buffer. Takes no lock and no "
-    "entry in the registry, so it works even if a process is stuck; the numbers of a busy buffer "
-    "may be from slightly different moments. Changes nothing. For the base directory of a buffer "
-    "over several nodes (ShardedReplayBuffer) it shows the shards that this machine sees, one per "
+    "Shows the contents, settings, counters and clients of a buffer. Takes no lock and no entry in "
+    "the registry, so it works even if a process hangs; the numbers of a busy buffer may be from "
+    "slightly different moments. Changes nothing. For the base directory of a buffer over several "
+    "nodes (ShardedReplayBuffer), it shows the shards that are visible from this machine, one per "
     "line, and their sum."
 )
 EXAMPLES = (
@@ -105,7 +105,7 @@ def _counters(found: Mapping[str, Any], *, zeros: bool) -> Table:
     if not zeros:
         there = {name: value for name, value in shown.items() if value}
         others = "all others" if there else "all"
-        shown = there | ({others: "0; --all shows them"} if len(there) < len(shown) else {})
+        shown = there | ({others: "0 (shown with --all)"} if len(there) < len(shown) else {})
     return tables.pairs("counters", shown)
 
 
@@ -122,6 +122,6 @@ _SHOWN_ELSEWHERE = {
 
 
 def _clients(found: Mapping[str, Any]) -> Table:
-    times, counts = ("attached", "idle for"), (" written", " drawn", " updates")
+    times, counts = ("attached", "idle for"), (" written", " sampled", " updates")
     columns = ("client", " pid", "state", *times, *counts, "holds")
     return tables.chosen("clients", columns, map(words.cells, found["clients"]))

@@ -14,9 +14,9 @@ from shmbuffer.watch import words
 from shmbuffer.watch.tables import Table
 
 DESCRIPTION = (
-    "Lists the buffers in a directory and everywhere below it, one per line: the clients that use "
-    "it, how many items it has, and its size on disk or in memory. A buffer that cannot be read is "
-    "listed with the reason. Takes no lock, follows no symbolic link and changes nothing."
+    "Lists the buffers in a directory and its subdirectories, one per line: the clients that use "
+    "it, the number of items, and its size on disk or in memory. A buffer that cannot be read is "
+    "listed with the reason. Takes no lock, follows no symbolic links and changes nothing."
 )
 EXAMPLES = "shmbuffer list\nshmbuffer list /dev/shm\nshmbuffer list run --json"
 
@@ -31,15 +31,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Finds the buffers and prints them."""
     if not os.path.isdir(args.dir):
-        raise BufferNotFoundError(f"{args.dir}: no such directory", path=args.dir)
+        raise BufferNotFoundError(f"{args.dir}: no such directory. Check the path", path=args.dir)
     unseen: list[str] = []
     found = [_look(path) for path in _buffers(args.dir, unseen)]
     rows = [_row(one) for one in found if "error" not in one]
     columns = ("buffer", "used by", " items", " of", "size")
     console.tell(
         {"path": args.dir, "buffers": [_brief(one) for one in found], "unreadable": unseen},
-        *([] if found else [f"{args.dir}: there is no buffer in it or below it"]),
-        *(f"{path}: no permission to read it, so buffers in it are not listed" for path in unseen),
+        *([] if found else [f"{args.dir}: no buffer was found in this directory or below it"]),
+        *(f"{path}: permission denied, so buffers in it are not listed" for path in unseen),
         *(f"{one['path']}: {one['error']}" for one in found if "error" in one),
         Table("", columns, rows),
         as_json=args.json,

@@ -20,10 +20,10 @@ _LAST_S = 3600.0
 
 
 DESCRIPTION = (
-    "Draws one picture of a buffer: rates, fill, draws per insert, age and priorities over "
-    "time, clients and deaths, items by collector, and a headline with possible problems. The "
-    "history comes from the record that a coordinator keeps in the directory, until now or until "
-    "a crash. Takes no lock and changes nothing. Needs matplotlib."
+    "Plots the recorded history of a buffer as one picture: rates, fill, samples per insert, age "
+    "and priorities over time, clients and deaths, items by collector, and a headline with "
+    "possible problems. A coordinator records the history in the directory, so it ends now or at "
+    "the time of a crash. Takes no lock and changes nothing. Needs matplotlib."
 )
 EXAMPLES = (
     "shmbuffer plot run/buffer -o report.png\n"
@@ -40,14 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=_picture,
         metavar="FILE",
-        help="the picture: .png, .svg or .pdf (default shmbuffer-report.png; with --json: none)",
+        help="output file: .png, .svg or .pdf (default shmbuffer-report.png; none with --json)",
     )
     parser.add_argument(
         "--last",
         type=_span,
         default=_LAST_S,
         metavar="TIME",
-        help="length of the shown part of the history: 90s, 10m, 2h, 7d (default 1h)",
+        help="length of the history to plot: 90s, 10m, 2h, 7d (default 1h)",
     )
 
 
@@ -133,10 +133,8 @@ def _picture(text: str) -> Path:
 def _span(text: str) -> float:
     found = re.fullmatch(r"([0-9.]+)([a-z]+)", text)
     if found is None or found[2] not in _UNITS_S:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a span of time, such as 90s, 10m, 2h, 7d"
-        )
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time span, such as 90s, 10m, 2h or 7d")
     value = arguments.seconds(found[1]) * _UNITS_S[found[2]]
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive time")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive time span")
     return value

@@ -10,10 +10,10 @@ from shmbuffer.cli import arguments, console, exits
 from shmbuffer.watch import tables, words
 
 DESCRIPTION = (
-    "Lists the processes that use a buffer, one line for each handle: its role, how long ago it "
-    "joined and last wrote, drew or updated, its memory with shared pages, and what it holds that "
-    "others may wait for (the lock, slots), or what it waits for. Dead clients are listed until "
-    "they are cleaned up. Takes no lock and changes nothing. shmbuffer stop ends the processes."
+    "Lists the processes that use a buffer, one line for each handle: its role, the time since it "
+    "joined and since it last wrote, sampled or updated, its memory including shared pages, and "
+    "the lock or slots that it holds or waits for. Dead clients are listed until they are reaped. "
+    "Takes no lock and changes nothing. Use shmbuffer stop to end the processes."
 )
 EXAMPLES = "shmbuffer ps run/buffer\nshmbuffer ps run/buffer --json"
 

@@ -8,9 +8,9 @@ from shmbuffer.cli import arguments, console, exits
 from shmbuffer.cli.progress_bar import Bar
 
 DESCRIPTION = (
-    "Recovers a buffer after its processes were killed: finishes or undoes their incomplete "
+    "Recovers a buffer after its processes were killed: completes or undoes their incomplete "
     "writes, and rebuilds the priorities. Prints how many items were kept and dropped. attach() "
-    "and Coordinator(on_existing='recover') do the same automatically. While the buffer is in use, "
+    "and Coordinator(on_existing='recover') do the same automatically. If the buffer is in use, "
     "only the claims and entries of dead processes are cleaned up."
 )
 EXAMPLES = (
@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="compare every item with its checksum, and drop those that do not match; always done "
-        "after a reboot and in a copy. Needs a buffer that is not in use",
+        help="compare every item with its checksum, and drop items that do not match; always "
+        "done after a reboot and for a copied buffer. The buffer must not be in use",
     )
     arguments.add_timeout(parser)
 

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 DESCRIPTION = (
-    "Creates or recovers a buffer and runs its coordinator until SIGTERM or Ctrl-C: dead clients "
-    "are reaped at once and reported on stderr. Prints one line when it is ready, and one at the "
-    "end: the number of items left, and how to continue. Collectors and learners open the buffer "
-    "with attach(DIR); they keep running if this process is killed, and the next serve "
+    "Creates or recovers a buffer and runs its coordinator until SIGTERM or Ctrl-C. Dead clients "
+    "are reaped immediately and reported on stderr. Prints one line when it is ready, and one at "
+    "the end with the number of items and the command to continue. Collectors and learners open "
+    "the buffer with attach(DIR). They keep running if this process is killed, and the next serve "
     "--on-existing recover takes over."
 )
 EXAMPLES = (
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.argument_default = argparse.SUPPRESS  # Coordinator has the defaults
     add = parser.add_argument
     whole, number = partial(add, type=arguments.whole), partial(add, type=arguments.number)
-    says = "largest number of items; needed unless a buffer is recovered"
+    says = "largest number of items; required unless a buffer is recovered"
     whole("--capacity", metavar="N", help=says)
     says = "what to do with an existing buffer (default error)"
     add("--on-existing", choices=("error", "recover", "overwrite"), default="error", help=says)
@@ -58,29 +58,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="entry of a tensordict that holds priorities (default td_error)",
     )
-    whole("--batch-size", metavar="N", help="default size of a sample (default: none)")
+    whole("--batch-size", metavar="N", help="default number of items in a sample (default: none)")
     whole("--ndim", metavar="N", help="leading dimensions of the storage (default 1)")
     add(
         "--storage",
         choices=tuple(STORAGES),
-        help="kind of storage: LazyMemmapStorage (the default) for items of equal shapes, the "
-        "others for items of any shapes, raw or compressed",
+        help="class of the storage: LazyMemmapStorage (the default) for items of equal shapes, "
+        "the others for items of any shape, raw or compressed",
     )
-    says = "bytes for items of any shapes; needed if such a buffer is created"
+    says = "size of the byte ring for items of any shape; required to create such a buffer"
     whole("--max-bytes", metavar="BYTES", help=says)
     says = "serve http://127.0.0.1:PORT/metrics for Prometheus; 0 takes a free port"
     whole("--metrics-port", metavar="PORT", help=says)
-    says = "no checksums: a power cut may damage items unnoticed"
+    says = "write no checksums: a power cut may damage items without being noticed"
     add("--no-checksum", dest="checksum", action="store_false", help=says)
-    says = "sparse files: a full disk kills the writer (SIGBUS)"
+    says = "create sparse files: if the disk is full, the writer is killed (SIGBUS)"
     add("--no-reserve", dest="reserve", action="store_const", const=False, help=says)
     add(
         "--prefault",
         choices=MODES,
-        help="allocate the pages of the buffer in advance; with 'full' a recovered buffer is ready "
-        "only after that (default off)",
+        help="allocate the pages of the buffer in advance; with 'full' a recovered buffer is "
+        "ready only when all pages are allocated (default off)",
     )
-    add("--auto-cleanup", action="store_true", default=False, help="remove the buffer at the end")
+    add(
+        "--auto-cleanup",
+        action="store_true",
+        default=False,
+        help="remove the buffer when the coordinator ends",
+    )
     arguments.add_timeout(parser)
 
 
@@ -120,8 +125,8 @@ def _require_room(path: str) -> None:
     """Refuses an existing buffer, with a message that names the options of this verb."""
     if os.path.exists(os.path.join(path, layout.CONTROL)):
         raise BufferExistsError(
-            f"{path}: contains a buffer already; to continue with it: {_again(path)} "
-            "(overwrite instead of recover starts with an empty one)",
+            f"{path}: already contains a buffer. To continue with it, run: {_again(path)} (use "
+            "overwrite instead of recover to start with an empty buffer)",
             path=path,
         )
 
@@ -141,7 +146,9 @@ def _say_what_is_left(path: Path, *, as_json: bool) -> None:
         items = found["counters"]["length"]
         users = [client["pid"] for client in found["clients"] if client["alive"]]
         use = f", in use by pid {', '.join(map(str, users))}" if users else ""
-        left = f"{units.counted(items, 'item', 'items')} left{use}; to continue: {_again(path)}"
+        left = (
+            f"{units.counted(items, 'item', 'items')} left{use}; to continue, run: {_again(path)}"
+        )
     told = {"event": "ended", "path": str(path), "items": items, "pids": users}
     console.tell(told, f"ended: {path}: {left}", as_json=as_json)
 
@@ -160,6 +167,6 @@ def _announce(coordinator: Coordinator, *, as_json: bool) -> None:
             "metrics_port": port,
         },
         f"ready: {coordinator.scratch_dir}, {size:,} of {coordinator.capacity:,} items, "
-        f"{metrics}pid {pid}; Ctrl-C or SIGTERM ends it",
+        f"{metrics}pid {pid}; press Ctrl-C or send SIGTERM to stop",
         as_json=as_json,
     )

@@ -16,9 +16,10 @@ _NAMES = tuple(field.name for field in fields(RateLimiter))
 
 
 DESCRIPTION = (
-    "Changes the rate limiter of a running buffer; waiting calls check it at once. "
-    f"Names are {', '.join(_NAMES)}; other limits keep their values, and NAME=off removes a limit. "
-    "A ratio counts from now on. Without NAME=VALUE it prints the current limits."
+    "Changes the rate limiter of a running buffer; waiting calls check the new limits at once. "
+    f"Names are {', '.join(_NAMES)}. Other limits keep their values, and NAME=off removes a limit. "
+    "A ratio counts inserts and samples from now on. Without NAME=VALUE the command prints the "
+    "current limits."
 )
 EXAMPLES = (
     "shmbuffer set run/buffer samples_per_insert=8\n"
@@ -57,7 +58,9 @@ def run(args: argparse.Namespace) -> int:
 def _change(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or name not in _NAMES:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE with one of {_NAMES}")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not NAME=VALUE, where NAME is one of {_NAMES}"
+        )
     if value.lower() in ("off", "none"):
         return name, 1 if name == "min_size" else None
     if name == "when_no_peer":
@@ -66,5 +69,5 @@ def _change(text: str) -> tuple[str, Any]:
     try:
         return name, parse(value)
     except argparse.ArgumentTypeError:
-        kind = "a whole number" if name in _WHOLE else "a number"
-        raise argparse.ArgumentTypeError(f"{name} is {kind} or off, not {value!r}") from None
+        kind = "an integer" if name in _WHOLE else "a number"
+        raise argparse.ArgumentTypeError(f"{name} must be {kind} or off, got {value!r}") from None

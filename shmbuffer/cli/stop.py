@@ -8,11 +8,11 @@ from shmbuffer.cli import arguments, console, exits
 from shmbuffer.watch.tables import Table
 
 DESCRIPTION = (
-    "Ends every process that uses a buffer: collectors first, then other clients, learners, "
-    "and the coordinator last. Each gets SIGTERM, and SIGKILL after the grace period; a stopped "
-    "process is continued first. Meanwhile no coordinator starts a process. The items stay, except "
-    "those of a temporary buffer, which its coordinator removes. A process in another container is "
-    "only listed, and the exit code is 4."
+    "Stops every process that uses a buffer: collectors first, then other clients, learners, and "
+    "the coordinator last. Each process gets SIGTERM, and SIGKILL after the grace period; "
+    "suspended processes are continued first. No coordinator restarts a process meanwhile. The "
+    "items are kept, except those of a temporary buffer, which its coordinator removes. Processes "
+    "in another container are only listed, and then the exit code is 4."
 )
 EXAMPLES = "shmbuffer stop run/buffer\nshmbuffer stop run/buffer --grace 30"
 
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     from shmbuffer.service.stopping import stop
 
     stopped = stop(args.dir, grace_s=args.grace)
-    said = {"killed": "killed: it ignored SIGTERM", "ended": "ended"}
+    said = {"killed": "killed because it ignored SIGTERM", "ended": "ended"}
     rows = [
         (one.name or one.role, str(one.pid), said.get(one.how, f"left: {one.why}"))
         for one in stopped

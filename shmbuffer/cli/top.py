@@ -19,13 +19,14 @@ _SOON_S = 0.2  # between the two looks of --once, which make a rate
 
 
 DESCRIPTION = (
-    "Shows a buffer in use, until q or Ctrl-C: how full it is, items written and drawn per "
-    "second, the age of drawn items, priorities, a line for each process (its rates, what it "
-    "holds, when it was last active), and joins, deaths and recoveries as they happen. Reads only "
-    "the mapped counters: it takes no lock and no entry in the registry, slows no process, and "
-    "keeps running through crashes, recoveries and removal. For a dead directory it shows what its "
-    "processes held. For the base directory of a buffer over several nodes (ShardedReplayBuffer) "
-    "it shows the shards that this machine sees, one per line, and their sum."
+    "Monitors a buffer in use until q or Ctrl-C: fill, items written and sampled per second, age "
+    "of the sampled items, priorities, and one line for each process (its rates, what it holds, "
+    "when it was last active). Joins, deaths and recoveries are listed as they happen. Only the "
+    "mapped counters are read: it takes no lock and no entry in the registry, slows no process, "
+    "and keeps running through crashes, recoveries and removal. For a directory without living "
+    "processes, it shows what they held. For the base directory of a buffer over several nodes "
+    "(ShardedReplayBuffer), it shows the shards that are visible from this machine, one per line, "
+    "and their sum."
 )
 EXAMPLES = "shmbuffer top run/buffer\nshmbuffer top run/buffer --once --json"
 
@@ -35,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_directory(parser)
     arguments.add_seconds(parser, "--interval", 1.0, "time between two updates")
     parser.add_argument(
-        "--once", action="store_true", help=f"watch for {_SOON_S:g} seconds, print, and exit"
+        "--once",
+        action="store_true",
+        help=f"measure the rates for {_SOON_S:g} seconds, print the result, and exit",
     )
 
 

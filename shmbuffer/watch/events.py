@@ -81,7 +81,9 @@ def between(before: Mapping[str, Any], now: Mapping[str, Any]) -> Difference:
         told.append(("rolled back", f"{text} claimed by dead clients"))
     if now["epoch"] > before["epoch"] or (before["state"] == "RECOVERING" != now["state"]):
         if now["state"] == "RECOVERING":
-            told.append(("recovering", "a process has opened it when no client was alive"))
+            told.append(
+                ("recovering", "a process is opening the buffer, which has no living client")
+            )
         else:
             told.append(("recovered", words.recovered(now)))
     tell("left", [client for client, how in departed if how == "left"])

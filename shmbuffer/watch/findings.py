@@ -27,15 +27,15 @@ class Finding:
     says: str  # a sentence, with the reason
 
 
-MANY_DRAWS = 512
-"""Draws per insert. DQN draws an item 8 times, SAC with a batch of 256 for each step 256 times.
-Learners that draw twice as often overfit old items."""
+MANY_SAMPLES = 512
+"""Samples per insert. DQN samples an item 8 times, SAC with a batch of 256 for each step 256 times.
+Learners that sample twice as often overfit old items."""
 
-FEW_DRAWS = 0.5
-"""Draws per insert of a full buffer, below which most items are never drawn."""
+FEW_SAMPLES = 0.5
+"""Samples per insert of a full buffer, below which most items are never sampled."""
 
 ENOUGH_ITEMS = 1000
-"""Items that have to be written or drawn for a ratio of the two to mean something."""
+"""Items that have to be written or sampled for a ratio of the two to mean something."""
 
 LATE_UPDATES = 0.1
 """Share of priorities that arrive after their item was overwritten, so that this share of the
@@ -44,7 +44,7 @@ learner's results is lost. A buffer that holds a thousand times a learner's step
 ENOUGH_UPDATES = 100
 
 QUIET_S = 30.0
-"""Time without an insert or a draw although a process for it is alive. Steps of all environments
+"""Time without an insert or a sample although a process for it is alive. Steps of all environments
 and learners that we know are shorter, but an evaluation or a reset may take longer."""
 
 SILENT_S = 60.0
@@ -55,11 +55,11 @@ SOME_DEATHS = 3
 deaths it will die again."""
 
 TOP, TOP_MASS = 0.01, 0.5
-"""A share of the items, and the share of the mass from which most draws are of these few."""
+"""A share of the items, and the share of the mass from which these few are most of a sample."""
 
-REDRAWN = 0.05
-"""Share of drawn rows that were overwritten while they were copied: a draw takes about as long as
-it takes to overwrite the whole buffer."""
+RESAMPLED = 0.05
+"""Share of sampled rows that were overwritten while they were copied: sampling takes about as long
+as it takes to overwrite the whole buffer."""
 
 WAITS_PER_S = 10.0
 """Writes that wait for a slot, per second: a process keeps it claimed, or is stopped."""
@@ -101,12 +101,12 @@ def coordinator_dead(look: Look) -> str | None:
 
 def no_insert(look: Look) -> str | None:
     """Reports that nothing is written, although a process that has written is alive."""
-    return _quiet(look, "inserts", "no insert")
+    return _quiet(look, "inserts", "nothing was written")
 
 
-def no_draw(look: Look) -> str | None:
-    """Reports that nothing is drawn, although a process that has drawn is alive."""
-    return _quiet(look, "batches_sampled", "nothing was drawn")
+def no_sample(look: Look) -> str | None:
+    """Reports that nothing is sampled, although a process that has sampled is alive."""
+    return _quiet(look, "batches_sampled", "nothing was sampled")
 
 
 def silent_collector(look: Look) -> str | None:
@@ -148,26 +148,26 @@ def dies_again(look: Look) -> str | None:
     return f"{name} died {n} times in {units.span(look.seconds or 0.0)}{more}"
 
 
-def drawn_too_often(look: Look) -> str | None:
-    """Reports that items are drawn very often, although no rate limiter asks for it."""
+def sampled_too_often(look: Look) -> str | None:
+    """Reports that items are sampled very often, although no rate limiter asks for it."""
     inserts, sampled = look.total("inserts"), look.total("items_sampled")
     if look.found["counters"].get("samples_per_insert"):
         return None
-    if sampled < ENOUGH_ITEMS or not inserts or sampled / inserts <= MANY_DRAWS:
+    if sampled < ENOUGH_ITEMS or not inserts or sampled / inserts <= MANY_SAMPLES:
         return None
-    return f"drawn {sampled / inserts:,.0f} times per insert"
+    return f"{sampled / inserts:,.0f} samples per insert: the learner may overfit old items"
 
 
-def overwritten_undrawn(look: Look) -> str | None:
-    """Reports that most items are overwritten before they are drawn."""
+def overwritten_unsampled(look: Look) -> str | None:
+    """Reports that most items are overwritten before they are sampled."""
     counters = look.found["counters"]
     inserts, sampled = look.total("inserts"), look.total("items_sampled")
     if counters["length"] < counters["elements"] or inserts < ENOUGH_ITEMS:
         return None
-    if not counters["items_sampled"] or sampled >= FEW_DRAWS * inserts:
+    if not counters["items_sampled"] or sampled >= FEW_SAMPLES * inserts:
         return None
-    ratio = f"drawn {sampled / inserts:.2g} times per insert" if sampled else "nothing is drawn"
-    return f"{ratio}: most items are overwritten before they are drawn"
+    ratio = f"{sampled / inserts:.2g} samples per insert" if sampled else "nothing is sampled"
+    return f"{ratio}: most items are overwritten before they are sampled"
 
 
 def late_updates(look: Look) -> str | None:
@@ -175,8 +175,8 @@ def late_updates(look: Look) -> str | None:
     applied, stale = look.total("updates_applied"), look.total("updates_stale")
     if applied + stale < ENOUGH_UPDATES or stale <= LATE_UPDATES * (applied + stale):
         return None
-    share = stale / (applied + stale)
-    return f"{units.percent(share)} of updates come too late: their items are overwritten already"
+    share = units.percent(stale / (applied + stale))
+    return f"{share} of priority updates come too late: their items have been overwritten"
 
 
 def never_updated(look: Look) -> str | None:
@@ -185,11 +185,11 @@ def never_updated(look: Look) -> str | None:
         return None
     if look.total("updates_applied") + look.total("updates_stale"):
         return None
-    return "priorities are never updated, so draws by priority are uniform draws"
+    return "priorities are never updated, so prioritized sampling is uniform"
 
 
 def few_have_the_mass(look: Look) -> str | None:
-    """Reports that a few items get nearly all draws."""
+    """Reports that a few items get most of the samples."""
     if look.item_stats is None:
         return None
     masses = np.sort(look.item_stats.masses)[::-1]
@@ -201,13 +201,13 @@ def few_have_the_mass(look: Look) -> str | None:
     return f"{units.percent(TOP)} of the items have {units.percent(share)} of the priority mass"
 
 
-def drawn_again(look: Look) -> str | None:
+def sampled_again(look: Look) -> str | None:
     """Reports that rows are overwritten while they are copied."""
     redraws, sampled = look.total("redraws"), look.total("items_sampled")
-    if sampled < ENOUGH_ITEMS or redraws <= REDRAWN * sampled:
+    if sampled < ENOUGH_ITEMS or redraws <= RESAMPLED * sampled:
         return None
     share = units.percent(redraws / sampled)
-    return f"{share} of rows are overwritten while they are drawn: the buffer is too small"
+    return f"{share} of rows are overwritten while they are sampled: the buffer is too small"
 
 
 def writers_wait(look: Look) -> str | None:
@@ -225,7 +225,7 @@ def evicted_early(look: Look) -> str | None:
     if look.found["records"] is None or not look.total("evicted") or fill >= EARLY_EVICTION:
         return None
     share = units.percent(fill)
-    return f"the byte ring is full at {share} of the items: max_bytes is small for this capacity"
+    return f"the byte ring is full at {share} of the capacity: max_bytes is too small for it"
 
 
 def history_stands_still(look: Look) -> str | None:
@@ -247,15 +247,15 @@ ALL: tuple[Callable[[Look], str | None], ...] = (
     all_clients_dead,
     coordinator_dead,
     no_insert,
-    no_draw,
+    no_sample,
     silent_collector,
     dies_again,
     late_updates,
-    drawn_too_often,
-    overwritten_undrawn,
+    sampled_too_often,
+    overwritten_unsampled,
     never_updated,
     few_have_the_mass,
-    drawn_again,
+    sampled_again,
     writers_wait,
     evicted_early,
     history_stands_still,
@@ -284,7 +284,7 @@ def _quiet(look: Look, counter: str, says: str) -> str | None:
     quiet_s = look.timeline.quiet_s(counter)
     limited = look.found["counters"].get("limited", 0)
     who = units.counted(limited, "client waits", "clients wait")
-    held = f": {who} for the other side" if limited else ""
+    held = f": {who} for the rate limiter" if limited else ""
     return f"{says} for {units.span(quiet_s)}{held}" if quiet_s >= QUIET_S else None
 
 

@@ -58,7 +58,7 @@ class Death:
 
     def __str__(self) -> str:
         who = self.name or self.role
-        after = "; it is started again" if self.restarted else ""
+        after = "; it is restarted" if self.restarted else ""
         return f"{who} (pid {self.pid}) {self.cause}{after}"
 
 
@@ -130,7 +130,7 @@ class Historian:
             except AttachTimeout:
                 return False
         if recorder.reason is not None:
-            log.warning("%s: starts a new history: %s", self._scratch_dir, recorder.reason)
+            log.warning("%s: starting a new history: %s", self._scratch_dir, recorder.reason)
         self._reaped, epoch = int(now["reaped"]), int(now["epoch"])
         before = recorder.history
         if before is not None:
@@ -213,4 +213,4 @@ class Historian:
         self._stopped = True
         if self._recorder is not None:
             self._recorder.close()
-        log.warning("%s: stops recording the history: %s", self._scratch_dir, str(error))
+        log.warning("%s: stopped recording the history: %s", self._scratch_dir, str(error))

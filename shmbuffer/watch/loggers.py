@@ -49,8 +49,9 @@ def log_stats(
         logger.log(values, step=step)
     else:
         raise TypeError(
-            f"a {type(logger).__name__} is not a known logger: it has none of log_metrics, "
-            "log_scalar, add_scalar and log; log the items of stats() one by one instead"
+            f"{type(logger).__name__} is not a supported logger: it has none of the methods "
+            "log_metrics, log_scalar, add_scalar and log. Log the items of stats() one by one "
+            "instead"
         )
 
 
@@ -62,5 +63,5 @@ def _number(name: str, value: object) -> Number:
     if isinstance(value, bool):
         return int(value)
     if not isinstance(value, (int, float)):
-        raise TypeError(f"{name!r} is {value!r}, which is not a number; nothing was logged")
+        raise TypeError(f"{name!r} is {value!r}, which is not a number. Nothing was logged")
     return value

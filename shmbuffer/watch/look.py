@@ -57,7 +57,7 @@ def look_at(path: str, last_s: float | None) -> Look:
         if len(recorded.fine) or len(recorded.coarse):
             timeline = Timeline(recorded, last_s)
     except BufferNotFoundError:
-        absent = "none was recorded; a Coordinator or shmbuffer serve records it"
+        absent = "none was recorded (a Coordinator or shmbuffer serve records it)"
     except ShmBufferError as error:
         absent = str(error)
     return Look(found, item_stats.take(path), timeline, absent, time.time())

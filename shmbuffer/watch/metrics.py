@@ -25,61 +25,61 @@ LOOPBACK = "127.0.0.1"
 
 COUNTERS = {
     "inserts": "items written",
-    "loaded": "items that loads have written; they do not count as inserts",
-    "batches_sampled": "batches drawn",
-    "items_sampled": "items drawn",
-    "age_sum": "writes between an item and its draw, summed over drawn items",
-    "updates_applied": "priorities that were set",
-    "updates_stale": "priorities that were dropped, because their item had been overwritten",
-    "redraws": "rows drawn again, because they changed while they were copied",
-    "waits": "writes that had to wait for a slot",
-    "lock_waits": "calls that had to sleep until the lock was free",
-    "aborts": "items that their writer did not complete",
-    "evicted": "items that were evicted because their bytes were needed",
-    "repairs": "times that the lock had a dead owner",
-    "rolled_back": "slots that were freed for dead clients",
-    "rolled_forward": "slots that were committed for dead clients",
-    "reaped": "dead clients whose entry was freed",
-    "epoch": "recoveries of the directory",
+    "loaded": "items written by loads; they do not count as inserts",
+    "batches_sampled": "batches sampled",
+    "items_sampled": "items sampled",
+    "age_sum": "age of the sampled items, in writes, summed",
+    "updates_applied": "priorities that were set, also by loads",
+    "updates_stale": "priority updates that were dropped because the item had been overwritten",
+    "redraws": "rows sampled again because they were overwritten while they were copied",
+    "waits": "writes that waited for a slot",
+    "lock_waits": "calls that slept until the lock was free",
+    "aborts": "items whose write was aborted",
+    "evicted": "items evicted because the byte ring was full",
+    "repairs": "times that the lock was repaired because its owner had died",
+    "rolled_back": "slots of dead clients whose writes were rolled back",
+    "rolled_forward": "slots of dead clients whose writes were rolled forward",
+    "reaped": "dead clients that were reaped",
+    "epoch": "recoveries of the buffer",
     "consumers_delivered": "items delivered to consumers",
-    "consumers_acked": "items that consumers have acknowledged",
-    "consumers_redelivered": "items delivered again after a death or the end of a lease",
-    "consumers_refused": "items that were acknowledged too late",
-    "consumers_dropped": "items that were given up without delivery",
-    "deaths": "clients that died since this coordinator began",
-    "restarts": "spawned processes that were started again",
-    "held_back_s": "seconds in which the kernel throttled a writer since this coordinator began",
+    "consumers_acked": "items acknowledged by consumers",
+    "consumers_redelivered": "items delivered again because a client died or its lease expired",
+    "consumers_refused": "items acknowledged after their lease expired",
+    "consumers_dropped": "items dropped without being delivered",
+    "deaths": "clients that died since this coordinator started",
+    "restarts": "spawned processes that were restarted",
+    "held_back_s": "seconds for which the kernel throttled a writer since this coordinator started",
 }
 GAUGES = {
     "size": "items in the buffer",
-    "capacity": "room for items",
-    "write_count": "items that were ever written, less what was loaded or emptied since",
-    "clients_alive": "handles of processes that are not dead",
-    "clients_dead": "handles of dead processes that are not reaped yet",
-    "waiters": "writers that wait for a slot",
-    "limited": "clients that wait for the other side of a limiter",
-    "samples_per_insert": "samples wanted for each insert; 0 without such a limit",
-    "samples_ahead": "samples by which the inserts are ahead; below 0, the samples are ahead",
-    "error_buffer": "samples by which one side may be ahead of the other",
-    "min_size": "items that have to be written before any is drawn",
-    "queued": "items that a queue may still hand out; 0 without a queue",
-    "processes": "spawned processes that run",
+    "capacity": "largest number of items",
+    "write_count": "items written since the buffer was created, emptied or loaded",
+    "clients_alive": "handles of living processes",
+    "clients_dead": "handles of dead processes that have not been reaped yet",
+    "waiters": "writers that are waiting for a slot",
+    "limited": "clients that are waiting for the rate limiter",
+    "samples_per_insert": "configured samples per insert; 0 without this limit",
+    "samples_ahead": "number of samples by which inserts are ahead; negative if samples are ahead",
+    "error_buffer": "number of samples by which one side may be ahead of the other",
+    "min_size": "items that must be written before sampling starts",
+    "queued": "items that are left in the queue; 0 without a queue",
+    "processes": "spawned processes that are running",
     "p_sum": "sum of all priority masses",
-    "max_priority": "largest priority that was given",
+    "max_priority": "largest priority ever set",
     "alpha": "priority exponent",
     "bytes": "size of all files",
-    "weights_version": "version of the newest weights that a learner has published; 0: none",
+    "weights_version": "version of the newest published weights; 0 without weights",
     "weights_age_s": "seconds since the newest weights were published",
-    "consumer_version": "policy version that learners have reported; 0: none",
+    "consumer_version": "policy version reported by learners; 0 without one",
     "consumers": "consumers of the buffer",
-    "consumers_behind": "tickets between the slowest consumer's first open item and the newest",
-    "leased": "items under leases of consumers",
-    "reserved": "items that are reserved and not committed yet",
+    "consumers_behind": "items that the slowest consumer is behind the newest",
+    "leased": "items leased by consumers",
+    "reserved": "items that are reserved but not committed yet",
     "refused": "items that were too old to be committed",
 }
 
 
-SHARDS = {"shard_up": "1 if the shard of a node answers, 0 if it does not"}
+SHARDS = {"shard_up": "1 if the shard of the node answers, otherwise 0"}
 """Gauges of a buffer over several nodes."""
 
 Reading = Iterable[tuple[Mapping[str, str], Mapping[str, Number]]]
@@ -99,7 +99,7 @@ class MetricsServer:
             from prometheus_client import CollectorRegistry, start_http_server
         except ModuleNotFoundError as error:
             raise missing(
-                "metrics are served with prometheus-client", "metrics", name=error.name
+                "serving metrics needs prometheus-client", "metrics", name=error.name
             ) from error
         self._read = read
         registry = CollectorRegistry()

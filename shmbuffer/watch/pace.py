@@ -39,8 +39,10 @@ class Pace:
 
     seconds: float  # between them
     rates: Mapping[str, float]  # per second, by the names in `RATED`; none after the first look
-    age: float | None  # mean age of drawn items, in writes; None if none was drawn
-    clients: Mapping[int, tuple[float, float]]  # items written and drawn per second, by incarnation
+    age: float | None  # mean age of sampled items, in writes; None if none was sampled
+    clients: Mapping[
+        int, tuple[float, float]
+    ]  # items written and sampled per second, by incarnation
     events: tuple[Change, ...] = ()
 
     @classmethod
@@ -50,7 +52,7 @@ class Pace:
 
     @property
     def ratio(self) -> float | None:
-        """Items drawn per item written; None if no item was written."""
+        """Items sampled per item written; None if no item was written."""
         written = self.rates.get("inserts")
         return self.rates["items_sampled"] / written if written else None
 
@@ -79,7 +81,7 @@ class Watch:
         wall_s = time.time() if wall_s is None else wall_s
         last, seen = self.last, []
         if last is not None and last["uuid"] != found["uuid"]:
-            seen.append(Change(wall_s, "new buffer", "another buffer has replaced it"))
+            seen.append(Change(wall_s, "new buffer", "the buffer was replaced by another one"))
             self.history.clear()
             self._departed.clear()
             self._held.clear()

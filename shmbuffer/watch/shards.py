@@ -24,7 +24,7 @@ from shmbuffer.watch.tables import Styled, Table
 NODE = "node"
 """Key of the node's name in the ``extra`` settings of a shard."""
 
-ELSEWHERE = "shards on other machines are not shown; rb.stats() asks all of them"
+ELSEWHERE = "shards on other machines are not shown; rb.stats() includes them"
 
 SUMMED = ("length", "elements", "write_count", "inserts", "items_sampled", "updates_applied")
 """Counters that are added up over all shards."""
@@ -66,7 +66,7 @@ def held(base: str, found: Looked) -> Table:
     """Returns the contents of the shards."""
     there = [one for one in found.values() if "error" not in one]
     sums = {name: sum(one[name] for one in there) for name in ("disk_bytes", "epoch")}
-    columns = (" items", " room", " full", " written", " drawn", " on disk", " recoveries")
+    columns = (" items", " capacity", " full", " written", " sampled", " on disk", " recoveries")
     return _by_node(base, found, columns, _held, {**sums, "counters": totals(found)})
 
 
@@ -110,7 +110,7 @@ class ShardsWatch:
     def look(self) -> None:
         """Inspects all shards; a removed shard keeps its line, with the reason."""
         now = look(self.base, live_bytes=False)
-        gone = {"path": self.base, "error": "there is no buffer here any more"}
+        gone = {"path": self.base, "error": "the buffer was removed"}
         now |= {node: gone for node in self.found if node not in now}
         for node, found in now.items():
             watch = self._watches.setdefault(node, Watch())
@@ -143,7 +143,7 @@ class ShardsWatch:
             node: {**one, "rates": self._paces[node].rates} for node, one in self.found.items()
         }
         total = {"counters": totals(self.found), "rates": self.rates()}
-        columns = ("full", " items", " written/s", " drawn/s", " priorities/s")
+        columns = ("full", " items", " written/s", " sampled/s", " updates/s")
         return [_by_node(self.base, found, columns, _paced, total), self._events()]
 
     def _events(self) -> Table:

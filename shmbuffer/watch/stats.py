@@ -4,18 +4,18 @@
     utilization, fill                 size / capacity, under TorchRL's name and under ours
     initialized                       True once there is a schema, after the first write (TorchRL's)
     inserts, batches_sampled,
-    items_sampled                     items written, batches and items drawn, since creation
+    items_sampled                     items written, batches and items sampled, since creation
     ..._per_s of these                the same per second since the last reading
-    loaded                            items that loads have written; they do not count as inserts
-    sampled_age                       mean age of an item when it was drawn, counted in writes:
-                                      since the last reading, or ever if nothing was drawn since
+    loaded                            items written by loads; they do not count as inserts
+    sampled_age                       mean age of an item when it was sampled, counted in writes:
+                                      since the last reading, or ever if nothing was sampled since
     updates_applied, updates_stale    priorities set; dropped because their item was overwritten
-    redraws, waits                    rows drawn again because they changed; writes that had to wait
-    lock_waits                        calls that had to sleep until the lock was free
+    redraws, waits                    rows sampled again because they changed; writes that waited
+    lock_waits                        calls that slept until the lock was free
     clients_alive, clients_dead       handles in the registry; those dead and not yet reaped
     repairs, rolled_back, rolled_forward, reaped   repairs after deaths
-    weights_version, weights_age_s    of the newest weights that a learner has published; 0: none
-    consumer_version                  policy version that learners have reported; 0: none
+    weights_version, weights_age_s    of the newest published weights; 0 without weights
+    consumer_version                  policy version reported by learners; 0 without one
     reserved, refused                 items that are reserved; items that were too old to commit
     epoch, bytes, p_sum, ...          the engine's other numbers, under its own names
 

@@ -28,7 +28,7 @@ def use(found: Found) -> Styled:
         text, colour = _REASONS[reason]
         return Styled(f"{text}; {_WILL_RECOVER}", colour)
     if state == "RECOVERING":
-        text = "being recovered; if that was interrupted, the next process to open it continues"
+        text = "being recovered; the next process to open it continues an interrupted recovery"
         return Styled(text, "yellow")
     if reason is not None and dead:
         died = units.counted(dead, "client died", "clients died")
@@ -49,12 +49,12 @@ def use(found: Found) -> Styled:
     return Styled(words, "red" if dead else "yellow" if stopped or waiting else "green")
 
 
-_WILL_RECOVER = "the next open recovers it"
+_WILL_RECOVER = "the next process to open it will recover it"
 
 _REASONS = {
     "copy": ("a copy of another directory", "yellow"),
-    "reboot": ("the machine was restarted", "red"),
-    "restored": ("changed from outside", "yellow"),
+    "reboot": ("the machine was rebooted", "red"),
+    "restored": ("changed by another program", "yellow"),
 }
 
 
@@ -76,7 +76,7 @@ def cells(client: Found, held_s: float = 0.0) -> dict[str, object]:
         "attached": units.span(time.time() - client["joined_s"]),
         "idle for": None if idle is None else units.span(idle),
         " written": counters["inserts"],
-        " drawn": counters["items_sampled"],
+        " sampled": counters["items_sampled"],
         " updates": counters["updates_applied"],
         " memory": None if memory is None else units.size(memory),
         "holds": holds(client, held_s) or "",
@@ -91,10 +91,10 @@ def holds(client: Found, held_s: float = 0.0) -> str | None:
         parts.append(f"the lock{since}")
     if client["queue_position"] is not None:
         waited, position = units.span(client["queued_s"]), client["queue_position"]
-        parts.append(f"waits {waited} for a slot, number {position:,} in the queue")
+        parts.append(f"waiting {waited} for a slot, number {position:,} in the queue")
     if client["claimed"] is not None:
         if client["phase"] == "EMPTYING":
-            parts.append(f"is emptying the buffer{since}")
+            parts.append(f"emptying the buffer{since}")
         else:
             count, first = client["claimed"]["count"], client["claimed"]["first"]
             slots = units.counted(count, "slot", "slots")
@@ -169,7 +169,7 @@ def weights(found: Found) -> str | None:
         return str(newest["damage"])
     age, size = units.span(time.time() - newest["at_s"]), units.size(newest["bytes"])
     tensors = units.counted(newest["tensors"], "tensor", "tensors")
-    told = f"version {newest['version']:,} of step {newest['step']:,}, {age} ago"
+    told = f"version {newest['version']:,}, step {newest['step']:,}, {age} ago"
     return f"{told}; {size} in {tensors}"
 
 
@@ -186,7 +186,7 @@ def reserved(found: Found) -> str | None:
     parts = [describe_holders(holders)] if holders else []
     if found.get("partials"):
         what = units.counted(found["partials"], "rollout", "rollouts")
-        parts.append(f"{what} of dead processes may be continued")
+        parts.append(f"{what} of dead processes can be resumed")
     if refused:
         parts.append(f"{units.counted(refused, 'item', 'items')} rejected as too old")
     return "; ".join(parts) or None
@@ -226,7 +226,7 @@ def consumers(found: Found) -> str | None:
         text = f"{one['name']} is {units.counted(one['behind'], 'item', 'items')} behind"
         pids = ", ".join(str(pid) for pid in sorted({lease["pid"] for lease in one["leases"]}))
         if one["leases"]:
-            text += f", {one['held']:,} under lease of pid {pids}"
+            text += f", {one['held']:,} leased by pid {pids}"
         if one["redelivered"]:
             text += f", {one['redelivered']:,} redelivered"
         told.append(text)
@@ -261,8 +261,8 @@ def mended(last: Found) -> list[str]:
 _FOUND = {
     "rolled_back": ("rolled back",),
     "rolled_forward": ("rolled forward",),
-    "checksum_failed": ("refused by its checksum", "refused by their checksum"),
-    "words_refused": ("word refused", "words refused"),
+    "checksum_failed": ("dropped: wrong checksum", "dropped: wrong checksum"),
+    "words_refused": ("damaged slot word", "damaged slot words"),
     "priorities_repaired": ("priority repaired", "priorities repaired"),
     "unverified": ("not verified",),
     "clients_retired": ("client retired", "clients retired"),

@@ -54,9 +54,9 @@ class WritebackWarning:
         who = ", ".join(f"pid {pid} in {count}" for pid, count in times.most_common(3))
         dirty, limit = writeback.dirty_bytes()
         log.warning(
-            "%s: the kernel throttles writers until the disk has caught up (%s of the last %d "
-            "checks; %s wait to be written on this machine, %s are allowed): put the buffer into "
-            "memory (/dev/shm), or raise vm.dirty_bytes; see docs/memory.md",
+            "%s: the kernel throttles writers because the disk cannot keep up (%s of the last %d "
+            "checks; %s are waiting to be written on this machine, the limit is %s). Put the "
+            "buffer in memory (/dev/shm), or raise vm.dirty_bytes; see docs/memory.md",
             self._path,
             who,
             len(self._looks),

@@ -34,7 +34,7 @@ def test_consumers_are_listed_and_removed(
         assert [lease["pid"] for lease in learner["leases"]] == [os.getpid()]
         assert (other["name"], other["behind"], other["leases"]) == ("eval", 6, [])
         assert words.consumers(inspect(path)) == (
-            f"learner is 5 items behind, 3 under lease of pid {os.getpid()}; eval is 6 items behind"
+            f"learner is 5 items behind, 3 leased by pid {os.getpid()}; eval is 6 items behind"
         )
         assert main(["consumers", str(path), "--remove", "eval"]) == 0
         shown = capsys.readouterr().out

@@ -101,7 +101,8 @@ def test_a_directory_that_is_not_there_is_named(
     target = tmp_path / "none" / "items.parquet"
     assert main(["export", str(tmp_path / "buffer"), str(target)]) == exits.REFUSED
     assert (
-        capsys.readouterr().err == f"shmbuffer: {target.parent}: no such directory; make it first\n"
+        capsys.readouterr().err
+        == f"shmbuffer: {target.parent}: no such directory; create it first\n"
     )
     buffer.close()
 
@@ -120,7 +121,7 @@ def test_a_name_that_says_no_format_needs_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["export", str(tmp_path), str(tmp_path / "items.csv")]) == exits.USAGE
-    assert "give --format, one of parquet, hdf5, tensordict" in capsys.readouterr().err
+    assert "Pass --format with one of parquet, hdf5, tensordict" in capsys.readouterr().err
 
 
 def test_items_of_any_size_and_none_at_all_are_refused(

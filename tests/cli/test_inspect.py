@@ -35,7 +35,7 @@ def test_a_dead_one(dead: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(dead)
     assert main(["inspect", str(dead)]) == 0
     text = capsys.readouterr().out
-    assert "not in use (1 client died; the next open recovers it)" in text
+    assert "not in use (1 client died; the next process to open it will recover it)" in text
     assert "2 slots, from ticket 3" in text  # what its claim was at
     assert contents(dead) == before
 
@@ -65,9 +65,7 @@ def test_the_newest_weights(
             publish(engine, 10_000 * number)
     assert main([verb[0], str(closed), *verb[1:]]) == 0
     text = capsys.readouterr().out
-    assert re.search(r"weights +version 2 of step 200,000, .* ago; 4\.0 KiB in 5 tensors", text), (
-        text
-    )
+    assert re.search(r"weights +version 2, step 200,000, .* ago; 4\.0 KiB in 5 tensors", text), text
 
 
 def test_json_is_one_object(closed: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,7 +139,7 @@ def test_counters_that_are_0_are_shown_with_all_only(
     assert main(["inspect", str(closed)]) == 0
     text = capsys.readouterr().out
     assert re.search(r"\n  inserts +3\n", text)
-    assert re.search(r"\n  all others +0; --all shows them\n", text)
+    assert re.search(r"\n  all others +0 \(shown with --all\)\n", text)
     assert "evicted" not in text
     assert main(["inspect", str(closed), "--all"]) == 0
     text = capsys.readouterr().out

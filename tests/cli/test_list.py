@@ -38,7 +38,7 @@ def test_every_buffer_is_on_a_line_with_who_uses_it(
         closed, dead, live = lines
         assert f"{several}/closed" in closed
         assert "not in use (all clients closed it)" in closed
-        assert "not in use (1 client died; the next open recovers it)" in dead
+        assert "not in use (1 client died; the next process to open it will recover it)" in dead
         assert (
             foreign
             == f"{several}/runs/foreign: not a control file of shmbuffer; nothing was changed"
@@ -65,7 +65,10 @@ def test_json_has_what_a_script_wants_to_know(
 
 def test_where_there_is_none_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", str(tmp_path)]) == exits.DONE
-    assert capsys.readouterr().out == f"{tmp_path}: there is no buffer in it or below it\n"
+    assert (
+        capsys.readouterr().out
+        == f"{tmp_path}: no buffer was found in this directory or below it\n"
+    )
     assert main(["list", str(tmp_path / "none")]) == exits.NO_BUFFER
     assert "no such directory" in capsys.readouterr().err
 

@@ -194,7 +194,7 @@ def test_rates_are_drawn_with_what_happened(run: Look) -> None:
     figure = drawn(run)
     rates = lines(panel(figure, "rates"))
     assert np.nanmedian(rates["written"]) == pytest.approx(100)
-    assert np.nanmedian(rates["drawn"]) == pytest.approx(800)
+    assert np.nanmedian(rates["sampled"]) == pytest.approx(800)
     assert len(rates["died (2)"]) == 2
     assert len(rates["recovered (1)"]) == 1
     for name in ("rates", "items", "ratio", "age", "losses", "priorities", "clients"):
@@ -206,10 +206,10 @@ def test_the_panels_over_time_say_what_the_counters_say(run: Look) -> None:
     figure = drawn(run)
     (_, ratio), *_ = [(0, line.get_ydata()) for line in panel(figure, "ratio").get_lines()]
     assert np.nanmedian(ratio) == pytest.approx(8)
-    assert panel(figure, "ratio").get_title(loc="left") == "draws per insert: 8"
+    assert panel(figure, "ratio").get_title(loc="left") == "samples per insert: 8"
     ages = lines(panel(figure, "age"))
-    assert np.nanmedian(ages["mean, when drawn"]) == pytest.approx(375)
-    assert np.nanmax(ages["if uniform"]) == 500
+    assert np.nanmedian(ages["mean, when sampled"]) == pytest.approx(375)
+    assert np.nanmax(ages["uniform sampling"]) == 500
     late = lines(panel(figure, "losses"))["late updates"]
     assert np.nanmedian(late) == pytest.approx(5)
     means = lines(panel(figure, "priorities"))
@@ -224,9 +224,9 @@ def test_the_ratio_a_rate_limiter_wants_is_drawn_next_to_the_measured_one() -> N
         row["samples_per_insert"] = 7.5
     axes = panel(drawn(look(Timeline(history_of(limited)))), "ratio")
     found = lines(axes)
-    assert np.nanmedian(found["drawn"]) == pytest.approx(8)
-    assert np.isnan(found["wanted"][:8]).all()
-    assert (found["wanted"][8:] == 7.5).all()
+    assert np.nanmedian(found["sampled"]) == pytest.approx(8)
+    assert np.isnan(found["configured"][:8]).all()
+    assert (found["configured"][8:] == 7.5).all()
 
 
 def test_each_client_is_a_bar_with_a_cross_for_its_death(run: Look) -> None:
@@ -300,7 +300,7 @@ def test_without_items_or_priorities_the_panels_say_so() -> None:
     assert words(panel(figure, "distribution")) == "nothing was written"
     assert words(panel(figure, "ages")) == "the buffer is empty"
     assert words(panel(figure, "ratio")) == "nothing was written"
-    assert words(panel(figure, "age")) == "nothing was drawn"
+    assert words(panel(figure, "age")) == "nothing was sampled"
     assert "Nothing has been written yet" in headline(figure)
     figure = drawn(look(items=item_stats(np.zeros(4))))
     assert words(panel(figure, "distribution")) == "every priority is 0"

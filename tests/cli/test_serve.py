@@ -37,7 +37,8 @@ def path(tmp_path: Path) -> Path:
 def test_it_says_when_it_is_ready_and_ends_well_on_a_signal(path: Path, number: int) -> None:
     with Program.shmbuffer("serve", path, "--capacity", 1000) as program:
         assert program.line() == (
-            f"ready: {path}, 0 of 1,000 items, pid {program.pid}; Ctrl-C or SIGTERM ends it"
+            f"ready: {path}, 0 of 1,000 items, pid {program.pid}; "
+            "press Ctrl-C or send SIGTERM to stop"
         )
         with Engine.open(path, None, role="collector") as engine:
             items.write(engine, [1, 2, 3])
@@ -45,7 +46,7 @@ def test_it_says_when_it_is_ready_and_ends_well_on_a_signal(path: Path, number: 
         program.send_signal(number)
         assert program.end() == (
             exits.DONE,
-            f"ended: {path}: 3 items left; to continue: shmbuffer serve {path} "
+            f"ended: {path}: 3 items left; to continue, run: shmbuffer serve {path} "
             "--on-existing recover\n",
             "",
         )
@@ -110,9 +111,9 @@ def test_an_existing_buffer_is_refused_recovered_or_overwritten(closed: Path) ->
         assert run("serve", closed, *capacity) == (
             exits.REFUSED,
             "",
-            f"shmbuffer: {closed}: contains a buffer already; to continue with it: shmbuffer serve "
-            f"{closed} --on-existing recover (overwrite instead of recover starts with an empty "
-            "one)\n",
+            f"shmbuffer: {closed}: already contains a buffer. To continue with it, run: "
+            f"shmbuffer serve {closed} --on-existing recover (use overwrite instead of recover "
+            "to start with an empty buffer)\n",
         )
     with Program.shmbuffer("serve", closed, "--on-existing=recover", "--json") as program:
         assert program.json()["recovered"]["items"] == 3
@@ -184,9 +185,9 @@ def test_wrong_usage_is_a_sentence(path: Path, options: list[str], said: str) ->
         ("--alpha=much", "'much' is neither a number nor 'none'"),
         ("--beta=much", "'much' is not a number"),
         ("--on-existing=keep", "invalid choice: 'keep'"),
-        ("--capacity=many", "'many' is not a whole number, such as 1000000, 1_000_000 or 1e6"),
-        ("--capacity=1.5", "'1.5' is not a whole number, such as 1000000, 1_000_000 or 1e6"),
-        ("--capacity=1e999", "'1e999' is not a whole number, such as 1000000, 1_000_000 or 1e6"),
+        ("--capacity=many", "'many' is not an integer, such as 1000000, 1_000_000 or 1e6"),
+        ("--capacity=1.5", "'1.5' is not an integer, such as 1000000, 1_000_000 or 1e6"),
+        ("--capacity=1e999", "'1e999' is not an integer, such as 1000000, 1_000_000 or 1e6"),
     ],
 )
 def test_options_are_checked(path: Path, option: str, said: str) -> None:
@@ -210,7 +211,7 @@ def test_without_prometheus_client_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     assert main(["serve", str(path), "--capacity=8", "--metrics-port=0"]) == exits.REFUSED
     assert capsys.readouterr().err == (
-        "shmbuffer: metrics are served with prometheus-client, which is not installed: "
+        "shmbuffer: serving metrics needs prometheus-client, which is not installed: "
         f"{command('metrics')}\n"
     )
 

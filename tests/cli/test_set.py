@@ -66,10 +66,10 @@ def test_off_removes_a_setting_of_the_limiter(
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ("samples_per_insert", "'samples_per_insert' is not NAME=VALUE with one of"),
-        ("ratio=4", "'ratio=4' is not NAME=VALUE with one of"),
-        ("min_size=1.5", "min_size is a whole number or off, not '1.5'"),
-        ("error_buffer=much", "error_buffer is a number or off, not 'much'"),
+        ("samples_per_insert", "'samples_per_insert' is not NAME=VALUE, where NAME is one of"),
+        ("ratio=4", "'ratio=4' is not NAME=VALUE, where NAME is one of"),
+        ("min_size=1.5", "min_size must be an integer or off, got '1.5'"),
+        ("error_buffer=much", "error_buffer must be a number or off, got 'much'"),
     ],
 )
 def test_a_call_without_a_change_is_bad_usage(

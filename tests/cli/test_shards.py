@@ -103,7 +103,7 @@ def test_a_shard_that_is_removed_meanwhile_stays_with_the_reason(
     watch.look()
     table, events = watch.tables()
     assert [str(row[0]) for row in table.rows] == ["node-1", "node-2", "all"]
-    assert "no buffer here any more" in table.rows[1][-1].value
+    assert "the buffer was removed" in table.rows[1][-1].value
     assert watch.to_json()["total"]["length"] == 6
     assert [row[:2] for row in events.rows] == [("node-2", "unreadable")]
 

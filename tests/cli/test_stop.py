@@ -114,7 +114,7 @@ def test_one_that_is_deaf_is_killed_after_the_grace(
         assert main(["stop", str(tmp_path / "b"), "--grace", "0.1"]) == exits.DONE
         out = capsys.readouterr().out
         assert [line.split(None, 2) for line in out.splitlines()[2:]] == [
-            ["learner", str(learner.pid), "killed: it ignored SIGTERM"]
+            ["learner", str(learner.pid), "killed because it ignored SIGTERM"]
         ]
         assert learner.end()[0] == -signal.SIGKILL
 

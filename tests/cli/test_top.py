@@ -79,7 +79,10 @@ def test_a_dead_one_changes_nothing(dead: Path, capsys: pytest.CaptureFixture[st
     before = contents(dead)
     assert main(["top", str(dead), "--once"]) == 0
     text = capsys.readouterr().out
-    assert "state       READY: not in use (1 client died; the next open recovers it)" in text
+    assert (
+        "state       READY: not in use (1 client died; the next process to open it will recover it)"
+        in text
+    )
     assert re.search(r"client +\d+ +dead .* 2 slots, from ticket 3\n", text)  # what it was at
     assert contents(dead) == before
 
@@ -125,12 +128,12 @@ def test_the_live_view_follows_a_kill_a_recovery_and_the_removal(tmp_path: Path)
                 shows(rf"joined +client {os.getpid()}")
                 items.write(engine, [1])
                 engine.cleanup()
-            shows(r"there is no buffer here any more")
-            shows(r"removed +there is no buffer here any more")
+            shows(r"the buffer was removed")
+            shows(r"removed +the buffer was removed")
             with items.create(path, 8) as engine:
                 items.write(engine, [1])
                 shows(r"12\.5%, 1 of 8; 1 written")
-                shows("new buffer +another buffer has replaced it")
+                shows("new buffer +the buffer was replaced by another one")
 
 
 def test_q_ends_it_and_the_terminal_is_as_it_was(closed: Path) -> None:
@@ -260,12 +263,12 @@ def test_a_buffer_that_is_gone_says_whether_its_directory_is(
     path.mkdir(exist_ok=True)
     watch.follow()
     found = watch.to_json()
-    assert found["error"] == "there is no buffer here any more; the directory is still there"
+    assert found["error"] == "the buffer was removed; the directory still exists"
     assert [event["kind"] for event in found["pace"]["events"]] == ["removed"]
     path.rmdir()
     watch.follow()
     found = watch.to_json()
-    assert found["error"] == "there is no buffer here any more; the directory is gone too"
+    assert found["error"] == "the buffer was removed; the directory was removed, too"
     assert found["pace"]["events"] == ()
     shown = "\n".join(drawn_by(watch.screen(), 80, 24))
     assert "last seen  2 of 8 items, " in shown
@@ -293,8 +296,8 @@ CLIENTS = [
         {"claimed": {"first": 7, "count": 1}, "phase": "COMMITTING", "mutex": True},
         "the lock; 1 slot, from ticket 7, committing",
     ),
-    ({"claimed": {"first": 0, "count": 8}, "phase": "EMPTYING"}, "is emptying the buffer"),
-    ({"queue_position": 3, "queued_s": 0.42}, "waits 0.4 s for a slot, number 3"),
+    ({"claimed": {"first": 0, "count": 8}, "phase": "EMPTYING"}, "emptying the buffer"),
+    ({"queue_position": 3, "queued_s": 0.42}, "waiting 0.4 s for a slot, number 3"),
     ({"idle_s": 300.0}, "5 min"),
     ({"idle_s": None}, "-"),
 ]
@@ -327,8 +330,11 @@ def test_a_claim_held_for_long_shows_its_duration(closed: Path) -> None:
     [
         ({"needs_recovery": None, "clients": [1, 2]}, "READY: 2 alive  "),
         ({"needs_recovery": "no client alive"}, "not in use (all clients closed it)"),
-        ({"needs_recovery": "reboot"}, "the machine was restarted; the next open recovers"),
-        ({"needs_recovery": "copy"}, "a copy of another directory; the next open"),
+        (
+            {"needs_recovery": "reboot"},
+            "the machine was rebooted; the next process to open it will recover",
+        ),
+        ({"needs_recovery": "copy"}, "a copy of another directory; the next process"),
         ({"needs_recovery": "no client alive", "state": "RECOVERING"}, "being recovered"),
         ({"needs_recovery": None, "state": "CLOSING", "clients": [1]}, "being removed"),
         (

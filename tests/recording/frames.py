@@ -148,10 +148,10 @@ class Story:
         asked: Sequence[tuple[str, str, Callable[[Frame], bool]]] = (
             (
                 "1-running",
-                "two collectors write, a learner draws",
+                "two collectors write, a learner samples",
                 lambda f: (
                     len(f.alive) == 4
-                    and f.rate("items drawn/s") > 0
+                    and f.rate("items sampled/s") > 0
                     and f.rate("items written/s") > 0
                 ),
             ),

@@ -28,7 +28,7 @@ VIEW = """run/replay           READY: {alive} alive
 items         █░ 10.0%
 rates                   now
 items written/s       {rate}
-items drawn/s         {rate}
+items sampled/s       {rate}
 clients  pid  state
 {clients}
 
@@ -160,7 +160,7 @@ def test_the_film_of_the_readme_is_small_and_needs_nothing_from_elsewhere() -> N
 def test_the_film_of_the_readme_begins_with_training() -> None:
     """Its first picture is what pages show before it moves, and what is printed."""
     first = " ".join(seen((DOCS / "images" / "demo.svg").read_text(), 0.0))
-    assert "two collectors write, a learner draws" in first
+    assert "two collectors write, a learner samples" in first
     assert re.search(r"READY: 4 alive", first)
 
 

@@ -504,7 +504,7 @@ def test_the_end_of_a_fork_that_attached_is_not_the_coordinators(scratch_dir: Pa
 )
 def test_a_death_says_what_ended_the_process(exitcode: int | None, cause: str) -> None:
     death = Death(pid=1, role="learner", name="", index=None, exitcode=exitcode, restarted=True)
-    assert str(death) == f"learner (pid 1) {cause}; it is started again"
+    assert str(death) == f"learner (pid 1) {cause}; it is restarted"
 
 
 def assert_gone(pids: list[int]) -> None:

@@ -50,7 +50,7 @@ def test_an_empty_one_is_neither_healthy_nor_not() -> None:
 
 def test_the_most_urgent_comes_first() -> None:
     found = judge(look(timeline(updates_stale=800.0, items_sampled=90000.0)))
-    assert [one.name for one in found] == ["late_updates", "drawn_too_often"]
+    assert [one.name for one in found] == ["late_updates", "sampled_too_often"]
     assert findings.verdict(look(), found) == "2 possible problems"
     assert findings.verdict(look(), found[:1]) == "1 possible problem"
 
@@ -92,23 +92,26 @@ def test_no_insert() -> None:
     def says(until: int, one: dict[str, object]) -> str | None:
         return findings.no_insert(look(stops_at(until, "inserts"), clients=[one]))
 
-    assert says(80, WRITER) == "no insert for 40 s"
+    assert says(80, WRITER) == "nothing was written for 40 s"
     assert says(91, WRITER) is None
     assert says(10, LEARNER) is None
     assert findings.no_insert(look(clients=[WRITER])) is None
     held = look(stops_at(80, "inserts"), clients=[WRITER], limited=2)
-    assert findings.no_insert(held) == "no insert for 40 s: 2 clients wait for the other side"
+    assert (
+        findings.no_insert(held)
+        == "nothing was written for 40 s: 2 clients wait for the rate limiter"
+    )
     assert findings.no_insert(look(stops_at(80, "inserts"), clients=[])) is None
 
 
-def test_no_draw() -> None:
+def test_no_sample() -> None:
     def says(until: int, one: dict[str, object]) -> str | None:
-        return findings.no_draw(look(stops_at(until, "batches_sampled"), clients=[one]))
+        return findings.no_sample(look(stops_at(until, "batches_sampled"), clients=[one]))
 
-    assert says(75, LEARNER) == "nothing was drawn for 45 s"
+    assert says(75, LEARNER) == "nothing was sampled for 45 s"
     assert says(91, LEARNER) is None
     assert says(10, WRITER) is None
-    assert findings.no_draw(look(clients=[LEARNER])) is None
+    assert findings.no_sample(look(clients=[LEARNER])) is None
 
 
 def test_a_silent_collector() -> None:
@@ -144,29 +147,30 @@ def test_repeated_deaths_are_a_finding() -> None:
     assert findings.dies_again(look()) is None
 
 
-def test_drawn_too_often() -> None:
-    assert findings.drawn_too_often(look(timeline(items_sampled=60000.0))) == (
-        "drawn 600 times per insert"
+def test_sampled_too_often() -> None:
+    assert findings.sampled_too_often(look(timeline(items_sampled=60000.0))) == (
+        "600 samples per insert: the learner may overfit old items"
     )
-    assert findings.drawn_too_often(look(timeline(items_sampled=51200.0))) is None
-    assert findings.drawn_too_often(look(inserts=10, items_sampled=10000)) == (
-        "drawn 1,000 times per insert"  # without a history: since it was made
+    assert findings.sampled_too_often(look(timeline(items_sampled=51200.0))) is None
+    assert findings.sampled_too_often(look(inserts=10, items_sampled=10000)) == (
+        # without a history: since it was made
+        "1,000 samples per insert: the learner may overfit old items"
     )
-    assert findings.drawn_too_often(look(inserts=1, items_sampled=999)) is None
+    assert findings.sampled_too_often(look(inserts=1, items_sampled=999)) is None
     wished = look(timeline(items_sampled=60000.0), samples_per_insert=600.0)
-    assert findings.drawn_too_often(wished) is None
+    assert findings.sampled_too_often(wished) is None
 
 
 def test_overwritten_before_it_is_drawn() -> None:
     def says(line: Timeline | None = None, **counters: int) -> str | None:
-        return findings.overwritten_undrawn(look(line, **{"items_sampled": 256, **counters}))
+        return findings.overwritten_unsampled(look(line, **{"items_sampled": 256, **counters}))
 
     assert says(timeline(items_sampled=20.0)) == (
-        "drawn 0.2 times per insert: most items are overwritten before they are drawn"
+        "0.2 samples per insert: most items are overwritten before they are sampled"
     )
     nothing = says(timeline(items_sampled=0.0))
     assert nothing is not None
-    assert nothing.startswith("nothing is drawn")
+    assert nothing.startswith("nothing is sampled")
     assert says(inserts=2000) is not None
     assert says(inserts=2000, items_sampled=0) is None  # it is there for something else
     assert says(timeline(items_sampled=50.0)) is None
@@ -176,7 +180,7 @@ def test_overwritten_before_it_is_drawn() -> None:
 def test_late_updates() -> None:
     late = timeline(updates_applied=88.0, updates_stale=12.0)
     assert findings.late_updates(look(late)) == (
-        "12 % of updates come too late: their items are overwritten already"
+        "12 % of priority updates come too late: their items have been overwritten"
     )
     some = timeline(updates_applied=90.0, updates_stale=10.0)
     assert findings.late_updates(look(some)) is None
@@ -207,10 +211,10 @@ def test_few_items_have_the_mass() -> None:
 
 
 def test_rows_that_are_drawn_again() -> None:
-    assert findings.drawn_again(look(timeline(redraws=64.0))) == (
-        "8 % of rows are overwritten while they are drawn: the buffer is too small"
+    assert findings.sampled_again(look(timeline(redraws=64.0))) == (
+        "8 % of rows are overwritten while they are sampled: the buffer is too small"
     )
-    assert findings.drawn_again(look(timeline(redraws=40.0))) is None
+    assert findings.sampled_again(look(timeline(redraws=40.0))) is None
 
 
 def test_writers_that_wait() -> None:
@@ -224,7 +228,7 @@ def test_writers_that_wait() -> None:
 def test_a_ring_of_too_few_bytes_is_a_finding() -> None:
     records = {"max_bytes": 4096}
     assert findings.evicted_early(look(records=records, length=310, evicted=5)) == (
-        "the byte ring is full at 31 % of the items: max_bytes is small for this capacity"
+        "the byte ring is full at 31 % of the capacity: max_bytes is too small for it"
     )
     assert findings.evicted_early(look(records=records, length=500, evicted=5)) is None
     assert findings.evicted_early(look(records=records, length=310)) is None
@@ -256,15 +260,15 @@ def test_the_document_has_each_with_its_threshold() -> None:
     assert list(said) == [finding.__name__ for finding in findings.ALL]
     thresholds = {
         "no_insert": [findings.QUIET_S],
-        "no_draw": [findings.QUIET_S],
+        "no_sample": [findings.QUIET_S],
         "silent_collector": [findings.SILENT_S],
         "dies_again": [findings.SOME_DEATHS],
         "late_updates": [100 * findings.LATE_UPDATES],
-        "drawn_too_often": [findings.MANY_DRAWS],
-        "overwritten_undrawn": [findings.FEW_DRAWS],
+        "sampled_too_often": [findings.MANY_SAMPLES],
+        "overwritten_unsampled": [findings.FEW_SAMPLES],
         "never_updated": [findings.ENOUGH_ITEMS],
         "few_have_the_mass": [100 * findings.TOP, 100 * findings.TOP_MASS],
-        "drawn_again": [100 * findings.REDRAWN],
+        "sampled_again": [100 * findings.RESAMPLED],
         "writers_wait": [findings.WAITS_PER_S],
         "evicted_early": [100 * findings.EARLY_EVICTION],
         "history_stands_still": [findings.STANDSTILL_S],

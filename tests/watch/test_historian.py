@@ -329,12 +329,12 @@ def test_without_room_for_it_the_buffer_works_and_it_is_said_once(
 ) -> None:
     monkeypatch.setattr(history, "file_bytes", lambda _: 2**62)
     with Coordinator(scratch_dir, capacity=8) as coordinator:
-        wait_until(lambda: "stops recording the history" in caplog.text)
+        wait_until(lambda: "stopped recording the history" in caplog.text)
         with Engine.open(scratch_dir, None) as engine:
             items.write(engine, [1])
             coordinator._supervisor._look_at_registry()
         assert coordinator.stats()["size"] == 1
-    assert caplog.text.count("stops recording the history") == 1
+    assert caplog.text.count("stopped recording the history") == 1
     assert "are free" in caplog.text
     assert records(scratch_dir) == 0
 
@@ -356,7 +356,7 @@ def test_a_disk_that_becomes_full_ends_it_with_one_warning(
         historian.look(coordinator.clients(), [], {})
         historian.look(coordinator.clients(), [], {})
     historian.close()
-    assert caplog.text.count("stops recording the history") == 1
+    assert caplog.text.count("stopped recording the history") == 1
     assert records(scratch_dir) == 1
     follower = Historian(coordinator, scratch_dir)
     follower.look(coordinator.clients(), [], {})

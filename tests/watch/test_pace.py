@@ -117,7 +117,7 @@ def test_a_buffer_that_is_removed_and_made_again_is_told_once() -> None:
     assert [event.kind for event in watch.lose("broken", "unreadable").events] == ["unreadable"]
     assert [event.text for event in watch.events] == [
         "gone",
-        "another buffer has replaced it",
+        "the buffer was replaced by another one",
         "broken",
     ]
 

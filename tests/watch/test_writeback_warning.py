@@ -54,9 +54,9 @@ def test_a_writer_that_is_held_back_again_and_again_is_worth_a_warning(
     assert caplog.messages == []
     looked(it, clock, 5)
     assert caplog.messages == [
-        "run/replay: the kernel throttles writers until the disk has caught up (pid 8 in 3 of the "
-        "last 3 checks; 3.0 GiB (3221225472 bytes) wait to be written on this machine, 4.0 GiB "
-        "(4294967296 bytes) are allowed): put the buffer into memory (/dev/shm), or raise "
+        "run/replay: the kernel throttles writers because the disk cannot keep up (pid 8 in 3 of "
+        "the last 3 checks; 3.0 GiB (3221225472 bytes) are waiting to be written on this machine, "
+        "the limit is 4.0 GiB (4294967296 bytes)). Put the buffer in memory (/dev/shm), or raise "
         "vm.dirty_bytes; see docs/memory.md"
     ]
     assert it.seconds == SCAN_S * (SOME + 4)

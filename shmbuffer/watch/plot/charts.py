@@ -41,7 +41,7 @@ _WIDE_APART = 20  # ratio of two rates from which their axis is logarithmic
 def _rates(axes: Axes, look: Look, line: Timeline) -> None:
     times, (written, drawn) = line.rates("inserts", "items_sampled")
     _line(axes, times, written, WRITTEN, "written")
-    _line(axes, times, drawn, DRAWN, "drawn")
+    _line(axes, times, drawn, DRAWN, "sampled")
     typical = [np.median(each[each > 0]) for each in (written, drawn) if (each > 0).any()]
     if len(typical) == 2 and max(typical) > _WIDE_APART * min(typical):
         axes.set_yscale("symlog", linthresh=1.0)
@@ -77,17 +77,17 @@ def _ratio(axes: Axes, look: Look, line: Timeline) -> str | None:
     inserts, sampled = look.total("inserts"), look.total("items_sampled")
     if inserts:
         mean = sampled / inserts
-        axes.set_title(f"draws per insert: {mean:{',.0f' if mean >= 100 else '.3g'}}")
+        axes.set_title(f"samples per insert: {mean:{',.0f' if mean >= 100 else '.3g'}}")
     times, (written, drawn) = line.lines("inserts", "items_sampled")
     ratios = _share(drawn, written)
     if not np.isfinite(ratios).any():
         return "nothing was written"
     axes.plot(_dates(times), ratios, color=DRAWN, marker=".", markersize=2.5)
     if line.has("samples_per_insert") and line.values("samples_per_insert").any():
-        axes.get_lines()[0].set_label("drawn")
+        axes.get_lines()[0].set_label("sampled")
         times, wanted = line.levels("samples_per_insert")
         wanted[wanted == 0] = np.nan
-        _line(axes, times, wanted, MUTED, "wanted", dashed=True)
+        _line(axes, times, wanted, MUTED, "configured", dashed=True)
         axes.margins(y=0.25)
     axes.set_ylim(bottom=0)
     return None
@@ -140,10 +140,10 @@ def _age(axes: Axes, look: Look, line: Timeline) -> str | None:
     times, (ages, drawn) = line.lines("age_sum", "items_sampled")
     means = _share(ages, drawn)
     if not np.isfinite(means).any():
-        return "nothing was drawn"
-    _line(axes, times, means, DRAWN, "mean, when drawn")
+        return "nothing was sampled"
+    _line(axes, times, means, DRAWN, "mean, when sampled")
     times, lengths = line.levels("length")
-    _line(axes, times, lengths / 2, MUTED, "if uniform", dashed=True)
+    _line(axes, times, lengths / 2, MUTED, "uniform sampling", dashed=True)
     axes.set_ylim(bottom=0)
     axes.margins(y=0.2)
     _thousands(axes.yaxis)
@@ -155,13 +155,13 @@ def _losses(axes: Axes, look: Look, line: Timeline) -> str | None:
     times, (stale, applied, redraws, drawn, waits, written) = line.lines(*names)
     for label, share, color in (
         ("late updates", _share(stale, stale + applied), BAD),
-        ("rows drawn again", _share(redraws, redraws + drawn), DRAWN),
+        ("rows sampled again", _share(redraws, redraws + drawn), DRAWN),
         ("waits per item written", _share(waits, written), WRITTEN),
     ):
         if np.isfinite(share).any():
             _line(axes, times, 100 * share, color, label)
     if not axes.get_lines():
-        return "nothing was written, drawn or updated"
+        return "nothing was written, sampled or updated"
     axes.set_ylim(0, max(1.0, axes.get_ylim()[1] * 1.35))
     axes.yaxis.set_major_formatter(_percent)
     axes.legend(loc="upper left")
@@ -205,7 +205,7 @@ def _distribution(axes: Axes, look: Look) -> str | None:
     _log(axes, axes.xaxis)
     axes.margins(y=0.2)
     zero = float((given == 0).mean())
-    axes.set_xlabel("raw priority" + (f"; {units.percent(zero)} are 0" if zero else ""))
+    axes.set_xlabel("raw priority" + (f"; {units.percent(zero)} of them are 0" if zero else ""))
     return None
 
 
@@ -231,7 +231,7 @@ def _spread(
     if masses.sum() > 0:
         chances = 100 * masses / masses.sum()
         how: dict[str, Any] = {"histtype": "step", "color": DRAWN, "linewidth": 1.6}
-        axes.hist(values[shown], bins, weights=chances[shown], label="chance to be drawn", **how)
+        axes.hist(values[shown], bins, weights=chances[shown], label="probability", **how)
     axes.yaxis.set_major_formatter(_percent)
 
 
@@ -276,7 +276,7 @@ def _collectors(axes: Axes, look: Look) -> str | None:
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)
     if any(color != WRITTEN for color in colors):
-        axes.set_xlabel("grey: no longer attached")
+        axes.set_xlabel("grey: client has ended")
     return None
 
 
@@ -287,7 +287,7 @@ def _name(look: Look, writer: ItemWriter) -> str:
         return f"{name} ({known.pid})" if name else f"{known.role} {known.pid}"
     if writer.pid is not None:
         return f"{writer.role} {writer.pid}"
-    return f"client no. {writer.incarnation}"
+    return f"client {writer.incarnation}"
 
 
 def _without_priorities(look: Look) -> str:
@@ -351,9 +351,9 @@ def _cut(text: str, most: int) -> str:
 OVER_TIME: dict[str, tuple[str, Callable[[Any, Look, Timeline], str | None]]] = {
     "rates": ("items per second", _rates),
     "items": ("items", _items),
-    "ratio": ("draws per insert", _ratio),
+    "ratio": ("samples per insert", _ratio),
     "clients": ("clients over time (x: died)", _clients),
-    "age": ("age of drawn items, in writes", _age),
+    "age": ("age of sampled items, in writes", _age),
     "losses": ("lost work", _losses),
     "priorities": ("priorities over time", _priorities),
 }

@@ -1,7 +1,7 @@
 """The picture of `plot`, which shows if a replay buffer is healthy.
 
      headline: healthy or not, and why
-     rates, with deaths and recoveries      | items          | draws per insert
+     rates, with deaths and recoveries      | items          | samples per insert
      clients over time                      | age when drawn | late updates, redraws, waits
      priorities over time | distribution    | ages           | items by collector
 
@@ -117,7 +117,7 @@ def _state(look: Look) -> str:
         units.counted(found["epoch"], "recovery", "recoveries"),
     ]
     if found["needs_recovery"] and not alive:
-        parts.append("not in use" if not dead else "the next open recovers it")
+        parts.append("not in use" if not dead else "the next process to open it will recover it")
     return "   ·   ".join(parts)
 
 

@@ -36,8 +36,8 @@ class BufferWatch:
         try:
             self.look()
         except BufferNotFoundError:
-            still = "still there" if os.path.isdir(self._path) else "gone too"
-            self._lose(f"there is no buffer here any more; the directory is {still}", "removed")
+            still = "still exists" if os.path.isdir(self._path) else "was removed, too"
+            self._lose(f"the buffer was removed; the directory {still}", "removed")
         except ShmBufferError as error:  # being made or removed, or damaged: it may pass
             self._lose(str(error), "unreadable")
 

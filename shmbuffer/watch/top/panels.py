@@ -72,7 +72,7 @@ def _mended(counters: Mapping[str, Any]) -> str:
         "reaped": ("client reaped", "clients reaped"),
         "rolled_back": ("slot rolled back", "slots rolled back"),
         "rolled_forward": ("slot rolled forward", "slots rolled forward"),
-        "repairs": ("repair of the lock", "repairs of the lock"),
+        "repairs": ("lock repaired", "locks repaired"),
     }
     return ", ".join(
         units.counted(counters[key], *names) for key, names in done.items() if counters[key]
@@ -91,8 +91,8 @@ def rates(history: Sequence[Pace], width: int) -> Table:
             values = [one.rates[key] for one in history]
             rows.append(_rate(Styled(name, style if values[-1] else ""), values, width))
     for name, series in (
-        ("drawn per item written", [one.ratio for one in history]),
-        ("age when drawn, in writes", [one.age for one in history]),
+        ("samples per insert", [one.ratio for one in history]),
+        ("age when sampled, in writes", [one.age for one in history]),
     ):
         if any(value is not None for value in series[-width:]):
             rows.append(_rate(name, series, width))
@@ -122,9 +122,9 @@ def _rate(name: object, values: Sequence[float | None], width: int) -> Sequence[
 
 _SHOWN = (
     ("items written/s", "inserts", ""),
-    ("items drawn/s", "items_sampled", ""),
-    ("batches drawn/s", "batches_sampled", ""),
-    ("priorities set/s", "updates_applied", ""),
+    ("items sampled/s", "items_sampled", ""),
+    ("batches sampled/s", "batches_sampled", ""),
+    ("priority updates/s", "updates_applied", ""),
     ("stale updates/s", "updates_stale", "yellow"),
     ("redraws/s", "redraws", "yellow"),
     ("waits for a slot/s", "waits", "yellow"),
@@ -182,7 +182,7 @@ def clients(found: Mapping[str, Any], pace: Pace, watch: Watch, width: int) -> T
     return tables.chosen("clients", shown, rows)
 
 
-_COLUMNS = ("client", " pid", "state", " written/s", " drawn/s", " seen", " memory", "holds")
+_COLUMNS = ("client", " pid", "state", " written/s", " sampled/s", " seen", " memory", "holds")
 
 
 def _client(client: Mapping[str, Any], pace: Pace, watch: Watch) -> dict[str, Styled]:
@@ -190,7 +190,7 @@ def _client(client: Mapping[str, Any], pace: Pace, watch: Watch) -> dict[str, St
     cells = words.cells(client, watch.held_s(client))
     idle_s, style = client["idle_s"], words.state(client).style
     cells |= {"state": words.state(client).value, " seen": cells["idle for"]}
-    cells |= {" written/s": units.rate(written), " drawn/s": units.rate(drawn)}
+    cells |= {" written/s": units.rate(written), " sampled/s": units.rate(drawn)}
     row = {name: Styled(cell, style) for name, cell in cells.items()}
     if not style and idle_s is not None and idle_s >= _SILENT_S:
         row[" seen"] = Styled(cells[" seen"], "yellow")
