@@ -40,8 +40,8 @@ def load(name: str) -> Any:
         home = importlib.import_module(module)
     except AttributeError as error:  # for `from shmbuffer import ...` the name would be missing
         raise ImportError(
-            f"{module} cannot be imported: {error}; if sources have changed, compile the core again"
-            " (pip install -e .)",
+            f"{module} cannot be imported: {error}; if sources have changed, compile the core "
+            "again (pip install -e .)",
             name=module,
         ) from error
     return getattr(home, name)

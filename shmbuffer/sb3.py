@@ -153,8 +153,9 @@ class SharedReplayBuffer(ReplayBuffer):
     ) -> None:
         if frame_stack is not None and n_steps > 1:
             raise ValueError(
-                "SharedReplayBuffer takes n_steps or frame_stack, and not both; store whole stacks "
-                "(leave frame_stack out), and pass optimize_memory_usage=True to store each once"
+                "SharedReplayBuffer does not support n_steps together with frame_stack; store "
+                "whole stacks (leave frame_stack out), and pass optimize_memory_usage=True to "
+                "store each frame once"
             )
         # ReplayBuffer's own constructor would allocate the arrays.
         super(ReplayBuffer, self).__init__(
@@ -338,8 +339,8 @@ class SharedReplayBuffer(ReplayBuffer):
         """
         if self.alpha is None:
             raise ValueError(
-                "SharedReplayBuffer.prioritize: this buffer has no priorities; make it with alpha, "
-                'replay_buffer_kwargs={"scratch_dir": ..., "alpha": 0.6}'
+                "SharedReplayBuffer.prioritize: this buffer has no priorities; create it with "
+                'alpha: replay_buffer_kwargs={"scratch_dir": ..., "alpha": 0.6}'
             )
         return critic.register_forward_hook(self._watch)
 
@@ -504,8 +505,8 @@ class SharedHerReplayBuffer(SharedReplayBuffer, HerReplayBuffer):  # type: ignor
         """Returns the rewards of relabelled rows, from the environment."""
         if self.env is None:
             raise ValueError(
-                "SharedHerReplayBuffer has no environment, so it cannot compute rewards; call "
-                "set_env(env) after the buffer was unpickled"
+                "SharedHerReplayBuffer has no environment after unpickling, so it cannot compute "
+                "rewards; call set_env(env)"
             )
         reached = rows["next", "observation", "achieved_goal"].numpy()
         goals = rows["observation", "desired_goal"].numpy()
@@ -544,7 +545,8 @@ class _Stacks:
         shape = space.shape
         if not shape or not isinstance(space, spaces.Box):
             raise ValueError(
-                f"frame_stack={count} needs observations that are arrays, got {space}; leave it out"
+                f"frame_stack={count} needs observations that are arrays, got {space}; leave "
+                "frame_stack out"
             )
         first = shape[0] == count or (
             is_image_space(space) and is_image_space_channels_first(space)

@@ -255,12 +255,12 @@ def test_what_is_missing_is_said_and_nothing_is_written(buffer: ReplayBuffer) ->
         RuntimeError, match=r"pass the first observations to Recorder\.reset\(obs\)"
     ):
         recorder.step(np.zeros((2, 3)), zeros, zeros, off, off)
-    with pytest.raises(ValueError, match="the first call takes all environments"):
+    with pytest.raises(ValueError, match="the first call must reset all environments"):
         recorder.reset(np.zeros((2, 3)), mask=[True, False])
-    with pytest.raises(ValueError, match=r"obs is of shape \[3\].*leave num_envs out"):
+    with pytest.raises(ValueError, match=r"obs has shape \[3\].*leave num_envs out"):
         recorder.reset(np.zeros(3))
     recorder.reset(np.zeros((2, 3)))
-    with pytest.raises(ValueError, match=r"action is of shape \[3\].*the 2 environments"):
+    with pytest.raises(ValueError, match=r"action has shape \[3\].*the number of environments, 2"):
         recorder.step(np.zeros((2, 3)), np.zeros(3), zeros, off, off)
     with pytest.raises(ValueError, match="reward has to be one number for each environment"):
         recorder.step(np.zeros((2, 3)), zeros, np.zeros((2, 1)), off, off)
@@ -325,7 +325,7 @@ def test_parts_of_a_tuple_space_are_not_taken_for_environments(buffer: ReplayBuf
     space = gym.spaces.Tuple([gym.spaces.Discrete(9), gym.spaces.Discrete(9)])
     obs = gym.vector.utils.batch_space(space, 2).sample()
     recorder = Recorder(buffer, num_envs=2)
-    with pytest.raises(ValueError, match=r"obs is a tuple of arrays.*give the parts as a dict"):
+    with pytest.raises(ValueError, match=r"obs is a tuple of arrays.*pass the parts as a dict"):
         recorder.reset(obs)
     recorder.reset(dict(zip("ab", obs, strict=True)))
 
@@ -435,7 +435,7 @@ def test_float64_is_stored_as_the_dtype_of_the_recorder(
         assert lines == []
         return
     (line,) = lines
-    assert line.startswith("Recorder: obs and action are given as float64 and stored as float")
+    assert line.startswith("Recorder: obs and action are float64 and are stored as float")
     assert "dtype=None" in line
 
 
@@ -466,7 +466,7 @@ def test_rewards_keep_their_dtype_without_one(tmp_path: Path) -> None:
 def test_a_dtype_that_is_no_floating_point_dtype_is_refused(
     buffer: ReplayBuffer, dtype: Any
 ) -> None:
-    with pytest.raises(TypeError, match="dtype is float16, float32, float64, or None"):
+    with pytest.raises(TypeError, match="dtype must be float16, float32, float64, or None"):
         Recorder(buffer, dtype=dtype)
 
 
@@ -496,7 +496,7 @@ def test_a_list_of_infos_is_refused(buffer: ReplayBuffer) -> None:
     recorder.reset(np.zeros((2, 3)))
     zeros, off = np.zeros(2), np.zeros(2, np.bool_)
     infos: Any = [{}, {"terminal_observation": np.ones(3)}]
-    with pytest.raises(TypeError, match="info is a dict, as gymnasium gives it, not a list"):
+    with pytest.raises(TypeError, match="info must be a dict, as returned by gymnasium, not a"):
         recorder.step(np.zeros((2, 3)), zeros, zeros, off, off, infos)
     assert len(buffer) == 0
 
@@ -504,11 +504,11 @@ def test_a_list_of_infos_is_refused(buffer: ReplayBuffer) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_envs": 0}, "num_envs and n_step have to be at least 1"),
-        ({"n_step": 0}, "num_envs and n_step have to be at least 1"),
-        ({"gamma": 1.5}, "gamma has to be from 0 to 1, got 1.5"),
-        ({"n_step": 1.5}, "num_envs and n_step have to be at least 1, got None and 1.5"),
-        ({"num_envs": "2"}, "num_envs and n_step have to be at least 1"),
+        ({"num_envs": 0}, "num_envs and n_step must be at least 1"),
+        ({"n_step": 0}, "num_envs and n_step must be at least 1"),
+        ({"gamma": 1.5}, "gamma must be from 0 to 1, got 1.5"),
+        ({"n_step": 1.5}, "num_envs and n_step must be at least 1, got None and 1.5"),
+        ({"num_envs": "2"}, "num_envs and n_step must be at least 1"),
     ],
 )
 def test_numbers_are_checked(buffer: ReplayBuffer, arguments: dict[str, Any], message: str) -> None:

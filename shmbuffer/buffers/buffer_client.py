@@ -443,6 +443,6 @@ class BufferClient:
     def _require_alive(self, what: str) -> None:
         if self._parts.is_closed:
             raise BufferClosedError(
-                f"this {type(self).__name__} was closed and cannot be {what} any more; make a new "
-                "one, with the same scratch_dir if it had one"
+                f"this {type(self).__name__} was closed, so it cannot be {what} any more. Create a "
+                "new one, with the same scratch_dir if it had one"
             )

@@ -113,8 +113,8 @@ class Goals:
                 return index, {**known, **found}
             index, known = plan.sampler._again(plan.storage, index, *taking)
         raise RuntimeError(
-            "sampled rows, or the steps that provide their new goals, were overwritten during each "
-            f"of {ATTEMPTS} attempts; make the buffer larger, or write more slowly"
+            "sampled rows, or the steps that their new goals are taken from, were overwritten "
+            f"during each of {ATTEMPTS} attempts; make the buffer larger, or write more slowly"
         )
 
     def _reached_by(
@@ -122,7 +122,7 @@ class Goals:
     ) -> dict[str, torch.Tensor] | None:
         """Goals for the first rows, and the tickets of all rows; None if an item is gone."""
         elements = ravel(index, lanes_of(storage))
-        found = self._boundaries.of(storage)
+        found = self._boundaries.find(storage)
         table = found.table
         if not found.entries.has(self._reached):
             raise _not_there("achieved_goal_key", self._reached)
@@ -295,11 +295,14 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         **kwargs: Any,
     ) -> None:
         if not 0.0 <= her_ratio <= 1.0:
-            raise ValueError(f"her_ratio is a part of the rows, from 0 to 1, got {her_ratio}")
+            raise ValueError(
+                "her_ratio must be from 0 to 1 (the share of rows that are relabelled), got "
+                f"{her_ratio}"
+            )
         if type(kwargs.get("sample_unit")) not in (type(None), Transition):
             raise NotImplementedError(
-                "HERReplayBuffer relabels the goals of single steps, so it takes no sample_unit; "
-                "sample windows from a TensorDictReplayBuffer"
+                "HERReplayBuffer relabels single steps, so sample_unit is not supported; sample "
+                "windows from a TensorDictReplayBuffer"
             )
         goals = Goals(
             reward_fn,
@@ -335,13 +338,13 @@ def _fitted(path: KeyPath, values: torch.Tensor, there: torch.Tensor) -> torch.T
     """Values in the shape of those that are there."""
     if not isinstance(values, torch.Tensor):
         raise TypeError(
-            f"the new values of the entry {key_of(path)!r} are a {type(values).__name__}; have "
-            "reward_fn and terminated_fn return a tensor, with one value for each row"
+            f"the new values of the entry {key_of(path)!r} are a {type(values).__name__}; "
+            "reward_fn and terminated_fn must return a tensor with one value for each row"
         )
     if values.numel() != there.numel():
         raise ValueError(
-            f"the entry {key_of(path)!r} of these rows is {list(there.shape)}, and the new values "
-            f"are {list(values.shape)}; give one value of that shape for each row"
+            f"the entry {key_of(path)!r} of these rows is {list(there.shape)}, but the new values "
+            f"are {list(values.shape)}; return one value of that shape for each row"
         )
     return values.reshape(there.shape)
 
@@ -349,5 +352,5 @@ def _fitted(path: KeyPath, values: torch.Tensor, there: torch.Tensor) -> torch.T
 def _not_there(argument: str, path: KeyPath) -> KeyError:
     return KeyError(
         f"hindsight needs the entry {key_of(path)!r} in every item, but the items do not have it; "
-        f"store it, or name another one with {argument}"
+        f"store it, or pass the name of another entry as {argument}"
     )

@@ -36,8 +36,8 @@ class Prioritized(ReplayBuffer):
         if sampler is not None:
             name = type(self).__name__
             raise ValueError(
-                f"{name} makes its own sampler from alpha, beta and eps; for another one use "
-                f"{name.replace('Prioritized', '')}(sampler=...)"
+                f"{name} makes its own sampler from alpha, beta and eps; to use another sampler, "
+                f"call {name.replace('Prioritized', '')}(sampler=...)"
             )
         storage = ListStorage(DEFAULT_CAPACITY) if storage is None else made(storage)
         sampler = PrioritizedSampler(

@@ -88,8 +88,8 @@ def _require_same(sampler: PrioritizedSampler, priorities: dict[str, Any], where
         given, kept = getattr(sampler, name), priorities[name]
         if given != kept:
             raise ValueError(
-                f"{where}: priorities are kept with {name}={kept!r}, and the sampler has "
-                f"{name}={given!r}; give it the same"
+                f"{where}: the stored priorities use {name}={kept!r}, but the sampler has "
+                f"{name}={given!r}; create the sampler with the same value"
             )
 
 

@@ -140,20 +140,21 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         own = {name: later.pop(name) for name in self._own_options if name in later}
         refuse(type(self).__name__, later)
         if batch_size is not None and (batch_size := as_int("batch_size", batch_size)) < 1:
-            raise ValueError(f"batch_size has to be at least 1, got {batch_size}")
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if prefetch is not None and (prefetch := as_int("prefetch", prefetch)) < 0:
-            raise ValueError(f"prefetch has to be at least 0, got {prefetch}")
+            raise ValueError(f"prefetch must be at least 0, got {prefetch}")
         if prefetch and batch_size is None:
             raise ValueError(
-                f"prefetch={prefetch} needs to know the size of the batches: pass batch_size to "
-                "the constructor"
+                f"prefetch={prefetch} needs a fixed batch size; pass batch_size to the constructor"
             )
         if consume_after_n_samples is not None:
             sampler = consuming_instead(sampler, consume_after_n_samples, prefetch)
         if transform is not None and transform_factory is not None:
-            raise TypeError("transform and transform_factory exclude each other; give one of them")
+            raise TypeError("transform and transform_factory cannot be combined; pass one of them")
         if sample_unit is not None and not isinstance(sample_unit, SampleUnit):
-            raise TypeError(f"sample_unit is a SampleUnit, such as Sequence, got {sample_unit!r}")
+            raise TypeError(
+                f"sample_unit must be a SampleUnit, such as Sequence, got {sample_unit!r}"
+            )
         self.compilable = bool(compilable)
         is_delayed = transform_factory is not None if delayed_init is None else delayed_init
         parts = (UnmadeParts if is_delayed else Parts)(
@@ -283,7 +284,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         if update_priority is not None:
             raise NotImplementedError(
                 f"{type(self).__name__}.extend(update_priority={update_priority}): only TensorDict "
-                "buffers find priorities in the data; use update_priority(index, priority)"
+                "buffers find priorities in the data; call update_priority(index, priority) instead"
             )
         plan = self._parts.plan
         if timeout is None and streams is None and stream_dim is None and not plan.transforms:
@@ -375,7 +376,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         over a queue that may be empty: ``for batch in rb.as_dataset(timeout=30)``.
         """
         if self._parts.batch_size is None:
-            raise RuntimeError("iteration needs a batch size: give batch_size to the constructor")
+            raise RuntimeError("iteration needs a batch size; pass batch_size to the constructor")
         return self._reads.batches(self.sample)
 
     def next(self) -> Any:
@@ -433,7 +434,9 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
             pay for slow transforms.
         """
         if batch_size is None and self._parts.batch_size is None:
-            raise RuntimeError("no batch size: give batch_size to as_dataset() or to the buffer")
+            raise RuntimeError(
+                "no batch size was specified; pass batch_size to as_dataset() or to the buffer"
+            )
         options = {"return_info": return_info, "min_size": min_size, "timeout": timeout}
         return BatchDataset(self, self._reads.batches, batch_size=batch_size, **options)
 

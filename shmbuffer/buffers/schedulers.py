@@ -49,17 +49,17 @@ class ParameterScheduler(ABC):
     ) -> None:
         if not isinstance(obj, (ReplayBuffer, Sampler)):
             raise TypeError(
-                f"{type(self).__name__} takes a ReplayBuffer or a Sampler, got {type(obj).__name__}"
+                f"{type(self).__name__} needs a ReplayBuffer or a Sampler, got {type(obj).__name__}"
             )
         self.sampler: Sampler = obj.sampler if isinstance(obj, ReplayBuffer) else obj
         self.param_name = param_name
         self._min_val = float("-inf") if min_value is None else min_value
         self._max_val = float("inf") if max_value is None else max_value
         if self._min_val > self._max_val:
-            raise ValueError(f"min_value={min_value} is above max_value={max_value}")
+            raise ValueError(f"min_value={min_value} is larger than max_value={max_value}")
         if not hasattr(self.sampler, param_name):
             raise ValueError(
-                f"{type(self.sampler).__name__} does not have an attribute {param_name!r} to be "
+                f"{type(self.sampler).__name__} has no attribute {param_name!r} that could be "
                 "scheduled"
             )
         initial = getattr(self.sampler, param_name)
@@ -101,8 +101,8 @@ class ParameterScheduler(ABC):
         own = self.state_dict()
         if set(own) != set(state_dict):
             raise ValueError(
-                f"a {type(self).__name__} has the entries {sorted(own)}, this state has "
-                f"{sorted(state_dict)}"
+                f"the state of a {type(self).__name__} has the entries {sorted(own)}, but this "
+                f"state has {sorted(state_dict)}"
             )
         vars(self).update(state_dict)
 
@@ -184,7 +184,7 @@ class StepScheduler(ParameterScheduler):
         super().__init__(obj, param_name, min_value, max_value)
         if mode not in ("multiplicative", "additive"):
             raise ValueError(
-                f"Invalid mode: {mode}; it is 'multiplicative' (value * gamma) or 'additive' "
+                f"Invalid mode: {mode}; it must be 'multiplicative' (value * gamma) or 'additive' "
                 "(value + gamma)"
             )
         _at_least_one("n_steps", n_steps)
@@ -267,7 +267,7 @@ class SchedulerList:
         states = state_dict["schedulers"]
         if len(states) != len(self.schedulers):
             raise ValueError(
-                f"the state is of {len(states)} schedulers, there are {len(self.schedulers)} here"
+                f"the state has {len(states)} schedulers, but this one has {len(self.schedulers)}"
             )
         for scheduler, state in zip(self.schedulers, states, strict=True):
             scheduler.load_state_dict(state)
@@ -275,4 +275,4 @@ class SchedulerList:
 
 def _at_least_one(name: str, value: int) -> None:
     if not value >= 1:
-        raise ValueError(f"{name} has to be at least 1, got {value}")
+        raise ValueError(f"{name} must be at least 1, got {value}")

@@ -50,7 +50,7 @@ def seconds(text: str) -> float:
     return value
 
 
-def whole(text: str) -> int:
+def integer(text: str) -> int:
     """Parses a whole number: 1000000, 1_000_000 or 1e6."""
     with suppress(ValueError):
         return int(text)
@@ -66,7 +66,7 @@ def at_least(least: int) -> Callable[[str], int]:
     """Returns a parser of whole numbers that are not smaller."""
 
     def parse(text: str) -> int:
-        value = whole(text)
+        value = integer(text)
         if value < least:
             raise argparse.ArgumentTypeError(f"{text} is less than {least}")
         return value

@@ -35,9 +35,9 @@ def run(args: argparse.Namespace) -> int:
     from shmbuffer.memory.upkeep.inspect import inspect
     from shmbuffer.watch import shards
 
-    if several := shards.look(args.dir):
+    if several := shards.inspect_shards(args.dir):
         as_json = shards.to_json(args.dir, several)
-        console.tell(as_json, shards.held(args.dir, several), as_json=args.json)
+        console.tell(as_json, shards.contents(args.dir, several), as_json=args.json)
         if not args.json:
             print(shards.ELSEWHERE)
         return exits.DONE

@@ -28,7 +28,9 @@ def run(args: argparse.Namespace) -> int:
     from shmbuffer.memory.upkeep.inspect import inspect
     from shmbuffer.watch import shards
 
-    looked = shards.look(args.dir, live_bytes=False) or {"": inspect(args.dir, live_bytes=False)}
+    looked = shards.inspect_shards(args.dir, live_bytes=False) or {
+        "": inspect(args.dir, live_bytes=False)
+    }
     shown, told = [], []
     for node, found in looked.items():
         clients = _clients(found)

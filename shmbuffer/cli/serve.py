@@ -44,9 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_directory(parser)
     parser.argument_default = argparse.SUPPRESS  # Coordinator has the defaults
     add = parser.add_argument
-    whole, number = partial(add, type=arguments.whole), partial(add, type=arguments.number)
+    integer, number = partial(add, type=arguments.integer), partial(add, type=arguments.number)
     says = "largest number of items; required unless a buffer is recovered"
-    whole("--capacity", metavar="N", help=says)
+    integer("--capacity", metavar="N", help=says)
     says = "what to do with an existing buffer (default error)"
     add("--on-existing", choices=("error", "recover", "overwrite"), default="error", help=says)
     says = "priority exponent (default 0.6); 'none' for a buffer without priorities"
@@ -58,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="entry of a tensordict that holds priorities (default td_error)",
     )
-    whole("--batch-size", metavar="N", help="default number of items in a sample (default: none)")
-    whole("--ndim", metavar="N", help="leading dimensions of the storage (default 1)")
+    integer("--batch-size", metavar="N", help="default number of items in a sample (default: none)")
+    integer("--ndim", metavar="N", help="leading dimensions of the storage (default 1)")
     add(
         "--storage",
         choices=tuple(STORAGES),
@@ -67,9 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the others for items of any shape, raw or compressed",
     )
     says = "size of the byte ring for items of any shape; required to create such a buffer"
-    whole("--max-bytes", metavar="BYTES", help=says)
+    integer("--max-bytes", metavar="BYTES", help=says)
     says = "serve http://127.0.0.1:PORT/metrics for Prometheus; 0 takes a free port"
-    whole("--metrics-port", metavar="PORT", help=says)
+    integer("--metrics-port", metavar="PORT", help=says)
     says = "write no checksums: a power cut may damage items without being noticed"
     add("--no-checksum", dest="checksum", action="store_false", help=says)
     says = "create sparse files: if the disk is full, the writer is killed (SIGBUS)"

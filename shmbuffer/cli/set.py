@@ -65,7 +65,7 @@ def _change(text: str) -> tuple[str, Any]:
         return name, 1 if name == "min_size" else None
     if name == "when_no_peer":
         return name, value
-    parse = arguments.whole if name in _WHOLE else arguments.number
+    parse = arguments.integer if name in _WHOLE else arguments.number
     try:
         return name, parse(value)
     except argparse.ArgumentTypeError:

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Shows the buffer again and again, until the program is ended."""
-    several = shards.look(args.dir, live_bytes=False)
+    several = shards.inspect_shards(args.dir, live_bytes=False)
     seen = ShardsWatch(args.dir) if several else BufferWatch(args.dir)
     seen.look()
     if args.once:

@@ -63,14 +63,14 @@ def load_dataset(
     path = Path(dataset_id)
     if rename and not str(dataset_id).startswith("parquet:"):
         raise ValueError(
-            f"{dataset_id}: rename= is only for the columns of Parquet files; leave it out for "
-            "this kind of data set"
+            f"{dataset_id}: rename= is only supported for the columns of Parquet files; leave it "
+            "out for this kind of data set"
         )
     if isinstance(dataset_id, str):
         source, colon, name = dataset_id.partition(":")
         if not colon or source not in _SOURCES:
             raise ValueError(
-                f"{dataset_id!r} is not the name of a data set: a name begins with one of "
+                f"{dataset_id!r} is not the name of a data set, because a name begins with one of "
                 f"{', '.join(f'{each}:' for each in _SOURCES)}; pass a directory as a pathlib.Path "
                 "(for a data set that TorchRL has downloaded, its data_path)"
             )
@@ -88,17 +88,17 @@ def opened(dataset: Any, batch_size: int | None, options: dict[str, Any]) -> Rep
     if isinstance(dataset, (str, os.PathLike)):
         if isinstance(dataset, str) and batch_size is None and "batch_size" not in options:
             raise ValueError(
-                f"batch_size is needed to load {dataset!r} as a buffer of its own; pass it"
+                f"loading {dataset!r} as a separate buffer requires batch_size; pass it"
             )
         return load_dataset(dataset, **{"batch_size": batch_size, **options})
     if options:
         raise ValueError(
-            f"{', '.join(map(repr, options))}: only for a data set that is loaded by name, and "
-            "this one is a buffer already; leave it out"
+            f"{', '.join(map(repr, options))} is only supported for a data set that is loaded by "
+            "name, but this one is already a buffer; leave it out"
         )
     if not isinstance(dataset, ReplayBuffer):
         raise TypeError(
-            f"a data set is a buffer of this package, a directory or a name, got "
+            "a data set must be a buffer of this package, a directory or a name, got "
             f"{type(dataset).__name__}; for a data set of TorchRL, pass the directory of its "
             "files: pathlib.Path(dataset.data_path)"
         )

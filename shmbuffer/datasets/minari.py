@@ -36,7 +36,7 @@ def find(name: str) -> FoundDataset:
         )
     except ModuleNotFoundError as error:
         raise missing(
-            "to read a data set of Minari needs minari", "minari", name=error.name
+            "reading a Minari data set needs minari", "minari", name=error.name
         ) from error
     files = resolve_path(get_dataset_path(name) / "data")
     identity = _identity(files) if files.exists() else ""
@@ -122,7 +122,7 @@ def _add(
         case (("observation" | "info"), 1):
             pass
         case _:
-            return f"it has {rows} rows for {steps} steps"
+            return f"it has {rows} rows instead of {steps}"
     if known is not None:
         data[key] = _tensor(known)
     if following is not None:
@@ -153,12 +153,12 @@ def _array(column: Any) -> NDArray[Any] | str:
     except ValueError:
         return "its rows have different shapes"
     if not array.ndim:
-        return "it has one value for an episode, not one for each step"
+        return "it has one value per episode instead of one per step"
     if array.dtype.kind in "biufc":
         return array
     first = array.flat[0] if array.size else None
     if isinstance(first, str | bytes):
-        return "it is text, and tensors hold numbers"
+        return "it contains text, but tensors contain numbers"
     if isinstance(first, np.ndarray | list | tuple):
         return "its rows have different shapes"
-    return f"its rows are of type {type(first).__name__}, and tensors hold numbers"
+    return f"its rows are of type {type(first).__name__}, but tensors contain numbers"

@@ -48,7 +48,7 @@ def prefill_replay_buffer(
     Source: ``torchrl.data.prefill_replay_buffer``.
     """
     if chunk_size < 1:
-        raise ValueError(f"chunk_size has to be at least 1, got {chunk_size}")
+        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
     if isinstance(dataset, (str, os.PathLike)):
         dataset = opened(dataset, chunk_size, {})
     left = len(dataset) if n_samples is None else min(n_samples, len(dataset))

@@ -183,8 +183,8 @@ class Handle:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if name in LIFECYCLE:
             raise AttributeError(
-                f"{type(self).__name__} has no {name!r}: it is a handle, and the buffer belongs to "
-                "its creator; to leave it call detach()"
+                f"{type(self).__name__} has no {name!r}, because it is a handle and the buffer "
+                "belongs to its creator; call detach() to stop using it"
             )
         value = self._ask("get", name)
         return functools.partial(self._call, name) if value is Itself else value

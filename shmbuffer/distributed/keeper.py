@@ -35,10 +35,10 @@ SLOW_START_S = 120.0
 LEAVE_S = 5.0
 """A keeper that has not closed its buffer by then is killed."""
 
-_ASK_FOR_LESS = "remote_config={'num_cpus': 0} asks for less"
+_ASK_FOR_LESS = "pass remote_config={'num_cpus': 0} to request fewer resources"
 _SLOW = (
-    "On a busy machine Ray's workers hardly get a processor, because their niceness is 15, and Ray "
-    f"kills one that has not registered after 60 seconds; {STARTS_SOONER}"
+    "On a busy machine Ray's workers may be too slow to start, because their niceness is 15 and "
+    f"Ray kills workers that have not registered after 60 seconds; {STARTS_SOONER}"
 )
 
 _log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class Keeper:
 
     def _error(self, error: Exception) -> Bytes:
         if isinstance(error, self._fatal):
-            _log.error("this keeper ends, and Ray starts it again: %s", error)
+            _log.error("this keeper is exiting, so that Ray restarts it: %s", error)
             os._exit(1)
         where = "".join(traceback.format_exception(error))
         try:
@@ -112,9 +112,9 @@ def made_of(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, front: s
             dumps(value)
         except Exception as error:  # pickling runs the code of users' classes
             raise TypeError(
-                f"{front}({name}=...): this {type(value).__name__} cannot be sent to the "
-                f"actor ({type(error).__name__}: {error}); give a function that makes it there, "
-                "such as storage=partial(LazyTensorStorage, 100), or transform_factory=... for a "
+                f"{front}({name}=...): this {type(value).__name__} cannot be sent to the actor "
+                f"({type(error).__name__}: {error}); pass a function that creates it there, such "
+                "as storage=partial(LazyTensorStorage, 100), or transform_factory=... for a "
                 "transform"
             ) from error
     return dumps((cls, args, kwargs))
@@ -159,8 +159,8 @@ def started(where: str, answers: Mapping[str, Any], limit_s: float = math.inf) -
         )
         if wait_s >= limit_s:
             raise TimeoutError(
-                f"{text}. They are ended, and nothing was written: try again when the nodes are "
-                f"less busy, ask for less with remote_config, or {STARTS_SOONER}"
+                f"{text}. They were stopped, and nothing was written: try again when the nodes are "
+                f"less busy, request less with remote_config, or {STARTS_SOONER}"
             )
         _log.warning("%s. %s", text, hint)
     return list(ray.get(refs))

@@ -88,10 +88,10 @@ class Address:
         here = (me.boot_id, me.pid)
         if not isinstance(storage, RingBacked) or not storage.shared:
             kind = type(storage).__name__
-            return cls(*here, refused={"": f"its {kind} lies in the memory of its owner alone"})
+            return cls(*here, refused={"": f"its {kind} is in the private memory of its owner"})
         engine = storage.open_engine
         if engine is None:
-            reason = "its directory is made by the first write"
+            reason = "its directory is created by the first write"
             return cls(*here, refused={"": reason}, later=True)
         superblock, refused = engine.superblock, _owners_business(buffer)
         try:
@@ -155,7 +155,7 @@ def approach(offer: Address, near: LocalHandle | None = None) -> LocalHandle:
     if "" in offer.refused:
         raise Unreachable(offer.refused[""])
     if offer.boot_id == identity.UNKNOWN_BOOT or offer.boot_id != identity.boot_id():
-        raise Unreachable("its owner runs on another machine")
+        raise Unreachable("its owner is on another machine")
     storage: Any = None
     try:
         cls, state = pickle.loads(offer.payload)  # may fail, so before the directory is opened
@@ -164,7 +164,7 @@ def approach(offer: Address, near: LocalHandle | None = None) -> LocalHandle:
         _require_same(offer)
         storage = pickle.loads(offer.storage)
         if storage.engine().superblock.uuid != offer.uuid:
-            raise Unreachable(f"another buffer has taken the place of the owner's in {offer.path}")
+            raise Unreachable(f"the owner's buffer in {offer.path} was replaced by another one")
         return LocalHandle(_rebuilt(cls, state, storage), offer)
     except Exception as error:  # unpickling runs the code of users' classes
         if storage is not None:
@@ -187,15 +187,15 @@ def _require_same(offer: Address) -> None:
     """Raises Unreachable unless the path leads to the owner's files."""
     assert offer.path is not None
     if not Path(offer.path).is_dir():
-        raise Unreachable(f"its directory {offer.path} cannot be seen from this process")
+        raise Unreachable(f"its directory {offer.path} is not visible to this process")
     with Directory.open(offer.path) as directory:
         files = Files(directory)
         if not files.has_control():
-            raise Unreachable(f"there is no buffer in {offer.path} as seen from this process")
+            raise Unreachable(f"this process sees no buffer in {offer.path}")
         found = directory.stat(layout.CONTROL)
         superblock = files.open_control(writable=False).superblock()
     if superblock.uuid != offer.uuid or (found.st_dev, found.st_ino) != offer.file:
-        raise Unreachable(f"{offer.path} leads to another buffer here than where its owner runs")
+        raise Unreachable(f"{offer.path} is another buffer here than on the owner's machine")
 
 
 def _owners_business(buffer: ReplayBuffer) -> dict[str, str]:
@@ -209,28 +209,35 @@ def _owners_business(buffer: ReplayBuffer) -> dict[str, str]:
     for group, names in _OPERATIONS.items():
         for name in names:
             if not _is_ours(getattr(type(buffer), name)):
-                refuse(group, f"{type(buffer).__name__} has a {name}() of its own")
+                refuse(group, f"{type(buffer).__name__} overrides {name}()")
     if not all(_is_ours(getattr(type(storage), name)) for name in ("get", "set")):
         for group in GROUPS:
             refuse(group, f"{type(storage).__name__} is not a storage of shmbuffer")
 
     drawn = type(sampler).__name__
     if not _is_ours(type(sampler).sample):
-        refuse(SAMPLE, f"{drawn} is not a sampler of shmbuffer, and may remember what it drew")
+        refuse(
+            SAMPLE,
+            f"{drawn} is not a sampler of shmbuffer, and may keep track of the items that it "
+            "has sampled",
+        )
     elif type(sampler).ran_out is not Sampler.ran_out:
-        refuse(SAMPLE, f"{drawn} remembers what it drew, and its pass is one for all clients")
+        refuse(
+            SAMPLE,
+            f"{drawn} keeps track of the items that it has sampled, and all clients share its pass",
+        )
     elif buffer.generator is not None:
-        refuse(SAMPLE, "the draws come from the generator that the owner was given")
+        refuse(SAMPLE, "samples use the generator that was passed to the owner")
 
     told = type(sampler).add is not Sampler.add or type(sampler).extend is not Sampler.extend
     if told and not (isinstance(sampler, PrioritizedSampler) and _is_ours(type(sampler).add)):
-        refuse(WRITE, f"{drawn} has to be notified of every write")
+        refuse(WRITE, f"{drawn} must be notified of every write")
     if type(writer).add is not RoundRobinWriter.add or (
         type(writer).extend is not RoundRobinWriter.extend
     ):
-        refuse(WRITE, f"{type(writer).__name__} decides in one process what is kept")
+        refuse(WRITE, f"{type(writer).__name__} decides in one process which items are kept")
     if any(watcher() is not None for watcher in storage._watchers):
-        refuse(WRITE, "an object in the owner's process has to be notified of every write")
+        refuse(WRITE, "an object in the owner's process must be notified of every write")
     return refused
 
 

@@ -122,7 +122,7 @@ class Owner:
             try:
                 self._tell(offer)
             except (ShmBufferError, ValueError) as error:  # closed; no room for a mark
-                reason = f"no marker file can be written to its directory ({error})"
+                reason = f"no marker file can be created in its directory ({error})"
                 self._published = Address(offer.boot_id, offer.pid, refused={"": reason})
         assert self._published is not None
         return self._published

@@ -60,7 +60,7 @@ class RayClient(Handle):
         if self._actor is None:
             raise BufferClosedError(
                 f"this {type(self).__name__} was closed: its actor has ended, and items that were "
-                "not in a directory are lost. Make a new one, with the same scratch_dir if there "
+                "not in a directory are lost. Create a new one, with the same scratch_dir if there "
                 "is one"
             )
 
@@ -68,9 +68,9 @@ class RayClient(Handle):
         """Returns a note on the items of a dead actor."""
         offer = self._carried()
         if offer is None or offer.path is None:
-            return "The buffer was in the memory of this actor, and is lost with it."
+            return "The buffer was in the memory of this actor, so it is lost."
         return (
-            f"The buffer is still in {offer.path}: shmbuffer.attach() opens it there, and so does "
+            f"The buffer still exists in {offer.path}: open it with shmbuffer.attach(), or create "
             "a new RayReplayBuffer with a storage in that directory."
         )
 
@@ -172,9 +172,9 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
             super().__init__(
                 actor,
                 has_gpu=(options.get("num_gpus") or 0) > 0,
-                remote_only="transport='ray' was asked for" if transport == "ray" else "",
+                remote_only="transport='ray' was requested" if transport == "ray" else "",
             )
-            where = f"a RayReplayBuffer that asks for {options}"
+            where = f"a RayReplayBuffer that requests {options}"
             (answer,) = started(where, {"actor": asked(actor, "")})
             opened(answer)
         except BaseException:
@@ -223,9 +223,9 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
             num_clients: number of handles, at least 1.
         """
         if isinstance(num_clients, bool) or not isinstance(num_clients, int):
-            raise TypeError(f"num_clients has to be an int, got {num_clients!r}")
+            raise TypeError(f"num_clients must be an int, got {num_clients!r}")
         if num_clients < 1:
-            raise ValueError(f"num_clients has to be at least 1, got {num_clients}")
+            raise ValueError(f"num_clients must be at least 1, got {num_clients}")
         return [self.client() for _ in range(num_clients)]
 
     def close(self) -> None:
@@ -268,17 +268,17 @@ def _arrived(cls: type[RayReplayBuffer], *state: Any) -> RayReplayBuffer:
 def _check_transport(transport: str, options: dict[str, Any] | None) -> None:
     if transport == "distributed":
         raise NotImplementedError(
-            "RayReplayBuffer(transport='distributed') is not supported; with 'auto' handles on "
-            "the buffer's machine use its memory, and Ray moves batches to others"
+            "RayReplayBuffer(transport='distributed') is not supported; use 'auto', with which "
+            "handles on the buffer's machine use its memory, and Ray moves batches to the others"
         )
     if transport not in ("auto", "ray"):
         raise ValueError(
-            f"RayReplayBuffer(transport=...) has to be 'auto' or 'ray', got {transport!r}"
+            f"RayReplayBuffer(transport=...) must be 'auto' or 'ray', got {transport!r}"
         )
     if options:
         raise ValueError(
             f"RayReplayBuffer(transport_options={options!r}): transport={transport!r} has no "
-            "options; leave it out"
+            "options; leave them out"
         )
 
 

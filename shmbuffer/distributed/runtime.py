@@ -21,7 +21,7 @@ not registered after 60 seconds, and starts another.
 
 STARTS_SOONER = (
     "set RAY_worker_niceness=0 and RAY_worker_register_timeout_seconds=600 in the environment "
-    "before the cluster is started"
+    "before starting the cluster"
 )
 
 _lock = threading.RLock()
@@ -46,8 +46,8 @@ def living_nodes() -> dict[str, str]:
         name = node["NodeName"]
         if found.setdefault(name, node["NodeID"]) != node["NodeID"]:
             raise ValueError(
-                f"two nodes of the Ray cluster are called {name!r}, and a shard belongs to a name; "
-                "give each its own with ray start --node-name"
+                f"two nodes of the Ray cluster have the name {name!r}, but each shard needs a node "
+                "name of its own; rename them with ray start --node-name"
             )
     return found
 

@@ -133,29 +133,31 @@ class ReplayBufferEnsemble(JointBuffer):
         **kwargs: Any,
     ) -> None:
         if routing_key is not None and routing_dim is not None:
-            raise ValueError("routing_key and routing_dim exclude each other; give one of them")
+            raise ValueError("routing_key and routing_dim cannot be combined; pass one of them")
         for rb in rbs:
             if issubclass(type(rb), JointBuffer):
-                raise TypeError("an ensemble is not a part of another; give it the buffers")
+                raise TypeError("an ensemble cannot contain another ensemble; pass its buffers")
             if not isinstance(rb, ReplayBuffer):
-                raise TypeError(f"an ensemble is made of buffers, got {rb!r}")
+                raise TypeError(f"an ensemble must consist of buffers, got {rb!r}")
         for unit in (kwargs.get("sample_unit"), *(rb._parts.unit for rb in rbs)):
             if unit is not None and type(unit) is not Transition:
                 raise NotImplementedError(
-                    f"an ensemble draws items, not {type(unit).__name__}: its samples are rows of "
-                    "equal length, one of each buffer; sample a buffer with a sample_unit by itself"
+                    f"an ensemble samples items, not {type(unit).__name__}, because its samples "
+                    "consist of rows of equal length; sample from the buffer with the sample_unit "
+                    "directly"
                 )
         self._routing_key, self._routing_dim = routing_key, routing_dim
         count = len(rbs) if rbs else len(storages or ())
         if collate_fns is not None and len(collate_fns) != count:
             raise ValueError(
-                f"collate_fns are one for each buffer, got {len(collate_fns)} for {count}"
+                f"collate_fns must have one function for each buffer, got {len(collate_fns)} for "
+                f"{count}"
             )
         if rbs:
             if any(part is not None for part in (storages, samplers, writers)):
                 raise RuntimeError(
-                    "an ensemble is made of buffers, or of storages, samplers and writers, which "
-                    "make the buffers; give one or the other"
+                    "pass either buffers, or storages, samplers and writers to create the buffers "
+                    "from"
                 )
             samplers = SamplerEnsemble(
                 *(rb._sampler for rb in rbs),
@@ -165,7 +167,7 @@ class ReplayBufferEnsemble(JointBuffer):
             )
         elif storages is None or samplers is None or writers is None:
             raise TypeError(
-                "an ensemble is made of buffers, or of storages=, samplers= and writers=, all three"
+                "an ensemble needs buffers, or all three of storages=, samplers= and writers="
             )
         else:
             samplers.sample_from_all |= sample_from_all
@@ -196,7 +198,10 @@ class ReplayBufferEnsemble(JointBuffer):
         if self._routing_key is None:
             raise RuntimeError(refusal("an item was given to the ensemble"))
         if not isinstance(data, TensorDictBase) or data.batch_dims:
-            raise ValueError("add() takes one item, a TensorDict with batch size []; use extend()")
+            raise ValueError(
+                "add() takes one item, a TensorDict with batch size []; to write a batch, use "
+                "extend()"
+            )
         return self.extend(data.unsqueeze(0), timeout=timeout, streams=streams)[0]
 
     @eager
@@ -232,7 +237,7 @@ class ReplayBufferEnsemble(JointBuffer):
         if stream_dim is not None:
             raise TypeError(
                 "stream_dim: an ensemble distributes single items to its buffers; pass the stream "
-                "of each item with streams. Nothing was written"
+                "of each item as streams instead. Nothing was written"
             )
         if len(self._transform):
             data = self._transform.inv(data)
@@ -271,8 +276,8 @@ class ReplayBufferEnsemble(JointBuffer):
     def _batch(self, count: int, min_size: int | None) -> Batch:
         if min_size is not None:
             raise NotImplementedError(
-                "a sample of an ensemble has no min_size: wait for the items of each buffer, "
-                "ensemble[i].sample(min_size=...), or give the buffers a RateLimiter(min_size=...)"
+                "sample() of an ensemble does not support min_size; use "
+                "ensemble[i].sample(min_size=...), or a RateLimiter(min_size=...) for each buffer"
             )
         return super()._batch(count, None)
 
@@ -361,7 +366,7 @@ def _made_of(
     count = len(storages)
     if not count == len(samplers) == len(writers):
         raise ValueError(
-            f"an ensemble needs as many storages as samplers and writers, got {count}, "
+            f"an ensemble needs the same number of storages, samplers and writers, got {count}, "
             f"{len(samplers)} and {len(writers)}"
         )
     made = []

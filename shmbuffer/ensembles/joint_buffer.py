@@ -198,9 +198,9 @@ class JointBuffer(Saves, metaclass=ABCMeta):
     def _exchange(self, name: str, new: Any) -> Any:
         cls: type[JointPart] = _PARTS[name]
         if not isinstance(new, cls):
-            raise TypeError(f"the {name} of an ensemble is a {cls.__name__}, got {new!r}")
+            raise TypeError(f"the {name} of an ensemble must be a {cls.__name__}, got {new!r}")
         if len(new) != len(self._members):
-            raise ValueError(f"{len(new)} {name}s cannot serve {len(self._members)} buffers")
+            raise ValueError(f"got {len(new)} {name}s for {len(self._members)} buffers")
         self._parts.drop_prefetched()
         before = getattr(self._joint, name)
         parts = list(before._members)
@@ -255,8 +255,9 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         """
         if lease is not None:
             raise TypeError(
-                f"{type(self).__name__}.sample: lease needs a single buffer whose sampler has a "
-                f"consumer. Nothing was drawn. Call {self._one_buffer}.sample(lease=...)"
+                f"{type(self).__name__}.sample: lease is only supported by a single buffer whose "
+                "sampler has a consumer. Nothing was sampled. Call "
+                f"{self._one_buffer}.sample(lease=...)"
             )
         own = self._joint.batch_size
         count = asked_size(batch_size, own, "the constructor of the buffer", 2 + FRAMES)
@@ -269,7 +270,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
     def __iter__(self) -> Iterator[Any]:
         """Yields samples without end."""
         if self._joint.batch_size is None:
-            raise RuntimeError("iteration needs a batch size: give batch_size to the constructor")
+            raise RuntimeError("iteration needs a batch size; pass batch_size to the constructor")
         return self._batches(self.sample)
 
     def next(self) -> Any:
@@ -286,7 +287,9 @@ class JointBuffer(Saves, metaclass=ABCMeta):
     ) -> BatchDataset:
         """The samples as a data set for torch's ``DataLoader``; see `ReplayBuffer.as_dataset`."""
         if batch_size is None and self._joint.batch_size is None:
-            raise RuntimeError("no batch size: give batch_size to as_dataset() or to the buffer")
+            raise RuntimeError(
+                "no batch size was specified; pass batch_size to as_dataset() or to the buffer"
+            )
         options = {"return_info": return_info, "min_size": min_size, "timeout": timeout}
         return BatchDataset(self, self._batches, batch_size=batch_size, **options)
 
@@ -379,7 +382,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
         """RuntimeError: items are changed in their buffer."""
         raise RuntimeError(
-            f"the ensemble cannot tell in which of its buffers {index!r} is to be changed; use "
+            f"the ensemble cannot tell which of its buffers to write {index!r} to; use "
             f"{self._one_buffer}[index] = data"
         )
 
@@ -710,7 +713,9 @@ def _patch_of(data: Any, end: Key, terminated: Key | None, truncated: Key | None
     """The patch that ends trajectories at these items; raises as `JointBuffer.end_streams`."""
     keys = [end, *(key for key in (terminated, truncated) if key is not None)]
     if len(set(keys)) < len(keys):
-        raise ValueError(f"end_streams: the keys have to differ, got {keys}. Nothing was changed")
+        raise ValueError(
+            f"end_streams: the keys must be different, got {keys}. Nothing was changed"
+        )
     flags = {key: data.get(key, None) for key in keys}
     if flags[end] is None:
         raise KeyError(f"end_streams: the items have no entry {end!r}. Nothing was changed")

@@ -162,7 +162,7 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
         saved = {int(each.name) for each in path.iterdir() if is_number(each.name)} | empty
         if saved != set(range(len(members))):
             raise ValueError(
-                f"{path}: has the storages {sorted(saved)} of an ensemble, this one has "
+                f"{path}: contains the storages {sorted(saved)} of an ensemble, but this one has "
                 f"{len(members)}; nothing was changed"
             )
         if written is None or len(written) != len(members):
@@ -212,10 +212,11 @@ class StorageEnsemble(JointPart, Storage):
         self, *storages: Storage, transforms: Sequence[Callable[[Any], Any] | None] | None = None
     ) -> None:
         if not storages:
-            raise ValueError("an ensemble has at least one storage")
+            raise ValueError("an ensemble needs at least one storage")
         if transforms is not None and len(transforms) != len(storages):
             raise TypeError(
-                f"transforms are one for each storage, got {len(transforms)} for {len(storages)}"
+                f"transforms must have one for each storage, got {len(transforms)} for "
+                f"{len(storages)}"
             )
         self._members = list(storages)
         self._transforms = None if transforms is None else list(transforms)
@@ -244,8 +245,9 @@ class StorageEnsemble(JointPart, Storage):
         """
         if not hasattr(index, "get") or index.get("buffer_ids", None) is None:
             raise TypeError(
-                "a StorageEnsemble is read by a TensorDict with the entries 'buffer_ids' and "
-                f"'index', got {type(index).__name__}; use ensemble[i].get(index) for one storage"
+                "an index of a StorageEnsemble must be a TensorDict with the entries 'buffer_ids' "
+                f"and 'index', got {type(index).__name__}; use ensemble[i].get(index) for one "
+                "storage"
             )
         found = []
         for row in index.unbind(0):
@@ -262,8 +264,8 @@ class StorageEnsemble(JointPart, Storage):
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> NoReturn:
         """Raises RuntimeError: write into one of the storages."""
         raise RuntimeError(
-            "a StorageEnsemble cannot choose the storage for the data: write into one of them, "
-            "ensemble[i].set(index, data)"
+            "a StorageEnsemble cannot choose a storage for the data; write to one of its storages "
+            "with ensemble[i].set(index, data)"
         )
 
     def add(self, data: Any) -> NoReturn:
@@ -282,7 +284,8 @@ class StorageEnsemble(JointPart, Storage):
         """
         if sorted(state_dict) != sorted(str(at) for at in range(len(self))):
             raise ValueError(
-                f"the state is of storages {sorted(state_dict)}, this ensemble has {len(self)}"
+                f"the state has the storages {sorted(state_dict)}, but this ensemble has "
+                f"{len(self)}"
             )
         super().load_state_dict(state_dict)
 
@@ -342,10 +345,10 @@ class WriterEnsemble(JointPart, Writer):
         """Registers each writer with its member of a `StorageEnsemble` of the same length."""
         if not isinstance(storage, StorageEnsemble):
             raise TypeError(
-                f"a WriterEnsemble writes into a StorageEnsemble, got {type(storage).__name__}"
+                f"a WriterEnsemble needs a StorageEnsemble, got {type(storage).__name__}"
             )
         if len(storage) != len(self):
-            raise ValueError(f"{len(self)} writers cannot serve {len(storage)} storages")
+            raise ValueError(f"got {len(self)} writers for {len(storage)} storages")
         super().register_storage(storage)
         for writer, member in zip(self._members, storage._members, strict=True):
             writer.register_storage(member)
@@ -396,7 +399,7 @@ def select(joint: Any, index: Any) -> Any:
     """The member at an int; for anything else that names members, a joint object of these."""
     if isinstance(index, tuple):
         if len(index) != 1:
-            raise IndexError(f"a {joint._what} has no items, so {index!r} selects nothing")
+            raise IndexError(f"a {joint._what} is empty, so {index!r} selects nothing")
         index = index[0]
     if index is Ellipsis or (isinstance(index, slice) and index == slice(None)):
         return joint
@@ -414,18 +417,19 @@ def named(index: Any, count: int, what: str) -> int | list[int]:
         index = index.detach().cpu().numpy()
     if not isinstance(index, (int, np.integer, list, range, np.ndarray)):
         raise IndexError(
-            f"{index!r} names no {what}: an int, a slice, Ellipsis, or a list, range, array or "
-            "tensor of ints does"
+            f"{index!r} does not select a {what}; use an int, a slice, Ellipsis, or a list, range, "
+            "array or tensor of ints"
         )
     numbers = np.asarray(index)
     if numbers.ndim > 1:
         raise RuntimeError(
-            f"an index of the {what}s of an ensemble has one dimension; this one has {numbers.ndim}"
+            f"an index of the {what}s of an ensemble must have one dimension, but this one has "
+            f"{numbers.ndim}"
         )
     if numbers.dtype == np.bool_ and numbers.shape == (count,):
         numbers = np.nonzero(numbers)[0]
     if not np.issubdtype(numbers.dtype, np.integer) and numbers.size:
-        raise TypeError(f"{what}s are named by integers, got {numbers.dtype} in {index!r}")
+        raise TypeError(f"{what}s are selected by integers, got {numbers.dtype} in {index!r}")
     beyond = numbers[(numbers < -count) | (numbers >= count)]
     if beyond.size:
         raise IndexError(f"there is no {what} {int(beyond.flat[0])}; this ensemble has {count}")
@@ -435,6 +439,6 @@ def named(index: Any, count: int, what: str) -> int | list[int]:
 def refusal(what: str) -> str:
     """The message for a write into an ensemble."""
     return (
-        f"{what}, which cannot choose the buffer for it: write into one of them, "
+        f"{what}, which cannot choose a buffer for it; write to one of the buffers with "
         "ensemble[i].extend(data)"
     )

@@ -50,8 +50,8 @@ def stack_batches(batches: list[Any]) -> Any:
         return stack(batches)
     except (RuntimeError, TypeError) as error:
         raise RuntimeError(
-            f"the rows of the buffers cannot be stacked ({error}); give the ensemble a collate_fn, "
-            "which is called with the list of them"
+            f"the rows of the buffers cannot be stacked ({error}); pass a collate_fn, which is "
+            "called with the list of rows"
         ) from error
 
 
@@ -84,9 +84,9 @@ def with_infos(data: TensorDictBase, info: TensorDictBase) -> tuple[Any, Any]:
     items = [row.get(INDEX).get(INDEX).shape[0] for row in info.unbind(0)]
     if data.batch_dims < 2 or data.batch_size[0] != rows or data.batch_size[1] not in (-1, *items):
         raise RuntimeError(
-            f"{rows} rows of {items[0]} items were drawn, but the sample has batch size "
-            f"{list(data.batch_size)}: a transform or collate_fn has changed it; take index and "
-            "weights from sample(return_info=True, include_info=False)"
+            f"{rows} rows of {items[0]} items were sampled, but the sample has batch size "
+            f"{list(data.batch_size)}, because a transform or collate_fn has changed it; take "
+            "index and weights from sample(return_info=True, include_info=False)"
         )
     stacked = (data, info, info.get(INDEX))
     if not any(isinstance(one, LazyStackedTensorDict) for one in stacked):
@@ -120,8 +120,8 @@ def routes(
     """Divides the entries of a sample among its buffers."""
     if not isinstance(index, TensorDictBase) or BUFFER_IDS not in index.keys():  # noqa: SIM118
         raise TypeError(
-            f"an index of an ensemble is a TensorDict with {BUFFER_IDS!r} and {INDEX!r}, as a "
-            f"sample has it under {INDEX!r}; got {type(index).__name__}"
+            f"an index of an ensemble must be a TensorDict with {BUFFER_IDS!r} and {INDEX!r}, like "
+            f"the entry {INDEX!r} of a sample; got {type(index).__name__}"
         )
     values = {
         name: None if value is None else cpu.as_tensor(value) for name, value in entries.items()
@@ -177,16 +177,16 @@ def routed(
     """The items of a batch, flat, ``[n]``, and the number of the buffer of each."""
     if not isinstance(data, TensorDictBase):
         raise TypeError(
-            f"only TensorDicts are divided among the buffers, got {type(data).__name__}; write "
-            "into one of them, ensemble[i].extend(data)"
+            f"only TensorDicts can be divided among the buffers, got {type(data).__name__}; write "
+            "to one of the buffers with ensemble[i].extend(data)"
         )
     # tensordict 0.12 cannot tell the size of one dimension without items by itself.
     items = data.reshape(data.batch_size.numel())
     if dim is not None:
         if not -data.batch_dims <= dim < data.batch_dims or data.batch_size[dim] != count:
             raise ValueError(
-                f"routing_dim={dim} has an entry for each of the {count} buffers; the data have "
-                f"batch size {list(data.batch_size)}"
+                f"routing_dim={dim} must have one entry for each of the {count} buffers, but the "
+                f"data have batch size {list(data.batch_size)}"
             )
         shape = [1] * data.batch_dims
         shape[dim] = count
@@ -195,17 +195,17 @@ def routed(
     numbers = data.get(key, None)
     if numbers is None:
         raise KeyError(
-            f"there is no entry {key!r} (routing_key) with the buffer of each item; the data have "
-            f"{sorted(map(str, data.keys(True, True)))}"
+            f"the routing_key {key!r}, which selects the buffer of each item, is not an entry of "
+            f"the data, which have {sorted(map(str, data.keys(True, True)))}"
         )
     if numbers.dtype is torch.bool or numbers.is_floating_point() or numbers.is_complex():
-        raise TypeError(f"buffers are numbered by integers, got {numbers.dtype} in {key!r}")
+        raise TypeError(f"buffers are selected by integers, got {numbers.dtype} in {key!r}")
     numbers = numbers.detach().cpu().long().reshape(-1)
     if len(numbers) != len(items):
-        raise ValueError(f"{key!r} has {len(numbers)} numbers of buffers for {len(items)} items")
+        raise ValueError(f"{key!r} has {len(numbers)} buffer numbers for {len(items)} items")
     wrong = numbers[(numbers < 0) | (numbers >= count)]
     if len(wrong):
-        raise ValueError(f"{key!r} names buffer {int(wrong[0])}; this ensemble has {count}")
+        raise ValueError(f"{key!r} contains buffer {int(wrong[0])}, but this ensemble has {count}")
     return items, numbers
 
 
@@ -250,5 +250,5 @@ def _divided(name: object, value: torch.Tensor | None, lead: torch.Size) -> torc
     if value.numel() == 1:
         return value.reshape(())
     if value.numel() % count or not value.numel():
-        raise RuntimeError(f"{value.numel()} numbers ({name}) cannot be divided by {count} items")
+        raise RuntimeError(f"got {value.numel()} numbers ({name}) for {count} items")
     return value.reshape(count, -1)

@@ -129,11 +129,11 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
         **dataset_kwargs: Any,
     ) -> None:
         if (online_storage is None) == (online_capacity is None):
-            raise ValueError("give online_storage or online_capacity, one of the two")
+            raise ValueError("pass either online_storage or online_capacity")
         if not 0.0 < offline_fraction < 1.0:
             raise ValueError(
-                f"offline_fraction has to be between 0 and 1, got {offline_fraction}; without a "
-                "data set, or with nothing else, a ReplayBuffer will do"
+                f"offline_fraction must be between 0 and 1, got {offline_fraction}; use a "
+                "ReplayBuffer if only one of the parts is needed"
             )
         offline = opened(offline_dataset, batch_size, dataset_kwargs)
         if online_capacity is not None:
@@ -143,8 +143,8 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
             if storage.ndim != 1 or storage.max_size >= 2**62:
                 raise ValueError(
                     f"the {name} part has a {type(storage).__name__} with ndim={storage.ndim} and "
-                    f"max_size={storage.max_size}: an index names a part by the size of the other, "
-                    "so give it one dimension and a size"
+                    f"max_size={storage.max_size}, but it must have one dimension and a size, "
+                    "because an index selects the part by its size"
                 )
         self._base = float(offline_fraction)
         online = TensorDictReplayBuffer(
@@ -212,7 +212,9 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
             ValueError: ``total_steps`` below 1, or ``step`` below 0.
         """
         if total_steps < 1 or step < 0:
-            raise ValueError(f"anneal: step {step} of {total_steps}; count from 0 to at least 1")
+            raise ValueError(
+                f"anneal: step {step} of {total_steps} is invalid; count from 0, to at least 1"
+            )
         self._mixture.fraction = self._base * max(0.0, 1.0 - step / total_steps)
 
     # The names by which TorchRL's trainer saves and sets them.
@@ -422,9 +424,9 @@ def _concatenated(data: list[Any]) -> Any:
         return tree_map(lambda *leaves: torch.cat(leaves), *data, is_leaf=is_collection)
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         raise RuntimeError(
-            "the items of the data set and of the online part differ in form and make no "
-            f"batch: {_differences(*data) or error}; write the same entries, or give one of "
-            "the parts a transform"
+            "the items of the data set and of the online part differ in form, so they cannot be "
+            f"joined to a batch: {_differences(*data) or error}; write the same entries, or pass a "
+            "transform to one of the parts"
         ) from error
 
 

@@ -76,23 +76,23 @@ class SamplerEnsemble(JointPart, Sampler):
     def p(self, value: Weights) -> None:
         if value is not None and self.sample_from_all:
             raise RuntimeError(
-                "p says how often buffers are chosen, and sample_from_all=True always chooses all "
-                "of them; give one of the two"
+                "p is the probability of each buffer, but sample_from_all=True always samples from "
+                "all of them; pass only one of them"
             )
         if value is None or isinstance(value, str):
             if value not in (None, SAMPLEABLE):
-                raise ValueError(f"p is numbers, {SAMPLEABLE!r} or None, got {value!r}")
+                raise ValueError(f"p must be numbers, {SAMPLEABLE!r} or None, got {value!r}")
             self._p: torch.Tensor | str | None = value
             return
         weights = cpu.as_tensor(value).detach().cpu()
         weights = weights if weights.is_floating_point() else weights.float()
         if weights.shape != (len(self._members),):
             raise ValueError(
-                f"p has one number for each of the {len(self._members)} buffers, got a tensor of "
-                f"shape {list(weights.shape)}"
+                f"p must have one number for each of the {len(self._members)} buffers, got a "
+                f"tensor of shape {list(weights.shape)}"
             )
         if not bool(((weights >= 0) & weights.isfinite()).all()):
-            raise ValueError(f"p is finite and not negative, got {weights.tolist()}")
+            raise ValueError(f"p must be finite and non-negative, got {weights.tolist()}")
         total = weights.sum()
         self._p = weights / total if total > 0 else weights
 
@@ -106,7 +106,7 @@ class SamplerEnsemble(JointPart, Sampler):
     @num_buffer_sampled.setter
     def num_buffer_sampled(self, value: int | None) -> None:
         if value is not None and value < 1:
-            raise ValueError(f"num_buffer_sampled has to be at least 1, got {value}")
+            raise ValueError(f"num_buffer_sampled must be at least 1, got {value}")
         self._given_number = value
 
     # -- drawing -------------------------------------------------------------------------------
@@ -156,13 +156,13 @@ class SamplerEnsemble(JointPart, Sampler):
         """Chooses the buffer of each row of a batch; raises as `sample`."""
         if not isinstance(storage, StorageEnsemble):
             raise TypeError(
-                f"a SamplerEnsemble draws from a StorageEnsemble, got {type(storage).__name__}"
+                f"a SamplerEnsemble needs a StorageEnsemble, got {type(storage).__name__}"
             )
         rows = self.num_buffer_sampled
         if batch_size % rows:
             raise IndivisibleBatchError(
                 f"a batch of {batch_size} cannot be divided among {rows} buffers "
-                "(num_buffer_sampled); make batch_size a multiple of it"
+                "(num_buffer_sampled); use a multiple of it as batch_size"
             )
         ask_rank(self, storage)
         return self._choose(storage._members, batch_size // rows)
@@ -184,10 +184,10 @@ class SamplerEnsemble(JointPart, Sampler):
             p = cpu.tensor(self._sampleable(storages, share), dtype=torch.float64)
         if not bool(p.any()):
             raise EmptyBufferError(
-                "there is no buffer to choose: p is 0 for each of them"
+                "no buffer can be chosen, because p is 0 for each of them"
                 if p is self._p
-                else "there is no buffer to choose: all of them are empty, or have no slice of "
-                "that length"
+                else "no buffer can be chosen, because all of them are empty, or have no slice "
+                "of that length"
             )
         return drawn_by(self, torch.multinomial, p, count, True).tolist()
 
@@ -195,8 +195,8 @@ class SamplerEnsemble(JointPart, Sampler):
         """Draws one row; if a pass of its sampler ends in it, the next pass fills it."""
         if not len(storage):
             raise EmptyBufferError(
-                f"buffer {at} of the ensemble is empty: write into ensemble[{at}] before sampling, "
-                "or keep it from being chosen with p"
+                f"buffer {at} of the ensemble is empty; write to ensemble[{at}] before sampling, "
+                "or exclude it with p"
             )
         sampler = self._members[at]
         indices, infos, missing = [], [], count

@@ -90,14 +90,14 @@ class Turns:
         try:
             first = kept.popleft()  # threads may share it
         except IndexError:
-            return drawing.taken(self._buffers[at].plan, ring, share)
+            return drawing.take_batch(self._buffers[at].plan, ring, share)
         if first.share == share:
             return first.batch
         kept.appendleft(first)
         raise RuntimeError(
-            f"a failed sample has taken {first.share} items out of the queue of buffer {at}. They "
-            f"are kept for the next sample, but this one needs {share}; sample with the earlier "
-            "batch size first"
+            f"a failed sample has already taken {first.share} items out of the queue of buffer "
+            f"{at}. They are kept for the next sample, but this one needs {share}; sample with the "
+            "earlier batch size first"
         )
 
     def forget(self) -> None:

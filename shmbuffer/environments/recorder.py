@@ -120,11 +120,9 @@ class Recorder:
     ) -> None:
         counts: tuple[Any, ...] = (1 if num_envs is None else num_envs, n_step)
         if not all(isinstance(count, (int, np.integer)) and count >= 1 for count in counts):
-            raise ValueError(
-                f"num_envs and n_step have to be at least 1, got {num_envs} and {n_step}"
-            )
+            raise ValueError(f"num_envs and n_step must be at least 1, got {num_envs} and {n_step}")
         if not 0 <= gamma <= 1:
-            raise ValueError(f"gamma has to be from 0 to 1, got {gamma}")
+            raise ValueError(f"gamma must be from 0 to 1, got {gamma}")
         self.policy_version = 0
         self._buffer = buffer
         self._single, self._num_envs = num_envs is None, num_envs or 1
@@ -153,7 +151,10 @@ class Recorder:
         if mask is not None:
             which = self._numbers("mask", mask, np.bool_)
             if self._now is None:
-                raise ValueError("Recorder.reset: the first call takes all environments, no mask")
+                raise ValueError(
+                    "Recorder.reset: the first call must reset all environments; call it "
+                    "without a mask"
+                )
             new = mapped(lambda new, old: np.where(beside(which, new), new, old), new, self._now)
         if self._now is not None:
             self._write(self._recent, self._open, which, self._now)
@@ -224,7 +225,8 @@ class Recorder:
         info = {} if info is None else info
         if not isinstance(info, Mapping):
             raise TypeError(
-                f"Recorder.step: info is a dict, as gymnasium gives it, not a {type(info).__name__}"
+                "Recorder.step: info must be a dict, as returned by gymnasium, not a "
+                f"{type(info).__name__}"
             )
         final, replaced = final_observations(now, done, info, self._single)
         action = self._rows("action", action, narrow=True)
@@ -301,7 +303,7 @@ class Recorder:
     def _numbers(self, name: str, values: ArrayLike, dtype: Any) -> NDArray[Any]:
         rows = self._rows(name, values)
         if isinstance(rows, Mapping) or rows.ndim != 1:
-            raise ValueError(f"Recorder: {name} has to be one number for each environment")
+            raise ValueError(f"Recorder: {name} must have one number for each environment")
         return np.asarray(rows, dtype)
 
     def _say_what_is_narrowed(self) -> None:
@@ -310,8 +312,8 @@ class Recorder:
         names += " is" if len(self._narrowed) == 1 else " are"
         self._narrowed.clear()
         _log.warning(
-            "Recorder: %s given as float64 and stored as %s, which most networks take. Pass "
-            "dtype=None to store everything as it is given",
+            "Recorder: %s is float64 and is stored as %s, which most networks use. Pass "
+            "dtype=None to store all entries without conversion",
             names,
             self._dtype,
         )
@@ -325,9 +327,9 @@ class Recorder:
         def rows(values: ArrayLike) -> NDArray[Any]:
             if isinstance(values, tuple) and any(map(has_parts, values)):
                 raise ValueError(
-                    f"Recorder: {name} is a tuple of arrays, which may be the parts of a Tuple "
-                    "space or those of the environments; give the parts as a dict, or np.stack() "
-                    "of the environments' arrays"
+                    f"Recorder: {name} is a tuple of arrays, which could be the parts of a Tuple "
+                    "space or one array for each environment; pass the parts as a dict, or "
+                    "np.stack() of the environments' arrays"
                 )
             array = np.asarray(values)
             if narrow and self._dtype is not None and array.dtype.name == "float64":
@@ -340,9 +342,9 @@ class Recorder:
                 return array[None]
             if array.shape[:1] != (self._num_envs,):
                 raise ValueError(
-                    f"Recorder: {name} is of shape {list(array.shape)}, which does not begin with "
-                    f"the {self._num_envs} environments; for a single environment leave num_envs "
-                    "out"
+                    f"Recorder: {name} has shape {list(array.shape)}, which does not begin with "
+                    f"the number of environments, {self._num_envs}; for a single environment leave "
+                    "num_envs out"
                 )
             return array
 

@@ -28,8 +28,8 @@ def floating(dtype: Any) -> np.dtype[Any]:
         found = None
     if found is None or found.name not in ("float16", "float32", "float64"):
         raise TypeError(
-            f"Recorder: dtype is float16, float32, float64, or None to store everything as it is "
-            f"given; got {dtype!r}"
+            "Recorder: dtype must be float16, float32, float64, or None to store all entries "
+            f"without conversion; got {dtype!r}"
         )
     return found
 
@@ -85,9 +85,9 @@ def require_form(now: Tree, before: Tree) -> None:
     for name in {**expected, **found}:
         if found.get(name) != expected.get(name):
             raise SchemaMismatchError(
-                f"Recorder.step: '{name}' is {found.get(name, 'missing')}, and was "
-                f"{expected.get(name, 'missing')} in the step before; give each step the same "
-                "entries, dtypes and shapes. Nothing was written",
+                f"Recorder.step: '{name}' is {found.get(name, 'missing')}, but was "
+                f"{expected.get(name, 'missing')} in the previous step; pass the same entries, "
+                "dtypes and shapes in each step. Nothing was written",
                 leaf=name,
                 expected=expected.get(name),
                 found=found.get(name),

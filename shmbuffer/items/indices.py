@@ -32,8 +32,8 @@ def ravel(
         parts = list(np.moveaxis(numbers, -1, 0)) if numbers.ndim else []
     if len(parts) != len(lanes) + 1:
         raise IndexError(
-            f"an index of this storage has {len(lanes) + 1} coordinates in its last dimension, as "
-            f"in a sample; this one has {len(parts)}"
+            f"an index of this storage must have {len(lanes) + 1} coordinates in its last "
+            f"dimension, as in a sample, but this one has {len(parts)}"
         )
     flat = parts[0]
     for size, coordinate in zip(lanes, parts[1:], strict=True):
@@ -46,8 +46,8 @@ def _whole(found: NDArray[Any]) -> Ints:
     kind = found.dtype.kind
     if kind not in "iu" and not (kind == "f" and np.array_equal(found, np.trunc(found))):
         raise IndexError(
-            f"{found} is not an index of items: whole numbers are; give mask.nonzero() of a mask; "
-            "nothing was changed"
+            f"{found} is not an index of items, which must be integers; pass mask.nonzero() of a "
+            "mask; nothing was changed"
         )
     return found.astype(np.int64, copy=False)
 
@@ -58,7 +58,7 @@ def as_int(name: str, value: Any) -> int:
         return int(operator.index(value))
     except TypeError:
         found = f"{value!r:.60} of type {type(value).__qualname__}"
-        raise TypeError(f"{name} is a number of items, an int; got {found}") from None
+        raise TypeError(f"{name} must be a number of items (an int), got {found}") from None
 
 
 def are_written(elements: Ints, lanes: tuple[int, ...]) -> Flags:
@@ -94,21 +94,21 @@ def asked_size(
     """Returns the batch size of a sample; warns if it is 0 or differs from the handle's."""
     if asked is None:
         if own is None:
-            raise RuntimeError(f"no batch size: give batch_size to sample() or to {whose}")
+            raise RuntimeError(
+                f"no batch size was specified; pass batch_size to sample() or to {whose}"
+            )
         return own
     count: int = asked if type(asked) is int else as_int("batch_size", asked)
     if own is not None and count != own:
         warnings.warn(
-            f"sample(batch_size={count}) differs from the buffer's batch_size={own}; "
-            f"{count} is taken",
+            f"sample(batch_size={count}) differs from the buffer's batch_size={own}; using {count}",
             stacklevel=frames + 1,
         )
     elif count == 0 >= least:
         warnings.warn(
-            "sample(batch_size=0) draws no item and returns an empty batch; give the number of "
-            "items, at least 1",
+            "sample(batch_size=0) returns an empty batch; pass a number of items of at least 1",
             stacklevel=frames + 1,
         )
     if count < least:
-        raise ValueError(f"batch_size has to be at least {least}, got {count}")
+        raise ValueError(f"batch_size must be at least {least}, got {count}")
     return count

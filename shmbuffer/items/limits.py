@@ -131,15 +131,16 @@ class Limits:
     def turn(self, count: int, min_size: int = 0) -> Turn | None:
         """Waits until ``count`` items may be drawn, and counts them; None without limits."""
         if (min_size := as_int("min_size", min_size)) < 0:
-            raise ValueError(f"min_size has to be at least 0, got {min_size}")
+            raise ValueError(f"min_size must be at least 0, got {min_size}")
         ring = self._first_ring(self._source, min_size) if self._source is not None else None
         if ring is None:
             return None
         is_queue, version = ring.admission.is_queue, int(ring.admission.version[0])
         if is_queue and self._chooses:
             raise ValueError(
-                "the buffer is a queue (max_times_sampled), which hands items out first in, first "
-                f"out, at the time of the call; {self._chooses} cannot be combined with it"
+                "the buffer is a queue (max_times_sampled), which returns items in first-in, "
+                f"first-out order at the time of the call; {self._chooses} cannot be combined with "
+                "it"
             )
         return Turn(ring, is_queue, version, ring.admission.admit(count, min_size))
 

@@ -35,7 +35,7 @@ def reduced(priority: Any, count: int, how: str) -> Floats:
     if len(raw) <= 1 or len(raw) == count:
         return _spread(raw, count)
     if not count or len(raw) % count:
-        raise RuntimeError(f"{len(raw)} priorities cannot be divided among {count} items")
+        raise RuntimeError(f"got {len(raw)} priorities for {count} items")
     rows = raw.reshape(count, -1)
     if how == "median":  # the lower one of two, as in torch.median
         return np.ascontiguousarray(np.sort(rows, axis=1)[:, (rows.shape[1] - 1) // 2])
@@ -60,7 +60,7 @@ def _spread(raw: Floats, count: int) -> Floats:
     if len(raw) == 1:
         return np.full(count, raw[0])
     raise RuntimeError(
-        "priority should be a number or an iterable of the same length as index: there are "
+        "priority should be a number or an iterable of the same length as index, but there are "
         f"{len(raw)} priorities for {count} items"
     )
 
@@ -69,7 +69,9 @@ def check_raw(raw: Floats) -> None:
     """Raises ValueError if a priority is NaN, infinite or negative."""
     if len(raw) and not 0 <= raw.min() <= raw.max() < np.inf:
         bad = raw[~((raw >= 0) & (raw < np.inf))][0]
-        raise ValueError(f"priorities are finite and not negative, got {bad}; nothing was changed")
+        raise ValueError(
+            f"priorities must be finite and non-negative, got {bad}; nothing was changed"
+        )
 
 
 def as_beta(value: float) -> float:
@@ -81,9 +83,9 @@ def as_beta(value: float) -> float:
     beta = from_zero("beta", value)
     if beta > _LARGE_BETA:
         warnings.warn(
-            f"beta={value} is the exponent of the importance weights, and 1 corrects for the "
-            "priorities in full: with larger ones, items of high priority hardly count. Give a "
-            "beta from 0 to 1",
+            f"beta={value} is the exponent of the importance weights. A beta of 1 corrects for "
+            "the priorities in full; with a larger beta, items of high priority have almost no "
+            "weight. Pass a beta from 0 to 1",
             stacklevel=3,
         )
     return beta
@@ -91,7 +93,7 @@ def as_beta(value: float) -> float:
 
 def from_zero(name: str, value: float) -> float:
     """Converts a value to a float; ValueError if negative or not finite, TypeError if no number."""
-    words = f"{name} must be a finite number, greater or equal to 0, got {name}={value}"
+    words = f"{name} must be a finite number of at least 0, got {name}={value}"
     try:
         fits = 0 <= value < math.inf
     except TypeError:

@@ -42,8 +42,8 @@ class RingRows(Mover):
             return ring.head, 0
         if priorities is not None and priorities.size != count * ring.width:
             raise ValueError(
-                f"{self.where}: {priorities.size} priorities were given for "
-                f"{count * ring.width} items; nothing was changed"
+                f"{self.where}: got {priorities.size} priorities for {count * ring.width} items; "
+                "nothing was changed"
             )
         given = None if priorities is None else address(priorities)
         ticket = ring.write(addresses, count, given, streams=expand_streams(streams, count))

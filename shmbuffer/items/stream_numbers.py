@@ -14,9 +14,8 @@ def require_rows(streams: int | Streams, ndim: int) -> None:
     """Raises ValueError if each item has a stream, but a slot has several items."""
     if ndim > 1 and not isinstance(streams, int):
         raise ValueError(
-            f"streams: on a storage with ndim={ndim} each lane of a slot is already a stream of "
-            "its own; give one int for the whole batch, or store rows with ndim=1. Nothing was "
-            "written"
+            f"streams: with ndim={ndim} each lane of a slot is already a separate stream; pass one "
+            "int for the whole batch, or store rows with ndim=1. Nothing was written"
         )
 
 
@@ -26,14 +25,15 @@ def steps_and_streams(
     """Returns the numbers of steps and streams in each leaf, and the stream of each item."""
     if dim not in (0, 1) or ndim > 1:
         raise ValueError(
-            f"stream_dim={dim!r} on a storage with ndim={ndim}: it is 0 for data [streams, T, ...] "
-            "and 1 for [T, streams, ...], on a storage with ndim=1. Nothing was written"
+            f"stream_dim={dim!r} is not supported by a storage with ndim={ndim}; it must be 0 for "
+            "data [streams, T, ...] or 1 for [T, streams, ...], and needs a storage with ndim=1. "
+            "Nothing was written"
         )
     found = sorted(set(leads))
     if len(found) != 1 or len(found[0]) != 2:
         raise ValueError(
-            f"stream_dim={dim}: the data have to begin with the same two dimensions everywhere, "
-            f"streams and time; found {list(map(list, found))}. Nothing was written"
+            f"stream_dim={dim}: all entries must begin with the same two dimensions, streams and "
+            f"time; found {list(map(list, found))}. Nothing was written"
         )
     first, second = found[0]
     lead = (first, second) if dim else (second, first)

@@ -45,8 +45,8 @@ class ClientRecords(RecordRows):
         """Returns records of items; TypeError if the buffer needs a ``compression_fn``."""
         if self._has_function:
             raise TypeError(
-                f"{self.where}: its items are compressed by a compression_fn, which takes tensors; "
-                "write with shmbuffer.attach(compression_fn=...)"
+                f"{self.where}: its items are compressed with a compression_fn, which needs "
+                "tensors; write with shmbuffer.attach(compression_fn=...)"
             )
         if self._named:
             items = list(map(as_named, items))

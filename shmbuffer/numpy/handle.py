@@ -60,7 +60,7 @@ class Handle:
         if self._batch_size is not None:
             self._batch_size = as_int("batch_size", self._batch_size)
             if self._batch_size < 1:
-                raise ValueError(f"batch_size has to be at least 1, got {batch_size}")
+                raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         usual = _DEFAULT_BETA if extra.get("beta") is None else extra["beta"]
         self._beta = as_beta(usual if beta is None else beta)
         self._rng = None if rng is None else np.random.default_rng(rng)
@@ -68,7 +68,7 @@ class Handle:
         for name in self._asked.values():
             if name not in DTYPES:
                 raise ValueError(
-                    f"dtypes: {name!r} is not a dtype that can be stored; those are {list(DTYPES)}"
+                    f"dtypes: {name!r} is not a dtype that can be stored; use one of {list(DTYPES)}"
                 )
         named_entries = extra.get("buffer") not in _PLAIN_FAMILY
         self._mapping = "tensordict" if named_entries else "dict"
@@ -192,8 +192,8 @@ class Handle:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"a handle stays in its process; pass {str(self._engine.where)!r}, and call "
-            "shmbuffer.numpy.attach() there"
+            f"a handle cannot be sent to another process; send {str(self._engine.where)!r} "
+            "instead, and call shmbuffer.numpy.attach() there"
         )
 
     def __repr__(self) -> str:

@@ -92,7 +92,7 @@ class Sampling(Handle):
         if is_sample:
             index, priority, generation = self._of_sample(index, priority, generation)
         elif priority is None:
-            raise TypeError("update_priority(index, priority): priorities are missing")
+            raise TypeError("update_priority(index, priority): the priorities are missing")
         ring = self._ring()
         if ring is None or not ring.tree.prioritized:
             return PriorityUpdate(0, 0)
@@ -164,7 +164,7 @@ class Sampling(Handle):
         """Returns index, priorities and generation of a sample."""
         if INDEX not in sample:
             raise KeyError(
-                f"update_priority needs the entry {INDEX!r} that a sample has; this dict has "
+                f"update_priority needs the entry {INDEX!r} of a sample, but this dict has "
                 f"{sorted(map(str, sample))}"
             )
         if priority is None:
@@ -173,7 +173,7 @@ class Sampling(Handle):
             if priority is None:
                 raise KeyError(
                     f"update_priority: this sample has no entry {key!r}; set it to the new "
-                    "priorities, or give them as the second argument"
+                    "priorities, or pass them as the second argument"
                 )
         return sample[INDEX], priority, sample.get(GENERATION) if generation is None else generation
 

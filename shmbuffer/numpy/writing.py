@@ -86,7 +86,7 @@ class Writing(Handle):
         """
         if stream_dim is not None:
             if streams is not None:
-                raise TypeError("streams and stream_dim exclude each other; give one of them")
+                raise TypeError("streams and stream_dim cannot be combined; pass one of them")
             items, its, lead = in_time_order(data, stream_dim, self._ndim)
             index = self._write(items, False, timeout, its).reshape(lead)
             return index if stream_dim else index.T  # type: ignore[no-any-return]
@@ -110,7 +110,7 @@ class Writing(Handle):
         if data is None:
             call, what = ("add", "an item") if single else ("extend", "a batch")
             raise TypeError(
-                f"{call}(None): there is nothing to write; give it {what}, or leave the call out"
+                f"{call}(None): there is nothing to write; pass {what}, or skip the call"
             )
         if type(data) is list and not single:
             if not data:
@@ -147,7 +147,7 @@ class Writing(Handle):
         paths = [leaf.path for leaf in leaves.leaves]
         if unknown := sorted(self._asked.keys() - set(paths)):
             raise KeyError(
-                f"dtypes: {'.'.join(unknown[0])!r} is no leaf of this write, which has "
+                f"dtypes: {'.'.join(unknown[0])!r} is not a leaf of this write, which has "
                 f"{['.'.join(path) for path in paths]}"
             )
         leaves.allow(self._optional)
@@ -170,8 +170,8 @@ class Writing(Handle):
         if wanted.bits != name:
             bytes_of = asked if wanted.in_numpy else f"{wanted.bits}, its bytes"
             raise SchemaMismatchError(
-                f"leaf {'.'.join(path)!r} is to be {asked}, and this write has {name}; give arrays "
-                f"of {bytes_of}, or another dtype",
+                f"the dtype of leaf {'.'.join(path)!r} is {asked}, but this write has {name}; "
+                f"pass arrays of {bytes_of}, or choose another dtype",
                 leaf=".".join(path),
                 expected=asked,
                 found=name,

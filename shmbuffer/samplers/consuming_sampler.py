@@ -72,8 +72,9 @@ class ConsumingSampler(Consumes):
             raise ValueError("max_sample_count must be a positive integer.")
         if consumer is None:
             raise TypeError(
-                "ConsumingSampler: consumer is None, and each item is consumed by name; give a "
-                "name, or leave it out, or use a RandomSampler to draw items again and again"
+                "ConsumingSampler: consumer must not be None, because each item is consumed under "
+                "a name. Pass a name, leave it out, or use a RandomSampler to sample items "
+                "repeatedly"
             )
         super().__init__(consumer, int(max_sample_count), start)
         self.max_sample_count = int(max_sample_count)
@@ -143,8 +144,8 @@ def consuming_instead(sampler: Any, count: Any, prefetch: int | None) -> Consumi
         if sampler.max_sample_count == wanted.max_sample_count:
             return sampler
         raise ValueError(
-            f"consume_after_n_samples={count} conflicts with the sampler's max_sample_count="
-            f"{sampler.max_sample_count}; give one of them"
+            f"consume_after_n_samples={count} conflicts with the sampler's "
+            f"max_sample_count={sampler.max_sample_count}; pass only one of them"
         )
     raise ValueError(
         "consume_after_n_samples only supports the default sampler, or a ConsumingSampler; got "

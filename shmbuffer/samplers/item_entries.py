@@ -175,9 +175,9 @@ class _KeptColumn:
         self.shape = tuple(shape) if self.shape is None else self.shape
         if tuple(shape) != self.shape:
             raise RuntimeError(
-                f"the entry {key_of(self._path)!r} ends trajectories, and its shape is "
-                f"{list(shape)} in one item and {list(self.shape)} in another; give it the "
-                "same shape in all items"
+                f"the entry {key_of(self._path)!r}, which ends trajectories, has shape "
+                f"{list(shape)} in one item and {list(self.shape)} in another; use the same shape "
+                "in all items"
             )
 
     def is_in_all(self) -> bool:
@@ -316,8 +316,8 @@ def as_column(values: Any, path: KeyPath) -> Column:
     if values is None or (isinstance(values, list) and any(value is None for value in values)):
         name = repr(path[0] if len(path) == 1 else path)
         raise KeyError(
-            f"the items have no entry {name}, which the sampler needs; write it with every item, "
-            "or choose another entry"
+            f"the sampler needs the entry {name}, but the items do not have it; write it with "
+            "every item, or choose another entry"
         )
     return _stacked(values) if _are_numbers(values) else [_as_object(value) for value in values]
 
@@ -359,5 +359,5 @@ def _stacked(values: Any) -> NDArray[Any]:
         return values.reshape(len(values), -1)
     parts = [as_numbers(as_tensor(value)).reshape(-1) for value in values]
     if len({len(part) for part in parts}) > 1:
-        raise ValueError("an entry that names versions or groups has one shape in all items")
+        raise ValueError("an entry of versions or group keys must have the same shape in all items")
     return np.stack(parts)

@@ -47,8 +47,8 @@ class RandomSampler(Sampler, metaclass=WithOrWithout):
     def __init__(self, **options: Any) -> None:
         if options:
             raise TypeError(
-                f"{type(self).__name__}() with replacement takes no {', '.join(options)}; they "
-                "belong to replacement=False"
+                f"{type(self).__name__}() with replacement does not take {', '.join(options)}, "
+                "which requires replacement=False"
             )
 
     def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[str, Any]]:

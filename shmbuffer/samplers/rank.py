@@ -32,7 +32,7 @@ def require_rank(rank: Any) -> int | None:
     """Raises ValueError unless ``rank`` is a rank or None."""
     if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 0):
         raise ValueError(
-            f"rank is the number of this learner, 0, 1, 2 and so on, or None; not {rank!r}"
+            f"rank must be the number of this learner (0, 1, 2, ...) or None, got {rank!r}"
         )
     return rank
 
@@ -46,7 +46,7 @@ def known_rank(given: int | None) -> int | None:
     text = os.environ.get("RANK", "").strip()
     if text and not is_number(text):
         raise ValueError(
-            f"the environment variable RANK is {text!r}, and should be the number of this learner; "
+            f"the environment variable RANK is {text!r}, which is not the number of a learner; "
             "correct it, unset it, or pass rank= to the buffer or to attach()"
         )
     return int(text) if text else None
@@ -100,13 +100,14 @@ def share_rank(given: int | None, world_size: int) -> int:
     rank = known_rank(given)
     if rank is None and world_size > 1:
         raise ValueError(
-            f"{world_size} learners share a pass, and the rank of this one is unknown: give the "
-            "sampler or the buffer rank=, initialize torch.distributed, or set the variable RANK"
+            f"{world_size} learners share a pass, but the rank of this one is unknown; pass rank= "
+            "to the sampler or the buffer, initialize torch.distributed, or set the environment "
+            "variable RANK"
         )
     if (rank or 0) >= world_size:
         raise ValueError(
-            f"{world_size} learners share a pass, and this one has rank {rank}: give the sampler "
-            "the number of all learners as world_size, and a rank below it"
+            f"{world_size} learners share a pass, but this one has rank {rank}; pass the number of "
+            "all learners as world_size, and a smaller rank"
         )
     return rank or 0
 
@@ -135,13 +136,14 @@ def rank_of_draws(
 
 def _warn(where: str, pids: list[int], *, given: bool) -> None:
     remedy = (
-        "give each generator= another seed, or pass rank="
+        "use another seed for each generator=, or pass rank="
         if given
-        else "pass rank= to attach(), or set the variable RANK, or seed each with seed + rank"
+        else "pass rank= to attach(), set the environment variable RANK, or seed each process "
+        "with seed + rank"
     )
     named = f"process {pids[0]}" if len(pids) == 1 else f"processes {', '.join(map(str, pids))}"
     warnings.warn(
-        f"{where}: this process draws the same batches as {named}: their first draws came from the "
-        f"same random state and rank; {remedy}",
+        f"{where}: this process samples the same batches as {named}, because both started with "
+        f"the same random state and rank; {remedy}",
         stacklevel=2,
     )

@@ -38,8 +38,9 @@ class WithOrWithout(type):
             return super().__call__(*args, **options)
         if "_without_replacement" not in vars(cls):
             raise TypeError(
-                f"a {cls.__name__} draws with replacement, and has no form without replacement; "
-                "derive from SamplerWithoutReplacement or SliceSamplerWithoutReplacement for it"
+                f"a {cls.__name__} samples with replacement, and has no variant without "
+                "replacement; derive from SamplerWithoutReplacement or "
+                "SliceSamplerWithoutReplacement for it"
             )
         return cls._without_replacement(*args, **options)
 
@@ -82,7 +83,7 @@ class Sampler(Checkpoints):
         Raises:
             EmptyBufferError: the storage is empty.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no sample()")
+        raise NotImplementedError(f"{type(self).__name__} does not implement sample()")
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
         """True if `sample` would return a batch now."""
@@ -127,7 +128,9 @@ class Sampler(Checkpoints):
     def _to_plain(self, position: Any, before: Any) -> Any:
         """Converts a position for a save; TypeError if prefetched batches have to be redrawn."""
         if position is not None:
-            raise TypeError(f"the position of a {type(self).__name__} has no plain form")
+            raise TypeError(
+                f"the position of a {type(self).__name__} cannot be saved as plain values"
+            )
 
     def _of_plain(self, plain: Any, before: Any) -> Any:
         """Reverses `_to_plain`."""

@@ -59,7 +59,7 @@ class Consumes(Sampler):
 
     def __init__(self, consumer: str | None, times: int, start: Start) -> None:
         if not isinstance(consumer, str | None):
-            raise TypeError(f"consumer is a name, a str; got {consumer!r}")
+            raise TypeError(f"consumer must be a string, got {consumer!r}")
         self.consumer = consumer
         self.start: Start = start
         self._times = times

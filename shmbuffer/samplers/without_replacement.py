@@ -113,7 +113,7 @@ class SamplerWithoutReplacement(Sampler):
         self.world_size, self._own_rank, self.seed = world_size, require_rank(rank), int(seed)
         if world_size is not None and (type(world_size) is not int or (rank or 0) >= world_size):
             raise ValueError(
-                f"world_size={world_size!r} learners have the ranks from 0 to world_size - 1; got "
+                f"rank must be from 0 to world_size - 1 (world_size={world_size!r}); got "
                 f"rank={rank}"
             )
         self._begun = 0  # number of shared passes
@@ -149,9 +149,9 @@ class SamplerWithoutReplacement(Sampler):
                 now = self._new_pass(storage, ring, batch_size)
         else:
             raise EmptyBufferError(
-                f"no batch of {batch_size} could be drawn in {ATTEMPTS} attempts, because other "
-                "clients empty the storage or overwrite its items all the time; make it larger, or "
-                "draw fewer"
+                f"no batch of {batch_size} items could be sampled in {ATTEMPTS} attempts, because "
+                "other clients keep emptying the storage or overwriting its items; make it larger, "
+                "or sample fewer"
             )
         now = now._replace(at=drawn.at, ran_out=False)
         ended = is_over(ring, now, max(whole, 1))
@@ -197,8 +197,8 @@ class SamplerWithoutReplacement(Sampler):
         self._require(batch_size, len(ours))
         if not len(ours):
             raise EmptyBufferError(
-                f"{len(places)} items are there for {self.world_size} learners, and this one has "
-                "no share in them; write more items first"
+                f"{len(places)} items are too few for {self.world_size} learners, so this learner "
+                "has none of them; write more items first"
             )
         return Pass(self._in_order(ours), 0, len(ours), len(places), evicted=evicted)
 
@@ -207,8 +207,8 @@ class SamplerWithoutReplacement(Sampler):
         if self.drop_last and count < batch_size:
             raise ValueError(
                 f"The batch size ({batch_size}) is greater than the storage capacity in use "
-                f"({count} items), and drop_last=True leaves out short batches: write more "
-                "items first, draw fewer, or use drop_last=False"
+                f"({count} items), and drop_last=True drops incomplete batches: write more items "
+                "first, sample fewer, or use drop_last=False"
             )
 
     def _order_of(self, count: int) -> Ints | Permutation:

@@ -250,5 +250,5 @@ def require_no_buffer(path: Path) -> None:
             return
         found = "is the scratch directory of a buffer, whose files cannot be saved over"
     except (CorruptBufferError, FormatError) as error:
-        found = f"holds a damaged buffer or save ({error}), which is not replaced"
+        found = f"contains a damaged buffer or save ({error}), which is not replaced"
     raise BufferExistsError(f"{path}: {found}; save to another directory", path=str(path))

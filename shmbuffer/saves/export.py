@@ -54,9 +54,11 @@ def export(storage: Any, path: str | os.PathLike[str], kind: str) -> int:
     if os.path.lexists(target):
         raise FileExistsError(f"{target}: already exists; choose another name, or remove it")
     if not target.parent.is_dir():
-        raise FileNotFoundError(f"{target.parent}: no such directory; make it first")
+        raise FileNotFoundError(f"{target.parent}: no such directory; create it first")
     if not len(storage):
-        raise EmptyBufferError(f"{target}: there is nothing to export yet; nothing was written")
+        raise EmptyBufferError(
+            f"{target}: the buffer is empty, so there is nothing to export; nothing was written"
+        )
     rows = parquet_file.rows_of(storage, target)
     write: Callable[[Rows, Path], int] = _WRITERS[kind]
     return write(rows, target)
@@ -99,7 +101,8 @@ def _hdf5(rows: Rows, target: Path) -> int:
 def _tensordict(rows: Rows, target: Path) -> int:
     if rows.leaves.node is LEAF:
         raise TypeError(
-            f"{target}: an item is one tensor, which no TensorDict names; export it to HDF5"
+            f"{target}: an item is a single tensor, so it has no name in a TensorDict; export it "
+            "to HDF5"
         )
     _require_dtypes(rows, target, lambda dtype: dtype.tensordict, "TensorDict.load_memmap")
     leaves, count = rows.leaves.leaves, 0
@@ -133,8 +136,8 @@ def _require_items(count: int, target: Path) -> None:
     """Raises EmptyBufferError if every item was overwritten before it was read."""
     if not count:
         raise EmptyBufferError(
-            f"{target}: other processes have overwritten every item before it was read, so nothing "
-            "was written; export again, or use a larger buffer"
+            f"{target}: all items were overwritten by other processes before they could be read, "
+            "so nothing was written; export again, or use a larger buffer"
         )
 
 

@@ -71,7 +71,7 @@ class Column:
             if not self.count:  # ours: no column was written for it
                 return cpu.empty((rows, *self.shape), dtype=self._dtype)
             raise SchemaMismatchError(
-                f"{path}: there is no column {self.leaf.name!r}, which an item has",
+                f"{path}: the entry {self.leaf.name!r} of an item has no column in the file",
                 leaf=self.leaf.name,
             )
         depth = 0
@@ -98,9 +98,9 @@ class Column:
         for at in np.flatnonzero(lengths != expected)[:1]:
             row = first + at // math.prod(self.shape[:depth])
             raise SchemaMismatchError(
-                f"{path}: column {self.leaf.name!r} has a list of {lengths[at]} in row {row}, and "
-                f"{expected} are expected, as in the first row; the lists of a column have one "
-                "length: pad them, or leave the column out",
+                f"{path}: column {self.leaf.name!r} has a list of {lengths[at]} in row {row}, but "
+                f"{expected} are expected, as in the first row. All lists of a column must have "
+                "the same length: pad them, or leave the column out",
                 leaf=self.leaf.name,
             )
 
@@ -116,7 +116,7 @@ class Column:
         if not fits or count != rows * self.count:
             raise SchemaMismatchError(
                 f"{path}: column {self.leaf.name!r} has {count} values of type {array.type} in "
-                f"{rows} rows, and an item has {self.leaf} there; write the file again",
+                f"{rows} rows, but an item has {self.leaf} there; write the file again",
                 leaf=self.leaf.name,
             )
 
@@ -131,8 +131,8 @@ def _memory(buffer: Any, at: int, size: int) -> Any:
 def _whole(path: Path, name: str, array: Any) -> Any:
     if array.null_count:
         raise SchemaMismatchError(
-            f"{path}: column {name!r} has {array.null_count} rows without a value, and an item has "
-            "all of its entries; fill them, or leave the column out",
+            f"{path}: column {name!r} has {array.null_count} rows without a value, but an item "
+            "needs all of its entries; fill in the values, or leave the column out",
             leaf=name,
         )
     return array
@@ -165,8 +165,9 @@ def leaf_of(path: Path, field: Any, key: KeyPath, lengths: list[int]) -> Leaf:
         dtype = None
     if dtype is None:
         raise SchemaMismatchError(
-            f"{path}: column {field.name!r} is {field.type}; columns are numbers, lists of them of "
-            "one length, fixed-size binaries, and structs of these: convert it, or leave it out",
+            f"{path}: column {field.name!r} is {field.type}, which is not supported. A column "
+            "must contain numbers, lists of numbers of one length, fixed-size binaries, or "
+            "structs of these: convert it, or leave it out",
             leaf=field.name,
             found=str(field.type),
         )
@@ -201,6 +202,6 @@ def arrow() -> tuple[Any, Any]:
         import pyarrow.parquet  # type: ignore[import-untyped]
     except ModuleNotFoundError as error:
         raise missing(
-            "to read and write files of Parquet needs pyarrow", "parquet", name=error.name
+            "reading and writing Parquet files needs pyarrow", "parquet", name=error.name
         ) from error
     return pyarrow, pyarrow.parquet

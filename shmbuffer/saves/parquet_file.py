@@ -74,8 +74,8 @@ def write_rows(rows: Rows, path: Path, compression: str) -> int:
     names = [field.name for field in fields]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise SchemaMismatchError(
-            f"{path}: several entries make a column {twice[0]!r}, as ('a', 'b') and 'a.b' do; "
-            "rename one, or save it with dumps(). Nothing was written",
+            f"{path}: several entries would have the column name {twice[0]!r}, as ('a', 'b') and "
+            "'a.b' do; rename one, or save with dumps(). Nothing was written",
             leaf=twice[0],
         )
     schema = pa.schema(fields, metadata={_KEY: json.dumps(form).encode()})
@@ -119,8 +119,8 @@ def rows_of(storage: Any, path: str | os.PathLike[str]) -> Rows:
     rows: Rows | None = storage.mover() if isinstance(storage, TensorStorage) else None
     if rows is None or rows.leaves.objects:
         raise TypeError(
-            f"{path}: columns need tensors of one form, which the items of this "
-            f"{type(storage).__name__} are not; save it with dumps()"
+            f"{path}: columns need tensors of one form, but the items of this "
+            f"{type(storage).__name__} differ; save it with dumps()"
         )
     return rows
 
@@ -203,13 +203,13 @@ class File:
         if form is not None:
             if self._rename:
                 raise ValueError(
-                    f"{file}: was written by to_parquet, whose columns are not renamed when they "
-                    "are read; leave rename= out"
+                    f"{file}: was written by to_parquet, so its columns cannot be renamed; leave "
+                    "rename= out"
                 )
             with reading(file):
                 known = json.loads(form)
                 if known["format"] != 1:
-                    raise ValueError(f"format {known['format']!r} is of another version")
+                    raise ValueError(f"format {known['format']!r} is not supported by this version")
                 leaves = tuple(map(Leaf.from_json, known["leaves"]))
                 lanes = tuple(int(size) for size in known["lanes"])
                 paths = [leaf.path for leaf in leaves]
@@ -219,15 +219,15 @@ class File:
         columns = list(flattened(schema.empty_table()).schema)
         if unknown := self._rename.keys() - {one.name for one in columns}:
             raise ValueError(
-                f"{file}: rename= names a column {min(unknown)!r}, and there are "
+                f"{file}: rename= contains the column {min(unknown)!r}, but the file has "
                 f"{', '.join(repr(one.name) for one in columns)}; correct the name"
             )
         names = [self._rename.get(one.name, one.name) for one in columns]
         for name in names:
             if (root := path_of(name)[0]) in OWN_KEYS:
                 raise SchemaMismatchError(
-                    f"{what} {name!r}: a sample has an entry {root!r} of its own, which would take "
-                    f"the place of the column; load it under another name, with "
+                    f"{what} {name!r}: a sample already has an entry {root!r} of its own, which "
+                    "would replace the column; load it under another name, with "
                     f"rename={{{name!r}: 'stored_{name.lstrip('_')}'}}",
                     leaf=name,
                 )
@@ -255,8 +255,9 @@ def part_files(path: Path) -> list[Path]:
             continue  # unfinished, or a list of the others, by the convention of Spark and Dask
         if partition := next((name for name in below.parts[:-1] if "=" in name), None):
             raise SchemaMismatchError(
-                f"{path}: the folder {partition!r} of its part files is the value of a column that "
-                "is not in them; write the column into the files, or load each such folder"
+                f"{path}: the name of the folder {partition!r} of its part files is the value of a "
+                "column that the files do not contain; write the column into the files, or load "
+                "each of these folders separately"
             )
         require_plain(file)
         files.append(file)

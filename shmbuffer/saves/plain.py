@@ -28,8 +28,8 @@ def require_plain(value: Any, place: str = "extra", around: tuple[int, ...] = ()
         plain = value.layout is torch.strided and not (value.is_nested or value.is_quantized)
         if not plain or value.device.type == "meta":
             raise TypeError(
-                f"{place} is a tensor of layout {value.layout} on {value.device}; dense tensors "
-                "with a content can be saved: convert it. Nothing was written"
+                f"{place} is a tensor of layout {value.layout} on {value.device}, which cannot be "
+                "saved; convert it to a dense tensor. Nothing was written"
             )
         return
     if is_plain_array(value):
@@ -40,16 +40,16 @@ def require_plain(value: Any, place: str = "extra", around: tuple[int, ...] = ()
     take = take_of(type(value))
     if take is None:
         raise TypeError(
-            f"{place} is {value!r:.60} of type {type(value).__qualname__}, which can only be saved "
-            "by pickle; leave it out, or save its state_dict(), tensors, numbers, text, and lists "
-            "and dicts of them. Nothing was written"
+            f"{place} is {value!r:.60} of type {type(value).__qualname__}, which could only be "
+            "saved by pickle; leave it out, or save its state_dict(), or tensors, numbers, "
+            "strings, and lists and dicts of them. Nothing was written"
         )
     if id(value) in around:
-        raise TypeError(f"{place} holds itself; leave it out. Nothing was written")
+        raise TypeError(f"{place} contains itself; leave it out. Nothing was written")
     if len(around) == _MOST_LEVELS:
         raise ValueError(
             f"{place:.60}... is nested deeper than {_MOST_LEVELS} levels; leave it out, or save a "
-            "flat list or dict of what is in it. Nothing was written"
+            "flat list or dict. Nothing was written"
         )
     _, _, _, keys, parts = take(value)
     mapping = isinstance(keys, tuple)
@@ -59,8 +59,8 @@ def require_plain(value: Any, place: str = "extra", around: tuple[int, ...] = ()
             _require_digits(one, f"a key of {place}")
         if mapping and not labels.is_json(key):
             raise TypeError(
-                f"{place} has the key {key!r:.60} of type {type(key).__qualname__}; keys are text, "
-                "numbers, None and tuples of them. Nothing was written"
+                f"{place} has the key {key!r:.60} of type {type(key).__qualname__}; keys must be "
+                "strings, numbers, None or tuples of them. Nothing was written"
             )
         require_plain(part, place if keys is None else f"{place}[{key!r}]", (*around, id(value)))
 
@@ -68,6 +68,7 @@ def require_plain(value: Any, place: str = "extra", around: tuple[int, ...] = ()
 def _require_digits(value: Any, place: str) -> None:
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
         raise ValueError(
-            f"{place} is an int of {value.bit_length():,} bits, and one that is saved has at most "
-            f"{_MOST_BITS:,}; save its bytes, by int.to_bytes(). Nothing was written"
+            f"{place} is an int of {value.bit_length():,} bits, but only ints of at most "
+            f"{_MOST_BITS:,} bits can be saved; save the bytes of int.to_bytes(). Nothing was "
+            "written"
         )

@@ -68,7 +68,9 @@ def publish(path: str | os.PathLike[str], what: str = "directory") -> Iterator[P
     """
     path = resolve_path(path)
     if path.exists() and not path.is_dir():
-        raise NotADirectoryError(f"{path} is not a directory; a checkpoint is one")
+        raise NotADirectoryError(
+            f"{path} is not a directory, but a checkpoint is one; choose another path"
+        )
     make_folder_of(path)
     with Directory.open(path.parent, anybodys=True) as above, ExitStack() as held:
         sweep(above, path.name)
@@ -156,9 +158,9 @@ def _require_ours(target: Directory, what: str) -> None:
         )
     if foreign := foreign_in(target, what):
         raise BufferExistsError(
-            f"{target.path}: a save replaces the whole directory, but {foreign} in it "
-            f"was not made by a save of a {what}; move it away, or save to another directory. "
-            "Nothing was written",
+            f"{target.path}: a save replaces the whole directory, but {foreign} in it does not "
+            f"belong to a save of a {what}; move it away, or save to another directory. Nothing "
+            "was written",
             path=target.path,
         )
 

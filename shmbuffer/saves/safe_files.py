@@ -179,8 +179,9 @@ def require_own_content(path: Path) -> None:
                     isinstance(member, h5py.Dataset) and (member.external or member.is_virtual)
                 ):
                     raise UnsafePathError(
-                        f"{path}: the data of {group.name.rstrip('/')}/{name} are in another file, "
-                        "which was not opened; copy them into this one (h5repack, or h5copy)",
+                        f"{path}: the data of {group.name.rstrip('/')}/{name} are in another "
+                        "file, which was not opened; copy the data into this file (with h5repack "
+                        "or h5copy)",
                         path=path,
                     )
 

@@ -52,7 +52,7 @@ class SavedBuffer:
 
 def missing_part(kind: str) -> str:
     """Returns the message for a save without a state for the sampler or the writer."""
-    then = ", and call set_sampler() then" if kind == "sampler" else ""
+    then = ", and then call set_sampler()" if kind == "sampler" else ""
     return (
         f"no {kind} of this kind was saved; load it into a buffer with the {kind} that it was "
         f"saved with{then}"
@@ -80,7 +80,7 @@ def require_states(file: Path, states: dict[str, Any], chain: Any) -> None:
         known = is_number(at) and int(at) < len(chain.transforms)
         if not known or not hasattr(chain.transforms[int(at)], "load_state_dict"):
             raise ValueError(
-                f"{file}: has the state of transform {at!r:.80}, and the buffer's transforms are "
-                f"{[type(one).__name__ for one in chain.transforms]}; give it those that it was "
-                "saved with. Nothing was changed"
+                f"{file}: contains the state of transform {at!r:.80}, but the buffer's transforms "
+                f"are {[type(one).__name__ for one in chain.transforms]}; use the transforms that "
+                "it was saved with. Nothing was changed"
             )

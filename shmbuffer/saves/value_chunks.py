@@ -32,7 +32,7 @@ class Chunks:
         """Reads the next chunk, and never allocates more than the file has."""
         there = os.fstat(self._data.fileno()).st_size - self._data.tell()
         if not 0 <= nbytes <= there:
-            raise ValueError(f"{nbytes} bytes are to be read, {there} are left")
+            raise ValueError(f"expected {nbytes} more bytes, but only {there} are left")
         content = bytearray(self._data.read(nbytes))
         self._data.seek(-self._data.tell() % _ALIGN, os.SEEK_CUR)
         self.crc = _core.crc32c(content, self.crc)

@@ -87,8 +87,8 @@ def find_ours(content: dict[str, Any], file: Path) -> dict[str, Any] | None:
     found: dict[str, Any] | None = content.get(OURS)
     if found is not None and found["format"] != FORMAT:
         raise IncompatibleVersionError(
-            f"{file}: was saved in format {found['format']!r} by another version of shmbuffer, and "
-            f"this version reads format {FORMAT} only; load the save with the version that wrote it"
+            f"{file}: was saved in format {found['format']!r} by another version of shmbuffer, but "
+            f"this version only reads format {FORMAT}; load the save with the version that wrote it"
         )
     return found
 
@@ -96,7 +96,7 @@ def find_ours(content: dict[str, Any], file: Path) -> dict[str, Any] | None:
 def damaged(file: Path | str, why: str, **parts: Any) -> CorruptBufferError:
     """Returns the error for a damaged file or directory of a save."""
     return CorruptBufferError(
-        f"{file}: {why}; take another copy of the checkpoint", path=str(file), **parts
+        f"{file}: {why}; use another copy of the checkpoint", path=str(file), **parts
     )
 
 
@@ -110,11 +110,11 @@ def read_json(file: Path, kind: type = dict, *, missing: str | None = None) -> A
     except FileNotFoundError as error:
         if missing is None:
             raise
-        raise FileNotFoundError(f"{file}: not there, so {missing}") from error
+        raise FileNotFoundError(f"{file}: no such file, so {missing}") from error
     except (ValueError, RecursionError) as error:
-        raise damaged(file, f"is not JSON ({error})") from error
+        raise damaged(file, f"is not valid JSON ({error})") from error
     if not isinstance(found, kind):
-        raise damaged(file, f"holds {found!r:.40}, not a {kind.__name__}")
+        raise damaged(file, f"contains {found!r:.40}, not a {kind.__name__}")
     return found
 
 
@@ -206,7 +206,7 @@ class _Builder:
             case ["array" | "number" as kind, str(name), [*shape]]:
                 plain = np.dtype(name)
                 if plain.kind not in PLAIN_KINDS:
-                    raise FormatError(f"an array of {plain} is not known to this version")
+                    raise FormatError(f"an array of {plain} is not supported by this version")
                 array: NDArray[Any] = np.ndarray(shape, plain, self._chunk(shape, plain.itemsize))
                 return array if kind == "array" else array[()]
             case ["bytes"]:
@@ -219,7 +219,7 @@ class _Builder:
             node = split(form)
         except TypeError as error:
             raise FormatError(
-                f"a value of the form {form!r:.60} is not known to this version"
+                f"a value of the form {form!r:.60} is not supported by this version"
             ) from error
         if node.kind == "tensordict" and node.about[0] is not None:
             node.about[0] = cpu.DEVICE
@@ -236,7 +236,7 @@ class _Builder:
     def _chunk(self, shape: list[int], itemsize: int) -> bytearray:
         chunk, expected = next(self._chunks), math.prod(shape) * itemsize
         if len(chunk) != expected:
-            raise ValueError(f"{len(chunk)} bytes where {expected} belong")
+            raise ValueError(f"{len(chunk)} bytes instead of {expected}")
         return chunk
 
 
@@ -340,8 +340,8 @@ def _pickled(
     if not allow_pickle:
         risk = f", or {remedy}, which runs code from the file when it is loaded" if remedy else ""
         raise TypeError(
-            f"{what} holds {value!r:.60} of type {type(value).__qualname__}, which can only be "
-            f"saved by pickle; leave it out, or turn it into tensors, text or numbers{risk}"
+            f"{what} contains {value!r:.60} of type {type(value).__qualname__}, which could only "
+            f"be saved by pickle; leave it out, or convert it to tensors, strings or numbers{risk}"
         )
     content = pickle.dumps(value)
     data.write(content)
@@ -354,9 +354,9 @@ def _content(word: Any, data: Chunks, allow_pickle: bool, where: Path) -> bytear
         return None
     if not allow_pickle:
         raise ValueRefusedError(
-            f"{where}: holds pickled objects, and loading them runs code from the file; if you "
-            "trust it, set storage.checkpointer to one made with allow_pickle=True, as the one "
-            "that saved it was"
+            f"{where}: contains pickled objects, and loading them runs code from the file; if you "
+            "trust the file, set storage.checkpointer to one that was created with "
+            "allow_pickle=True, like the one that saved it"
         )
     return data.take(word["pickled"])
 

@@ -192,8 +192,9 @@ def make_folder_of(path: Path) -> None:
         make_folders(path.parent)
     elif not path.parent.is_dir():
         raise BufferNotFoundError(
-            f"{path.parent}: does not exist; the save that it belongs to has ended, or this "
-            "machine does not see its directory: save again, into a directory that all nodes see",
+            f"{path.parent}: does not exist, because the save that it belongs to has ended, or "
+            "this machine does not see its directory; save again, to a directory that all nodes "
+            "see",
             path=path.parent,
         )
 
@@ -234,6 +235,7 @@ def located(where: Path) -> Iterator[None]:
 def in_use(path: Path, pid: str = "") -> BufferInUseError:
     """Returns the error for a directory that the process ``pid`` is saving into."""
     return BufferInUseError(
-        f"{path}: process {pid or '?'} is saving here right now; wait for it, or save elsewhere",
+        f"{path}: process {pid or '?'} is saving to this directory; wait until it has finished, "
+        "or save to another directory",
         pids=[int(pid)] if is_number(pid) else [],
     )

@@ -84,17 +84,17 @@ class BufferConfig:
         require_reserve(self.reserve)
         self._check_storage()
         if self._asked is not None and self.storage not in (None, _ROWS):
-            raise ValueError(f"storage={self.storage!r} takes no share_next")
+            raise ValueError(f"storage={self.storage!r} does not support share_next")
         for name in ("capacity", "batch_size", "ndim", "max_bytes"):
             if getattr(self, name) is not None:
                 count = as_int(name, getattr(self, name))
                 if count < 1:
-                    raise ValueError(f"{name} is at least 1, not {count}")
+                    raise ValueError(f"{name} must be at least 1, got {count}")
                 object.__setattr__(self, name, count)
         for name in ("alpha", "beta", "eps"):
             number = getattr(self, name)
             if number is not None and not 0 <= number < math.inf:
-                raise ValueError(f"{name} is a finite number, 0 or more, not {number}")
+                raise ValueError(f"{name} must be a finite number of at least 0, got {number}")
 
     @property
     def _asked(self) -> SharingRequest | None:
@@ -102,21 +102,27 @@ class BufferConfig:
 
     def _check_storage(self) -> None:
         if self.storage is not None and self.storage not in STORAGES:
-            raise ValueError(f"storage is one of {', '.join(STORAGES)}, not {self.storage!r}")
+            raise ValueError(f"storage must be one of {', '.join(STORAGES)}, got {self.storage!r}")
         kind = self.storage or _ROWS
         is_known = self.storage is not None or self.capacity is not None  # else it is recorded
         if kind != _ROWS and (self.ndim or 1) > 1:
-            raise ValueError(f"storage={kind!r} has one dimension, not ndim={self.ndim}")
+            raise ValueError(
+                f"storage={kind!r} has one dimension, so ndim={self.ndim} is not supported"
+            )
         is_there = self.capacity is None and self.max_bytes is None  # the rest is recorded
         if is_known and not is_there and (kind == _ROWS) != (self.max_bytes is None):
-            need = "needs max_bytes, the size of its ring" if self.max_bytes is None else "has none"
+            need = (
+                "needs max_bytes, the size of its byte ring"
+                if self.max_bytes is None
+                else "has none"
+            )
             raise ValueError(
-                f"storage={kind!r} {need}; max_bytes is for records, which are in a "
+                f"storage={kind!r} {need}; max_bytes is only for records, which need a "
                 "LazyStackStorage or a CompressedListStorage"
             )
         foreign = sorted(self.of_storage.keys() - STORAGES[kind])
         if is_known and foreign:
-            raise ValueError(f"storage={kind!r} takes no {foreign[0]}")
+            raise ValueError(f"storage={kind!r} does not support {foreign[0]}")
 
     def settings(self) -> Settings | None:
         """Returns the settings of a new directory; None without a capacity to create one."""
@@ -166,12 +172,14 @@ class BufferConfig:
             is_requested = not isinstance(value, Default) and (value is not None or name == "alpha")
             if is_requested and value != fact:
                 raise ValueError(
-                    f"{engine.path}: the buffer there has {name}={fact!r}, not {value!r}; leave it "
-                    "out to keep that, or start over with on_existing='overwrite'"
+                    f"{engine.path}: the buffer in this directory has {name}={fact!r}, not "
+                    f"{value!r}; leave it out to keep the value, or start over with "
+                    "on_existing='overwrite'"
                 )
         if foreign := sorted(self.of_storage.keys() - STORAGES.get(kind, OF_STORAGES)):
             raise ValueError(
-                f"{engine.path}: the buffer there lies in a {kind}, which takes no {foreign[0]}"
+                f"{engine.path}: the buffer in this directory is a {kind}, which does not support "
+                f"{foreign[0]}"
             )
         changes = {
             name: value
@@ -210,7 +218,7 @@ def split(options: dict[str, Any], own: Collection[str]) -> dict[str, Any]:
         similar = get_close_matches(unknown[0], sorted(names), n=1, cutoff=0.75)
         hint = f"did you mean {similar[0]}?" if similar else "check the name"
         raise TypeError(
-            f"Coordinator() takes no argument {unknown[0]!r}: {hint} "
+            f"Coordinator() got an unexpected argument {unknown[0]!r}: {hint} "
             f"({', '.join(sorted(names))}); pass other arguments of the buffer's class to attach()"
         )
     return {"more": more, "of_storage": of_storage, **sharing}

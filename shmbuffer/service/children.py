@@ -211,8 +211,8 @@ def take_over(
         pids = [who.pid for who in left]
         raise BufferInUseError(
             f"{scratch_dir}: {orphans[0].name!r} of an earlier coordinator (pids "
-            f"{', '.join(map(str, pids))}) still runs and cannot be ended by this process: "
-            f"{why_left(left[0])}; end it, or pass orphans='leave'",
+            f"{', '.join(map(str, pids))}) are still running and cannot be ended by this process: "
+            f"{why_left(left[0])}; end them, or pass orphans='leave'",
             path=scratch_dir,
             pids=pids,
         )

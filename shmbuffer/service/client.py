@@ -80,8 +80,8 @@ def attach(
     """
     if decided := sorted(options.keys() & OF_COORDINATOR):
         raise TypeError(
-            f"attach() takes no {decided[0]!r}: it is decided when the buffer is made, "
-            f"Coordinator(..., {decided[0]}=...)"
+            f"attach() got an unexpected argument {decided[0]!r}, which is decided when the buffer "
+            f"is created: Coordinator(..., {decided[0]}=...)"
         )
     pages = Prefault(prefault, on_progress)
     engine = attach_engine(Path(scratch_dir), timeout, role, pages, on_existing)

@@ -324,7 +324,10 @@ class Coordinator:
         """
         self._check_open()
         if bool(changes) == (limiter is not ...):
-            raise TypeError("set_rate() takes a RateLimiter (or None), or changes to what is set")
+            raise TypeError(
+                "set_rate() needs a RateLimiter or None, or keyword arguments to change the "
+                "current one"
+            )
         if isinstance(limiter, EllipsisType):
             limiter = (self._engine.limiter or RateLimiter()).changed(**changes)
         self._engine.set_limiter(limiter)
@@ -381,7 +384,8 @@ class Coordinator:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a Coordinator stays in its process; pass its scratch_dir, and attach() there"
+            "a Coordinator cannot be sent to another process; send its scratch_dir, and call "
+            "attach() there"
         )
 
     def __repr__(self) -> str:
@@ -392,7 +396,7 @@ class Coordinator:
         if os.getpid() != self._pid:
             raise ForkedHandleError(
                 f"{self.scratch_dir}: this coordinator belongs to process {self._pid}, from which "
-                "this one was forked; attach() here"
+                "this process was forked; call attach() in this process"
             )
 
     def _check_open(self) -> None:

@@ -36,9 +36,9 @@ def refuse_while_imported(scratch_dir: object) -> None:
     if getattr(process.current_process(), "_inheriting", False):
         raise RuntimeError(
             f"{scratch_dir}: the spawned process {process.current_process().name} imports the main "
-            "module of its program and that of its target, and one of them makes a Coordinator as "
-            "it is imported; put what runs the program, with the Coordinator and spawn, under "
-            f"`{GUARD}`"
+            "module of its program and that of its target, and one of them creates a Coordinator "
+            "when it is imported; put the code that runs the program, with the Coordinator and "
+            f"spawn, under `{GUARD}`"
         )
 
 
@@ -49,17 +49,17 @@ def require_importable(scratch_dir: object, target: object, args: Sequence[objec
     name, path = imported.get("init_main_from_name"), imported.get("init_main_from_path")
     if path is not None and not os.path.isfile(path):
         raise RuntimeError(
-            f"{scratch_dir}: the program was read from {os.path.basename(path)}, but this file, "
-            "which a spawned process imports, does not exist; nothing was started: write the "
+            f"{scratch_dir}: the program was read from {os.path.basename(path)}, but this file "
+            "does not exist, so a spawned process cannot import it. Nothing was started. Write the "
             "program to a file and run that"
         )
     if path is None and (name is None or name.split(".")[-1] == "__main__"):
         for found in filter(None, map(_defined_in_main, (target, *args))):
             raise RuntimeError(
                 f"{scratch_dir}: {found} is defined in __main__, which no spawned process can "
-                "import: a notebook, a prompt, -c, or the __main__ of a package; nothing was "
-                "started: write it to a module (in a notebook: %%writefile collect.py) and import "
-                "it from there"
+                "import, because it is a notebook, a prompt, -c, or the __main__ of a package. "
+                "Nothing was started. Write it to a module (in a notebook: %%writefile collect.py) "
+                "and import it from there"
             )
     else:
         _require_guard(scratch_dir)
@@ -70,9 +70,9 @@ def _require_guard(scratch_dir: object) -> None:
     if (line := _line_without_guard()) is not None:
         file = sys.modules["__main__"].__file__
         raise RuntimeError(
-            f"{scratch_dir}: {file}, line {line}, spawns processes without asking for __name__; "
-            "each of them imports that file, and would do the same; nothing was started: put what "
-            f"runs the program, with the Coordinator and spawn, under `{GUARD}`"
+            f"{scratch_dir}: {file}, line {line}, spawns processes without checking __name__, so "
+            "each of them would import that file and spawn processes, too. Nothing was started. "
+            f"Put the code that runs the program, with the Coordinator and spawn, under `{GUARD}`"
         )
 
 
@@ -82,18 +82,18 @@ def require_named(scratch_dir: object, text: str, args: Sequence[object]) -> Nam
     target = Named(text)
     if target.module.split(".")[-1] == "__main__":
         raise ValueError(
-            f"{scratch_dir}: a process that is spawned by name does not import __main__; nothing "
-            f"was started: put {target.function} into a module of its own"
+            f"{scratch_dir}: a process that is spawned by name does not import __main__. Nothing "
+            f"was started. Put {target.function} into a module"
         )
     for found in filter(None, map(_defined_in_main, args)):
         raise RuntimeError(
             f"{scratch_dir}: {found} is defined in __main__, which a process that is spawned by "
-            "name does not import; nothing was started: write it to a module and import it from "
+            "name does not import. Nothing was started. Write it to a module and import it from "
             "there"
         )
     module = sys.modules.get(target.module)
     if module is not None:
-        target.found(module)
+        target.find_function(module)
         return target
     try:
         spec = importlib.util.find_spec(target.module)
@@ -109,14 +109,14 @@ def require_named(scratch_dir: object, text: str, args: Sequence[object]) -> Nam
     first = target.function.split(".")[0]
     if source is not None and not re.search(rf"\b{first}\b|import \*|__getattr__", source):
         raise AttributeError(
-            f"{scratch_dir}: {spec.origin} has no {first}; nothing was started: check the name "
+            f"{scratch_dir}: {spec.origin} has no {first}. Nothing was started. Check the name "
             f"{target}"
         )
     return target
 
 
 def _no_module(scratch_dir: object, target: Named, why: str) -> str:
-    return f"{scratch_dir}: the module of {target} is not found: {why}; nothing was started"
+    return f"{scratch_dir}: the module of {target} was not found: {why}. Nothing was started"
 
 
 def cannot_be_pickled(scratch_dir: object, target: object, error: Exception) -> TypeError:
@@ -124,10 +124,9 @@ def cannot_be_pickled(scratch_dir: object, target: object, error: Exception) -> 
     name = getattr(target, "__qualname__", None) or type(target).__qualname__
     name = str(target) if isinstance(target, Named) else name
     return TypeError(
-        f"{scratch_dir}: the target {name} and its arguments are pickled for a spawned process, "
-        f"and that failed: {error}; nothing was started: pass a function that a module defines at "
-        "its top level, no lambda and no function within a function, and arguments that can be "
-        "pickled"
+        f"{scratch_dir}: the target {name} and its arguments cannot be pickled for a spawned "
+        f"process: {error}. Nothing was started. Pass a function that is defined at the top level "
+        "of a module (no lambda or nested function), and arguments that can be pickled"
     )
 
 

@@ -38,7 +38,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("shmbuffer.service")
 
 _LONGEST_ERROR = 500  # characters of an exception's message that others are told
-_LIGHT = "collect with shmbuffer.numpy, which needs no torch, or import it where it is needed"
+_LIGHT = (
+    "collect with shmbuffer.numpy, which does not need torch, or import torch only where it is "
+    "needed"
+)
 
 
 class Named:
@@ -49,7 +52,7 @@ class Named:
         parts = [*self.module.split("."), *self.function.split(".")]
         if not all(map(str.isidentifier, parts)):
             raise ValueError(
-                f"{text!r} does not name a function; give it as 'package.module:function'"
+                f"{text!r} is not the name of a function; pass it as 'package.module:function'"
             )
 
     def __str__(self) -> str:
@@ -61,19 +64,19 @@ class Named:
         me: Any = process.current_process()
         me._inheriting = True  # as while a main module is imported: see `refuse_while_imported`
         try:
-            function = self.found(importlib.import_module(self.module))
+            function = self.find_function(importlib.import_module(self.module))
         finally:
             del me._inheriting
         if index == 0 and "torch" in sys.modules:
-            what = "its arguments have" if given else f"importing {self.module} has"
+            what = "its arguments" if given else f"the module {self.module}"
             log.warning(
-                "%s: %s is spawned by name, and %s imported torch, for seconds and hundreds of MB "
-                "in each process; %s",
+                "%s: %s is spawned by name, but %s imported torch, which takes seconds and "
+                "hundreds of MB in each process; %s",
                 *(scratch_dir, self, what, _LIGHT),
             )
         return function(scratch_dir, index, *args)
 
-    def found(self, module: object) -> Callable[..., object]:
+    def find_function(self, module: object) -> Callable[..., object]:
         """Returns the function; AttributeError or TypeError if the module has none of this name."""
         try:
             function = functools.reduce(getattr, self.function.split("."), module)
@@ -83,7 +86,9 @@ class Named:
             ) from None
         if not callable(function):
             kind = type(function).__name__
-            raise TypeError(f"{self}: is of type {kind}, which cannot be called; name a function")
+            raise TypeError(
+                f"{self}: is of type {kind}, which is not callable; pass the name of a function"
+            )
         return function
 
 
@@ -186,7 +191,7 @@ class Process(SpawnProcess):
                 words = roster.LastWords(code, self._failed, self._error)
                 roster.check_out(self._scratch_dir, self._entry[0], words)
         except (OSError, ShmBufferError) as error:
-            log.error("%s: the cause of its end could not be recorded: %s", self.name, str(error))
+            log.error("%s: the cause of its death could not be recorded: %s", self.name, str(error))
         finally:
             os._exit(code)
 

@@ -50,11 +50,15 @@ class RunDirectory:
         prefault: Prefault,  # its progress callback is also for the recovery
     ) -> None:
         if existing not in get_args(OnExisting):
-            raise ValueError(f"on_existing is 'error', 'recover' or 'overwrite', not {existing!r}")
+            raise ValueError(
+                f"on_existing must be 'error', 'recover' or 'overwrite', got {existing!r}"
+            )
         if config.capacity is None and (scratch_dir is None or existing != "recover"):
-            raise ValueError("capacity, the number of items, is needed to create a buffer")
+            raise ValueError(
+                "capacity, the largest number of items, is required to create a buffer"
+            )
         if not (limiter is None or isinstance(limiter, RateLimiter)):
-            raise TypeError(f"rate_limiter is a RateLimiter, or None; got {limiter!r}")
+            raise TypeError(f"rate_limiter must be a RateLimiter or None, got {limiter!r}")
         settings = config.settings()
         if limiter is not None and settings is not None and existing != "recover":
             prioritized, where = settings.alpha is not None, str(scratch_dir or "a new buffer")
@@ -137,9 +141,10 @@ def hold_lock(scratch_dir: Path) -> Lock:
             return Lock().hold(directory, layout.COORDINATOR_LOCK, timeout=0, purpose=purpose)
         except AttachTimeout as error:
             pids = getattr(error, "pids", [])
-    who = f"pid {pids[0]}" if pids else "a process that /proc/locks does not show"
+    who = f"pid {pids[0]}" if pids else "a process that is not shown in /proc/locks"
     raise BufferInUseError(
-        f"{scratch_dir}: {who} is its coordinator already; stop that one first, or use attach()",
+        f"{scratch_dir}: {who} is already its coordinator; stop that process first, or use "
+        "attach()",
         path=scratch_dir,
         pids=pids,
     )

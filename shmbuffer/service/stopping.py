@@ -146,8 +146,10 @@ def _present(
 def why_left(who: Identity) -> str:
     """Returns the reason why a process could not be ended."""
     if who.pid_namespace != identity.current().pid_namespace:
-        return "it runs in another pid namespace: stop it there"
-    return "its identity cannot be proven, it may not be signalled, or it waits in the kernel"
+        return "it is in another pid namespace: stop it there"
+    return (
+        "its identity cannot be proven, this user may not signal it, or it is waiting in the kernel"
+    )
 
 
 def _send(pidfd: int, number: int) -> None:

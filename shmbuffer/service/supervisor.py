@@ -118,15 +118,15 @@ class Supervisor:
         """Starts and watches processes; arguments and errors as in ``Coordinator.spawn``."""
         if not (callable(target) or isinstance(target, str)):
             raise TypeError(
-                f"spawn() takes the target first, a function or its name, not {target!r}; "
-                "call spawn(target, n)"
+                "the first argument of spawn() must be the target, a function or its name, not "
+                f"{target!r}; call spawn(target, n)"
             )
         if not hasattr(n, "__index__"):
-            raise TypeError(f"n is a number of processes, not {n!r}; call spawn(target, n)")
+            raise TypeError(f"n must be a number of processes, not {n!r}; call spawn(target, n)")
         if n < 0:
-            raise ValueError(f"n is a number of processes, not {n}")
+            raise ValueError(f"n must be a number of processes, not {n}")
         if orphans not in get_args(Orphans):
-            raise ValueError(f"orphans is 'stop', 'adopt' or 'leave', not {orphans!r}")
+            raise ValueError(f"orphans must be 'stop', 'adopt' or 'leave', got {orphans!r}")
         where = self._scratch_dir
         # Otherwise the roster would be another buffer's.
         self._engine.seat.require_there()
@@ -201,10 +201,12 @@ class Supervisor:
             for child in running:
                 child.terminate()
         if self._failure is not None:
-            log.error("supervision has failed, so the end of %s is not awaited", running)
+            log.error("supervision has failed, so %s will not be waited for", running)
         elif not self.join(self._grace_s):
             for child in self._children.running():
-                log.warning("%s (pid %d) ignored SIGTERM: killed", child.name, child.pid)
+                log.warning(
+                    "%s (pid %d) was killed because it ignored SIGTERM", child.name, child.pid
+                )
                 child.kill()
             self.join(self._grace_s)
         self._wake()
@@ -216,7 +218,7 @@ class Supervisor:
         with self._changed:
             self._changed.wait_for(lambda: condition() or self._failure is not None, timeout)
             if self._failure is not None:
-                raise RuntimeError("the watch over the processes has failed") from self._failure
+                raise RuntimeError("supervision of the processes has failed") from self._failure
             return condition()
 
     # ---- the watcher's thread ----
@@ -292,8 +294,8 @@ class Supervisor:
                 child.due_s = NEVER
                 if being_stopped:
                     child.failure = BufferClosedError(
-                        f"{self._scratch_dir}: `shmbuffer stop` is ending its processes; start "
-                        "again when it is done"
+                        f"{self._scratch_dir}: `shmbuffer stop` is stopping its processes; start "
+                        "again when it has finished"
                     )
                     continue
                 child.begin()
@@ -301,9 +303,9 @@ class Supervisor:
                     continue  # a failure of the first start is raised by `spawn`
                 why = str(child.failure)  # a handler that keeps the error keeps its maps
                 if isinstance(child.failure, BufferClosedError):
-                    log.error("%s is not started again: %s", child.name, why)
+                    log.error("%s is not restarted: %s", child.name, why)
                     continue
-                log.error("%s could not be started again: %s", child.name, why)
+                log.error("%s could not be restarted: %s", child.name, why)
                 child.due_s = now_s + 1.0 + child.pause_s()
             self._changed.notify_all()
 
@@ -330,8 +332,8 @@ class Supervisor:
         self._reported = (self._reported | dead.keys()) & present.keys()  # some are not reaped yet
         if self._writeback is not None:
             here = {client.pid for client in clients if client.state in _HERE}
-            self._asked(functools.partial(self._writeback.look, here), None)
-        self._asked(lambda: self._historian.look(clients, self.deaths, names), None)
+            self._asked(functools.partial(self._writeback.check, here), None)
+        self._asked(lambda: self._historian.record(clients, self.deaths, names), None)
 
     def _clients(self) -> list[Client]:
         return self._asked(self._engine.clients, [])
@@ -349,7 +351,7 @@ class Supervisor:
             self._buffer_is_gone = isinstance(error, BufferClosedError)
             if str(error) != self._complaint:
                 self._complaint = str(error)
-                log.error("dead processes cannot be handled: %s", self._complaint)
+                log.error("dead processes could not be handled: %s", self._complaint)
             return otherwise
 
     def _report(self, death: Death) -> None:

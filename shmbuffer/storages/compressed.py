@@ -123,13 +123,15 @@ class CompressedListStorage(RecordList):
         **options: Unpack[RecordOptions],
     ) -> None:
         if isinstance(compress, str):
-            raise TypeError(f"compress is a list of keys, [{compress!r}], got {compress!r}")
+            raise TypeError(f"compress must be a list of keys, [{compress!r}], got {compress!r}")
         if compression_level not in range(1, 23):
             raise ValueError(
-                f"compression_level is a level of zstd, 1 to 22, got {compression_level!r}"
+                f"compression_level must be a zstd level from 1 to 22, got {compression_level!r}"
             )
         if dictionary_bytes < 0:
-            raise ValueError(f"dictionary_bytes is a size, or 0, got {dictionary_bytes}")
+            raise ValueError(
+                f"dictionary_bytes must be a number of bytes, or 0, got {dictionary_bytes}"
+            )
         self.compression_level = int(compression_level)
         self._functions = compression_fn, decompression_fn
         self._of_records: dict[str, Any] = {
@@ -152,8 +154,8 @@ class CompressedListStorage(RecordList):
         own = options.get("compression_fn")
         if own is not None and not recorded.get("own_functions", True):
             raise ValueError(
-                f"{engine.where}: its items are compressed with zstd, and the other clients could "
-                "not read items of a compression_fn; leave it out"
+                f"{engine.where}: its items are compressed with zstd, so other clients could not "
+                "read items that were compressed with a compression_fn; leave it out"
             )
         return super().from_engine(engine, **options)
 
@@ -162,13 +164,13 @@ class CompressedListStorage(RecordList):
         asked = [f"{name}={value!r}" for name, value in self._of_records.items() if value]
         if asked and not is_directory:
             raise ValueError(
-                f"{type(self).__name__}({', '.join(asked)}) is for records: give scratch_dir or "
-                "shared_init=True, and max_bytes, or leave it out"
+                f"{type(self).__name__}({', '.join(asked)}) is only for records; pass scratch_dir "
+                "or shared_init=True, and max_bytes, or leave it out"
             )
         if asked and self._functions[0] is not None:
             raise ValueError(
-                f"{type(self).__name__}({', '.join(asked)}) is for zstd, in the place of which a "
-                "compression_fn was given; leave one of them out"
+                f"{type(self).__name__}({', '.join(asked)}) is an option of zstd, which is "
+                "replaced by compression_fn; leave one of them out"
             )
 
     def _made_item_codec(self) -> BodyCodec:

@@ -122,8 +122,8 @@ def meant(index: Any, generation: Any, lanes: tuple[int, ...]) -> tuple[Ints, In
     elements, tickets = ravel(index, lanes), ravel(generation, ())
     if len(tickets) != len(elements):
         raise RuntimeError(
-            f"there are {len(tickets)} generations for {len(elements)} items; give those of the "
-            "same sample"
+            f"got {len(tickets)} generations for {len(elements)} items; pass the generations of "
+            "the same sample"
         )
     return elements, tickets
 
@@ -162,7 +162,8 @@ def integers(index: Any, end: int) -> Ints:
         return np.nonzero(chosen)[0].astype(np.int64)
     if chosen.size and not np.issubdtype(chosen.dtype, np.integer):
         raise IndexError(
-            f"{index!r} is not an index: integers, booleans, slices, or tuples of them"
+            f"{index!r} is not an index: an index consists of integers, booleans, slices, or "
+            "tuples of them"
         )
     chosen = chosen.astype(np.int64)
     return np.where(chosen < 0, chosen + end, chosen)

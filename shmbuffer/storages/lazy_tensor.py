@@ -86,8 +86,8 @@ class LazyTensorStorage(TensorStorage):
             if shared_init and not on_cpu:
                 raise ValueError(
                     f"LazyTensorStorage(shared_init=True, device={device!r}): other processes "
-                    "cannot see this process's GPU memory; leave device='cpu', and send samples "
-                    "to the GPU"
+                    "cannot access the GPU memory of this process; leave device='cpu', and send "
+                    "samples to the GPU"
                 )
             self._location = Location(
                 shared_init=shared_init,

@@ -201,7 +201,7 @@ class ListStorage(RingBacked):
         if isinstance(item, torch.Tensor) or is_int(item):
             return super().contains(item)
         raise TypeError(
-            f"a {type(self).__name__} contains indices, ints or a tensor of them, got {item!r}"
+            f"a {type(self).__name__} contains indices (ints, or a tensor of ints), got {item!r}"
         )
 
     # -- everything ----------------------------------------------------------------------------
@@ -238,7 +238,7 @@ class ListStorage(RingBacked):
         cursor, count = int(state_dict["_cursor"]), len(slots)
         if count and int(slots.max()) >= self._max_size:
             raise IndexError(
-                f"{count} items cannot be loaded into a {type(self).__name__} of max_size "
+                f"{count} items do not fit into a {type(self).__name__} of max_size "
                 f"{self._max_size}"
             )
         if count == capacity < self._max_size:
@@ -289,8 +289,8 @@ class ListStorage(RingBacked):
     def __getstate__(self) -> dict[str, Any]:
         if not self.shared and (len(self) or get_spawning_popen() is not None):
             raise RuntimeError(
-                f"a {type(self).__name__} holds objects of this process and cannot be passed to "
-                f"another one; {self._instead}, or save it with state_dict() or dumps()"
+                f"a {type(self).__name__} holds objects of this process and cannot be sent to "
+                f"another process; {self._instead}, or save it with state_dict() or dumps()"
             )
         return super().__getstate__()
 

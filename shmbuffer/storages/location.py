@@ -40,7 +40,9 @@ class Location:
     def __init__(self, *, steps: bool = False, **place: Unpack[Place]) -> None:
         unknown = place.keys() - Place.__annotations__.keys()
         if unknown:
-            raise TypeError(f"a storage got an unexpected keyword argument {min(unknown)!r}")
+            raise TypeError(
+                f"the constructor of a storage got an unexpected keyword argument {min(unknown)!r}"
+            )
         directory, cleanup = place.get("scratch_dir"), place.get("auto_cleanup")
         self.directory = None if directory is None else Path(directory).absolute()
         self.shared_init = bool(place.get("shared_init", False))
@@ -70,8 +72,9 @@ class Location:
         require_reserve(asked)
         if asked == "steps" and self.prefault:
             raise ValueError(
-                f"prefault={self.prefault.mode!r} makes the pages of all items, and "
-                "reserve='steps' takes the space of some; pass reserve='all', or leave prefault out"
+                f"prefault={self.prefault.mode!r} allocates the pages of all items, but "
+                "reserve='steps' only reserves the space of some; pass reserve='all', or leave "
+                "prefault out"
             )
         return asked
 
@@ -116,8 +119,8 @@ def check_recorded(recorded: Settings, asked: Settings, where: str) -> None:
     kinds = _kind_of(recorded, where), _kind_of(asked, where)
     if kinds[0] != kinds[1]:
         raise SchemaMismatchError(
-            f"{where}: the buffer there holds {kinds[0]}, not {kinds[1]}; use attach(), which "
-            "finds the right storage, or another directory",
+            f"{where}: the buffer in this directory contains {kinds[0]}, not {kinds[1]}; use "
+            "attach(), which chooses the right storage, or use another directory",
             expected=kinds[0],
             found=kinds[1],
         )
@@ -125,8 +128,8 @@ def check_recorded(recorded: Settings, asked: Settings, where: str) -> None:
     if wanted is not None and wanted != found:
         there = "each leaf has a column" if found is None else f"share_next was {found}"
         raise SchemaMismatchError(
-            f"{where}: the buffer there has another share_next: {there}, but this storage asks for "
-            f"{wanted}; ask for the same, or use another directory",
+            f"{where}: the buffer in this directory has another share_next: {there}, but this "
+            f"storage was created with {wanted}; use the same value, or another directory",
             expected=found,
             found=wanted,
         )
@@ -140,8 +143,8 @@ def check_recorded(recorded: Settings, asked: Settings, where: str) -> None:
             [f"{name} {size}" for name, size in zip(names, some, strict=False)] for some in sizes
         )
         raise SchemaMismatchError(
-            f"{where}: the buffer there has {_listed(found)}, but this storage asks for "
-            f"{_listed(wanted)}; ask for the same, or use another directory",
+            f"{where}: the buffer in this directory has {_listed(found)}, but this storage was "
+            f"created with {_listed(wanted)}; use the same values, or another directory",
             expected=sizes[0],
             found=sizes[1],
         )

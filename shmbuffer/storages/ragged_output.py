@@ -26,6 +26,6 @@ def ragged_output(asked: object) -> Callable[[Any], Any] | None:
     if isinstance(asked, Mapping) and (asked.keys() <= _PAD or asked.keys() <= _NEST):
         return partial(densify if "keys" in asked else pad, **asked)
     raise TypeError(
-        "pad_output is a number, 'nested', {'value': ..., 'mask_key': ...} or "
-        f"{{'keys': [...]}}, got {asked!r}"
+        "pad_output must be a number, 'nested', {'value': ..., 'mask_key': ...} or {'keys': "
+        f"[...]}}, got {asked!r}"
     )

@@ -128,16 +128,16 @@ class ReadOnlyStorage(TensorStorage):
         """Raises RuntimeError for a save at the data set, which it would replace without a copy."""
         if self._files.is_relative_to(os.path.realpath(path)):
             raise RuntimeError(
-                f"{path}: contains the data set, which a save would replace with a reference; save "
-                "to another directory. Nothing was changed"
+                f"{path}: contains the data set, which a save would replace with a reference to "
+                "it; save to another directory. Nothing was changed"
             )
         return False
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         """Raises RuntimeError, because the storage is read-only."""
         raise RuntimeError(
-            f"{self.path} is a data set, opened read-only, and was not changed; copy it into a "
-            "buffer with prefill_replay_buffer() to write to it"
+            f"{self.path} is a data set, which is opened read-only, and was not changed; to write "
+            "to it, copy it into a buffer with prefill_replay_buffer()"
         )
 
     append = put = change = change_if_present = forget = _refuse
@@ -154,8 +154,9 @@ class ReadOnlyStorage(TensorStorage):
         """
         if state_dict.get("max_size") != self.max_size:
             raise ValueError(
-                f"{self.path}: has {self.max_size} items, and the state is of "
-                f"{state_dict.get('max_size')} in {state_dict.get('path')}; load that of the same"
+                f"{self.path}: has {self.max_size} items, but the state is of a data set of "
+                f"{state_dict.get('max_size')} items in {state_dict.get('path')}; load the state "
+                "of the same data set"
             )
 
     def __getstate__(self) -> dict[str, Any]:

@@ -66,8 +66,8 @@ class RecordList(ListStorage):
     """Arguments that cannot be recorded; pass them to `from_engine`."""
 
     _instead = (
-        "give it max_size, max_bytes, a scratch_dir and shared_init=True, so that its items are "
-        "records which processes share; or use a LazyMemmapStorage for tensors of one shape"
+        "pass max_size, max_bytes, a scratch_dir and shared_init=True, so that its items are "
+        "records that processes share; or use a LazyMemmapStorage for tensors of one shape"
     )
 
     def __init_subclass__(cls) -> None:
@@ -90,20 +90,22 @@ class RecordList(ListStorage):
             missing = "max_size (items)" if max_size is None else "max_bytes"
             raise ValueError(
                 f"{type(self).__name__}: a shared list needs max_size (items) and max_bytes, got "
-                f"{max_size} and {max_bytes}; pass {missing}, too"
+                f"{max_size} and {max_bytes}; pass {missing}"
             )
         if max_bytes is not None and not location.is_directory:
             raise ValueError(
-                f"{type(self).__name__}(max_bytes={max_bytes}): a list in one process counts items "
-                "alone; give scratch_dir or shared_init=True for a ring of bytes, or leave it out"
+                f"{type(self).__name__}(max_bytes={max_bytes}): a list in one process is only "
+                "limited by max_size; pass scratch_dir or shared_init=True for a byte ring, or "
+                "leave max_bytes out"
             )
         if location.prefault and not location.is_directory:
             raise ValueError(
                 f"{type(self).__name__}(prefault={location.prefault.mode!r}): a list in one "
-                "process has no pages of its own; give scratch_dir or shared_init=True, too"
+                "process has no pages of its own; pass scratch_dir or shared_init=True, or leave "
+                "prefault out"
             )
         if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
-            raise ValueError(f"max_bytes is a number of bytes, an int from 1, got {max_bytes!r}")
+            raise ValueError(f"max_bytes must be an int of at least 1, got {max_bytes!r}")
         self.max_bytes = max_bytes
         self._output = ragged_output(pad_output)
         super().__init__(max_size, compilable=compilable, device=device)
@@ -204,7 +206,7 @@ class RecordList(ListStorage):
         (column,), tickets = self._records().entries(elements, [path])
         held = tickets >= 0
         if any(one is None for one in column):
-            raise KeyError(f"{'.'.join(path)!r} is not a number in each of the items")
+            raise KeyError(f"{'.'.join(path)!r} is not a scalar in each of the items")
         found = [as_tensor(one).cpu() for one in column]
         first = found[0] if found else cpu.zeros((), dtype=torch.float64)
         numbers = cpu.zeros((len(elements), *first.shape), dtype=first.dtype)
@@ -299,9 +301,8 @@ class RecordList(ListStorage):
         room = self._settings().record_bytes
         if nbytes > room:
             raise ValueError(
-                f"{self.where}: records of {nbytes} bytes cannot be loaded into a "
-                f"{type(self).__name__} of max_bytes {room}; load them into a larger one. Nothing "
-                "was changed"
+                f"{self.where}: records of {nbytes} bytes do not fit into a {type(self).__name__} "
+                f"of max_bytes {room}; load them into a larger one. Nothing was changed"
             )
 
     def __repr__(self) -> str:

@@ -64,7 +64,7 @@ class RingBacked(Storage):
         with self._opening:
             if self._engine is None:
                 if os.getpid() != self._pid:
-                    raise RuntimeError(f"{self._not_yet()}; this is the child of a fork")
+                    raise RuntimeError(f"{self._not_yet()}; this process is the child of a fork")
                 assert self._location is not None
                 settings = self._settings()
                 if self.shared and self.described is not None:
@@ -344,17 +344,17 @@ class RingBacked(Storage):
 
     def _not_yet(self) -> str:
         return (
-            f"nothing was written to this {type(self).__name__} yet: it cannot be handed to "
-            "another process before the first write, unless it is made with shared_init=True"
+            f"nothing was written to this {type(self).__name__} yet, so it cannot be sent to "
+            "another process before the first write, unless it is created with shared_init=True"
         )
 
     def __getstate__(self) -> dict[str, Any]:
         if self._engine is None:
             if self.shared or get_spawning_popen() is not None:
-                raise RuntimeError(f"{self._not_yet()}, and would be another buffer there")
+                raise RuntimeError(f"{self._not_yet()}, and would become another buffer there")
             warnings.warn(
-                f"nothing was written to this {type(self).__name__} yet: unpickling makes another "
-                "storage; write first, or use shared_init=True, to share this one",
+                f"nothing was written to this {type(self).__name__} yet, so unpickling it creates "
+                "another storage; to share this one, write first, or use shared_init=True",
                 stacklevel=2,
             )
         here = ("_table_owner", "_mover", "described")

@@ -66,7 +66,7 @@ def load_state(rows: Rows, state: dict[str, Any]) -> None:
     lanes, capacity = tuple(state["_structure"]["lanes"]), state["_structure"]["capacity"]
     if (ring.capacity, leaves.lanes) != (capacity, lanes):
         raise ValueError(
-            f"the state is of a storage of {[capacity, *lanes]}, this one has "
+            f"the state is of a storage of {[capacity, *lanes]}, but this one has "
             f"{[ring.capacity, *leaves.lanes]}"
         )
     node, _, columns = _form_of(state)

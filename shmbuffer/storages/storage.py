@@ -49,7 +49,7 @@ class Storage(Checkpoints):
         self._checkpointer = checkpointer
         self.compilable = bool(compilable)
         if int(max_size) < 1:
-            raise ValueError(f"max_size has to be at least 1, got {max_size}")
+            raise ValueError(f"max_size must be at least 1, got {max_size}")
         self._max_size = int(max_size)
         self._watchers: list[weakref.ref[Any]] = []
 
@@ -93,8 +93,8 @@ class Storage(Checkpoints):
         if self.ndim == 1:
             return torch.Size((self.max_size,))
         raise RuntimeError(
-            f"a {type(self).__name__} of {self.ndim} dimensions does not define their sizes; give "
-            "its class a property shape"
+            f"a {type(self).__name__} of {self.ndim} dimensions does not define their sizes; "
+            "define a property shape in its class"
         )
 
     @property
@@ -106,7 +106,7 @@ class Storage(Checkpoints):
 
     def get(self, index: Any) -> Any:
         """Returns the item at an int or the batch of items at a sequence."""
-        raise NotImplementedError(f"{type(self).__name__} has no get()")
+        raise NotImplementedError(f"{type(self).__name__} does not implement get()")
 
     def fetch(self, index: Any, *, dim_extend: int = 0, views: bool | None = None) -> Any:
         """Returns the item at an int, or several items as `collate` takes them.
@@ -135,7 +135,9 @@ class Storage(Checkpoints):
             key: seed of the draw.
             beta: exponent of the weights; None draws uniformly without weights.
         """
-        raise NotImplementedError(f"a sampler draws from a {type(self).__name__}, by index")
+        raise NotImplementedError(
+            f"items of a {type(self).__name__} are sampled by a sampler, by index"
+        )
 
     def collate(self, data: Any) -> Any:
         """Makes a batch from several items of `fetch`; the default returns them unchanged."""
@@ -154,7 +156,7 @@ class Storage(Checkpoints):
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         """Writes one item at an int or a batch at a sequence of them."""
-        raise NotImplementedError(f"{type(self).__name__} has no set()")
+        raise NotImplementedError(f"{type(self).__name__} does not implement set()")
 
     def prepare(self, data: Any, single: bool) -> None:
         """Prepares the storage for a write of ``data`` without writing it.
@@ -228,7 +230,7 @@ class Storage(Checkpoints):
     @property
     def _no_generations(self) -> str:
         return (
-            f"a {type(self).__name__} keeps no generations; use a LazyTensorStorage or a "
+            f"a {type(self).__name__} does not track generations; use a LazyTensorStorage or a "
             "LazyMemmapStorage"
         )
 
@@ -315,14 +317,13 @@ class Storage(Checkpoints):
         checkpointer = self.checkpointer
         if not isinstance(checkpointer, RingStorageCheckpointer):
             raise RuntimeError(
-                f"{path}: {type(checkpointer).__name__} cannot save a storage where it has its own "
-                "files; save to another directory"
+                f"{path}: the storage has its own files there, so {type(checkpointer).__name__} "
+                "cannot save it in this directory; save to another directory"
             )
         if checkpointer.has_hooks or not checkpointer.writes_snapshots(self):
             raise RuntimeError(
-                f"{path}: is where the storage itself has its files, and "
-                f"{type(checkpointer).__name__} with its hooks would write something else "
-                "over them; save to another directory"
+                f"{path}: the storage has its own files there, and {type(checkpointer).__name__} "
+                "with its hooks would overwrite them; save to another directory"
             )
         checkpointer.ring_of(self)
         engine = self.open_engine
@@ -365,17 +366,17 @@ class Storage(Checkpoints):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the contents of the storage in memory."""
-        raise NotImplementedError(f"{type(self).__name__} has no state_dict")
+        raise NotImplementedError(f"{type(self).__name__} does not implement state_dict()")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the result of `state_dict`."""
-        raise NotImplementedError(f"{type(self).__name__} has no load_state_dict")
+        raise NotImplementedError(f"{type(self).__name__} does not implement load_state_dict()")
 
     def _empty(self) -> None:
         raise NotImplementedError(f"{type(self).__name__} cannot be emptied")
 
     def __len__(self) -> int:
-        raise NotImplementedError(f"{type(self).__name__} has no __len__()")
+        raise NotImplementedError(f"{type(self).__name__} does not implement __len__()")
 
     def __getitem__(self, index: Any) -> Any:
         return self.get(index)

@@ -86,19 +86,19 @@ class TensorStorage(RingBacked):
             leaves, slots, columns = _columns_of(storage, ndim)
             if max_size is not None and max_size != slots:
                 raise ValueError(
-                    f"TensorStorage(max_size={max_size}): the tensors have {slots} places; leave "
-                    "max_size out, or give as many"
+                    f"TensorStorage(max_size={max_size}): the tensors have room for {slots} items; "
+                    "leave max_size out, or pass this number"
                 )
             capacity = Schema((), slots, leaves.lanes).elements
             self._location = Location()
         elif not self._is_lazy:
             raise ValueError(
-                "TensorStorage(None): the tensors to write into are needed; LazyTensorStorage and "
-                "LazyMemmapStorage make their own"
+                "TensorStorage(None): pass the tensors to write into; LazyTensorStorage and "
+                "LazyMemmapStorage create their own"
             )
         super().__init__(capacity, compilable=compilable)
         if ndim < 1:
-            raise ValueError(f"ndim has to be at least 1, got {ndim}")
+            raise ValueError(f"ndim must be at least 1, got {ndim}")
         self.ndim = int(ndim)
         self.device: torch.device | None = (
             None if device is None or device == "auto" else torch.device(device)
@@ -374,10 +374,10 @@ class TensorStorage(RingBacked):
     def __getstate__(self) -> dict[str, Any]:
         if isinstance(self._mover, HeldRows):
             raise RuntimeError(
-                f"this {type(self).__name__} holds what belongs to this process (on a GPU, given "
-                "by the caller, a column added later, or text and other objects), which no other "
-                "process can see; use a LazyMemmapStorage, or a LazyTensorStorage with all keys "
-                "in its first write, all of them tensors"
+                f"this {type(self).__name__} contains data that only this process can access (on a "
+                "GPU, passed by the caller, a column that was added later, or text and other "
+                "objects), so it cannot be sent to another process; use a LazyMemmapStorage, or a "
+                "LazyTensorStorage whose first write has all keys, all of them tensors"
             )
         state = super().__getstate__()  # refused before any change
         self._handed_over |= self._forget_form()

@@ -27,7 +27,7 @@ def wanted(pin_memory: bool) -> bool:
     """True if batches are pinned; warns and returns False if there is no GPU."""
     if pin_memory and not torch.cuda.is_available():
         warnings.warn(
-            "pin_memory=True: torch finds no GPU here, so batches are in ordinary memory",
+            "pin_memory=True has no effect, because torch finds no GPU",
             stacklevel=2,
         )
         return False

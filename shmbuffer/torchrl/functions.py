@@ -67,9 +67,9 @@ def find_start_stop_traj(
     """
     rows = end if trajectory is None else trajectory
     if rows is None or (end is not None and trajectory is not None):
-        raise TypeError("find_start_stop_traj: give trajectory or end, exactly one of the two")
+        raise TypeError("find_start_stop_traj: pass either trajectory or end")
     if not rows.dim() or not len(rows):
-        raise RuntimeError(f"find_start_stop_traj: no rows in a tensor {list(rows.shape)}")
+        raise RuntimeError(f"find_start_stop_traj: a tensor {list(rows.shape)} has no rows")
     there, rows = rows.device, rows.to(device)
     last = rows.bool().clone() if trajectory is None else rows != rows.roll(-1, 0)
     if not at_capacity:
@@ -98,8 +98,8 @@ def _row(cursor: Any) -> int:
         return int(cursor if isinstance(cursor, int) else cpu.as_tensor(cursor).reshape(-1)[-1])
     except (IndexError, TypeError, ValueError) as error:
         raise RuntimeError(
-            f"find_start_stop_traj: cursor names a row, or some of which the last counts; "
-            f"got {cursor!r}"
+            "find_start_stop_traj: cursor must be a row, or several rows of which the last is "
+            f"used; got {cursor!r}"
         ) from error
 
 

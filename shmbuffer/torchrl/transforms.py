@@ -56,11 +56,11 @@ class Compose:
         """
         if not -len(self.transforms) <= index <= len(self.transforms):
             raise ValueError(
-                f"a transform cannot be inserted at {index} of {len(self.transforms)}; "
-                "append_transform adds one at the end"
+                f"a transform cannot be inserted at {index} of {len(self.transforms)}; use "
+                "append_transform to add one at the end"
             )
         if not callable(transform):
-            raise TypeError(f"a transform is something to call with the data, got {transform!r}")
+            raise TypeError(f"a transform must be callable, got {transform!r}")
         self.transforms.insert(index, Inverted(transform) if invert else transform)
 
     def __call__(self, data: Any) -> Any:

@@ -111,11 +111,11 @@ class AnchorTrajectories:
     def look_up(self, storage: Any) -> Found:
         """Returns the current trajectories of the storage."""
         try:
-            return self._boundaries.of(storage)
+            return self._boundaries.find(storage)
         except KeyError as error:
             raise KeyError(
-                f"the items have no entry {self._done_key!r}, which says where an episode ends; "
-                "name that entry with done_key, or give done_key=None"
+                f"the items have no entry {self._done_key!r}, which marks the end of an episode; "
+                "pass its name as done_key, or pass done_key=None"
             ) from error
 
 
@@ -133,8 +133,8 @@ class OfTrajectories(SampleUnit):
             if found is not None:
                 return found
         raise IndexError(
-            f"{type(self).__name__}: an anchor names no item of this storage, or another one by "
-            "now; draw it again"
+            f"{type(self).__name__}: an anchor is not an item of this storage, or its item has "
+            "been overwritten; sample it again"
         )
 
     @abstractmethod
@@ -160,5 +160,5 @@ def at_least(name: str, value: Any, least: int) -> int:
     """Converts an argument to a number of steps, which is at least ``least``."""
     number = as_int(name, value)
     if number < least:
-        raise ValueError(f"{name} has to be at least {least}, got {number}")
+        raise ValueError(f"{name} must be at least {least}, got {number}")
     return number

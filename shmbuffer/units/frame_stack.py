@@ -130,8 +130,8 @@ class FrameStack(OfTrajectories):
             frames = _tensor_at(data, path)
             if frames is None:
                 raise KeyError(
-                    f"{type(self).__name__}: the items have no tensor under {key_of(path)!r}; name "
-                    "the entries that hold frames with keys"
+                    f"{type(self).__name__}: the items have no tensor under {key_of(path)!r}; pass "
+                    "the names of the entries with frames as keys"
                 )
             stacks = frames.reshape(-1, self.stack, *frames.shape[1:])
             _put(sample, path, stacks)
@@ -209,20 +209,22 @@ class StackReader:
 def _checked(keys: Any) -> tuple[Key, ...]:
     """Returns the checked keys of frames; ValueError or TypeError for invalid ones."""
     if isinstance(keys, str) or not isinstance(keys, Sequence):
-        raise TypeError(f"keys is a sequence of keys such as ('observation',), got {keys!r}")
+        raise TypeError(f"keys must be a sequence of keys, such as ('observation',), got {keys!r}")
     if not keys:
-        raise ValueError("keys is empty; name the entries that hold frames, as in ('observation',)")
+        raise ValueError(
+            "keys is empty; pass the names of the entries with frames, such as ('observation',)"
+        )
     for key in keys:
         path = (key,) if isinstance(key, str) else key
         if not (isinstance(path, tuple) and path and all(isinstance(one, str) for one in path)):
-            raise TypeError(f"keys has {key!r}, which is not a string or a tuple of strings")
+            raise TypeError(f"keys contains {key!r}, which is not a string or a tuple of strings")
         if path[0] == "next":
             raise ValueError(
-                f"keys has {key!r}: next frames are stacked with the frames before them; name "
-                f"{key_of(path[1:]) if path[1:] else 'observation'!r} alone"
+                f"keys contains {key!r}, but next frames are stacked together with the frames "
+                f"before them; pass {key_of(path[1:]) if path[1:] else 'observation'!r} alone"
             )
     if len(set(map(path_of, keys))) < len(keys):
-        raise ValueError(f"keys names an entry twice: {tuple(keys)!r}; name each entry once")
+        raise ValueError(f"keys contains an entry twice: {tuple(keys)!r}; pass each entry once")
     return tuple(keys)
 
 

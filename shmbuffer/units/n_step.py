@@ -89,13 +89,13 @@ class NStep(AroundAnchors):
     ) -> None:
         self.n = at_least("n", n, 1)
         if not 0 <= gamma <= 1:
-            raise ValueError(f"gamma is from 0 to 1, got {gamma!r}")
+            raise ValueError(f"gamma must be from 0 to 1, got {gamma!r}")
         self.gamma = float(gamma)
         self.reward_key, self.done_key = reward_key, done_key
         self._reward = path_of(reward_key)
         if len(self._reward) < 2:
             raise ValueError(
-                f"reward_key is an entry of what a step leads to, such as ('next', 'reward'), got "
+                "reward_key must be an entry below 'next', such as ('next', 'reward'), got "
                 f"{reward_key!r}"
             )
         self._trajectories = AnchorTrajectories(done_key, [self._reward])
@@ -107,7 +107,10 @@ class NStep(AroundAnchors):
         """Returns the first and last step of each transition, one after the other."""
         entries = anchors.found.entries
         if not entries.has(self._reward):
-            raise KeyError(f"the items have no entry {self.reward_key!r}; name it with reward_key")
+            raise KeyError(
+                f"the items have no entry {self.reward_key!r}; pass the name of the reward as "
+                "reward_key"
+            )
         count, n = len(anchors.rows), self.n
         steps = np.minimum(anchors.last - anchors.rows + 1, n)
         rows = anchors.rows[:, None] + np.minimum(np.arange(n), steps[:, None] - 1)

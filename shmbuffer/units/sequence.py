@@ -109,10 +109,11 @@ class Sequence(AroundAnchors):
     ) -> None:
         if episode_boundary not in _BOUNDARIES:
             raise ValueError(
-                f"episode_boundary is one of {', '.join(_BOUNDARIES)}, got {episode_boundary!r}"
+                f"episode_boundary must be one of {', '.join(_BOUNDARIES)}, got "
+                f"{episode_boundary!r}"
             )
         if not 0 <= eta <= 1:
-            raise ValueError(f"eta is from 0 (the mean) to 1 (the largest), got {eta!r}")
+            raise ValueError(f"eta must be from 0 (the mean) to 1 (the largest), got {eta!r}")
         self.length = at_least("length", length, 1)
         self.episode_boundary = episode_boundary
         self.done_key = done_key if done_key is None or isinstance(done_key, str) else (*done_key,)

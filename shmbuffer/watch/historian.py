@@ -76,7 +76,7 @@ class Historian:
         self._died: set[int] = set()  # pids of these that are still in the registry
         self._reaped = 0  # the counter, at the last look
 
-    def look(
+    def record(
         self, clients: Iterable[Client], deaths: Sequence[Death], names: Mapping[int, str]
     ) -> None:
         """Records clients that joined or ended since the last look, and counters once a second."""

@@ -32,7 +32,9 @@ SUMMED = ("length", "elements", "write_count", "inserts", "items_sampled", "upda
 Looked = Mapping[str, Mapping[str, Any]]
 
 
-def look(base: str | os.PathLike[str], *, live_bytes: bool = True) -> dict[str, dict[str, Any]]:
+def inspect_shards(
+    base: str | os.PathLike[str], *, live_bytes: bool = True
+) -> dict[str, dict[str, Any]]:
     """Returns the shards below a directory by node: from `inspect`, or ``path`` and ``error``."""
     found: dict[str, dict[str, Any]] = {}
     if os.path.isfile(Path(base) / layout.CONTROL):
@@ -62,7 +64,7 @@ def to_json(base: str, found: Looked) -> dict[str, Any]:
     return {"path": base, "shards": found, "total": totals(found)}
 
 
-def held(base: str, found: Looked) -> Table:
+def contents(base: str, found: Looked) -> Table:
     """Returns the contents of the shards."""
     there = [one for one in found.values() if "error" not in one]
     sums = {name: sum(one[name] for one in there) for name in ("disk_bytes", "epoch")}
@@ -109,7 +111,7 @@ class ShardsWatch:
 
     def look(self) -> None:
         """Inspects all shards; a removed shard keeps its line, with the reason."""
-        now = look(self.base, live_bytes=False)
+        now = inspect_shards(self.base, live_bytes=False)
         gone = {"path": self.base, "error": "the buffer was removed"}
         now |= {node: gone for node in self.found if node not in now}
         for node, found in now.items():

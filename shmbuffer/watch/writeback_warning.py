@@ -32,7 +32,7 @@ class WritebackWarning:
         self._waited_us = writeback.waited_for_disks_us()
         self._last_s = time.monotonic()
 
-    def look(self, pids: Iterable[int]) -> None:
+    def check(self, pids: Iterable[int]) -> None:
         """Checks these processes now."""
         before, self._waited_us = self._waited_us, writeback.waited_for_disks_us()
         now_s = time.monotonic()

@@ -27,7 +27,7 @@ class ImmutableDatasetWriter(Writer):
     Source: ``torchrl.data.ImmutableDatasetWriter``.
     """
 
-    WRITING_ERR = "this buffer holds a read-only data set"
+    WRITING_ERR = "this buffer contains a read-only data set"
 
     def add(self, data: Any) -> NoReturn:
         """Raises RuntimeError."""
@@ -38,7 +38,7 @@ class ImmutableDatasetWriter(Writer):
         raise RuntimeError(_refusal("a batch cannot be added"))
 
     def _empty(self, empty_write_count: bool = True) -> NoReturn:
-        raise RuntimeError(_refusal("it cannot be emptied"))
+        raise RuntimeError(_refusal("the buffer cannot be emptied"))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_storage": None}  # the buffer registers it again
@@ -46,6 +46,6 @@ class ImmutableDatasetWriter(Writer):
 
 def _refusal(what: str) -> str:
     return (
-        f"{ImmutableDatasetWriter.WRITING_ERR}: {what}. To write, give the buffer "
-        "another writer, for example set_writer(RoundRobinWriter())"
+        f"{ImmutableDatasetWriter.WRITING_ERR}: {what}. To write, use another writer, for example "
+        "set_writer(RoundRobinWriter())"
     )

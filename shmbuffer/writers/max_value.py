@@ -72,7 +72,7 @@ class TensorDictMaxValueWriter(Writer):
         self, rank_key: Key | None = None, reduction: str = "sum", *, compilable: bool = False
     ) -> None:
         if reduction not in REDUCTIONS:
-            raise ValueError(f"reduction is one of {REDUCTIONS}, got {reduction!r}")
+            raise ValueError(f"reduction must be one of {REDUCTIONS}, got {reduction!r}")
         super().__init__(compilable)
         self._rank_key: Key = ("next", "reward") if rank_key is None else rank_key
         self._reduction = reduction
@@ -102,13 +102,13 @@ class TensorDictMaxValueWriter(Writer):
         """Sets the storage to write to; RuntimeError if it was opened to be shared."""
         if getattr(storage, "ndim", 1) > 1:
             raise ValueError(
-                f"TensorDictMaxValueWriter needs a storage with ndim=1, this one has "
-                f"ndim={storage.ndim}: steps of a trajectory cannot be ranked apart. Store "
-                "trajectories as items: ndim=1 and batches [n, T]"
+                "TensorDictMaxValueWriter needs a storage with ndim=1, but this one has "
+                f"ndim={storage.ndim}: the steps of a trajectory cannot be ranked separately. "
+                "Store trajectories as items, with ndim=1 and batches of shape [n, T]"
             )
         location = getattr(storage, "_location", None)
         if location is not None and location.shared_init:
-            raise RuntimeError(_shared("the storage was opened to be shared"))
+            raise RuntimeError(_shared("the storage was created to be shared"))
         if storage is not self._storage:
             self._seen = None
         super().register_storage(storage)
@@ -229,7 +229,7 @@ class TensorDictMaxValueWriter(Writer):
         storage = self._storage
         if storage is None:
             raise RuntimeError(
-                "this TensorDictMaxValueWriter has no storage: give it to a buffer, or call "
+                "this TensorDictMaxValueWriter has no storage; pass it to a buffer, or call "
                 "register_storage() first"
             )
         if getattr(storage, "shared", False) and _others(storage):
@@ -272,7 +272,7 @@ class TensorDictMaxValueWriter(Writer):
         if self._storage is not None and (
             self._current_top_values or get_spawning_popen() is not None
         ):
-            raise RuntimeError(_shared("it cannot be passed to another process"))
+            raise RuntimeError(_shared("it cannot be sent to another process"))
         return {name: value for name, value in self.__dict__.items() if name != "_turn"}
 
     def __repr__(self) -> str:
@@ -297,6 +297,6 @@ def _others(storage: Any) -> bool:
 
 def _shared(what: str) -> str:
     return (
-        f"a TensorDictMaxValueWriter keeps its ranks in one process: {what}. Use a "
+        f"a TensorDictMaxValueWriter keeps its ranks in one process, but {what}. Use a "
         "RoundRobinWriter if several processes write"
     )

@@ -25,7 +25,10 @@ def ranks_of(data: Any, key: Key, reduction: str) -> list[Rank]:
     if isinstance(data, list):
         return [rank_of(item, key, reduction) for item in data]
     if is_collection(data) and not data.batch_size:
-        raise RuntimeError("extend() takes a batch [n, ...], got batch size []; use add()")
+        raise RuntimeError(
+            "extend() takes a batch of shape [n, ...], got batch size []; to write a single "
+            "item, use add()"
+        )
     return _ranks(data, None, key, reduction)
 
 
@@ -33,13 +36,13 @@ def _ranks(data: Any, count: int | None, key: Key, reduction: str) -> list[Rank]
     if not is_collection(data):
         raise RuntimeError(
             "TensorDictMaxValueWriter expects data to be a tensor collection with the entry "
-            f"{key!r}, got {type(data).__name__}; wrap the data in a TensorDict, or use a "
+            f"{key!r}, got {type(data).__name__}; put the data in a TensorDict, or use a "
             "RoundRobinWriter"
         )
     values = data.get(key, None)
     if values is None:
         raise KeyError(
-            f"there is no entry {key!r} to rank by (rank_key); the data have "
+            f"there is no entry {key!r} to rank the items by (rank_key); the data have "
             f"{sorted(map(str, data.keys(True, True)))}"
         )
     count = data.batch_size[0] if count is None else count
@@ -49,7 +52,7 @@ def _ranks(data: Any, count: int | None, key: Key, reduction: str) -> list[Rank]
     for at, rank in enumerate(ranks):
         if rank != rank:
             raise ValueError(
-                f"the rank of item {at} ({key!r}) is NaN, which cannot be compared; nothing was "
+                f"the rank of item {at} ({key!r}) is NaN, so it cannot be compared; nothing was "
                 "changed"
             )
     return ranks
@@ -59,7 +62,7 @@ def _reduced(values: torch.Tensor, how: str) -> list[Rank]:
     if values.shape[1] == 1:
         return values[:, 0].tolist()
     if not values.shape[1]:
-        raise ValueError(f"an item without values has no {how} to be ranked by")
+        raise ValueError(f"an item without values in {how} cannot be ranked")
     if how in ("max", "min"):
         found: torch.Tensor = getattr(values, f"a{how}")(1)
     elif how == "sum":

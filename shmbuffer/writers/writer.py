@@ -38,11 +38,11 @@ class Writer(Checkpoints):
 
     def add(self, data: Any) -> Any:
         """Writes one item. Returns its index, or None if the writer rejects it."""
-        raise NotImplementedError(f"{type(self).__name__} has no add()")
+        raise NotImplementedError(f"{type(self).__name__} does not implement add()")
 
     def extend(self, data: Any) -> Any:
         """Writes a batch. Returns its indices, int64 ``[n]``."""
-        raise NotImplementedError(f"{type(self).__name__} has no extend()")
+        raise NotImplementedError(f"{type(self).__name__} does not implement extend()")
 
     @property
     def tracks_generations(self) -> bool:

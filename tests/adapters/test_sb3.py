@@ -433,7 +433,7 @@ def test_a_collector_follows_a_learner_that_has_no_environment(tmp_path: Path) -
 
 
 def test_what_does_not_fit_is_refused(made: Callable[..., SharedReplayBuffer]) -> None:
-    with pytest.raises(ValueError, match=r"n_steps or frame_stack, and not both; store whole"):
+    with pytest.raises(ValueError, match=r"n_steps together with frame_stack; store whole"):
         made(10, n_steps=2, frame_stack=3)
     with pytest.raises(ValueError, match=r"frame_stack=2 does not divide the 3 channels .*; pass"):
         made(10, frame_stack=2)
@@ -442,11 +442,13 @@ def test_what_does_not_fit_is_refused(made: Callable[..., SharedReplayBuffer]) -
     ours = made(10)
     with pytest.raises(EmptyBufferError):
         ours.sample(2)
-    with pytest.raises(ValueError, match=r'has no priorities; make it with alpha, .*"alpha": 0.6'):
+    with pytest.raises(
+        ValueError, match=r'has no priorities; create it with alpha: .*"alpha": 0.6'
+    ):
         ours.prioritize(torch.nn.Linear(1, 1))
     fill(ours, envs_of(BOX, ACTIONS["discrete"], 1), 3)
     with pytest.raises(
-        SchemaMismatchError, match=r"max_size 10 .* but this storage asks for max_size 20"
+        SchemaMismatchError, match=r"max_size 10 .* but this storage was created with max_size 20"
     ):
         made(20)
     made(10, alpha=0.6)

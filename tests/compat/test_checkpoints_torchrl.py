@@ -418,7 +418,7 @@ def test_batches_made_ahead_are_never_unpickled(
     assert plain(loaded[:]) == plain(saved[:])
     assert not (tmp_path / "trapped").exists()
     assert "prefetch.pkl" in caplog.text
-    with pytest.raises(ours.BufferExistsError, match="was not made by a save"):
+    with pytest.raises(ours.BufferExistsError, match="does not belong to a save"):
         loaded.dumps(tmp_path / "saved")
 
 

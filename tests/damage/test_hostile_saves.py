@@ -115,7 +115,7 @@ def test_a_list_that_is_no_regular_file_of_ours_is_no_list(
     path: Path, away: Path, trap: str
 ) -> None:
     TRAPS[trap](path / MANIFEST, away.parent / "victim")
-    with pytest.raises(BufferExistsError, match=r"was not made by a save.*Nothing was written"):
+    with pytest.raises(BufferExistsError, match=r"does not belong to a save.*Nothing was written"):
         save(path, {"a": "3"})
     assert {"a": "1", "b/c": "2"}.items() <= tree(path).items()
 

@@ -155,7 +155,7 @@ def test_a_local_handle_that_nobody_holds_leaves_by_itself(make: Make) -> None:
 @pytest.mark.parametrize("boot_id", [os.urandom(16), bytes(16)], ids=["a later boot", "none"])
 def test_another_kernel_is_another_machine(make: Make, boot_id: bytes) -> None:
     offer = replace(offer_of(make()), boot_id=boot_id)
-    assert why_apart(offer) == "its owner runs on another machine"
+    assert why_apart(offer) == "its owner is on another machine"
 
 
 def test_a_kernel_that_does_not_say_who_it_is_is_another_machine(
@@ -166,20 +166,20 @@ def test_a_kernel_that_does_not_say_who_it_is_is_another_machine(
     offer = replace(offer_of(make()), boot_id=identity.UNKNOWN_BOOT)
     monkeypatch.setattr(identity, "_PROC", Path("/nonexistent"))
     assert identity.boot_id() == identity.UNKNOWN_BOOT
-    assert why_apart(offer) == "its owner runs on another machine"
+    assert why_apart(offer) == "its owner is on another machine"
 
 
 def test_a_directory_that_cannot_be_seen_here_is_elsewhere(make: Make, tmp_path: Path) -> None:
     offer = offer_of(make())
     (tmp_path / "buffer").rename(tmp_path / "away")
-    assert why_apart(offer) == (f"its directory {tmp_path}/buffer cannot be seen from this process")
+    assert why_apart(offer) == (f"its directory {tmp_path}/buffer is not visible to this process")
 
 
 def test_an_empty_directory_of_that_name_is_elsewhere(make: Make, tmp_path: Path) -> None:
     offer = offer_of(make())
     (tmp_path / "buffer").rename(tmp_path / "away")
     (tmp_path / "buffer").mkdir(0o700)
-    assert why_apart(offer) == f"there is no buffer in {tmp_path}/buffer as seen from this process"
+    assert why_apart(offer) == f"this process sees no buffer in {tmp_path}/buffer"
 
 
 def test_another_buffer_under_the_same_path_is_elsewhere(make: Make, tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_another_buffer_under_the_same_path_is_elsewhere(make: Make, tmp_path: P
     (tmp_path / "buffer").rename(tmp_path / "away")
     make()
     assert why_apart(offer) == (
-        f"{tmp_path}/buffer leads to another buffer here than where its owner runs"
+        f"{tmp_path}/buffer is another buffer here than on the owner's machine"
     )
 
 
@@ -196,7 +196,7 @@ def test_a_copy_under_the_same_path_is_elsewhere(make: Make, tmp_path: Path) -> 
     (tmp_path / "buffer").rename(tmp_path / "away")
     shutil.copytree(tmp_path / "away", tmp_path / "buffer")  # the same uuid
     assert why_apart(offer) == (
-        f"{tmp_path}/buffer leads to another buffer here than where its owner runs"
+        f"{tmp_path}/buffer is another buffer here than on the owner's machine"
     )
 
 
@@ -239,7 +239,7 @@ def test_memory_without_a_name_cannot_be_reached(storage: Any) -> None:
     with TensorDictReplayBuffer(storage=storage(10)) as buffer:
         buffer.extend(items(0, 3))
         assert why_apart(offer_of(buffer)) == (
-            f"its {storage.__name__} lies in the memory of its owner alone"
+            f"its {storage.__name__} is in the private memory of its owner"
         )
 
 
@@ -249,7 +249,7 @@ def test_a_directory_that_the_first_write_makes_is_offered_after_it(
     with TensorDictReplayBuffer(storage=LazyMemmapStorage(10, scratch_dir=tmp_path / "b")) as owner:
         offer = offer_of(owner)
         assert offer.later
-        assert why_apart(offer) == "its directory is made by the first write"
+        assert why_apart(offer) == "its directory is created by the first write"
         owner.extend(items(0, 3))
         assert near(offer_of(owner)).buffer[:]["a"].tolist() == [0, 1, 2]
 
@@ -272,34 +272,38 @@ def test_a_buffer_of_our_own_parts_is_wholly_near(make: Make) -> None:
 def test_a_pass_is_one_for_all_so_the_owner_draws_it(make: Make, near: Any) -> None:
     owners = make(sampler=SamplerWithoutReplacement())
     assert refused(owners)["sample"] == (
-        "SamplerWithoutReplacement remembers what it drew, and its pass is one for all clients"
+        "SamplerWithoutReplacement keeps track of the items that it has sampled, "
+        "and all clients share its pass"
     )
     assert near(offer_of(owners)).direct >= {"read"}
 
 
 def test_a_generator_draws_where_it_is(make: Make) -> None:
     assert refused(make(generator=torch.Generator())) == {
-        "sample": "the draws come from the generator that the owner was given"
+        "sample": "samples use the generator that was passed to the owner"
     }
 
 
 def test_a_foreign_sampler_draws_in_the_owners_process(make: Make) -> None:
     assert refused(make(sampler=Oldest())) == {
-        "sample": "Oldest is not a sampler of shmbuffer, and may remember what it drew"
+        "sample": "Oldest is not a sampler of shmbuffer, "
+        "and may keep track of the items that it has sampled"
     }
 
 
 def test_a_sampler_that_is_told_of_writes_keeps_them_in_the_owners_process(make: Make) -> None:
-    assert refused(make(sampler=Told()))["write"] == "Told has to be notified of every write"
+    assert refused(make(sampler=Told()))["write"] == "Told must be notified of every write"
 
 
 def test_a_foreign_writer_writes_in_the_owners_process(make: Make) -> None:
-    assert refused(make(writer=Picky())) == {"write": "Picky decides in one process what is kept"}
+    assert refused(make(writer=Picky())) == {
+        "write": "Picky decides in one process which items are kept"
+    }
 
 
 def test_a_method_that_was_overridden_is_called_where_the_owner_is(make: Make) -> None:
     assert refused(make(OwnSample, alpha=0.7, beta=0.5)) == {
-        "sample": "OwnSample has a sample() of its own"
+        "sample": "OwnSample overrides sample()"
     }
 
 
@@ -310,7 +314,7 @@ def test_an_attached_listener_keeps_writes_in_the_owners_process(make: Make) -> 
     buffer, ear = make(), Ear()
     buffer.storage.attach(ear)
     assert refused(buffer) == {
-        "write": "an object in the owner's process has to be notified of every write"
+        "write": "an object in the owner's process must be notified of every write"
     }
     buffer.storage.detach(ear)
     assert refused(buffer) == {}
@@ -406,7 +410,7 @@ def test_handles_follow_the_owners_changes(make: Make, handle_on: Any) -> None:
     # The owner draws a pass: each item goes to one of the handles.
     assert isinstance(far.set_sampler(SamplerWithoutReplacement()), RandomSampler)
     assert near.paths["read"] == "direct"
-    assert near.paths["sample"].startswith("SamplerWithoutReplacement remembers")
+    assert near.paths["sample"].startswith("SamplerWithoutReplacement keeps track")
     assert not near.direct
     assert isinstance(near.sampler, SamplerWithoutReplacement)
     first = near.next()["a"].tolist()
@@ -422,7 +426,7 @@ def test_a_storage_in_a_directory_brings_the_buffer_nearer(
     private: Owner, handle_on: Any, tmp_path: Path
 ) -> None:
     handle = handle_on(private)
-    assert handle.paths["read"] == "its LazyTensorStorage lies in the memory of its owner alone"
+    assert handle.paths["read"] == "its LazyTensorStorage is in the private memory of its owner"
     path = tmp_path / "buffer"
     handle.set_storage(partial(LazyMemmapStorage, 20, scratch_dir=path, shared_init=True))
     assert handle.direct
@@ -438,7 +442,7 @@ def test_a_storage_that_the_first_write_makes_is_direct_from_then_on(
 ) -> None:
     handle = handle_on(private)
     handle.set_storage(partial(LazyMemmapStorage, 20, scratch_dir=tmp_path / "buffer"))
-    assert handle.paths["write"] == "its directory is made by the first write"
+    assert handle.paths["write"] == "its directory is created by the first write"
     handle.extend(items(0, 3))
     assert handle.direct
     assert handle[:]["a"].tolist() == [0, 1, 2]
@@ -479,7 +483,7 @@ def test_another_storage_is_a_change_for_those_in_the_former_directory(
     theirs = near(owner.offer())
     owner.call("set_storage", (LazyTensorStorage(5),), {})
     assert not theirs.is_current()
-    assert why_apart(owner.offer()) == "its LazyTensorStorage lies in the memory of its owner alone"
+    assert why_apart(owner.offer()) == "its LazyTensorStorage is in the private memory of its owner"
 
 
 def test_a_part_that_was_exchanged_comes_back_if_it_can_travel(make: Make) -> None:

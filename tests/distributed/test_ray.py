@@ -160,7 +160,7 @@ def test_the_way_is_visible(both: dict[str, RayReplayBuffer]) -> None:
     assert both["direct"].paths == {"read": "direct", "write": "direct", "sample": "direct"}
     assert not both["through Ray"].direct
     assert both["through Ray"].paths == dict.fromkeys(
-        ("read", "write", "sample"), "transport='ray' was asked for"
+        ("read", "write", "sample"), "transport='ray' was requested"
     )
 
 
@@ -427,9 +427,9 @@ def test_clients_are_independent(direct: RayReplayBuffer) -> None:
     assert sources[8] != sources[9]
     for client in (one, other):
         client.detach()
-    with pytest.raises(TypeError, match="num_clients has to be an int, got True"):
+    with pytest.raises(TypeError, match="num_clients must be an int, got True"):
         direct.clients(True)
-    with pytest.raises(ValueError, match="num_clients has to be at least 1, got 0"):
+    with pytest.raises(ValueError, match="num_clients must be at least 1, got 0"):
         direct.clients(0)
 
 
@@ -449,8 +449,8 @@ def test_an_actor_that_is_killed_takes_nothing_with_it(tmp_path: Path) -> None:
         with pytest.raises(ray.exceptions.RayActorError) as caught:
             buffer.empty()
         assert caught.value.__notes__ == [
-            f"The buffer is still in {tmp_path}/buffer: shmbuffer.attach() opens it there, and so "
-            "does a new RayReplayBuffer with a storage in that directory."
+            f"The buffer still exists in {tmp_path}/buffer: open it with shmbuffer.attach(), "
+            "or create a new RayReplayBuffer with a storage in that directory."
         ]
         assert client.sample()["a"].tolist() == [6] * 4
         assert client.extend(items(8, 1)).tolist() == [8]
@@ -489,7 +489,7 @@ def test_without_a_directory_the_items_die_with_the_actor() -> None:
         with pytest.raises(ray.exceptions.RayActorError) as caught:
             len(buffer)
         assert caught.value.__notes__ == [
-            "The buffer was in the memory of this actor, and is lost with it."
+            "The buffer was in the memory of this actor, so it is lost."
         ]
 
 
@@ -499,7 +499,7 @@ def test_without_a_directory_the_items_die_with_the_actor() -> None:
 @pytest.mark.full
 def test_memory_of_the_actor_is_served_by_the_actor(plain: RayReplayBuffer) -> None:
     assert not plain.direct
-    assert plain.paths["read"] == "its LazyTensorStorage lies in the memory of its owner alone"
+    assert plain.paths["read"] == "its LazyTensorStorage is in the private memory of its owner"
     assert plain[2:5]["a"].tolist() == [2, 3, 4]
     assert set(plain.sample()["a"].tolist()) <= set(range(10))
     plain[0] = items(30, 1)[0]
@@ -577,17 +577,17 @@ def test_a_part_that_is_made_already_is_pickled_if_possible() -> None:
         "(RuntimeError: "
     )
     assert message.endswith(
-        "give a function that makes it there, such as "
+        "pass a function that creates it there, such as "
         "storage=partial(LazyTensorStorage, 100), or transform_factory=... for a transform"
     )
 
 
 def test_transports() -> None:
-    with pytest.raises(ValueError, match="has to be 'auto' or 'ray', got 'pigeon'"):
+    with pytest.raises(ValueError, match="must be 'auto' or 'ray', got 'pigeon'"):
         RayReplayBuffer(transport="pigeon")
     with pytest.raises(ValueError, match=r"transport_options=\{'a': 1\}.*leave it out"):
         RayReplayBuffer(transport_options={"a": 1})
-    with pytest.raises(NotImplementedError, match="is not supported; with 'auto'"):
+    with pytest.raises(NotImplementedError, match="is not supported; use 'auto'"):
         RayReplayBuffer(transport="distributed")
 
 
@@ -631,6 +631,6 @@ def test_a_slow_start_says_what_ray_does_to_slow_workers(
     with made(storage=partial(LazyTensorStorage, 4)) as buffer:
         assert buffer.is_alive
     waits, killed = caplog.messages
-    assert waits.startswith("a RayReplayBuffer that asks for {'num_cpus': 0}: Ray has not started")
-    assert waits.endswith("remote_config={'num_cpus': 0} asks for less")
+    assert waits.startswith("a RayReplayBuffer that requests {'num_cpus': 0}: Ray has not started")
+    assert waits.endswith("pass remote_config={'num_cpus': 0} to request fewer resources")
     assert "set RAY_worker_niceness=0 and RAY_worker_register_timeout_seconds=600" in killed

@@ -172,8 +172,8 @@ def test_errors_are_those_of_the_buffer(group: Group, storage: Callable[[], Any]
     assert empty.startswith(EmptyBufferError.__name__)
     assert unknown == "AttributeError: 'OwnedByRpc' object has no attribute 'no_such_thing'"
     assert life == (
-        "AttributeError: RemoteClient has no 'close': it is a handle, and the buffer belongs to "
-        "its creator; to leave it call detach()"
+        "AttributeError: RemoteClient has no 'close', because it is a handle and the buffer "
+        "belongs to its creator; call detach() to stop using it"
     )
 
 
@@ -191,7 +191,7 @@ def test_the_way_is_visible(group: Group, tmp_path: Path) -> None:
         dict.fromkeys(("read", "write", "sample"), "direct"),
         f"RemoteClient({tmp_path}/buffer)",
     )
-    reason = "its LazyTensorStorage lies in the memory of its owner alone"
+    reason = "its LazyTensorStorage is in the private memory of its owner"
     assert group.run(looks_for_a_path, partial(LazyTensorStorage, 20)) == (
         False,
         dict.fromkeys(("read", "write", "sample"), reason),
@@ -243,7 +243,7 @@ def test_a_change_of_the_buffer_reaches_the_handles(group: Group, tmp_path: Path
         False,
         True,
         True,
-        "Oldest is not a sampler of shmbuffer, and may remember what it drew",
+        "Oldest is not a sampler of shmbuffer, and may keep track of the items that it has sampled",
         [0, 1, 2, 3],
         [4, 5, 6, 7],
     ]

@@ -82,7 +82,7 @@ def test_a_save_replaces_the_previous_one_and_nothing_else(tmp_path: Path) -> No
         require_only_one_save(path, "precious")
     assert os.listdir(path.parent) == ["run"]
     (path / "storage" / "precious").write_text("mine")
-    with pytest.raises(BufferExistsError, match="precious in it was not made by a save"):
+    with pytest.raises(BufferExistsError, match="precious in it does not belong to a save"):
         save_shards(shards(NEW), path)
     assert loaded(path) == OLD
 
@@ -148,7 +148,7 @@ def test_a_keeper_that_answers_after_its_save_has_ended_saves_nothing(tmp_path: 
 
 def test_a_node_whose_name_is_no_name_of_a_directory_is_refused(tmp_path: Path) -> None:
     for node in ("../away", "rack/1", "..", ""):
-        with pytest.raises(ValueError, match="cannot be names of directories, so nothing was"):
+        with pytest.raises(ValueError, match="cannot be used as directory names, so nothing was"):
             save_shards(shards({"a": "new", node: "new"}), tmp_path / "run")
     assert not list(tmp_path.iterdir())
 
@@ -165,15 +165,15 @@ def test_other_users_may_not_write_to_a_save_whatever_the_umask_is(tmp_path: Pat
 
 
 DAMAGED = {
-    "no nodes": ('{"nodes": []}', "not a list of the names of nodes"),
-    "a number": ('{"nodes": [3]}', "not a list of the names of nodes"),
-    "text": ('{"nodes": "ab"}', "not a list of the names of nodes"),
-    "a way out": ('{"nodes": ["../x"]}', "not a list of the names of nodes"),
-    "an absolute node": ('{"nodes": ["/x"]}', "not a list of the names"),
-    "twice": ('{"nodes": ["a", "a"]}', "names a node more than once"),
+    "no nodes": ('{"nodes": []}', "not a list of node names"),
+    "a number": ('{"nodes": [3]}', "not a list of node names"),
+    "text": ('{"nodes": "ab"}', "not a list of node names"),
+    "a way out": ('{"nodes": ["../x"]}', "not a list of node names"),
+    "an absolute node": ('{"nodes": ["/x"]}', "not a list of node names"),
+    "twice": ('{"nodes": ["a", "a"]}', "contains a node more than once"),
     "half of it": ('{"folder": "a"}', "cannot be read"),
     "a list": ("[]", "not a dict"),
-    "noise": ("\0", "is not JSON"),
+    "noise": ("\0", "is not valid JSON"),
 }
 
 
@@ -181,12 +181,12 @@ DAMAGED = {
 def test_a_damaged_list_is_refused_and_named(tmp_path: Path, text: str, why: str) -> None:
     save_shards(shards(OLD), tmp_path)
     (tmp_path / "storage" / LIST).write_text(text)
-    with pytest.raises(CorruptBufferError, match=rf"{LIST}: .*{why}.*; take another copy"):
+    with pytest.raises(CorruptBufferError, match=rf"{LIST}: .*{why}.*; use another copy"):
         saves_of_nodes(shards(NEW), tmp_path)
 
 
 def test_a_list_without_its_shards_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=rf"{LIST}: not there, so no sharded buffer"):
+    with pytest.raises(FileNotFoundError, match=rf"{LIST}: no such file, so no sharded buffer"):
         saves_of_nodes(shards(NEW), tmp_path)
     save_shards(shards({**OLD, "c": "old"}), tmp_path)
     (tmp_path / "storage" / "c").rename(tmp_path / "storage" / "d")

@@ -186,7 +186,7 @@ def test_priorities_go_back_to_their_shards(
     assert tuple(rb.update_tensordict_priority(late)) == (0, 200, 0)
     late["shard"] += 1
     assert tuple(rb.update_tensordict_priority(late)) == (0, 0, 200)
-    with pytest.raises(ValueError, match="finite and not negative"):
+    with pytest.raises(ValueError, match="finite and non-negative"):
         rb.update_tensordict_priority(sample.set("p", torch.full((200,), float("nan"))))
     with pytest.raises(KeyError, match="no entry 'shard'"):
         rb.update_tensordict_priority(sample.exclude("shard").set("p", torch.ones(200)))
@@ -261,17 +261,17 @@ def test_an_error_in_a_shard_is_raised_where_it_was_asked_for(rb: ShardedReplayB
 def test_bad_arguments_are_refused_before_anything_is_made(
     cluster: Loopback, sizes: Sizes, tmp_path: Path
 ) -> None:
-    with pytest.raises(TypeError, match="is made once on each node"):
+    with pytest.raises(TypeError, match="is called once on each node"):
         ShardedReplayBuffer(storage=LazyTensorStorage(10))
     given = options(tmp_path)
-    with pytest.raises(ValueError, match="locality is 'global' or 'local'"):
+    with pytest.raises(ValueError, match="locality must be 'global' or 'local'"):
         ShardedReplayBuffer(**given, locality="near")
     with pytest.raises(TypeError, match=r"^ShardedReplayBuffer\(transform=...\): this Tied cannot"):
         ShardedReplayBuffer(**given, transform=Tied())
-    with pytest.raises(NotImplementedError, match="draws differ by rank="):
+    with pytest.raises(NotImplementedError, match="pass rank= to sample differently"):
         ShardedReplayBuffer(**given, generator=torch.Generator())
     has = f"{len(sizes)}, {', '.join(sizes)}"
-    with pytest.raises(ValueError, match=rf"nodes=4\): the Ray cluster has {has}; give their"):
+    with pytest.raises(ValueError, match=rf"nodes=4\): the Ray cluster has {has}; pass a list"):
         ShardedReplayBuffer(**given, nodes=4)
     for nodes, why in (
         (0, "has "),
@@ -284,9 +284,9 @@ def test_bad_arguments_are_refused_before_anything_is_made(
     with pytest.raises(TypeError, match="a number or a list of names"):
         ShardedReplayBuffer(**given, nodes="a")  # type: ignore[arg-type]
     for seconds in (0, -1, float("nan")):
-        with pytest.raises(ValueError, match="answer_timeout has to be"):
+        with pytest.raises(ValueError, match="answer_timeout must be"):
             ShardedReplayBuffer.find("tests", answer_timeout=seconds)
-    with pytest.raises(ValueError, match="locality is"):
+    with pytest.raises(ValueError, match="locality must be"):
         ShardedReplayBuffer.find("tests", locality="near")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 

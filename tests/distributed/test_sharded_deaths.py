@@ -258,10 +258,10 @@ def test_a_node_that_dies_is_missing_to_all_and_is_the_same_shard_when_it_is_bac
     require_of_one_shard(new.sample(BATCH), "b", flight.numbers["b"])
     assert new.stats()["missing"] == ["c"], "though this map has never seen it"
     with pytest.raises(
-        RuntimeError, match=r"shards of c; only all together can be saved\. .* without="
+        RuntimeError, match=r"shards of c; they can only be saved all together\. .* without="
     ):
         new.dumps(tmp_path / "rest")
-    with pytest.raises(ValueError, match=r"without=\['d'\]: shards are on b, c; nothing was saved"):
+    with pytest.raises(ValueError, match=r"without=\['d'\]: there are only shards on b, c"):
         new.dumps(tmp_path / "rest", without=["c", "d"])
     new.dumps(tmp_path / "rest", without=["c"])
     cluster.start("c")

@@ -194,7 +194,7 @@ def test_a_sample_waits_for_items_of_all_shards_and_says_what_it_waits_for(
     with pytest.raises(RateLimitError, match="has to be at least 50"):
         rb.sample(100)
     assert rb.set_rate(samples_per_insert=4) == limiter(40, ratio=4, min_size=30)
-    with pytest.raises(ValueError, match="shards have room for 60,000 items"):
+    with pytest.raises(ValueError, match="shards have a capacity of 60,000 items"):
         rb.set_rate(min_size=70_000)
     with pytest.raises(ValueError, match="cannot be a queue"):
         rb.set_rate(RateLimiter(max_times_sampled=1))
@@ -334,7 +334,7 @@ def test_a_keeper_that_dies_in_a_save_of_one_moment_leaves_the_one_before(
     with Gate(rb._members) as gate:
         stop(keeper)  # it saves nothing any more
         killer.start()
-        with pytest.raises(RuntimeError, match=r"of node c does not answer .* is not kept"):
+        with pytest.raises(RuntimeError, match=r"of node c does not answer .* was discarded"):
             _save_at_once(list(rb._members), folder, gate)
     killer.join()
     rb.extend(numbered(10, 10), timeout=LONG)  # the gate is open

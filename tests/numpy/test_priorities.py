@@ -57,7 +57,7 @@ def test_several_priorities_of_an_item_become_one(directory: Directory) -> None:
     sample = arrays.sample(4)
     errors = np.arange(12.0).reshape(4, 3)
     assert arrays.update_priority(sample, errors) == (4, 0)
-    with pytest.raises(RuntimeError, match="5 priorities cannot be divided among 4 items"):
+    with pytest.raises(RuntimeError, match="got 5 priorities for 4 items"):
         arrays.update_priority(sample, np.ones(5))
 
 
@@ -132,7 +132,7 @@ def test_what_is_no_priority_is_refused_and_nothing_is_changed(directory: Direct
         ValueError, match="3 indices and 3 priorities, 2 generations were given; pass as many"
     ):
         arrays.update_priority(np.arange(3), np.ones(3), np.zeros(2, np.int64))
-    with pytest.raises(KeyError, match="needs the entry 'index' that a sample has"):
+    with pytest.raises(KeyError, match="needs the entry 'index' of a sample"):
         arrays.update_priority({"a": 1}, np.ones(1))
     with pytest.raises(KeyError, match="this sample has no entry 'td_error'"):
         arrays.update_priority(sample)
@@ -220,20 +220,20 @@ def test_a_sample_waits_for_the_first_write(directory: Directory) -> None:
 def test_what_cannot_be_drawn_is_an_error(directory: Directory) -> None:
     directory.create()
     arrays = directory.arrays()
-    with pytest.raises(RuntimeError, match=r"no batch size: .*shmbuffer\.numpy\.attach\(\)"):
+    with pytest.raises(RuntimeError, match=r"no batch size was"):
         arrays.sample()
     with pytest.raises(EmptyBufferError, match="write to it first"):
         arrays.sample(1)
-    with pytest.raises(ValueError, match="batch_size has to be at least 0, got -1"):
+    with pytest.raises(ValueError, match="batch_size must be at least 0, got -1"):
         arrays.sample(-1)
-    with pytest.raises(ValueError, match="min_size has to be at least 0, got -1"):
+    with pytest.raises(ValueError, match="min_size must be at least 0, got -1"):
         arrays.sample(1, min_size=-1)
     with pytest.raises(RateLimitTimeout, match="sample"):
         arrays.sample(1, min_size=1, timeout=0.0)
-    with pytest.raises(ValueError, match="batch_size has to be at least 1"):
+    with pytest.raises(ValueError, match="batch_size must be at least 1"):
         directory.arrays(batch_size=0)
     arrays.extend({"a": np.zeros(2)})
-    with pytest.warns(UserWarning, match="batch_size=0.*draws no item"):
+    with pytest.warns(UserWarning, match="batch_size=0.*returns an empty batch"):
         assert arrays.sample(0)["a"].shape == (0,)
     with pytest.warns(UserWarning, match="beta=7 .*from 0 to 1"):
         arrays.beta = 7

@@ -231,15 +231,15 @@ def test_priorities_of_items_go_in_and_come_back(directory: Directory) -> None:
 def test_what_a_record_cannot_hold_is_refused(directory: Directory) -> None:
     create(directory)
     arrays = directory.arrays()
-    with pytest.raises(TypeError, match=r"entry 'a' -> 'b'.*object.*a record holds"):
+    with pytest.raises(TypeError, match=r"entry 'a' -> 'b'.*object.*a record can contain"):
         arrays.add({"a": {"b": object()}})
-    with pytest.raises(TypeError, match="this write is a tuple, and entries of a"):
+    with pytest.raises(TypeError, match="this write is a tuple, but entries of a"):
         arrays.add((1, 2))
     with pytest.raises(TypeError, match="the key 1 in the data is not a string"):
         arrays.add({1: 2})
-    with pytest.raises(TypeError, match="a batch of items of any size is a list of them"):
+    with pytest.raises(TypeError, match="a batch of items of any size must be a list of them"):
         arrays.extend(np.zeros(()))
-    with pytest.raises(ValueError, match=r"one row for each item, but these differ: .*'b': 3"):
+    with pytest.raises(ValueError, match=r"one row for each item, but their lengths differ:"):
         arrays.extend({"a": np.zeros(2), "b": np.zeros(3)})
     with pytest.raises(ValueError, match="3 streams were given for 2 items"):
         arrays.extend([{"a": 1}, {"a": 2}], streams=[0, 1, 2])
@@ -258,7 +258,7 @@ def test_what_a_function_of_the_users_compresses_is_left_to_torch(directory: Dir
     with ReplayBuffer(storage=storage) as tensors:
         tensors.add(torch.zeros(100))
         arrays = directory.arrays()
-        with pytest.raises(RuntimeError, match="compressed by a compression_fn"):
+        with pytest.raises(RuntimeError, match="compressed with a compression_fn"):
             arrays.sample(1)
         with pytest.raises(TypeError, match=r"shmbuffer\.attach\(compression_fn=\.\.\.\)"):
             arrays.add(np.zeros(3))

@@ -53,7 +53,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "another number": (
         changed(("next", "a"), np.zeros(3, np.int16)),
-        r"leaf 'next\.a' has 3 items in this write, others have 2",
+        r"leaf 'next\.a' has 3 items in this write, but others have 2",
     ),
     "a number that does not fit": (
         changed(("next", "a"), [1, 70000]),
@@ -70,7 +70,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "text": (changed(("obs",), "text"), r"leaf 'obs' is float32\[0, 3\], this write has str"),
     "a dict for a leaf": (changed(("obs",), {"x": np.zeros(2)}), r"leaf 'obs\.?x?'"),
     "ragged lists": (changed(("obs",), [[1.0], [1.0, 2.0]]), "leaf 'obs' is float32"),
-    "a tuple": ((np.zeros(2), np.zeros(2)), "this write is a tuple, and entries of a"),
+    "a tuple": ((np.zeros(2), np.zeros(2)), "this write is a tuple, but entries of a"),
     "an array": (np.zeros(2), "leaf 'next.a' is missing in this write, which has"),
 }
 
@@ -97,7 +97,7 @@ FIRST: dict[str, tuple[Any, type[Exception], str]] = {
     "an object": ({"a": object()}, TypeError, "in the data is not a tensor"),
     "objects": ({"a": np.array([None, 1])}, TypeError, "its dtype is object"),
     "times": ({"a": np.zeros(2, "M8[s]")}, TypeError, "its dtype is datetime64"),
-    "nothing": ({}, ValueError, "the data hold no tensor"),
+    "nothing": ({}, ValueError, "the data contain no tensor"),
     "sizes that differ": (
         {"a": np.zeros(2), "b": np.zeros(3)},
         ValueError,
@@ -140,9 +140,9 @@ def test_a_first_write_that_cannot_be_is_an_error_and_defines_nothing(
 
 def test_the_dtype_that_is_asked_for_has_to_fit(directory: Directory) -> None:
     directory.create()
-    with pytest.raises(SchemaMismatchError, match="leaf 'a' is to be bfloat16, and this write has"):
+    with pytest.raises(SchemaMismatchError, match="the dtype of leaf 'a' is bfloat16, but this"):
         directory.arrays(dtypes={"a": "bfloat16"}).extend({"a": np.zeros(2, np.float32)})
-    with pytest.raises(SchemaMismatchError, match="leaf 'a' is to be float16, and this write has"):
+    with pytest.raises(SchemaMismatchError, match="the dtype of leaf 'a' is float16, but this"):
         directory.arrays(dtypes={"a": "float16"}).extend({"a": np.zeros(2, np.float32)})
     with pytest.raises(KeyError, match="'b' is no leaf of this write, which has"):
         directory.arrays(dtypes={"b": "bfloat16"}).extend({"a": np.zeros(2, np.uint16)})
@@ -232,9 +232,9 @@ def test_a_key_that_only_this_process_has_is_refused(directory: Directory) -> No
 def test_where_slots_have_lanes_streams_are_one_for_all(directory: Directory) -> None:
     directory.create(ndim=2)
     arrays = directory.arrays()
-    with pytest.raises(ValueError, match="each lane of a slot is already a stream of its own"):
+    with pytest.raises(ValueError, match="each lane of a slot is already a separate stream"):
         arrays.extend({"a": np.zeros((2, 4))}, streams=[0, 1])
-    with pytest.raises(ValueError, match=r"stream_dim=0 on a storage with ndim=2"):
+    with pytest.raises(ValueError, match=r"stream_dim=0 is not supported by a storage with ndim=2"):
         arrays.extend({"a": np.zeros((2, 4))}, stream_dim=0)
     arrays.extend({"a": np.zeros((2, 4))}, streams=3)
     with pytest.raises(IndexError, match="an index of this storage has 2 coordinates"):
@@ -269,10 +269,10 @@ def test_any_integer_says_how_many(directory: Directory) -> None:
         assert len(arrays.sample(given, min_size=np.int64(2))["a"]) == 4
     for wrong in (4.0, "4"):
         with pytest.raises(
-            TypeError, match=f"batch_size is a number of items, an int; got {wrong!r}"
+            TypeError, match=rf"batch_size must be a number of items \(an int\), got {wrong!r}"
         ):
             arrays.sample(wrong)
     with pytest.raises(
-        TypeError, match=r"min_size is a number of items, an int; got 2\.0 of type float"
+        TypeError, match=r"min_size must be a number of items \(an int\), got 2\.0 of type float"
     ):
         arrays.sample(4, min_size=2.0)

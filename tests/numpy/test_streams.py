@@ -80,9 +80,9 @@ def test_streams_that_do_not_fit_are_refused_and_nothing_is_written(directory: D
         arrays.extend({"a": np.zeros(2)}, streams=[0, 1, 2])
     with pytest.raises(ValueError, match="stream -1 at position 0 is not a number from 0"):
         arrays.add({"a": 0.0}, streams=-1)
-    with pytest.raises(TypeError, match="streams and stream_dim exclude each other"):
+    with pytest.raises(TypeError, match="streams and stream_dim cannot be combined"):
         arrays.extend({"a": np.zeros((2, 2))}, streams=1, stream_dim=0)
-    with pytest.raises(ValueError, match="begin with the same two dimensions everywhere"):
+    with pytest.raises(ValueError, match="begin with the same two dimensions"):
         arrays.extend({"a": np.zeros(2)}, stream_dim=0)
     assert len(arrays) == 2
 

@@ -195,6 +195,6 @@ def test_a_save_whose_control_file_is_damaged_is_not_saved_over(tmp_path: Path) 
     rb = saved(tmp_path)
     (tmp_path / "storage" / layout.CONTROL).write_bytes(b"damaged")
     before = content_of(tmp_path)
-    with pytest.raises(BufferExistsError, match=r"holds a damaged buffer or save \(.*another dir"):
+    with pytest.raises(BufferExistsError, match=r"contains a damaged buffer or save \(.*another"):
         rb.dumps(tmp_path)
     assert content_of(tmp_path) == before

@@ -114,7 +114,10 @@ def test_values_come_back_as_they_were_from_two_files(tmp_path: Path) -> None:
         (lambda jsonl, data: (b"", data), "StopIteration"),
         (lambda jsonl, data: (b'{"format": 2}\n', data), "another format"),
         (lambda jsonl, data: (jsonl[:-9], data), "JSONDecodeError|Expecting"),
-        (lambda jsonl, data: (jsonl, data[:-8]), r"8 bytes are to be read, 0 are left|bytes"),
+        (
+            lambda jsonl, data: (jsonl, data[:-8]),
+            r"expected 8 more bytes|bytes",
+        ),
         (lambda jsonl, data: (jsonl.replace(b"[0, [", b"[9, ["), data), "cannot be read"),
         (lambda jsonl, data: (jsonl.replace(b", [24]", b", [-24]"), data), "-24 bytes"),
         (lambda jsonl, data: (jsonl.replace(b", [24]", b", [99999999999]"), data), "99999999999"),
@@ -140,7 +143,7 @@ def test_a_value_of_an_unknown_form_is_refused(form: Any, tmp_path: Path) -> Non
         crc = _core.crc32c(part.encode() if isinstance(part, str) else part, crc)
     lines[1:] = json.dumps({"form": form}), json.dumps([*value, crc])
     (tmp_path / "x.jsonl").write_text("\n".join(lines))
-    with pytest.raises(FormatError, match=r"x\.jsonl: .* not known to this version"):
+    with pytest.raises(FormatError, match=r"x\.jsonl: .* not supported by this version"):
         list(read_values(tmp_path, "x", allow_pickle=False))
 
 
@@ -239,7 +242,7 @@ def test_a_list_whose_files_do_not_fit_together_is_refused(tmp_path: Path) -> No
     storage.dumps(tmp_path)
     file = tmp_path / PRIVATE / "items.jsonl"
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
-    with pytest.raises(CorruptBufferError, match="has 2 items, 3 belong there"):
+    with pytest.raises(CorruptBufferError, match="has 2 items instead of 3"):
         ListStorage(4).loads(tmp_path)
 
 

@@ -153,7 +153,7 @@ def test_parts_are_saved_and_loaded_alone(tmp_path: Path) -> None:
     assert ring_of(other).tree.priorities()[4] == 5.0
     other.writer.loads(tmp_path / "writer")
     assert (other.write_count, other.writer._cursor) == (11, 3)
-    with pytest.raises(BufferExistsError, match=r"was not made by a save of a sampler.*Nothing"):
+    with pytest.raises(BufferExistsError, match=r"does not belong to a save of a sampler.*Nothing"):
         rb.sampler.dumps(tmp_path / "writer")
     assert RandomSampler().dumps(tmp_path / "nothing") is None
     assert not (tmp_path / "nothing").exists()
@@ -259,7 +259,7 @@ def test_several_dimensions_come_back(make: MakeStorage, tmp_path: Path) -> None
     assert (len(other), other.write_count, ring_of(other).cursor) == (12, 18, 6)
     assert ring_of(other).tree.priorities().tolist() == ring_of(rb).tree.priorities().tolist()
     flat = learner(make(12))
-    with pytest.raises(SchemaMismatchError, match="of 2 dimensions, and this one has ndim=1"):
+    with pytest.raises(SchemaMismatchError, match="of 2 dimensions, but this one has ndim=1"):
         flat.loads(tmp_path)
     assert not flat.storage.initialized
 
@@ -343,6 +343,27 @@ def test_a_pass_without_replacement_goes_on_where_it_was(make: MakeStorage, tmp_
     assert sorted(seen + order[0] + order[1]) == list(range(9))
 
 
+@pytest.mark.parametrize("ranked", [False, True])
+def test_the_files_of_another_kind_of_writer_are_refused_by_its_name(
+    ranked: bool, tmp_path: Path
+) -> None:
+    def made(ranked: bool) -> TensorDictReplayBuffer:
+        writer = TensorDictMaxValueWriter(rank_key="r") if ranked else TensorDictRoundRobinWriter()
+        rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4), writer=writer, batch_size=2)
+        rb.extend(TensorDict({"r": torch.arange(6.0)}, [6]))
+        return rb
+
+    kinds = ["TensorDictMaxValueWriter", "RoundRobinWriter"]
+    saved, this = kinds if ranked else kinds[::-1]
+    made(ranked).dumps(tmp_path / "run", layout="torchrl")
+    other = made(not ranked)
+    with pytest.raises(
+        SchemaMismatchError, match=f"was saved by a {saved}, but this writer is a {this}; load it"
+    ):
+        other.loads(tmp_path / "run")
+    assert len(other) == 4
+
+
 def test_a_writer_of_the_best_items_goes_on_with_the_same_ranks(tmp_path: Path) -> None:
     def buffer() -> TensorDictReplayBuffer:
         writer = TensorDictMaxValueWriter(rank_key="score", reduction="max")
@@ -398,7 +419,7 @@ def test_the_state_of_transforms_comes_back(layout: str, tmp_path: Path) -> None
         states = torch.load(tmp_path / "transform.t", weights_only=True)
         assert list(states) == ["transforms.0.factor"]
     none = TensorDictReplayBuffer(storage=LazyTensorStorage(4), transform=lambda data: data)
-    with pytest.raises(ValueError, match=r"has the state .*0.*transforms are \['function'\]"):
+    with pytest.raises(ValueError, match=r"contains the state .*0.*transforms are \['function'\]"):
         none.loads(tmp_path)
     assert not none.storage.initialized
 
@@ -534,11 +555,11 @@ def test_a_larger_buffer_takes_it_in_the_order_of_age(
     smaller = learner(make(6))
     if len(kept) > 6:
         smaller.extend(items(70, 73))
-        with pytest.raises(ValueError, match="items in 8 slots, and the storage has room for 6"):
+        with pytest.raises(ValueError, match="items in 8 slots, but the storage has a capacity"):
             smaller.loads(tmp_path)
         assert numbers(smaller[:]) == [70, 71, 72]
         fresh = learner(make(6))
-        with pytest.raises(ValueError, match="room for 6"):
+        with pytest.raises(ValueError, match="capacity of 6"):
             fresh.loads(tmp_path)
         assert not fresh.storage.initialized
     else:
@@ -577,8 +598,8 @@ def wrong(kind: str) -> TensorDict:
     [
         ("missing", r"leaf 'b\.c', which is not a leaf of this buffer"),
         ("unknown", r"leaf 'more' \(float32\[\]\) is missing in the checkpoint"),
-        ("dtype", r"leaf 'a' is float32\[\], the checkpoint in .* has int64\[\]"),
-        ("shape", r"leaf 'b\.c' is float32\[4\], the checkpoint in .* has float32\[3\]"),
+        ("dtype", r"leaf 'a' is float32\[\], but the checkpoint in .* has int64\[\]"),
+        ("shape", r"leaf 'b\.c' is float32\[4\], but the checkpoint in .* has float32\[3\]"),
     ],
 )
 def test_other_leaves_are_refused_before_anything_changes(
@@ -677,8 +698,8 @@ def test_a_save_of_another_format_is_refused_and_nothing_is_changed(
     other = learner(LazyTensorStorage(4))
     other.extend(items(7, 8))
     message = (
-        rf"{metadata}: was saved in format 7 by another version of shmbuffer, and this version "
-        "reads format 1 only; load the save with the version that wrote it"
+        rf"{metadata}: was saved in format 7 by another version of shmbuffer, but this version "
+        "only reads format 1; load the save with the version that wrote it"
     )
     with pytest.raises(IncompatibleVersionError, match=message):
         other.loads(tmp_path)
@@ -810,7 +831,7 @@ def test_a_directory_with_foreign_files_is_refused_before_anything_is_written(
     place = tmp_path / "run" if layout == "torchrl" else tmp_path / "run" / "storage"
     (place / "notes.txt").write_text("mine")
     before = tree(tmp_path)
-    with pytest.raises(BufferExistsError, match=r"notes.txt in it was not made .* Nothing was"):
+    with pytest.raises(BufferExistsError, match=r"notes.txt in it does not belong .* Nothing was"):
         rb.dumps(tmp_path / "run", layout=layout)
     assert tree(tmp_path) == before
 
@@ -965,7 +986,7 @@ def test_hooks_are_refused_where_the_storage_itself_lies(tmp_path: Path) -> None
     with ReplayBuffer(storage=in_place(tmp_path)) as rb:
         rb.extend(items(0, 3))
         rb.register_save_hook(lambda data, path: data)
-        with pytest.raises(RuntimeError, match="would write something else over them"):
+        with pytest.raises(RuntimeError, match="would overwrite them"):
             rb.dumps(tmp_path)
         assert os.listdir(tmp_path) == ["storage"]
         rb.dumps(tmp_path / "elsewhere")
@@ -985,7 +1006,7 @@ def test_a_bare_directory_of_tensordict_is_taken_over_with_its_items(
     (tmp_path / "writer").mkdir()
     (tmp_path / "writer" / "metadata.json").write_text('{"cursor": 4, "write_count": 4}')
     (tmp_path / "buffer_metadata.json").write_text('{"batch_size": 2}')
-    with pytest.raises(ValueError, match=r"holds a storage of 6 elements.*max_size=7"):
+    with pytest.raises(ValueError, match=r"contains a storage of 6 elements.*max_size=7"):
         ReplayBuffer(storage=in_place(tmp_path, 7)).loads(tmp_path)
     with ReplayBuffer(storage=in_place(tmp_path, 6, existsok=existsok)) as rb:
         rb.loads(tmp_path)
@@ -1104,7 +1125,7 @@ def test_a_custom_checkpointer_is_used(tmp_path: Path) -> None:
     with closing(LazyMemmapStorage(4, scratch_dir=tmp_path / "x" / "storage")) as storage:
         storage.set(range(2), torch.arange(2))
         rb = ReplayBuffer(storage=storage, checkpointer=TextFile())
-        with pytest.raises(RuntimeError, match="TextFile cannot save a storage where it has its"):
+        with pytest.raises(RuntimeError, match="TextFile cannot save it in this directory"):
             rb.dumps(tmp_path / "x")
 
 

@@ -140,12 +140,12 @@ def test_a_codec_that_gives_something_else_is_named() -> None:
         (lambda tensor: None, "NoneType"),
     ):
         storage = CompressedListStorage(3, compression_fn=gives)
-        with pytest.raises(TypeError, match=rf"compression_fn gives a uint8 tensor, got {found}"):
+        with pytest.raises(TypeError, match=rf"must return a uint8 tensor, got {found}"):
             storage.set(0, torch.zeros(2))
         assert len(storage) == ring_of(storage).write_count == 0
     for wrong, words in (
-        (lambda chunk: chunk.float(), r"gave float32\[8\] for what was int64\[1\]"),
-        (lambda chunk: b"", "gives the tensor that was compressed, got bytes"),
+        (lambda chunk: chunk.float(), r"returned float32\[8\], but int64\[1\] was compressed"),
+        (lambda chunk: b"", "must return the tensor that was compressed, got bytes"),
     ):
         storage = CompressedListStorage(3, compression_fn=as_bytes, decompression_fn=wrong)
         storage.set(0, torch.zeros(1, dtype=torch.int64))
@@ -320,7 +320,7 @@ def test_items_of_an_unknown_compression_fn_are_refused_before_anything_changes(
     saved.dumps(tmp_path)
     state = saved.state_dict()
     load = partial(into.loads, tmp_path) if by == "file" else partial(into.load_state_dict, state)
-    with pytest.raises(SchemaMismatchError, match=r"by a compression_fn; load it into a storage"):
+    with pytest.raises(SchemaMismatchError, match=r"with a compression_fn; load it into a storage"):
         load()
     assert into.get(0).tolist() == [0, 0]
     zstd = CompressedListStorage(4)

@@ -119,9 +119,9 @@ def test_where_there_is_no_room_nothing_is_changed(
     rb, other = make(source), make(target, 19)
     rb.extend(items(0, 23))
     other.extend(items(50, 53))
-    with pytest.raises(ValueError, match="items in 20 places, and the storage has room for 19"):
+    with pytest.raises(ValueError, match="items in 20 places, but the storage has a capacity of"):
         through_files(rb, other, tmp_path)
-    with pytest.raises(IndexError, match=r"20 items cannot be loaded into a .* of max_size 19"):
+    with pytest.raises(IndexError, match=r"20 items do not fit into a .* of max_size 19"):
         through_a_state(rb, other, tmp_path)
     assert ids(other) == [50, 51, 52]
 
@@ -174,7 +174,7 @@ def test_hooks_are_given_the_items_and_where_the_ring_begins(maker: Maker, tmp_p
     found = [(int(one["id"]), int(one["saved"]), int(one["loaded"])) for one in other[:].unbind(0)]
     assert found == [(4, 40, 5), (2, 20, 3), (3, 30, 4)]
     other.register_load_hook(lambda data, out: data[:2])
-    with pytest.raises(ValueError, match="load hooks made 2 items of 3"):
+    with pytest.raises(ValueError, match="load hooks returned 2 items for 3"):
         other.loads(tmp_path / "save")
 
 
@@ -199,7 +199,12 @@ def test_tensors_and_lists_of_objects_are_not_loaded_into_each_other(
     objects.extend([TensorDict(a=torch.zeros(2))])
     tensors.extend(TensorDict({"a": torch.ones(1, 2)}, [1]))
     for rb, other, name, words in (
-        (objects, tensors, "objects", r"a list of (objects|items) was saved there; load it into"),
+        (
+            objects,
+            tensors,
+            "objects",
+            r"contains the save of a list of (objects|items)",
+        ),
         (tensors, objects, "tensors", r"is the directory of a buffer of rows.* holds items"),
     ):
         rb.dumps(tmp_path / name)

@@ -148,7 +148,9 @@ def test_data_without_items_do_not_extend_a_list(
 @every_list
 def test_a_dict_of_batches_of_different_sizes_is_refused(maker: Maker) -> None:
     rb = rb_of(maker)
-    with pytest.raises(ValueError, match=r"these differ: \{'a': 3, 'b': 2\}; a list of dicts"):
+    with pytest.raises(
+        ValueError, match=r"their lengths differ: \{'a': 3, 'b': 2\}; a list of dicts"
+    ):
         rb.extend({"a": torch.arange(3), "b": torch.arange(2)})
     assert len(rb) == 0
 
@@ -245,7 +247,7 @@ def test_tensorclasses_come_back_as_their_class(maker: Maker) -> None:
         (({"a": (torch.zeros(1),)}, {"a": (torch.zeros(2),)}), "part 0 of entry 'a' of the item"),
         (
             tuple(TensorDict({"a": torch.zeros(size)}, size) for size in ([], [1])),
-            r"one batch size, .*\[\].*\[1\]",
+            r"the same batch size, .*\[\].*\[1\]",
         ),
     ],
     ids=["shapes", "keys", "lengths", "nested", "batch sizes"],

@@ -250,10 +250,13 @@ def test_what_does_not_go_together_is_refused() -> None:
         with pytest.raises(error, match="max_sample_count must be a positive integer"):
             ConsumingSampler(wrong)
     wrong = 3
-    with pytest.raises(TypeError, match="consumer is a name, a str; got 3"):
+    with pytest.raises(TypeError, match="consumer must be a string, got 3"):
         ConsumingSampler(consumer=wrong)
     wrong = None
-    with pytest.raises(TypeError, match="consumer is None, and each item is consumed by name; giv"):
+    with pytest.raises(
+        TypeError,
+        match=r"consumer must not be None, because each item is consumed under a name. Pass",
+    ):
         ConsumingSampler(consumer=wrong)
     lanes = ReplayBuffer(storage=storage(4, ndim=2), batch_size=1)
     lanes.extend(torch.zeros(2, 2))
@@ -268,10 +271,12 @@ def test_what_does_not_go_together_is_refused() -> None:
     rb = ReplayBuffer(storage=storage(4), batch_size=1)
     rb.extend(torch.zeros(2))
     for call in (lambda: rb.sample(lease=1.0), lambda: rb.leased()):
-        with pytest.raises(TypeError, match="a RandomSampler, which delivers nothing"):
+        with pytest.raises(
+            TypeError, match="nothing can be acknowledged, because the sampler is a RandomSampler"
+        ):
             call()
     ensemble = ReplayBufferEnsemble(made(), made())
-    with pytest.raises(TypeError, match="lease needs a single buffer whose sampler has a consumer"):
+    with pytest.raises(TypeError, match="lease is only supported by a single buffer whose"):
         ensemble.sample(4, lease=1.0)
     consuming = made()
     consuming.extend(numbered(0, 4))

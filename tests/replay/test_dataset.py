@@ -273,5 +273,5 @@ def test_a_batch_size_is_needed() -> None:
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4))
     with pytest.raises(RuntimeError, match="iteration needs a batch size"):
         iter(rb)
-    with pytest.raises(RuntimeError, match=r"batch size: give batch_size to as_dataset\(\) or to"):
+    with pytest.raises(RuntimeError, match=r"batch size was specified; pass batch_size to"):
         rb.as_dataset()

@@ -266,17 +266,17 @@ def test_infos_of_the_steps_alone_are_kept_under_next(
 @pytest.mark.parametrize(
     ("observations", "space", "infos", "column", "why"),
     [
-        (list("abcde"), gym.spaces.Text(9), None, "observation", "it is text, and"),
+        (list("abcde"), gym.spaces.Text(9), None, "observation", "it contains text, but"),
         (
             {"at": np.arange(5.0), "said": list("bcdef")},
             gym.spaces.Dict({"at": BOX, "said": gym.spaces.Text(9)}),
             None,
             "observation.said",
-            "it is text, and",
+            "it contains text, but",
         ),
         (np.arange(7.0), BOX, None, "observation", "it has 7 rows for 4 steps"),
         (np.arange(5.0), BOX, {"a": {"note": list("abcde")}}, "info.a.note", "it is text"),
-        (np.arange(5.0), BOX, {"count": 3}, "info.count", "it has one value for an episode"),
+        (np.arange(5.0), BOX, {"count": 3}, "info.count", "it has one value per episode"),
         (np.arange(5.0), BOX, {"last": np.arange(3)}, "info.last", "it has 3 rows for 4 steps"),
     ],
 )
@@ -319,8 +319,8 @@ def test_rows_of_different_shapes_and_objects_are_named(tmp_path: Path) -> None:
     assert losses == {
         "action.1": "Column 'action.1' is left out because its rows have different shapes.",
         "observation": "Column 'observation' is left out because its rows have different shapes.",
-        "info.day": "Column 'info.day' is left out because its rows are of type datetime64, and "
-        "tensors hold numbers.",
+        "info.day": "Column 'info.day' is left out because its rows are of type datetime64, but "
+        "tensors contain numbers.",
     }
     assert data["action", "0"].tolist() == [0, 1]
 

@@ -167,7 +167,7 @@ def test_another_process_makes_the_parts_for_itself(tmp_path: Any) -> None:
 
 def test_a_wrong_argument_is_reported_when_the_parts_are_made() -> None:
     rb = ReplayBuffer(sampler=partial(SamplerWithoutReplacement, drop_last=True), delayed_init=True)
-    with pytest.raises(ValueError, match="a predictable batch-size: give batch_size"):
+    with pytest.raises(ValueError, match="a predictable batch-size: pass batch_size"):
         len(rb)
     with pytest.raises(ValueError, match="batch_size to the constructor"):
         ReplayBuffer(sampler=SamplerWithoutReplacement(drop_last=True))

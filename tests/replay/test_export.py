@@ -128,7 +128,7 @@ def test_nothing_is_left_if_every_item_was_overwritten(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parquet_file, "in_order_of_age", lambda rows: iter(()))
-    with pytest.raises(EmptyBufferError, match="items: other processes have overwritten every"):
+    with pytest.raises(EmptyBufferError, match="items: all items were overwritten by other"):
         export(buffer().storage, tmp_path / "items", kind)
     assert not list(tmp_path.iterdir())
 
@@ -202,7 +202,7 @@ def test_lanes_are_dimensions_of_an_export(tmp_path: Path, kind: str) -> None:
 def test_a_single_tensor_is_a_dataset_of_hdf5(tmp_path: Path) -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(4))
     rb.extend(torch.arange(4))
-    with pytest.raises(TypeError, match=r"items: an item is one tensor, .* export it to HDF5"):
+    with pytest.raises(TypeError, match=r"items: an item is a single tensor, .* export it to HDF5"):
         export(rb.storage, tmp_path / "items", "tensordict")
     export(rb.storage, tmp_path / "items", "hdf5")
     with h5py.File(tmp_path / "items") as file:

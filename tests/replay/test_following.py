@@ -235,10 +235,12 @@ def test_steps_in_no_order_are_sorted_before_they_are_followed() -> None:
     steps = torch.from_numpy(np.random.default_rng(0).permutation(70_000))
     rb.extend(TensorDict({"id": torch.zeros_like(steps), "step": steps}, [70_000]))
     one = boundaries(traj_key="id", step_key="step")
-    table = one.of(rb.storage).table
+    table = one.find(rb.storage).table
     assert listed(table) == [torch.argsort(steps).tolist()]
     assert table.moved == 0
     rb.extend(TensorDict({"id": torch.ones(9, dtype=torch.int64), "step": steps[:9]}, [9]))
-    whole = one.of(rb.storage).table
+    whole = one.find(rb.storage).table
     assert sum(map(len, listed(whole))) == 70_000
-    assert listed(whole) == listed(boundaries(traj_key="id", step_key="step").of(rb.storage).table)
+    assert listed(whole) == listed(
+        boundaries(traj_key="id", step_key="step").find(rb.storage).table
+    )

@@ -65,7 +65,7 @@ def require_same(one: Any, rb: TensorDictReplayBuffer, *, at_rest: bool) -> None
     require_whole(found.table)
     require_one_writer_each(rb, found)
     if at_rest:  # while named slots are being marked, those that were told of stay until all are
-        fresh = boundaries(("number",), ("source",), end_key=END).of(rb.storage)
+        fresh = boundaries(("number",), ("source",), end_key=END).find(rb.storage)
         assert listed(found.table) == listed(fresh.table)
         ends = found.entries.at(END, np.arange(CAPACITY)).reshape(-1)
         assert listed(found.table) == followed(ring_of(rb), ends, None)

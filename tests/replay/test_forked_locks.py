@@ -53,7 +53,7 @@ def objects(_: Path) -> tuple[Any, Callable[[], object]]:
     rb.extend([1, 2])
 
     def refused() -> None:
-        with pytest.raises(RuntimeError, match="came through a fork"):
+        with pytest.raises(RuntimeError, match="was inherited through a fork"):
             rb.extend([3])
 
     return rb.storage._mover._claim, refused
@@ -63,7 +63,7 @@ def not_opened(path: Path) -> tuple[Any, Callable[[], object]]:
     storage = LazyMemmapStorage(8, scratch_dir=path / "rb")
 
     def refused() -> None:
-        with pytest.raises(RuntimeError, match="this is the child of a fork"):
+        with pytest.raises(RuntimeError, match="this process is the child of a fork"):
             engine_of(storage)
 
     return storage._opening, refused

@@ -255,7 +255,7 @@ def test_a_sample_fills_the_tensors_of_an_old_one(storage: Any) -> None:
     out = rb.sample()
     before = {key: value.data_ptr() for key, value in out.items(True, True)}
     if rb.plan.reader is None:
-        with pytest.raises(ValueError, match=r"no sample_unit \(but a FrameStack\)"):
+        with pytest.raises(ValueError, match=r"no sample_unit \(except FrameStack\)"):
             rb.sample(out=out)
     else:
         found = set()
@@ -458,11 +458,15 @@ def test_one_native_call_draws_and_reads_where_the_buffer_itself_draws(tmp_path:
     [
         ({"stack": 0}, ValueError, "stack has to be at least 1, got 0"),
         ({"stack": 1.5}, TypeError, "stack"),
-        ({"stack": 4, "keys": ()}, ValueError, "keys is empty; name the entries that hold frames"),
-        ({"stack": 4, "keys": "obs"}, TypeError, "keys is a sequence of keys .* got 'obs'"),
-        ({"stack": 4, "keys": (3,)}, TypeError, "keys has 3, which is not a string or a tuple"),
+        ({"stack": 4, "keys": ()}, ValueError, "keys is empty; pass the names of the entries"),
+        ({"stack": 4, "keys": "obs"}, TypeError, "keys must be a sequence of keys .* got 'obs'"),
+        (
+            {"stack": 4, "keys": (3,)},
+            TypeError,
+            "keys contains 3, which is not a string or a tuple",
+        ),
         ({"stack": 4, "keys": [("next", "obs")]}, ValueError, "name 'obs' alone"),
-        ({"stack": 4, "keys": ("obs", ("obs",))}, ValueError, "keys names an entry twice"),
+        ({"stack": 4, "keys": ("obs", ("obs",))}, ValueError, "keys contains an entry twice"),
     ],
 )
 def test_arguments_that_make_no_stack_are_refused(
@@ -478,7 +482,7 @@ def test_items_without_such_a_frame_are_named(storage: Any, key: Any) -> None:
     data = steps(0, 5)
     data["after"] = data["next"].clone()
     rb.extend(data)
-    with pytest.raises(KeyError, match=r"FrameStack: the items have no tensor under .* with keys"):
+    with pytest.raises(KeyError, match=r"FrameStack: the items have no tensor under .* as keys"):
         rb.sample(2)
     rb.close()
 
@@ -510,6 +514,6 @@ def test_expand_names_the_frames_of_each_step(storage: Any) -> None:
     index, info = FrameStack(4, keys=("obs",)).expand(torch.tensor([11, 7]), {}, rb.storage)
     assert index.tolist() == [10, 10, 10, 11, 4, 5, 6, 7]
     assert torch.equal(info["index_generation"], rb.storage.tickets(index))
-    with pytest.raises(IndexError, match="FrameStack: an anchor names no item of this storage"):
+    with pytest.raises(IndexError, match="FrameStack: an anchor is not an item of this storage"):
         FrameStack(4).expand(torch.tensor([30]), {}, rb.storage)
     rb.close()

@@ -181,7 +181,9 @@ def test_the_groups_that_are_whole_are_those_of_which_all_items_lie_there(
 def test_a_group_is_drawn_once_its_last_item_is_there_and_never_after_one_went() -> None:
     rb = buffer_of([1, 1, 2], LazyTensorStorage(6), num_groups=1, group_key="query", group_size=3)
     assert not rb.can_sample(3)
-    with pytest.raises(EmptyBufferError, match="1 whole groups are wanted, and 0 are there: 2 are"):
+    with pytest.raises(
+        EmptyBufferError, match="1 complete groups were requested, but only 0 exist: 2 are"
+    ):
         rb.sample(3)
     rb.extend(rows([1, 2], first=3))
     assert sorted(rb.sample(3)["number"].tolist()) == [0, 1, 3]
@@ -342,7 +344,7 @@ def test_the_items_that_differ_most_are_those_of_no_smaller_variance(
 
 def test_without_a_size_what_is_missing_is_drawn_twice_with_one_warning() -> None:
     rb = buffer_of([1, 1, 1, 2], num_groups=3, strategy="recency")
-    with pytest.warns(UserWarning, match="some are drawn twice"):
+    with pytest.warns(UserWarning, match="some are sampled twice"):
         sample = rb.sample(6)
     assert {*sample["query"].tolist()} == {1, 2}
     pairs = {tuple(pair) for pair in sample["number"].view(3, 2).tolist()}
@@ -427,9 +429,9 @@ def test_a_sampler_is_pickled_without_what_it_has_seen() -> None:
         ({"num_groups": 1, "samples_per_group": 1}, TypeError, "Exactly one of num_groups"),
         ({"num_groups": 0}, ValueError, "num_groups must be a positive integer, got 0"),
         ({"samples_per_group": True}, TypeError, "samples_per_group must be a positive integer"),
-        ({"num_groups": 1, "strategy": "best"}, ValueError, "strategy is one of"),
+        ({"num_groups": 1, "strategy": "best"}, ValueError, "strategy must be one of"),
         ({"samples_per_group": 3, "group_size": 2}, ValueError, "a group has group_size=2"),
-        ({"num_groups": 1, "give_up_after": 3}, TypeError, "needs group_size; got 3"),
+        ({"num_groups": 1, "give_up_after": 3}, TypeError, "requires group_size; got 3"),
         ({"group_size": 1, "give_up_after": 0}, ValueError, "more than 0"),
     ],
 )
@@ -444,7 +446,7 @@ def test_arguments_that_cannot_be_are_refused(
     ("options", "size", "error", "says"),
     [
         ({"num_groups": 2}, 3, ValueError, "batch_size=3 is not divisible by num_groups=2"),
-        ({"num_groups": 1, "group_size": 1}, 2, ValueError, "2 items of each group are wanted"),
+        ({"num_groups": 1, "group_size": 1}, 2, ValueError, "2 items of each group were requested"),
         ({"num_groups": 1, "group_key": "other"}, 2, KeyError, "no entry 'other'"),
         (
             {"num_groups": 1, "strategy": "reward", "reward_key": "score"},
@@ -466,7 +468,7 @@ def test_several_dimensions_are_refused() -> None:
         storage=LazyTensorStorage(12, ndim=2), sampler=PromptGroupSampler(num_groups=1)
     )
     rb.extend(TensorDict({"query": torch.zeros(2, 3)}, [2, 3]))
-    with pytest.raises(NotImplementedError, match="storages of one dimension; this one has 2"):
+    with pytest.raises(NotImplementedError, match="storages of one dimension, but this one has 2"):
         rb.sample(2)
 
 

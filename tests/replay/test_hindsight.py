@@ -619,7 +619,7 @@ def test_flags_are_looked_at_once_a_write(make: Any, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("ratio", [-0.1, 1.1, float("nan")])
 def test_a_ratio_is_from_0_to_1(ratio: float) -> None:
-    with pytest.raises(ValueError, match=f"her_ratio is a part of the rows, .* got {ratio}"):
+    with pytest.raises(ValueError, match=f"her_ratio must be from 0 to 1 .* got {ratio}"):
         buffer(LazyTensorStorage(4), her_ratio=ratio)
 
 
@@ -645,7 +645,7 @@ def test_an_entry_that_is_missing_is_named_with_its_argument(missing: Any, argum
     with pytest.raises(KeyError) as caught:
         rb.sample()
     assert f"needs the entry {missing!r} in every item" in caught.value.args[0]
-    assert caught.value.args[0].endswith(f"or name another one with {argument}")
+    assert caught.value.args[0].endswith(f"or pass the name of another entry as {argument}")
 
 
 def test_items_that_do_not_say_where_episodes_end_are_refused() -> None:
@@ -663,7 +663,7 @@ def test_what_does_not_fit_its_entry_is_refused(which: str) -> None:
     if which == "goal":
         data["goal"] = torch.zeros(4, 3)
     rb.extend(data)
-    with pytest.raises(ValueError, match=r"is \[4, \d\], and the new values are \[4, \d\]"):
+    with pytest.raises(ValueError, match=r"is \[4, \d\], but the new values are \[4, \d\]"):
         rb.sample()
 
 
@@ -671,9 +671,7 @@ def test_what_does_not_fit_its_entry_is_refused(which: str) -> None:
 def test_an_answer_that_is_no_tensor_is_refused(answer: Any) -> None:
     rb = buffer(LazyTensorStorage(4), 4, her_ratio=1.0, reward_fn=lambda rows: answer)
     rb.extend(episodes(4))
-    with pytest.raises(
-        TypeError, match=f"'reward'.* are a {type(answer).__name__}; have reward_fn"
-    ):
+    with pytest.raises(TypeError, match=f"'reward'.* are a {type(answer).__name__}; reward_fn"):
         rb.sample()
 
 
@@ -684,7 +682,7 @@ def test_a_queue_and_out_cannot_be_had_with_it() -> None:
         rb.sample()
     rb = buffer(LazyTensorStorage(8), 4)
     rb.extend(episodes(8))
-    with pytest.raises(ValueError, match="needs a sample that one native call can make"):
+    with pytest.raises(ValueError, match="only supported if one native call can make the sample"):
         rb.sample(out=rb.sample())
     assert "sample: by parts: hindsight also chooses items" in repr(rb.plan)
 

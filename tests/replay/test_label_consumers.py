@@ -70,7 +70,7 @@ def test_a_group_is_given_to_one_learner_of_a_consumer(tmp_path: Path) -> None:
         assert sorted(found) == [1, 1, 2, 2, 3, 3]
         assert not one.can_sample(2)
         assert not other.can_sample(2)
-        message = r"every whole group \(1 are open, .*, and no client writes"
+        message = r"every complete group \(1 are incomplete, .*, and no client writes"
         with pytest.raises(EmptyBufferError, match=message):
             one.sample(2)
         with pytest.raises(RateLimitTimeout, match="2 items are needed that this consumer has not"):
@@ -156,7 +156,7 @@ def test_groups_that_are_larger_than_the_storage_are_refused(consumer: str | Non
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(2), sampler=sampler)
     rb.extend(grouped(0, 0))
     for call in (rb.can_sample, rb.sample):
-        with pytest.raises(ValueError, match="2 items has no room for one group of group_size=3"):
+        with pytest.raises(ValueError, match="2 items is too small for a group of group_size=3"):
             call(3)
 
 
@@ -308,14 +308,16 @@ def test_who_has_room_reserved_may_complete_a_group(
 
 
 def test_only_whole_groups_are_given_to_a_consumer() -> None:
-    with pytest.raises(ValueError, match="a consumer is given whole groups: declare group_size"):
+    with pytest.raises(ValueError, match="a consumer only gets whole groups; pass group_size"):
         PromptGroupSampler(num_groups=2, consumer="learners")
     rb = TensorDictReplayBuffer(
         storage=LazyTensorStorage(8),
         sampler=PromptGroupSampler(samples_per_group=1, group_size=2, consumer="learners"),
     )
     rb.extend(grouped(1, 1))
-    with pytest.raises(ValueError, match="a batch wants 1 items of each; draw 4 items"):
+    with pytest.raises(
+        ValueError, match="this batch would have 1 items of each group; sample 4 items"
+    ):
         rb.sample(2)
 
 

@@ -125,7 +125,7 @@ def test_tensors_of_one_shape_are_stacked() -> None:
 
 
 def test_a_storage_without_items_has_nothing_to_stack() -> None:
-    with pytest.raises(EmptyBufferError, match="there are no items here"):
+    with pytest.raises(EmptyBufferError, match="there are no items"):
         LazyStackStorage(3).get(slice(None))
     with pytest.raises(EmptyBufferError):
         ReplayBuffer(storage=LazyStackStorage(3), batch_size=1).sample()

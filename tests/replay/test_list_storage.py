@@ -65,11 +65,16 @@ def test_an_item_is_put_at_an_int_whatever_it_is() -> None:
 @pytest.mark.parametrize(
     ("cursor", "items", "error", "words"),
     [
-        (5, "x", RuntimeError, "at 5 would leave a gap: there are 3 items"),
-        ([3, 5], ["x", "y"], RuntimeError, "at 5 would leave a gap: there are 4 items"),
+        (5, "x", RuntimeError, "at index 5 would leave a gap, .* list has 3 items"),
+        (
+            [3, 5],
+            ["x", "y"],
+            RuntimeError,
+            "at index 5 would leave a gap, .* list has 4 items",
+        ),
         ([4, 3], ["x", "y"], RuntimeError, "at 4 would leave a gap"),
-        (10, "x", RuntimeError, "index 10 is outside of a list of max_size 10"),
-        ([0.5], ["x"], IndexError, "names no places"),
+        (10, "x", RuntimeError, "index 10 is out of range for a list of max_size 10"),
+        ([0.5], ["x"], IndexError, "is not an index of a list"),
         (range(2), {"a": 1, "b": 2}, TypeError, "entry 'a' of the batch: .* got int"),
         (range(2), "xy", TypeError, "got str"),
     ],
@@ -364,7 +369,7 @@ def test_a_full_ring_that_is_loaded_where_there_is_more_room_goes_on_behind_its_
         larger.load_state_dict(small.state_dict())
         assert larger.get(slice(None)) == ["e", "b", "c", "d"]
         assert larger.append("f", single=True) == (4, 1)
-    with pytest.raises(IndexError, match="4 items cannot be loaded into a ListStorage of max_size"):
+    with pytest.raises(IndexError, match="4 items do not fit into a ListStorage of max_size"):
         ListStorage(3).load_state_dict(small.state_dict())
     same = ListStorage(4)
     same.load_state_dict(small.state_dict())
@@ -394,6 +399,6 @@ def test_a_list_in_the_child_of_a_fork_says_whose_it_is() -> None:
     os.close(write)
     with os.fdopen(read) as pipe:
         said = pipe.read()
-    assert "came through a fork" in said
+    assert "was inherited through a fork" in said
     assert f"process {os.getpid()}" in said
     assert storage.get(slice(None)) == ["a"]

@@ -312,7 +312,7 @@ def test_transforms_see_the_transition() -> None:
     ("arguments", "message"),
     [
         ({"n": 0, "gamma": 0.9}, "n has to be at least 1, got 0"),
-        ({"n": 2, "gamma": 1.1}, "gamma is from 0 to 1, got 1.1"),
+        ({"n": 2, "gamma": 1.1}, "gamma must be from 0 to 1, got 1.1"),
         ({"n": 2, "gamma": 0.9, "reward_key": "reward"}, r"such as \('next', 'reward'\), got 'rew"),
     ],
 )
@@ -324,6 +324,6 @@ def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], message: 
 def test_items_without_a_reward_are_refused() -> None:
     rb = buffer(LazyTensorStorage(10), NStep(2, GAMMA, reward_key=("next", "r")))
     rb.extend(steps(10))
-    with pytest.raises(KeyError, match=r"no entry \('next', 'r'\); name it with reward_key"):
+    with pytest.raises(KeyError, match=r"no entry \('next', 'r'\); pass the name of the reward"):
         rb.sample(3)
     assert repr(NStep(2, GAMMA)) == "NStep(n=2, gamma=0.5)"

@@ -230,7 +230,7 @@ def test_items_and_entries_are_changed_where_they_are() -> None:
     rb.set_(TEXT, "all")
     assert rb[:][TEXT] == ["all"] * 3
     assert rb.write_count == 3
-    with pytest.raises(SchemaMismatchError, match="2 objects do not fit into 3 places"):
+    with pytest.raises(SchemaMismatchError, match="2 objects cannot be assigned to 3 places"):
         rb.set_(TEXT, ["a", "b"])
 
 
@@ -321,7 +321,9 @@ def test_a_shared_storage_refuses_text_and_names_one_that_takes_it(
         "shared tensors": lambda: LazyTensorStorage(4, shared_init=True),
     }[where]()
     rb = ReplayBuffer(storage=storage, batch_size=2)
-    with pytest.raises(TypeError, match=r"entry 'n' -> entry 'text' holds text.*LazyStackStorage"):
+    with pytest.raises(
+        TypeError, match=r"entry 'n' -> entry 'text' contains text.*LazyStackStorage"
+    ):
         rb.extend(items("x", "y"))
     assert len(rb) == 0
     rb.extend(TensorDict({"a": torch.arange(2)}, [2]))

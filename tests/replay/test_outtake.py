@@ -160,7 +160,7 @@ def test_an_impossible_draw_raises_the_usual_error() -> None:
         rb.sample(3)
     rb.extend(data(5))
     assert rb.sample(3).batch_size == (3,)
-    with pytest.warns(UserWarning, match="batch_size=0.*draws no item"):
+    with pytest.warns(UserWarning, match="batch_size=0.*returns an empty batch"):
         assert rb.sample(0).batch_size == (0,)
     rb.close()
     with pytest.raises(BufferClosedError, match="closed"):

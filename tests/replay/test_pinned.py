@@ -178,7 +178,7 @@ def test_an_object_of_the_user_s_pins_itself(region: Region) -> None:
 
 def test_without_a_gpu_a_warning_and_ordinary_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.warns(UserWarning, match="pin_memory=True: torch finds no GPU here, so batches"):
+    with pytest.warns(UserWarning, match="pin_memory=True has no effect, because torch finds no"):
         rb = TensorDictReplayBuffer(
             storage=LazyTensorStorage(10), batch_size=4, pin_memory=True, prefetch=2
         )

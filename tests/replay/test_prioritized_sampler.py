@@ -217,7 +217,7 @@ def test_seeds_decide_every_draw(anywhere: Any) -> None:
 def test_an_exponent_below_zero_is_refused_when_it_is_given_and_when_it_is_set(
     make: Any, name: str, value: float
 ) -> None:
-    message = rf"{name} must be a finite number, greater or equal to 0, got {name}={value}"
+    message = rf"{name} must be a finite number of at least 0, got {name}={value}"
     with pytest.raises(ValueError, match=message):
         PrioritizedSampler(10, **{"alpha": 0.7, "beta": 0.9, name: value})
     rb = filled(make(2), [1.0, 2.0])
@@ -237,9 +237,9 @@ def test_an_alpha_that_is_too_large_for_the_priorities_changes_nothing(make: Any
 
 
 def test_other_arguments_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"reduction is one of .* got 'first'"):
+    with pytest.raises(ValueError, match=r"reduction must be one of .* got 'first'"):
         PrioritizedSampler(10, 0.7, 0.9, reduction="first")
-    with pytest.raises(ValueError, match="max_capacity has to be at least 1, got 0"):
+    with pytest.raises(ValueError, match="max_capacity must be at least 1, got 0"):
         PrioritizedSampler(0, 0.7, 0.9)
     with pytest.raises(NotImplementedError, match=r"float16 not supported by PrioritizedSampler"):
         PrioritizedSampler(10, 0.7, 0.9, dtype=torch.float16)
@@ -650,7 +650,7 @@ def test_priorities_that_were_given_before_the_storage_was_known_go_with_it(anyw
 
 def test_priorities_of_items_that_are_not_there_leave_the_directorys_own(directory: Any) -> None:
     rb = buffer(directory(4))
-    with pytest.raises(ValueError, match="finite and not negative"):
+    with pytest.raises(ValueError, match="finite and non-negative"):
         rb.update_priority(torch.tensor([0]), float("nan"))
     assert rb.update_priority(torch.tensor([0]), 5.0) == PriorityUpdate(0, 0)
     rb.extend(torch.arange(4))
@@ -766,7 +766,7 @@ def test_a_state_is_loaded_before_the_sampler_knows_a_storage(anywhere: Any) -> 
 def test_a_state_of_another_capacity_is_refused_whole(make: Any) -> None:
     rb = filled(make(4), [1.0, 2.0, 3.0, 4.0])
     state = filled(make(5), [5.0] * 5, alpha=0.1, beta=0.1).sampler.state_dict()
-    with pytest.raises(ValueError, match="priorities of 5 elements, this storage has 4"):
+    with pytest.raises(ValueError, match="priorities of 5 elements, but this storage has 4"):
         rb.sampler.load_state_dict(state)
     assert (rb.sampler.alpha, rb.sampler.beta) == (0.7, 0.9)
     assert raw(rb) == [1.0, 2.0, 3.0, 4.0]

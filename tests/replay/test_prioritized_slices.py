@@ -375,7 +375,7 @@ def test_arguments_of_both_are_checked() -> None:
         PrioritizedSliceSampler(10, -1.0, 1.0, slice_len=2)
     with pytest.raises(ValueError, match="num_slices or slice_len"):
         PrioritizedSliceSampler(10, 1.0, 1.0)
-    with pytest.raises(TypeError, match="no form without replacement"):
+    with pytest.raises(TypeError, match="no variant without replacement"):
         PrioritizedSliceSampler(10, 1.0, 1.0, slice_len=2, replacement=False)
     with pytest.raises(TypeError, match="pad_output"):
         PrioritizedSliceSampler(10, 1.0, 1.0, slice_len=2, pad_output=True)

@@ -211,7 +211,7 @@ def test_a_load_that_is_ended_leaves_the_buffer_empty_or_as_it_was_and_says_so(
         assert numbers(rb) == [100.0 + one for one in range(N)]
     else:
         assert ended.value.__notes__ == [
-            f"{rb.storage.where}: the load was interrupted, and the buffer is empty; load again"
+            f"{rb.storage.where}: the load was interrupted, so the buffer is empty; load again"
         ]
         assert len(rb) == 0
     rb.loads(tmp_path / "save")

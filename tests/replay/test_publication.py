@@ -189,7 +189,9 @@ def test_a_directory_with_anything_that_no_save_of_this_kind_made_is_refused_bef
     save(path, {"a": "1", "b/c": "2"})
     name = foreign(path)
     before, beside = tree(path), sorted(os.listdir(tmp_path))
-    says = rf"run: .*, but ({name}) in it was not made by a save of a directory; move it away, or "
+    says = (
+        rf"run: .*, but ({name}) in it does not belong to a save of a directory; move it away, or "
+    )
     refused = pytest.raises(BufferExistsError, match=says + r"save .* Nothing was written")
     with refused, publish(path):
         pytest.fail("something is going to be written")

@@ -134,7 +134,9 @@ def test_a_variable_rank_that_is_no_number_is_refused(
     shared: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     monkeypatch.setenv("RANK", text)
-    with pytest.raises(ValueError, match=f"the environment variable RANK is '{text}', and should"):
+    with pytest.raises(
+        ValueError, match=f"the environment variable RANK is '{text}', which is not the number"
+    ):
         drawn(shared)
 
 
@@ -199,7 +201,7 @@ def test_an_ensemble_chooses_its_buffers_by_rank(fast_path: Path) -> None:
 
 @pytest.mark.parametrize(("rank", "says"), [(-1, "-1"), (1.0, "1.0"), (True, "True"), ("0", "'0'")])
 def test_what_is_no_rank_is_refused(rank: Any, says: str) -> None:
-    with pytest.raises(ValueError, match=rf"rank is the number of this learner.*not {says}"):
+    with pytest.raises(ValueError, match=rf"rank must be the number of this learner.*got {says}"):
         ReplayBuffer(rank=rank)
 
 
@@ -240,8 +242,8 @@ def test_a_learner_that_draws_what_another_draws_is_warned_once(shared: Path, ki
             return [str(one.message) for one in seen]
 
         (said,) = in_another_process(other)
-    assert f"this process draws the same batches as process {os.getpid()}" in said
-    assert "pass rank= to attach(), or set the variable RANK" in said
+    assert f"this process samples the same batches as process {os.getpid()}" in said
+    assert "pass rank= to attach(), set the environment variable RANK" in said
 
 
 def test_equal_generators_of_two_processes_are_warned_of_too(shared: Path) -> None:
@@ -251,7 +253,7 @@ def test_equal_generators_of_two_processes_are_warned_of_too(shared: Path) -> No
         def other(seed: int) -> list[int] | str:
             return drawn(shared, generator=torch.Generator().manual_seed(seed))
 
-        assert "give each generator= another seed, or pass rank=" in in_another_process(other, 1)
+        assert "use another seed for each generator=, or pass rank=" in in_another_process(other, 1)
         assert isinstance(in_another_process(other, 2), list)
 
 
@@ -416,7 +418,7 @@ def test_a_shared_pass_that_is_saved_goes_on_with_its_share(shared: Path, tmp_pa
 
 
 def test_a_share_needs_a_rank_below_the_number_of_learners(shared: Path) -> None:
-    with pytest.raises(ValueError, match=r"world_size=2 .* ranks from 0 to .* got rank=2"):
+    with pytest.raises(ValueError, match=r"rank must be from 0 to .*world_size=2.* got rank=2"):
         SamplerWithoutReplacement(world_size=2, rank=2)
     with pytest.raises(ValueError, match="world_size=0"):
         SamplerWithoutReplacement(world_size=0)
@@ -424,8 +426,8 @@ def test_a_share_needs_a_rank_below_the_number_of_learners(shared: Path) -> None
         with pytest.raises(ValueError, match=f"world_size={wrong!r} "):
             SamplerWithoutReplacement(world_size=wrong)
     for rank, says in (
-        (None, "2 learners share .* the rank of this one is unknown: give the sampler or"),
-        (3, "2 learners share a pass, and this one has rank 3"),
+        (None, "2 learners share .* the rank of this one is unknown; pass rank= to the sampler or"),
+        (3, "2 learners share a pass, but this one has rank 3"),
     ):
         sampler = SamplerWithoutReplacement(world_size=2)
         with (
@@ -442,5 +444,5 @@ def test_a_learner_without_a_share_says_so(fast_path: Path) -> None:
         batch_size=1,
     )
     rb.extend(episodes()[:2])
-    with pytest.raises(EmptyBufferError, match="2 items are there for 3 learners"):
+    with pytest.raises(EmptyBufferError, match="2 items are too few for 3 learners"):
         rb.sample()

@@ -311,7 +311,7 @@ def test_min_size_of_a_call(make: MakeStorage) -> None:
         ".*: min_size is 17, but the buffer has room for only 16 items.*",
         ValueError,
     )
-    refuses(lambda: rb.sample(min_size=-1), "min_size has to be at least 0, got -1", ValueError)
+    refuses(lambda: rb.sample(min_size=-1), "min_size must be at least 0, got -1", ValueError)
     refuses(
         lambda: rb.sample(timeout=-1),
         "timeout must be a number of seconds of at least 0, or None, but is -1",
@@ -323,7 +323,7 @@ def test_min_size_of_a_call(make: MakeStorage) -> None:
         TypeError,
     )
     for limiter in (32, "x"):
-        message = f"rate_limiter is a RateLimiter, or None; got {limiter!r}"
+        message = f"rate_limiter must be a RateLimiter or None, got {limiter!r}"
         refuses(lambda: setattr(rb, "rate_limiter", limiter), message, TypeError)  # noqa: B023
         refuses(lambda: buffer(LazyTensorStorage(4), limiter), message, TypeError)  # noqa: B023
 
@@ -404,8 +404,8 @@ def test_a_queue_loads_no_checkpoint_until_its_limiter_is_removed(
     ):
         refuses(
             load,
-            rf"{name}: the buffer is a queue \(max_times_sampled\), which is written at its end "
-            "only; load into one that is not a queue. Nothing was changed",
+            rf"{name}: the buffer is a queue \(max_times_sampled\), which can only be written "
+            r"at its end\. Nothing was changed\. Load into a buffer that is not a queue",
             ShmBufferError,
         )
     assert len(rb) == 5

@@ -134,13 +134,14 @@ def test_the_directory_of_a_living_buffer_is_refused(tmp_path: Path) -> None:
     storage = LazyMemmapStorage(4, scratch_dir=tmp_path / "buffer")
     storage.set(range(4), items(4))
     with pytest.raises(
-        BufferExistsError, match=r"buffer: .*attach\(\) to it, or open a save of it that dumps\(\)"
+        BufferExistsError,
+        match=r"buffer: .*call attach\(\) to use it, or open a save of it that dumps\(\)",
     ):
         ReadOnlyStorage(tmp_path / "buffer")
 
 
 def test_a_directory_without_a_data_set_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"there is no data set here: .*TensorDict\.memmap"):
+    with pytest.raises(FileNotFoundError, match=r"contains no data set .*memory-mapped TensorDict"):
         ReadOnlyStorage(tmp_path)
 
 
@@ -312,7 +313,7 @@ def test_the_table_of_a_data_set_of_another_size_is_refused(data: Path, tmp_path
     buffer(data, priorities=tmp_path / "table")
     items(10).memmap(tmp_path / "short")
     with pytest.raises(
-        SchemaMismatchError, match=r"has max_size 60.*but this storage asks for max_size 10"
+        SchemaMismatchError, match=r"has max_size 60.*but this storage was created with max_size 10"
     ):
         buffer(tmp_path / "short", priorities=tmp_path / "table")
 
@@ -348,7 +349,7 @@ def test_a_save_has_the_priorities_and_no_item(data: Path, saved: Path) -> None:
 def test_a_save_beside_another_data_set_is_refused(tmp_path: Path, saved: Path) -> None:
     items(10).memmap(tmp_path / "short")
     rb = buffer(tmp_path / "short")
-    with pytest.raises(ValueError, match=r"of 60 items, and this storage has another one, of 10"):
+    with pytest.raises(ValueError, match=r"of 60 items, but this storage has another data set"):
         rb.loads(saved)
     assert len(rb.sample()["index"].unique()) == 10
 

@@ -76,7 +76,9 @@ def test_what_is_no_version_is_refused(storage: Any) -> None:
     rb.add(item(torch.tensor(1.0)))
     assert versions_drawn(rb, 1) == [1]
     rb.add(item(torch.tensor(1.5)))
-    with pytest.raises(ValueError, match="a version is a whole number, and the entry has others"):
+    with pytest.raises(
+        ValueError, match="versions must be integers, but the entry has other numbers"
+    ):
         rb.sample(1)
     rb.empty()
     rb.extend([TensorDict({"tokens": torch.zeros(2)})])

@@ -207,10 +207,10 @@ def test_many_may_be_held_and_each_is_its_own(rb: Any) -> None:
 def test_a_reservation_that_is_over_is_not_committed(rb: Any, end: str) -> None:
     room = rb.reserve(2, lease=0.0 if end == "lease" else None)
     problems = {
-        "commit": "this reservation was committed already",
-        "abort": "this reservation was given back already",
+        "commit": "this reservation was committed",
+        "abort": "this reservation was aborted",
         "lease": "this reservation has ended",
-        "fork": "this reservation belongs to the process that forked",
+        "fork": "this reservation belongs to the parent process",
     }
     if end == "commit":
         room.commit(steps(10, 1))
@@ -269,14 +269,14 @@ def test_it_belongs_to_its_handle(rb: Any) -> None:
     assert repr(room) == "Reservation(id=1, items=2, held)"
     room.abort()
     room.abort()
-    assert repr(room) == "Reservation(id=1, items=2, was given back)"
+    assert repr(room) == "Reservation(id=1, items=2, was aborted)"
 
 
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"n": 0}, "n has to be at least 1, got 0"),
-        ({"n": 17}, r"reserve\(17\): the buffer has room for 16; reserve fewer at once"),
+        ({"n": 0}, "n must be at least 1, got 0"),
+        ({"n": 17}, r"reserve\(17\): the buffer has room for only 16 items; reserve fewer at once"),
         ({"n": 2, "bytes": 100}, r"reserve\(bytes=100\): this buffer stores rows of equal size"),
         (
             {"n": 2, "lease": -1.0},
@@ -446,9 +446,9 @@ def test_rows_are_left_out_of_any_batch(tmp_path: Path, kind: str) -> None:
 
 def test_versions_have_to_fit_the_items(rb: Any) -> None:
     room = rb.reserve(3)
-    with pytest.raises(ValueError, match="2 versions for 3 items; give one for each"):
+    with pytest.raises(ValueError, match="2 versions for 3 items; pass one for each"):
         room.commit(steps(0, 3), version=[1, 2])
-    with pytest.raises(ValueError, match="a version is a number from 0 on, got -1"):
+    with pytest.raises(ValueError, match="a version must be an int of at least 0, got -1"):
         room.commit(steps(0, 3), version=-1)
     assert reserved(rb) == 3
 
@@ -509,7 +509,9 @@ def test_an_abort_drops_the_pieces(rb: Any) -> None:
     room.append(steps(10, 2))
     room.abort()
     assert (partial_files(rb), rb.partials(), reserved(rb)) == ([], [], 0)
-    with pytest.raises(TypeError, match="nothing was appended; give the items, or call abort"):
+    with pytest.raises(
+        TypeError, match="no items were passed or appended; pass the items, or call abort"
+    ):
         rb.reserve(2).commit()
     with pytest.raises(ValueError, match="whole=True"):
         rb.reserve(2).commit(whole=True)
@@ -538,7 +540,7 @@ def test_the_rollout_of_a_dead_process_is_gone_on_with_by_one(
     assert (room.id, room.version, buffer.partials(), reserved(buffer)) == (found[0].id, 7, [], 5)
 
     def comes_too_late() -> None:
-        with pytest.raises(ReservationLostError, match="another process has resumed it"):
+        with pytest.raises(ReservationLostError, match="another process has resumed them"):
             buffer.resume(found[0].id)
 
     assert ended(fork(comes_too_late)) == 0
@@ -633,7 +635,7 @@ def test_a_forked_child_removes_no_pieces_of_its_parent(rb: Any) -> None:
     room.append(steps(10, 1))
 
     def leaves_the_block() -> None:
-        with pytest.raises(ReservationLostError, match="that forked"):
+        with pytest.raises(ReservationLostError, match="the parent process"):
             _ = room.pieces
         room.abort()
 
@@ -665,7 +667,7 @@ def test_pieces_need_a_directory_and_items_that_are_known(tmp_path: Path) -> Non
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=2)
     rb.extend(steps(0, 1))
     with pytest.raises(
-        ShmBufferError, match="this buffer has no directory; keep the pieces in the process"
+        ShmBufferError, match="this buffer has no directory; keep the pieces in your process"
     ):
         rb.reserve(2).append(steps(0, 1))
     assert rb.partials() == []

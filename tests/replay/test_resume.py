@@ -240,7 +240,7 @@ def test_the_deepest_tree_and_the_longest_number_come_back(tmp_path: Path) -> No
 def test_what_holds_itself_is_refused(tmp_path: Path) -> None:
     extra: dict[str, Any] = {"a": {}}
     extra["a"]["b"] = extra
-    with pytest.raises(TypeError, match=r"extra\['a'\]\['b'\] holds itself"):
+    with pytest.raises(TypeError, match=r"extra\['a'\]\['b'\] contains itself"):
         filled().dumps(tmp_path / "save", extra=extra)
 
 

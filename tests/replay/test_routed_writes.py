@@ -210,7 +210,7 @@ def test_slices_end_there_though_flags_are_kept() -> None:
         (True, {}, RuntimeError, "a ListStorage cannot change items in place"),
         (False, {"end_key": "end"}, KeyError, "the items have no entry 'end'"),
         (False, {"end_key": "x"}, TypeError, "'x' is torch.int64, not bool"),
-        (False, {"end_key": ("next", "truncated")}, ValueError, "the keys have to differ"),
+        (False, {"end_key": ("next", "truncated")}, ValueError, "the keys must be different"),
     ],
 )
 def test_what_cannot_end_is_refused_before_anything_changes(

@@ -206,14 +206,14 @@ def test_a_custom_schedule_gives_the_value_of_each_step() -> None:
 
 def test_a_senseless_argument_is_refused() -> None:
     sampler = sampler_of()
-    with pytest.raises(TypeError, match=r"takes a ReplayBuffer or a Sampler, got int"):
+    with pytest.raises(TypeError, match=r"needs a ReplayBuffer or a Sampler, got int"):
         LinearScheduler(3, "beta", 1.0, 2)  # type: ignore[arg-type]
     with pytest.raises(
-        ValueError, match=r"RandomSampler does not have an attribute 'beta' to be scheduled"
+        ValueError, match=r"RandomSampler has no attribute 'beta' that could be scheduled"
     ):
         LinearScheduler(RandomSampler(), "beta", 1.0, 2)
     rb = ReplayBuffer(storage=ListStorage(3))
-    with pytest.raises(ValueError, match="does not have an attribute"):
+    with pytest.raises(ValueError, match="has no attribute"):
         StepScheduler(rb, "alpha")
     with pytest.raises(ValueError, match="Invalid mode: exponential"):
         StepScheduler(sampler, "beta", mode="exponential")
@@ -222,7 +222,7 @@ def test_a_senseless_argument_is_refused() -> None:
             LinearScheduler(sampler, "beta", 1.0, count)
         with pytest.raises(ValueError, match=f"n_steps has to be at least 1, got {count}"):
             StepScheduler(sampler, "beta", n_steps=count)
-    with pytest.raises(ValueError, match="min_value=1 is above max_value=0"):
+    with pytest.raises(ValueError, match="min_value=1 is larger than max_value=0"):
         StepScheduler(sampler, "beta", min_value=1, max_value=0)
     with pytest.raises(TypeError, match="abstract"):
         ParameterScheduler(sampler, "beta")  # type: ignore[abstract]
@@ -316,5 +316,5 @@ def test_a_state_of_another_schedule_is_refused() -> None:
     )
     with pytest.raises(ValueError, match=r"StepScheduler has the entries .*'gamma'.*'final_val'"):
         steps.load_state_dict(linear.state_dict())
-    with pytest.raises(ValueError, match="of 1 schedulers, there are 2 here"):
+    with pytest.raises(ValueError, match="has 1 schedulers, but this one has 2"):
         SchedulerList([linear, steps]).load_state_dict(SchedulerList(linear).state_dict())

@@ -95,18 +95,20 @@ def test_what_is_wrong_changes_nothing(cls: Any) -> None:
     tree = cls(3)
     tree[np.arange(3)] = [3, 2, 1]
     for index in (3, -1, [0, 7]):
-        with pytest.raises(IndexError, match="is not one of the 3 numbers; they count from 0 to 2"):
+        with pytest.raises(
+            IndexError, match="is out of range for 3 numbers; indices are from 0 to 2"
+        ):
             tree[index] = 5
     for value in ([1, 2], float("nan")):
         with pytest.raises(
-            ValueError, match="3 indices need as many numbers or a single one, without NaN"
+            ValueError, match="3 indices need as many numbers, or a single one, without NaN"
         ):
             tree[np.arange(3)] = value
-    with pytest.raises(TypeError, match="an index is made of integers, got float64"):
+    with pytest.raises(TypeError, match="an index must consist of integers, got float64"):
         tree[0.5]
-    with pytest.raises(ValueError, match="size has to be at least 1, got 0"):
+    with pytest.raises(ValueError, match="size must be at least 1, got 0"):
         cls(0)
-    with pytest.raises(TypeError, match="size is a number of items, an int; got"):
+    with pytest.raises(TypeError, match=r"size must be a number of items \(an int\), got"):
         cls(1.5)
     assert tree[np.arange(3)].tolist() == [3, 2, 1]
 

@@ -545,7 +545,10 @@ def test_a_sample_without_priorities_gives_its_anchors_the_default_one() -> None
         ({"length": 2, "bootstrap": -1}, "bootstrap has to be at least 0, got -1"),
         ({"length": 2, "dilation": 0}, "dilation has to be at least 1, got 0"),
         ({"length": 2, "episode_boundary": "cut"}, "one of pad, stop, include_reset, got 'cut'"),
-        ({"length": 2, "eta": 1.5}, r"eta is from 0 \(the mean\) to 1 \(the largest\), got 1.5"),
+        (
+            {"length": 2, "eta": 1.5},
+            r"eta must be from 0 .* to 1 .*, got 1\.5",
+        ),
     ],
 )
 def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], message: str) -> None:
@@ -564,7 +567,7 @@ def test_a_unit_says_what_it_is() -> None:
 def test_items_that_do_not_say_where_an_episode_ends_are_refused() -> None:
     rb = buffer(LazyTensorStorage(10), Sequence(3, done_key="over"))
     rb.extend(steps(10))
-    with pytest.raises(KeyError, match="no entry 'over', which says where an episode ends; name"):
+    with pytest.raises(KeyError, match="no entry 'over', which marks the end of an episode; pass"):
         rb.sample(4)
 
 
@@ -573,7 +576,7 @@ def test_an_anchor_without_an_item_is_refused_and_an_empty_buffer_too() -> None:
     with pytest.raises(EmptyBufferError):
         Sequence(3).expand(torch.tensor([0]), {}, rb.storage)
     rb.extend(steps(5))
-    with pytest.raises(IndexError, match="Sequence: an anchor names no item of this storage"):
+    with pytest.raises(IndexError, match="Sequence: an anchor is not an item of this storage"):
         Sequence(3).expand(torch.tensor([7]), {}, rb.storage)
     with pytest.raises(
         IndexError, match="the items that the Given chose were overwritten during each of 16"
@@ -582,17 +585,17 @@ def test_an_anchor_without_an_item_is_refused_and_an_empty_buffer_too() -> None:
 
 
 def test_what_cannot_have_windows_says_so() -> None:
-    with pytest.raises(TypeError, match="sample_unit is a SampleUnit, such as Sequence, got 3"):
+    with pytest.raises(
+        TypeError, match="sample_unit must be a SampleUnit, such as Sequence, got 3"
+    ):
         ReplayBuffer(sample_unit=3)  # type: ignore[arg-type]
     plain = buffer(LazyTensorStorage(10), Transition())
-    with pytest.raises(NotImplementedError, match="an ensemble draws items, not Sequence"):
+    with pytest.raises(NotImplementedError, match="an ensemble samples items, not Sequence"):
         ReplayBufferEnsemble(plain, buffer(LazyTensorStorage(10), Sequence(3)))
-    with pytest.raises(NotImplementedError, match="an ensemble draws items, not Sequence"):
+    with pytest.raises(NotImplementedError, match="an ensemble samples items, not Sequence"):
         ReplayBufferEnsemble(plain, sample_unit=Sequence(3))
     ReplayBufferEnsemble(plain, sample_unit=Transition())
-    with pytest.raises(
-        NotImplementedError, match="HERReplayBuffer relabels the goals of single steps"
-    ):
+    with pytest.raises(NotImplementedError, match="HERReplayBuffer relabels single steps"):
         HERReplayBuffer(lambda rows: rows["reward"], sample_unit=Sequence(3))
     queue = buffer(
         LazyMemmapStorage(10), Sequence(3), rate_limiter=RateLimiter(max_times_sampled=1)

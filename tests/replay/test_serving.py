@@ -125,7 +125,7 @@ def test_slices_need_a_trajectory_that_is_long_enough(kind: Any) -> None:
         strict.can_sample(6)
     rb = made(sampler(num_slices=2))
     rb.extend(TensorDict({"x": torch.zeros(4)}, [4]))
-    with pytest.raises(RuntimeError, match="the sampler cannot tell where a trajectory ends"):
+    with pytest.raises(RuntimeError, match="the sampler cannot find the ends of trajectories"):
         rb.can_sample()
 
 
@@ -202,9 +202,9 @@ def test_every_buffer_that_may_be_chosen_has_to_have_a_share(p: Any) -> None:
 
 def test_the_size_of_the_batch_has_to_be_known() -> None:
     rb = ReplayBuffer(storage=ListStorage(3))
-    with pytest.raises(RuntimeError, match="batch_size not specified: give it to can_sample"):
+    with pytest.raises(RuntimeError, match="Pass it to can_sample"):
         rb.can_sample()
-    with pytest.raises(TypeError, match="batch_size is a number of items, an int"):
+    with pytest.raises(TypeError, match="batch_size must be a number of items"):
         rb.can_sample(1.5)  # type: ignore[arg-type]
     assert not rb.can_sample(1)
     rb.add(3)
@@ -355,7 +355,7 @@ def test_a_buffer_is_its_own_service(tmp_path: Path) -> None:
         rb.shutdown(timeout=3)
         assert not rb.is_alive
     for call, what in ((rb.start, "started"), (lambda: submitted(rb), "changed")):
-        with pytest.raises(BufferClosedError, match=f"was closed and cannot be {what} any more"):
+        with pytest.raises(BufferClosedError, match=f"was closed, so it cannot be {what} any more"):
             call()
     assert (tmp_path / "buffer").exists()
 

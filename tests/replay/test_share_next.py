@@ -481,7 +481,7 @@ def test_a_buffer_that_is_there_has_what_it_was_made_with(tmp_path: Path) -> Non
     with buffer(10, tmp_path / "columns", share_next=False) as rb:
         rb.extend(episode(0, 3))
     with pytest.raises(
-        SchemaMismatchError, match="each leaf has a column, but this storage asks for"
+        SchemaMismatchError, match="each leaf has a column, but this storage was created with"
     ):
         buffer(10, tmp_path / "columns")
 
@@ -504,11 +504,11 @@ def test_a_coordinator_makes_one(tmp_path: Path) -> None:
             found = arrays.sample()
             assert (found["next"]["obs"][:, 0] == found["obs"][:, 0] + 1).all()
     options = {"on_existing": "recover", "capacity": 100}
-    with pytest.raises(ValueError, match="the buffer there has share_next="):
+    with pytest.raises(ValueError, match="the buffer in this directory has share_next="):
         Coordinator(tmp_path / "buffer", share_next=["obs"], **options)
     with Coordinator(tmp_path / "buffer", **options) as run:
         require_whole(run.buffer[:])
-    with pytest.raises(ValueError, match="'LazyStackStorage' takes no share_next"):
+    with pytest.raises(ValueError, match="'LazyStackStorage' does not support share_next"):
         Coordinator(capacity=10, storage="LazyStackStorage", max_bytes=10**6, share_next=True)
 
 

@@ -455,7 +455,7 @@ def test_which_entries_say_where_a_trajectory_ends(
 
 def test_data_without_trajectory_ends_are_refused() -> None:
     data = TensorDict({"number": torch.arange(8)}, [8])
-    with pytest.raises(RuntimeError, match=r"cannot tell where .* traj_key or end_key"):
+    with pytest.raises(RuntimeError, match=r"cannot find the ends .* traj_key or end_key"):
         filled(data, batch_size=4, slice_len=2).sample()
     with pytest.raises(RuntimeError, match="'nowhere'"):
         filled(data, batch_size=4, slice_len=2, end_key="nowhere").sample()
@@ -463,7 +463,7 @@ def test_data_without_trajectory_ends_are_refused() -> None:
         filled(data, batch_size=4, slice_len=2, end_keys=["a", ("b", "c")]).sample()
     rb = ReplayBuffer(storage=LazyTensorStorage(4), sampler=SliceSampler(slice_len=2), batch_size=2)
     rb.extend(torch.arange(4))
-    with pytest.raises(RuntimeError, match="the sampler cannot tell"):
+    with pytest.raises(RuntimeError, match="the sampler cannot find the ends"):
         rb.sample()
 
 
@@ -529,7 +529,7 @@ def test_given_ends_of_lanes_are_a_circle_in_each() -> None:
 def test_given_ends_must_fit_the_storage() -> None:
     ends = torch.zeros(5, dtype=torch.bool)
     rb = filled(episodes(6), batch_size=4, slice_len=2, ends=ends, cache_values=True)
-    with pytest.raises(ValueError, match="ends has 5 entries for a storage with 6 items"):
+    with pytest.raises(ValueError, match="ends has 5 entries, but the storage has 6 items"):
         rb.sample()
 
 
@@ -563,10 +563,10 @@ def test_fragments_need_ids_and_steps_that_are_numbers_and_occur_once() -> None:
     options = {"batch_size": 4, "slice_len": 2, "fragmented": True}
     with pytest.raises(RuntimeError, match=r"step 1 of trajectory 0 occurs twice .* 1 and 2"):
         filled(fragments([0, 0, 0], [0, 1, 1]), **options).sample()
-    with pytest.raises(ValueError, match="not negative, found -1"):
+    with pytest.raises(ValueError, match="not be negative, but found -1"):
         filled(fragments([0, 0, 0], [0, -1, 1]), **options).sample()
     data = fragments([0, 0, 0], [0, 1, 2])
-    with pytest.raises(TypeError, match=r"one integer an item .* float32"):
+    with pytest.raises(TypeError, match=r"one integer for each item .* float32"):
         filled(data.clone().set("step_count", torch.rand(3)), **options).sample()
     with pytest.raises(RuntimeError, match="step_key 'nowhere'"):
         filled(data, **options, step_key="nowhere").sample()
@@ -810,7 +810,7 @@ def test_a_checkpoint_keeps_where_the_ring_writes_next(tmp_path: Any) -> None:
 def test_either_the_number_or_the_length_of_slices_is_given(
     error: Any, options: dict[str, int]
 ) -> None:
-    with pytest.raises(error, match="num_slices or slice_len, one of the two"):
+    with pytest.raises(error, match="either num_slices or slice_len"):
         SliceSampler(**options)
 
 
@@ -818,15 +818,15 @@ def test_either_the_number_or_the_length_of_slices_is_given(
     ("options", "error", "message"),
     [
         ({"num_slices": 0}, ValueError, "num_slices has to be at least 1, got 0"),
-        ({"slice_len": -2}, ValueError, "slice_len has to be at least 1, got -2"),
-        ({"slice_len": 2.5}, TypeError, "slice_len has to be an integer, got 2.5"),
+        ({"slice_len": -2}, ValueError, "slice_len must be at least 1, got -2"),
+        ({"slice_len": 2.5}, TypeError, "slice_len must be an integer, got 2.5"),
         ({"slice_len": 2, "span": -1}, ValueError, "span is a bool, .* got -1"),
         ({"slice_len": 2, "span": (1, 2, 3)}, ValueError, "span is a bool"),
         ({"slice_len": 2, "span": 0.5}, ValueError, "span is a bool"),
         (
             {"slice_len": 2, "end_key": "a", "end_keys": ["b"]},
             RuntimeError,
-            "exclude each other, got 'a' and",
+            "cannot be combined, got 'a' and",
         ),
         ({"slice_len": 2, "end_keys": []}, ValueError, "end_keys is empty"),
         ({"slice_len": 2, "ends": torch.zeros(3)}, RuntimeError, "ends .* cache_values=True"),
@@ -838,13 +838,13 @@ def test_either_the_number_or_the_length_of_slices_is_given(
         (
             {"slice_len": 2, "ends": torch.zeros(3), "cache_values": True, "traj_key": "a"},
             RuntimeError,
-            "ends exclude end_key, end_keys and traj_key",
+            "ends cannot be combined with end_key, end_keys and traj_key",
         ),
         (
             {"slice_len": 2, "ends": torch.zeros(3), "trajectories": torch.zeros(3)}
             | {"cache_values": True},
             RuntimeError,
-            "ends and trajectories exclude each other",
+            "ends and trajectories cannot be combined",
         ),
         ({"slice_len": 2, "fragmented": True, "step_key": None}, ValueError, "needs a step_key"),
     ],

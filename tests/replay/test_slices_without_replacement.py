@@ -177,7 +177,9 @@ def test_one_trajectory_has_to_be_long_enough() -> None:
 def test_without_short_batches_there_have_to_be_enough_trajectories() -> None:
     rb = buffer(LazyTensorStorage(20), 6, slice_len=2, drop_last=True)
     rb.extend(episodes(2, 3))
-    with pytest.raises(ValueError, match=r"has 3 slices, and 2 trajectories .* drop_last=True"):
+    with pytest.raises(
+        ValueError, match=r"has 3 slices, but only 2 trajectories .* drop_last=True"
+    ):
         rb.sample()
     rb.extend(episodes(3, first=2))
     assert sorted(passes(rb)[0]) == [0, 1, 2]

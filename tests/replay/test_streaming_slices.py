@@ -363,19 +363,19 @@ def test_an_empty_buffer_begins_anew() -> None:
 
 @pytest.mark.parametrize("given", [True, 2.0, "4"])
 def test_a_length_that_is_no_integer_is_refused(given: Any) -> None:
-    with pytest.raises(TypeError, match="slice_len has to be an integer, got"):
+    with pytest.raises(TypeError, match="slice_len must be an integer, got"):
         StreamingSliceSampler(slice_len=given)
 
 
 def test_a_length_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="slice_len has to be at least 1, got 0"):
+    with pytest.raises(ValueError, match="slice_len must be at least 1, got 0"):
         StreamingSliceSampler(slice_len=0)
 
 
 def test_a_window_that_no_storage_has_room_for_is_refused() -> None:
     rb = buffer(3)
     rb.extend(data_of(plain(3)))
-    with pytest.raises(ValueError, match="no room for one window of slice_len=4"):
+    with pytest.raises(ValueError, match="too small for one window of slice_len=4"):
         windows_of(rb, 1)
 
 

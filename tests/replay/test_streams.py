@@ -366,9 +366,14 @@ def test_dicts_of_arrays_have_a_dimension_of_streams_as_well() -> None:
 @pytest.mark.parametrize(
     ("options", "data", "kind_of_error", "said"),
     [
-        ({"stream_dim": 2}, rows(0), ValueError, "stream_dim=2 on a storage with ndim=1: it is 0"),
-        ({"stream_dim": 0}, rows(0), ValueError, r"two dimensions everywhere.*found \[\[3\]\]"),
-        ({"stream_dim": 0, "streams": 1}, rows(0), TypeError, "streams and stream_dim exclude"),
+        (
+            {"stream_dim": 2},
+            rows(0),
+            ValueError,
+            "stream_dim=2 is not supported by a storage with ndim=1",
+        ),
+        ({"stream_dim": 0}, rows(0), ValueError, r"two dimensions.*found \[\[3\]\]"),
+        ({"stream_dim": 0, "streams": 1}, rows(0), TypeError, "stream_dim cannot be combined"),
         (
             {"stream_dim": 0},
             {"a": np.zeros((2, 3)), "b": np.zeros((2, 4))},
@@ -390,9 +395,9 @@ def test_lanes_are_streams_already() -> None:
     rb = buffer(LazyTensorStorage(60, ndim=2))
     lanes = torch.stack([rows(step) for step in range(3)], 1)
     for _ in range(2):  # before and after there is a ring
-        with pytest.raises(ValueError, match="ndim=2 each lane of a slot is already a stream"):
+        with pytest.raises(ValueError, match="ndim=2 each lane of a slot is already a separate"):
             rb.extend(lanes, streams=range(3))
-        with pytest.raises(ValueError, match="stream_dim=0 on a storage with ndim=2"):
+        with pytest.raises(ValueError, match="stream_dim=0 is not supported by a storage with"):
             rb.extend(lanes, stream_dim=0)
         rb.extend(lanes)
     for step in range(3, 6):  # two groups of environments take turns
@@ -437,7 +442,7 @@ def test_who_keeps_no_streams_says_so() -> None:
             storage=LazyTensorStorage(10), writer=TensorDictMaxValueWriter(rank_key="step")
         ),
     ):
-        with pytest.raises(TypeError, match="keeps no streams; they belong to items that a Round"):
+        with pytest.raises(TypeError, match="keeps no streams, because only items that a Round"):
             rb.extend(rows(0), streams=1)
         assert len(rb) == 0
         rb.extend(rows(0))

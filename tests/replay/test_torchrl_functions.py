@@ -83,13 +83,13 @@ def test_an_id_that_changes_ends_a_trajectory_also_around_the_circle() -> None:
 
 def test_rows_that_say_nothing_are_refused() -> None:
     for given in ({}, {"end": torch.ones(2), "trajectory": torch.ones(2)}):
-        with pytest.raises(TypeError, match="give trajectory or end, exactly one of the two"):
+        with pytest.raises(TypeError, match="pass either trajectory or end"):
             find_start_stop_traj(at_capacity=True, **given)
     for rows in (torch.ones(0), torch.tensor(True)):
         with pytest.raises(RuntimeError, match="no rows in a tensor"):
             find_start_stop_traj(end=rows, at_capacity=True)
     for cursor in (range(0), torch.ones(0), "last"):
-        with pytest.raises(RuntimeError, match="cursor names a row, or some of which the last"):
+        with pytest.raises(RuntimeError, match="cursor must be a row, or several rows of which"):
             find_start_stop_traj(end=torch.zeros(3).bool(), at_capacity=True, cursor=cursor)
 
 

@@ -182,18 +182,20 @@ def test_what_cannot_be_compared_is_refused_before_anything_changes(storage: Any
         at = {"index": index, "generation": rb.storage.tickets(index)}
         patch = {"x": torch.ones(6, 2)}
         for given in ({"version": 1}, {"version_key": "v"}):
-            with pytest.raises(ValueError, match="version_key and version, an"):
+            with pytest.raises(ValueError, match="version_key and version must be passed together"):
                 rb.update_if_present(**at, patch=patch, **given)
         key: dict[str, Any] = {"version_key": ("deep", "v"), "version": 9}
         with pytest.raises(ValueError, match="the patch contains the version_key"):
             rb.update_if_present(**at, patch={("deep", "v"): index}, **key)
         with pytest.raises(
-            ValueError, match=r"'x' has shape \[2\] in an item; only single numbers can be compared"
+            ValueError, match=r"'x' has shape \[2\] in an item, but only scalars can be compared"
         ):
             rb.update_if_present(**at, patch={}, version_key="x", version=9)
         with pytest.raises(KeyError, match="'y' is not a"):
             rb.update_if_present(**at, patch=patch, version_key="y", version=9)
-        with pytest.raises(ValueError, match="version is one number, or one for each of 6 items"):
+        with pytest.raises(
+            ValueError, match="version must be one number, or one for each of 6 items"
+        ):
             rb.update_if_present(**at, patch=patch, version_key=("deep", "v"), version=index[:2])
         with pytest.raises(RuntimeError, match="got 2 generations for 6 items"):
             rb.update_if_present(index=index, generation=index[:2], patch=patch, **key)

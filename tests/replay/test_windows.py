@@ -98,10 +98,10 @@ def test_no_step_is_passed_over_that_is_being_written(tmp_path: Path, how: str) 
         claims = ring_of(other).claims
         claims.claim(1)
         rb.extend(steps(0, 2, 5, 100))
-        table = one.of(rb.storage).table
+        table = one.find(rb.storage).table
         assert not len(windows.take(5))
         getattr(claims, how)()
-        table = one.of(rb.storage).table
+        table = one.find(rb.storage).table
         rows = table.rows_of(windows.take(5))
         found = table.elements_of((rows[:, None] + np.arange(STEPS)).ravel()).tolist()
         # The slot of the other: 2. Where it was given back a step may be missing there.
@@ -135,14 +135,14 @@ def test_windows_are_right_when_a_writer_dies_at_any_step(
             assert victim[1].poll(50)
             assert victim[1].recv() == "wrote"
             rb.extend(steps(0, 4, 3, 6))
-            taken.take(windows, one.of(rb.storage).table, 1)
+            taken.take(windows, one.find(rb.storage).table, 1)
             victim[1].send("go")
             victim[0].join(50)
-            taken.take(windows, one.of(rb.storage).table, 1)
+            taken.take(windows, one.find(rb.storage).table, 1)
             rb.sample(4)  # repaired, where the mutex was held
             engine_of(rb).seat.reap_dead()
             for turn in range(3):
-                table = one.of(rb.storage).table
+                table = one.find(rb.storage).table
                 taken.take(windows, table, 100)
                 for trajectory in listed(table) if not edits else ():
                     assert taken.left(trajectory) <= MOST_LEFT
@@ -188,7 +188,7 @@ def test_three_collectors_that_are_killed_lose_no_window_and_repeat_none(tmp_pat
             seen += more
         ring = ring_of(rb)
         assert ring.head < capacity
-        ends = reader.sampler._boundaries.of(rb.storage).entries.at(END, np.arange(capacity))
+        ends = reader.sampler._boundaries.find(rb.storage).entries.at(END, np.arange(capacity))
         trajectories = followed(ring, ends.reshape(-1), None)
         expected = [
             tuple(one[at : at + length])

@@ -153,8 +153,8 @@ def test_a_second_coordinator_is_told_the_pid_of_the_first(
             Coordinator(scratch_dir, capacity=8, on_existing=on_existing)
         assert caught.value.parts["pids"] == [first.pid]
         assert str(caught.value) == (
-            f"{scratch_dir}: pid {first.pid} is its coordinator already; "
-            "stop that one first, or use attach()"
+            f"{scratch_dir}: pid {first.pid} is already its coordinator; "
+            "stop that process first, or use attach()"
         )
         with Engine.open(scratch_dir, None) as engine:
             assert items.read(engine) == [1, 2, 3]
@@ -236,7 +236,7 @@ def test_recorded_settings_win_over_defaults_and_requested_ones_are_recorded(
         ({"capacity": 8, "alpha": -0.1}, "alpha.*-0.1"),
         ({"capacity": 8, "alpha": float("nan")}, "alpha.*nan"),
         ({"capacity": 8, "eps": -1.0}, "eps.*-1"),
-        ({"capacity": 8, "on_existing": "keep"}, "not 'keep'"),
+        ({"capacity": 8, "on_existing": "keep"}, "got 'keep'"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused_and_leave_nothing(
@@ -255,7 +255,7 @@ def test_arguments_that_make_no_sense_are_refused_and_leave_nothing(
         ({"priority_key": "x" * 5000}, "shorten priority_key"),
         ({"weight_key": ("a", "b")}, "weight_key cannot be .*'a'"),
         ({"batch_size": 2**40}, "batch_size cannot be"),
-        ({"batch_size": 2.5}, "batch_size is a number of items"),
+        ({"batch_size": 2.5}, "batch_size must be a number of items"),
     ],
     ids=lambda given: f"{given!s:.32}",
 )
@@ -375,7 +375,7 @@ def test_an_argument_of_another_kind_is_named_and_leaves_nothing(
     scratch_dir: Path, argument: str
 ) -> None:
     arguments: dict[str, Any] = {"capacity": 5, argument: 1e3}
-    with pytest.raises(TypeError, match=rf"{argument} is .*1000\.0"):
+    with pytest.raises(TypeError, match=rf"{argument} must be .*1000\.0"):
         Coordinator(scratch_dir, **arguments)
     assert not scratch_dir.exists()
 
@@ -383,18 +383,21 @@ def test_an_argument_of_another_kind_is_named_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"storage": "ListStorage"}, "storage is one of LazyMemmapStorage, .* not 'ListStorage'"),
-        ({"storage": "LazyStackStorage"}, "needs max_bytes, the size of its ring"),
-        ({"max_bytes": 9}, "storage='LazyMemmapStorage' has none; max_bytes is for records"),
-        ({"storage": "LazyStackStorage", "max_bytes": 0}, "max_bytes is at least 1, not 0"),
+        (
+            {"storage": "ListStorage"},
+            "storage must be one of LazyMemmapStorage, .* got 'ListStorage'",
+        ),
+        ({"storage": "LazyStackStorage"}, "needs max_bytes, the size of its byte ring"),
+        ({"max_bytes": 9}, "storage='LazyMemmapStorage' has none; max_bytes is only for records"),
+        ({"storage": "LazyStackStorage", "max_bytes": 0}, "max_bytes must be at least 1, got 0"),
         (
             {"storage": "LazyStackStorage", "max_bytes": 9, "dictionary_bytes": 9},
-            "storage='LazyStackStorage' takes no dictionary_bytes",
+            "storage='LazyStackStorage' does not support dictionary_bytes",
         ),
-        ({"compress": ["obs"]}, "storage='LazyMemmapStorage' takes no compress"),
+        ({"compress": ["obs"]}, "storage='LazyMemmapStorage' does not support compress"),
         (
             {"storage": "LazyStackStorage", "max_bytes": 9, "ndim": 2},
-            "storage='LazyStackStorage' has one dimension, not ndim=2",
+            "storage='LazyStackStorage' has one dimension, so ndim=2",
         ),
     ],
     ids=str,
@@ -421,7 +424,7 @@ def test_another_storage_than_the_recorded_one_is_an_error(scratch_dir: Path) ->
     for arguments, message in (
         ({"storage": "LazyMemmapStorage"}, "has storage='LazyStackStorage', not 'LazyMemmap"),
         ({"max_bytes": 20_000}, "has max_bytes=12288, not 20480"),
-        ({"dictionary_bytes": 9}, "lies in a LazyStackStorage, which takes no dictionary_bytes"),
+        ({"dictionary_bytes": 9}, "is a LazyStackStorage, which does not support dictionary_bytes"),
     ):
         with pytest.raises(ValueError, match=message):
             Coordinator(scratch_dir, on_existing="recover", **arguments)
@@ -444,10 +447,18 @@ def test_functions_that_compress_are_of_this_process(scratch_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
-        ((2, targets.fail), TypeError, "takes the target first, a function or its name, not 2; "),
-        ((targets.fail, targets.fail), TypeError, "n is a number of processes, not <function fail"),
-        ((targets.fail, 1.0), TypeError, "n is a number of processes, not 1.0; call spawn(targ"),
-        ((targets.fail, -1), ValueError, "n is a number of processes, not -1"),
+        ((2, targets.fail), TypeError, "must be the target, a function or its name, not 2; "),
+        (
+            (targets.fail, targets.fail),
+            TypeError,
+            "n must be a number of processes, not <function fail",
+        ),
+        (
+            (targets.fail, 1.0),
+            TypeError,
+            "n must be a number of processes, not 1.0; call spawn(targ",
+        ),
+        ((targets.fail, -1), ValueError, "n must be a number of processes, not -1"),
     ],
 )
 def test_a_spawn_of_something_else_is_refused_and_leaves_nothing(
@@ -477,7 +488,7 @@ def test_a_refused_spawn_leaves_a_buffer_that_has_been_used(scratch_dir: Path) -
             elif use == "spawn":
                 coordinator.spawn(targets.fail, 0)
                 coordinator.spawn("tests.service.targets:fail")
-            with pytest.raises(ValueError, match="n is a number"):
+            with pytest.raises(ValueError, match="n must be a number"):
                 coordinator.spawn(targets.fail, -1)
         assert Engine.open(scratch_dir, None).close() is None, use
 
@@ -491,7 +502,9 @@ def test_an_unknown_argument_is_refused_at_once(scratch_dir: Path) -> None:
         with pytest.raises(TypeError) as caught:
             Coordinator(scratch_dir, **{"capacity": 8, name: 1})  # type: ignore[arg-type]
         said = str(caught.value)
-        assert said.startswith(f"Coordinator() takes no argument {name!r}: {hint} (alpha, ")
+        assert said.startswith(
+            f"Coordinator() got an unexpected argument {name!r}: {hint} (alpha, "
+        )
         assert {"capacity", "batch_size", "sampler", "stack_dim"} <= set(re.findall(r"\w+", said))
         assert said.endswith("pass other arguments of the buffer's class to attach()")
     assert not scratch_dir.exists()
@@ -562,7 +575,7 @@ def test_a_closed_coordinator_says_so(scratch_dir: Path) -> None:
 def test_a_coordinator_stays_in_its_process(scratch_dir: Path) -> None:
     with (
         Coordinator(scratch_dir, capacity=8) as coordinator,
-        pytest.raises(TypeError, match="scratch_dir, and attach"),
+        pytest.raises(TypeError, match="scratch_dir, and call attach"),
     ):
         pickle.dumps(coordinator)
 

@@ -60,8 +60,9 @@ def test_without_a_guard_nothing_is_started(tmp_path: Path) -> None:
     assert (code, out) == (1, "")
     assert err.endswith(
         f"RuntimeError: {tmp_path}/buffer: {tmp_path}/train.py, line 10, spawns processes without "
-        "asking for __name__; each of them imports that file, and would do the same; nothing was "
-        "started: put what runs the program, with the Coordinator and spawn, under "
+        "checking __name__, so each of them would import that file and spawn processes, too. "
+        "Nothing was started. Put the code that runs the program, with the Coordinator and spawn, "
+        "under "
         '`if __name__ == "__main__":`\n'
     )
     assert "Process" not in err
@@ -87,8 +88,9 @@ def test_where_only_the_child_can_know_of_a_missing_guard_it_ends_there(tmp_path
     for index in range(2):
         assert (
             f"RuntimeError: buffer: the spawned process collect-{index} imports the main module of "
-            "its program and that of its target, and one of them makes a Coordinator as it is "
-            "imported; put what runs the program, with the Coordinator and spawn, under "
+            "its program and that of its target, and one of them creates a Coordinator when it "
+            "is imported; put the code that runs the program, with the Coordinator and spawn, "
+            "under "
             '`if __name__ == "__main__":`\n'
         ) in err
         assert f"collect-{index} " in err
@@ -130,8 +132,8 @@ def test_a_program_from_standard_input_is_told_to_become_a_file(
     assert (code, out) == (1, "")
     assert err.endswith(
         f"RuntimeError: {tmp_path}/buffer: the program was read from <stdin>, but this "
-        "file, which a spawned process imports, does not exist; nothing was started: "
-        "write the program to a file and run that\n"
+        "file does not exist, so a spawned process cannot import it. Nothing was started. "
+        "Write the program to a file and run that\n"
     )
 
 
@@ -153,7 +155,7 @@ def test_a_target_defined_in_a_notebook_is_told_to_move_to_a_module(
     assert (code, out) == (1, "")
     assert err.endswith(
         f"RuntimeError: {tmp_path}/buffer: {named} is defined in __main__, which no spawned "
-        "process can import: a notebook, a prompt, -c, or the __main__ of a package; nothing was "
-        "started: write it to a module (in a notebook: %%writefile collect.py) and import it from "
-        "there\n"
+        "process can import, because it is a notebook, a prompt, -c, or the __main__ of a package. "
+        "Nothing was started. Write it to a module (in a notebook: %%writefile collect.py) "
+        "and import it from there\n"
     )

@@ -263,7 +263,7 @@ def test_a_held_entry_that_says_nothing_of_use_is_a_timeout(
 
 def test_a_wrong_word_for_orphans_is_refused(scratch_dir: Path, reports: Reports) -> None:
     with Coordinator(scratch_dir, capacity=8) as coordinator:
-        with pytest.raises(ValueError, match="'stop', 'adopt' or 'leave', not 'kill'"):
+        with pytest.raises(ValueError, match="'stop', 'adopt' or 'leave', got 'kill'"):
             coordinator.spawn(targets.stay, 1, reports.out, orphans="kill")  # type: ignore[arg-type]
         assert coordinator.processes == []
 

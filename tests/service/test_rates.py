@@ -102,7 +102,8 @@ def test_a_rate_may_become_a_queue(scratch_dir: Path) -> None:
 
 def test_a_call_without_a_change_is_refused(scratch_dir: Path) -> None:
     with Coordinator(scratch_dir, capacity=16) as coordinator:
-        text = r"^set_rate\(\) takes a RateLimiter \(or None\), or changes to what is set$"
+        text = r"^set_rate\(\) needs a RateLimiter or None, or keyword arguments to change the "
+        text += "current one$"
         with pytest.raises(TypeError, match=text):
             coordinator.set_rate()
         with pytest.raises(TypeError, match=text):

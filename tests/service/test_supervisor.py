@@ -232,7 +232,7 @@ def test_closing_kills_a_collector_that_ignores_sigterm(
         (one,) = coordinator.spawn(targets.ignore_sigterm, 1, reports.out)
         reports.next()
     assert one.exitcode == -signal.SIGKILL
-    assert f"ignore_sigterm-0 (pid {one.pid}) ignored SIGTERM: killed" in caplog.text
+    assert f"ignore_sigterm-0 (pid {one.pid}) was killed because it ignored SIGTERM" in caplog.text
 
 
 def test_closing_kills_a_stopped_collector(scratch_dir: Path, reports: Reports) -> None:
@@ -310,7 +310,7 @@ def test_a_watch_that_fails_keeps_nobody_waiting(
         (one,) = coordinator.spawn(targets.stay, 1, reports.out)
         reports.next()
         monkeypatch.setattr(Engine, "clients", lambda _: [][0])
-        with pytest.raises(RuntimeError, match="watch over the processes has failed") as caught:
+        with pytest.raises(RuntimeError, match="supervision of the processes has failed") as caught:
             coordinator.join()
         cause = caught.value.__cause__
         assert isinstance(cause, IndexError)
@@ -331,7 +331,7 @@ def test_a_target_that_cannot_be_pickled_is_the_callers_error(scratch_dir: Path)
             with pytest.raises(TypeError, match=what) as refused:
                 coordinator.spawn(target, 2, *args)
             assert str(refused.value).startswith(f"{scratch_dir}: the target ")
-            assert "a function that a module defines" in str(refused.value)
+            assert "a function that is defined" in str(refused.value)
         assert coordinator.processes == []
         assert coordinator.join(0)
 
@@ -556,6 +556,6 @@ def test_a_coordinator_whose_directory_was_replaced_leaves_the_processes_of_the_
             assert one.is_alive()
             mine.kill()
             assert old.join(30)
-            assert "stay-0 is not started again" in caplog.text
+            assert "stay-0 is not restarted" in caplog.text
             assert [client.role for client in new.clients()] == ["coordinator", "collector"]
             assert len(list((scratch_dir / layout.SPAWNED).iterdir())) == 1

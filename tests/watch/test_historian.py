@@ -173,11 +173,11 @@ def test_a_client_that_another_process_reaped_is_noted_as_dead(
     historian = Historian(coordinator, scratch_dir)
     with Program.python(CLIENT, scratch_dir) as program:
         program.line()
-        historian.look(coordinator.clients(), [], {})
+        historian.record(coordinator.clients(), [], {})
         program.kill()
     Engine.open(scratch_dir, None).close()  # joining reaps
     assert coordinator.glance()["reaped"] == 1
-    historian.look(coordinator.clients(), [], {})
+    historian.record(coordinator.clients(), [], {})
     assert ("DIED", "LEARNER", program.pid) in events(scratch_dir)
     historian.close()
 
@@ -187,8 +187,8 @@ def test_a_client_that_leaves_in_good_order_has_left(
 ) -> None:
     historian = Historian(coordinator, scratch_dir)
     with Engine.open(scratch_dir, None):
-        historian.look(coordinator.clients(), [], {os.getpid(): "me"})
-    historian.look(coordinator.clients(), [], {})
+        historian.record(coordinator.clients(), [], {os.getpid(): "me"})
+    historian.record(coordinator.clients(), [], {})
     historian.close()
     me = os.getpid()
     assert events(scratch_dir) == [
@@ -206,7 +206,7 @@ def test_clients_present_when_a_recorder_begins_are_noted(
     with Engine.open(scratch_dir, None) as other:
         for _ in range(3):
             historian = Historian(coordinator, scratch_dir)
-            historian.look(coordinator.clients(), [], {})
+            historian.record(coordinator.clients(), [], {})
             historian.close()
         line = Timeline(read(scratch_dir))
         joined = [one for one in line.events if one.kind == EventKind.JOINED]
@@ -260,13 +260,13 @@ def test_clients_that_left_without_a_recorder_are_noted_by_the_next_one(
     historian = Historian(coordinator, scratch_dir)
     with Program.python(CLIENT, scratch_dir) as program:
         program.line()
-        historian.look(coordinator.clients(), [], {program.pid: "its name"})
+        historian.record(coordinator.clients(), [], {program.pid: "its name"})
         historian.close()
         program.send_signal(signal.SIGINT if orderly else signal.SIGKILL)
         program.end()
     Engine.open(scratch_dir, None).close()  # joining reaps
     historian = Historian(coordinator, scratch_dir)
-    historian.look(coordinator.clients(), [], {})
+    historian.record(coordinator.clients(), [], {})
     historian.close()
     found = read(scratch_dir).events
     (one,) = [event for event in found if event.recorder == history.BY_RECOVERY]
@@ -304,9 +304,9 @@ def test_a_registry_that_could_not_be_read_is_not_one_that_everybody_left(
     coordinator: Engine, scratch_dir: Path
 ) -> None:
     historian = Historian(coordinator, scratch_dir)
-    historian.look(coordinator.clients(), [], {})
+    historian.record(coordinator.clients(), [], {})
     before = events(scratch_dir)
-    historian.look([], [], {})
+    historian.record([], [], {})
     assert events(scratch_dir) == before
     historian.close()
 
@@ -316,9 +316,9 @@ def test_it_begins_later_while_the_files_are_in_use(
 ) -> None:
     historian = Historian(coordinator, scratch_dir)
     with Directory.open(scratch_dir) as directory, Files(directory).lock(5.0):
-        historian.look(coordinator.clients(), [], {})
+        historian.record(coordinator.clients(), [], {})
         assert records(scratch_dir) == 0
-    historian.look(coordinator.clients(), [], {})
+    historian.record(coordinator.clients(), [], {})
     assert records(scratch_dir) == 1
     historian.close()
     assert caplog.text == ""
@@ -349,17 +349,17 @@ def test_a_disk_that_becomes_full_ends_it_with_one_warning(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     historian = Historian(coordinator, scratch_dir)
-    historian.look(coordinator.clients(), [], {})
+    historian.record(coordinator.clients(), [], {})
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
         historian._next_s = 0.0
-        historian.look(coordinator.clients(), [], {})
-        historian.look(coordinator.clients(), [], {})
+        historian.record(coordinator.clients(), [], {})
+        historian.record(coordinator.clients(), [], {})
     historian.close()
     assert caplog.text.count("stopped recording the history") == 1
     assert records(scratch_dir) == 1
     follower = Historian(coordinator, scratch_dir)
-    follower.look(coordinator.clients(), [], {})
+    follower.record(coordinator.clients(), [], {})
     assert records(scratch_dir) == 2
     follower.close()
 
@@ -369,7 +369,7 @@ def test_a_damaged_history_is_replaced_and_reported(
 ) -> None:
     (scratch_dir / layout.HISTORY).write_bytes(b"something else")
     historian = Historian(coordinator, scratch_dir)
-    historian.look(coordinator.clients(), [], {})
+    historian.record(coordinator.clients(), [], {})
     historian.close()
     assert "a new history" in caplog.text
     assert "not a history of shmbuffer" in caplog.text

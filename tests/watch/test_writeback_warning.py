@@ -37,7 +37,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def looked(it: WritebackWarning, clock: list[float], times: int) -> None:
     for _ in range(times):
         clock[0] += SCAN_S
-        it.look([7, 8])
+        it.check([7, 8])
 
 
 def test_a_writer_that_is_held_back_again_and_again_is_worth_a_warning(

@@ -18,7 +18,14 @@ from typing import Any
 
 from tensordict import TensorDict
 
-from shmbuffer.buffers.data_path.drawing import Choice, chosen, drawn, expanded, taken, written_over
+from shmbuffer.buffers.data_path.drawing import (
+    Choice,
+    chosen,
+    drawn,
+    expanded,
+    take_batch,
+    written_over,
+)
 from shmbuffer.buffers.data_path.fast_read import NO_OUT
 from shmbuffer.buffers.data_path.parts import Parts, ring_backed
 from shmbuffer.buffers.data_path.plan import Plan
@@ -78,7 +85,7 @@ class Reads:
         draw = delivering(parts.sampler, lease, partial(self._next, include_info, out))
 
         def oldest(ring: Ring, count: int) -> Batch | None:
-            found = taken(parts.planned(), ring, count)
+            found = take_batch(parts.planned(), ring, count)
             return None if found is None else self._shown(include_info, out, self.finish(*found))
 
         return parts.planned().limits.in_turn(count, min_size, timeout, draw, oldest)
@@ -216,7 +223,7 @@ class Reads:
         batch_size = self._parts.batch_size if batch_size is None else batch_size
         if batch_size is None:
             raise RuntimeError(
-                "batch_size not specified: give it to can_sample, or to the constructor of the "
+                "batch_size was not specified. Pass it to can_sample or to the constructor of the "
                 "buffer"
             )
         count = as_int("batch_size", batch_size)

@@ -73,7 +73,7 @@ class Saving:
         """Saves the buffer; `ReplayBuffer.dumps` has the arguments."""
         require_plain(extra)
         if layout not in _LAYOUTS:
-            raise ValueError(f"layout is one of {', '.join(_LAYOUTS)}, not {layout!r}")
+            raise ValueError(f"layout must be one of {', '.join(_LAYOUTS)}, got {layout!r}")
         if self.parts.prefetcher is not None:
             self.parts.prefetcher.wait_for_changes()
         target = Path(path)
@@ -86,7 +86,7 @@ class Saving:
             if in_place:
                 if layout != "shmbuffer":
                     raise ValueError(
-                        f"{place}: contains the files of the storage itself, which are not in "
+                        f"{place}: contains the files of the storage itself, which do not have "
                         f"layout={layout!r}; save to another directory. Nothing was written"
                     )
                 self.parts.storage._flush_in_place(place)
@@ -180,7 +180,7 @@ class Saving:
                 return extra
         raise RuntimeError(
             f"{path}: was replaced during each of {_ATTEMPTS} attempts to read it; load it when "
-            "the other process is done"
+            "the other process has finished"
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -222,8 +222,8 @@ class Saving:
         limiter = self.parts.rate_limiter
         if limiter is not None and limiter.max_times_sampled is not None:
             raise ShmBufferError(
-                f"{what}: the buffer is a queue (max_times_sampled), which is written at its end "
-                "only; load into one that is not a queue. Nothing was changed"
+                f"{what}: the buffer is a queue (max_times_sampled), which can only be written at "
+                "its end. Nothing was changed. Load into a buffer that is not a queue"
             )
 
     def _load(self, saved: SavedBuffer) -> Any:
@@ -303,7 +303,7 @@ def _require_keys(of: str, keys: tuple[str, ...], state: Any) -> None:
     found = set(getattr(state, "keys", set)())
     if missing := [key for key in keys if key not in found]:
         raise KeyError(
-            f"load_state_dict: the state of {of} has {missing} too, and this one has "
-            f"{sorted(map(str, found))}; give what state_dict() of the same kind returned. "
-            "Nothing was changed"
+            f"load_state_dict: the state of {of} has the keys {missing}, but this one has "
+            f"{sorted(map(str, found))}. Nothing was changed. Pass the result of state_dict() of a "
+            "buffer with the same parts"
         )

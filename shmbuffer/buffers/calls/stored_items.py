@@ -110,8 +110,8 @@ class StoredItems:
         """Changes the items that have not been overwritten."""
         if (version_key is None) != (version is None):
             raise ValueError(
-                "version_key and version, an entry and its new value, need each other; got "
-                f"version_key={version_key!r}, version={version!r}"
+                "version_key and version must be passed together (the name of an entry, and its "
+                f"new value); got version_key={version_key!r}, version={version!r}"
             )
         parts, plan = self._parts, self._parts.planned()
         storage, dim = parts.storage, parts.dim_extend
@@ -164,8 +164,8 @@ class StoredItems:
         data = self.fetch(slice(None))
         if not hasattr(data, "clone"):
             raise TypeError(
-                f"a {type(data).__name__} has no entry {key!r}; read the items with rb[:], change "
-                "them, and write_all() them"
+                f"items of a {type(data).__name__} have no entry {key!r}; read the items with "
+                "rb[:], change them, and write them with write_all()"
             )
         data = data.clone()
         data[key] = value
@@ -216,8 +216,8 @@ def compared(
     tickets, stored = ravel(generation, ()), as_numbers(column).reshape(-1)
     if len(stored) != len(elements):
         raise ValueError(
-            f"{'.'.join(path)!r} has shape {list(column.shape[1:])} in an item; only single "
-            "numbers can be compared"
+            f"{'.'.join(path)!r} has shape {list(column.shape[1:])} in an item, but only scalars "
+            "can be compared"
         )
     if len(tickets) != len(elements):
         raise RuntimeError(f"got {len(tickets)} generations for {len(elements)} items")
@@ -226,7 +226,7 @@ def compared(
     if not given.ndim:  # a plain number takes the dtype of the entry
         given, versions = given.astype(stored.dtype), versions.to(column.dtype)
     if given.size not in (1, len(elements)):
-        raise ValueError(f"version is one number, or one for each of {len(elements)} items")
+        raise ValueError(f"version must be one number, or one for each of {len(elements)} items")
     given = np.broadcast_to(given.reshape(-1), elements.shape)
     live = (tickets >= 0) & (now == tickets)
     wins = live & (given > stored if newer else given >= stored)

@@ -52,7 +52,7 @@ class Writes:
         parts = self._parts
         if stream_dim is not None:
             if streams is not None:
-                raise TypeError("streams and stream_dim exclude each other; give one of them")
+                raise TypeError("streams and stream_dim cannot be combined; pass one of them")
             items, streams, lead = _in_time_order(data, stream_dim, parts.storage.ndim)
             index = self.write(items, single, update_priority, timeout, streams)
             return _as_given(index, lead, stream_dim)
@@ -77,8 +77,8 @@ class Writes:
             if not single:
                 call, what = "extend", "a batch (an empty list writes nothing)"
             raise TypeError(
-                f"{self._parts.family}.{call}(None): there is nothing to write; give it {what}, "
-                "or leave the call out"
+                f"{self._parts.family}.{call}(None): there is nothing to write; pass {what}, or "
+                "skip the call"
             )
         plan = self._parts.plan
         if plan.rewrites or plan.transforms or type(data) is list:
@@ -192,8 +192,8 @@ def _checked_streams(streams: Any, parts: Parts) -> int | Streams:
     if not parts.plan.appends or not isinstance(storage, RingBacked):
         raise TypeError(
             f"streams: a {type(storage).__name__} with a {type(parts.writer).__name__} keeps no "
-            "streams; they belong to items that a RoundRobinWriter appends to a storage of this "
-            "package. Nothing was written"
+            "streams, because only items that a RoundRobinWriter appends to a storage of this "
+            "package have a stream. Nothing was written"
         )
     require_rows(found, storage.ndim)
     return found

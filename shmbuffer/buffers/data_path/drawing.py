@@ -75,7 +75,7 @@ def written_over(plan: Plan) -> IndexError:
     )
 
 
-def taken(plan: Plan, ring: Ring, count: int) -> Batch | None:
+def take_batch(plan: Plan, ring: Ring, count: int) -> Batch | None:
     """The oldest items of a queue; None if it is no queue any more."""
 
     def read(elements: Ints, generation: Ints) -> Batch | None:

@@ -29,10 +29,10 @@ from shmbuffer.storages.tensor import TensorStorage
 from shmbuffer.tensors.form.tensor_nodes import TensorDictNode
 
 NO_OUT = (
-    "sample(out=...) needs a sample that one native call can make: items are TensorDicts of "
-    "tensors of one shape in the ring's own memory, with one storage dimension, and there is no "
-    "sample_unit (but a FrameStack), collate_fn, transform, pin_memory, prefetch or include_info; "
-    "call sample() without out="
+    "sample(out=...) is only supported if one native call can make the sample: the items must be "
+    "TensorDicts of tensors of one shape, stored in the ring itself with one storage dimension, "
+    "and the buffer must have no sample_unit (except FrameStack), collate_fn, transform, "
+    "pin_memory, prefetch or include_info. Call sample() without out="
 )
 
 

@@ -66,7 +66,9 @@ def made(part: Any) -> Any:
     if isinstance(part, (Storage, Sampler, Writer)):
         return part
     if not callable(part):
-        raise TypeError(f"a storage, sampler or writer is needed, or what makes one; got {part!r}")
+        raise TypeError(
+            f"expected a storage, sampler or writer, or a function that makes one, got {part!r}"
+        )
     return part()
 
 
@@ -118,14 +120,14 @@ class Parts:
             self.storage.checkpointer = makers["checkpointer"]
         if self.batch_size is None and getattr(self.sampler, "drop_last", False):
             raise ValueError(
-                "Samplers with drop_last=True must work with a predictable batch-size: give "
+                "Samplers with drop_last=True must work with a predictable batch-size: pass "
                 f"batch_size to the constructor of the buffer, or {type(self.sampler).__name__} "
                 "drop_last=False"
             )
         if self.dim_extend < 0 or (self.dim_given and 1 < self.storage.ndim <= self.dim_given):
             raise ValueError(
-                f"dim_extend has to be from 0 to ndim - 1 = {self.storage.ndim - 1}, "
-                f"got {self.dim_given}"
+                f"dim_extend must be from 0 to ndim - 1 = {self.storage.ndim - 1}, got "
+                f"{self.dim_given}"
             )
         self.join()
         limiter = makers["rate_limiter"]
@@ -207,8 +209,8 @@ class Parts:
         """Sets the dimension of the data along which writes append."""
         if self.dim_given is not None and dim != self.dim_given:
             raise RuntimeError(
-                f"dim_extend is {self.dim_given} and what is stored was appended along it; make "
-                f"a new buffer for dim_extend={dim}"
+                f"the stored items were appended along dim_extend={self.dim_given}, which cannot "
+                f"be changed to {dim}; create a new buffer with that dim_extend"
             )
         self.dim_given = dim
         if self.makers is None:
@@ -217,7 +219,7 @@ class Parts:
     def set_rate_limiter(self, limiter: RateLimiter | None) -> None:
         """Sets the limiter of the buffer; None removes it."""
         if not (limiter is None or isinstance(limiter, RateLimiter)):
-            raise TypeError(f"rate_limiter is a RateLimiter, or None; got {limiter!r}")
+            raise TypeError(f"rate_limiter must be a RateLimiter or None, got {limiter!r}")
         shareable(self.storage, "a rate_limiter needs").set_limiter(limiter)
 
     def mark_update(self, index: Any) -> None:
@@ -333,7 +335,10 @@ class UnmadeParts(Parts):
                     self._make_once()
             if name in vars(self):
                 return vars(self)[name]
-            raise AttributeError("a function that makes a part of a buffer cannot use the buffer")
+            raise AttributeError(
+                "a function that makes a part of a buffer cannot use the buffer, which does "
+                "not exist yet"
+            )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _make_once(self) -> None:

@@ -51,7 +51,7 @@ def read_prefetched(directory: Path) -> list[Any]:
         found = list(read_values(directory, _AHEAD, allow_pickle=False))
         for (_, info), ends_pass, _, state in found:
             if not isinstance(info, (dict, TensorDictBase)) or not isinstance(ends_pass, bool):
-                raise ValueError("a batch lacks its info or the flag for the end of a pass")
+                raise ValueError("a batch has no info or no flag for the end of a pass")
             if state is not None:
                 torch.Generator().set_state(state)  # is it one?
     return found

@@ -136,7 +136,7 @@ def sample_alone(data: Any, **known: Any) -> Any:
     """
     if not is_collection(data):
         raise TypeError(
-            "update_priority: there is an index, and no priorities. Nothing was changed. Call "
+            "update_priority: an index was passed without priorities. Nothing was changed. Call "
             "update_priority(index, priority), or update_priority(batch) with a whole sample of a "
             "TensorDict buffer"
         )
@@ -147,8 +147,8 @@ def sample_alone(data: Any, **known: Any) -> Any:
 def no_index(data: TensorDictBase) -> KeyError:
     """The error of ``update_tensordict_priority`` for a sample without index."""
     return KeyError(
-        f"update_tensordict_priority needs the entry {INDEX!r} that a sample has; "
-        f"this TensorDict has {sorted(map(str, data.keys()))}"
+        f"update_tensordict_priority needs the entry {INDEX!r} of a sample, but this TensorDict "
+        f"has {sorted(map(str, data.keys()))}"
     )
 
 

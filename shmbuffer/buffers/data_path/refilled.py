@@ -114,7 +114,7 @@ class Refilled:
                 self._note(value)
             else:
                 raise ValueError(
-                    f"sample(out=...) fills TensorDicts of tensors, and {key!r} is a {child.kind}"
+                    f"sample(out=...) fills TensorDicts of tensors, but {key!r} is a {child.kind}"
                 )
 
     def _note(self, data: TensorDict) -> None:
@@ -137,7 +137,7 @@ class OutputReuse:
             raise TypeError(f"sample(out=...) takes a TensorDict, got a {type(out).__name__}")
         if out.batch_size != (count,):
             raise ValueError(
-                f"sample({count}, out=...) takes a TensorDict of batch size [{count}], got one of "
+                f"sample({count}, out=...) needs a TensorDict of batch size [{count}], got "
                 f"{list(out.batch_size)}"
             )
         if len(self._known) >= _KEPT:

@@ -88,7 +88,7 @@ def with_info(data: Any, info: dict[str, Any], *, stack_dim: int | None = None) 
     except (RuntimeError, ValueError) as error:
         raise RuntimeError(
             f"index and weights have {len(info[INDEX])} rows, but the sample has batch size "
-            f"{list(data.batch_size)}: a transform or collate_fn has changed it; take them "
+            f"{list(data.batch_size)}, because a transform or collate_fn has changed it; take them "
             "from sample(return_info=True, include_info=False)"
         ) from error
     return data

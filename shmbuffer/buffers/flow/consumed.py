@@ -60,7 +60,7 @@ def read_consumed(directory: Path) -> list[dict[str, Any]]:
     with reading(directory / f"{_CONSUMERS}.jsonl"):
         for one in found:
             if not isinstance(one["name"], str) or one["done"].dtype is not torch.int64:
-                raise ValueError("a consumer lacks its name or its acknowledged items")
+                raise ValueError("a consumer has no name or no acknowledged items")
             one["times"], one["holds"] = int(one["times"]), bool(one["holds"])
             none = cpu.zeros(0, dtype=torch.int64)  # of saves before these two
             begun, acks = one.setdefault("begun", none), one.setdefault("acks", none)

@@ -31,8 +31,8 @@ def consumer_of(sampler: Any) -> Consumes:
     if consumes(sampler):
         return sampler
     raise TypeError(
-        f"the sampler is a {type(sampler).__name__}, which delivers nothing to acknowledge; give "
-        "the buffer a ConsumingSampler, or consume_after_n_samples, or its sampler a consumer"
+        f"nothing can be acknowledged, because the sampler is a {type(sampler).__name__}; give the "
+        "buffer a ConsumingSampler or consume_after_n_samples, or give its sampler a consumer"
     )
 
 
@@ -123,7 +123,7 @@ def _first_of_item(batch: Any, key: str) -> torch.Tensor:
         found = batch[key]
     except (KeyError, TypeError, IndexError):
         raise KeyError(
-            f"ack: there is no entry {key!r}; give it a batch of sample(lease=...), or the info of "
+            f"ack: there is no entry {key!r}; pass a batch of sample(lease=...), or the info of "
             "sample(lease=..., return_info=True)"
         ) from None
     rows = cpu.as_tensor(found)

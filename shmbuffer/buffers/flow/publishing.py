@@ -58,6 +58,6 @@ def _bytes(path: tuple[str, ...], value: Any) -> torch.Tensor:
         return contiguous(as_tensor(value))
     except NO_ARRAY as error:
         raise TypeError(
-            f"publish: '{'.'.join(path)}' is a {type(value).__name__} that cannot be stored "
+            f"publish: '{'.'.join(path)}' is a {type(value).__name__}, which cannot be stored "
             f"({error}); leave it out, or convert it"
         ) from error

@@ -155,7 +155,7 @@ class Reservation:
         if not self._room.is_ours():
             self._let_go()
             return
-        self._over = "was given back"
+        self._over = "was aborted"
         if self._partial is not None:
             self._partial.remove()  # first: if we die now, no process continues it
             self._partial.close()
@@ -205,11 +205,13 @@ class Reservation:
         count, versions = length_of(data), np.asarray(ages, np.int64).reshape(-1)
         if np.ndim(ages) and len(versions) != count:
             raise ValueError(
-                f"{self._engine.where}: {len(versions)} versions for {count} items; give one for "
-                "each, or one for all"
+                f"{self._engine.where}: got {len(versions)} versions for {count} items; pass one "
+                "for each item, or one for all"
             )
         if versions.min(initial=0) < 0:
-            raise ValueError(f"{self._engine.where}: a version is a number from 0 on, got {ages}")
+            raise ValueError(
+                f"{self._engine.where}: a version must be an int of at least 0, got {ages}"
+            )
         return versions
 
     def _young_now(self, versions: NDArray[np.int64] | None) -> NDArray[np.bool_] | None:
@@ -222,11 +224,13 @@ class Reservation:
 
     def _with_pieces(self, data: Any, whole: bool) -> Any:
         if whole and data is None:
-            raise ValueError("commit(whole=True) needs all of the items; pass them")
+            raise ValueError("commit(whole=True) needs all items of the reservation; pass them")
         before = [] if whole else self.pieces
         found = before if data is None else [*before, data]
         if not found:
-            raise TypeError("commit(): nothing was appended; give the items, or call abort()")
+            raise TypeError(
+                "commit(): no items were passed or appended; pass the items, or call abort()"
+            )
         return _joined(found)
 
     def _make_partial(self) -> PartialFile:
@@ -235,8 +239,8 @@ class Reservation:
         if directory is None or name is None or ring is None:
             what = "has no directory" if directory is None else "has no items yet"
             raise ShmBufferError(
-                f"{self._engine.where}: append stores pieces in the buffer's directory, but this "
-                f"buffer {what}; keep the pieces in the process until commit"
+                f"{self._engine.where}: append stores the pieces in the buffer's directory, but "
+                f"this buffer {what}; keep the pieces in your process until commit"
             )
         assert self.id is not None
         partial = PartialFile.make(directory, self.id, self.items, self._nbytes, self.version)
@@ -267,13 +271,13 @@ class Reservation:
         where = self._engine.where
         self._engine.seat.require_open()
         if self._over:
-            problem = f"this reservation {self._over} already"
+            problem = f"this reservation {self._over}"
         elif not self._room.is_ours():
-            problem = "this reservation belongs to the process that forked this one"
+            problem = "this reservation belongs to the parent process"
         else:
             return
         raise ReservationLostError(
-            f"{where}: {what}: {problem}; reserve again. Nothing was changed"
+            f"{where}: {what}: {problem}. Nothing was changed. Make a new reservation"
         )
 
     def __enter__(self) -> Self:
@@ -289,7 +293,7 @@ class Reservation:
 
     def _let_go(self) -> None:
         """Free the room and leave the pieces to others, as if we had died."""
-        self._over = "was let go"
+        self._over = "was released"
         self._room.give_back()
         if self._partial is not None:
             self._partial.close()
@@ -299,7 +303,10 @@ class Reservation:
         return f"Reservation(id={self.id}, items={self.items}, {state})"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a reservation belongs to one handle: reserve in the process that commits")
+        raise TypeError(
+            "a reservation cannot be pickled, because it belongs to one handle; reserve in "
+            "the process that commits"
+        )
 
 
 class _Room:

@@ -44,13 +44,13 @@ def reserve(
     capacity = ring.capacity if ring else engine.settings.capacity
     if n > capacity:
         raise ValueError(
-            f"{engine.where}: reserve({n:,}): the buffer has room for {capacity:,}; reserve "
-            "fewer at once, or make it larger"
+            f"{engine.where}: reserve({n:,}): the buffer has room for only {capacity:,} items; "
+            "reserve fewer at once, or make the buffer larger"
         )
     if bytes is not None and (ring is None or ring.records is None):
         raise ValueError(
-            f"{engine.where}: reserve(bytes={bytes:,}): this buffer stores rows of equal size, "
-            "so that no bytes can be reserved; leave bytes= out"
+            f"{engine.where}: reserve(bytes={bytes:,}): this buffer stores rows of equal size, so "
+            "bytes cannot be reserved; leave bytes= out"
         )
     if lease is not None:
         require_time("lease", lease)
@@ -98,8 +98,8 @@ def resume(rb: Any, partial: Partial | int, timeout: float | None) -> Reservatio
     file = None if directory is None or ring is None else PartialFile.take(directory, number)
     if file is None or ring is None:
         raise ReservationLostError(
-            f"{engine.where}: resume({number}): its pieces are gone, or another process has "
-            "resumed it; choose another one from partials()"
+            f"{engine.where}: resume({number}): the pieces were removed, or another process has "
+            "resumed them; choose another one of partials()"
         )
     try:
         engine.seat.reap_dead()
@@ -108,8 +108,8 @@ def resume(rb: Any, partial: Partial | int, timeout: float | None) -> Reservatio
             file.remove()
             ring.reservations.is_done(number, forget=True)
             raise ReservationLostError(
-                f"{engine.where}: resume({number}): its items were committed; take another one "
-                "of partials()"
+                f"{engine.where}: resume({number}): its items have been committed already; choose "
+                "another one of partials()"
             )
         assert directory is not None
         _require_possible(directory, ring, told)
@@ -195,5 +195,5 @@ def _bytes_of(ring: Ring, partial: Partial) -> int:
 def _whole(name: str, value: Any) -> int:
     found = as_int(name, value)
     if found < 1:
-        raise ValueError(f"{name} has to be at least 1, got {found}")
+        raise ValueError(f"{name} must be at least 1, got {found}")
     return found

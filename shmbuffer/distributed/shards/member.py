@@ -107,7 +107,7 @@ class Member:
 
     def move(self, keeper: Any) -> None:
         """Takes another keeper, after the node died and came back. It has to answer first."""
-        self.lose("its node died and is back")
+        self.lose("its node died and has returned")
         self._probed = -PROBE_S
         self.handle.detach()
         self._take(keeper)
@@ -144,8 +144,8 @@ class Member:
         """Counts it as empty until it answers."""
         if self.lives:
             _log.warning(
-                "%s: the shard of node %s does not answer (%s); its %d items are left out until it "
-                "does",
+                "%s: the shard of node %s does not answer (%s); its %d items are left out until "
+                "it does",
                 *(self._where, self.node, why, self.totals.length),
             )
         elif why != self._why:
@@ -172,7 +172,7 @@ class Member:
             self.lose(type(error).__name__)
             raise RuntimeError(
                 f"{self._where}: {name}() was not done on node {self.node}, whose shard does not "
-                f"answer ({type(error).__name__}); repeat it when the shard is back"
+                f"respond ({type(error).__name__}); repeat it when the shard has returned"
             ) from error
 
     def look(self) -> bool:

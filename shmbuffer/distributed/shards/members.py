@@ -48,8 +48,8 @@ class Members:
             except ray.exceptions.RayError as error:
                 if time.monotonic() >= end:
                     raise RuntimeError(
-                        f"{self._where}: its map does not answer ({type(error).__name__}), and Ray "
-                        f"has not started it again within {START_S:g} s"
+                        f"{self._where}: its map does not answer ({type(error).__name__}), and "
+                        f"Ray has not restarted it within {START_S:g} s"
                     ) from error
             time.sleep(FRESH_S)
             self._map = self._find_map()
@@ -74,7 +74,8 @@ class Members:
         """Raises RuntimeError if a shard does not answer that is not left out."""
         if missing := self.missing(without):
             raise RuntimeError(
-                f"{self._where}: {missing}; only all together can be {done}. Nothing was done{hint}"
+                f"{self._where}: {missing}; they can only be {done} all together. Nothing was "
+                f"done{hint}"
             )
 
     def at(self, node: str) -> Member | None:
@@ -145,7 +146,9 @@ class Members:
                     member.sent, num_returns=excess, timeout=self.timeout
                 )
                 if len(ready) < excess:
-                    member.lose(f"{len(member.sent)} messages with priorities are not answered")
+                    member.lose(
+                        f"{len(member.sent)} messages with priorities have not been answered"
+                    )
 
     def send_map(self, name: str, *args: Any) -> Any:
         """Sends a message to the map; returns Ray's reference to the answer."""

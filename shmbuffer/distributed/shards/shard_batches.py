@@ -86,7 +86,7 @@ class ShardBatches:
         if not able:
             missing = self._members.missing()
             raise EmptyBufferError(
-                "Cannot sample from an empty buffer: write something into it first"
+                "Cannot sample from an empty buffer: write items into it first"
                 + (f" ({missing})" if missing else "")
             )
         orders: dict[str, list[tuple[int, tuple[Any, ...]]]] = {}

@@ -42,15 +42,15 @@ def found_map(name: str) -> Any:
     ray = require_ray()
     if not ray.is_initialized():  # else Ray would start a cluster
         raise ValueError(
-            f"the sharded buffer {name!r} cannot be reached: this process is in no Ray cluster; "
-            "call ray.init(address='auto') first"
+            f"the sharded buffer {name!r} cannot be reached, because this process is not connected "
+            "to a Ray cluster; call ray.init(address='auto') first"
         )
     try:
         return ray.get_actor(map_name(name), namespace=NAMESPACE)
     except ValueError:
         raise ValueError(
-            f"there is no sharded buffer {name!r} in this Ray cluster; "
-            "ShardedReplayBuffer(name=...) makes it, and it ends with close()"
+            f"there is no sharded buffer {name!r} in this Ray cluster; it is created by "
+            "ShardedReplayBuffer(name=...) and exists until close()"
         ) from None
 
 

@@ -152,8 +152,8 @@ def joined(parts: Sequence[Any], places: Sequence[torch.Tensor] | None = None) -
             return rows
         return [rows[at] for at in torch.cat(list(places)).argsort().tolist()]
     raise TypeError(
-        f"the shards have drawn objects of type {type(first).__name__}, which cannot be joined "
-        "to one batch; let the collate_fn return tensors, TensorDicts, or tuples, dicts or lists"
+        f"the shards have sampled objects of type {type(first).__name__}, which cannot be joined "
+        "to one batch; return tensors, TensorDicts, or tuples, dicts or lists from the collate_fn"
     )
 
 

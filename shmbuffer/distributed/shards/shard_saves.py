@@ -49,17 +49,20 @@ def save_shards(
     known = {*(member.node for member in members), *members.missing_nodes()}
     if strange := sorted(set(without) - known):
         raise ValueError(
-            f"without={strange}: shards are on {', '.join(sorted(known))}; nothing was saved"
+            f"without={strange}: there are only shards on {', '.join(sorted(known))}; nothing was "
+            "saved"
         )
-    members.require_all("saved", without, "; without=[node, ...] leaves out nodes that are gone")
+    members.require_all(
+        "saved", without, "; pass without=[node, ...] to leave out nodes that have left"
+    )
     written = [one for one in members if one.node not in without and one.totals.length]
     if not written:
         raise RuntimeError("nothing was written to any shard yet, so there is nothing to save")
     nodes = sorted(member.node for member in written)
     if strange := [node for node in nodes if not _is_plain(node)]:
         raise ValueError(
-            f"the shards of {strange}: these names of nodes cannot be names of directories, so "
-            "nothing was saved; give the nodes other names (ray start --node-name)"
+            f"the shards of {strange}: the names of these nodes cannot be used as directory names, "
+            "so nothing was saved; rename the nodes (ray start --node-name)"
         )
     target = Path(path).absolute()
     make_folders(target)
@@ -94,8 +97,9 @@ class Gate:
         """Extends the pause; to be called every few seconds, and once at the end."""
         if not self._ask("renew"):
             raise RuntimeError(
-                "writers could not be paused until all shards were saved: the map of the shards "
-                "was started again meanwhile; this save is not kept, an earlier one is"
+                "writers could not be paused until all shards were saved, because the map of the "
+                "shards was restarted meanwhile; this save was discarded, and an earlier one is "
+                "kept"
             )
 
     def __exit__(self, *exception: object) -> None:
@@ -121,7 +125,7 @@ def _save_at_once(written: list[Member], folder: Path, gate: Gate) -> None:
             except ray.exceptions.RayError as error:
                 raise RuntimeError(
                     f"the shard of node {member.node} does not answer ({type(error).__name__}); "
-                    "this save is not kept, an earlier one is"
+                    "this save was discarded, and an earlier one is kept"
                 ) from error
             opened(answer)
 
@@ -134,8 +138,8 @@ def saves_of_nodes(members: Members, path: str | os.PathLike[str]) -> dict[str, 
     members.require_all("loaded")
     if away := [node for node in nodes if not is_saved(folder / node)]:
         raise FileNotFoundError(
-            f"{folder}: this node sees no save of the shards of {', '.join(away)}; load from a "
-            "directory that all nodes see. Nothing was changed"
+            f"{folder}: there is no save of the shards of {', '.join(away)} on this node; load "
+            "from a directory that all nodes see. Nothing was changed"
         )
     require_plain(folder)
     return {node: folder / node for node in nodes}
@@ -147,9 +151,9 @@ def _read_list(file: Path) -> list[str]:
     with reading(file):
         nodes = found["nodes"]
     if not (isinstance(nodes, list) and nodes and all(map(_is_plain, nodes))):
-        raise damaged(file, f"{nodes!r:.80} is not a list of the names of nodes")
+        raise damaged(file, f"{nodes!r:.80} is not a list of node names")
     if len(set(nodes)) < len(nodes):
-        raise damaged(file, f"{nodes!r:.80} names a node more than once")
+        raise damaged(file, f"{nodes!r:.80} contains a node more than once")
     return nodes
 
 
@@ -187,8 +191,8 @@ def _items_of(parts: Any, path: Path) -> Iterator[tuple[Any, Any]]:
         try:
             if len(buffer.transform):
                 raise NotImplementedError(
-                    f"{path}: shards of buffers with transforms can only be loaded on the nodes "
-                    "that they were saved on"
+                    f"{path}: shards of buffers with transforms can only be loaded on the nodes on "
+                    "which they were saved"
                 )
             buffer.loads(path)
             ring = ring_in(buffer)

@@ -21,9 +21,9 @@ from shmbuffer.memory import RateLimiter
 from shmbuffer.samplers.rank import require_rank
 
 _NOT_HERE = {
-    "generator": "draws differ by rank=, and torch.manual_seed decides them",
+    "generator": "pass rank= to sample differently on each learner, and call torch.manual_seed",
     "pin_memory": "move a sample with data.pin_memory()",
-    "sample_unit": "a batch is drawn item by item from the shards; write whole units as items",
+    "sample_unit": "a batch is sampled item by item from the shards; write whole units as items",
 }
 
 
@@ -238,9 +238,9 @@ def _options(
     name: str, prefetch: int | None, locality: str, rank: int | None, answer_timeout: float
 ) -> Options:
     if locality not in ("global", "local"):
-        raise ValueError(f"locality is 'global' or 'local', got {locality!r}")
+        raise ValueError(f"locality must be 'global' or 'local', got {locality!r}")
     if not 0 < answer_timeout < math.inf:
-        raise ValueError(f"answer_timeout has to be a number of seconds, got {answer_timeout!r}")
+        raise ValueError(f"answer_timeout must be a number of seconds, got {answer_timeout!r}")
     return Options(name, prefetch or 0, locality, require_rank(rank), answer_timeout)
 
 
@@ -250,8 +250,8 @@ def _require_free(ray: Any, name: str) -> None:
     except ValueError:
         return
     raise ValueError(
-        f"the sharded buffer {name!r} exists already; ShardedReplayBuffer.find({name!r}) returns a "
-        "handle on it, and its creator ends it with close()"
+        f"the sharded buffer {name!r} exists already; get a handle with "
+        f"ShardedReplayBuffer.find({name!r}), or close() it in the process that created it"
     )
 
 
@@ -264,18 +264,18 @@ def _chosen(nodes: int | list[str] | None) -> list[str] | None:
     is_list = isinstance(nodes, list | tuple) and all(isinstance(one, str) for one in nodes)
     if not is_number and not is_list:
         raise TypeError(
-            f"ShardedReplayBuffer(nodes=...): a number or a list of names, got {nodes!r}"
+            f"ShardedReplayBuffer(nodes=...) must be a number or a list of names, got {nodes!r}"
         )
     if isinstance(nodes, int) and not 1 <= nodes <= len(there):
         raise ValueError(
-            f"ShardedReplayBuffer(nodes={nodes}): the Ray cluster has {len(there)}, "
-            f"{', '.join(there)}; give their names, also of nodes that are still to come"
+            f"ShardedReplayBuffer(nodes={nodes}): the Ray cluster only has {len(there)}, "
+            f"{', '.join(there)}; pass a list of names to include nodes that join later"
         )
     chosen = there[:nodes] if isinstance(nodes, int) else list(nodes)
     if not set(chosen) & set(there):
         raise ValueError(
-            f"ShardedReplayBuffer(nodes={nodes!r}): at least one of them has to be present; the "
-            f"Ray cluster has {', '.join(there)}"
+            f"ShardedReplayBuffer(nodes={nodes!r}): at least one of these nodes must be present; "
+            f"the Ray cluster has {', '.join(there)}"
         )
     return chosen
 
@@ -289,7 +289,7 @@ def _require_storage(storage: Any) -> None:
     keywords = getattr(storage, "keywords", None)
     if not isinstance(keywords, dict) or not keywords.get("scratch_dir"):
         raise TypeError(
-            "ShardedReplayBuffer(storage=...) is made once on each node: give "
-            "partial(LazyMemmapStorage, capacity, scratch_dir=..., shared_init=True), got "
-            f"{storage!r}"
+            "ShardedReplayBuffer(storage=...) is called once on each node, so it must be a "
+            "function: pass partial(LazyMemmapStorage, capacity, scratch_dir=..., "
+            f"shared_init=True), got {storage!r}"
         )

@@ -235,7 +235,9 @@ class ShardedClient:
         self._members.refresh()
         living = self._members.living()
         if not living:
-            raise EmptyBufferError(f"{self!r}: nothing can be written, {self._members.missing()}")
+            raise EmptyBufferError(
+                f"{self!r}: nothing can be written, because {self._members.missing()}"
+            )
         return min(living, key=lambda one: one.totals.length / max(one.capacity, 1))
 
     def _identity_of(self, member: Member) -> int:
@@ -282,7 +284,7 @@ class ShardedClient:
         """
         count = self._count(batch_size)
         if min_size is not None and min_size < 0:
-            raise ValueError(f"min_size has to be at least 0, got {min_size}")
+            raise ValueError(f"min_size must be at least 0, got {min_size}")
         data, info = self._next(count, min_size or 0, timeout)
         if self._face["samples_tensordicts"] and include_info is not False:
             entries = {key: value for key, value in info.items() if key != EFFECTIVE_SIZE}
@@ -384,8 +386,8 @@ class ShardedClient:
             shard, index = index
         if shard is None:
             raise TypeError(
-                "update_priority(index, priority) of a sharded buffer needs shard=, the entry "
-                f"{SHARD!r} of the sample, or an index as extend() returns it"
+                "update_priority(index, priority) of a sharded buffer needs shard=, which is the "
+                f"entry {SHARD!r} of the sample, or an index that was returned by extend()"
             )
         index = torch.stack(index, -1) if isinstance(index, tuple) else cpu.as_tensor(index)
         where = index.reshape(-1, index.shape[-1]) if index.dim() > 1 else index.reshape(-1)
@@ -398,7 +400,7 @@ class ShardedClient:
             raise ValueError(
                 f"update_priority of {count} items: {len(shards)} numbers in shard="
                 + ("" if tickets is None else f", {len(tickets)} in generation=")
-                + "; give one for each item. Nothing was changed"
+                + "; pass one for each item. Nothing was changed"
             )
         shards = np.broadcast_to(shards, (count,))
         self._batches.largest = max(self._batches.largest, float(raw.max(initial=0.0)))
@@ -435,7 +437,10 @@ class ShardedClient:
             ValueError: see `RateLimiter`; a queue; ``min_size`` is larger than all shards.
         """
         if bool(changes) == (limiter is not ...):
-            raise TypeError("set_rate() takes a RateLimiter (or None), or changes to what is set")
+            raise TypeError(
+                "set_rate() needs a RateLimiter or None, or keyword arguments to change the "
+                "current one"
+            )
         if isinstance(limiter, EllipsisType):
             limiter = (self.rate_limiter or RateLimiter()).changed(**changes)
         require_ratio(limiter)
@@ -541,6 +546,6 @@ def require_ratio(limiter: RateLimiter | None) -> None:
     """ValueError for a queue."""
     if limiter is not None and limiter.max_times_sampled is not None:
         raise ValueError(
-            "a sharded buffer cannot be a queue (max_times_sampled): the oldest items of all "
-            "shards are not known in one place; give samples_per_insert, min_size or both"
+            "a sharded buffer cannot be a queue (max_times_sampled), because no process knows the "
+            "oldest items of all shards; pass samples_per_insert, min_size or both"
         )

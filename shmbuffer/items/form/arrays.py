@@ -72,7 +72,7 @@ def named(value: Any) -> tuple[str, np.ndarray[Any, Any]]:
         if isinstance(value, (list, tuple)) and not is_plain(value):
             parts = [named(part) for part in value]
             if len(names := sorted({name for name, _ in parts})) > 1:
-                raise TypeError(f"a list of {' and '.join(names)} is not an array")
+                raise TypeError(f"a list of {' and '.join(names)} cannot be converted to an array")
             return names[0], np.stack([array for _, array in parts])
         if hasattr(type(value), "__array__") or not hasattr(type(value), "__dlpack__"):
             array = np.asarray(value)

@@ -29,8 +29,8 @@ def unbound(data: Any) -> list[Any]:
         return rows_of({key: unbound(value) for key, value in data.items()})
     if not len(shape):
         raise TypeError(
-            "a batch of items of any size is a list of them, or a dict of arrays with a row for "
-            f"each item; got {type(data).__name__}. add() takes one item"
+            "a batch of items of any size must be a list of items, or a dict of arrays with one "
+            f"row for each item; got {type(data).__name__}. To write a single item, call add()"
         )
     if isinstance(data, np.ndarray):
         return plain_values(data) or [data[at, ...] for at in range(len(data))]
@@ -47,8 +47,8 @@ def rows_of(columns: Mapping[Any, list[Any]]) -> list[dict[Any, Any]]:
     counts = {key: len(column) for key, column in columns.items()}
     if len(set(counts.values())) > 1:
         raise ValueError(
-            f"the entries of a batch have one row for each item, but these differ: {counts}; a "
-            "list of dicts is a list of items"
+            "the entries of a batch must have one row for each item, but their lengths differ: "
+            f"{counts}; a list of dicts is a list of items"
         )
     rows = zip(*columns.values(), strict=True)
     return [dict(zip(columns, row, strict=True)) for row in rows]
@@ -104,8 +104,8 @@ class Stacking:
     def refuse(self, items: list[Any], where: str, at: int) -> NoReturn:
         """Raises RuntimeError, because an item differs from the first one."""
         raise RuntimeError(
-            f"a batch is a stack of items of one form, but {where} is {self.form(items[at])} at "
-            f"position {at} and {self.form(items[0])} at position 0; {self.instead}"
+            f"all items of a batch must have the same form, but {where} is {self.form(items[at])} "
+            f"at position {at} and {self.form(items[0])} at position 0; {self.instead}"
         )
 
     def form(self, item: Any) -> str:

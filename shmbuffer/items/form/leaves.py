@@ -94,7 +94,7 @@ class Leaves:
         values: list[Any] = []
         node.collect(kit.structure.without(data, OWN_KEYS), values)
         if not values:
-            raise ValueError("the data hold no tensor, so there is nothing to store")
+            raise ValueError("the data contain no tensor, so there is nothing to store")
         paths = paths_of(node)
         forms = list(map(form or kit.form_of, values, paths))
         lead = forms[0][1][:dims]
@@ -102,10 +102,10 @@ class Leaves:
             if len(shape) < dims or shape[:dims] != lead:
                 refuse_list(node, path)
                 raise ValueError(
-                    f"leaf {'.'.join(path)!r} has shape {list(shape)}, but the storage's "
-                    f"{dims} leading dimensions are {list(lead)} in leaf {'.'.join(paths[0])!r}; "
-                    f"every leaf begins with the same {dims} (batch{' and lanes' * (ndim > 1)}); "
-                    f"{ONE_ITEM}"
+                    f"leaf {'.'.join(path)!r} has shape {list(shape)}, but the storage's {dims} "
+                    f"leading dimensions are {list(lead)} in leaf {'.'.join(paths[0])!r}; every "
+                    f"leaf must begin with the same {dims} dimensions "
+                    f"(batch{' and lanes' * (ndim > 1)}); {ONE_ITEM}"
                 )
         leaves = tuple(
             Leaf(path, dtype, tuple(shape[dims:]))

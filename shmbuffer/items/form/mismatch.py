@@ -33,13 +33,15 @@ def refuse_form(
     held, given = _names(known), _names(found)
     if missing := sorted(known - found):
         name = ".".join(missing[0])
-        words = f"is missing in this write, which has {given}; write every leaf of the buffer"
+        words = f"is missing in this write, which has {given}; write all leaves of the buffer"
         _refuse(where, name, f"leaf {name!r} {words}, or {NEW_BUFFER}", held, given)
     if extra := sorted(found - known):
         name = ".".join(extra[0])
         words = f"of this write is not a leaf of the buffer, which has {held}; leave it out"
         _refuse(where, name, f"leaf {name!r} {words}, or {NEW_BUFFER}", held, given)
-    words = f"the buffer holds a {kind}, this write is a {shown}; write the same kind of data"
+    words = (
+        f"the buffer contains a {kind}, but this write is a {shown}; write the same kind of data"
+    )
     _refuse(where, "", f"{words}, or {NEW_BUFFER}", kind, shown)
 
 
@@ -53,13 +55,16 @@ def refuse_leaf(
 ) -> NoReturn:
     """Raises SchemaMismatchError for a leaf of another dtype or shape."""
     expected = f"{leaf.dtype}{list(shape)}"
-    words = f"is {expected}, this write has {found}; {remedy}, or {NEW_BUFFER}"
+    words = f"is {expected}, but this write has {found}; {remedy}, or {NEW_BUFFER}"
     _refuse(where, leaf.name, f"leaf {leaf.name!r} {words}", expected, found)
 
 
 def refuse_number(where: str, leaf: Leaf, count: int, found: int) -> NoReturn:
     """Raises SchemaMismatchError for a leaf with more or fewer items than the others."""
-    words = f"has {found} items in this write, others have {count}; give every leaf the same number"
+    words = (
+        f"has {found} items in this write, but others have {count}; write the same number of "
+        "items in every leaf"
+    )
     _refuse(where, leaf.name, f"leaf {leaf.name!r} {words}", count, found)
 
 
@@ -75,8 +80,8 @@ def refuse_list(node: Node, path: KeyPath) -> None:
         if depth and node.kind in ("list", "tuple"):
             entry = ".".join(path[:depth])
             raise ValueError(
-                f"entry {entry!r} is a {node.kind}, and each of its {node.size} parts is a leaf; "
-                "for one leaf write np.asarray(...) with a row for each item"
+                f"entry {entry!r} is a {node.kind}, so each of its {node.size} parts is a leaf; to "
+                "store it as one leaf, write np.asarray(...) with one row for each item"
             )
         node = node.items[dict(zip(node.names, node.items, strict=True))[name]]
 
@@ -85,8 +90,8 @@ def no_names(data: Any) -> str:
     """Returns the message for a tuple or list as an item of a TensorDict buffer."""
     kind = "tuple" if isinstance(data, tuple) else "list"
     return (
-        f"this write is a {kind}, and entries of a TensorDict have names; write a dict, "
-        "{'obs': ..., 'reward': ...}, or use a ReplayBuffer or PrioritizedReplayBuffer"
+        f"this write is a {kind}, but entries of a TensorDict have names; write a dict, {{'obs': "
+        "..., 'reward': ...}, or use a ReplayBuffer or PrioritizedReplayBuffer"
     )
 
 
@@ -96,8 +101,8 @@ def not_a_tensor(data: Any, why: Exception | None = None) -> str:
     shape = getattr(data, "shape", None)  # a tensor without memory cannot be printed
     what = repr(data)[:60] if shape is None else f"a {type(data).__name__} of {list(shape)}"
     return (
-        f"{what} in the data is not a tensor{reason}; tensor storages hold tensors, "
-        "arrays and numbers, and a LazyTensorStorage also text and objects that are entries of a "
+        f"{what} in the data is not a tensor{reason}. Tensor storages contain tensors, arrays and "
+        "numbers; a LazyTensorStorage can also contain strings and objects that are entries of a "
         "TensorDict. Leave it out, encode it as a tensor, or use a ListStorage"
     )
 

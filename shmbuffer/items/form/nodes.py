@@ -120,7 +120,7 @@ class BranchNode:
         """Returns the reason why a part cannot leave this process, as the start of a sentence."""
         for key, child in self.pairs:
             if not labels.is_json(key):
-                return f"has the key {key!r}, which is not text, a number or a tuple of them"
+                return f"has the key {key!r}, which is not a string, a number or a tuple of them"
             if (reason := child.private()) is not None:
                 place = f"entry {key!r}"
                 return f"{place} {'-> ' if reason.startswith('entry') else ''}{reason}"
@@ -173,8 +173,8 @@ def named_entries(data: Mapping[Any, Any]) -> Mapping[str, Any]:
     for key in data:
         if not isinstance(key, str):
             raise TypeError(
-                f"the key {key!r} in the data is not a string, and a TensorDict has only string "
-                "keys; rename it, or use a ReplayBuffer, which keeps dicts"
+                f"the key {key!r} in the data is not a string, but a TensorDict only has string "
+                "keys; rename it, or use a ReplayBuffer, which supports dicts"
             )
     return data
 

@@ -99,8 +99,8 @@ class Structure:
             return self._from_json(spec)
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise FormatError(
-                f"the schema's structure cannot be read ({type(error).__name__}: {error}); open "
-                "the buffer with the version that wrote it"
+                f"the structure in the schema cannot be read ({type(error).__name__}: {error}); "
+                "open the buffer with the version of shmbuffer that wrote it"
             ) from error
 
     def of_schema(self, recorded: dict[str, Any], paths: list[KeyPath], where: str) -> Node:
@@ -111,7 +111,7 @@ class Structure:
             node = self.describe(dict.fromkeys(paths, 0), 0, mapping="tensordict", root=False)
         if paths_of(node) != paths:
             raise FormatError(
-                f"{where}: leaves and structure of the schema do not fit together: {paths}, "
+                f"{where}: the leaves and the structure of the schema do not match: {paths}, "
                 f"{recorded}"
             )
         return node
@@ -122,14 +122,14 @@ class Structure:
             return LEAF
         if kind not in _ABOUT:
             raise FormatError(
-                f"the schema names a structure {kind!r} that this version of shmbuffer does not "
-                "know; open the buffer with the version that wrote it"
+                f"the schema has a structure {kind!r}, which this version of shmbuffer does not "
+                "support; open the buffer with the version that wrote it"
             )
         items = {
             labels.from_json(key): self._from_json(child) for key, child in spec.get("items", ())
         }
         if kind in NESTED and not all(isinstance(key, str) for key in items):
-            raise ValueError(f"a key of {list(items)!r:.60} is not text")
+            raise ValueError(f"a key of {list(items)!r:.60} is not a string")
         spec = {"batch": (), **spec}
         about = {name: to(spec[name]) for name, to in _ABOUT[kind].items()}
         if kind == "lazy_stack" and not 0 <= about["dim"] < about["batch_dims"]:

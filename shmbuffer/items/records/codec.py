@@ -114,5 +114,5 @@ class DictionaryTrainer:
         try:
             return Zstd.train(found, self._nbytes, self._level)
         except ValueError as error:
-            _log.warning("%s: continues without a dictionary: %s", where, str(error))
+            _log.warning("%s: continuing without a dictionary: %s", where, str(error))
             return None

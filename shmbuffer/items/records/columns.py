@@ -49,7 +49,7 @@ class Columns:
         for at in np.flatnonzero(nowhere).tolist():
             raise TypeError(
                 f"the leaf {self.kind.paths[at]!r} has no memory, because it is a placeholder for "
-                "a tensor; clone it into a real tensor before it is stored"
+                "a tensor; clone it into a real tensor before writing it"
             )
 
     def __len__(self) -> int:

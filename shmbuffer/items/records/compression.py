@@ -62,9 +62,11 @@ class Zstd:
         self, level: int = 3, *, dictionary: bytes | None = None, threads: int | None = None
     ) -> None:
         if level not in range(1, 23):
-            raise ValueError(f"compression_level is a level of zstd, 1 to 22, got {level!r}")
+            raise ValueError(f"compression_level must be a zstd level from 1 to 22, got {level!r}")
         if threads is not None and threads < 1:
-            raise ValueError(f"threads counts the caller too, so it is 1 or more, got {threads!r}")
+            raise ValueError(
+                f"threads includes the calling thread, so it must be at least 1, got {threads!r}"
+            )
         self.level = int(level)
         self.dictionary_id = 0
         self.threads = threads or min(_MAX_THREADS, len(os.sched_getaffinity(0)))
@@ -112,7 +114,9 @@ class Zstd:
     def train(samples: Sequence[Buffer], nbytes: int, level: int = 3) -> bytes:
         """Learns a dictionary from samples. Cost: 0.1 s per megabyte of samples."""
         if nbytes < _LEAST_DICTIONARY:
-            raise ValueError(f"a dictionary has {_LEAST_DICTIONARY} bytes or more, got {nbytes!r}")
+            raise ValueError(
+                f"a dictionary must have at least {_LEAST_DICTIONARY} bytes, got {nbytes!r}"
+            )
         step = max(1, sum(map(len, samples)) // (_LEARNT * nbytes))
         try:
             trained = zstandard.train_dictionary(
@@ -120,9 +124,9 @@ class Zstd:
             )
         except zstandard.ZstdError as error:
             raise ValueError(
-                f"no dictionary of {nbytes} bytes can be learned from {len(samples)} samples of "
-                f"{sum(map(len, samples))} bytes together ({error}); use none, or more samples: "
-                f"{_LEARNT} times its size is good"
+                f"no dictionary of {nbytes} bytes can be trained on {len(samples)} samples of "
+                f"{sum(map(len, samples))} bytes in total ({error}); use no dictionary, or more "
+                f"samples: {_LEARNT} times its size is recommended"
             ) from error
         return trained.as_bytes()
 
@@ -135,8 +139,8 @@ class Zstd:
         except zstandard.ZstdError as error:
             raise CorruptBufferError(
                 f"a dictionary of {len(dictionary)} bytes is not a zstd dictionary ({error}); "
-                "restore it from a copy of the directory: frames that were compressed with it "
-                "need it"
+                "restore it from a copy of the directory, because frames that were compressed with "
+                "it cannot be read without it"
             ) from error
         self.dictionary_id = loaded.dict_id()
         return loaded
@@ -162,13 +166,13 @@ class Zstd:
             if says.dict_id not in known:
                 self._refuse(where, at, says.dict_id)
             if says.content_size != size:
-                _damaged(where, [at], f"{says.content_size} bytes where {size} belong")
+                _damaged(where, [at], f"{says.content_size} bytes instead of {size}")
 
     def _refuse(self, where: str, at: int, dictionary_id: int) -> NoReturn:
         loaded = f"dictionary {self.dictionary_id}" if self.dictionary_id else "none"
         raise UnknownDictionaryError(
-            f"{where}: compressed piece {at} was made with dictionary {dictionary_id}, and "
-            f"{loaded} is loaded here; read the buffer through the storage that has its directory",
+            f"{where}: compressed piece {at} needs dictionary {dictionary_id}, but dictionary "
+            f"{loaded} is loaded; read the buffer through the storage that has its directory",
             path=where,
             dictionary_id=dictionary_id,
         )
@@ -218,7 +222,7 @@ class _Expander:
             _damaged(where, frames, str(error), error)
         if written != len(out):
             self._find(frames, places, where)
-            _damaged(where, frames, f"{written} bytes or more where {len(out)} belong")
+            _damaged(where, frames, f"at least {written} bytes instead of {len(out)}")
 
     def _find(self, frames: range, places: Places, where: str) -> None:
         """Raises the error for the damaged frame; returns if each frame is valid by itself."""
@@ -233,8 +237,8 @@ def _damaged(
 ) -> NoReturn:
     which = f"piece {frames[0]}" if len(frames) == 1 else f"pieces {frames[0]} to {frames[-1]}"
     raise CorruptBufferError(
-        f"{where}: compressed {which} cannot be expanded: {found}. It was not compressed with "
-        "zstd, or its bytes are damaged",
+        f"{where}: compressed {which} cannot be decompressed: {found}. It was not compressed with "
+        "zstd, or it is damaged",
         path=where,
     ) from error
 

@@ -54,7 +54,7 @@ class Encoder:
         keys: Iterable[Any] | None = None,
     ) -> None:
         if isinstance(keys, str):
-            raise TypeError(f"keys have to be a list; for the single key {keys!r} pass [{keys!r}]")
+            raise TypeError(f"keys must be a list; for the single key {keys!r} pass [{keys!r}]")
         self.zstd = zstd
         self.keys = (
             None
@@ -110,7 +110,7 @@ class Encoder:
         if self.keys and not (plan.compressible or self._plans):
             warnings.warn(
                 "nothing is compressed: the first item has no leaf under "
-                f"{sorted(self.keys, key=repr)}, its leaves are {list(kind.paths)}",
+                f"{sorted(self.keys, key=repr)}; its leaves are {list(kind.paths)}",
                 stacklevel=3,
             )
         return plan

@@ -40,9 +40,10 @@ TreePath = tuple[Any, ...]
 _KEPT_KINDS = 4096
 
 STORABLE = (
-    "a record holds tensors, numpy arrays and numbers, text, bytes, int, float, bool, None, and "
-    "TensorDicts, tensorclasses, dicts, lists and tuples of them; convert it, leave it out, or use "
-    "a storage of one process (without scratch_dir and shared_init), which keeps any object"
+    "a record can contain tensors, numpy arrays and numbers, str, bytes, int, float, bool, None, "
+    "and TensorDicts, tensorclasses, dicts, lists and tuples of them; convert it, leave it out, or "
+    "use a storage of one process (without scratch_dir and shared_init), which can contain any "
+    "object"
 )
 
 
@@ -111,8 +112,8 @@ def array_token(array: Any) -> str:
     dtype = array.dtype
     if not is_plain_array(array):
         raise RefusedError(
-            f"is a numpy {type(array).__name__} of {dtype}, whose value is not in its bytes alone: "
-            f"{STORABLE}"
+            f"is a numpy {type(array).__name__} of {dtype}, whose value does not consist of its "
+            f"bytes alone: {STORABLE}"
         )
     return str(dtype.str)
 
@@ -218,7 +219,7 @@ def _label(name: Any) -> tuple[str]:
     """Converts a key to JSON, which keeps 1, True and 1.0 apart although they are equal."""
     if not labels.is_json(name):
         raise RefusedError(
-            f"has the key {name!r:.60}, which is not text, a number, a bool, None or a tuple: "
+            f"has the key {name!r:.60}, which is not a string, a number, a bool, None or a tuple: "
             f"{STORABLE}"
         )
     return (json.dumps(labels.to_json(name)),)

@@ -41,8 +41,8 @@ class Keys:
             label = self._labels.get(key)
         except TypeError:
             raise TypeError(
-                f"the key of a group is a number or text, but this one is a {type(key).__name__}, "
-                "which cannot be compared; choose another group_key"
+                "the key of a group must be a number or a string, but this one is a "
+                f"{type(key).__name__}; choose another group_key"
             ) from None
         if label is None:
             self._next -= 1

@@ -124,11 +124,11 @@ class PromptGroupSampler(ClaimingSampler):
         given = (num_groups is not None) + (samples_per_group is not None)
         if given > 1 or not (given or group_size is not None):
             raise TypeError(
-                "Exactly one of num_groups or samples_per_group must be provided, or group_size "
-                f"alone; got num_groups={num_groups} and samples_per_group={samples_per_group}"
+                "Exactly one of num_groups or samples_per_group must be provided, or only "
+                f"group_size; got num_groups={num_groups} and samples_per_group={samples_per_group}"
             )
         if strategy not in _STRATEGIES:
-            raise ValueError(f"strategy is one of {_STRATEGIES}, got {strategy!r}")
+            raise ValueError(f"strategy must be one of {_STRATEGIES}, got {strategy!r}")
         self.num_groups = _positive("num_groups", num_groups)
         self.samples_per_group = _positive("samples_per_group", samples_per_group)
         self.group_size = _positive("group_size", group_size)
@@ -144,11 +144,13 @@ class PromptGroupSampler(ClaimingSampler):
             self.group_size is None or not 0 < self.give_up_after < 1e9
         ):
             raise (TypeError if self.group_size is None else ValueError)(
-                f"give_up_after is seconds, more than 0, and needs group_size; got {give_up_after}"
+                "give_up_after must be a number of seconds greater than 0, and requires "
+                f"group_size; got {give_up_after}"
             )
         if consumer is not None and (self.group_size is None or self.strategy != "random"):
             raise ValueError(
-                "a consumer is given whole groups: declare group_size, and do not change strategy"
+                "a consumer only gets whole groups; pass group_size, and leave strategy at its "
+                "default"
             )
         self._keys = Keys()
         self._index = LabelIndex(
@@ -194,16 +196,16 @@ class PromptGroupSampler(ClaimingSampler):
         """
         if lanes_of(storage):
             raise NotImplementedError(
-                f"{type(self).__name__} draws from storages of one dimension; this one has "
+                f"{type(self).__name__} only supports storages of one dimension, but this one has "
                 f"{storage.ndim}"
             )
         groups, wanted = self._shape(batch_size)
         if self.consumer is not None:
             if wanted != self.group_size:
                 raise ValueError(
-                    f"a consumer is given whole groups of group_size={self.group_size}, and a "
-                    f"batch wants {wanted} items of each; draw {groups * (self.group_size or 0)} "
-                    "items"
+                    f"a consumer gets whole groups of group_size={self.group_size}, but this batch "
+                    f"would have {wanted} items of each group; sample "
+                    f"{groups * (self.group_size or 0)} items"
                 )
             return self._claimed(storage, groups, wanted, taking)
 
@@ -226,7 +228,7 @@ class PromptGroupSampler(ClaimingSampler):
         return WholeGroups(self, self._index, storage, ring)
 
     def _exhausted(self) -> str:
-        return f"was given every whole group ({self._others()})"
+        return f"was given every complete group ({self._others()})"
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
         """True if the storage has items; with ``group_size``, if it has enough complete groups."""
@@ -249,7 +251,7 @@ class PromptGroupSampler(ClaimingSampler):
         assert value is not None
         if batch_size % value:
             raise ValueError(
-                f"batch_size={batch_size} is not divisible by {name}={value}; draw a multiple of it"
+                f"batch_size={batch_size} is not divisible by {name}={value}; use a multiple of it"
             )
         other = batch_size // value
         groups, wanted = (other, value) if self.num_groups is None else (value, other)
@@ -259,12 +261,12 @@ class PromptGroupSampler(ClaimingSampler):
     def _require_enough(self, wanted: int) -> None:
         if self.group_size is not None and wanted > self.group_size:
             raise ValueError(
-                f"{wanted} items of each group are wanted, and a group has group_size="
-                f"{self.group_size}; draw fewer"
+                f"{wanted} items of each group were requested, but a group has "
+                f"group_size={self.group_size}; request fewer"
             )
 
     def _look(self, storage: Any) -> Ring | None:
-        ring = self._index.look(storage)
+        ring = self._index.update(storage)
         if self.give_up_after is not None:
             before = time.monotonic_ns() - int(self.give_up_after * 1e9)
             self._index.table.give_up(max(0, before))
@@ -309,15 +311,15 @@ class PromptGroupSampler(ClaimingSampler):
 
     def _too_few(self, groups: int, there: int) -> EmptyBufferError:
         return EmptyBufferError(
-            f"{groups} whole groups are wanted, and {there} are there: {self._others()}; write "
-            "more of them first, or draw fewer"
+            f"{groups} complete groups were requested, but only {there} exist: {self._others()}; "
+            "write more of them first, or request fewer"
         )
 
     def _others(self) -> str:
         counts = self.groups
         return (
-            f"{counts.open} are open, {counts.withdrawn} have lost items, {counts.given_up} were "
-            "given up"
+            f"{counts.open} are incomplete, {counts.withdrawn} have lost items, {counts.given_up} "
+            "were given up"
         )
 
     def _within(self, members: Ints, wanted: int) -> Ints:
@@ -333,9 +335,9 @@ class PromptGroupSampler(ClaimingSampler):
         if short and not self._warned:
             self._warned = True
             warnings.warn(
-                "there were fewer groups, or fewer items in one, than a batch has: some are drawn "
-                "twice; write more first, draw fewer, or declare group_size to draw whole groups "
-                "alone",
+                "there are fewer groups, or fewer items in a group, than a batch needs, so some "
+                "are sampled twice. Write more items first, sample fewer, or pass group_size to "
+                "sample only complete groups",
                 stacklevel=4,
             )
 

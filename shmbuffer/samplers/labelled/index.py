@@ -102,7 +102,7 @@ class LabelIndex:
 
     # -- looking -------------------------------------------------------------------------------
 
-    def look(self, storage: Any) -> Ring | None:
+    def update(self, storage: Any) -> Ring | None:
         """Updates the table with new writes; the caller holds `lock`.
 
         Returns:
@@ -119,7 +119,7 @@ class LabelIndex:
             return None
         if self.limit > ring.elements:
             raise ValueError(
-                f"a storage of {ring.elements} items has no room for one group of "
+                f"a storage of {ring.elements} items is too small for a group of "
                 f"group_size={self.limit}"
             )
         if not ring.length and not self.is_claimed:
@@ -286,7 +286,7 @@ def means_of(column: Column) -> Floats:
     if not isinstance(column, np.ndarray):
         kind = type(column[0]).__name__ if column else "nothing"
         raise TypeError(
-            f"a reward is a number or several numbers, not {kind}; choose another reward_key"
+            f"a reward must be one or several numbers, not {kind}; choose another reward_key"
         )
     means: Floats = column.astype(np.float64).mean(-1)
     return means

@@ -92,7 +92,7 @@ class WholeGroups(LabelSource):
 
     def missing(self, oldest: Oldest) -> int:
         """Returns how many items the group of this item lacks."""
-        self._index.look(self._storage)  # includes the latest commits
+        self._index.update(self._storage)  # includes the latest commits
         missing = int(self.table.count_missing(oldest.slot))
         return missing if self._index.head == oldest.head else 0
 

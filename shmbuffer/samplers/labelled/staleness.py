@@ -140,7 +140,7 @@ class StalenessAwareSampler(ClaimingSampler):
     def max_staleness(self, value: int) -> None:
         number = operator.index(value)
         if number < -1:
-            raise ValueError(f"max_staleness is at least 0, or -1 for no limit; got {value}")
+            raise ValueError(f"max_staleness must be at least 0, or -1 for no limit; got {value}")
         self._max_staleness = number
 
     def bind(self, storage: Any) -> Consumer | None:
@@ -169,7 +169,7 @@ class StalenessAwareSampler(ClaimingSampler):
             return self._claimed(storage, batch_size, 1, taking)
 
         def draw() -> tuple[Ints, NDArray[np.float32], Ints | None] | None:
-            ring = self._index.look(storage)
+            ring = self._index.update(storage)
             return self._drawn(ring, draw_key(self, storage), batch_size)
 
         with self._index.lock:
@@ -182,7 +182,7 @@ class StalenessAwareSampler(ClaimingSampler):
         return self._index.lock
 
     def _source(self, storage: Any, consumer: Consumer) -> FreshItems:
-        ring = self._index.look(storage)
+        ring = self._index.update(storage)
         assert ring is not None  # otherwise there is no consumer
         return FreshItems(self, storage, ring)
 
@@ -236,7 +236,7 @@ class StalenessAwareSampler(ClaimingSampler):
             return self._can_claim(storage, consumer, batch_size)
         with self._index.lock:
             try:
-                self._index.look(storage)
+                self._index.update(storage)
             except EmptyBufferError:
                 return False
             staleness, counts = self._stalenesses(self.consumer_version)
@@ -278,9 +278,9 @@ class StalenessAwareSampler(ClaimingSampler):
         weights[~self._are_fresh(staleness)] = 0.0
         if not weights.any():
             raise RuntimeError(
-                f"All {counts.sum()} entries in the buffer exceed max_staleness="
-                f"{self._max_staleness} (consumer_version={version}), or have weight 0; the "
-                f"freshest is {staleness.min()} versions old. Raise max_staleness, or let "
+                f"All {counts.sum()} entries in the buffer exceed "
+                f"max_staleness={self._max_staleness} (consumer_version={version}), or have weight "
+                f"0; the newest is {staleness.min()} versions old. Raise max_staleness, or let "
                 "collectors use newer weights"
             )
         return weights
@@ -292,12 +292,12 @@ class StalenessAwareSampler(ClaimingSampler):
         weights: Floats = cpu.as_tensor(given).detach().to("cpu", torch.float64).numpy().copy()
         if weights.shape != staleness.shape or not (weights >= 0).all():
             raise ValueError(
-                "staleness_weight_fn gives a weight for each number that it is given, which "
-                f"is not negative and not NaN; of {staleness.tolist()[:4]} it gave "
+                "staleness_weight_fn must return one weight for each staleness, none of them "
+                f"negative or NaN; for {staleness.tolist()[:4]} it returned "
                 f"{weights.tolist()[:4] if weights.ndim else weights.item()}"
             )
         if not np.isfinite(weights).all():
-            raise ValueError("staleness_weight_fn gives finite weights, and one is infinite")
+            raise ValueError("staleness_weight_fn must return finite weights, but one is infinite")
         return weights
 
     # -- state ---------------------------------------------------------------------------------

@@ -23,18 +23,18 @@ def versions_of(column: Column) -> Ints:
             else type(next(iter(column), None)).__name__
         )
         raise TypeError(
-            f"a version is one whole number an item, and the entry has {what}; name another "
-            "version_key"
+            f"the entry with the version must have one integer for each item, but it has {what}; "
+            "choose another version_key"
         )
     flat = column[:, 0]
     if flat.dtype.kind == "f":
         if not (np.isfinite(flat) & (flat == np.rint(flat)) & (np.abs(flat) < 2.0**53)).all():
-            raise ValueError("a version is a whole number, and the entry has others")
+            raise ValueError("versions must be integers, but the entry has other numbers")
         return flat.astype(np.int64)
     if len(flat) and not -consumer_version.LIMIT < int(flat.min()) <= int(flat.max()) < (
         consumer_version.LIMIT
     ):
-        raise ValueError("a version is smaller than 2**62, and the entry has others")
+        raise ValueError("versions must be smaller than 2**62, but the entry has larger ones")
     return flat.astype(np.int64)
 
 

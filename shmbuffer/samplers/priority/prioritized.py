@@ -101,16 +101,16 @@ class PrioritizedSampler(PriorityStore):
     ) -> None:
         super().__init__(max_capacity, alpha, eps, max_priority_within_buffer)
         if reduction not in REDUCTIONS:
-            raise ValueError(f"reduction is one of {REDUCTIONS}, got {reduction!r}")
+            raise ValueError(f"reduction must be one of {REDUCTIONS}, got {reduction!r}")
         if dtype not in DTYPES:
             raise NotImplementedError(
-                f"dtype {dtype} not supported by PrioritizedSampler: weights are torch.float32 or "
-                "torch.float64"
+                f"dtype {dtype} is not supported by PrioritizedSampler; weights must be "
+                "torch.float32 or torch.float64"
             )
         if device is not None and torch.device(device).type != "cpu":
             raise NotImplementedError(
                 f"PrioritizedSampler(device={str(device)!r}): the priority tree is in shared "
-                "memory, on the CPU; leave device out, and move the sample with a transform"
+                "memory on the CPU; leave device out, and move the sample with a transform"
             )
         self._beta = as_beta(beta)
         self.dtype = dtype
@@ -236,7 +236,7 @@ class PrioritizedSampler(PriorityStore):
         grows = storage is not None and storage.max_size > elements
         if len(raw) != elements and not (grows and np.isnan(raw[elements:]).all()):
             raise ValueError(
-                f"the state has priorities of {len(raw)} elements, this storage has {elements}"
+                f"the state has priorities of {len(raw)} elements, but this storage has {elements}"
             )
         fitted = np.full(elements, np.nan)
         fitted[: len(raw)] = raw[:elements]

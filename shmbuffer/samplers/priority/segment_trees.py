@@ -29,7 +29,7 @@ class SegmentTree:
     def __init__(self, size: int) -> None:
         self._size = as_int("size", size)
         if self._size < 1:
-            raise ValueError(f"{type(self).__name__}: size has to be at least 1, got {size}")
+            raise ValueError(f"{type(self).__name__}: size must be at least 1, got {size}")
         sections = _core.sections(self._size, 1)
         self._nodes = np.full((sections["bytes"] - sections["mass"]) // 8, self.identity_element)
 
@@ -70,7 +70,7 @@ class SegmentTree:
         places, values = self._places(index), _numbers(value, self._dtype)
         if values.size not in (1, places.size) or np.isnan(values).any():
             raise ValueError(
-                f"{type(self).__name__}: {places.size} indices need as many numbers or a single "
+                f"{type(self).__name__}: {places.size} indices need as many numbers, or a single "
                 f"one, without NaN; got {value!r:.200}"
             )
         self._nodes[places] = values
@@ -108,8 +108,8 @@ class SegmentTree:
         wrong = places[(places < 0) | (places >= self._size)]
         if len(wrong):
             raise IndexError(
-                f"{type(self).__name__}: index {wrong[0]} is not one of the {self._size} numbers; "
-                f"they count from 0 to {self._size - 1}"
+                f"{type(self).__name__}: index {wrong[0]} is out of range for {self._size} "
+                f"numbers; indices are from 0 to {self._size - 1}"
             )
         return places
 
@@ -186,7 +186,7 @@ def _numbers(value: Any, dtype: type[np.generic]) -> NDArray[Any]:
     """Converts numbers to an array ``[n]``."""
     array = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
     if dtype is np.int64 and array.size and array.dtype.kind not in "iu":
-        raise TypeError(f"an index is made of integers, got {array.dtype}")
+        raise TypeError(f"an index must consist of integers, got {array.dtype}")
     with np.errstate(over="ignore"):  # too large for float32: infinity
         return np.ascontiguousarray(array.reshape(-1), dtype)
 

@@ -25,7 +25,7 @@ class PriorityStore(Sampler):
     # a second sampler            the same, if the storage is not shared
     def __init__(self, max_capacity: int, alpha: float, eps: float, within: bool) -> None:
         if int(max_capacity) < 1:
-            raise ValueError(f"max_capacity has to be at least 1, got {max_capacity}")
+            raise ValueError(f"max_capacity must be at least 1, got {max_capacity}")
         self._max_capacity = int(max_capacity)
         self._alpha = from_zero("alpha", alpha)
         self._eps = from_zero("eps", eps)
@@ -301,9 +301,9 @@ class PriorityStore(Sampler):
     def __getstate__(self) -> dict[str, Any]:
         if self._table is not None:
             raise RuntimeError(
-                "this PrioritizedSampler keeps a table of its own, which other processes cannot "
-                "see; use a LazyMemmapStorage or LazyTensorStorage, which they share, and whose "
-                "priorities they share too"
+                "this PrioritizedSampler keeps its priorities in this process, so other processes "
+                "cannot see them; use a LazyMemmapStorage or LazyTensorStorage, which share the "
+                "items and their priorities"
             )
         return {  # the receiving process binds it again
             **super().__getstate__(),

@@ -28,7 +28,7 @@ from shmbuffer.storages.ring_backed import RingBacked
 from shmbuffer.storages.storage import ring_of
 from shmbuffer.tensors.form.tensors import as_numbers
 
-_EMPTY = "the storage is empty: write something before sampling"
+_EMPTY = "the storage is empty; write items before sampling"
 DONE: KeyPath = ("next", "done")
 #: Entries with trajectory ids that are tried; TorchRL's collectors write the first one.
 USUAL_IDS: tuple[KeyPath, ...] = (("collector", "traj_ids"), ("episode",))
@@ -83,7 +83,7 @@ class Boundaries:
         self._seen: Found | None = None
         self._asked: Keys | None = None  # keys of the entries that were read
 
-    def of(self, storage: Any) -> Found:
+    def find(self, storage: Any) -> Found:
         """Returns the current trajectories of a storage; ignores changes through memory views."""
         with self.lock:
             for attempt in range(ATTEMPTS):
@@ -157,7 +157,7 @@ class Boundaries:
                 following.cut_at(cut_columns(entries, ids, ends, self._begins))
             self._catch_up(following, entries)
             if self._step is None:
-                self._interleaved.look(storage, ring)
+                self._interleaved.check(storage, ring)
         if not table.rows:
             raise EmptyBufferError(_EMPTY)
         if seen is None or not lies_open:
@@ -200,14 +200,14 @@ class Boundaries:
             values = entries.at(path, slots)
             if values.dtype.kind not in "iu" or values.shape[2] != 1:
                 raise TypeError(
-                    f"fragmented=True needs one integer an item in {what}, found "
-                    f"{values.shape[2]} of {values.dtype}"
+                    f"fragmented=True needs one integer for each item in {what}, but found "
+                    f"{values.shape[2]} of shape {values.dtype}"
                 )
             found.append(values.reshape(-1).astype(np.int64))
         ids, steps = found
         if len(steps) and steps.min() < 0:
             raise ValueError(
-                f"fragmented=True: a step is not negative, found {steps.min()} ({what})"
+                f"fragmented=True: a step must not be negative, but found {steps.min()} ({what})"
             )
         return ids, steps, what
 
@@ -235,8 +235,8 @@ class Boundaries:
             self._asked = None
             if lanes_of(storage):
                 raise TypeError(
-                    f"slices of a {type(storage).__name__} need one with ndim=1, or a storage of "
-                    "tensors of this package"
+                    f"slices of a {type(storage).__name__} are only supported with ndim=1, or with "
+                    "a tensor storage of this package"
                 )
         return KeptEntries(items, capacity, self._paths)
 
@@ -271,9 +271,9 @@ class Boundaries:
         if self._step is not None:
             if ids is None or not entries.has(self._step):
                 raise RuntimeError(
-                    "fragmented=True needs an id of the trajectory and the number of the step with "
-                    f"every item: traj_key {_names(wanted)}, step_key {_names([self._step])}; one "
-                    "of them is not there"
+                    "fragmented=True needs the id of the trajectory and the number of the step in "
+                    f"every item (traj_key {_names(wanted)}, step_key {_names([self._step])}), but "
+                    "at least one of them is missing"
                 )
             return ids, ()
         ends = tuple(path for path in self._ends or (DONE,) if entries.has(path))
@@ -282,9 +282,10 @@ class Boundaries:
         if self._all_ends:
             raise KeyError(f"the items have none of the end_keys {_names(self._ends)}")
         raise RuntimeError(
-            "the sampler cannot tell where a trajectory ends: the items have neither an id under "
-            f"{_names(wanted or USUAL_IDS)} nor a flag under {_names(self._ends or (DONE,))}; name "
-            "such an entry with traj_key or end_key"
+            "the sampler cannot find the ends of trajectories: the items have neither a trajectory "
+            f"id under {_names(wanted or USUAL_IDS)} nor a flag under "
+            f"{_names(self._ends or (DONE,))}; pass the name of such an entry as traj_key or "
+            "end_key"
         )
 
 

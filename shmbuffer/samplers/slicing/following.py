@@ -194,9 +194,9 @@ def put_in_order(
     if twice is not None:
         at, there = twice
         raise RuntimeError(
-            f"step {steps[at]} of trajectory {ids[at]} occurs twice ({what}): "
-            f"items {there} and {elements[at]}; ids of trajectories that are stored at the "
-            "same time have to differ"
+            f"step {steps[at]} of trajectory {ids[at]} occurs twice ({what}), in the items {there} "
+            f"and {elements[at]}; trajectories that are stored at the same time must have "
+            "different ids"
         )
 
 

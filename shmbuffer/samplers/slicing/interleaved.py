@@ -37,7 +37,7 @@ class Interleaved:
     def __init__(self) -> None:
         self._wanted = _LEAST  # items in the ring before the next check; 0: known
 
-    def look(self, storage: Any, ring: Ring) -> None:
+    def check(self, storage: Any, ring: Ring) -> None:
         """Warns once if the items of a stream alternate between several environments.
 
         Cost: one to eight reads of up to 8,192 items when the first slices of a buffer are drawn.
@@ -57,11 +57,11 @@ class Interleaved:
         if lag[0] > 1:
             places, entry = lag
             warnings.warn(
-                f"slices and windows follow the items of a stream, but the next observation of an "
+                "slices and windows follow the items of a stream, but the next observation of an "
                 f"item ({key_of(entry)!r}) is the observation of the item {places} places later. "
-                f"These look like rows of {places} environments, which slices mix. Write them with "
-                f"extend(rows, streams=range({places})) or with a Recorder. If they are "
-                f"{places}-step transitions of one environment, ignore this",
+                f"These look like rows of {places} interleaved environments, which slices would "
+                f"mix. Write them with extend(rows, streams=range({places})) or with a Recorder. "
+                f"If they are {places}-step transitions of one environment, ignore this warning",
                 stacklevel=2,
             )
 

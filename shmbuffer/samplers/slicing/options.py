@@ -32,7 +32,8 @@ class Span(NamedTuple):
         sides: tuple[Any, ...] = tuple(span) if isinstance(span, (tuple, list)) else (span, span)
         if len(sides) != 2 or any(not isinstance(side, int) or side < 0 for side in sides):
             raise ValueError(
-                f"span is a bool, or an int from 0, or two of them (left, right), got {span!r}"
+                "span must be a bool, a non-negative int, or a pair of them (left, right), got "
+                f"{span!r}"
             )
         return cls(*sides)
 
@@ -42,7 +43,7 @@ class Span(NamedTuple):
             if side is not True and side >= steps > 0:
                 raise ValueError(
                     f"the {name} span of {side} would leave nothing of slices of {steps} steps; "
-                    f"give at most {steps - 1}, or True for as much as possible"
+                    f"pass at most {steps - 1}, or True for as much as possible"
                 )
 
     def off(self, side: Side, lengths: Ints) -> Ints:
@@ -104,8 +105,8 @@ class SliceOptions(TrajectoryOptions):
     def __post_init__(self) -> None:
         if (self.num_slices is None) == (self.slice_len is None):
             raise SliceArgumentsError(
-                f"give num_slices or slice_len, one of the two; got num_slices={self.num_slices} "
-                f"and slice_len={self.slice_len}"
+                f"pass either num_slices or slice_len; got num_slices={self.num_slices} and "
+                f"slice_len={self.slice_len}"
             )
         keys = None if self.end_keys is None else tuple(self.end_keys)
         numbers = ("num_slices", "slice_len")
@@ -121,36 +122,36 @@ class SliceOptions(TrajectoryOptions):
         end_key, end_keys, traj_key = self.end_key, self.end_keys, self.traj_key
         if end_key is not None and end_keys is not None:
             raise RuntimeError(
-                f"end_key and end_keys exclude each other, got {end_key!r} and {end_keys!r}; "
-                "end_keys takes any number of them"
+                f"end_key and end_keys cannot be combined, got {end_key!r} and {end_keys!r}; "
+                "end_keys takes any number of keys"
             )
         for name, given in (("ends", self.ends), ("trajectories", self.trajectories)):
             if given is None:
                 continue
             if not self.cache_values:
                 raise RuntimeError(
-                    f"{name} never change, so they need cache_values=True; got cache_values=False"
+                    f"{name} are constant, so they need cache_values=True; got cache_values=False"
                 )
             if end_key is not None or end_keys is not None or traj_key is not None:
                 raise RuntimeError(
-                    f"{name} exclude end_key, end_keys and traj_key: they say already where "
-                    f"trajectories end; got end_key={end_key!r}, end_keys={end_keys!r}, "
-                    f"traj_key={traj_key!r}"
+                    f"{name} cannot be combined with end_key, end_keys and traj_key, because they "
+                    f"already define where trajectories end; got end_key={end_key!r}, "
+                    f"end_keys={end_keys!r}, traj_key={traj_key!r}"
                 )
         if self.ends is not None and self.trajectories is not None:
-            raise RuntimeError("ends and trajectories exclude each other; give one of the two")
+            raise RuntimeError("ends and trajectories cannot be combined; pass one of them")
         if self.pad_output and self.strict_length:
             raise ValueError(
-                "pad_output=True fills up slices of short trajectories, which strict_length=True "
-                "never draws; give strict_length=False"
+                "pad_output=True pads slices of short trajectories, but strict_length=True never "
+                "samples these; pass strict_length=False"
             )
         if self.fragmented and (self.step_key is None or self.are_given):
             raise ValueError(
-                "fragmented=True puts items in order by traj_key and step_key: it needs a "
-                f"step_key, got {self.step_key!r}, and takes neither ends nor trajectories"
+                "fragmented=True orders the items by traj_key and step_key, so it needs a step_key "
+                f"(got {self.step_key!r}), and cannot be combined with ends or trajectories"
             )
         if end_keys is not None and not len(end_keys):
-            raise ValueError("end_keys is empty; give at least one key, or leave it out")
+            raise ValueError("end_keys is empty; pass at least one key, or leave it out")
 
 
 def refuse(cls: type, given: dict[str, Any], *names: str) -> None:
@@ -167,7 +168,7 @@ def _at_least_one(name: str, value: int | None) -> int | None:
     try:
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} has to be an integer, got {value!r}") from None
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
     if number < 1:
-        raise ValueError(f"{name} has to be at least 1, got {value}")
+        raise ValueError(f"{name} must be at least 1, got {value}")
     return number

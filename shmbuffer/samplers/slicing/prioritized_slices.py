@@ -90,8 +90,8 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         )
         if self.span.left:
             warnings.warn(
-                f"span={slices['span']!r}: slices of a PrioritizedSliceSampler begin at the item "
-                "that was drawn, so nothing is cut off at the left; pass (False, ...)",
+                f"span={slices['span']!r}: slices of a PrioritizedSliceSampler begin at the "
+                "sampled item, so nothing is cut off at the left; pass (False, ...)",
                 stacklevel=3,
             )
             self.span = self.span._replace(left=False)
@@ -141,8 +141,8 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         before = np.cumsum(mass)
         if not before[-1] > 0:
             raise RuntimeError(
-                f"no slice of {steps} steps can begin at an item with a priority above 0: the "
-                f"priorities of all {len(rows)} items with room for it are 0, and eps is 0; draw "
+                f"no slice of {steps} steps can begin at an item with a positive priority: the "
+                f"priorities of all {len(rows)} possible first items are 0, and eps is 0; sample "
                 "shorter slices, or use eps > 0"
             )
         numbers = drawn_by(self, partial(cpu.rand, dtype=torch.float64), count).numpy()

@@ -202,7 +202,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         count, steps = self._sizes(batch_size)
         with self._boundaries.lock:
             try:
-                table = self._boundaries.of(storage).table
+                table = self._boundaries.find(storage).table
             except EmptyBufferError:
                 return False
             return self._suffice(table, table.long(self._shortest(steps)), count, steps)
@@ -212,7 +212,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         steps = self._sizes(batch_size)[1]
         with self._boundaries.lock:
             try:
-                table = self._boundaries.of(storage).table
+                table = self._boundaries.find(storage).table
             except (EmptyBufferError, KeyError, RuntimeError):  # as `sample` would raise
                 return 0
             found = table.long(self._shortest(steps))
@@ -230,7 +230,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         ask_rank(self, storage)
         ring, position = ring_of(storage), self._position()
         with self._boundaries.lock:
-            bounds = self._boundaries.of(storage)
+            bounds = self._boundaries.find(storage)
             following = bounds.following
             if following is None or ring is None:
                 return None
@@ -263,7 +263,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
 
         def draw() -> tuple[Any, dict[Any, Any]] | None:
             with self._boundaries.lock:
-                bounds = self._boundaries.of(storage)
+                bounds = self._boundaries.find(storage)
                 table = bounds.table
                 cuts = choose(table)
                 found = rows_of(table, cuts, steps, pad=self.pad_output)
@@ -293,7 +293,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         assert value is not None
         if batch_size % value:
             raise RuntimeError(
-                f"a batch of {batch_size} is not divisible by {name}={value}; draw a multiple of it"
+                f"a batch of {batch_size} is not divisible by {name}={value}; use a multiple of it"
             )
         self.span.check(batch_size // value if steps is None else steps)
         return (value, batch_size // value) if steps is None else (batch_size // value, value)
@@ -310,7 +310,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         if not len(allowed):
             raise RuntimeError(
                 f"no trajectory has sufficient length for a slice of {steps} steps: the longest of "
-                f"{len(table)} has {table.longest}; draw shorter slices, or give "
+                f"{len(table)} has {table.longest}; sample shorter slices, or pass "
                 "strict_length=False"
             )
         return allowed

@@ -94,9 +94,9 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
             ours = allowed[self._ours(np.arange(len(allowed)))]
             if len(ours) < least:
                 raise ValueError(
-                    f"a batch has {count} slices, and {len(ours)} trajectories are long enough; "
-                    "drop_last=True leaves out short batches: draw fewer slices, write more, or "
-                    "use drop_last=False"
+                    f"a batch has {count} slices, but only {len(ours)} trajectories are long "
+                    "enough, and drop_last=True drops incomplete batches; sample fewer slices, "
+                    "write more items, or use drop_last=False"
                 )
             left, whole = self._in_order(ours), len(ours)
         chosen, left = left[:count], left[count:]

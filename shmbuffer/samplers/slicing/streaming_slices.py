@@ -125,7 +125,7 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
     ) -> None:
         ClaimingSampler.__init__(self, consumer, start)
         if isinstance(slice_len, bool) or not isinstance(slice_len, int):
-            raise TypeError(f"slice_len has to be an integer, got {slice_len!r}")
+            raise TypeError(f"slice_len must be an integer, got {slice_len!r}")
         self._windows = Windows(slice_len)
         self._apply_options(
             SliceOptions.from_arguments({**locals(), "begins": _BEGINS}), self._windows
@@ -179,7 +179,7 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
 
     def _source(self, storage: Any, consumer: Consumer) -> WindowSource:
         self._units.begin(consumer)
-        self._units.look_at(self._windows.ring_of(storage), self._boundaries.of(storage))
+        self._units.look_at(self._windows.ring_of(storage), self._boundaries.find(storage))
         return self._units
 
     def _exhausted(self) -> str:
@@ -318,8 +318,8 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
         steps = int(state_dict["slice_len"])
         if steps != self._windows.steps:
             raise RuntimeError(
-                f"a state of windows of slice_len={steps} cannot be loaded into a sampler of "
-                f"slice_len={self._windows.steps}"
+                f"the state belongs to a sampler with slice_len={steps}, and cannot be loaded into "
+                f"one with slice_len={self._windows.steps}"
             )
         used = Used(of_bits(state_dict.get("_used", ())), int(state_dict.get("_below", 0)))
         with self._boundaries.lock:

@@ -265,9 +265,8 @@ def _checked(name: str, given: torch.Tensor, slots: int, capacity: int, width: i
     count, rest = divmod(len(values), width)
     if rest or not slots <= count <= capacity:
         raise ValueError(
-            f"{name} has {len(values)} entries for a storage with {slots * width} items and "
-            f"room for {capacity * width}; give one for each item, in the order of the "
-            "storage"
+            f"{name} has {len(values)} entries, but the storage has {slots * width} items and a "
+            f"capacity of {capacity * width}; pass one for each item, in the order of the storage"
         )
     return values.reshape(count, width, 1)
 

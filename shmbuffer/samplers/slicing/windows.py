@@ -71,12 +71,12 @@ class Windows:
             if isinstance(storage, RingBacked):
                 raise EmptyBufferError(NOTHING_THERE)
             raise TypeError(
-                "StreamingSliceSampler follows the writes to a storage of this package; a "
-                f"{type(storage).__name__} does not report them. Use a SliceSampler"
+                "StreamingSliceSampler follows the writes to a storage of this package, but a "
+                f"{type(storage).__name__} does not report its writes; use a SliceSampler"
             )
         if ring.elements < self.steps:
             raise ValueError(
-                f"a storage of {ring.elements} items has no room for one window of "
+                f"a storage of {ring.elements} items is too small for one window of "
                 f"slice_len={self.steps}"
             )
         return ring

@@ -54,7 +54,7 @@ class StorageCheckpointerBase:
             BufferExistsError: the directory has a file of that name already; ``storage.dumps``
                 replaces an earlier save.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no dumps()")
+        raise NotImplementedError(f"{type(self).__name__} does not implement dumps()")
 
     def writes_snapshots(self, storage: Any) -> bool:
         """True unless the whole buffer has to be saved in TorchRL's layout."""
@@ -62,7 +62,7 @@ class StorageCheckpointerBase:
 
     def loads(self, storage: Any, path: str | os.PathLike[str]) -> Any:
         """Replaces the content of ``storage`` by the save of ``dumps`` in ``path``."""
-        raise NotImplementedError(f"{type(self).__name__} has no loads()")
+        raise NotImplementedError(f"{type(self).__name__} does not implement loads()")
 
     def loads_beside(self, storage: Any, path: Path, written: Any) -> Any:
         """Loads the storage of a buffer that is loaded as a whole.

@@ -105,8 +105,8 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         super().__init__()
         if Path(checkpoint_file).name != checkpoint_file or checkpoint_file in ("", ".."):
             raise ValueError(
-                f"H5StorageCheckpointer(checkpoint_file={checkpoint_file!r}): the file lies in the "
-                "directory of the save; give a name without folders"
+                f"H5StorageCheckpointer(checkpoint_file={checkpoint_file!r}): the file is created "
+                "in the directory of the save; pass a file name without folders"
             )
         _h5py()  # fails now, not at the first checkpoint
         names = {**kwargs, **_given(done_keys=done_keys, reward_keys=reward_keys)}
@@ -168,7 +168,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
     def _read(self, path: Path) -> tuple[Any, int]:
         where = self._file(path)
         if not exists(where):
-            raise FileNotFoundError(f"{where}: not there, so no episodes were saved in that file")
+            raise FileNotFoundError(f"{where}: no such file, so no episodes were saved there")
         with open_file(where), reading(where):  # HDF5 itself would wait for a FIFO
             require_own_content(where)
         file = PersistentTensorDict.from_h5(where)

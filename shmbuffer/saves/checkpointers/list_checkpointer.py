@@ -104,8 +104,8 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
             moment = moment_of(ring)
         else:
             raise SchemaMismatchError(
-                f"{path}: is the directory of a buffer of rows, and a {type(storage).__name__} "
-                "holds items; load it into a LazyMemmapStorage"
+                f"{path}: is the directory of a buffer of rows, which a {type(storage).__name__} "
+                "cannot load; load it into a LazyMemmapStorage"
             )
         saved = SavedStorage.of_moment(moment)
         return self._put(storage, saved, path, image)
@@ -163,8 +163,8 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
         found = [codec.keep(item) for item in hooks([codec.give(one) for one in kept])]
         if len(found) != len(kept):
             raise ValueError(
-                f"{what} hooks made {len(found)} items of {len(kept)}; in a list every item has "
-                "its place, so there are as many after them as before"
+                f"{what} hooks returned {len(found)} items for {len(kept)} items; for a list they "
+                "must return as many items as they get"
             )
         return found
 
@@ -200,4 +200,4 @@ def _require_number(found: int, record: SavedStorage, path: Path) -> None:
     """Raises CorruptBufferError if the number of items is wrong."""
     expected = int(record.present.sum())
     if found != expected:
-        raise damaged(path, f"has {found} items, {expected} belong there")
+        raise damaged(path, f"has {found} items instead of {expected}")

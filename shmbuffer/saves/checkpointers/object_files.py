@@ -68,6 +68,6 @@ def read_objects(
     except ValueRefusedError:
         raise
     except (TypeError, ValueError) as error:
-        why = f"does not have the objects of {len(slots)} items ({error})"
+        why = f"does not contain the objects of {len(slots)} items ({error})"
         raise damaged(f"{file}.jsonl", why) from error
     return columns

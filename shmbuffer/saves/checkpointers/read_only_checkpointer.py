@@ -37,9 +37,9 @@ class ReadOnlyStorageCheckpointer(StorageCheckpointerBase):
             saved = {name: found[name] for name in ("slots", "leaves")}
         if saved != _form_of(storage):
             raise ValueError(
-                f"{path}: was saved beside the data set in {found.get('path')}, of "
-                f"{saved['slots']} items, and this storage has another one, of "
-                f"{storage.ring().capacity}, in {storage.path}; load it beside the same"
+                f"{path}: was saved with the data set in {found.get('path')}, of {saved['slots']} "
+                f"items, but this storage has another data set, of {storage.ring().capacity} "
+                f"items, in {storage.path}; load it with the same data set"
             )
         with open_buffer(Path(path)) as engine:
             ring = engine.ring()

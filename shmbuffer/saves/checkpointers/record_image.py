@@ -108,7 +108,7 @@ class RecordImage:
             at = int(wrong.argmax())
             raise damaged(
                 self.where,
-                f"record {at} should have {self.sizes[at]} bytes at {self.positions[at]} of "
+                f"record {at} must have {self.sizes[at]} bytes at {self.positions[at]} of "
                 f"{len(self.data)}",
             )
 

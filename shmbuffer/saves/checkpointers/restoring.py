@@ -23,13 +23,14 @@ def restore(storage: Any, saved: Saved, *, there: bool = False) -> Loaded:
     capacity = -(-storage.max_size // record.width)
     if there and capacity != record.slots:
         raise ValueError(
-            f"{saved.where}: holds a storage of {record.slots * record.width} elements, and this "
-            f"one has max_size={storage.max_size}; give the same, or load from another directory"
+            f"{saved.where}: contains a storage of {record.slots * record.width} elements, but "
+            f"this one has max_size={storage.max_size}; use the same max_size, or load from "
+            "another directory"
         )
     if len(record.lanes) != storage.ndim - 1:
         raise SchemaMismatchError(
-            f"{saved.where}: holds a storage of {1 + len(record.lanes)} dimensions, and this one "
-            f"has ndim={storage.ndim}; load it into one of the same. Nothing was changed"
+            f"{saved.where}: contains a storage of {1 + len(record.lanes)} dimensions, but this "
+            f"one has ndim={storage.ndim}; load it into one with the same ndim. Nothing was changed"
         )
     if rows is None:
         example = saved.example()
@@ -117,6 +118,6 @@ def require_alone(storage: Any) -> None:
     pids = engine.seat.registry.pids()
     raise BufferInUseError(
         f"{storage.where}: a checkpoint cannot be loaded while other processes use the buffer: "
-        f"{', '.join(map(str, pids))}; end them first, or load into a new buffer",
+        f"{', '.join(map(str, pids))}; stop them first, or load into a new buffer",
         pids=pids,
     )

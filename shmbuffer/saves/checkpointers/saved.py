@@ -58,10 +58,10 @@ class Saved:
         """Reads the buffer of a directory; copies it if other processes have it open."""
         ring = engine.ring()
         if ring is None:
-            raise RuntimeError(f"{path}: is a buffer that nothing was written to")
+            raise RuntimeError(f"{path}: is an empty buffer: nothing was ever written to it")
         if ring.records is not None:
             raise SchemaMismatchError(
-                f"{path}: a list of items was saved there; load it into a LazyStackStorage or "
+                f"{path}: contains the save of a list of items; load it into a LazyStackStorage or "
                 "another list"
             )
         if ring.schema.structure.get("kind") == layout.OBJECTS:
@@ -82,7 +82,7 @@ class Saved:
         schema, moment = ring.schema, moment_of(ring)
         if "item" not in schema.structure:
             raise SchemaMismatchError(
-                f"{path}: a list of objects was saved there; load it into a ListStorage"
+                f"{path}: contains the save of a list of objects; load it into a ListStorage"
             )
         with reading(path / layout.SCHEMA):
             node = tensor_structure.from_json(schema.structure["item"])
@@ -117,8 +117,8 @@ class Saved:
             if tuple(column.shape[: len(lead)]) != lead:
                 raise damaged(
                     path,
-                    f"the tensor {'.'.join(key)!r} is {list(column.shape)}, and the storage that "
-                    f"it belongs to {list(lead)}",
+                    f"the tensor {'.'.join(key)!r} is {list(column.shape)}, but its storage has "
+                    f"{list(lead)}",
                 )
         return cls(str(path), record, node, columns)
 
@@ -136,16 +136,16 @@ class Saved:
                 return cls.of_buffer(engine, folder)
         if is_buffer(folder):
             raise BufferExistsError(
-                f"{folder}: is a buffer that processes may be writing to, not a data set; "
-                "attach() to it, or open a save of it that dumps() has written",
+                f"{folder}: is a buffer that other processes may be writing to, not a data set; "
+                "call attach() to use it, or open a save of it that was written by dumps()",
                 path=str(folder),
             )
         if exists(folder / METADATA):
             return cls.in_files(folder, ndim=ndim, allow_pickle=False)
         if not exists(folder / "meta.json"):
             raise FileNotFoundError(
-                f"{folder}: there is no data set here: neither what dumps() writes, nor a "
-                "TensorDict in files (TensorDict.memmap)"
+                f"{folder}: contains no data set (neither a save that dumps() has written, nor a "
+                "memory-mapped TensorDict)"
             )
         found = read_folder(folder, ndim)
         slots, *lanes = found.shape[:ndim]
@@ -156,8 +156,8 @@ class Saved:
         """Returns a batch of one item of this form, without content."""
         if self.node is None:
             raise RuntimeError(
-                f"{self.where}: holds a PyTree that TorchRL saved, without its form: write an item "
-                "first, or call storage.define(example), and load then"
+                f"{self.where}: contains a PyTree that TorchRL saved without its structure; write "
+                "an item or call storage.define(example) before loading"
             )
         for key in self.node.paths():
             if key not in self.by_key:
@@ -178,7 +178,7 @@ class Saved:
                 )
         if self.record.lanes != leaves.lanes:
             raise SchemaMismatchError(
-                f"{leaves.where}: has {list(leaves.lanes)} after the first dimension, the "
+                f"{leaves.where}: has {list(leaves.lanes)} after the first dimension, but the "
                 f"checkpoint in {self.where} has {list(self.record.lanes)}; load it into a new "
                 "buffer"
             )
@@ -199,8 +199,8 @@ class Saved:
         if (dtype, tuple(column.shape[1:])) != (leaf.dtype, (*leaves.lanes, *leaf.shape)):
             saved = f"{dtype}{list(column.shape[1 + len(leaves.lanes) :])}"
             raise SchemaMismatchError(
-                f"{leaves.where}: leaf {leaf.name!r} is {leaf}, the checkpoint in {self.where} has "
-                f"{saved}; load it into a new buffer",
+                f"{leaves.where}: leaf {leaf.name!r} is {leaf}, but the checkpoint in "
+                f"{self.where} has {saved}; load it into a new buffer",
                 leaf=leaf.name,
                 expected=str(leaf),
                 found=saved,
@@ -233,9 +233,9 @@ def _of_folder(
     if node is None:
         if folder.refused:
             raise ValueError(
-                f"{path}: entries {folder.refused} are not tensors and were pickled, so that "
-                "loading them would run code from the files; nothing was unpickled. Save them as "
-                "text, numbers, or lists of them"
+                f"{path}: entries {folder.refused} are not tensors and were pickled, so loading "
+                "them would run code from the files; nothing was unpickled. Save them as text, "
+                "numbers, or lists of them"
             )
         node, lead = folder.node, (record.slots, *record.lanes)
         with reading(path / "meta.json"):

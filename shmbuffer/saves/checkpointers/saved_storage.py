@@ -110,8 +110,8 @@ class SavedStorage:
         extent = int(slots.max()) + 1 if len(slots) else 0
         if extent > capacity:
             raise ValueError(
-                f"{where}: has items in {extent} {what}, and the storage has room for {capacity}; "
-                "load it into a larger one. Nothing was changed"
+                f"{where}: has items in {extent} {what}, but the storage has a capacity of "
+                f"{capacity}; load it into a larger one. Nothing was changed"
             )
         tickets = None
         if capacity == self.slots and self.moment is not None:

@@ -181,9 +181,9 @@ class HeldRows(Rows):
         """Raises RuntimeError in the child of a fork, which only has copies of the objects."""
         if self._owner is not None and os.getpid() != self._owner:
             raise RuntimeError(
-                f"this storage came through a fork, and the text and objects in it belong to "
-                f"process {self._owner}; use a LazyMemmapStorage, or a LazyTensorStorage with "
-                "tensors only, for what processes share"
+                "this storage was inherited through a fork, but the strings and objects in it "
+                f"belong to process {self._owner}; use a LazyMemmapStorage, or a LazyTensorStorage "
+                "that contains only tensors, to share items between processes"
             )
 
     def _settle(self) -> None:

@@ -79,8 +79,8 @@ class ItemCodec:
         (located,) = locate(join([body]), "an item")
         if any(chunk.codec is Codec.OWN for chunk in located.form.chunks):
             raise SchemaMismatchError(
-                "an item was compressed by a compression_fn; load it into a storage with the "
-                "decompression_fn that belongs to it. Nothing was changed"
+                "an item was compressed with a compression_fn; load it into a storage with the "
+                "matching decompression_fn. Nothing was changed"
             )
 
 

@@ -99,8 +99,8 @@ def edits(changes: Changes, index: Any, count: int) -> Edit:
     def edit(row: int, item: Any) -> Any:
         if not is_collection(item):
             raise TypeError(
-                f"an item that is a {type(item).__name__} has no entries that can be changed where "
-                "they are; put another item in its place with rb[index] = item"
+                f"an item that is a {type(item).__name__} has no entries that can be changed in "
+                "place; replace the item with rb[index] = item"
             )
         for path, value in changes.items():
             with cpu.within():  # a number becomes a tensor
@@ -113,7 +113,9 @@ def edits(changes: Changes, index: Any, count: int) -> Edit:
 def changes_of(patch: Any) -> dict[KeyPath, Any]:
     """Returns the entries of a TensorDict or a dict of them by their path."""
     if not is_collection(patch) and not isinstance(patch, Mapping):
-        raise TypeError(f"a patch is a TensorDict or a dict of entries, got {type(patch).__name__}")
+        raise TypeError(
+            f"a patch must be a TensorDict or a dict of entries, got {type(patch).__name__}"
+        )
     return leaves_of(patch)
 
 

@@ -56,7 +56,7 @@ class ObjectStore(ItemStore):
         """Ring of the items. It remains the same object when it grows."""
         if os.getpid() != self._pid:
             raise RuntimeError(
-                f"this {self.name} came through a fork, and its items belong to process "
+                f"this {self.name} was inherited through a fork, and its items belong to process "
                 f"{self._pid}; {self._instead}"
             )
         return self._ring
@@ -159,7 +159,7 @@ class ObjectStore(ItemStore):
 
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
         """Raises NotImplementedError, because a sampler has to draw the indices of objects."""
-        raise NotImplementedError(f"a sampler draws from a {self.name}, by index")
+        raise NotImplementedError(f"items of a {self.name} are sampled by a sampler, by index")
 
     # -- everything ----------------------------------------------------------------------------
 
@@ -205,11 +205,11 @@ def places_of(cursor: Any, count: int, length: int, max_size: int) -> list[int]:
         if place < 0:
             raise IndexError(f"{name} is out of range for {end} items")
         if place >= max_size:
-            raise RuntimeError(f"index {name} is outside of a list of max_size {max_size}")
+            raise RuntimeError(f"index {name} is out of range for a list of max_size {max_size}")
         if place > end:
             raise RuntimeError(
-                f"an item at {name} would leave a gap: there are {end} items, and the next one "
-                f"goes to {end}"
+                f"an item at index {name} would leave a gap, because the list has {end} items; the "
+                f"next index is {end}"
             )
         end = max(end, place + 1)
         places.append(place)
@@ -224,6 +224,8 @@ def _named(cursor: Any, length: int) -> Sequence[int]:
     if found.dtype == np.bool_:
         found = integers(found, length)
     if found.ndim != 1 or (found.size and not np.issubdtype(found.dtype, np.integer)):
-        raise IndexError(f"{cursor!r} names no places of a list: one dimension of ints does")
+        raise IndexError(
+            f"{cursor!r} is not an index of a list; pass a one-dimensional index of ints"
+        )
     numbers: list[int] = found.astype(np.int64).tolist()
     return numbers

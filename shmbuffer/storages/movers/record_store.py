@@ -76,8 +76,8 @@ class RecordStore(RecordRows, ItemStore):
             if not len(at):
                 return
         raise IndexError(
-            f"items at {index!r} were overwritten during each of {ATTEMPTS} changes; change them "
-            "again"
+            f"items at {index!r} were overwritten during each of {ATTEMPTS} attempts to change "
+            "them; change them again"
         )
 
     def change_held(self, slots: Ints, tickets: Ints, edit: Edit) -> Flags:

@@ -60,7 +60,7 @@ class SharingRows(NativeRows):
         if len(left):
             raise RingOverrunError(
                 f"{self.where}: {len(left)} items were overwritten during each of {ATTEMPTS} "
-                "changes; write less often, or make the buffer larger"
+                "attempts to change them; write more slowly, or make the buffer larger"
             )
         return changed
 

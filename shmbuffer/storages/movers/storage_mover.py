@@ -125,8 +125,7 @@ def require_priorities(ring: Ring, priorities: Floats) -> None:
         at = int(fits.argmin())
         raise ValueError(
             f"priority {priorities[at]} at position {at} is not a number from 0 to "
-            f"{largest_mass(ring.elements):.0e} "
-            "(also after ** alpha); nothing was changed"
+            f"{largest_mass(ring.elements):.0e} (also after ** alpha); nothing was changed"
         )
 
 
@@ -138,7 +137,7 @@ def whole_or_empty(ring: Ring, where: str) -> Iterator[None]:
             yield
     except BaseException as error:
         ring.empty()
-        error.add_note(f"{where}: the load was interrupted, and the buffer is empty; load again")
+        error.add_note(f"{where}: the load was interrupted, so the buffer is empty; load again")
         raise
 
 

@@ -48,7 +48,8 @@ def stack_lazily(items: list[Any], dim: int = 0, *, fresh: bool = False) -> Any:
     if stack is None:
         sizes = {item.batch_size for item in items}
         raise RuntimeError(
-            f"a stack has items of one batch size, but these have {sorted(sizes)}; {_APART}"
+            f"all items of a stack must have the same batch size, but these have {sorted(sizes)}; "
+            f"{_APART}"
         )
     return stack
 
@@ -56,7 +57,7 @@ def stack_lazily(items: list[Any], dim: int = 0, *, fresh: bool = False) -> Any:
 def lazy_stack_of(items: list[Any], dim: int = 0, *, fresh: bool = False) -> Any:
     """Stacks like `stack_lazily`, also tensors of one shape; None if the items do not stack."""
     if not items:
-        raise EmptyBufferError("there are no items here, and an empty stack has no form")
+        raise EmptyBufferError("there are no items, and an empty stack has no form")
     if not fresh and (size := _size_of_plain(items)) is not None:
         at = dim + (len(size) + 1 if dim < 0 else 0)
         if 0 <= at <= len(size):
@@ -126,19 +127,19 @@ def as_tensordict(data: Mapping[Any, Any], dims: int) -> TensorDict:
         if len(one.shape) < dims or one.shape[:dims] != lead:
             raise ValueError(
                 f"leaf {'.'.join(path)!r} has shape {list(one.shape)}, but the batch is "
-                f"{list(lead)} in leaf {'.'.join(next(iter(tensors)))!r}; every leaf begins with "
-                f"the batch, and a list of dicts is a list of items; {ONE_ITEM}"
+                f"{list(lead)} in leaf {'.'.join(next(iter(tensors)))!r}; every leaf must begin "
+                f"with the batch dimensions, and a list of dicts is a list of items; {ONE_ITEM}"
             )
     if lead is None:
         raise ValueError(
             f"the entries {list(map(str, data))} are not tensors or arrays, so the number of items "
-            "is unknown; give a list of dicts, one for each item"
+            "is unknown; pass a list of dicts, one for each item"
         )
     for path, one in leaves.items():
         if isinstance(one, (list, tuple)) and len(one) != lead[0]:
             raise ValueError(
                 f"leaf {'.'.join(path)!r} is a {type(one).__name__} of {len(one)}, but the batch "
-                f"has {lead[0]} items in leaf {'.'.join(next(iter(tensors)))!r}; give one value "
+                f"has {lead[0]} items in leaf {'.'.join(next(iter(tensors)))!r}; pass one value "
                 "for each item"
             )
     return TensorDict(_with_objects(entries, lead), lead)
@@ -199,9 +200,9 @@ def unbound(data: Any) -> list[Any]:
         return list(data.unbind(0))
     if isinstance(data, (tuple, str, bytes)) or not isinstance(data, Iterable):
         raise TypeError(
-            "a list of items is what a list storage can be extended with, also a generator, a "
-            f"tensor, a TensorDict or a dict of them; got {type(data).__name__}. A tuple of "
-            "batches is for tensor storages; give list(data) if its parts are the items"
+            "extend() of a list storage needs a list of items, or a generator, tensor, TensorDict "
+            f"or dict of them; got {type(data).__name__}. A tuple of batches is for tensor "
+            "storages; pass list(data) if its parts are the items"
         )
     return list(data)
 
@@ -210,8 +211,8 @@ class _Stacking(batches.Stacking):
     """Stacks items that may be TensorDicts; without ``strict``, differences are allowed."""
 
     instead = (
-        "use a LazyStackStorage or a ListStorage for items that differ; a batch whose leaves have "
-        "all items in their first dimension is given as a tuple, dict or TensorDict"
+        "use a LazyStackStorage or a ListStorage for items that differ; pass a batch whose leaves "
+        "have all items in their first dimension as a tuple, dict or TensorDict"
     )
     stacked = staticmethod(torch.stack)
 
@@ -254,14 +255,14 @@ class _Stacking(batches.Stacking):
             if not self._strict:
                 return stack_lazily(items)
             raise RuntimeError(
-                "a batch is a stack of items of one form, but these TensorDicts differ "
+                "all items of a batch must have the same form, but these TensorDicts differ "
                 f"({error}); {self.instead}"
             ) from error
 
 
 _APART = (
-    "give the buffer a collate_fn (list keeps the items apart), or use a LazyStackStorage for "
-    "TensorDicts that differ"
+    "pass a collate_fn to the buffer (list keeps the items separate), or use a LazyStackStorage "
+    "for TensorDicts that differ"
 )
 
 

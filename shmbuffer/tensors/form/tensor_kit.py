@@ -43,7 +43,7 @@ class TensorKit(Kit):
 
     structure = tensor_structure.STRUCTURE
     private_remedy = (
-        "use a LazyStackStorage, or a LazyTensorStorage without shared_init (both for one "
+        "use a LazyStackStorage, or a LazyTensorStorage without shared_init (both are for one "
         "process), or leave it out"
     )
     device = cpu.DEVICE

@@ -45,7 +45,7 @@ class ObjectNode(LeafNode):
 
     def private(self) -> str | None:
         """Returns the reason why other processes cannot share the data."""
-        return "holds text or other Python objects"
+        return "contains text or other Python objects"
 
 
 class TensorDictNode(BranchNode):

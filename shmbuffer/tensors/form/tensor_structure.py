@@ -38,8 +38,8 @@ class _WithTensorDicts(Structure):
         """Returns the tree of the data; ``dims`` leading dimensions belong to the storage."""
         if root and is_collection(data) and len(data.batch_size) < dims:
             raise ValueError(
-                f"the data have batch size {list(data.batch_size)}, and the storage's {dims} "
-                "leading dimensions are to be in there; add() takes one item, extend() a batch"
+                f"the data have batch size {list(data.batch_size)}, which must include the "
+                f"storage's {dims} leading dimensions; add() takes one item, extend() a batch"
             )
         if not is_non_tensor(data):
             return super().describe(data, dims, mapping=mapping, root=root)

@@ -94,8 +94,8 @@ def torch_dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise SchemaMismatchError(
-            f"the buffer has a leaf of dtype {name!r}, which this torch ({torch.__version__}) does "
-            "not know; use a newer one",
+            f"the buffer has a leaf of dtype {name!r}, which this torch ({torch.__version__}) "
+            "does not support; use a newer one",
             expected=name,
         )
     return dtype
@@ -170,7 +170,7 @@ def put_rows(into: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> Non
 def require_memory(tensor: torch.Tensor) -> None:
     """Raises TypeError for a tensor without readable memory for its numbers."""
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
-        raise TypeError("a sparse, nested or meta tensor has no numbers in a row")
+        raise TypeError("a sparse, nested or meta tensor does not store its numbers contiguously")
     if not tensor.numel():
         return
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
@@ -181,8 +181,8 @@ def require_memory(tensor: torch.Tensor) -> None:
         held = 0
     if held < needed:
         raise TypeError(
-            f"a {type(tensor).__name__} of shape {list(tensor.shape)} has no memory: it is fake, "
-            "functional, or its storage was freed"
+            f"a {type(tensor).__name__} of shape {list(tensor.shape)} has no memory, because it is "
+            "fake, functional, or its storage was freed"
         )
 
 

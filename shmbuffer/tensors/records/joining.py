@@ -106,11 +106,11 @@ class Nesting(Joining):
         if not ragged:
             return self._dense(leaf)
         if not leaf.dims.shape[1]:
-            raise RuntimeError(f"{name_of(path)} has no dims along which it could be nested")
+            raise RuntimeError(f"{name_of(path)} has no dimension along which it could be nested")
         if len(ragged) > 1:
             raise RuntimeError(
-                f"{name_of(path)} differs in its dims {ragged}, and torch's jagged tensors do so "
-                "in one only: pad it"
+                f"{name_of(path)} differs in its dimensions {ragged}, but a jagged tensor of torch "
+                "can only differ in one of them; pad it"
             )
         (dim,) = ragged
         lengths = np.ascontiguousarray(leaf.dims[:, dim])

@@ -84,8 +84,9 @@ def items_of(data: Any) -> list[Any]:
     if isinstance(data, LazyStackedTensorDict):
         if data.stack_dim != 0:
             raise RuntimeError(
-                f"the items of a lazy stack are those along its dim 0, and this one is stacked "
-                f"along dim {data.stack_dim}: give list(data.unbind({data.stack_dim}))"
+                "the items of a lazy stack must be stacked along dimension 0, but this one is "
+                f"stacked along dimension {data.stack_dim}; pass "
+                f"list(data.unbind({data.stack_dim}))"
             )
         items = list(data.tensordicts)
     elif is_collection(data):
@@ -93,7 +94,7 @@ def items_of(data: Any) -> list[Any]:
             return [type(data).from_tensordict(one) for one in items_of(data._tensordict)]
         if not data.batch_dims:
             raise TypeError(
-                "one TensorDict without a batch dim is not a batch of items: pass a list"
+                "a TensorDict without a batch dimension is not a batch of items; pass a list"
             )
         items = list(data.unbind(0))
     elif isinstance(data, (list, tuple)):
@@ -101,7 +102,7 @@ def items_of(data: Any) -> list[Any]:
     else:
         _refuse_item(data)
     if not items:
-        raise EmptyBufferError("there are no items here, and an empty batch has no form")
+        raise EmptyBufferError("there are no items, and an empty batch has no form")
     for item in one_of_each(items):
         if not is_collection(item) or is_non_tensor(item):
             _refuse_item(item)
@@ -110,9 +111,9 @@ def items_of(data: Any) -> list[Any]:
 
 def _refuse_item(item: Any) -> NoReturn:
     raise TypeError(
-        "items that are padded or nested are TensorDicts or tensorclasses, in a list or a lazy "
+        "items that are padded or nested must be TensorDicts or tensorclasses, in a list or a lazy "
         f"stack, got {type(item).__name__}; write TensorDicts, or write dicts with a "
-        "TensorDictReplayBuffer, which makes TensorDicts of them"
+        "TensorDictReplayBuffer, which converts them"
     )
 
 
@@ -139,7 +140,10 @@ class _Sides:
         sizes = [item.batch_size for item in inner]
         if len({len(size) for size in sizes}) > 1:
             found = sorted({tuple(size) for size in sizes})
-            raise RuntimeError(f"{_place(path)} cannot be one batch: their batch sizes are {found}")
+            raise RuntimeError(
+                f"{_place(path)} cannot be joined to one batch, because their batch sizes are "
+                f"{found}"
+            )
         rank = len(sizes[0])
         self.batch_dims.append(np.array(sizes, np.int64).reshape(len(inner), rank))
         every = [_entries_of(item) for item in inner]
@@ -171,7 +175,7 @@ class _Sides:
         if any(_is_lazy(value) for value in values if value is not None):
             if any(value is None for value in values):
                 raise RuntimeError(
-                    f"some items have a lazy stack in {name_of(path)}, and some do not"
+                    f"some items have a lazy stack in {name_of(path)}, but others do not"
                 )
             return self._chunk(values)
         whole = [
@@ -202,13 +206,13 @@ def _tensors(values: list[Any], sizes: list[torch.Size], path: KeyPath) -> Tenso
     kinds = {(one.dtype, one.ndim, one.layout, one.is_nested) for one in values}
     if any(layout is not torch.strided or is_nested for _, _, layout, is_nested in kinds):
         raise TypeError(
-            f"{name_of(path)} is not a plain tensor: nested and sparse tensors stay in a stack"
+            f"{name_of(path)} is not a plain tensor; nested and sparse tensors can only be stacked"
         )
     if len(kinds) > 1:
         found = sorted({f"{dtype_name(one.dtype)}{list(one.shape)}" for one in values})
         raise RuntimeError(
-            f"{name_of(path)} differs in dtype or in the number of its dims, so that it cannot be "
-            f"one tensor: it is {' and '.join(found[:3])}"
+            f"{name_of(path)} differs in dtype or in the number of dimensions, so it cannot be "
+            f"joined to one tensor: it is {' and '.join(found[:3])}"
         )
     return Tensors(values)
 
@@ -220,8 +224,8 @@ def _filled(values: list[Any], sizes: list[torch.Size], path: KeyPath) -> list[t
     for value, size in zip(values, sizes, strict=True):
         if value is None and first.dim() <= len(size):
             raise RuntimeError(
-                f"some items do not have {name_of(path)}, and it has no dim in which it could be "
-                "of length 0: leave it out, or give it to all"
+                f"some items do not have {name_of(path)}, and it has no dimension that could be "
+                "empty for them; leave it out, or write it with all items"
             )
         nothing = (*size, 0, *first.shape[len(size) + 1 :])
         filled.append(first.new_empty(nothing) if value is None else value)

@@ -49,8 +49,8 @@ class Padding(Joining):
         for path in masks:
             if has(self.tree, path):
                 raise KeyError(
-                    f"the items have an entry {name_of(path)} already: put the mask elsewhere with "
-                    "mask_key"
+                    f"the items already have an entry {name_of(path)}; choose another name for the "
+                    "mask with mask_key"
                 )
         inner = self.tree[2] if self.tree[0] == "tensorclass" else self.tree
         if masks:
@@ -72,8 +72,8 @@ class Padding(Joining):
             return super().listed(values, dims)
         if not all(map(is_non_tensor, values)):
             raise RuntimeError(
-                "lazy stacks in TensorDicts whose batch sizes differ cannot be padded: read the "
-                "items one by one, or stack the entries before they are written"
+                "lazy stacks in TensorDicts whose batch sizes differ cannot be padded; read the "
+                "items one by one, or stack the entries before writing them"
             )
         longest = self.size(dims)
         parts = []
@@ -91,10 +91,10 @@ class Padding(Joining):
             if ragged and not masked:
                 raise RuntimeError(
                     f"{name_of(path)} differs in shape between the items, but mask_key does not "
-                    "name it: add the key for its mask"
+                    "contain it; add a key for its mask"
                 )
             if masked and not leaf.dims.shape[1]:
-                raise RuntimeError(f"{name_of(path)} has no dims that a mask could be for")
+                raise RuntimeError(f"{name_of(path)} has no dimensions that could be masked")
         elif self._mask_key:
             masked = bool(ragged) or (not self._any_ragged and leaf.dims.shape[1] > 0)
         last = ragged[-1] if ragged else 0
@@ -146,8 +146,8 @@ class Padding(Joining):
                 key = self._named[path]
                 if batch.get(key, mask) is not mask:
                     raise RuntimeError(
-                        f"{name_of(path)} and another leaf have the mask {name_of(key)} together, "
-                        "and their lengths differ: give each a mask of its own"
+                        f"{name_of(path)} shares the mask {name_of(key)} with another leaf, but "
+                        "their lengths differ; use a separate mask for each"
                     )
                 batch.set(key, mask)
         elif len(made) == 1:
@@ -186,8 +186,8 @@ def _require_possible(path: KeyPath, shape: list[int], nbytes: int) -> None:
     """Checks a size before it is allocated, because a shape with a zero may have any sizes."""
     if nbytes > MAX_RAW_BYTES:
         raise RuntimeError(
-            f"{name_of(path)} would be padded to {shape}, which is {nbytes} bytes an item where "
-            f"{MAX_RAW_BYTES} are the limit: nest it, or write shorter items"
+            f"{name_of(path)} would be padded to {shape}, which is {nbytes} bytes per item; the "
+            f"limit is {MAX_RAW_BYTES}. Nest it, or write shorter items"
         )
 
 
@@ -195,6 +195,6 @@ def _require_few(path: KeyPath, shape: list[int]) -> None:
     """Limits masks of leaves without bytes, which may have any number of steps."""
     if math.prod(shape) > _MAX_HOLLOW_STEPS:
         raise RuntimeError(
-            f"{name_of(path)} holds no numbers, and its shape asks for a mask of {shape} an item: "
-            "take it without a mask, or leave it out of mask_key"
+            f"{name_of(path)} contains no numbers, and its shape would need a mask of {shape} per "
+            "item; read it without a mask, or leave it out of mask_key"
         )

@@ -46,7 +46,7 @@ def compressed(compress: Compress, leaf: Any) -> torch.Tensor:
     chunk = compress(tensor_of(leaf))
     if not isinstance(chunk, torch.Tensor) or chunk.dtype is not torch.uint8:
         found = chunk.dtype if isinstance(chunk, torch.Tensor) else type(chunk).__name__
-        raise TypeError(f"compression_fn gives a uint8 tensor, got {found}")
+        raise TypeError(f"compression_fn must return a uint8 tensor, got {found}")
     return chunk.detach().cpu().contiguous()
 
 
@@ -59,14 +59,15 @@ def expanded(own: Decompress, stored: Bytes, chunk: Chunk, shape: list[int]) -> 
     found = own(torch.from_numpy(stored.copy()), about)
     if not isinstance(found, torch.Tensor):
         raise RuntimeError(
-            f"decompression_fn gives the tensor that was compressed, got {type(found).__name__}"
+            "decompression_fn must return the tensor that was compressed, got "
+            f"{type(found).__name__}"
         )
     if (found.dtype, found.numel()) not in (
         (dtype, size.numel()),
         (torch.uint8, size.numel() * dtype.itemsize),
     ):
         raise RuntimeError(
-            f"decompression_fn gave {dtype_name(found.dtype)}{list(found.shape)} for what was "
-            f"{dtype_name(dtype)}{list(size)} when it was compressed"
+            f"decompression_fn returned {dtype_name(found.dtype)}{list(found.shape)}, but "
+            f"{dtype_name(dtype)}{list(size)} was compressed"
         )
     return contiguous(found)

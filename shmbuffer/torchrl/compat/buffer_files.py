@@ -109,7 +109,7 @@ def load_plainly(file: Path) -> Any:
     except Exception as error:
         raise ValueError(
             f"{file}: cannot be loaded without running code from it ({type(error).__name__}); the "
-            "state of transforms may hold tensors, text, numbers and containers of them"
+            "state of transforms may only contain tensors, strings, numbers and containers of them"
         ) from error
 
 

@@ -103,7 +103,7 @@ def _node_of(folder: TensorDictFolder, path: Path, at: KeyPath, dims: int) -> No
                 _add_nested(folder, items, path, (*at, key), dims)
             elif "dtype" in entry:
                 if entry.get("is_nested"):
-                    raise ValueError(f"{key!r} is a nested tensor, which no storage holds")
+                    raise ValueError(f"{key!r} is a nested tensor, which no storage supports")
                 items[key] = LEAF
                 folder.tensors[*at, key] = (*described(entry), _file_of(path, key))
     if not at:
@@ -164,7 +164,7 @@ def mapped(file: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tens
     with open_file(file) as fd:
         found = os.fstat(fd).st_size
         if found < nbytes:
-            why = f"has {found} bytes, {nbytes} belong there, so it was cut short"
+            why = f"has {found} bytes instead of {nbytes}, so it was truncated"
             raise damaged(file, why, expected=nbytes, found=found)
         flags, protection = mmap.MAP_PRIVATE | _NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
         content = mmap.mmap(fd, nbytes, flags=flags, prot=protection)
@@ -190,9 +190,9 @@ def require_no_pickle(path: Path) -> None:
         if file.name in _PICKLES:
             key = ".".join(file.relative_to(path).parts[:-1])
             raise ValueError(
-                f"{file}: entry {key!r} is not a tensor and was pickled, so that loading it would "
-                "run code from the file; nothing was unpickled. Store tensors, text, numbers, or "
-                "lists of them"
+                f"{file}: entry {key!r} is not a tensor and was pickled, so loading it would run "
+                "code from the file; nothing was unpickled. Store tensors, text, numbers, or lists "
+                "of them"
             )
 
 

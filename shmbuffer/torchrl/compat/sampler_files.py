@@ -113,7 +113,7 @@ def _require_weights(raw: torch.Tensor | None, largest: Any, alpha: float, eps: 
     known = np.empty(0) if raw is None else raw.numpy()
     known = np.append(known[~np.isnan(known)], 0.0 if largest is None else float(largest))
     if not are_priorities(known, alpha, eps, 1 if raw is None else len(raw)).all():
-        raise ValueError("there are priorities that are negative, infinite, or have no sum")
+        raise ValueError("some priorities are negative, infinite, or have no finite sum")
 
 
 def _raw_of_masses(directory: Path, capacity: int, alpha: float, eps: float) -> torch.Tensor:

@@ -93,7 +93,7 @@ def pytree_columns(
         else:  # a key with a dot in it looks like nested ones: the storage has to know the form
             names = {tuple(name.split(".")): name.replace(".", "/") for name in metadata}
         if not names:
-            raise ValueError("it contains no tensor")
+            raise ValueError("it does not contain a tensor")
         for name in names.values():
             if not leads_down(name):
                 raise ValueError(f"{name!r} is not the name of a file below this directory")

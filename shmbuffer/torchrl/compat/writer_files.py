@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import ItemSnapshot
 from shmbuffer.memory.format.key_names import is_number
 from shmbuffer.saves.checkpoints import OWN_FILES, PartFiles
@@ -35,6 +36,21 @@ from shmbuffer.torchrl.compat.folders import described, mapped
 _METADATA = "metadata.json"
 _GENERATION = "generation.memmap"
 _RANKS = "current_top_values.memmap"
+_RANK_KEY = "rank_key"
+"""Key that only the metadata of a top-k writer has."""
+
+
+def _read_metadata(directory: Path, *, ranked: bool) -> dict[str, Any]:
+    """Reads the metadata of a writer; SchemaMismatchError if another kind of writer wrote them."""
+    found: dict[str, Any] = read_json(directory / _METADATA, missing=missing_part("writer"))
+    if (_RANK_KEY in found) != ranked:
+        kinds = ["RoundRobinWriter", "TensorDictMaxValueWriter"]
+        saved, this = kinds if ranked else kinds[::-1]
+        raise SchemaMismatchError(
+            f"{directory / _METADATA}: was saved by a {saved}, but this writer is a {this}; load "
+            f"it into a buffer with a {saved}"
+        )
+    return found
 
 
 def _write_cursor(directory: Path, writer: Any, state: dict[str, Any], moment: Any) -> None:
@@ -52,7 +68,7 @@ def _write_cursor(directory: Path, writer: Any, state: dict[str, Any], moment: A
 
 
 def _read_cursor(directory: Path, writer: Any) -> dict[str, int]:
-    found = read_json(directory / _METADATA, missing=missing_part("writer"))
+    found = _read_metadata(directory, ranked=False)
     with reading(directory / _METADATA):
         ours, ring = find_ours(found, directory / _METADATA), writer._ring
         width = 1 if ring is None else ring.width
@@ -89,7 +105,7 @@ def _write_ranks(directory: Path, writer: Any, state: dict[str, Any], moment: An
         {
             "cursor": state["_cursor"],
             "write_count": state["_write_count"],
-            "rank_key": state["_rank_key"],
+            _RANK_KEY: state["_rank_key"],
             "dtype": str(values.dtype),
             "shape": list(values.shape),
             OURS: {"format": FORMAT},
@@ -98,11 +114,11 @@ def _write_ranks(directory: Path, writer: Any, state: dict[str, Any], moment: An
 
 
 def _read_ranks(directory: Path, writer: Any) -> dict[str, Any]:
-    found = read_json(directory / _METADATA, missing=missing_part("writer"))
+    found = _read_metadata(directory, ranked=True)
     with reading(directory / _METADATA):
         if find_ours(found, directory / _METADATA) is not None:
             return _ranks(OWN_FILES.read(directory, writer))
-        key = found["rank_key"]
+        key = found[_RANK_KEY]
         top = mapped(directory / _RANKS, *described(found)).tolist()
         state = {
             "_current_top_values": top,

@@ -46,8 +46,8 @@ class Episodes:
         self.shape = tuple(int(size) for size in shape)
         if not self.shape or not math.prod(self.shape):
             raise ValueError(
-                f"a batch of the shape {list(self.shape)} has no items in it; give a batch with "
-                "time in its first dimension"
+                f"a batch of shape {list(self.shape)} has no items; pass a batch with time in its "
+                "first dimension"
             )
         self.slots = self.shape[0]
         self.lanes = math.prod(self.shape[1:])

@@ -100,8 +100,8 @@ class TED2Flat(Roles):
         super().__init__(done_key, shift_key, is_full_key, done_keys, reward_keys)
         if self._done[0] != NEXT or len(self._done) < 2:
             raise ValueError(
-                f"{type(self).__name__}(done_key={done_key!r}): the end of an episode is read from "
-                "an entry under 'next', such as ('next', 'done')"
+                f"{type(self).__name__}(done_key={done_key!r}): the end of an episode must be an "
+                "entry under 'next', such as ('next', 'done')"
             )
 
     def __call__(self, data: Any, path: str | os.PathLike[str] | None = None) -> TensorDict:
@@ -119,9 +119,8 @@ class TED2Flat(Roles):
         found = entries(data)
         if taken := {item for item in found if item in self._taken or item[0] == ROOT[0]}:
             raise ValueError(
-                f"{type(self).__name__}: the data have an entry {names(taken)}, under which the "
-                "compact form keeps something of its own; rename it, or give another shift_key or "
-                "is_full_key if that is what it is called"
+                f"{type(self).__name__}: the data have an entry {names(taken)}, which the compact "
+                "form uses itself; rename it, or pass another shift_key or is_full_key"
             )
         full = True if self.is_full is None else self.is_full
         episodes = Episodes(tuple(data.batch_size), self.shift or 0, full)
@@ -151,13 +150,14 @@ class TED2Flat(Roles):
         if not isinstance(done, torch.Tensor):
             raise ValueError(
                 f"{type(self).__name__}(done_key={self.done_key!r}): the data have no such entry, "
-                f"which says where episodes end; they have {names(found)}. Give done_key="
+                f"which marks where episodes end; they have {names(found)}. Pass its name as "
+                "done_key"
             )
         if done.numel() != episodes.rows:
             raise ValueError(
-                f"{type(self).__name__}(done_key={self.done_key!r}): this entry has the shape "
-                f"{list(done.shape)}, one value for each of {list(episodes.shape)} items was "
-                "expected; name the entry that says when the whole episode is over"
+                f"{type(self).__name__}(done_key={self.done_key!r}): this entry has shape "
+                f"{list(done.shape)}, but one value for each of {list(episodes.shape)} items is "
+                "needed; pass the entry that marks the end of the whole episode"
             )
         return flags_of(done, episodes.rows)[episodes.elements] & episodes.holds
 

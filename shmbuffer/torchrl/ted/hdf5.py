@@ -51,8 +51,8 @@ class H5Split(TED2Flat):
                 split[path] = NonTensorData(leaf.data)
             else:
                 raise TypeError(
-                    f"H5Split: entry {dotted(path)!r} holds objects that are no numbers, which an "
-                    "HDF5 file does not give back as they were; leave it out, or use a "
+                    f"H5Split: entry {dotted(path)!r} contains objects that are not numbers, which "
+                    "cannot be restored from an HDF5 file; leave it out, or use a "
                     "NestedStorageCheckpointer"
                 )
         return split
@@ -77,8 +77,8 @@ class H5Combine:
         )
         if not numbered:
             raise ValueError(
-                f"H5Combine: the data have no entry {PREFIX + '0'!r}, so H5Split has not written "
-                f"them; they have {', '.join(sorted(present))}"
+                f"H5Combine: the data have no entry {PREFIX + '0'!r}, so they were not written by "
+                f"H5Split; they have {', '.join(sorted(present))}"
             )
         parts = [data[name] for _, name in numbered]
         combined: dict[KeyPath, Any] = {}

@@ -91,9 +91,9 @@ class Flat2TED(Roles):
         done = saved.get(self._end)
         if not isinstance(done, torch.Tensor) or done.numel() != episodes.rows:
             raise ValueError(
-                f"{type(self).__name__}(done_key={self.done_key!r}): no such entry says where "
-                f"episodes end, with a value for each of {list(episodes.shape)} items; the data "
-                f"have {names(saved)}. Give done_key="
+                f"{type(self).__name__}(done_key={self.done_key!r}): there is no such entry that "
+                f"marks where episodes end, with one value for each of {list(episodes.shape)} "
+                f"items; the data have {names(saved)}. Pass its name as done_key"
             )
         episodes.end(flags_of(done, episodes.rows))
         if (cuts := saved.get(CUTS)) is not None:
@@ -117,10 +117,10 @@ class Flat2TED(Roles):
             if count != episodes.rows and not needed <= count <= episodes.kept:
                 raise ValueError(
                     f"{type(self).__name__}: entry {dotted(path)!r} has {count} rows; "
-                    f"{episodes.rows} items of {episodes.kept - episodes.rows} trajectories make "
-                    f"{episodes.rows}, or {episodes.kept} where it is also under 'next'. The data "
-                    "are not whole, or done_key, done_keys or reward_keys are not those that they "
-                    "were written with"
+                    f"{episodes.rows} items of {episodes.kept - episodes.rows} trajectories need "
+                    f"{episodes.rows}, or {episodes.kept} if it is also under 'next'. The data are "
+                    "incomplete, or done_key, done_keys or reward_keys differ from those with "
+                    "which they were written"
                 )
             if path[0] == ROOT[0]:
                 plan[path[1:]] = leaf, rows

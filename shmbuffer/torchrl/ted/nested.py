@@ -48,9 +48,9 @@ class TED2Nested(TED2Flat):
     ) -> torch.Tensor:
         if not entry.leaf.numel():
             raise ValueError(
-                f"TED2Nested: items of entry {dotted(entry.path)!r} have shape {list(item)} and "
-                "no bytes, which tensordict does not save in a nested tensor; leave it out, or use "
-                "TED2Flat (FlatStorageCheckpointer)"
+                f"TED2Nested: items of entry {dotted(entry.path)!r} have shape {list(item)} and no "
+                "bytes, so tensordict cannot save them in a nested tensor; leave the entry out, or "
+                "use TED2Flat (FlatStorageCheckpointer)"
             )
         rows, closed = episodes.trajectories
         rows = rows if entry.after is None else rows + closed

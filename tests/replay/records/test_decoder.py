@@ -352,14 +352,14 @@ def test_an_entry_that_an_item_does_not_have_is_none(decoder: TensorDecoder) -> 
 
 def test_a_dense_batch_of_something_else_than_was_compressed_is_refused() -> None:
     batch = written([torch.ones(2, 3)], TensorEncoder(own=backwards))
-    words = r"gave int64\[7\] for what was float32\[2, 3\] when it was compressed"
+    words = r"returned int64\[7\], but float32\[2, 3\] was compressed"
     with pytest.raises(RuntimeError, match=words):
         TensorDecoder(own=lambda chunk, _: torch.ones(7, dtype=torch.int64)).dense(batch)
 
 
 def test_zstd_needs_its_decompressor() -> None:
     batch = written([large(0, 90)], TensorEncoder(zstd=zstd))
-    with pytest.raises(RuntimeError, match=r"run/b: its records are compressed with zstd"):
+    with pytest.raises(RuntimeError, match=r"run/b: the records are compressed with zstd"):
         TensorDecoder(where="run/b").dense(batch)
 
 
@@ -403,7 +403,7 @@ def test_a_class_that_has_other_fields_now_is_an_error_that_says_so(
     for module in ("tensors.form.tensor_containers", "items.records.containers"):
         monkeypatch.setattr(f"shmbuffer.{module}.class_of", lambda name: other)
     for read in (decoder.items, decoder.dense):
-        with pytest.raises(CorruptBufferError, match="other fields here than where it was written"):
+        with pytest.raises(CorruptBufferError, match="other fields here than in the program that"):
             read(batch)
 
 

@@ -310,7 +310,7 @@ def test_kinds_are_kept_and_their_number_is_bounded(monkeypatch: pytest.MonkeyPa
         (torch.float32, "is a torch.dtype"),
         (
             np.array([object()]),
-            "is a numpy ndarray of object, whose value is not in its bytes alone",
+            "is a numpy ndarray of object, whose value does not consist of its bytes alone",
         ),
         (np.zeros(2, [("a", "i4")]), "is a numpy ndarray of [('a', '<i4')]"),
         (np.ma.masked_array([1, 2], [True, False]), "is a numpy MaskedArray of int64"),
@@ -331,7 +331,7 @@ def test_an_unsupported_value_is_refused_by_its_place_and_class(value: Any, word
         message = str(caught.value)
         assert message.startswith(where)
         assert words in message
-        assert "a record holds tensors, numpy arrays and numbers, text, bytes, int" in message
+        assert "a record can contain tensors, numpy arrays and numbers, str, bytes, int" in message
 
 
 @pytest.mark.filterwarnings("ignore")  # nested tensors are a prototype, quantized ones deprecated

@@ -493,13 +493,13 @@ def test_the_device_of_a_decoder_is_that_of_its_batches() -> None:
 
 
 def test_an_empty_list_of_items_is_no_batch(making: Make) -> None:
-    with pytest.raises(EmptyBufferError, match="no items here"):
+    with pytest.raises(EmptyBufferError, match="no items"):
         making([])
 
 
 def test_an_empty_list_of_records_is_no_batch() -> None:
     none = np.zeros(0, np.int64)
-    with pytest.raises(EmptyBufferError, match="no items here"):
+    with pytest.raises(EmptyBufferError, match="no items"):
         pad(RawBatch(RecordBatch(np.zeros(0, np.uint8), none, none), decoder))
 
 
@@ -507,14 +507,14 @@ def test_an_empty_list_of_records_is_no_batch() -> None:
     "items", [[torch.ones(2)], [{"a": torch.ones(2)}], [item(1), 3], "text", 5]
 )
 def test_only_tensordicts_are_padded_or_nested(items: Any, making: Make) -> None:
-    with pytest.raises(TypeError, match="are TensorDicts or tensorclasses"):
+    with pytest.raises(TypeError, match="must be TensorDicts or tensorclasses"):
         making(items)
 
 
 @pytest.mark.parametrize("make", [pad, densify])
 def test_only_records_of_tensordicts_are_padded_or_nested(make: Make) -> None:
     for items in ([torch.ones(2)], [{"a": torch.ones(2)}], [item(1), 3]):
-        with pytest.raises(TypeError, match="are TensorDicts or tensorclasses"):
+        with pytest.raises(TypeError, match="must be TensorDicts or tensorclasses"):
             make(RawBatch(written(items), decoder))
 
 
@@ -524,7 +524,7 @@ def test_one_tensordict_without_a_batch_dim_is_no_batch(making: Make) -> None:
 
 
 def test_a_stack_along_another_dim_has_other_items(making: Make) -> None:
-    with pytest.raises(RuntimeError, match=r"stacked along dim 1: give list\(data.unbind\(1\)\)"):
+    with pytest.raises(RuntimeError, match=r"stacked along dimension 1; pass"):
         making(lazy_stack([episode(2), episode(2)], 1))
 
 
@@ -539,13 +539,13 @@ def test_leaves_of_several_dtypes_are_refused(making: Make) -> None:
 def test_leaves_of_several_ranks_are_refused(making: Make) -> None:
     items = [TensorDict(a=torch.ones(2)), TensorDict(a=torch.ones(3, 1))]
     with pytest.raises(
-        RuntimeError, match=r"in the number of its dims.*float32\[2\] and float32\[3"
+        RuntimeError, match=r"in the number of dimensions.*float32\[2\] and float32\[3"
     ):
         making(items)
 
 
 def test_items_of_several_batch_dims_are_refused(making: Make) -> None:
-    with pytest.raises(RuntimeError, match=r"the items cannot be one batch.*\(\), \(2,\)"):
+    with pytest.raises(RuntimeError, match=r"cannot be joined to one batch.*\(\), \(2,\)"):
         making([TensorDict({}), TensorDict({}, [2])])
 
 
@@ -558,7 +558,7 @@ def test_a_leaf_that_is_not_a_tensor_in_some_items_is_refused(values: Any, makin
 
 
 def test_a_lazy_stack_that_some_items_do_not_have_is_refused(making: Make) -> None:
-    with pytest.raises(RuntimeError, match="some items have a lazy stack in 'a', and some do not"):
+    with pytest.raises(RuntimeError, match="some items have a lazy stack in 'a', but others do"):
         making([TensorDict({"a": lazy_stack([TensorDict()])}), TensorDict()])
 
 
@@ -589,23 +589,23 @@ def test_a_mask_does_not_cover_an_entry(key: Any, padding: Make) -> None:
 
 
 def test_a_leaf_that_differs_must_be_named_where_leaves_are_named(padding: Make) -> None:
-    with pytest.raises(RuntimeError, match=r"'logp' differs in shape .*mask_key does not name it"):
+    with pytest.raises(RuntimeError, match=r"'logp' differs in shape .*mask_key does not contain"):
         padding([item(1), item(2)], mask_key={"tokens": "mask"})
 
 
 def test_leaves_of_one_mask_have_one_length(padding: Make) -> None:
     items = [TensorDict(a=torch.ones(n), b=torch.ones(3 - n)) for n in (1, 2)]
-    with pytest.raises(RuntimeError, match="the mask 'm' together, and their lengths differ"):
+    with pytest.raises(RuntimeError, match="shares the mask 'm' with another leaf"):
         padding(items, mask_key={"a": "m", "b": "m"})
 
 
 def test_a_scalar_has_no_mask(padding: Make) -> None:
-    with pytest.raises(RuntimeError, match="'a' has no dims that a mask could be for"):
+    with pytest.raises(RuntimeError, match="'a' has no dimensions that could be masked"):
         padding([TensorDict(a=torch.ones(()))], mask_key={"a": "mask"})
 
 
 def test_a_scalar_is_not_nested(nesting: Make) -> None:
-    with pytest.raises(RuntimeError, match="'a' has no dims along which it could be nested"):
+    with pytest.raises(RuntimeError, match="'a' has no dimension along which it could be nested"):
         nesting([TensorDict(a=torch.ones(()))], keys=["a"])
 
 
@@ -624,10 +624,10 @@ def test_a_shape_that_would_take_terabytes_is_refused_before_anything_is_allocat
     batch = record_format.assemble(form, np.zeros((2, 0), np.int64), [sizes], nothing, nothing)
     huge = RecordBatch(batch.data, batch.starts, batch.sizes)
     assert pad(RawBatch(huge, decoder), mask_key=None)["a"].shape == torch.Size([2, 2**32 - 1, 0])
-    with pytest.raises(RuntimeError, match=r"'a' holds no numbers.* a mask of \[4294967295\]"):
+    with pytest.raises(RuntimeError, match=r"'a' contains no numbers.* a mask of \[4294967295\]"):
         pad(RawBatch(huge, decoder))
     wide = [TensorDict(a=torch.empty(1, 1).expand(2**20, 0)), TensorDict(a=torch.ones(1, 2**17))]
-    with pytest.raises(RuntimeError, match=r"'a' would be padded to .* bytes an item where"):
+    with pytest.raises(RuntimeError, match=r"'a' would be padded to .* bytes per item"):
         pad(RawBatch(written(wide), decoder))
 
 

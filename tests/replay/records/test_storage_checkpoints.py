@@ -231,7 +231,7 @@ def test_a_save_where_the_records_lie_copies_nothing(kind: type[Any], tmp_path: 
     assert ids(other) == list(range(7))  # the live buffer's
     assert all(map(is_item, other.sample().unbind(0)))
     other.register_save_hook(lambda data, path: data)
-    with pytest.raises(RuntimeError, match="would write something else over them"):
+    with pytest.raises(RuntimeError, match="would overwrite them"):
         other.dumps(tmp_path / "dump")
     other.close()
 
@@ -266,7 +266,7 @@ def damage(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "how", "words"),
     [
-        ("records", damage, "does not match what was saved"),
+        ("records", damage, "differs from the saved data"),
         ("records", lambda path: path.write_bytes(b""), "the file has 0 bytes instead of"),
         ("records", Path.unlink, "missing"),
         ("slots", lambda path: path.write_bytes(b"no array"), "the file has 8 bytes instead of"),

@@ -54,14 +54,14 @@ def test_a_private_list_names_what_makes_it_shared() -> None:
 @every_kind
 def test_before_its_directory_is_made_a_storage_stays_here(kind: type[Any], tmp_path: Path) -> None:
     storage = kind(10, scratch_dir=tmp_path / "buffer", max_bytes=2**16)
-    with pytest.raises(RuntimeError, match="unless it is made with shared_init=True"):
+    with pytest.raises(RuntimeError, match="unless it is created with shared_init=True"):
         pickle.dumps(storage)
     pid = os.fork()
     if not pid:
         try:
             storage.set(0, item(0))
         except RuntimeError as error:
-            os._exit(0 if "this is the child of a fork" in str(error) else 2)
+            os._exit(0 if "this process is the child of a fork" in str(error) else 2)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 

@@ -186,7 +186,7 @@ def test_an_error_for_items_without_entries_says_what_to_do(make: Make) -> None:
     rb.extend([{"a": 1}])
     with pytest.raises(TypeError, match=r"a dict has no entries.*rb\[index\] = item"):
         rb.set_at_("a", 2, 0)
-    with pytest.raises(TypeError, match="a patch is a TensorDict or a dict"):
+    with pytest.raises(TypeError, match="a patch must be a TensorDict or a dict"):
         rb.update_if_present(index=[0], generation=[0], patch=[1])
 
 
@@ -252,13 +252,13 @@ def test_flags_of_different_shapes_are_refused_by_slices(make: Make) -> None:
         storage=make(), sampler=SliceSampler(slice_len=1, end_key="done"), batch_size=2
     )
     rb.extend([TensorDict(done=torch.zeros(n, dtype=torch.bool)) for n in (1, 2)])
-    with pytest.raises(RuntimeError, match=r"'done' ends.*\[2\] in one item and \[1\]"):
+    with pytest.raises(RuntimeError, match=r".*'done', which ends.*\[2\] in one item and \[1\]"):
         rb.sample()
     plain = TensorDictReplayBuffer(
         storage=make(name="plain"), sampler=SliceSampler(slice_len=1, end_key="done"), batch_size=2
     )
     plain.extend([TensorDict(a=torch.zeros(1))])
-    with pytest.raises(RuntimeError, match="the sampler cannot tell where a trajectory ends"):
+    with pytest.raises(RuntimeError, match="the sampler cannot find the ends of trajectories"):
         plain.sample()
 
 
@@ -319,7 +319,7 @@ def test_samples_too_few_to_learn_from_are_compressed_without_a_dictionary(
         rb.extend(torch.zeros(25, 4000, dtype=torch.uint8))
     assert rb.storage.open_engine.seat.dictionary() is None
     (message,) = caplog.messages  # once
-    assert message.endswith("buffer: continues without a dictionary: nothing in 75 samples")
+    assert message.endswith("buffer: continuing without a dictionary: nothing in 75 samples")
     assert rb[50].sum() == 0
 
 
@@ -343,7 +343,7 @@ def test_custom_functions_compress_and_are_passed_to_attach(make: Make, tmp_path
     assert other[4]["t"] == "text"
     other.close()
     without = attach(tmp_path / "buffer")
-    with pytest.raises(RuntimeError, match="with the decompression_fn that belongs to it"):
+    with pytest.raises(RuntimeError, match="with the matching decompression_fn"):
         without[0]
     without.close()
 
@@ -415,13 +415,13 @@ def test_items_are_sent_to_the_device_of_the_storage_when_they_are_read(make: Ma
             ValueError,
             "max_bytes=9.*scratch_dir or shared_init",
         ),
-        (lambda: shared(max_bytes=0), ValueError, "an int from 1, got 0"),
-        (lambda: shared(max_bytes=1e6), ValueError, "an int from 1, got 1000000.0"),
-        (lambda: shared(max_bytes="1G"), ValueError, "an int from 1, got '1G'"),
+        (lambda: shared(max_bytes=0), ValueError, "an int of at least 1, got 0"),
+        (lambda: shared(max_bytes=1e6), ValueError, "an int of at least 1, got 1000000.0"),
+        (lambda: shared(max_bytes="1G"), ValueError, "an int of at least 1, got '1G'"),
         (
             lambda: LazyStackStorage(9, pad_output="dense"),
             TypeError,
-            "pad_output is a number.*'dense'",
+            "pad_output must be a number.*'dense'",
         ),
         (lambda: LazyStackStorage(9, pad_output={"mask": 1}), TypeError, "got {'mask': 1}"),
         (
@@ -442,13 +442,13 @@ def test_items_are_sent_to_the_device_of_the_storage_when_they_are_read(make: Ma
         (
             lambda: shared(CompressedListStorage, dictionary_bytes=-1),
             ValueError,
-            "a size, or 0, got -1",
+            "a number of bytes, or 0, got -1",
         ),
         (lambda: shared(CompressedListStorage, compression_level=0), ValueError, "1 to 22, got 0"),
         (
             lambda: shared(CompressedListStorage, compression_fn=as_bytes, dictionary_bytes=9),
             ValueError,
-            "dictionary_bytes=9.*compression_fn was given",
+            "dictionary_bytes=9.*replaced by compression_fn",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -464,8 +464,8 @@ def test_a_senseless_argument_is_refused_by_its_value(
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (TensorDict(a=torch.zeros(2), b={1, 2}), r"'b'.*set.*a record holds tensors"),
-        ({"a": [1, object()]}, r"'a' -> 1.*object.*a record holds tensors"),
+        (TensorDict(a=torch.zeros(2), b={1, 2}), r"'b'.*set.*a record can contain tensors"),
+        ({"a": [1, object()]}, r"'a' -> 1.*object.*a record can contain tensors"),
         (1j, "complex"),
     ],
     ids=["set", "object", "complex"],
@@ -487,26 +487,26 @@ def test_a_directory_says_what_it_is_made_of(make: Make, tmp_path: Path) -> None
     for made, words in (
         (
             lambda: shared(path=tmp_path / "buffer", max_size=8),
-            "max_size 9, ndim 1 and max_bytes 65536, but this storage asks for max_size 8",
+            "max_size 9, ndim 1 and max_bytes 65536, but this storage was created with max_size 8",
         ),
         (
             lambda: shared(path=tmp_path / "buffer", max_size=9, max_bytes=2**17),
-            "max_bytes 65536, but this storage asks for.*131072",
+            "max_bytes 65536, but this storage was created with.*131072",
         ),
         (
             lambda: shared(CompressedListStorage, tmp_path / "buffer", 9, 2**16),
-            "holds records, as in a LazyStackStorage, not records, as in a Compressed",
+            "contains records, as in a LazyStackStorage, not records, as in a Compressed",
         ),
         (
             lambda: LazyMemmapStorage(9, **where),
-            "holds records.*not rows, as in a LazyMemmapStorage",
+            "contains records.*not rows, as in a LazyMemmapStorage",
         ),
     ):
         with pytest.raises(SchemaMismatchError, match=words):
             made()
     rows = LazyMemmapStorage(9, scratch_dir=tmp_path / "rows", shared_init=True)
     with pytest.raises(
-        SchemaMismatchError, match=r"holds rows.*attach\(\), which finds the right storage"
+        SchemaMismatchError, match=r"contains rows.*attach\(\), which chooses the right storage"
     ):
         shared(path=tmp_path / "rows", max_size=9)
     rows.close()
@@ -536,7 +536,5 @@ def test_nested_samples_of_items_with_a_batch_size_say_their_index(
 def test_custom_functions_are_refused_where_others_use_zstd(tmp_path: Path, make: Make) -> None:
     rb = ReplayBuffer(storage=make(CompressedListStorage))
     rb.extend(items(0, 3))
-    with pytest.raises(
-        ValueError, match="compressed with zstd, and the other clients could not read"
-    ):
+    with pytest.raises(ValueError, match="compressed with zstd, so other clients could not read"):
         attach(tmp_path / "buffer", compression_fn=as_bytes, decompression_fn=as_bytes)

@@ -334,13 +334,13 @@ class Bank:
         if wanted > 2 * limiter.tolerance:
             one.wanted = 0
             raise RateLimitError(
-                f"to draw {wanted:,} items at once the error buffer, {limiter.tolerance:g}, has to "
-                f"be at least {wanted / 2:g}",
+                f"to sample {wanted:,} items at once, the error buffer, {limiter.tolerance:g}, "
+                f"must be at least {wanted / 2:g}",
                 pids=[],
             )
         if need and limiter.alone == Alone.ERROR and self.is_left("inserts", now):
             raise RateLimitError(
-                "sample waits for writes, there is no collector, and when_no_peer is 'error'",
+                "sample waits for writes, but there is no collector, and when_no_peer is 'error'",
                 pids=[],
             )
         left = min(self._samples_left(), self._told - self._samples)

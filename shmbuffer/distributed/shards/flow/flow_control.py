@@ -94,8 +94,9 @@ class FlowControl:
             room = sum(one.report.capacity for one in found.values())
             if limiter is not None and limiter.min_size > room:
                 raise ValueError(
-                    f"{self._where}: min_size is {limiter.min_size:,}, and the shards have room "
-                    f"for {room:,} items, so that no sample could be drawn; give a smaller min_size"
+                    f"{self._where}: min_size is {limiter.min_size:,}, but the shards have a "
+                    f"capacity of {room:,} items, so nothing could ever be sampled; use a smaller "
+                    "min_size"
                 )
             with self._state:
                 assert self._bank is not None
@@ -127,7 +128,7 @@ class FlowControl:
         self._ready.wait(START_S)
         with self._state:
             if self._is_held() and self._hold is not None and self._hold[0] != token:
-                return "another consistent save is under way"
+                return "another consistent save is in progress"
             self._hold = token, time.monotonic() + HOLD_S
         end = time.monotonic() + SETTLE_S
         while True:
@@ -292,8 +293,8 @@ class FlowControl:
         )
         missing = f"; no answer from the shards of {', '.join(away)}" if away else ""
         return (
-            f"{bank.ratio:g} samples per insert wanted, {seen} ({bank.inserted:,} items written, "
-            f"{drawn:,} drawn, {bank.granted - bank.inserted:,} granted to writers and "
+            f"{bank.ratio:g} samples per insert wanted, {seen} ({bank.inserted:,} items "
+            f"written, {drawn:,} sampled, {bank.granted - bank.inserted:,} granted to writers and "
             f"{max(0, bank.samples - drawn):,} to learners{missing})"
         )
 

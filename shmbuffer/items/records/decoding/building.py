@@ -25,9 +25,9 @@ def built(make: Callable[[], Made], where: str) -> Made:
         return make()
     except _IMPOSSIBLE as error:
         raise CorruptBufferError(
-            f"{where}: a record cannot be read as an item ({type(error).__name__}: {error}); it is "
-            "damaged, or a tensorclass or namedtuple has other fields here than where it was "
-            "written",
+            f"{where}: a record cannot be converted to an item ({type(error).__name__}: {error}). "
+            "It is damaged, or a tensorclass or namedtuple has other fields here than in the "
+            "program that wrote it",
             path=where,
         ) from error
 

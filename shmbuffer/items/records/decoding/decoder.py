@@ -109,8 +109,8 @@ class Reading:
             return [leaf() for leaf in leaves]
         except ValueError as error:
             raise CorruptBufferError(
-                f"{self.where}: a record contains an invalid value ({error}): it was damaged or "
-                "changed from outside; restore the buffer from a copy",
+                f"{self.where}: a record contains an invalid value ({error}), so it is damaged or "
+                "was changed by another program; restore the buffer from a copy",
                 path=self.where,
             ) from error
 

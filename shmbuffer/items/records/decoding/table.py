@@ -134,8 +134,8 @@ def columns_of(
 def _by_own(batch: RecordBatch, part: Stored, own: Own | None) -> Raw:
     if own is None:
         raise RuntimeError(
-            "these records were compressed by a compression_fn: open the storage with the "
-            "decompression_fn that belongs to it"
+            "these records were compressed with a compression_fn; open the storage with the "
+            "matching decompression_fn"
         )
     located, number = part.located, part.number
     offsets, sizes = located.offsets[:, number], located.sizes[:, number]

@@ -105,8 +105,8 @@ class Transfer:
             return
         if self._expand is None:
             raise RuntimeError(
-                f"{self._where}: its records are compressed with zstd, and this storage reads raw "
-                "ones only: open it as the CompressedListStorage that it is"
+                f"{self._where}: the records are compressed with zstd, but this storage only reads "
+                "uncompressed ones; open it as a CompressedListStorage"
             )
         self._expand(Places(*out[:3, :frames], *out[3:, :parts]), self._where)
 
