@@ -106,7 +106,7 @@ class TensorDecoder(decoder.Decoder):
         if column.chunk.kind != "tensor" or column.ragged:
             return None
         reading = TensorReading(self, batch.data)
-        (found,) = reading.read([reading.batch(column)])
+        found: torch.Tensor = reading.read([reading.batch(column)])[0]
         return found
 
     def dense(self, batch: RecordBatch) -> Any:

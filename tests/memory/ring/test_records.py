@@ -382,7 +382,7 @@ def test_a_piece_that_is_not_inside_its_record_is_refused(
     offset, size = outside
     pieces = np.array([[[offset, address(np.zeros(8, np.uint8)), size]]])
     batch = RecordBatch(np.zeros(64, np.uint8), slots(0), slots(72), pieces)
-    with pytest.raises(ValueError, match="record 0 of the batch .* within its bytes"):
+    with pytest.raises(ValueError, match=r"record 0 of the batch .* within its bytes"):
         held.write(batch)
     assert ring.head == 0
 
