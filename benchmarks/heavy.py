@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib
 import shutil
 import statistics
 import subprocess
@@ -64,7 +65,7 @@ def contenders(directory: Path, nbytes: int, rows: int) -> dict[str, dict[str, C
         return np.arange(first, first + rows)
 
     def run_c(call: Any, to: Any, source: Any, at: Any) -> None:
-        call(*(ctypes.c_void_p(one.ctypes.data) for one in (to, source, at)), rows, nbytes)  # type: ignore[attr-defined]
+        call(*(ctypes.c_void_p(one.ctypes.data) for one in (to, source, at)), rows, nbytes)
 
     for call in (library.write_rows, library.read_rows):
         call.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 2
@@ -92,18 +93,21 @@ def contenders(directory: Path, nbytes: int, rows: int) -> dict[str, dict[str, C
         "records": shmbuffer.TensorDictReplayBuffer(storage=records, batch_size=rows),
     }
     try:
-        from torchrl import data
+        data: Any = importlib.import_module("torchrl.data")
 
         storage = data.LazyMemmapStorage(slots, scratch_dir=directory / "torchrl")
         buffers["TorchRL"] = data.TensorDictReplayBuffer(storage=storage, batch_size=rows)
     except ImportError:
         print("TorchRL is not installed here, so it is left out.")
-    for name, rb in buffers.items():
-        found[name] = {
-            "write": lambda i, rb=rb: rb.extend(batches[i]),
-            "sample": lambda i, rb=rb: rb.sample()["x"],
-            "rb[index]": lambda i, rb=rb: rb[indices[i]]["x"],
+
+    def of_buffer(rb: Any) -> dict[str, Call]:
+        return {
+            "write": lambda i: rb.extend(batches[i]),
+            "sample": lambda i: rb.sample()["x"],
+            "rb[index]": lambda i: rb[indices[i]]["x"],
         }
+
+    found.update({name: of_buffer(rb) for name, rb in buffers.items()})
     for calls in found.values():
         for i in range(2 * slots // rows + 2):
             calls["write"](i % SOURCES)
