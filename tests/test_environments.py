@@ -262,7 +262,7 @@ def test_what_is_missing_is_said_and_nothing_is_written(buffer: ReplayBuffer) ->
     recorder.reset(np.zeros((2, 3)))
     with pytest.raises(ValueError, match=r"action has shape \[3\].*the number of environments, 2"):
         recorder.step(np.zeros((2, 3)), np.zeros(3), zeros, off, off)
-    with pytest.raises(ValueError, match="reward has to be one number for each environment"):
+    with pytest.raises(ValueError, match="reward must have one number for each environment"):
         recorder.step(np.zeros((2, 3)), zeros, np.zeros((2, 1)), off, off)
     assert len(buffer) == 0
     recorder.step(np.zeros((2, 3)), zeros, zeros, [True, False], off)
@@ -333,9 +333,9 @@ def test_parts_of_a_tuple_space_are_not_taken_for_environments(buffer: ReplayBuf
 @pytest.mark.parametrize(
     ("action", "extra", "message"),
     [
-        (0.5, {"log_prob": 0.0}, r"'action' is float32\[\], and was int64\[\]"),
-        (1, {}, r"'log_prob' is missing, and was float64\[\]"),
-        (1, {"log_prob": 0.0, "value": 1}, r"'value' is int64\[\], and was missing"),
+        (0.5, {"log_prob": 0.0}, r"'action' is float32\[\], but was int64\[\]"),
+        (1, {}, r"'log_prob' is missing, but was float64\[\]"),
+        (1, {"log_prob": 0.0, "value": 1}, r"'value' is int64\[\], but was missing"),
     ],
 )
 def test_a_step_with_other_entries_is_refused_before_its_window_is_whole(

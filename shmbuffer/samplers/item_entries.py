@@ -316,8 +316,8 @@ def as_column(values: Any, path: KeyPath) -> Column:
     if values is None or (isinstance(values, list) and any(value is None for value in values)):
         name = repr(path[0] if len(path) == 1 else path)
         raise KeyError(
-            f"the sampler needs the entry {name}, but the items do not have it; write it with "
-            "every item, or choose another entry"
+            f"the items have no entry {name}, which the sampler needs; write it with every item, "
+            "or choose another entry"
         )
     return _stacked(values) if _are_numbers(values) else [_as_object(value) for value in values]
 

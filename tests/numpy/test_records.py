@@ -237,7 +237,7 @@ def test_what_a_record_cannot_hold_is_refused(directory: Directory) -> None:
         arrays.add((1, 2))
     with pytest.raises(TypeError, match="the key 1 in the data is not a string"):
         arrays.add({1: 2})
-    with pytest.raises(TypeError, match="a batch of items of any size must be a list of them"):
+    with pytest.raises(TypeError, match="a batch of items of any size must be a list of items"):
         arrays.extend(np.zeros(()))
     with pytest.raises(ValueError, match=r"one row for each item, but their lengths differ:"):
         arrays.extend({"a": np.zeros(2), "b": np.zeros(3)})

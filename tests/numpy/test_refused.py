@@ -40,15 +40,15 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a leaf too many": (changed(("b",), np.zeros(2)), "leaf 'b' of this write is not a leaf"),
     "another dtype": (
         changed(("obs",), np.zeros((2, 3))),
-        r"leaf 'obs' is float32\[2, 3\], this write has float64\[2, 3\]; convert it",
+        r"leaf 'obs' is float32\[2, 3\], but this write has float64\[2, 3\]; convert it",
     ),
     "another shape": (
         changed(("obs",), np.zeros((2, 4), np.float32)),
-        r"leaf 'obs' is float32\[2, 3\], this write has float32\[2, 4\]",
+        r"leaf 'obs' is float32\[2, 3\], but this write has float32\[2, 4\]",
     ),
     "one item": (
         {"obs": np.zeros(3, np.float32), "next": {"a": np.int16(1)}},
-        r"leaf 'obs' is float32\[3, 3\], this write has float32\[3\]; if this is one item, "
+        r"leaf 'obs' is float32\[3, 3\], but this write has float32\[3\]; if this is one item, "
         r"write it with add\(\), or create a new buffer",
     ),
     "another number": (
@@ -57,17 +57,17 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "a number that does not fit": (
         changed(("next", "a"), [1, 70000]),
-        r"leaf 'next\.a' is int16\[2\], this write has int64\[2\]",
+        r"leaf 'next\.a' is int16\[2\], but this write has int64\[2\]",
     ),
     "a number that would be infinite": (
         changed(("obs",), [[1e40] * 3] * 2),
-        r"leaf 'obs' is float32\[2, 3\], this write has float64\[2, 3\]",
+        r"leaf 'obs' is float32\[2, 3\], but this write has float64\[2, 3\]",
     ),
     "a float for an integer": (
         changed(("next", "a"), [1.0, 2.5]),
-        r"leaf 'next\.a' is int16\[2\], this write has float32\[2\]",
+        r"leaf 'next\.a' is int16\[2\], but this write has float32\[2\]",
     ),
-    "text": (changed(("obs",), "text"), r"leaf 'obs' is float32\[0, 3\], this write has str"),
+    "text": (changed(("obs",), "text"), r"leaf 'obs' is float32\[0, 3\], but this write has str"),
     "a dict for a leaf": (changed(("obs",), {"x": np.zeros(2)}), r"leaf 'obs\.?x?'"),
     "ragged lists": (changed(("obs",), [[1.0], [1.0, 2.0]]), "leaf 'obs' is float32"),
     "a tuple": ((np.zeros(2), np.zeros(2)), "this write is a tuple, but entries of a"),
@@ -144,7 +144,7 @@ def test_the_dtype_that_is_asked_for_has_to_fit(directory: Directory) -> None:
         directory.arrays(dtypes={"a": "bfloat16"}).extend({"a": np.zeros(2, np.float32)})
     with pytest.raises(SchemaMismatchError, match="the dtype of leaf 'a' is float16, but this"):
         directory.arrays(dtypes={"a": "float16"}).extend({"a": np.zeros(2, np.float32)})
-    with pytest.raises(KeyError, match="'b' is no leaf of this write, which has"):
+    with pytest.raises(KeyError, match="'b' is not a leaf of this write, which has"):
         directory.arrays(dtypes={"b": "bfloat16"}).extend({"a": np.zeros(2, np.uint16)})
     with pytest.raises(ValueError, match="'float7' is not a dtype that can be stored"):
         directory.arrays(dtypes={"b": "float7"})
@@ -155,11 +155,11 @@ def test_bytes_and_numbers_are_not_mixed_up(directory: Directory) -> None:
     tensors, arrays = directory.tensors(), directory.arrays()
     data = {"b": torch.ones(2, dtype=torch.bfloat16), "u": torch.ones(2, dtype=torch.uint16)}
     tensors.extend(TensorDict(data, [2]))
-    with pytest.raises(SchemaMismatchError, match=r"'b' is bfloat16\[2\], this write has int64"):
+    with pytest.raises(SchemaMismatchError, match=r"'b' is bfloat16\[2\], but this write has"):
         arrays.extend({"b": [1, 2], "u": [1, 2]})
-    with pytest.raises(SchemaMismatchError, match=r"'b' is bfloat16\[2\], this write has float16"):
+    with pytest.raises(SchemaMismatchError, match=r"'b' is bfloat16\[2\], but this write has"):
         arrays.extend({"b": np.ones(2, np.float16), "u": np.ones(2, np.uint16)})
-    with pytest.raises(SchemaMismatchError, match=r"'u' is uint16\[2\], this write has bfloat16"):
+    with pytest.raises(SchemaMismatchError, match=r"'u' is uint16\[2\], but this write has"):
         arrays.extend({"b": data["b"], "u": data["b"]})
     arrays.extend({"b": np.ones(2, np.uint16), "u": [1, 2]})
     assert len(tensors) == 4
@@ -169,7 +169,7 @@ def test_a_handle_that_is_sent_to_another_process_says_how_to_open_one_there(
     directory: Directory,
 ) -> None:
     directory.create()
-    with pytest.raises(TypeError, match=rf"pass '{directory.path}', and call shmbuffer.numpy.att"):
+    with pytest.raises(TypeError, match=r"and call shmbuffer.numpy.att"):
         pickle.dumps(directory.arrays())
 
 
@@ -188,7 +188,7 @@ MORE: dict[str, tuple[Any, type[Exception], str]] = {
     "fewer priorities than items": (
         {**GOOD, "td_error": np.ones(3)},
         ValueError,
-        "3 priorities were given for 2 items; nothing was changed",
+        "got 3 priorities for 2 items; nothing was changed",
     ),
     "items that are text": ([{"obs": "x", "next": {"a": 1}}], TypeError, "'x' in the data is not"),
     "items of two kinds": (
@@ -199,7 +199,7 @@ MORE: dict[str, tuple[Any, type[Exception], str]] = {
     "a dtype of NumPy's own": (
         changed(("obs",), np.zeros((2, 3), "M8[s]")),
         SchemaMismatchError,
-        r"leaf 'obs' is float32\[2, 3\], this write has datetime64",
+        r"leaf 'obs' is float32\[2, 3\], but this write has datetime64",
     ),
 }
 
@@ -237,7 +237,7 @@ def test_where_slots_have_lanes_streams_are_one_for_all(directory: Directory) ->
     with pytest.raises(ValueError, match=r"stream_dim=0 is not supported by a storage with ndim=2"):
         arrays.extend({"a": np.zeros((2, 4))}, stream_dim=0)
     arrays.extend({"a": np.zeros((2, 4))}, streams=3)
-    with pytest.raises(IndexError, match="an index of this storage has 2 coordinates"):
+    with pytest.raises(IndexError, match="an index of this storage must have 2 coordinates"):
         arrays.update_priority(np.zeros((2, 3), np.int64), np.ones(2))
 
 

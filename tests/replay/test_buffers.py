@@ -269,7 +269,7 @@ def test_a_number_that_the_leaf_cannot_hold_and_arrays_of_another_dtype_are_refu
 ) -> None:
     rb = TensorDictReplayBuffer(storage=make(8))
     rb.add({"r": first})
-    with pytest.raises(SchemaMismatchError, match=r"leaf 'r' is .*, this write has"):
+    with pytest.raises(SchemaMismatchError, match=r"leaf 'r' is .*, but this write has"):
         rb.add({"r": then})
     assert len(rb) == 1
 
@@ -283,7 +283,7 @@ def test_lists_of_numbers_are_arrays_as_in_a_tensordict(make: Any) -> None:
     assert rb[:]["rew"].tolist() == [1, 2, 3, 4, 5, 6, 6, 6]
     assert rb[5:8]["obs"].tolist() == [[1, 2, 3]] * 3
     assert rb.sampler.state_dict()["_priorities"][:6].tolist() == [3, 4, 1, 2, 5, 6]
-    with pytest.raises(SchemaMismatchError, match=r"'rew' is float32\[2\], this write has list \("):
+    with pytest.raises(SchemaMismatchError, match=r"'rew' is float32\[2\], but this write has"):
         rb.extend({"rew": ["a", "b"], "obs": torch.ones(2, 3).double(), "td_error": [1.0, 2.0]})
     with pytest.raises(
         SchemaMismatchError,
@@ -683,7 +683,7 @@ def test_a_list_of_nothing_writes_nothing(make: Any) -> None:
 def test_an_object_that_is_not_a_part_is_refused() -> None:
     with pytest.raises(TypeError, match=r"expected a storage, sampler or writer.*got 3"):
         ReplayBuffer(storage=3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"max_size=4\): the tensors have 5 places"):
+    with pytest.raises(ValueError, match=r"max_size=4\): the tensors have room for 5 items"):
         TensorStorage(torch.zeros(5), max_size=4)
     with pytest.raises(ValueError, match=r"TensorStorage\(None\): pass the tensors to write into"):
         TensorStorage(None)

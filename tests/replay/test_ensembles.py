@@ -296,7 +296,7 @@ def test_with_sample_from_all_the_number_is_that_of_the_buffers() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"p": [0.5, 0.5], "sample_from_all": True}, RuntimeError, "give one of the two"),
+        ({"p": [0.5, 0.5], "sample_from_all": True}, RuntimeError, "pass .*one"),
         ({"p": [0.5, 0.2, 0.3]}, ValueError, r"one number for each of the 2 buffers, .*\[3\]"),
         ({"p": [[0.5, 0.5]]}, ValueError, r"one number for each of the 2 buffers, .*\[1, 2\]"),
         ({"p": [1.0, -0.5]}, ValueError, "p must be finite and non-negative, got"),
@@ -452,7 +452,9 @@ def test_as_many_collate_fns_as_buffers() -> None:
 
 def test_a_transform_that_changes_the_batch_size_is_named() -> None:
     rb = ReplayBufferEnsemble(*dicts(0, 100), batch_size=4, transform=lambda td: td.reshape(-1))
-    with pytest.raises(RuntimeError, match=r"2 rows of 2 items .* batch size \[4\]: a transform"):
+    with pytest.raises(
+        RuntimeError, match=r"2 rows of 2 items .* batch size \[4\], because a transform"
+    ):
         rb.sample()
     data, info = rb.sample(return_info=True, include_info=False)
     expected = info["index", "index"] + info["index", "buffer_ids"][:, None] * 100
@@ -908,7 +910,7 @@ def test_how_buffers_are_chosen_can_be_said_to_the_ensemble_of_parts() -> None:
     rb = ReplayBufferEnsemble(**parts(), sample_from_all=True, collate_fns=[torch.neg, None])
     assert (rb.sample() >= 100).tolist() == [[False] * 6, [True] * 6]
     assert (rb[0].sample(5) <= 0).all()
-    with pytest.raises(RuntimeError, match="give one of the two"):
+    with pytest.raises(RuntimeError, match=r"pass .*one"):
         ReplayBufferEnsemble(**parts(), p=[1.0, 1.0], sample_from_all=True)
 
 
@@ -928,7 +930,7 @@ def test_its_parts_may_be_made_when_it_is_first_used() -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "message"),
     [
-        ((ReplayBuffer(),), {"storages": 1}, RuntimeError, "give one or the other"),
+        ((ReplayBuffer(),), {"storages": 1}, RuntimeError, "pass either buffers"),
         ((), {}, TypeError, "needs buffers, or all three of storages="),
         ((), {"writers": WriterEnsemble()}, TypeError, "all three"),
         ((torch.ones(3),), {}, TypeError, "an ensemble must consist of buffers, got tensor"),

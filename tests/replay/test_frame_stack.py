@@ -456,10 +456,10 @@ def test_one_native_call_draws_and_reads_where_the_buffer_itself_draws(tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({"stack": 0}, ValueError, "stack has to be at least 1, got 0"),
+        ({"stack": 0}, ValueError, "stack must be at least 1, got 0"),
         ({"stack": 1.5}, TypeError, "stack"),
         ({"stack": 4, "keys": ()}, ValueError, "keys is empty; pass the names of the entries"),
-        ({"stack": 4, "keys": "obs"}, TypeError, "keys must be a sequence of keys .* got 'obs'"),
+        ({"stack": 4, "keys": "obs"}, TypeError, "keys must be a sequence of keys.* got 'obs'"),
         (
             {"stack": 4, "keys": (3,)},
             TypeError,

@@ -432,7 +432,7 @@ def test_a_sampler_is_pickled_without_what_it_has_seen() -> None:
         ({"num_groups": 1, "strategy": "best"}, ValueError, "strategy must be one of"),
         ({"samples_per_group": 3, "group_size": 2}, ValueError, "a group has group_size=2"),
         ({"num_groups": 1, "give_up_after": 3}, TypeError, "requires group_size; got 3"),
-        ({"group_size": 1, "give_up_after": 0}, ValueError, "more than 0"),
+        ({"group_size": 1, "give_up_after": 0}, ValueError, "greater than 0"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(

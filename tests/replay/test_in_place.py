@@ -64,15 +64,15 @@ def test_an_entry_that_is_not_there_and_what_does_not_fit_change_nothing(make: A
     rb = buffer(make(8))
     with pytest.raises(KeyError, match=r"'zz' is not a leaf of .*'a', 'b\.c'"):
         rb.set_("zz", torch.zeros(6))
-    with pytest.raises(SchemaMismatchError, match=r"'a' is int64\[2\], this write has float32"):
+    with pytest.raises(SchemaMismatchError, match=r"'a' is int64\[2\], but this write has float32"):
         rb.set_at_("a", torch.zeros(2), slice(0, 2))
     with pytest.raises(
         SchemaMismatchError, match=r"'b.c' is float32\[6, 3\].* has float32\[6, 2\]"
     ):
         rb.update_({"b": {"c": torch.zeros(6, 2)}, "a": torch.zeros(6, dtype=torch.int64)})
-    with pytest.raises(SchemaMismatchError, match=r"'a' is int64\[\], this write has NoneType"):
+    with pytest.raises(SchemaMismatchError, match=r"'a' is int64\[\], but this write has NoneType"):
         rb.set_at_("a", None, 0)
-    with pytest.raises(SchemaMismatchError, match=r"'a' is int64\[\], this write has float32"):
+    with pytest.raises(SchemaMismatchError, match=r"'a' is int64\[\], but this write has float32"):
         rb.set_at_("a", 1.5, 0)
     with pytest.raises(IndexError, match="no item at 7"):
         rb.set_at_("a", 1, 7)

@@ -72,7 +72,7 @@ def test_an_item_is_put_at_an_int_whatever_it_is() -> None:
             RuntimeError,
             "at index 5 would leave a gap, .* list has 4 items",
         ),
-        ([4, 3], ["x", "y"], RuntimeError, "at 4 would leave a gap"),
+        ([4, 3], ["x", "y"], RuntimeError, "at index 4 would leave a gap"),
         (10, "x", RuntimeError, "index 10 is out of range for a list of max_size 10"),
         ([0.5], ["x"], IndexError, "is not an index of a list"),
         (range(2), {"a": 1, "b": 2}, TypeError, "entry 'a' of the batch: .* got int"),

@@ -311,7 +311,7 @@ def test_transforms_see_the_transition() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"n": 0, "gamma": 0.9}, "n has to be at least 1, got 0"),
+        ({"n": 0, "gamma": 0.9}, "n must be at least 1, got 0"),
         ({"n": 2, "gamma": 1.1}, "gamma must be from 0 to 1, got 1.1"),
         ({"n": 2, "gamma": 0.9, "reward_key": "reward"}, r"such as \('next', 'reward'\), got 'rew"),
     ],

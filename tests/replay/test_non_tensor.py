@@ -249,7 +249,7 @@ def test_text_where_there_was_none_and_none_where_there_was_are_refused() -> Non
     rb = rb_of("w", "x")
     with pytest.raises(SchemaMismatchError, match=r"leaf 'n\.text' is missing"):
         rb.extend(TensorDict({"a": torch.arange(2)}, [2]))
-    with pytest.raises(SchemaMismatchError, match=r"leaf 'n\.text' is object\[2\], this write has"):
+    with pytest.raises(SchemaMismatchError, match=r"leaf 'n\.text' is object\[2\], but this"):
         rb.extend(TensorDict({"a": torch.arange(2), "n": {"text": torch.zeros(2)}}, [2]))
     with pytest.raises(SchemaMismatchError, match="'more' of this write is not a leaf"):
         rb.extend(items("y").set("more", NonTensorStack("z")))

@@ -270,9 +270,9 @@ def test_lists_structs_and_numbers_of_another_program_become_items(tmp_path: Pat
     [
         (pa.array(["a", "b"]), r"column 'x' is string, which is not supported"),
         (pa.array([["a"], ["b"]]), r"column 'x' is list<.*, which is not supported"),
-        (pa.array([[1], [1, 2]]), r"column 'x' has a list of 2 in row 1, and 1 are expected"),
-        (pa.array([[], [1], [1]]), r"column 'x' has a list of 1 in row 1, and 0 are expected"),
-        (pa.array([[[1], [2]], [[3], []]]), r"column 'x' has a list of 0 in row 1, and 1 are exp"),
+        (pa.array([[1], [1, 2]]), r"column 'x' has a list of 2 in row 1, but 1 are expected"),
+        (pa.array([[], [1], [1]]), r"column 'x' has a list of 1 in row 1, but 0 are expected"),
+        (pa.array([[[1], [2]], [[3], []]]), r"column 'x' has a list of 0 in row 1, but 1 are exp"),
         (pa.array([None, [1]]), r"column 'x' has 1 rows without a value"),
         (pa.array([[1], None]), r"column 'x' has 1 rows without a value"),
         (pa.array([[1], [None]]), r"column 'x' has 1 rows without a value"),

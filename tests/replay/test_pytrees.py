@@ -356,7 +356,10 @@ def test_a_list_of_what_is_no_tensor_is_refused(make: Any) -> None:
         ({1: numbers(2)}, r"leaf '\(1,\)' is missing"),
         ({1: numbers(2), (1,): numbers(2), None: numbers(2)}, "leaf 'None' of this write is not"),
         ({1: numbers(2), "1": numbers(2)}, r"leaf '\(1,\)' is missing"),
-        ({1: numbers(2), (1,): numbers(2).float()}, r"leaf '\(1,\)' is int64\[2\], this write has"),
+        (
+            {1: numbers(2), (1,): numbers(2).float()},
+            r"leaf '\(1,\)' is int64\[2\], but this write has",
+        ),
         ((numbers(2), numbers(2)), "is missing"),
     ],
     ids=["missing", "extra", "text for a number", "dtype", "tuple"],

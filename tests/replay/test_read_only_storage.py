@@ -135,7 +135,7 @@ def test_the_directory_of_a_living_buffer_is_refused(tmp_path: Path) -> None:
     storage.set(range(4), items(4))
     with pytest.raises(
         BufferExistsError,
-        match=r"buffer: .*call attach\(\) to use it, or open a save of it that dumps\(\)",
+        match=r"buffer: .*call attach\(\) to use it, or open a save of it",
     ):
         ReadOnlyStorage(tmp_path / "buffer")
 

@@ -286,7 +286,7 @@ def test_it_belongs_to_its_handle(rb: Any) -> None:
             {"n": 2, "lease": "9"},
             "lease must be a number of seconds of at least 0, or None, but is '9'",
         ),
-        ({"n": 2, "version": -1}, "reserve: version is a number from 0"),
+        ({"n": 2, "version": -1}, "reserve: version must be a number from 0"),
         ({"n": 2, "timeout": -1.0}, "timeout must be a number of seconds of at least 0"),
     ],
 )

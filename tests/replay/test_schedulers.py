@@ -218,9 +218,9 @@ def test_a_senseless_argument_is_refused() -> None:
     with pytest.raises(ValueError, match="Invalid mode: exponential"):
         StepScheduler(sampler, "beta", mode="exponential")
     for count in (0, -1):
-        with pytest.raises(ValueError, match=f"num_steps has to be at least 1, got {count}"):
+        with pytest.raises(ValueError, match=f"num_steps must be at least 1, got {count}"):
             LinearScheduler(sampler, "beta", 1.0, count)
-        with pytest.raises(ValueError, match=f"n_steps has to be at least 1, got {count}"):
+        with pytest.raises(ValueError, match=f"n_steps must be at least 1, got {count}"):
             StepScheduler(sampler, "beta", n_steps=count)
     with pytest.raises(ValueError, match="min_value=1 is larger than max_value=0"):
         StepScheduler(sampler, "beta", min_value=1, max_value=0)

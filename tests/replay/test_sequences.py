@@ -540,10 +540,10 @@ def test_a_sample_without_priorities_gives_its_anchors_the_default_one() -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"length": 0}, "length has to be at least 1, got 0"),
-        ({"length": 2, "burn_in": -1}, "burn_in has to be at least 0, got -1"),
-        ({"length": 2, "bootstrap": -1}, "bootstrap has to be at least 0, got -1"),
-        ({"length": 2, "dilation": 0}, "dilation has to be at least 1, got 0"),
+        ({"length": 0}, "length must be at least 1, got 0"),
+        ({"length": 2, "burn_in": -1}, "burn_in must be at least 0, got -1"),
+        ({"length": 2, "bootstrap": -1}, "bootstrap must be at least 0, got -1"),
+        ({"length": 2, "dilation": 0}, "dilation must be at least 1, got 0"),
         ({"length": 2, "episode_boundary": "cut"}, "one of pad, stop, include_reset, got 'cut'"),
         (
             {"length": 2, "eta": 1.5},

@@ -817,12 +817,12 @@ def test_either_the_number_or_the_length_of_slices_is_given(
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"num_slices": 0}, ValueError, "num_slices has to be at least 1, got 0"),
+        ({"num_slices": 0}, ValueError, "num_slices must be at least 1, got 0"),
         ({"slice_len": -2}, ValueError, "slice_len must be at least 1, got -2"),
         ({"slice_len": 2.5}, TypeError, "slice_len must be an integer, got 2.5"),
-        ({"slice_len": 2, "span": -1}, ValueError, "span is a bool, .* got -1"),
-        ({"slice_len": 2, "span": (1, 2, 3)}, ValueError, "span is a bool"),
-        ({"slice_len": 2, "span": 0.5}, ValueError, "span is a bool"),
+        ({"slice_len": 2, "span": -1}, ValueError, "span must be a bool, .* got -1"),
+        ({"slice_len": 2, "span": (1, 2, 3)}, ValueError, "span must be a bool"),
+        ({"slice_len": 2, "span": 0.5}, ValueError, "span must be a bool"),
         (
             {"slice_len": 2, "end_key": "a", "end_keys": ["b"]},
             RuntimeError,

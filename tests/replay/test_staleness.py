@@ -328,7 +328,7 @@ def test_it_outlives_emptying_and_is_saved_and_loaded(tmp_path: Path) -> None:
         (
             lambda: setattr(StalenessAwareSampler(), "consumer_version", -1),
             ValueError,
-            "consumer_version is a number from 0",
+            "consumer_version must be a number from 0",
         ),
         (lambda: buffer_of([0.5]).sample(2), ValueError, "versions must be integers"),
         (
@@ -336,7 +336,7 @@ def test_it_outlives_emptying_and_is_saved_and_loaded(tmp_path: Path) -> None:
             ValueError,
             "versions must be smaller than 2\\*\\*62",
         ),
-        (lambda: buffer_of([[1, 2]]).sample(2), TypeError, "the entry has 2 numbers"),
+        (lambda: buffer_of([[1, 2]]).sample(2), TypeError, "it has 2 numbers"),
         (
             lambda: buffer_of([1], version_key="other").sample(2),
             KeyError,

@@ -343,12 +343,12 @@ def test_rows_of_the_buffer_can_be_written_to_other_rows(make_private: Any) -> N
                 {"a": torch.zeros(3, 2, dtype=torch.float64), "n": {"b": torch.zeros(3)}}, [3]
             ),
             "a",
-            r"float32\[3, 2\], this write has float64\[3, 2\]",
+            r"float32\[3, 2\], but this write has float64\[3, 2\]",
         ),
         (
             TensorDict({"a": torch.zeros(3, 4), "n": {"b": torch.zeros(3)}}, [3]),
             "a",
-            r"float32\[3, 2\], this write has float32\[3, 4\]",
+            r"float32\[3, 2\], but this write has float32\[3, 4\]",
         ),
         (
             TensorDict({"a": torch.zeros(3, 2), "n": torch.zeros(3)}, [3]),
@@ -388,7 +388,7 @@ def test_leaves_whose_batch_sizes_differ_are_refused(make: Any) -> None:
         SchemaMismatchError, match="leaf 'b' has 4 items in this write, but others have 3"
     ):
         rb.extend({"a": torch.zeros(3), "b": torch.zeros(4)})
-    with pytest.raises(SchemaMismatchError, match=r"'b' is float32\[3\], this write has float32\["):
+    with pytest.raises(SchemaMismatchError, match=r"'b' is float32\[3\], but this write has"):
         rb.extend({"a": torch.zeros(3), "b": torch.zeros(4, 1)})
 
 

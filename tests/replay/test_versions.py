@@ -200,7 +200,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_changes(storage: Any
         with pytest.raises(RuntimeError, match="got 2 generations for 6 items"):
             rb.update_if_present(index=index, generation=index[:2], patch=patch, **key)
         assert seen(rb) == ([0] * 6, [0, 1, 2, 3, 4, 5])
-    with pytest.raises(RuntimeError, match="a ListStorage keeps no generations"):
+    with pytest.raises(RuntimeError, match="a ListStorage does not track generations"):
         TensorDictReplayBuffer(storage=ListStorage(3)).update_if_present(
             index=torch.tensor([0]), generation=torch.tensor([0]), patch={}, **key
         )
