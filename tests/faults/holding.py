@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from shmbuffer import ShmBufferError
 from shmbuffer.memory import Engine, Ring
-from shmbuffer.memory.clients.partials import PartialFile, look
+from shmbuffer.memory.clients.partials import PartialFile, read_partial
 from shmbuffer.memory.directory import growth
 from shmbuffer.memory.upkeep.inspect import inspect
 from tests.crash.harness import schema, settings, write
@@ -82,7 +82,7 @@ class Pieces(Scenario):
         with PartialFile.make(directory, NUMBER, 3, 0, None) as partial:
             self.append(partial, b"first" * 200)
             self.append(partial, b"second" * 100)
-        found = look(directory, NUMBER)
+        found = read_partial(directory, NUMBER)
         assert found is not None
         assert (found.pieces, found.items) == (2, 2)
         taken = PartialFile.take(directory, NUMBER)

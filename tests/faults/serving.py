@@ -14,7 +14,7 @@ from shmbuffer.memory.clients import roster
 from shmbuffer.memory.directory.anonymous import WHERE
 from shmbuffer.memory.engine import _adopt_memory
 from shmbuffer.memory.format import layout
-from shmbuffer.memory.system.path_checks import explained
+from shmbuffer.memory.system.path_checks import explain_errors
 from shmbuffer.memory.system.prefault import OFF
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.upkeep import history
@@ -160,7 +160,7 @@ class AnonymousShared(Scenario):
 
     def act(self) -> None:
         fd = self.engine.seat.backing.file.fd
-        with explained(Path(WHERE)):  # a process that is spawned has it
+        with explain_errors(Path(WHERE)):  # a process that is spawned has it
             passed = os.dup(fd)
         with _adopt_memory(SimpleNamespace(detach=lambda: passed), "client") as other:
             require_items(other, ITEMS)
