@@ -585,7 +585,7 @@ def test_a_part_that_is_made_already_is_pickled_if_possible() -> None:
 def test_transports() -> None:
     with pytest.raises(ValueError, match="must be 'auto' or 'ray', got 'pigeon'"):
         RayReplayBuffer(transport="pigeon")
-    with pytest.raises(ValueError, match=r"transport_options=\{'a': 1\}.*leave it out"):
+    with pytest.raises(ValueError, match=r"transport_options=\{'a': 1\}.*leave them out"):
         RayReplayBuffer(transport_options={"a": 1})
     with pytest.raises(NotImplementedError, match="is not supported; use 'auto'"):
         RayReplayBuffer(transport="distributed")

@@ -30,6 +30,11 @@ NOT_RUN = {
     ("docs/first-hour.md", "installs what is tested here"),
     ("docs/first-hour.md", "builds for minutes"),
     ("docs/first-hour.md", "installs into an environment of its own"),
+    (
+        "docs/guides/stable-baselines3.md",
+        "RL Zoo is installed by scripts/compat only, whose tests run these commands",
+    ),
+    ("docs/programs.md", "tests/compat/marl.py has these lines"),
     ("docs/torchrl.md", "needs TorchRL, and scripts/compat runs it"),
 }
 

@@ -117,7 +117,7 @@ def _state(look: Look) -> str:
         units.counted(found["epoch"], "recovery", "recoveries"),
     ]
     if found["needs_recovery"] and not alive:
-        parts.append("not in use" if not dead else "the next process to open it will recover it")
+        parts.append("not in use" if not dead else "the next process will recover it")
     return "   ·   ".join(parts)
 
 

@@ -365,7 +365,7 @@ def test_a_writer_waits_while_another_takes_space_and_names_it_if_it_stands_stil
             write(ring_of(engine), range(STEP))  # has its space
             with Engine.open(path, None) as joining:  # nor does a joining process wait
                 assert len(contents(ring_of(joining))) == STEP
-            with pytest.raises(AttachTimeout, match=rf"pid {holder.pid} .*takes space") as caught:
+            with pytest.raises(AttachTimeout, match=rf"pid {holder.pid} .*allocates") as caught:
                 growth.grow(engine.seat, STEP + 1, timeout=0.05)
             assert caught.value.parts["pids"] == [holder.pid]
             assert allocated(engine) == STEP
@@ -429,7 +429,7 @@ def test_a_schema_is_not_withdrawn_while_space_is_taken_for_it(path: Path) -> No
     with opened(path) as engine:
         files = engine.seat.backing
         assert isinstance(files, Files)
-        with files.lock_growth(5.0), pytest.raises(AttachTimeout, match="takes space"):
+        with files.lock_growth(5.0), pytest.raises(AttachTimeout, match="allocates space"):
             engine.undefine(timeout=0.05)
         assert engine.ring() is not None
         write(ring_of(engine), range(9))
