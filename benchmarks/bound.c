@@ -124,7 +124,7 @@ static void draw_prioritized(uint64_t from, uint64_t count) {
 static void sample(uint64_t count, int prioritized) {
     for (uint64_t from = 0; prioritized && from < count; from += LOCKED_DRAWS)
         draw_prioritized(from, count - from < LOCKED_DRAWS ? count - from : LOCKED_DRAWS);
-    for (uint64_t i = 0; !prioritized && i < count; i++) ring.index[i] = (int64_t)below(&ring.random, ring.capacity);
+    for (uint64_t i = 0; !prioritized && i < count; i++) ring.index[i] = (int64_t)draw_below(&ring.random, ring.capacity);
     gather(count);
 }
 

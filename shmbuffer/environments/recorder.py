@@ -309,12 +309,14 @@ class Recorder:
     def _say_what_is_narrowed(self) -> None:
         """Logs, once, which entries are stored in fewer bits."""
         names = " and ".join(sorted(self._narrowed, reverse=True))
-        names += " is" if len(self._narrowed) == 1 else " are"
+        verb = "is" if len(self._narrowed) == 1 else "are"
         self._narrowed.clear()
         _log.warning(
-            "Recorder: %s is float64 and is stored as %s, which most networks use. Pass "
+            "Recorder: %s %s float64 and %s stored as %s, which most networks use. Pass "
             "dtype=None to store all entries without conversion",
             names,
+            verb,
+            verb,
             self._dtype,
         )
 

@@ -400,7 +400,7 @@ def test_a_model_that_only_predicts_opens_no_directory(tmp_path: Path) -> None:
         obs = np.zeros(3, np.float32)
         assert loaded.predict(obs, deterministic=True) == model.predict(obs, deterministic=True)
         assert model.replay_buffer.buffer.stats()["clients_alive"] == 1
-        with pytest.raises(SchemaMismatchError, match=r"has max_size 50 .* asks for max_size 1 "):
+        with pytest.raises(SchemaMismatchError, match=r"has max_size 50 .* with max_size 1 "):
             loaded.replay_buffer.size()
 
 

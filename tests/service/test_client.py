@@ -149,7 +149,9 @@ def test_before_the_first_write_a_sampler_with_another_alpha_is_refused_too(
 
 
 def test_an_argument_for_coordinators_only_is_refused_with_its_name(scratch_dir: Path) -> None:
-    with pytest.raises(TypeError, match=r"no 'capacity'.*Coordinator\(\.\.\., capacity=\.\.\.\)"):
+    with pytest.raises(
+        TypeError, match=r"argument 'capacity'.*Coordinator\(\.\.\., capacity=\.\.\.\)"
+    ):
         attach(scratch_dir, capacity=8)
 
 
@@ -240,7 +242,7 @@ def test_it_says_that_a_file_is_no_directory(scratch_dir: Path) -> None:
 
 @pytest.mark.parametrize("timeout", [-1.0, float("nan")])
 def test_a_timeout_is_a_number_of_seconds(scratch_dir: Path, timeout: float) -> None:
-    with pytest.raises(ValueError, match=f"not {timeout}"):
+    with pytest.raises(ValueError, match=f"but is {timeout}"):
         attach(scratch_dir, timeout=timeout)
 
 
