@@ -1,6 +1,6 @@
-"""The buffers of the family, made of rooms of which each knows those above it.
+"""The buffer classes. Each subpackage imports only the ones listed above it.
 
-data_path   the parts of a buffer, and the way of data through them
-flow        items for consumers, room for rollouts, weights for collectors
-calls       the objects that a buffer passes its calls on to: writes, reads, items, saves
+data_path   parts of a buffer, and the path of data through them
+flow        consumers, reservations for rollouts, and published weights
+calls       objects to which a buffer delegates its calls: writes, reads, items, saves
 """

@@ -1,4 +1,4 @@
-"""The parts of a buffer, and its calls for processes that work together."""
+"""Accessors for the parts of a buffer, and calls for cooperating processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from shmbuffer.writers.writer import Writer, write_count_of
 
 
 class BufferClient:
-    """A client of a buffer: its parts, what it agrees on with other clients, and when it leaves."""
+    """Base class of buffers: accessors for the parts, calls shared by all clients, and closing."""
 
     _parts: Parts
 
@@ -34,17 +34,17 @@ class BufferClient:
 
     @property
     def storage(self) -> Storage:
-        """Where the items are."""
+        """The storage, which holds the items."""
         return self._parts.storage
 
     @property
     def sampler(self) -> Sampler:
-        """Draws items."""
+        """The sampler, which selects the items of a batch."""
         return self._parts.sampler
 
     @property
     def writer(self) -> Writer:
-        """Places new items."""
+        """The writer, which selects the slots of new items."""
         return self._parts.writer
 
     @property
@@ -52,47 +52,51 @@ class BufferClient:
         """The chain of transforms."""
         return self._parts.transform
 
-    # TorchRL's collectors and trainers read the parts by these names.
+    # TorchRL's collectors and trainers access the parts under these names.
     _storage, _sampler, _writer, _transform = storage, sampler, writer, transform
 
     def set_storage(
         self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None
     ) -> Storage:
-        """Uses another storage, with its items, and another ``collate_fn``; returns the old one."""
+        """Replaces the storage, its items and the ``collate_fn``, and returns the old storage."""
         return self._parts.set_storage(storage, collate_fn)
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
-        """Uses another sampler; returns the old one.
+        """Replaces the sampler and returns the old one.
 
-        A `PrioritizedSampler` takes over existing priorities; without any, all items get the
-        default one.
+        A `PrioritizedSampler` takes over existing priorities. If there are none, all items get the
+        default priority.
 
         Raises:
-            ValueError: the storage is shared, with priorities of another alpha or eps.
+            ValueError: the storage is shared and has priorities with another alpha or eps.
         """
         return self._parts.replace("sampler", sampler)  # type: ignore[no-any-return]
 
     def set_writer(self, writer: Writer) -> Writer:
-        """Uses another writer; returns the old one. RuntimeError: it cannot share the storage."""
+        """Replaces the writer and returns the old one.
+
+        Raises:
+            RuntimeError: the new writer cannot share the storage.
+        """
         return self._parts.replace("writer", writer)  # type: ignore[no-any-return]
 
     def append_transform(self, transform: Transform, *, invert: bool = False) -> Self:
-        """Adds a transform at the end.
+        """Appends a transform to the chain.
 
         Args:
-            transform: called with every sample and every ``rb[i]``; its ``inv``, if any, with
-                new data.
-            invert: call the transform with new data instead.
+            transform: transform that is called with every sample and every ``rb[i]``. If it has a
+                method ``inv``, that method is called with new data.
+            invert: if True, the transform is called with new data instead.
 
         Returns:
-            The buffer.
+            The buffer itself.
         """
         self._parts.transform.append(transform, invert=invert)
         self._parts.measure_hand_over()
         return self
 
     def insert_transform(self, index: int, transform: Transform, *, invert: bool = False) -> Self:
-        """Adds a transform before the one at ``index``; see `append_transform`."""
+        """Inserts a transform before the one at ``index``; see `append_transform`."""
         self._parts.transform.insert(index, transform, invert=invert)
         self._parts.measure_hand_over()
         return self
@@ -102,11 +106,11 @@ class BufferClient:
         """The batch size of ``sample()`` and of iteration."""
         return self._parts.batch_size
 
-    _batch_size = batch_size  # TorchRL's name, as above
+    _batch_size = batch_size  # TorchRL's name for the batch size
 
     @property
     def generator(self) -> torch.Generator | None:
-        """The generator of the draws; None is torch's default one."""
+        """The random generator of the sampler. None stands for torch's default generator."""
         return self._parts.generator
 
     @generator.setter
@@ -114,16 +118,16 @@ class BufferClient:
         self._parts.set_generator(generator)
 
     def set_rng(self, generator: torch.Generator | None) -> None:
-        """Sets `generator`."""
+        """Sets the `generator`."""
         self.generator = generator
 
     @property
     def shared(self) -> bool:
-        """True if reads are validated, and samples have ``index_generation``."""
+        """True if reads are validated and samples have an entry ``index_generation``."""
         return self._parts.shared
 
     def share(self, shared: bool = True) -> Self:
-        """Treat the buffer as shared, or not; a storage in a directory always is."""
+        """Sets whether the buffer is treated as shared. Storages in directories always are."""
         self._parts.share(shared)
         return self
 
@@ -138,20 +142,22 @@ class BufferClient:
 
     @property
     def plan(self) -> Plan:
-        """The ways that data take now, and why no shorter ones; to be printed."""
+        """The current plan: the path of reads and writes, with reasons. Print it to read them."""
         return self._parts.planned()
 
     # -- flow control --------------------------------------------------------------------------
 
     @property
     def rate_limiter(self) -> RateLimiter | None:
-        """Keeps writers and samplers in step, for all processes; can be set at any time.
+        """The rate limiter, which keeps writers and samplers in step across processes.
+
+        It can be set at any time.
 
         Raises:
-            TypeError: set, and the storage is not one of this package.
-            RuntimeError: set, and the items are objects of this process (`ListStorage`).
-            ValueError: set, and ``min_size`` is larger than the buffer, or a prioritized buffer
-                would be a queue.
+            TypeError: the storage is not from this package.
+            RuntimeError: the items are Python objects of this process (`ListStorage`).
+            ValueError: ``min_size`` is larger than the buffer, or the limiter would turn a
+                prioritized buffer into a queue.
         """
         return self._parts.rate_limiter
 
@@ -168,59 +174,66 @@ class BufferClient:
         lease: float | None = None,
         version: int | None = None,
     ) -> Reservation:
-        """Reserves room for ``n`` items that a rollout is about to make.
+        """Reserves space for ``n`` items of a future rollout.
 
-        It waits as a write of them would: for a full queue, a ratio, ``max_staleness``. Then the
-        limiter counts the items as written, and `Reservation.commit` no longer waits for it. A
-        reservation has no slot, so a slow rollout does not hold up others. There are 4096
-        reservations for all handles.
+        The call waits under the same conditions as a write of ``n`` items: a full queue, the ratio
+        of a rate limiter, or ``max_staleness``. The limiter then counts the items as written, and
+        `Reservation.commit` does not wait for the limiter again. A reservation occupies no slot, so
+        a slow rollout does not block other writers. All handles together can hold 4096
+        reservations.
 
         Args:
-            n: items (steps, of a storage with lanes), at most the capacity.
-            bytes: bytes of records, headers included (about 200 an item besides its tensors).
-                None reserves no bytes, and `commit` waits for them.
-            timeout: seconds to wait; None: without end.
-            lease: seconds until it ends, also while the machine sleeps. None: it ends with this
-                handle, or its process.
-            version: of the policy that makes the items, for `Reservation.commit`.
+            n: number of items (steps, if the storage has lanes), at most the capacity.
+            bytes: number of bytes for records, including headers (about 200 bytes per item in
+                addition to its tensors). None reserves no bytes; `commit` then waits for free
+                bytes.
+            timeout: maximum wait in seconds. None waits indefinitely.
+            lease: seconds until the reservation expires. The time during which the machine is
+                suspended counts too. With None, the reservation ends when this handle is closed or
+                its process dies.
+            version: version of the policy that generates the items, for `Reservation.commit`.
 
         Returns:
-            The reservation: commit it, or abort it.
+            The reservation, to be committed or aborted.
 
         Raises:
-            RateLimitTimeout, RateLimitError: as `extend`; nothing is reserved.
+            RateLimitTimeout, RateLimitError: as for `extend`. Nothing was reserved.
             ShmBufferError: all reservations are in use.
-            ValueError: more items than there is room for, or an invalid number.
-            TypeError, RuntimeError: processes cannot share the storage.
+            ValueError: ``n`` exceeds the capacity, or a number is invalid.
+            TypeError, RuntimeError: the storage cannot be shared between processes.
 
-        Cost: some microseconds. Before the first write to a buffer nothing is reserved:
-            `Reservation.commit` is then a write.
+        Cost: a few microseconds. Before the first write to a buffer nothing is reserved, and
+            `Reservation.commit` is an ordinary write.
         """
         return reserving.reserve(self, n, bytes, timeout, lease, version)
 
     def partials(self) -> list[Partial]:
-        """Rollouts whose process died, or closed its handle, before `commit`; see `resume`.
+        """Returns the uncommitted rollouts of processes that died or closed their handle.
 
-        A file that cannot be one of them is left out, and a warning is logged that names it.
+        Each of them can be continued with `resume`. Invalid files are skipped, and a warning with
+        their name is logged.
 
-        Cost: each file is read.
+        Cost: reads each file.
         """
         return reserving.unfinished(self._parts.storage)
 
     def resume(self, partial: Partial | int, timeout: float | None = None) -> Reservation:
-        """Continue the rollout of a dead process, as the only one; see `Reservation.pieces`.
+        """Continues the rollout of a dead process. Only one process can continue it.
 
-        It reserves as much room as the dead process had, in items and in bytes. If bytes were
-        reserved, and the appended pieces need more, it reserves room for the pieces.
+        The call reserves as much space as the dead process had reserved, in items and in bytes. If
+        bytes were reserved and the appended pieces need more, it reserves enough for the pieces.
+        `Reservation.pieces` returns the pieces.
 
         Args:
-            partial: one of `partials`, or its id.
-            timeout: seconds to wait for room; None: without end.
+            partial: one of `partials`, or its ID.
+            timeout: maximum wait for space in seconds. None waits indefinitely.
 
         Raises:
-            ReservationLostError: it is committed, gone, or continued by another process.
-            CorruptBufferError: the file cannot be of a reservation of this buffer.
-            RateLimitTimeout, RateLimitError: as `reserve`; the pieces stay for others.
+            ReservationLostError: the rollout was committed or removed, or another process has
+                continued it.
+            CorruptBufferError: the file cannot belong to a reservation of this buffer.
+            RateLimitTimeout, RateLimitError: as for `reserve`. Other processes can still resume the
+                pieces.
         """
         return reserving.resume(self, partial, timeout)
 
@@ -228,51 +241,57 @@ class BufferClient:
 
     @eager
     def ack(self, batch: Any) -> Acknowledged:
-        """Acknowledges the items of a batch, so that the consumer does not get them again.
+        """Acknowledges the items of a batch, so that the consumer does not receive them again.
 
-        Each item counts separately, and an `ack` may be repeated after an error. An item that was
-        delivered again or overwritten since is refused and counted.
+        Each item is acknowledged separately, and `ack` can be repeated after an error. Items that
+        were overwritten or delivered again in the meantime are rejected and counted.
 
         Args:
-            batch: a sample with ``lease=``, its ``info``, or part of either; or what `leased`
-                gave; also pickled or saved meanwhile. Only the entries ``"index"``,
-                ``"index_generation"`` and ``"index_lease"`` are read.
+            batch: a sample drawn with ``lease=``, its ``info``, a part of either, or the result of
+                `leased`. It may have been pickled or saved in the meantime. Only the entries
+                ``"index"``, ``"index_generation"`` and ``"index_lease"`` are read.
 
         Returns:
-            `Acknowledged`: how many were acknowledged under their lease, and how many too late.
+            `Acknowledged`, with the number of items that were acknowledged under their lease and
+            the number of items that were acknowledged too late.
 
         Raises:
-            KeyError: ``batch`` lacks these entries.
+            KeyError: ``batch`` lacks one of these entries.
             ConsumerError: the consumer was removed.
             TypeError: the sampler has no consumer.
 
-        Cost: one native call. For a part of a lazy stack whose items were read, 0.1 to 0.5 µs an
-            item more; 2 µs if it lost items, or was put together of several.
+        Cost: one native call. A part of a lazy stack whose items were read costs an additional 0.1
+            to 0.5 µs per item. The cost is 2 µs if items were removed or stacks were joined.
         """
         return consuming.acknowledge(self._parts.sampler, self._parts.storage, batch)
 
     def leased(self) -> dict[str, torch.Tensor]:
-        """Every item that this handle holds under a lease, for `ack`.
+        """Returns all items that this handle holds under a lease, for `ack`.
 
-        Saved with ``dumps(path, extra={"leased": rb.leased()})``, it lets a restarted learner
-        acknowledge what its save had trained on, unless others got it meanwhile.
+        Save the result with ``dumps(path, extra={"leased": rb.leased()})``. A restarted learner can
+        then acknowledge the items that it had trained on before the save. Items that another client
+        received in the meantime are excluded.
 
         Returns:
-            ``"index"``, ``"index_generation"`` and ``"index_lease"``, int64 ``[n]``.
+            A dict with ``"index"``, ``"index_generation"`` and ``"index_lease"``, each int64
+            ``[n]``.
 
-        Cost: O(capacity), some milliseconds a million.
+        Cost: O(capacity), a few milliseconds per million slots.
         """
         return consuming.held_items(self._parts.sampler, self._parts.storage)
 
     def consumers(self) -> list[ConsumerStatus]:
-        """The state of each consumer: position, counts, and the items that clients hold."""
+        """Returns the state of each consumer: position, counts, and items held by clients."""
         ring = ring_of(self._parts.storage)
         return [] if ring is None else ring.consumers.status()
 
     def remove_consumer(self, name: str) -> bool:
-        """Removes a consumer, so that writers do not wait for it; returns whether it existed.
+        """Removes a consumer, so that writers no longer wait for it.
 
-        The next call of a learner that uses it is a `ConsumerError`.
+        The next call of a learner that uses the consumer raises `ConsumerError`.
+
+        Returns:
+            True if the consumer existed.
         """
         ring = ring_of(self._parts.storage)
         return ring is not None and ring.consumers.remove(name)
@@ -283,49 +302,52 @@ class BufferClient:
     def publish(
         self, state_dict: Mapping[str, Any], step: int, *, timeout: float = TIMEOUT_S
     ) -> int:
-        """Makes these weights the newest, for all processes that have the buffer.
+        """Publishes weights for all processes that have opened the buffer.
 
-        They appear as a whole or not at all, even if this process is killed, and stay in the
-        directory until the next publish. Publisher and readers never wait for each other.
+        Readers see either all of the new weights or none of them, even if this process is killed.
+        The weights stay in the directory until the next call. The publisher and the readers never
+        wait for each other.
 
         Args:
-            state_dict: tensors by name, as of ``Module.state_dict()``; nested mappings (a
-                TensorDict) stay nested. Those on a GPU are copied. No other thread may change them
-                meanwhile.
-            step: the learner's step, returned by `newest`; any number.
+            state_dict: mapping from names to tensors, such as ``Module.state_dict()``. Nested
+                mappings, such as a TensorDict, stay nested. GPU tensors are copied to the CPU.
+                Other threads must not modify the tensors during the call.
+            step: step of the learner, which `newest` returns. Any number is allowed.
             timeout: seconds to wait for another process that is publishing.
 
         Returns:
-            The version: 1, 2, ..., growing across restarts. The consumer's version, for a
-            `StalenessAwareSampler`, becomes this one if it was smaller.
+            The version: 1, 2, ..., which keeps increasing across restarts. For a
+            `StalenessAwareSampler`, the version of the consumer is raised to this version.
 
         Raises:
-            SchemaMismatchError: other names, dtypes or shapes than in the first publish; the error
+            SchemaMismatchError: names, dtypes or shapes differ from the first call. The message
                 names the first difference, and nothing was changed.
-            AttachTimeout: another process has stopped in the middle of publishing; ``pids``.
-            SpaceError: no room for two copies, in the first publish.
-            TypeError: a value is no tensor, or the storage is not one of this package.
+            AttachTimeout: another process has stopped while publishing. The attribute ``pids``
+                names it.
+            SpaceError: there is no space for two copies of the weights (first call only).
+            TypeError: a value is not a tensor, or the storage is not from this package.
             ShmBufferError: the buffer has no directory.
 
-        Cost: 0.1 ms, and a copy and a checksum of the tensors.
+        Cost: 0.1 ms, and one copy and one checksum of the tensors.
         """
         return publishing.publish(self._parts.storage, state_dict, step, timeout)
 
     @eager
     def newest(self, than: int | None = None) -> Weights | None:
-        """The newest published weights, if they are newer than version ``than``.
+        """Returns the most recently published weights, if they are newer than version ``than``.
 
         Returns:
-            `Weights`: ``version``, ``step`` and ``state_dict`` with tensors of the caller's own,
-            for ``Module.load_state_dict``; None if there is no newer version.
+            `Weights` with ``version``, ``step`` and ``state_dict``, whose tensors belong to the
+            caller and can be passed to ``Module.load_state_dict``. None if there is no newer
+            version.
 
         Raises:
-            CorruptBufferError: another program has overwritten the weights, or their file.
-            BufferUnlinkedError: the directory was removed; noticed within a second.
-            TypeError, ShmBufferError: as `publish`.
+            CorruptBufferError: another program has overwritten the weights or their file.
+            BufferUnlinkedError: the directory was removed. Removal is detected within a second.
+            TypeError, ShmBufferError: as for `publish`.
 
-        Cost: a microsecond if there is no newer version (ten before the first write to the
-            buffer), else a copy and a checksum.
+        Cost: 1 µs if there is no newer version (10 µs before the first write to the buffer),
+            otherwise one copy and one checksum.
         """
         return publishing.newest(self._parts.storage, than)
 
@@ -333,18 +355,18 @@ class BufferClient:
 
     @property
     def initialized(self) -> bool:
-        """True if the parts are made: always, unless ``delayed_init`` was asked for."""
+        """True if the parts have been created. Only ``delayed_init`` postpones their creation."""
         return self._parts.makers is None
 
     @property
     def write_count(self) -> int:
-        """Elements written so far through ``add`` and ``extend``, by all processes."""
+        """Number of elements that all processes have written with ``add`` and ``extend``."""
         return write_count_of(self._parts.writer)
 
     def stats(self) -> dict[str, Any]:
-        """Returns a flat dict of TorchRL's keys and the counters of the engine."""
+        """Returns a flat dict with TorchRL's keys and the counters of the engine."""
         parts = self._parts
-        if parts.makers is not None:  # stats do not make the parts
+        if parts.makers is not None:  # stats() does not create the parts
             maker = parts.makers["storage"]
             empty = {"size": 0, "write_count": 0, "prefetch_queue_size": 0, "utilization": 0.0}
             capacity = maker.max_size if isinstance(maker, Storage) else 0
@@ -352,7 +374,7 @@ class BufferClient:
         storage, prefetcher = parts.storage, parts.prefetcher
         engine = storage.open_engine
         counted = {} if engine is None else engine.stats()
-        one_moment = engine is not None and engine.shared  # size and counters of one snapshot
+        one_moment = engine is not None and engine.shared  # size and counters from one snapshot
         size: int | float = counted["length"] if one_moment else len(storage)
         capacity = storage.max_size
         return {
@@ -366,10 +388,10 @@ class BufferClient:
         }
 
     def flush(self) -> None:
-        """Writes all committed items to disk, so that they survive a power cut.
+        """Writes all committed items to disk, so that they survive a power failure.
 
         Raises:
-            DurabilityError: the disk has failed.
+            DurabilityError: the disk reported an error.
         """
         engine = self._parts.storage.open_engine
         if engine is not None:
@@ -378,30 +400,37 @@ class BufferClient:
     # -- the interface of TorchRL's services ---------------------------------------------------
 
     def start(self) -> Self:
-        """The buffer, which its constructor has started; BufferClosedError: it was closed."""
+        """Returns the buffer, which its constructor has already started.
+
+        Raises:
+            BufferClosedError: the buffer was closed.
+        """
         self._require_alive("started")
         return self
 
     @property
     def is_alive(self) -> bool:
-        """True if it is open; `shutdown` and `close` end it."""
+        """True until `shutdown` or `close` is called."""
         return not self._parts.is_closed
 
     @property
     def service_backend(self) -> str:
-        """``"direct"``: a handle of this process; a `RayReplayBuffer` is served by an actor."""
+        """The kind of service. It is ``"direct"`` for a handle in this process.
+
+        An actor serves a `RayReplayBuffer`.
+        """
         return "direct"
 
     def client(self) -> Any:
-        """The buffer; another process uses `attach`, or a pickled one."""
+        """Returns the buffer itself. Other processes use `attach` or unpickle the buffer."""
         return self
 
     @classmethod
     def as_remote(cls, remote_config: dict[str, Any] | None = None) -> Any:
-        """The class as a Ray actor; a `RayReplayBuffer` shares memory with it.
+        """Returns the class as a Ray actor. A `RayReplayBuffer` shares memory with the actor.
 
         Args:
-            remote_config: arguments of ``ray.remote``; None is one CPU.
+            remote_config: arguments of ``ray.remote``. None requests one CPU.
 
         Raises:
             ImportError: Ray is not installed.
@@ -415,19 +444,25 @@ class BufferClient:
         return remote
 
     def synchronize(self) -> None:
-        """Waits for prefetched batches, which stay, and submitted changes; raises their errors."""
+        """Waits for prefetched batches and submitted changes, and raises their errors.
+
+        The prefetched batches are kept.
+        """
         if self._parts.prefetcher is not None:
             self._parts.prefetcher.settle()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """`synchronize`, then `close`, also after an error. Idempotent; ``timeout`` is accepted."""
+        """Calls `synchronize` and then `close`, even if `synchronize` raises an error.
+
+        Repeated calls have no effect. The argument ``timeout`` is accepted and ignored.
+        """
         try:
             self.synchronize()
         finally:
             self.close()
 
     def close(self) -> None:
-        """Leaves the buffer; committed items stay in its directory. Idempotent."""
+        """Closes the buffer; committed items stay in its directory. Can be called repeatedly."""
         parts = self._parts
         if parts.prefetcher is not None:
             parts.prefetcher.close()

@@ -1,19 +1,19 @@
-"""Hindsight: while a batch is made, a missed goal is replaced by one that was reached.
+"""Hindsight relabeling: samples get goals that were reached instead of those that were missed.
 
     sampler ──▶ rows ──▶ their trajectories ──▶ for the first rows another step of each
                  │                                  │ its goal, this column alone
-                 └─ tickets of both, of one look ───┘
+                 └─ tickets of both, one snapshot ──┘
     read the rows, if they still have these tickets ──▶ new goals, new rewards ──▶ transforms
 
-Stored items do not change, so each learner of a buffer may have its own goals, rewards and strategy
+Stored items do not change, so each learner of a buffer can use its own goals, rewards and strategy
 (Andrychowicz et al., Hindsight Experience Replay, NeurIPS 2017).
 
-Always true
-  1. A row and the step whose goal it gets are of one trajectory, collector and stream. Their
-     tickets are compared: the row's again when it is read, the other's after the copy of its goal.
-     If one is gone, the sampler draws again.
-  2. The sampler draws, and then one number for each new goal, when the batch is ordered, in the
-     caller's thread, from the sampler's generator.
+Invariants:
+  1. A row and the step that provides its goal belong to the same trajectory, collector and stream.
+     The tickets of the row are compared again when the row is read. Those of the step are compared
+     after its goal is copied. If one of the items is gone, the sampler draws again.
+  2. When a batch is ordered, the sampler draws its rows, and then one random number per new goal.
+     Both happen in the caller's thread and use the sampler's generator.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from shmbuffer.units.unit import Transition
 
 Judge = Callable[[TensorDictBase], torch.Tensor]
 
-_GOALS = "_goals"  # of the first rows of a choice, until they are in the batch
+_GOALS = "_goals"  # goals of the first rows of a choice, until they are in the batch
 
 
 class HindsightStrategy(StrEnum):
-    """The step whose achieved goal a row gets, uniformly.
+    """Selects the step whose achieved goal a row receives, with uniform probability.
 
     Attributes:
-        FUTURE: from the row to the last step of its trajectory.
+        FUTURE: any step from the row to the last step of its trajectory.
         FINAL: the last step of its trajectory.
         EPISODE: any step of its trajectory.
         RANDOM: any stored step.
@@ -65,7 +65,7 @@ class HindsightStrategy(StrEnum):
 
 
 class Goals:
-    """Chooses goals for rows of a batch, and relabels the rows."""
+    """Chooses goals for rows of a batch, and relabels these rows."""
 
     def __init__(
         self,
@@ -88,18 +88,18 @@ class Goals:
         if self._reached[0] != "next" and beside[:1] == ("next",):
             self._reached = ("next", *self._reached)
         ends = [end_key, self._terminated]
-        # With cached values no sample reads the flags again.
+        # With cached values, samples do not read the flags again.
         options = TrajectoryOptions(end_keys=ends, cache_values=True)
         self._boundaries = Boundaries(options, [self._reached])
 
     def forget(self) -> None:
-        """Forgets the trajectories, as the buffer was emptied."""
+        """Discards the trajectories, because the buffer was emptied."""
         self._boundaries.forget()
 
     # -- choosing ------------------------------------------------------------------------------
 
     def with_goals(self, plan: Plan, index: Any, known: dict[Any, Any], *taking: Taking) -> Choice:
-        """A choice of the sampler, with the goals of its first rows."""
+        """Returns a choice of the sampler together with goals for its first rows."""
         for _ in range(ATTEMPTS):
             rows = len(index[0] if isinstance(index, tuple) else index)
             count = int(rows * self.her_ratio)
@@ -120,7 +120,7 @@ class Goals:
     def _reached_by(
         self, storage: Any, index: Any, tickets: torch.Tensor | None, numbers: Ints
     ) -> dict[str, torch.Tensor] | None:
-        """Goals for the first rows, and the tickets of all rows; None if an item is gone."""
+        """Returns goals for the first rows and tickets of all rows; None if an item is gone."""
         elements = ravel(index, lanes_of(storage))
         found = self._boundaries.find(storage)
         table = found.table
@@ -143,7 +143,7 @@ class Goals:
         return {_GOALS: goals, GENERATION: now}
 
     def _aimed_at(self, table: Trajectories, rows: Ints, numbers: Ints) -> Ints:
-        """The row of the table whose goal each row gets."""
+        """Returns for each row the table row that provides its goal."""
         strategy = self.strategy
         if strategy == HindsightStrategy.RANDOM:
             return table.rows_at(numbers % table.rows)
@@ -159,12 +159,12 @@ class Goals:
     # -- relabelling ---------------------------------------------------------------------------
 
     def relabelled(self, data: Any, info: dict[Any, Any]) -> Any:
-        """A batch, its first rows with the goals of its choice and what follows from them."""
+        """Returns the batch with new goals, rewards and end flags in its first rows."""
         goals = info.pop(_GOALS, None)
         if goals is None:
             return data
         if isinstance(data, LazyStackedTensorDict):
-            data = data.clone()  # its items may be the stored ones
+            data = data.clone()  # its items may share memory with the stored ones
         rows = data[: len(goals)]
         _set(rows, "goal_key", path_of(self.goal_key), goals)
         after = ("next", *path_of(self.goal_key))
@@ -176,7 +176,7 @@ class Goals:
         return data
 
     def _end(self, rows: TensorDictBase, info: dict[Any, Any], ended: torch.Tensor) -> None:
-        """Sets the end flags of rows, and those in ``info``; truncated rows stay truncated."""
+        """Sets the end flags of rows in the data and in ``info``. Truncated rows stay truncated."""
         end = path_of(self.end_key)
         flags: dict[KeyPath, torch.Tensor] = {}
         for path in (self._truncated, self._terminated, end):
@@ -195,7 +195,7 @@ class Goals:
 
 
 def _of_goals(name: str) -> Any:
-    """An option of a buffer's `Goals`, as an attribute of the buffer."""
+    """Returns a property that reads an option of the buffer's `Goals`."""
     return property(
         lambda rb: getattr(rb._parts.goals, name),
         lambda rb, value: setattr(rb._parts.goals, name, value),
@@ -203,47 +203,49 @@ def _of_goals(name: str) -> Any:
 
 
 class HERReplayBuffer(TensorDictReplayBuffer):
-    """A `TensorDictReplayBuffer` whose samples have achieved goals, and their rewards.
+    """A `TensorDictReplayBuffer` that relabels samples with achieved goals and their rewards.
 
-    The first ``int(n * her_ratio)`` rows of a sample get the goal that another step of their
-    trajectory has reached, its ``("next", achieved_goal_key)``, and the reward for it. Other rows,
-    and ``rb[i]``, are as stored. Any sampler draws the rows. Items are single steps.
+    The first ``int(n * her_ratio)`` rows of a sample are relabeled. Each receives the goal that
+    another step of its trajectory has reached (``("next", achieved_goal_key)``), and the
+    corresponding reward. The other rows and ``rb[i]`` are unchanged. Any sampler can draw the rows.
+    Items are single steps.
 
-    A trajectory ends where ``end_key``, or ``"terminated"`` next to it, is set, and with the life
-    of its collector. Those of several collectors, streams and lanes are kept apart. The last step
-    of an open trajectory is its newest one. Flags changed through a view (``rb[:]``) are not seen.
+    A trajectory ends at a step with ``end_key`` set, or with ``"terminated"`` next to it set, or
+    when its collector ends. Trajectories of different collectors, streams and lanes are kept apart.
+    The last step of an open trajectory is its newest step. Flags that are changed through a view
+    (``rb[:]``) are not noticed.
 
-    Goals belong to this handle: the directory of a shared buffer records a
-    `TensorDictReplayBuffer`, and an ensemble samples rows of this buffer as stored.
+    Goals belong to this handle. The directory of a shared buffer records a
+    `TensorDictReplayBuffer`, and an ensemble samples the rows of this buffer as stored.
 
     Args:
-        reward_fn: called with the rows that have a new goal, a TensorDict ``[m, ...]`` without
-            ``"index"``, before the transforms. Returns rewards, ``[m]`` or of the stored shape.
-            With ``prefetch`` it is called in a thread.
-        her_ratio: part of the rows, from 0 to 1.
+        reward_fn: function that computes rewards. It is called before the transforms with the rows
+            that have a new goal, a TensorDict ``[m, ...]`` without ``"index"``. It returns rewards
+            of shape ``[m]`` or of the stored shape. With ``prefetch`` it is called in a thread.
+        her_ratio: fraction of the rows to relabel, from 0 to 1.
         strategy: a `HindsightStrategy` or its value.
-        goal_key: entry with the goal; ``("next", goal_key)`` is set too, if there is one.
-        achieved_goal_key: entry of ``"next"`` with the goal that was reached. For items whose
-            ``end_key`` is not in ``"next"``, an entry of the item (``"next_achieved_goal"``).
-        reward_key: entry for the rewards.
+        goal_key: entry with the goal. ``("next", goal_key)`` is also set if it exists.
+        achieved_goal_key: entry of ``"next"`` with the goal that was reached. If ``end_key`` is not
+            in ``"next"``, it is an entry of the item itself (``"next_achieved_goal"``).
+        reward_key: entry with the rewards.
         end_key: flag of the last step of a trajectory.
-        sampler: draws the rows; None is a `RandomSampler`.
-        terminated_fn: called after ``reward_fn`` with the same rows; returns which of them end
-            their episode under the new goal, bool. That becomes ``"terminated"`` next to
-            ``end_key``, and ``end_key`` becomes that or truncated. None, for goals that end no
-            episode, leaves both as stored.
+        sampler: sampler of the rows. None creates a `RandomSampler`.
+        terminated_fn: function that returns, as bool, which rows end their episode under the new
+            goal. It is called after ``reward_fn`` with the same rows. The result is stored in
+            ``"terminated"`` next to ``end_key``, and ``end_key`` becomes the result or truncated.
+            None keeps both flags as stored, which is right for goals that end no episode.
         **kwargs: see `TensorDictReplayBuffer`.
 
     Raises:
         ValueError: ``her_ratio`` is not from 0 to 1, or there is no such strategy.
-        NotImplementedError: a ``sample_unit``.
+        NotImplementedError: ``sample_unit`` was passed.
 
-    A sample raises:
+    The method ``sample`` raises:
         KeyError: the items lack one of these entries.
         ValueError: rewards, flags or goals do not fit their entries.
 
-    Cost: one gather of the goals a sample, and after writes as much as a `SliceSampler` for
-        following trajectories.
+    Cost: one gather of goals per sample. After writes, the same cost as in `SliceSampler` for
+        keeping track of trajectories.
 
     Example:
         >>> import torch
@@ -317,7 +319,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         super().__init__(sampler=sampler, goals=goals, **kwargs)
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Forgets every item, and the goals known of them."""
+        """Removes all items and the information about their goals."""
         super().empty(empty_write_count)
         self._parts.goals.forget()
 
@@ -327,7 +329,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
 
 
 def _set(rows: TensorDictBase, argument: str, path: KeyPath, values: torch.Tensor) -> None:
-    """Overwrite an entry of rows."""
+    """Overwrites an entry of rows."""
     there = rows.get(path, None)
     if there is None:
         raise _not_there(argument, path)
@@ -335,7 +337,7 @@ def _set(rows: TensorDictBase, argument: str, path: KeyPath, values: torch.Tenso
 
 
 def _fitted(path: KeyPath, values: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
-    """Values in the shape of those that are there."""
+    """Reshapes values to the shape of the present values."""
     if not isinstance(values, torch.Tensor):
         raise TypeError(
             f"the new values of the entry {key_of(path)!r} are a {type(values).__name__}; "

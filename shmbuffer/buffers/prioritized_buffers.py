@@ -1,4 +1,4 @@
-"""Buffers that draw by priority (Schaul et al., Prioritized Experience Replay, ICLR 2016)."""
+"""Buffers that sample by priority (Schaul et al., Prioritized Experience Replay, ICLR 2016)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shmbuffer.storages.storage import Storage
 
 
 class Prioritized(ReplayBuffer):
-    """A buffer that makes its own `PrioritizedSampler`."""
+    """A buffer that creates its own `PrioritizedSampler`."""
 
     def __init__(
         self,
@@ -53,25 +53,26 @@ class Prioritized(ReplayBuffer):
 
     @property
     def prioritized_sampler(self) -> Sampler:
-        """`ReplayBuffer.sampler`, under TorchRL's name."""
+        """The sampler, under TorchRL's name."""
         return self.sampler
 
 
 class PrioritizedReplayBuffer(Prioritized):
     """A `ReplayBuffer` with a `PrioritizedSampler`.
 
-    ``sample(return_info=True)`` gives index and weights; ``update_priority`` takes them back.
+    ``sample(return_info=True)`` returns index and weights. Pass the index and new priorities to
+    ``update_priority``.
 
     Args:
-        alpha: priority exponent; 0 is uniform.
+        alpha: priority exponent; 0 samples uniformly.
         beta: exponent of the importance weights.
-        eps: added to every priority.
-        dtype: of the weights.
-        storage: where the items are; None is a ``ListStorage(1000)``.
-        sampler: has to be None.
+        eps: number added to every priority.
+        dtype: dtype of the weights.
+        storage: storage of the items. None creates a ``ListStorage(1000)``.
+        sampler: must be None.
         sampler_device: ``device`` of the `PrioritizedSampler`.
-        sync: accepted. With False TorchRL keeps a private tree for the learner; here all processes
-            share one tree.
+        sync: accepted and ignored. TorchRL keeps a private tree for the learner if this is False;
+            here all processes share one tree.
         reduction: see `PrioritizedSampler`.
         **kwargs: see `ReplayBuffer`.
 
@@ -94,15 +95,16 @@ class PrioritizedReplayBuffer(Prioritized):
 class TensorDictPrioritizedReplayBuffer(Prioritized, TensorDictReplayBuffer):
     """A `TensorDictReplayBuffer` with a `PrioritizedSampler`.
 
-    A sample has ``"index"`` and its importance weights, one tensor under ``"_weight"`` (TorchRL up
-    to 0.10) and ``"priority_weight"`` (since 0.11, read by its losses). Send it back, with an entry
-    ``priority_key``, to ``update_tensordict_priority``. That entry in new data is the initial
-    priority. In a directory (`LazyMemmapStorage`) all processes share the priorities.
+    A sample has the entry ``"index"`` and importance weights. The weights are one tensor under two
+    keys: ``"_weight"`` (TorchRL up to 0.10) and ``"priority_weight"`` (since 0.11, read by its
+    losses). Set an entry ``priority_key`` in the sample and pass the sample to
+    ``update_tensordict_priority``. In new data, this entry is the initial priority. If the storage
+    is in a directory (`LazyMemmapStorage`), all processes share the priorities.
 
     Args:
         alpha, beta, eps, storage, sampler_device, sync, dtype, reduction: see
             `PrioritizedReplayBuffer`.
-        priority_key: entry that holds priorities.
+        priority_key: entry that contains priorities.
         **kwargs: see `ReplayBuffer`.
 
     Example:

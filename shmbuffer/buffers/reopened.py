@@ -1,4 +1,4 @@
-"""A buffer made again from the description in its directory."""
+"""Creates a buffer from the description in its directory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _DEFAULT_ALPHA, _DEFAULT_BETA = 0.6, 0.4
 
 
 def from_engine(engine: Engine, **overrides: Any) -> ReplayBuffer:
-    """The buffer of an open directory, with the recorded class and arguments, or usual ones."""
+    """Creates the buffer of an open directory from the recorded class and arguments."""
     settings, ring = engine.settings, engine.ring()
     extra = recorded.read_buffer_arguments(settings, engine.where)
     prioritized = settings.alpha is not None or (ring is not None and ring.tree.prioritized)
@@ -53,14 +53,14 @@ def from_engine(engine: Engine, **overrides: Any) -> ReplayBuffer:
     if extra.get("track_generations"):
         arguments["writer"] = cls.default_writer(track_generations=True)
 
-    # The present exponent: it may have been changed since it was recorded.
+    # The current exponent, since it may have changed after it was recorded.
     alpha = settings.alpha if ring is None or not ring.tree.prioritized else ring.tree.alpha
     priorities: dict[str, Any] = {
         "alpha": _DEFAULT_ALPHA if alpha is None else alpha,
         "beta": _DEFAULT_BETA if extra.get("beta") is None else extra["beta"],
         "eps": settings.eps if ring is None or not ring.tree.prioritized else ring.tree.eps,
     }
-    instead = None  # a sampler to replace the one that the class makes
+    instead = None  # a sampler that replaces the one that the class creates
     if issubclass(cls, Prioritized):
         arguments.update(priorities)
         instead = overrides.pop("sampler", None)
@@ -76,14 +76,15 @@ def from_engine(engine: Engine, **overrides: Any) -> ReplayBuffer:
     buffer = cls(storage=storage, **{**arguments, **overrides})
     if instead is not None:
         sampler = made(instead)
-        if isinstance(sampler, PrioritizedSampler) and ring is None:  # else it is compared there
+        # Otherwise the values are compared there.
+        if isinstance(sampler, PrioritizedSampler) and ring is None:
             _require_same(sampler, priorities, engine.where)
         buffer.set_sampler(sampler)
     return buffer
 
 
 def _require_same(sampler: PrioritizedSampler, priorities: dict[str, Any], where: str) -> None:
-    """ValueError if a sampler has another alpha or eps than its directory."""
+    """Raises ValueError if alpha or eps of a sampler differ from those of its directory."""
     for name in ("alpha", "eps"):
         given, kept = getattr(sampler, name), priorities[name]
         if given != kept:
@@ -94,15 +95,13 @@ def _require_same(sampler: PrioritizedSampler, priorities: dict[str, Any], where
 
 
 def _storage_of(engine: Engine, overrides: dict[str, Any]) -> Storage:
-    """The storage of an open directory; its options are taken out of ``overrides``."""
+    """Returns the storage of an open directory, and removes its options from ``overrides``."""
     settings = engine.settings
     if not settings.record_bytes:
         device = overrides.pop("device", None)
-        on_cpu = device is None or device == "auto"  # as of its constructor
+        on_cpu = device is None or device == "auto"  # as in the constructor
         return LazyMemmapStorage.from_engine(engine, device="cpu" if on_cpu else device)
     kind = recorded.read_storage_settings(settings, engine.where).get("kind", "")
-    records = RecordList.kinds.get(
-        kind, LazyStackStorage
-    )  # records tell themselves how they are stored
+    records = RecordList.kinds.get(kind, LazyStackStorage)  # each record says how it is stored
     options = {name: overrides.pop(name) for name in records.storage_options & overrides.keys()}
     return records.from_engine(engine, **options)

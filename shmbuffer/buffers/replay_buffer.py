@@ -1,4 +1,4 @@
-"""The buffer: a storage, a sampler and a writer, and the data that go in and out."""
+"""The replay buffer, which consists of a storage, a sampler and a writer."""
 
 from __future__ import annotations
 
@@ -40,58 +40,57 @@ from shmbuffer.writers.writer import Writer
 
 
 class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemble counts as one
-    """A replay buffer made of three parts.
+    """A replay buffer that consists of a storage, a sampler and a writer.
 
-    If all parts are of this package, a batch is one native call: ``extend`` is claim, copy, commit;
-    ``sample`` is draw, gather and validate. Parts of your own derive from `Storage`, `Sampler` and
-    `Writer`.
+    If all parts are from this package, each batch needs one native call. ``extend`` claims slots,
+    copies the items and commits them; ``sample`` draws, gathers and validates items. Custom parts
+    derive from `Storage`, `Sampler` and `Writer`.
 
     Args:
-        storage: where the items are, or a function that makes one; None is a ``ListStorage(1000)``.
-        sampler: draws items; None is a `RandomSampler`.
-        writer: places new items; None is a `RoundRobinWriter`.
-        collate_fn: called with the storage's items of a batch; None takes them as they are (a list
-            is stacked).
-        pin_memory: gather samples in pinned memory. It is reused once no part of a sample is held
-            and the transfers from it have ended; see docs/memory.md. Without a GPU there is a
-            warning, and ordinary memory.
-        prefetch: draw and make so many batches ahead, also on a shared buffer; needs
-            ``batch_size``. As many threads make them, or the caller's thread if that is measured to
-            be faster; ``print(buffer.plan)`` says which. Batches are always drawn in the caller's
-            thread, so both ways give the same ones. Items may be overwritten while a batch waits.
-        transform: called with every sample and every ``rb[i]``; one, several, or a `Compose`. See
-            `append_transform`.
-        transform_factory: makes the transform when the buffer is first used, instead of
-            ``transform``.
-        batch_size: of ``sample()`` and of iteration.
-        dim_extend: dimension of the data along which ``extend`` appends; None is
+        storage: storage of the items, or its factory. None creates a ``ListStorage(1000)``.
+        sampler: sampler that selects items. None creates a `RandomSampler`.
+        writer: writer that selects the slots of new items. None creates a `RoundRobinWriter`.
+        collate_fn: function that is called with the items of a batch as the storage returns them.
+            None leaves them unchanged, except that a list is stacked.
+        pin_memory: gather samples in pinned memory, which is reused; see docs/memory.md. Without a
+            GPU, a warning is issued and ordinary memory is used.
+        prefetch: number of batches to prepare in advance, also on a shared buffer. It requires
+            ``batch_size``. The batches are made in this number of threads, or in the caller's
+            thread if measurements show that this is faster; ``print(buffer.plan)`` shows which.
+            Items are always drawn in the caller's thread, so both modes produce the same batches.
+            Items can be overwritten while a batch waits.
+        transform: a transform, several of them, or a `Compose`, called with every sample and every
+            ``rb[i]``. See `append_transform`.
+        transform_factory: creates the transform when the buffer is first used.
+        batch_size: batch size of ``sample()`` and of iteration.
+        dim_extend: dimension of the data along which ``extend`` appends. None stands for
             ``storage.ndim - 1``.
-        checkpointer: of the storage; None keeps the storage's own.
-        generator: of the draws; None is torch's default one.
-        rank: of this learner among several, from 0; None: torch.distributed's, else that in the
-            variable ``RANK``, else 0. Draws on a shared buffer differ by rank; rank 0 draws as
-            without one. With a ``generator`` only a rank that is given here counts.
-        shared: treat the buffer as shared even in anonymous memory: samples carry
-            ``index_generation``, reads are validated copies. A directory is always shared.
-        compilable: accepted; the calls are marked for `torch.compile` either way.
-        delayed_init: make the parts when the buffer is first used, so that it can be pickled
-            before that with their factories. None is True with a ``transform_factory``.
-        weight_key: name of the importance weights in a sample; None is ``"_weight"`` and
-            ``"priority_weight"``, one tensor under both.
-        rate_limiter: keeps writers and samplers in step, or makes a queue of the buffer; see
-            `RateLimiter`. It belongs to the directory. None keeps its present limiter.
-        sample_unit: makes a `Sequence` of steps of each item drawn, one transition over n of them
-            (`NStep`), or the item with the frames before it (`FrameStack`). None leaves the item.
-            Batch sizes count the draws.
-        consume_after_n_samples: a `ConsumingSampler` with that ``max_sample_count``; not with
-            ``prefetch``, or another sampler.
-        **later: ``service_backend``, ``service_backend_options``, ``transport``,
-            ``transport_options`` of TorchRL, so far only with their defaults.
+        checkpointer: checkpointer of the storage. None keeps the storage's own.
+        generator: random generator for sampling. None uses torch's default generator.
+        rank: rank of this learner among several, from 0. None uses the rank of torch.distributed,
+            then the variable ``RANK``, then 0. On a shared buffer, draws differ by rank, and rank 0
+            draws as without a rank. With a ``generator``, only an explicit rank is used.
+        shared: treat the buffer as shared even if its memory is anonymous: samples contain
+            ``index_generation``, and reads return validated copies. Directories are always shared.
+        compilable: accepted and ignored, because the calls are always marked for `torch.compile`.
+        delayed_init: create the parts when the buffer is first used. Before that, the buffer can be
+            pickled with their factories. None is True if there is a ``transform_factory``.
+        weight_key: name of the importance weights in a sample. None stands for ``"_weight"`` and
+            ``"priority_weight"``, which share one tensor.
+        rate_limiter: `RateLimiter` that keeps writers and samplers in step, or turns the buffer
+            into a queue. It applies to all users of the directory. None keeps the present limiter.
+        sample_unit: extends each drawn item: a `Sequence` of steps, one transition over n steps
+            (`NStep`), or the item with the preceding frames (`FrameStack`). None returns the item
+            alone. Batch sizes refer to the drawn items.
+        consume_after_n_samples: ``max_sample_count`` of a `ConsumingSampler` to create. It cannot
+            be combined with ``prefetch`` or with another sampler.
+        **later: TorchRL's arguments ``service_backend``, ``service_backend_options``, ``transport``
+            and ``transport_options``. Only their default values are supported.
 
     Raises:
-        NotImplementedError: one of ``later`` is not the default.
-        ValueError: ``prefetch``, or a sampler with ``drop_last``, without a batch size.
-        TypeError: both ``transform`` and ``transform_factory``, or an unknown argument.
+        NotImplementedError: an argument of ``later`` differs from its default.
+        ValueError: there is no batch size, but ``prefetch`` or a sampler with ``drop_last``.
+        TypeError: there are two arguments for the transform, or an argument is unknown.
 
     Example:
         >>> import torch
@@ -108,8 +107,8 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
     family: ClassVar[str] = "ReplayBuffer"
     """The name of this class, and of those derived from it, in a directory."""
     default_writer: ClassVar[type[RoundRobinWriter]] = RoundRobinWriter
-    _mapping: ClassVar[str] = "dict"  # what a plain dict is in the data
-    _own_options: ClassVar[tuple[str, ...]] = ()  # of a subclass, for its `Parts`
+    _mapping: ClassVar[str] = "dict"  # type for plain dicts in the data
+    _own_options: ClassVar[tuple[str, ...]] = ()  # options of a subclass for its `Parts`
     _iterator: Iterator[Any] | None = None
 
     def __init__(
@@ -186,7 +185,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         self._use(parts)
 
     def _use(self, parts: Parts) -> None:
-        """Makes the collaborators, which share the parts."""
+        """Creates the collaborators, which share the parts."""
         self._parts = parts
         self._writes = Writes(parts)
         self._reads = Reads(parts)
@@ -220,21 +219,22 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
 
         Args:
             data: the item.
-            timeout: seconds to wait for others. None: 5 s for a slot that is being written, and
-                without end for a `RateLimiter`.
-            streams: number of its stream; see `extend`.
+            timeout: maximum wait in seconds. None waits up to 5 s for a slot that another process
+                is writing, and indefinitely for a `RateLimiter`.
+            streams: number of the item's stream; see `extend`.
 
         Returns:
-            Its index, an int; where the storage has lanes, int64 ``[lanes, ndim]``.
+            The index of the item, an int. If the storage has lanes, int64 ``[lanes, ndim]``.
 
         Raises:
-            SchemaMismatchError: a leaf is missing, unknown, or of another dtype or shape; nothing
-                was changed. A plain number takes the dtype of its leaf, if that can hold it.
-            TypeError: None; for a TensorDict buffer a tuple or list, whose parts have no names.
-            ValueError: a priority in the data of a TensorDict buffer is NaN, infinite or negative;
-                nothing was changed.
-            RingOverrunError: a living writer is still filling the next slot.
-            RateLimitTimeout, RateLimitError: samples have to be drawn first; nothing was changed.
+            SchemaMismatchError: a leaf is missing or unknown, or has another dtype or shape.
+                Nothing was changed. A plain number is converted to the dtype of its leaf if that
+                dtype can represent it.
+            TypeError: the item is None, or a tuple or list in a TensorDict buffer.
+            ValueError: a priority in the data of a TensorDict buffer is NaN, infinite or negative.
+                Nothing was changed.
+            RingOverrunError: another process that is alive is still writing the next slot.
+            RateLimitTimeout, RateLimitError: samples are required first; nothing was changed.
 
         Cost: one native call.
         """
@@ -254,32 +254,32 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         streams: Any = None,
         stream_dim: int | None = None,
     ) -> torch.Tensor:
-        """Writes a batch: whole or not at all, also if the process is killed in the middle.
+        """Writes a batch atomically, even if the process is killed during the call.
 
         Args:
             data: ``[n, *lanes, ...]`` (with ``dim_extend`` d, n is dimension d of the data). A list
-                is a stack of items; a tuple or dict is a PyTree. An empty list writes nothing.
-            update_priority: for TensorDict buffers only.
+                is stacked; a tuple or dict is a PyTree. An empty list writes nothing.
+            update_priority: supported by TensorDict buffers only.
             timeout: see `add`.
-            streams: the environment of this handle that each item is from, so that no slice mixes
-                two of them: integers ``[n]`` (a list, an array, a tensor) from 0 to 2**24 - 1, or
-                one int for the batch; None: 0. With lanes only one int: each lane is a stream. They
-                are for the items after the transforms.
-            stream_dim: the dimension of streams in the data: 0 for ``[streams, T, ...]``, 1 for
-                ``[T, streams, ...]``. The items are stored step by step, in streams 0, 1, ...; the
-                index has the form of the data.
+            streams: number of the environment of this handle from which each item comes, so that no
+                slice mixes two environments. Pass integers ``[n]`` (a list, an array or a tensor)
+                from 0 to 2**24 - 1, or one int for the batch. None stands for 0. With lanes only
+                one int is allowed, because each lane is a stream. The numbers refer to the items
+                after the transforms.
+            stream_dim: dimension of the streams in the data: 0 for ``[streams, T, ...]``, 1 for
+                ``[T, streams, ...]``. The items are stored step by step in streams 0, 1, ... The
+                returned index has the form of the data.
 
         Returns:
-            Indices, int64 ``[n]``; with lanes ``[n * lanes, ndim]``; ``[0]`` if a transform keeps
-            all data back. If there are more items than the capacity, the last ones stay.
+            Indices, int64 ``[n]``, or ``[n * lanes, ndim]`` with lanes. ``[0]`` if a transform
+            keeps all data back. If there are more items than the capacity, the last ones are kept.
 
         Raises:
-            SchemaMismatchError, TypeError, RingOverrunError, RateLimitTimeout, RateLimitError: as
-                `add`.
-            TypeError, ValueError: ``streams`` are no integers, out of range, not ``n``, or of a
-                storage or writer without streams; nothing was changed.
+            TypeError, ValueError: ``streams`` are not integers, are out of range, or do not have
+                length ``n``, or are not supported here. Nothing was changed.
+            Other errors are those of `add`.
 
-        Cost: one native call; 0.6 µs a leaf more where something has to be converted.
+        Cost: one native call, and 0.6 µs per leaf if data must be converted.
         """
         if update_priority is not None:
             raise NotImplementedError(
@@ -294,20 +294,20 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         return self._writes.write(data, False, None, timeout, streams, stream_dim)  # type: ignore[no-any-return]
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Forgets every item; the cursor goes to 0.
+        """Removes all items and resets the cursor to 0.
 
-        If no other handle has the buffer, the next write may have another form (keys, dtypes,
-        shapes), which it defines.
+        If no other handle has opened the buffer, the next write can define another form (keys,
+        dtypes, shapes).
 
         Args:
-            empty_write_count: set the write count to 0 too.
+            empty_write_count: reset the write count to 0, too.
 
         Raises:
-            RuntimeError: the writer is an `ImmutableDatasetWriter`; nothing was changed.
+            RuntimeError: the writer is an `ImmutableDatasetWriter`. Nothing was changed.
         """
         parts = self._parts
         parts.drop_prefetched()
-        parts.writer._empty(empty_write_count)  # first: it may refuse
+        parts.writer._empty(empty_write_count)  # first, because it may raise an error
         parts.storage.forget(keep_write_count=not empty_write_count)
         parts.sampler._empty()
         parts.storage.notify_emptied()
@@ -324,63 +324,65 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         timeout: float | None = None,
         lease: float | None = None,
     ) -> Any:
-        """Draws a batch.
+        """Samples a batch.
 
         Args:
-            batch_size: how many items; None is the constructor's, another number warns.
-            return_info: return ``(data, info)``; info has ``"index"`` and, if any, the weights and
-                ``"index_generation"``.
-            min_size: wait until the buffer has so many items.
-            timeout: seconds to wait, for ``min_size``, a `RateLimiter`, or a batch of a consumer;
-                None: without end.
-            lease: for a sampler with a consumer: seconds until items are given to others, unless
-                `ack` comes first; ``math.inf``: until this handle is closed, or its process ends.
-                None acknowledges them at once.
+            batch_size: number of items. None uses the constructor's batch size. A different number
+                issues a warning.
+            return_info: return ``(data, info)``. The dict ``info`` contains ``"index"`` and, if
+                available, the weights and ``"index_generation"``.
+            min_size: wait until the buffer contains this number of items.
+            timeout: maximum wait in seconds for ``min_size``, a `RateLimiter`, or a batch of a
+                consumer. None waits indefinitely.
+            lease: seconds after which unacknowledged items are delivered to other clients; see
+                `ack`. It requires a sampler with a consumer. With ``math.inf``, the lease ends when
+                this handle is closed or its process ends. None acknowledges the items at once.
 
         Returns:
             The data ``[batch_size, ...]`` in the form in which they were written.
 
         Raises:
-            EmptyBufferError: nothing to draw from.
-            RateLimitTimeout, RateLimitError: items have to be written first.
-            CollectorsDiedError: they never will be; see `RateLimiter`.
-            RuntimeError: no batch size.
+            EmptyBufferError: there are no items to sample.
+            RateLimitTimeout, RateLimitError: the limiter requires more items first.
+            CollectorsDiedError: the required items will never be written; see `RateLimiter`.
+            RuntimeError: there is no batch size.
 
-        Cost: one native call; 0.4 µs a leaf for the tensors that it fills.
+        Cost: one native call, and 0.4 µs per leaf for new tensors.
         """
         count = self._reads.count(batch_size)
         batch = self._reads.sample(count, None, None, min_size, timeout, lease)
         return batch if return_info else batch[0]
 
     def can_sample(self, batch_size: int | None = None) -> bool:
-        """True if ``sample(batch_size)`` would give a batch now, without waiting.
+        """True if ``sample(batch_size)`` would return a batch now, without waiting.
 
-        That depends on the sampler (slices long enough, whole batches) and on a `RateLimiter`.
-        Others may write and draw before the sample is made.
+        The result depends on the sampler (it may need long slices or complete batches) and on a
+        `RateLimiter`. Other processes may write and sample before this process does.
 
         Args:
-            batch_size: how many items; None is the constructor's.
+            batch_size: number of items. None uses the constructor's batch size.
 
         Raises:
-            RuntimeError: no batch size; or the sampler can never make such a batch of these items.
+            RuntimeError: there is no batch size, or the sampler can never make such a batch from
+                these items.
 
-        Cost: a microsecond; for slices see `SliceSampler`; a consumer also looks through the items
-            that were given back.
+        Cost: 1 µs. For slices see `SliceSampler`. A consumer also checks the items that were
+            returned to it.
         """
         return self._reads.can_sample(batch_size)
 
     def __iter__(self) -> Iterator[Any]:
-        """Samples to the end of the sampler's pass, without end if it has none.
+        """Yields samples until the end of the sampler's pass, or forever if it has no passes.
 
-        A batch is waited for without end, as in `sample`. With a limit in seconds, for instance
-        over a queue that may be empty: ``for batch in rb.as_dataset(timeout=30)``.
+        Like `sample`, each step waits indefinitely for a batch. To set a limit in seconds, for
+        example for a queue that may be empty, use ``for batch in rb.as_dataset(timeout=30)``.
         """
         if self._parts.batch_size is None:
             raise RuntimeError("iteration needs a batch size; pass batch_size to the constructor")
         return self._reads.batches(self.sample)
 
     def next(self) -> Any:
-        """The next sample of an iteration over the buffer; None at the end of a pass."""
+        """Returns the next sample of an iteration over the buffer, or None at the end of a pass."""
         if self._iterator is None:
             self._iterator = iter(self)
         data = next(self._iterator, None)
@@ -396,7 +398,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         min_size: int | None = None,
         timeout: float | None = None,
     ) -> BatchDataset:
-        """The batches of this buffer as a data set for torch's ``DataLoader``.
+        """Returns the batches of this buffer as a data set for torch's ``DataLoader``.
 
             data = rb.as_dataset(256)
             loader = DataLoader(
@@ -406,32 +408,34 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
                 batch["td_error"] = learn(batch)
                 rb.update_tensordict_priority(batch)
 
-        Each worker opens the buffer itself and draws its own batches, from the loader's seed mixed
-        with rank and worker; a `generator` of the buffer applies to this process only. Workers
-        share each pass of a `SamplerWithoutReplacement`, which ends the loader; other samplers
-        never end. With a ``world_size`` of its own, every pass of new workers has the same order:
-        use ``persistent_workers=True``.
+        Each worker opens the buffer itself and samples its own batches. The seed of a worker is
+        derived from the loader's seed, the rank and the worker's number; a `generator` of the
+        buffer applies to this process only. Workers share each pass of a
+        `SamplerWithoutReplacement`, and the end of a pass ends the loader. With other samplers the
+        loader never ends. If the sampler has its own ``world_size``, every pass of new workers has
+        the same order, so use ``persistent_workers=True``.
 
-        Batches are whole: pass ``batch_size=None`` and the data set's ``collate_fn``, because the
-        loader's own takes TensorDicts apart. Priorities go back from the loop as usual. They are
-        later by the batches in the loader, two a worker unless ``prefetch_factor`` is set.
+        The data set yields complete batches. Pass ``batch_size=None`` and the data set's
+        ``collate_fn``, because the loader's default would split TensorDicts. Priorities are updated
+        from the loop as usual. The updates are delayed by the batches in the loader, which are two
+        per worker unless ``prefetch_factor`` is set.
 
         Args:
-            batch_size: see `sample`, as are the others.
-            return_info: see there.
-            min_size: see there.
-            timeout: see there.
+            batch_size: see `sample`.
+            return_info: see `sample`.
+            min_size: see `sample`.
+            timeout: see `sample`.
 
         Returns:
-            The data set. Create it where the process has its rank. With ``num_workers=0`` it is the
-            same as iterating over the buffer.
+            The data set. Create it in the process that has the rank. With ``num_workers=0``, the
+            loader does the same as iteration over the buffer.
 
         Raises:
-            RuntimeError: no batch size.
+            RuntimeError: there is no batch size.
 
-        Cost: 0.4 ms for a TensorDict of up to 1 MB, through a pipe; 2 ms or more, through torch's
-            shared memory, for a larger one, or text or objects. `sample` takes 30 µs: workers only
-            pay for slow transforms.
+        Cost: 0.4 ms through a pipe for a TensorDict of up to 1 MB. Larger ones, text and objects
+            take at least 2 ms through torch's shared memory. `sample` takes 30 µs, so workers only
+            help if transforms are slow.
         """
         if batch_size is None and self._parts.batch_size is None:
             raise RuntimeError(
@@ -442,49 +446,50 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
 
     @eager
     def update_priority(self, index: Any, priority: Any = None, *, generation: Any = None) -> Any:
-        """Changes priorities.
+        """Updates priorities.
 
         Args:
-            index: of a sample or a write: ``[n]``, ``[n, ndim]``, an int; or a sample of a
-                TensorDict buffer, as for ``update_tensordict_priority``.
-            priority: ``[n]`` or one number; finite and not negative. With ``dim_extend`` also in
-                the form of the batch, ``[lanes, n]``. None: the entry ``priority_key`` of the
-                sample.
-            generation: ``index_generation`` of the sample, ``[n]``: an item that was overwritten
-                since is left alone, and counted as stale. None sets any item.
+            index: index of a sample or a write: ``[n]``, ``[n, ndim]``, or an int. In a TensorDict
+                buffer also a sample, as for ``update_tensordict_priority``.
+            priority: ``[n]`` or one number, finite and non-negative. With ``dim_extend`` it can
+                also have the form of the batch, ``[lanes, n]``. None uses the entry
+                ``priority_key`` of the sample.
+            generation: ``index_generation`` of the sample, ``[n]``. Items that were overwritten in
+                the meantime are skipped and counted as stale. None updates any item at the index.
 
         Returns:
-            `PriorityUpdate`: how many were applied, and how many were stale.
+            `PriorityUpdate` with the numbers of applied and of stale updates.
 
         Raises:
-            ValueError: NaN, infinite or negative; nothing was changed.
-            IndexError: out of range, a mask or fractions; nothing was changed.
-            TypeError: the priorities are missing; nothing was changed.
+            ValueError: a priority is NaN, infinite or negative. Nothing was changed.
+            IndexError: the index is out of range, a mask, or contains fractions. Nothing was
+                changed.
+            TypeError: the priorities are missing. Nothing was changed.
 
         Cost: one native call.
         """
         return self._priorities.update(index, priority, generation)
 
     def mark_update(self, index: Any) -> None:
-        """Gives the items at ``index`` the default priority."""
+        """Sets the priority of the items at ``index`` to the default."""
         self._parts.mark_update(index)
 
     # -- items in storage order ----------------------------------------------------------------
 
     @eager
     def __len__(self) -> int:
-        """Number of elements."""
+        """Number of elements in the buffer."""
         return len(self._parts.storage)
 
     def __getitem__(self, index: Any) -> Any:
-        """Items by index, through ``collate_fn`` and the transforms.
+        """Returns items by index, through ``collate_fn`` and the transforms.
 
-        Of a shared buffer they are validated copies; else an int or a slice gives views.
+        A shared buffer returns validated copies. In other buffers, an int or a slice returns views.
         """
         return self._items[index]
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """Changes items in place; their priorities and the write count stay."""
+        """Changes items in place. Their priorities and the write count do not change."""
         self._items[index] = value
 
     def set_(self, key: str | tuple[str, ...], value: Any) -> Self:
@@ -492,22 +497,20 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         return self.set_at_(key, value, slice(None))
 
     def set_at_(self, key: str | tuple[str, ...], value: Any, index: Any) -> Self:
-        """Changes one entry of some items: ``rb[index][key] = value``.
+        """Changes one entry of some items (``rb[index][key] = value``) and returns the buffer.
 
-        Other entries, priorities and the write count stay, also while others write.
+        Other entries, priorities and the write count do not change, even while other processes
+        write.
 
         Args:
-            key: of an existing entry; nested as a tuple.
-            value: as ``rb[index][key]`` gives it, or a value that expands to it.
-            index: as for reading.
-
-        Returns:
-            The buffer.
+            key: key of an existing entry; a tuple for nested entries.
+            value: value in the form of ``rb[index][key]``, or one that can be expanded to it.
+            index: index as for reading.
 
         Raises:
-            KeyError: no such entry.
-            SchemaMismatchError: another dtype or shape.
-            IndexError: there is no item.
+            KeyError: there is no such entry.
+            SchemaMismatchError: the value has another dtype or shape.
+            IndexError: there is no item at the index.
         """
         self._items.change(index, value, key)
         return self
@@ -519,15 +522,12 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         *,
         keys_to_update: Sequence[str | tuple[str, ...]] | None = None,
     ) -> Self:
-        """Changes several entries of every item; see `set_`.
+        """Changes several entries of every item and returns the buffer; see `set_`.
 
         Args:
-            input_dict_or_td: entries, each ``[len, ...]``.
-            clone: accepted; values are always copied.
-            keys_to_update: only these.
-
-        Returns:
-            The buffer.
+            input_dict_or_td: the entries, each ``[len, ...]``.
+            clone: accepted and ignored, because values are always copied.
+            keys_to_update: keys of the entries to change. None changes all of them.
         """
         for key, value in input_dict_or_td.items():
             if keys_to_update is None or key in keys_to_update:
@@ -544,32 +544,33 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         version: int | torch.Tensor | None = None,
         require_newer: bool = False,
     ) -> ConditionalUpdateResult:
-        """Changes entries of the items of a sample that have not been overwritten since.
+        """Changes entries of sampled items that have not been overwritten in the meantime.
 
-        Comparison and change are atomic. A changed item has another generation: to change it again,
+        Comparison and change are atomic. A changed item gets a new generation; to change it again,
         sample it again.
 
         Args:
             index: ``sample["index"]``: int64 ``[n]``, or ``[n, ndim]``.
             generation: ``sample["index_generation"]``: int64 ``[n]``.
-            patch: TensorDict or dict of the new entries, each ``[n, ...]``; beside the index that
-                `extend` returned also in the form of its data, such as ``[lanes, T, ...]``.
-            version_key: entry of the items that holds their version, one number. An item with a
-                newer one is left alone, others get ``version`` with the patch. If an item comes
-                twice, the highest version counts.
-            version: of the patch: one number, or ``[n]``.
-            require_newer: leave items with the same version alone, too.
+            patch: TensorDict or dict of the new entries, each ``[n, ...]``. If ``index`` was
+                returned by `extend`, they can also have the form of its data, such as ``[lanes, T,
+                ...]``.
+            version_key: entry of the items that contains their version, one number. Items with a
+                newer version are skipped; the others get the patch and ``version``. If an item
+                occurs twice, the highest version is used.
+            version: version of the patch: one number, or ``[n]``.
+            require_newer: also skip items with the same version.
 
         Returns:
-            The items that were changed.
+            `ConditionalUpdateResult`, which lists the items that were changed.
 
         Raises:
-            KeyError: no such entry.
-            SchemaMismatchError: another dtype or shape; nothing was changed.
-            RuntimeError: the storage keeps no generations, or this buffer tracks none; nothing was
-                changed.
-            ValueError: ``version_key`` without ``version``, or in the patch, or of several numbers
-                an item.
+            KeyError: there is no such entry.
+            SchemaMismatchError: a new entry has another dtype or shape. Nothing was changed.
+            RuntimeError: the storage does not support generations, or this buffer does not track
+                them. Nothing was changed.
+            ValueError: ``version_key`` was passed without ``version``, is part of the patch, or
+                contains several numbers per item.
         """
         return self._items.update_if_present(
             index, generation, patch, version_key, version, require_newer
@@ -585,12 +586,14 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         version: int | torch.Tensor | None = None,
         require_newer: bool = False,
     ) -> Future[ConditionalUpdateResult]:
-        """`update_if_present` after the batches ordered so far; later batches see the change.
+        """Schedules `update_if_present` after the batches that have been ordered so far.
 
-        Do not write to the arguments before it is done; those on a GPU are read in stream order.
+        Batches that are ordered later see the change. Do not modify the arguments before the change
+        is done. Arguments on a GPU are read in stream order.
 
         Returns:
-            A future of what `update_if_present` returns; without ``prefetch`` it is done.
+            A future with the result of `update_if_present`. It is already done without
+            ``prefetch``.
 
         Raises:
             BufferClosedError: the buffer was closed.
@@ -607,18 +610,18 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         return self._items.submit(self.update_if_present, given)
 
     def read_all_in_order(self, end: int | None = None) -> Any:
-        """``rb[:end]``: the items in storage order, as one batch; see also `iter_in_order`."""
+        """Returns ``rb[:end]``, the items in storage order; see also `iter_in_order`."""
         return self[:end]
 
     def write_all(self, data: Any, end: int | None = None) -> None:
-        """``rb[:end] = data``: write every item, or the first ``end``, again in storage order.
+        """Overwrites every item, or the first ``end``, in storage order (``rb[:end] = data``).
 
-        Cursor, write count and priorities stay.
+        Cursor, write count and priorities do not change.
 
         Raises:
-            SchemaMismatchError: other leaves; in a buffer that is not shared, a new key adds a
+            SchemaMismatchError: the leaves differ. In a buffer that is not shared, a new key adds a
                 column.
-            ValueError: another number of items.
+            ValueError: the number of items differs.
         """
         self[:end] = data
 
@@ -637,113 +640,114 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         layout: str = "shmbuffer",
         on_progress: OnProgress | None = None,
     ) -> None:
-        """Saves everything into the directory ``path / "storage"``, which `attach` opens.
+        """Saves the buffer into the directory ``path / "storage"``, which `attach` can open.
 
-        Items, priorities, cursor and counts are of one moment, also while other processes write. A
-        crash or a full disk leaves the earlier save in ``path``, or this one.
+        Items, priorities, cursor and counts belong to one snapshot, even while other processes
+        write. If a crash or a full disk interrupts the call, ``path`` contains either save.
 
-        If ``path / "storage"`` is the ``scratch_dir`` of the storage, nothing is copied: the items
-        are made durable, and the directory has the live buffer, not a moment of it.
+        If ``path / "storage"`` is the ``scratch_dir`` of the storage, nothing is copied. The items
+        are written to disk, and the directory contains the live buffer instead of a snapshot.
 
         A storage with save hooks or a checkpointer for episodes is saved in TorchRL's layout.
 
         Args:
-            path: the directory, made if needed. An earlier save in it is replaced, other files
-                stay.
-            extra: returned by `loads`: the ``state_dict()`` of networks, optimizers, schedulers,
-                random states, counts. Tensors, arrays, numbers, text, None, and dicts, lists and
-                tuples of them; nothing is pickled. Tensors that share memory are saved separately.
-            layout: ``"torchrl"`` writes what TorchRL loads. It takes the place of the whole
+            path: the directory, created if necessary. Only an earlier save in it is replaced.
+            extra: data that `loads` will return: the ``state_dict()`` of networks, optimizers and
+                schedulers, random states, counts. It can contain tensors, arrays, numbers, text,
+                None, and dicts, lists and tuples of these. Nothing is pickled. Tensors that share
+                memory are saved separately.
+            layout: ``"torchrl"`` writes a save that TorchRL can load. It replaces the entire
                 directory ``path``.
-            on_progress: called with a `ProgressReport` several times a second, while data are
-                copied and then synced. If it raises, this call does, and the earlier save stays.
+            on_progress: called with a `ProgressReport` several times a second during copy and sync.
+                If it raises an error, so does this call, and the earlier save is kept.
 
         Raises:
             RuntimeError: the storage was never written to.
             TypeError: an item (see `ListStorageCheckpointer`) or a value in ``extra`` could only be
-                pickled; the earlier save stays.
-            ValueError: ``extra`` has more than 128 levels, or an int of more than 4,300 digits; or
-                there is no such layout; nothing was written.
-            BufferExistsError: the directory has another buffer's files, or files that no save made.
-            SpaceError, OSError: no room, or no permission; the earlier save stays.
+                saved by pickling it. The earlier save is kept.
+            ValueError: ``extra`` has more than 128 levels or an int of more than 4,300 digits, or
+                there is no such layout. Nothing was written.
+            BufferExistsError: the directory contains another buffer's files, or files that are not
+                part of a save.
+            SpaceError, OSError: no space, or permission denied; the earlier save is kept.
 
-        Cost: all bytes once, straight into files, and a sync of each.
+        Cost: one copy of all bytes directly to files, and one sync of each file.
         """
         self._saves.dumps(path, extra, layout, on_progress)
 
     def loads(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> Any:
-        """Replaces the content of the buffer by a save of `dumps`, or of TorchRL.
+        """Replaces the contents of the buffer with a save by `dumps` or by TorchRL.
 
-        It restores items and their places, cursor and counts, priorities, the states of sampler,
-        generator and transforms, and the batch size, if saved. The save defines an empty storage.
-        Prefetched batches of this buffer are dropped, and those of the save come next. Nothing is
-        unpickled, so TorchRL's prefetched batches (``prefetch.pkl``) are ignored.
+        The call restores items and their indices, cursor and counts, priorities, the states of
+        sampler, generator and transforms, and the batch size if saved. If the storage is empty, the
+        save defines its form. Prefetched batches of this buffer are dropped, and those of the save
+        are delivered next. Nothing is unpickled, so TorchRL's ``prefetch.pkl`` is ignored.
 
         Args:
             path: the directory.
-            on_progress: see `dumps`. If it raises, nothing was changed, or a note on the exception
-                tells that the buffer is empty now.
+            on_progress: see `dumps`. If it raises an error, either nothing was changed, or a note
+                on the exception says that the buffer is now empty.
 
         Returns:
-            The ``extra`` of `dumps`, its tensors on the CPU; else None.
+            The ``extra`` that was passed to `dumps`, with its tensors on the CPU, or None.
 
         Raises:
-            FileNotFoundError: no buffer was saved there.
-            SchemaMismatchError: the buffer has other leaves; nothing was changed.
-            ValueError: more items than there is room for (nothing was changed); or something that
-                could only be unpickled.
-            BufferInUseError: other processes use the buffer; nothing was changed.
+            FileNotFoundError: the directory contains no save.
+            SchemaMismatchError: the buffer has other leaves. Nothing was changed.
+            ValueError: there are more items than the capacity (nothing was changed), or the save
+                contains data that could only be unpickled.
+            BufferInUseError: other processes use the buffer. Nothing was changed.
             CorruptBufferError: the files are damaged.
-            ShmBufferError: the buffer is a queue (``max_times_sampled``); nothing was changed.
+            ShmBufferError: the buffer is a queue (``max_times_sampled``). Nothing was changed.
 
-        Cost: all bytes once; none if ``path / "storage"`` is the storage's ``scratch_dir``.
+        Cost: one copy of all bytes, or none if the save is the storage's ``scratch_dir``.
         """
         return self._saves.loads(path, on_progress)
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
-        """Registers a hook of the checkpointer: `StorageCheckpointerBase.register_save_hook`."""
+        """Registers a save hook; see `StorageCheckpointerBase.register_save_hook`."""
         self._parts.storage.register_save_hook(hook)
 
     def register_load_hook(self, hook: Callable[..., Any]) -> None:
-        """Registers a hook of the checkpointer: `StorageCheckpointerBase.register_load_hook`."""
+        """Registers a load hook; see `StorageCheckpointerBase.register_load_hook`."""
         self._parts.storage.register_load_hook(hook)
 
     def state_dict(self) -> dict[str, Any]:
-        """Items, priorities, cursor, counts, transforms and generator, as tensors and numbers."""
+        """Returns items, priorities, cursor, counts, transforms and generator as plain values."""
         return self._saves.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Replaces the content of the buffer by a state.
+        """Replaces the contents of the buffer with a state.
 
         Raises:
             SchemaMismatchError: the buffer has other leaves.
-            ValueError: it has another capacity.
-            ShmBufferError: the buffer is a queue (``max_times_sampled``); nothing was changed.
-            KeyError: it is no state of a buffer; nothing was changed.
+            ValueError: the capacity differs.
+            ShmBufferError: the buffer is a queue (``max_times_sampled``). Nothing was changed.
+            KeyError: ``state_dict`` is not the state of a buffer. Nothing was changed.
         """
         self._saves.load_state_dict(state_dict)
 
     def to_parquet(self, path: str | os.PathLike[str], *, compression: str = "none") -> int:
-        """Writes all items into a Parquet file, oldest first; needs the extra ``parquet``.
+        """Writes all items into a Parquet file, oldest first. Requires the extra ``parquet``.
 
-        A leaf is a column: a number, a fixed-size list of numbers, or, of several uint8, a
-        fixed-size binary. Dots join nested keys. `from_parquet` restores the items bit for bit, in
-        their form; other programs read plain columns. Priorities and cursor are left out (see
-        `dumps`). The file appears as a whole, on the disk.
+        Each leaf becomes a column: a number, a fixed-size list of numbers, or, for several uint8, a
+        fixed-size binary. Nested keys are joined with dots. `from_parquet` restores the items in
+        their form, equal bit for bit; other programs see plain columns. Priorities and the cursor
+        are not saved (see `dumps`). The file appears atomically and is synced to disk.
 
         Args:
-            path: the file; an existing one is replaced.
+            path: the file. An existing file is replaced.
             compression: ``"none"``, ``"zstd"``, ``"lz4"`` or ``"snappy"``.
 
         Returns:
-            How many items were written; those that others overwrite meanwhile are left out.
+            The number of items written. Items that are overwritten during the call are left out.
 
         Raises:
-            TypeError: the storage has no tensors, or also text.
-            MissingExtra: pyarrow is not installed; the message has the command.
-            OSError: no room, or no permission; the existing file stays.
+            TypeError: the storage contains no tensors, or also text.
+            MissingExtra: pyarrow is not installed. The message contains the command to install it.
+            OSError: there is no space, or permission is denied. The existing file is kept.
 
-        Cost: all bytes once; memory for 64 MiB of items.
+        Cost: one copy of all bytes, and memory for 64 MiB of items.
         """
         return parquet_file.write(self._parts.storage, path, compression)
 
@@ -756,31 +760,31 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         rename: Mapping[str, str] | None = None,
         **options: Any,
     ) -> Self:
-        """Makes a buffer with the items of a Parquet file, in order; needs the extra ``parquet``.
+        """Creates a buffer with the items of a Parquet file. Requires the extra ``parquet``.
 
         Args:
-            path: the file, from `to_parquet` or another program. A column holds numbers, lists of
-                numbers, fixed-size binaries, or structs of these; all lists of a column have one
-                length, which becomes the shape. A dot in a name nests. Of a folder, all
-                ``*.parquet`` files in it and in folders below are read in the order of their names
-                (``part.2`` before ``part.10``). Names that begin with a dot or underscore are left
-                out.
-            storage: for the items, or a function of their number that makes one; None is a
-                `LazyTensorStorage`.
-            rename: new names for columns of another program, by their names in the file:
-                ``{"index": "stored_index"}`` for LeRobot's column, whose name is that of an entry
-                of each sample.
-            **options: of the buffer.
+            path: a file from `to_parquet` or another program, or a folder of such files. A column
+                contains numbers, lists of numbers, fixed-size binaries, or structs of these. All
+                lists of a column must have the same length, which becomes the shape. A dot in a
+                name separates nested keys. From a folder, all ``*.parquet`` files in it and its
+                subfolders are read in the order of their names (``part.2`` before ``part.10``).
+                Names that begin with a dot or underscore are skipped.
+            storage: storage for the items, or a function that creates one for a number of items.
+                None creates a `LazyTensorStorage`.
+            rename: new names for columns of another program, by their names in the file. For
+                example, LeRobot's column ``index`` has the name of an entry of each sample, so pass
+                ``{"index": "stored_index"}``.
+            **options: arguments of the constructor.
 
         Raises:
-            FileNotFoundError: no such file, or no part file in the folder.
-            SchemaMismatchError: a column has another type, lists of several lengths, rows without
-                a value, or a name that no entry can have; or part files have different columns.
-                The message names the file and the column.
-            ValueError: ``rename`` names a column that is not there.
+            FileNotFoundError: the file does not exist, or the folder contains no Parquet file.
+            SchemaMismatchError: a column has an unsupported type, lists of different lengths, rows
+                without a value, or an invalid name. Also raised if the files of a folder have
+                different columns. The message names the file and the column.
+            ValueError: ``rename`` contains a column that does not exist.
             MissingExtra: see `to_parquet`.
 
-        Cost: all bytes once; 64 MiB of memory besides the storage.
+        Cost: one copy of all bytes, and 64 MiB of memory in addition to the storage.
         """
         file = parquet_file.File(path, rename)
         items = max(1, file.rows * math.prod(file.lanes))

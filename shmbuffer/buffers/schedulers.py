@@ -1,7 +1,7 @@
-"""Schedules of a sampler's parameters: alpha and beta over the time of training.
+"""Schedules that change alpha and beta of a sampler during training.
 
-``step()`` is called once for each step of the training loop, and sets one attribute of the sampler.
-A change of alpha recomputes every mass from the raw priorities: exact, O(capacity).
+Call ``step()`` once per step of the training loop. It sets one attribute of the sampler. A change
+of alpha recomputes all sampling masses exactly from the raw priorities, in O(capacity).
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from shmbuffer.samplers.sampler import Sampler
 from shmbuffer.tensors.form import cpu
 
 Number = int | float
-_NOT_STATE = ("sampler", "lambda_fn")  # what a constructor is given, and no file can hold
+_NOT_STATE = ("sampler", "lambda_fn")  # constructor arguments that cannot be saved to a file
 
 
 class ParameterScheduler(ABC):
-    """Sets a parameter of a sampler, one step after another.
+    """Changes a parameter of a sampler step by step.
 
-    A schedule of your own implements ``_step``, which returns the value of step number
-    ``_step_cnt`` (1 at the first call).
+    A subclass implements ``_step``, which returns the value of step number ``_step_cnt`` (1 at the
+    first call).
 
     Args:
-        obj: the sampler, or the buffer whose sampler it is at this moment.
-        param_name: the attribute, for example ``"beta"``.
-        min_value: the parameter never goes below; 0 is a bound as any other. None: no bound.
-        max_value: it never goes above. None: no bound.
+        obj: the sampler, or a buffer, whose current sampler is used.
+        param_name: name of the attribute, for example ``"beta"``.
+        min_value: lower bound of the parameter. None: no bound.
+        max_value: upper bound of the parameter. None: no bound.
 
     Raises:
-        TypeError: ``obj`` is something else.
+        TypeError: ``obj`` is neither a buffer nor a sampler.
         ValueError: the sampler has no such attribute, or ``min_value`` is above ``max_value``.
 
     Source: ``torchrl.data.replay_buffers.scheduler.ParameterScheduler``.
@@ -70,7 +70,7 @@ class ParameterScheduler(ABC):
         """Sets the parameter to the value of the next step.
 
         Raises:
-            ValueError: the sampler refuses it; the step was not taken.
+            ValueError: the sampler rejects the value. The step was not counted.
         """
         self._step_cnt += 1
         try:
@@ -81,7 +81,7 @@ class ParameterScheduler(ABC):
 
     @abstractmethod
     def _step(self) -> Any:
-        """The value of step ``_step_cnt``, before it is brought within the bounds."""
+        """Returns the value of step ``_step_cnt``, before it is clamped to the bounds."""
 
     def _within_bounds(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -89,14 +89,17 @@ class ParameterScheduler(ABC):
         return min(max(value, self._min_val), self._max_val)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the schedule is, and its numbers. The parameter is in the state of the sampler."""
+        """Returns the position and the settings of the schedule.
+
+        The value of the parameter is part of the sampler's state.
+        """
         return {name: value for name, value in vars(self).items() if name not in _NOT_STATE}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the result of `state_dict`. The parameter itself is loaded with the sampler.
+        """Loads the result of `state_dict`. The value of the parameter is loaded with the sampler.
 
         Raises:
-            ValueError: it is the state of another kind of schedule; nothing was changed.
+            ValueError: the state belongs to another kind of schedule. Nothing was changed.
         """
         own = self.state_dict()
         if set(own) != set(state_dict):
@@ -108,12 +111,12 @@ class ParameterScheduler(ABC):
 
 
 class LinearScheduler(ParameterScheduler):
-    """From the value that the parameter has now to ``final_value``, in equal steps.
+    """Changes a parameter linearly from its current value to ``final_value``.
 
     Args:
         obj, param_name: see `ParameterScheduler`.
-        final_value: reached at step ``num_steps``, and kept.
-        num_steps: how many, at least 1.
+        final_value: value from step ``num_steps`` on.
+        num_steps: number of steps, at least 1.
 
     Example:
         >>> from shmbuffer import LinearScheduler, PrioritizedSampler
@@ -147,14 +150,14 @@ class LinearScheduler(ParameterScheduler):
 
 
 class StepScheduler(ParameterScheduler):
-    """A factor, or a summand, every ``n_steps``.
+    """Multiplies a parameter by a factor, or adds a number to it, every ``n_steps`` steps.
 
-    It is applied to the value that the parameter has by then.
+    The change applies to the value of the parameter at that time.
 
     Args:
         obj, param_name, min_value, max_value: see `ParameterScheduler`.
-        gamma: the factor, or what is added.
-        n_steps: steps from one change to the next, at least 1.
+        gamma: the factor, or the number to add.
+        n_steps: number of steps between changes, at least 1.
         mode: ``"multiplicative"`` or ``"additive"``.
 
     Example:
@@ -200,11 +203,12 @@ class StepScheduler(ParameterScheduler):
 
 
 class LambdaScheduler(ParameterScheduler):
-    """The value that the parameter has now, times a function of the number of the step.
+    """Sets a parameter to its initial value times a function of the step number.
 
     Args:
         obj, param_name, min_value, max_value: see `ParameterScheduler`.
-        lambda_fn: called with 1 at the first step. It is no part of the state.
+        lambda_fn: function of the step number, which is 1 at the first step. The function is not
+            part of the state.
 
     Example:
         >>> from shmbuffer import LambdaScheduler, PrioritizedSampler
@@ -232,10 +236,10 @@ class LambdaScheduler(ParameterScheduler):
 
 
 class SchedulerList:
-    """Several schedules that take their steps together, in order.
+    """Executes several schedules together, in order.
 
     Args:
-        schedulers: several, or one.
+        schedulers: one schedule or several.
 
     Source: ``torchrl.data.replay_buffers.scheduler.SchedulerList``.
     """
@@ -246,23 +250,23 @@ class SchedulerList:
         self.schedulers = list(schedulers)
 
     def append(self, scheduler: ParameterScheduler) -> None:
-        """Adds one at the end."""
+        """Appends a schedule."""
         self.schedulers.append(scheduler)
 
     def step(self) -> None:
-        """Step every scheduler."""
+        """Executes the next step of every schedule."""
         for scheduler in self.schedulers:
             scheduler.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all, in order."""
+        """Returns the states of all schedules in order."""
         return {"schedulers": [scheduler.state_dict() for scheduler in self.schedulers]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the result of `state_dict`.
 
         Raises:
-            ValueError: another number of schedules, or schedules of another kind.
+            ValueError: the state has another number of schedules, or schedules of another kind.
         """
         states = state_dict["schedulers"]
         if len(states) != len(self.schedulers):

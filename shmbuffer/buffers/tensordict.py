@@ -1,4 +1,4 @@
-"""Buffers of TensorDicts, whose samples have their index and weights as entries."""
+"""Buffers of TensorDicts, whose samples contain their index and weights as entries."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from shmbuffer.writers.round_robin import TensorDictRoundRobinWriter
 
 
 class TensorDictReplayBuffer(ReplayBuffer):
-    """A `ReplayBuffer` for TensorDicts: samples have their index, data may have a priority.
+    """A `ReplayBuffer` for TensorDicts. Samples contain their index; data may contain priorities.
 
-    A priority in ``data[priority_key]`` becomes the item's, in the same write.
+    The write that stores an item also sets its priority to ``data[priority_key]``.
 
-    A dict of tensors or numpy arrays (nested, or with tuple keys) is written like the TensorDict
-    with these entries, and faster. Numbers, lists of them and arrays of other libraries (JAX) are
-    converted. A plain number takes the dtype of its leaf if that can hold it; other differences of
-    dtype are errors.
+    A dict of tensors or NumPy arrays (nested, or with tuple keys) is written like a TensorDict with
+    these entries, but faster. Numbers, lists of numbers and arrays of other libraries (JAX) are
+    converted. A plain number is converted to the dtype of its leaf if that dtype can represent it.
+    All other differences of dtype raise errors.
 
-    A sample has these entries, which are never stored. If an item has a batch size of its own, they
-    are expanded to it.
-
+    A sample has the following entries, which are never stored. If an item has a batch size of its
+    own, they are expanded to it.
     | key | shape, dtype | when |
     |---|---|---|
     | ``"index"`` | ``[n]`` int64, or ``[n, ndim]`` | always |
@@ -34,7 +33,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     | ``"index_generation"`` | ``[n]`` int64 | shared, or the writer tracks generations |
 
     Args:
-        priority_key: entry of the data and of samples that holds priorities.
+        priority_key: entry of the data and of samples that contains priorities.
         **kwargs: see `ReplayBuffer`.
 
     Example:
@@ -60,7 +59,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     @property
     def priority_key(self) -> str | tuple[str, ...]:
-        """Entry that holds priorities."""
+        """The entry that contains priorities."""
         return self._parts.priority_key  # type: ignore[return-value] # not None here
 
     @priority_key.setter
@@ -77,18 +76,23 @@ class TensorDictReplayBuffer(ReplayBuffer):
         streams: Any = None,
         stream_dim: int | None = None,
     ) -> torch.Tensor:
-        """Writes a batch: whole or not at all.
+        """Writes a batch atomically.
 
-        Priorities in ``tensordicts[priority_key]`` become the items', in the same native call.
+        Priorities in ``tensordicts[priority_key]`` are set in the same native call.
 
         Args:
             tensordicts: a TensorDict ``[n, *lanes]``, a dict, or a list of TensorDicts.
-            update_priority: False ignores priorities in the data: items get the default one.
+            update_priority: False ignores priorities in the data, so that items get the default
+                priority.
             timeout: see `ReplayBuffer.extend`.
-            streams: see there.
-            stream_dim: see there.
+            streams: see `ReplayBuffer.extend`.
+            stream_dim: see `ReplayBuffer.extend`.
 
-        Returns and raises as `ReplayBuffer.extend`; a tuple is a TypeError, too.
+        Returns:
+            The index, as from `ReplayBuffer.extend`.
+
+        Raises:
+            TypeError: ``tensordicts`` is a tuple. Other errors are those of `ReplayBuffer.extend`.
         """
         plan = self._parts.plan
         if timeout is update_priority is streams is stream_dim is None and not plan.transforms:
@@ -111,34 +115,36 @@ class TensorDictReplayBuffer(ReplayBuffer):
         timeout: float | None = None,
         lease: float | None = None,
     ) -> Any:
-        """Draws a batch.
+        """Samples a batch.
 
         Args:
             batch_size: see `ReplayBuffer.sample`.
-            return_info: see there.
-            include_info: False leaves index and weights out of the sample; they are in ``info``.
-            out: a sample that is no longer needed: its tensors are filled again, other entries are
-                dropped. Any TensorDict ``[batch_size]`` will do.
-            min_size: see there.
-            timeout: see there.
-            lease: see there.
+            return_info: see `ReplayBuffer.sample`.
+            include_info: False leaves index and weights out of the sample. They are still in
+                ``info``.
+            out: a sample that is no longer needed, or any TensorDict ``[batch_size]``. Its tensors
+                are filled again, and its other entries are dropped.
+            min_size: see `ReplayBuffer.sample`.
+            timeout: see `ReplayBuffer.sample`.
+            lease: see `ReplayBuffer.sample`.
 
         Returns:
-            A TensorDict ``[batch_size]`` with the entries of the class's table; ``out``, if given.
-            For tensorclasses, and items of your own storage that are no TensorDicts, index and
-            weights are in ``info`` only.
+            A TensorDict ``[batch_size]`` with the entries in the table of the class; ``out`` if
+            given. For tensorclasses, and for items of custom storages that are not TensorDicts,
+            only ``info`` contains index and weights.
 
         Raises:
-            EmptyBufferError, RateLimitTimeout, RateLimitError: see there.
-            RuntimeError: no batch size, or a transform has changed it, so that index and weights do
-                not fit (then take them from ``return_info=True``).
-            TypeError: ``out`` is no TensorDict.
-            ValueError: ``out`` has another batch size, or the sample takes more than one native
-                call: ``out`` works for TensorDicts of tensors of one shape in the ring's own
-                memory, one storage dimension, and no ``include_info=False``, ``sample_unit`` (but a
-                `FrameStack`), ``collate_fn``, transform, ``pin_memory`` or ``prefetch``.
+            EmptyBufferError, RateLimitTimeout, RateLimitError: see `ReplayBuffer.sample`.
+            RuntimeError: there is no batch size, or a transform has changed it, so that index and
+                weights do not fit. In the latter case take them from ``return_info=True``.
+            TypeError: ``out`` is not a TensorDict.
+            ValueError: ``out`` has another batch size, or the sample needs more than one native
+                call. ``out`` requires TensorDicts of tensors of one shape in the ring's own memory,
+                and one storage dimension. It excludes ``include_info=False``, ``collate_fn``,
+                transforms, ``pin_memory``, ``prefetch``, and any ``sample_unit`` except
+                `FrameStack`.
 
-        Cost: one native call; 0.4 µs a leaf for new tensors, nothing with ``out``.
+        Cost: one native call, and 0.4 µs per leaf for new tensors, which ``out`` avoids.
         """
         count = self._parts.batch_size if batch_size is None else None
         if count is None:
@@ -150,21 +156,23 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def update_tensordict_priority(self, data: TensorDictBase) -> PriorityUpdate:
         """Sets the priorities of a sample from its entry ``priority_key``.
 
-        With ``"index_generation"``, items that were overwritten since are left alone and counted.
-        Without an entry ``priority_key`` the items get the default priority, as in TorchRL, and one
-        warning is given.
+        If the sample has ``"index_generation"``, items that have been overwritten in the meantime
+        are skipped and counted. Without an entry ``priority_key``, the items get the default
+        priority, as in TorchRL, and a warning is issued once.
 
         Args:
-            data: a sample, or part of one: entries ``"index"`` and ``priority_key``. Several
-                priorities of an item (a stored trajectory) are reduced by the sampler's
-                ``reduction``; those of a window go to the item that was drawn, see `Sequence`.
+            data: a sample or a part of it, with entries ``"index"`` and ``priority_key``. Several
+                priorities of one item (a stored trajectory) are reduced with the sampler's
+                ``reduction``. The priorities of a window go to the item that was drawn; see
+                `Sequence`.
 
         Returns:
-            How many were applied and how many were stale; zeros if the sampler has no priorities.
+            The numbers of applied and of stale updates. Both are zero if the sampler has no
+            priorities.
 
         Raises:
-            KeyError: no entry ``"index"``.
-            ValueError: NaN, infinite or negative; nothing was changed.
+            KeyError: there is no entry ``"index"``.
+            ValueError: a priority is NaN, infinite or negative. Nothing was changed.
 
         Cost: one native call.
         """

@@ -1,6 +1,7 @@
 """Arguments of TorchRL's constructors that this release does not support.
 
-Their defaults are accepted, so that a script changes one import line only; other values are errors.
+Their default values are accepted, so that a script only has to change one import. Other values
+raise an error.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _INSTEAD = {
 
 
 def refuse(cls: str, given: dict[str, Any]) -> None:
-    """Refuse unknown arguments, and values that are not supported."""
+    """Raises an error for unknown arguments and unsupported values."""
     for name, value in given.items():
         if name not in _DEFAULTS:
             raise TypeError(f"{cls}() got an unexpected keyword argument {name!r}")

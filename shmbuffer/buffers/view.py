@@ -1,4 +1,4 @@
-"""The protocol of a buffer for code that samples, whether it is one buffer or several."""
+"""Protocol for code that samples from one buffer or from an ensemble."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from shmbuffer.samplers.sampler import Sampler
 
 
 class BufferView(Protocol):
-    """Calls that a `ReplayBuffer`, an ensemble and offline-to-online have in common.
+    """Methods that `ReplayBuffer`, ensembles and offline-to-online buffers have in common.
 
-    Type checkers need it, because an ensemble is only registered as a `ReplayBuffer`, not derived
-    from it.
+    Type checkers need this protocol, because an ensemble is only registered as a `ReplayBuffer` and
+    does not derive from it.
     """
 
     @property
     def sampler(self) -> Sampler:
-        """Draws items."""
+        """The sampler, which selects items."""
 
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
-        """Draws a batch."""
+        """Samples a batch."""
 
     def update_priority(self, index: Any, priority: Any = None, *, generation: Any = None) -> Any:
-        """Changes priorities of the items at an index of a sample."""
+        """Changes the priorities of the items at an index of a sample."""
 
     def __getitem__(self, index: Any) -> Any:
-        """Items by index."""
+        """Returns items by index."""
 
     def stats(self) -> dict[str, Any]:
-        """Sizes and counts."""
+        """Returns sizes and counts."""
 
     def dumps(self, path: str, *, extra: Any = None) -> None:
-        """Saves everything into a directory."""
+        """Saves the buffer into a directory."""

@@ -1,1 +1,1 @@
-"""The calls of a buffer: a class for each kind, of which `ReplayBuffer` is made."""
+"""Classes that implement the calls of `ReplayBuffer`, one class for each kind of call."""

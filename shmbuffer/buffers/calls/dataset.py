@@ -1,10 +1,10 @@
-"""A buffer as a data set of torch's ``DataLoader``: whole batches, drawn in its workers.
+"""A data set for torch's ``DataLoader``, whose workers sample whole batches from a buffer.
 
     worker 0 ── sample ──┐
     worker 1 ── sample ──┴─▶ DataLoader, pinned ──▶ loop ──▶ priorities, by index and generation
 
-Each worker opens the directory and draws as a learner of its own. Of n workers, worker i of rank r
-has the rank r * n + i, and torch's default generator with the loader's seed.
+Each worker opens the directory and samples as a separate learner. With n workers, worker i of rank
+r has the rank r * n + i and a default generator seeded with the loader's seed.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _IN_THE_PIPE = 1 << 20  # bytes
 
 
 class BatchDataset(IterableDataset[Any]):
-    """The batches of a buffer as a data set, made by `ReplayBuffer.as_dataset`."""
+    """The batches of a buffer as a data set; `ReplayBuffer.as_dataset` creates it."""
 
     def __init__(
         self,
         buffer: Any,
-        batches: Callable[[Callable[[], Any]], Iterator[Any]],  # of a function that samples
-        **options: Any,  # of ``buffer.sample``
+        batches: Callable[[Callable[[], Any]], Iterator[Any]],  # receives a function that samples
+        **options: Any,  # options of ``buffer.sample``
     ) -> None:
         self._buffer, self._batches, self._options = buffer, batches, options
         self._rank = known_rank(buffer._parts.rank_given) or 0
-        self._is_ours = True  # not in a worker
+        self._is_ours = True  # True outside of workers
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
@@ -45,24 +45,24 @@ class BatchDataset(IterableDataset[Any]):
 
     @staticmethod
     def collate_fn(batch: Any) -> Any:
-        """The batch unchanged; the loader's default would take it apart."""
+        """Returns the batch unchanged. The loader's default function would split the batch."""
         return batch if get_worker_info() is None else _Sent(batch)
 
     def _become(self, worker: Any) -> None:
-        """In each worker, once: become a learner of its own."""
+        """Makes a worker a separate learner; called once in each worker."""
         buffer, count = self._buffer, worker.num_workers
         buffer._parts.rank_given = self._rank * count + worker.id
-        buffer.generator = None  # a copy of it would draw the same in all of them
+        buffer.generator = None  # all workers would draw the same items from a copy of it
         buffer.sampler._divide(worker.id, count, self._rank, worker.seed - worker.id)
         Finalize(None, buffer.close, exitpriority=0)
         self._is_ours = False
 
 
 class _Sent:
-    """A batch on its way out of a worker; it is unpickled as itself."""
+    """A batch that a worker sends. Unpickling returns the batch itself."""
 
-    # A small TensorDict goes through the pipe. Torch would make a file in memory for each leaf,
-    # which takes ten times as long, and only pays for large ones.
+    # Small TensorDicts are sent through the pipe. Torch would create a file in memory for each
+    # leaf, which takes ten times as long and is only worthwhile for large leaves.
 
     def __init__(self, batch: Any) -> None:
         self._batch = batch

@@ -1,13 +1,13 @@
-"""Samples: items are chosen, read, and finished into a batch.
+"""Samples batches: chooses items, reads them, and finishes the batch.
 
              ┌────────────── FastRead.sample ──────────────┐      all in one native call
     sample ──┤  choose ───────▶ read ─────────▶ finish     ├──▶ batch
              │  sampler, unit   FastRead.read   collate_fn, transforms, pinned memory, entries
              └─ a queue ──────▶ taken ────────▶ finish ────┘
 
-A rate limiter, or ``min_size``, is waited for first. With ``prefetch`` a batch is chosen when it is
-ordered, and read and finished in a thread. The plan tells which steps are one native call; a step
-that cannot take its shortest way takes the next longer one.
+The call first waits for the rate limiter and for ``min_size``. With ``prefetch``, items are chosen
+when a batch is ordered, and a thread reads and finishes the batch. The plan defines which steps run
+in one native call. If a step cannot take its shortest path, it takes the next longer one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from shmbuffer.tensors.eager import FRAMES
 
 
 class Reads:
-    """Makes the samples of a buffer."""
+    """Implements the sampling of a buffer."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -63,7 +63,7 @@ class Reads:
         timeout: float | None = None,
         lease: float | None = None,
     ) -> Batch:
-        """Waits until the items may be drawn, then chooses, reads and finishes them."""
+        """Waits until sampling is allowed, then chooses, reads and finishes the items."""
         parts = self._parts
         plan = parts.plan
         if (
@@ -93,7 +93,7 @@ class Reads:
     def _next(
         self, include_info: bool | None, out: TensorDict | None, count: int, *taking: Taking
     ) -> Batch:
-        """The next batch, now: made ahead, into ``out``, or new."""
+        """Returns the next batch without waiting: prefetched, written into ``out``, or new."""
         parts, plan = self._parts, self._parts.planned()
         if out is not None:
             found = None
@@ -102,13 +102,14 @@ class Reads:
             if found is not None:
                 return found
             if not (plan.payload is None and isinstance(parts.storage, TensorStorage)):
-                raise ValueError(NO_OUT)  # before the first write a sample says so itself
+                # Before the first write, `sample` raises this error itself.
+                raise ValueError(NO_OUT)
         if parts.prefetcher is not None and count == parts.batch_size:
             return self._shown(include_info, None, parts.prefetcher.next(self.order))
         return self._shown(include_info, None, self._begin(count, False, *taking)())
 
     def order(self, at_once: bool) -> Order:
-        """Chooses the next batch ahead, and reads its items, too, unless a thread does that."""
+        """Chooses the items of the next batch in advance, and reads them unless a thread does."""
         parts = self._parts
         assert parts.batch_size is not None
         with parts.planned().choosing():
@@ -119,10 +120,9 @@ class Reads:
     # -- the three steps -----------------------------------------------------------------------
 
     def _begin(self, count: int, is_for_thread: bool, *taking: Taking) -> Callable[[], Batch]:
-        """Chooses a batch; the call that is returned reads and finishes it.
+        """Chooses the items of a batch and returns a function that reads and finishes the batch.
 
-        A sampler with a consumer is given the ``taking`` of this call, others have no such
-        argument.
+        Only samplers with a consumer receive the argument ``taking``.
         """
         plan = self._parts.plan
         if is_for_thread or not plan.draws:
@@ -133,24 +133,24 @@ class Reads:
         return partial(self.finish, *drawn(plan, count, pins=self._parts.pin_memory))
 
     def choose(self, count: int, *taking: Taking) -> Choice:
-        """Chooses items, by the plan that the caller has looked at."""
+        """Chooses items according to the plan that the caller has read."""
         plan = self._parts.plan
         return self._completed(plan, plan.sampler.sample(plan.storage, count, *taking), taking)
 
     def choose_again(self, index: Any, *taking: Taking) -> Choice:
-        """Chooses again, instead of a choice that was overwritten before it was read."""
+        """Chooses items again, because chosen items were overwritten before they were read."""
         plan = self._parts.plan
         return self._completed(plan, plan.sampler._again(plan.storage, index, *taking), taking)
 
     def _completed(self, plan: Plan, choice: Choice, taking: tuple[Taking, ...]) -> Choice:
-        """A sampler's choice with the items of its unit, or with goals."""
+        """Returns the choice of a sampler, extended with the items of its unit or with goals."""
         goals = self._parts.goals
         if goals is None:
             return expanded(plan, *choice)
         return goals.with_goals(plan, *choice, *taking)  # type: ignore[no-any-return]
 
     def read(self, index: Any, known: dict[Any, Any], *taking: Taking) -> Batch:
-        """Reads a choice step by step, and finishes it."""
+        """Reads chosen items step by step and finishes the batch."""
         plan = self._parts.planned()
         with pinned.gathering(self._parts.pin_memory):
             data, info = chosen(plan, index, known, lambda drawn: self.choose_again(drawn, *taking))
@@ -159,20 +159,20 @@ class Reads:
         return self.finish(data, info)
 
     def _made(self, index: Any, known: dict[Any, Any], *taking: Taking) -> Batch:
-        """Reads a choice in one native call, if possible, and finishes it."""
+        """Reads chosen items in one native call if possible, and finishes the batch."""
         plan = self._parts.plan
         whole = None if plan.fast is None or plan.transforms else plan.fast.read(index, known)
         return self.read(index, known, *taking) if whole is None else whole
 
     def finish(self, data: Any, info: dict[str, Any]) -> Batch:
-        """The user's batch: items collated, assembled, transformed, in pinned memory."""
+        """Collates, assembles and transforms the items, and adds the entries of the sample."""
         data = self._parts.collate(data)
         if (unit := self._parts.plan.unit) is not None:
             data, info = unit.assemble(data, info)
         return self._passed_on(data, info)
 
     def _passed_on(self, data: Any, info: dict[str, Any]) -> Batch:
-        """A collated batch, with its goals, transformed and in pinned memory."""
+        """Adds goals to a collated batch, transforms it and copies it to pinned memory."""
         parts = self._parts
         if parts.goals is not None:
             data = parts.goals.relabelled(data, info)
@@ -183,9 +183,9 @@ class Reads:
         return data, info
 
     def _shown(self, include_info: bool | None, out: TensorDict | None, batch: Batch) -> Batch:
-        """A batch as `sample` gives it: a TensorDict has its index and weights as entries."""
+        """Returns the batch as `sample` does, with index and weights in a TensorDict."""
         if out is not None:
-            raise ValueError(NO_OUT)  # the batch is in other tensors
+            raise ValueError(NO_OUT)  # the tensors of the batch are not those of ``out``
         data, info = batch
         if self._parts.mapping == "dict":
             return batch
@@ -198,12 +198,12 @@ class Reads:
     # -- special cases of a step ---------------------------------------------------------------
 
     def _refilled(self, plan: Plan, out: TensorDict, count: int) -> Batch | None:
-        """A sample in the tensors of ``out``; None if it takes more than one native call."""
+        """Samples into the tensors of ``out``; None if that needs more than one native call."""
         fast: Any = plan.fast_read
         found: Batch | None = fast.refill(out, count)
         if found is not None or fast.reader is None:
             return found
-        index, known = self.choose(count)  # steps that are drawn before their stacks are read
+        index, known = self.choose(count)  # steps, whose frame stacks are read later
         for _ in range(ATTEMPTS):
             found = fast.refill_chosen(out, count, index, known)
             if found is not None:
@@ -214,12 +214,12 @@ class Reads:
     # -- sizes, passes -------------------------------------------------------------------------
 
     def count(self, batch_size: int | None) -> int:
-        """The number of items to sample; another one than the constructor's warns."""
+        """Returns the number of items to sample; warns if it differs from the constructor's."""
         own = self._parts.batch_size
         return asked_size(batch_size, own, "the constructor of the buffer", 3 + FRAMES)
 
     def can_sample(self, batch_size: int | None) -> bool:
-        """True if a batch could be drawn now, without waiting."""
+        """True if a batch could be sampled now without waiting."""
         batch_size = self._parts.batch_size if batch_size is None else batch_size
         if batch_size is None:
             raise RuntimeError(
@@ -234,7 +234,7 @@ class Reads:
         return is_queue or bool(parts.sampler.can_sample(parts.storage, count))
 
     def batches(self, sample: Callable[[], Any]) -> Iterator[Any]:
-        """Samples to the end of the pass."""
+        """Yields samples until the end of the pass."""
         if self._passes.ran_out:
             self._passes.ran_out = False
         delivered = False
@@ -243,13 +243,13 @@ class Reads:
                 batch = sample()
             except EmptyBufferError:
                 if delivered and consumes(self._parts.sampler):
-                    return  # the consumer has every item, and there is no writer
+                    return  # the consumer has received every item, and no writer is open
                 raise
             delivered = True
             yield batch
 
     @property
     def _passes(self) -> Any:
-        """Tells where a pass ends; looked up each time, as the sampler may be exchanged."""
+        """Returns the part that signals the end of a pass; it can be replaced between calls."""
         prefetcher = self._parts.prefetcher
         return self._parts.sampler if prefetcher is None else prefetcher

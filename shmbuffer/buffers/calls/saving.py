@@ -1,11 +1,12 @@
-"""A buffer saved and loaded: to a directory, or to a dict.
+"""Saves a buffer to a directory or a dict, and loads it again.
 
     <path>/storage/                     the items: a buffer directory, which `attach` opens
     <path>/storage/.shmbuffer/parts/    sampler, writer, buffer, extra, consumers, ahead
 
-All parts are of one moment. ``storage`` appears as a whole, and everything else in ``path`` stays;
-see `publication`. If ``storage`` is the scratch directory of the buffer itself, only the folder of
-the parts is replaced. TorchRL's layout is written and read by `torchrl_layout`.
+All parts belong to one snapshot. The directory ``storage`` is replaced atomically, and all other
+files in ``path`` are kept; see `publication`. If ``storage`` is the scratch directory of the buffer
+itself, only the folder of the parts is replaced. `torchrl_layout` writes and reads TorchRL's
+layout.
 """
 
 from __future__ import annotations
@@ -60,17 +61,17 @@ _PARTS = ("_storage", "_sampler", "_writer", "_transforms", "_batch_size", "_rng
 _RNG = "rng_state"
 _LAYOUTS = ("shmbuffer", "torchrl")
 _Path = str | os.PathLike[str]
-_ATTEMPTS = 5  # at loading what another process replaces at the same time
+_ATTEMPTS = 5  # to load a save that another process replaces at the same time
 
 
 class Saving:
-    """Saves and loads a buffer."""
+    """Implements saving and loading of a buffer."""
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
 
     def dumps(self, path: _Path, extra: Any, layout: str, on_progress: OnProgress | None) -> None:
-        """Saves the buffer; `ReplayBuffer.dumps` has the arguments."""
+        """Saves the buffer; `ReplayBuffer.dumps` describes the arguments."""
         require_plain(extra)
         if layout not in _LAYOUTS:
             raise ValueError(f"layout must be one of {', '.join(_LAYOUTS)}, got {layout!r}")
@@ -103,7 +104,7 @@ class Saving:
                     self._write_parts(directory / PARTS, moment, extra)
 
     def _write_parts(self, folder: Path, moment: Any, extra: Any) -> None:
-        """Writes everything but the items of a storage."""
+        """Writes everything except the items of the storage."""
         parts = self.parts
         write_value(
             folder, "writer", save_part(parts.writer, folder / "writer", moment), "the writer"
@@ -125,7 +126,7 @@ class Saving:
         write_value(folder, "buffer", known, "the state of the transforms")
 
     def generator_states(self) -> dict[str, tuple[torch.Tensor, str]]:
-        """State and device of each generator, by name."""
+        """Returns the state and the device of each generator, by name."""
         return {
             name: (between_forks(one.generator.get_state), str(one.generator.device))
             for name, one in self.seeded().items()
@@ -135,7 +136,7 @@ class Saving:
 
     @contextmanager
     def as_delivered(self, folder: Path) -> Iterator[None]:
-        """Takes the draws back to the last delivered batch, and saves the prefetched ones."""
+        """Rewinds the draws to the last delivered batch, and yields the prefetched batches."""
         prefetcher = self.parts.prefetcher
         if prefetcher is None:
             yield
@@ -153,14 +154,14 @@ class Saving:
                 self.parts.go_to(now)
 
     def loads(self, path: _Path, on_progress: OnProgress | None) -> Any:
-        """Loads a save; `ReplayBuffer.loads` has the arguments."""
+        """Loads a save; `ReplayBuffer.loads` describes the arguments."""
         self._require_no_queue("loads")
         self.parts.drop_prefetched()
         with report_to(on_progress):
             return self._loads_one_save(Path(path).absolute())
 
     def _loads_one_save(self, path: Path) -> Any:
-        """`loads`, repeated if another process saves there meanwhile."""
+        """Loads a save, and tries again if another process replaces the save in the meantime."""
         place = path / "storage"
         for attempt in range(_ATTEMPTS):
             for each in (path, place, place / PARTS):
@@ -175,7 +176,7 @@ class Saving:
             except (FileNotFoundError, CorruptBufferError) as error:
                 if attempt == _ATTEMPTS - 1 or _identity(path) == before or is_from_callback(error):
                     raise
-                continue  # another process replaced it while this one was reading
+                continue  # another process replaced the save while this process was reading
             if _identity(path) == before:
                 return extra
         raise RuntimeError(
@@ -218,7 +219,7 @@ class Saving:
             parts.seed_with(state, torch.device(device))
 
     def _require_no_queue(self, what: str) -> None:
-        """ShmBufferError before anything is changed: a queue is written at its end only."""
+        """Raises ShmBufferError for a queue, which can only be written at its end."""
         limiter = self.parts.rate_limiter
         if limiter is not None and limiter.max_times_sampled is not None:
             raise ShmBufferError(
@@ -227,7 +228,7 @@ class Saving:
             )
 
     def _load(self, saved: SavedBuffer) -> Any:
-        """Becomes what was read; returns the ``extra``."""
+        """Replaces the state of the buffer by that of a save, and returns its ``extra``."""
         parts = self.parts
         loaded = apply_part(parts.storage, saved.storage, saved.written)
         if isinstance(loaded, Loaded):
@@ -239,7 +240,7 @@ class Saving:
         for name, one in self.seeded().items():
             if name in saved.generators:
                 if one is not self.parts and one.generator is parts.generator:
-                    one.set_generator(None)  # it had one of its own
+                    one.set_generator(None)  # the part had its own generator
                 one.seed_with(*saved.generators[name])
         if saved.transforms is not None:
             with reading(saved.where):
@@ -254,7 +255,7 @@ class Saving:
         return saved.extra
 
     def _read_parts(self, place: Path) -> SavedBuffer:
-        """Reads a save whose items are in a directory; nothing is changed yet."""
+        """Reads a save whose items are in a directory. The buffer does not change yet."""
         parts = self.parts
         folder = place / PARTS
         known = read_value(folder, "buffer")
@@ -279,13 +280,13 @@ class Saving:
         )
 
     def seeded(self) -> dict[str, Parts]:
-        """The parts whose generators are saved, by the name of the directory."""
+        """Returns the parts whose generators are saved, by directory name."""
         members = {f"{_RNG}_{at}": parts for at, parts in enumerate(self.parts.members)}
         return {_RNG: self.parts, **members}
 
 
 def _identity(path: Path) -> list[tuple[int, int, int]]:
-    """The identity of a save: each one makes new files."""
+    """Returns the identity of a save, which differs because each save creates new files."""
     found = []
     for name in ("", f"storage/{PARTS}", METADATA):
         with suppress(OSError):
@@ -299,7 +300,7 @@ def _name(part: Any) -> str:
 
 
 def _require_keys(of: str, keys: tuple[str, ...], state: Any) -> None:
-    """KeyError where a state has not all that it is loaded from."""
+    """Raises KeyError if a state lacks required keys."""
     found = set(getattr(state, "keys", set)())
     if missing := [key for key in keys if key not in found]:
         raise KeyError(

@@ -1,7 +1,8 @@
-"""Items where they are stored: read and changed by index, key, or ticket.
+"""Reads and changes stored items by index, key or ticket.
 
-A patch is applied under an item's ticket, and only if the item still has that ticket. A submitted
-patch waits for the batches that were ordered before it, and later ones wait for the patch:
+A patch is applied to an item only if the item still has the given ticket. A submitted patch is
+applied after the batches that were ordered before it, and batches that are ordered later wait for
+the patch:
 
     sample() ◀── batches ordered before ──▶ the patch ──▶ batches ordered after
 """
@@ -42,28 +43,28 @@ class ConditionalUpdateResult(NamedTuple):
 
     @property
     def updated_count(self) -> int:
-        """Items that were changed."""
+        """Number of items that were changed."""
         return int(self.updated.sum())
 
     @property
     def version_rejected_count(self) -> int:
-        """Items with a newer version."""
+        """Number of items that were rejected because their version was newer."""
         return 0 if self.version_rejected is None else int(self.version_rejected.sum())
 
     @property
     def stale_count(self) -> int:
-        """Items that were overwritten, or forgotten."""
+        """Number of items that were overwritten or removed before the change."""
         return self.updated.numel() - self.updated_count - self.version_rejected_count
 
 
 class StoredItems:
-    """The items of a buffer, by their places in its storage."""
+    """Accesses items of a buffer by their index in the storage."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
     def __getitem__(self, index: Any) -> Any:
-        """Reads items by an index, through the transforms."""
+        """Reads items by index and applies the transforms."""
         if is_key(index):
             return self[:][index]
         index, below = self._split(index)
@@ -75,7 +76,7 @@ class StoredItems:
         return self.transformed(data)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """Writes items to an index."""
+        """Writes items at an index."""
         parts = self._parts
         if is_key(index):
             if parts.storage.knows(path_of(index)):
@@ -94,7 +95,7 @@ class StoredItems:
             self._put(index, value)
 
     def change(self, index: Any, value: Any, key: str | tuple[str, ...]) -> None:
-        """Changes one entry of some items."""
+        """Changes one entry of the items at an index."""
         parts = self._parts
         parts.storage.change(index, value, path_of(key), dim_extend=parts.dim_extend)
 
@@ -139,13 +140,13 @@ class StoredItems:
         return ConditionalUpdateResult(torch.from_numpy(updated), rejected)
 
     def submit(self, change: Callable[..., Any], given: dict[str, Any]) -> Future[Any]:
-        """Makes a change of items after the batches that are ordered so far."""
+        """Applies a change to items after the batches that have been ordered so far."""
         call = partial(staged(given), change)
         prefetcher = self._parts.prefetcher
         return done(call) if prefetcher is None else prefetcher.submit(call)
 
     def transformed(self, data: Any) -> Any:
-        """Items through the transforms."""
+        """Returns items after the transforms."""
         parts = self._parts
         if not len(parts.transform):
             return data
@@ -154,7 +155,7 @@ class StoredItems:
         return parts.transform(data)
 
     def fetch(self, index: Any) -> Any:
-        """Items as they are stored: copies, or views if the buffer is not shared."""
+        """Returns items as they are stored: copies, or views if the buffer is not shared."""
         parts = self._parts
         views = False if parts.shared else None
         return parts.storage.fetch(index, dim_extend=parts.dim_extend, views=views)
@@ -172,7 +173,7 @@ class StoredItems:
         self._put(slice(None), data)
 
     def _split(self, index: Any) -> tuple[Any, tuple[Any, ...]]:
-        """The part of an index for the storage, and the rest, for the items."""
+        """Splits an index into the part for the storage and the part for the items."""
         ndim = self._parts.storage.ndim
         if not (isinstance(index, tuple) and len(index) > ndim):
             return index, ()
@@ -187,12 +188,12 @@ class StoredItems:
         if parts.dim_extend:
             value = swap_dims(value, parts.dim_extend)
         if isinstance(parts.storage, ListStorage) and isinstance(value, TensorDictBase):
-            value = value.exclude(*OWN_KEYS)  # of a sample
+            value = value.exclude(*OWN_KEYS)  # entries of a sample
         parts.storage.put(index, value, in_place=True)
 
 
 def _has_tickets(generation: Any) -> bool:
-    """True if one of the generations belongs to an item, as of `Storage.tickets`."""
+    """True if at least one of the generations belongs to an item; see `Storage.tickets`."""
     return generation is not None and bool((cpu.as_tensor(generation) >= 0).any())
 
 
@@ -211,7 +212,7 @@ def compared(
     *,
     newer: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, Flags]:
-    """Tickets of items to change, else -1; versions to store; which present items are newer."""
+    """Returns tickets of items to change (else -1), versions to store, and newer items."""
     elements, column, now = storage.entry(index, path)
     tickets, stored = ravel(generation, ()), as_numbers(column).reshape(-1)
     if len(stored) != len(elements):
@@ -223,7 +224,7 @@ def compared(
         raise RuntimeError(f"got {len(tickets)} generations for {len(elements)} items")
     given = as_numbers(version) if isinstance(version, torch.Tensor) else np.asarray(version)
     versions = version if isinstance(version, torch.Tensor) else torch.from_numpy(given.copy())
-    if not given.ndim:  # a plain number takes the dtype of the entry
+    if not given.ndim:  # a plain number is converted to the dtype of the entry
         given, versions = given.astype(stored.dtype), versions.to(column.dtype)
     if given.size not in (1, len(elements)):
         raise ValueError(f"version must be one number, or one for each of {len(elements)} items")
@@ -231,7 +232,8 @@ def compared(
     live = (tickets >= 0) & (now == tickets)
     wins = live & (given > stored if newer else given >= stored)
     rows = np.flatnonzero(wins)
-    order = rows[np.lexsort((given[rows], elements[rows]))]  # stable: of equal ones the last wins
+    # The sort is stable: among equal versions the last one wins.
+    order = rows[np.lexsort((given[rows], elements[rows]))]
     wins[order[:-1][elements[order[1:]] == elements[order[:-1]]]] = False
     found = torch.from_numpy(np.where(wins, tickets, -1))
     versions = versions.detach().cpu().reshape(-1).expand(len(elements))
@@ -239,7 +241,7 @@ def compared(
 
 
 def done(call: Callable[[], Any]) -> Future[Any]:
-    """A finished future with the result or the error of a call."""
+    """Returns a finished future with the result or the error of a call."""
     future: Future[Any] = Future()
     try:
         future.set_result(call())
@@ -249,7 +251,7 @@ def done(call: Callable[[], Any]) -> Future[Any]:
 
 
 def staged(given: dict[str, Any]) -> Callable[[Callable[..., Any]], Any]:
-    """Arguments, copied from a GPU in stream order; it calls a change with them."""
+    """Copies arguments from a GPU in stream order; returns a function that passes them on."""
     found: list[torch.Tensor] = []
 
     def copied(value: Any) -> Any:

@@ -1,16 +1,16 @@
-"""A buffer in TorchRL's layout: written for TorchRL, and read from there.
+"""Writes and reads a buffer in TorchRL's layout.
 
     <path>/
       storage/              see the storage's checkpointer
       sampler/, writer/     if they have a state
-      rng_state/            of the generator, if any
+      rng_state/            state of the generator, if any
       transform.t           state of the transforms, if any
-      buffer_metadata.json  batch size, and the program that wrote this
+      buffer_metadata.json  batch size, and the program that wrote the save
       .shmbuffer/parts/     extra, consumers and prefetched batches; see `saved_parts`
 
-The metadata name the parts under our key. A save by TorchRL over this one rewrites the metadata, so
-parts that are left are ignored. TorchRL's prefetched batches (``prefetch.pkl``) are ignored,
-because nothing is unpickled.
+The metadata refer to the parts under a key of this package. If TorchRL later saves to the same
+path, it rewrites the metadata, so the remaining parts are ignored. TorchRL's prefetched batches
+(``prefetch.pkl``) are ignored, because nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _log = logging.getLogger("shmbuffer.buffers")
 
 
 def is_ours(place: Path) -> bool:
-    """True if the newest save whose items are in a directory is not one by TorchRL."""
+    """True unless the newest save in a directory was written by TorchRL."""
     with suppress(FileNotFoundError):
         ours = os.stat(place / PARTS).st_mtime_ns
         with suppress(FileNotFoundError):
@@ -77,7 +77,7 @@ def export(saving: Any, directory: Path, extra: Any) -> None:
 
 
 def read_export(saving: Any, path: Path) -> SavedBuffer:
-    """Reads what `export` or TorchRL wrote; nothing is changed yet."""
+    """Reads a save by `export` or by TorchRL. The buffer does not change yet."""
     batch_size, beside = read_metadata(path)
     if (path / _PREFETCHED).exists():
         _log.info("%s: ignored, because it is pickled", path / _PREFETCHED)

@@ -1,4 +1,4 @@
-"""Writes: data as they come, converted, transformed, and with their priorities and streams.
+"""Writes data after conversion, transforms, and extraction of priorities and streams.
 
 extend ──▶ FastWrite.write ──▶ index
 └─ None ──▶ Writes.write ──▶ named ──▶ stacked, transformed ──▶ FastWrite.write
@@ -34,7 +34,7 @@ from shmbuffer.writers.round_robin import length_of
 
 
 class Writes:
-    """Writes what `FastWrite` does not accept as it is."""
+    """Writes data that `FastWrite` does not accept unchanged."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -48,7 +48,7 @@ class Writes:
         streams: Any = None,
         stream_dim: int | None = None,
     ) -> Any:
-        """Writes a batch, or one item, that the fast way was not given, or has refused."""
+        """Writes a batch or an item for which the fast path was skipped or returned None."""
         parts = self._parts
         if stream_dim is not None:
             if streams is not None:
@@ -70,7 +70,7 @@ class Writes:
         update_priority: bool | None,
         streams: GivenStreams,
         *,
-        is_new: bool,  # for the fast way
+        is_new: bool,  # for the fast path
     ) -> Any:
         if data is None:
             call, what = "add", "an item"
@@ -83,7 +83,7 @@ class Writes:
         plan = self._parts.plan
         if plan.rewrites or plan.transforms or type(data) is list:
             data, is_new = self._taken_in(self._named(data, single), single), True
-        if data is None:  # a transform keeps all back, or the list is empty
+        if data is None:  # a transform keeps all items back, or the list is empty
             ndim = self._parts.storage.ndim
             return cpu.zeros((0,) if ndim == 1 else (0, ndim), dtype=torch.int64)
         if is_new and plan.fast_write is not None and update_priority is None:
@@ -94,7 +94,7 @@ class Writes:
         return self._store(data, single, priorities, streams)
 
     def _named(self, data: Any, single: bool) -> Any:
-        """Dicts as TensorDicts, for transforms and storages that do not take them apart."""
+        """Converts dicts to TensorDicts for transforms and storages that do not split dicts."""
         storage = self._parts.storage
         rows = isinstance(storage, TensorStorage)
         if self._parts.mapping == "dict" or is_collection(data):
@@ -112,14 +112,14 @@ class Writes:
         return as_tensordict(data, storage.ndim - single)
 
     def _taken_in(self, data: Any, single: bool) -> Any:
-        """Data for the storage: stacked, transformed, the right dimension first."""
+        """Stacks and transforms data for the storage, and moves its dimension to the front."""
         parts, plan = self._parts, self._parts.plan
         if single:
             return self._inverted(data) if plan.transforms else data
         if type(data) is list and isinstance(parts.storage, TensorStorage):
             if not data:
                 return None
-            # Transforms and foreign writers get tensors.
+            # Transforms and writers from other packages receive tensors.
             seen = not plan.appends or bool(plan.transforms or parts.dim_extend)
             data = stack(data, parts.mapping, tensors=seen)
         if plan.transforms:
@@ -129,7 +129,7 @@ class Writes:
         return data
 
     def _inverted(self, item: Any) -> Any:
-        """Returns one new item, transformed with an additional dimension of size 1."""
+        """Transforms one new item, with an additional dimension of size 1 during the transform."""
         inverse = self._parts.transform.inv
         if not is_collection(item):
             return inverse(item)
@@ -138,7 +138,7 @@ class Writes:
             return None if found is None else found.squeeze(-1)
 
     def _priorities_in(self, data: Any, single: bool) -> Floats | None:
-        """Raw priorities in the data, float64 ``[n * lanes]``; None if there are none."""
+        """Returns raw priorities in the data, float64 ``[n * lanes]``; None if there are none."""
         sampler, key = self._parts.sampler, self._parts.priority_key
         if key is None or not isinstance(sampler, PrioritizedSampler):
             return None
@@ -151,7 +151,7 @@ class Writes:
             dims = storage.ndim - 1 if single else storage.ndim
             raw = priority_entry.in_batch(data, key, dims, sampler.reduction)
         if raw is not None and not (rows and plan.payload is not None and plan.gives_priorities):
-            check_raw(raw)  # before anything is made or written
+            check_raw(raw)  # before anything is created or written
         return raw
 
     def _store(
@@ -166,19 +166,19 @@ class Writes:
                 if priorities is not None:
                     sampler.update_priority(index, priorities, storage=parts.storage)
             return index
-        if plan.payload is None:  # so that priorities go with the write
+        if plan.payload is None:  # so that priorities are part of the write
             data = data if single or not isinstance(data, Iterator) else list(data)
-            if not isinstance(streams, int | None):  # before anything is made
+            if not isinstance(streams, int | None):  # before anything is created
                 expand_streams(streams, 1 if single else length_of(data))
             storage.prepare(data, single)
             plan = parts.planned()
         given = priorities if plan.gives_priorities else None
-        # A storage of the user's may know no streams.
+        # A storage that the user defined may not support streams.
         known: tuple[Any, ...] = () if streams is None else (streams,)
         first, count = storage.append(data, single, given, *known)
         index = storage.written(first, count, single=single)
         if (plan.payload is None or given is not None) and parts.planned() is not plan:
-            given = None  # of another form, or the first of a list: another ring
+            given = None  # another form, or the first item of a list: a new ring
         if plan.tells_sampler:
             (sampler.add if single else sampler.extend)(index)
         if given is not priorities:
@@ -187,7 +187,7 @@ class Writes:
 
 
 def _checked_streams(streams: Any, parts: Parts) -> int | Streams:
-    """The user's ``streams``, checked; TypeError if the items of this buffer have none."""
+    """Checks the user's ``streams``; TypeError if the items of this buffer have no streams."""
     found, storage = check_streams(streams), parts.storage
     if not parts.plan.appends or not isinstance(storage, RingBacked):
         raise TypeError(
@@ -200,7 +200,7 @@ def _checked_streams(streams: Any, parts: Parts) -> int | Streams:
 
 
 def _in_time_order(data: Any, dim: int, ndim: int) -> tuple[Any, Streams, tuple[int, int]]:
-    """Items ``[T * streams, ...]`` step by step, their streams, and both sizes, from a PyTree."""
+    """Returns items ``[T * streams, ...]`` in time order, their streams, and both sizes."""
     leaves, form = tree_flatten(data, is_leaf=is_collection)
     lead, streams = steps_and_streams([tuple(_lead(leaf)) for leaf in leaves], dim, ndim)
     if dim == 0:
@@ -212,9 +212,9 @@ def _in_time_order(data: Any, dim: int, ndim: int) -> tuple[Any, Streams, tuple[
 
 
 def _as_given(index: torch.Tensor, lead: tuple[int, int], dim: int) -> torch.Tensor:
-    """The index of `_in_time_order`'s items in the form of the data."""
+    """Reshapes the index of the items of `_in_time_order` to the form of the data."""
     if index.numel() != lead[0] * lead[1]:
-        return index  # a transform has kept some back
+        return index  # a transform has kept some items back
     shaped = index.view(lead)
     return shaped.t() if dim == 0 else shaped
 

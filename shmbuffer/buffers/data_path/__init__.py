@@ -1,1 +1,1 @@
-"""The parts of a buffer, and the way of data through them."""
+"""The parts of a buffer, and the path of data through them."""

@@ -1,4 +1,4 @@
-"""The description of a buffer in its directory, from which ``attach`` makes the same one."""
+"""Describes a buffer in its directory, so that ``attach`` can create an equal one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shmbuffer.writers.round_robin import RoundRobinWriter
 
 
 def describe(parts: Any) -> None:
-    """Writes the kind of the buffer into its directory, if any, unless it is there already."""
+    """Writes the kind of the buffer into its directory, unless it is already recorded."""
     storage, engine = parts.storage, parts.storage.open_engine
     if isinstance(storage, RingBacked):
         known = weakref.ref(parts)
@@ -27,7 +27,7 @@ def describe(parts: Any) -> None:
 
 
 def _described(parts: Any, settings: Settings) -> Settings:
-    """The settings with the description of a buffer, unless that is gone."""
+    """Returns the settings with the description of the buffer, unless the buffer is gone."""
     if parts is None:
         return settings
     if "buffer" not in settings.extra:

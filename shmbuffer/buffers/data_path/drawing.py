@@ -1,4 +1,4 @@
-"""The items of a sample: drawn in one call, chosen and fetched, or taken out of a queue."""
+"""Gets the items of a sample: in one call, by choice and fetch, or from a queue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Choice = tuple[Any, dict[Any, Any]]
 def drawn(
     plan: Plan, count: int, *, pins: bool, key: int | None = None, beta: float | None = None
 ) -> Batch:
-    """Draws, gathers, validates and weighs in one native call; only if ``plan.draws``."""
+    """Draws, gathers, validates and weights items in one native call. Requires ``plan.draws``."""
     storage, by_priority = plan.storage, plan.by_priority
     key = draw_key(plan.sampler, storage) if key is None else key
     if by_priority is None:
@@ -42,7 +42,7 @@ def drawn(
 def chosen(
     plan: Plan, index: Any, known: dict[Any, Any], again: Callable[[Any], Choice] | None = None
 ) -> Batch:
-    """The items of a choice; chosen again, by ``again`` if given, if one was overwritten."""
+    """Returns the chosen items; calls ``again``, if given, when an item was overwritten."""
     for _ in range(ATTEMPTS):
         if plan.info.generation:
             known = _tracked(plan, index, known)
@@ -56,7 +56,7 @@ def chosen(
 
 
 def expanded(plan: Plan, index: Any, known: dict[Any, Any]) -> Choice:
-    """A draw as expanded by the unit; drawn again if an item was overwritten meanwhile."""
+    """Expands a draw by the unit, and draws again if an item was overwritten in the meantime."""
     if plan.unit is None:
         return index, known
     for _ in range(ATTEMPTS):
@@ -68,7 +68,7 @@ def expanded(plan: Plan, index: Any, known: dict[Any, Any]) -> Choice:
 
 
 def written_over(plan: Plan) -> IndexError:
-    """The error of a sample that was overwritten each time that it was read."""
+    """Returns the error for a sample that was overwritten during each attempt to read it."""
     return IndexError(
         f"the items that the {type(plan.sampler).__name__} chose were overwritten during each of "
         f"{ATTEMPTS} reads; make the buffer larger, or write more slowly"
@@ -76,7 +76,7 @@ def written_over(plan: Plan) -> IndexError:
 
 
 def take_batch(plan: Plan, ring: Ring, count: int) -> Batch | None:
-    """The oldest items of a queue; None if it is no queue any more."""
+    """Returns the oldest items of a queue; None if the buffer is no longer a queue."""
 
     def read(elements: Ints, generation: Ints) -> Batch | None:
         index, tickets = torch.from_numpy(elements), torch.from_numpy(generation)
@@ -88,7 +88,7 @@ def take_batch(plan: Plan, ring: Ring, count: int) -> Batch | None:
 
 
 def _tracked(plan: Plan, index: Any, known: dict[Any, Any]) -> dict[Any, Any]:
-    """With tickets, if the sampler, on its own storage, does not give them."""
+    """Adds tickets if the sampler has its own storage and returns no tickets."""
     backed = plan.ring_backed
     if GENERATION in known or backed is None or backed.shared:
         return known
@@ -97,14 +97,14 @@ def _tracked(plan: Plan, index: Any, known: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _read(plan: Plan, index: Any, known: dict[Any, Any]) -> Any:
-    """The sample of the unit; None if one of its items was overwritten."""
+    """Returns the sample of the unit; None if one of its items was overwritten."""
     assert plan.ring_backed is not None
     found = plan.reader.read(index, known[GENERATION])
     return None if found is None else plan.ring_backed.to_device(plan.reader.build(found))
 
 
 def _held(plan: Plan, index: Any, known: dict[Any, Any]) -> Any:
-    """The items at ``index``; None if one was overwritten or is gone."""
+    """Returns the items at ``index``; None if an item was overwritten or removed."""
     storage = plan.storage
     if plan.limits.ring is not None:
         plan.limits.ring.require_linked()

@@ -1,11 +1,11 @@
-"""The fast way out: a sample is drawn, gathered, validated and weighed in one native call.
+"""The fast path for samples: one native call draws, gathers, validates and weights the items.
 
     sample() ──▶ FastRead ──▶ one call of the C core ──▶ a TensorDict of the filled tensors
        │            └─ with out=: into the tensors of an old sample
        └─ a sampler that draws ──▶ FastRead.read ──▶ one call that gathers and validates
-            └─ a unit that reads whole samples ──▶ the same; with out=: `FastRead.refill_chosen`
+            └─ a unit that reads complete samples ──▶ likewise; with out=: `FastRead.refill_chosen`
 
-For TensorDicts of tensors that need no further step.
+The path is available for TensorDicts of tensors that need no further step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NO_OUT = (
 
 
 class FastRead:
-    """The first way to a sample of TensorDicts."""
+    """The fastest path to a sample of TensorDicts."""
 
     __slots__ = (
         "_by_priority",
@@ -54,12 +54,13 @@ class FastRead:
 
     def __init__(
         self,
-        storage: TensorStorage,  # which may get other rows
+        storage: TensorStorage,  # its rows may be replaced
         rows: Rows,
         sampler: Sampler,
         by_priority: PrioritizedSampler | None,  # the sampler, if it draws by priority
         info: SampleInfo,
-        reader: Any,  # of the samples of a unit; None: a sample has the items as they are
+        # Reader for the samples of a unit; None if samples contain the items unchanged.
+        reader: Any,
     ) -> None:
         assert type(rows.leaves.node) is TensorDictNode
         self._storage, self._rows, self._node = storage, rows, rows.leaves.node
@@ -69,9 +70,9 @@ class FastRead:
         self.refills = OutputReuse()
 
     def sample(self, count: int) -> tuple[Any, dict[str, Any]] | None:
-        """Draws; a TensorDict ``[count]`` and its info.
+        """Draws a TensorDict ``[count]`` and its info.
 
-        None: the storage has other rows, or a unit needs a longer way.
+        Returns None if the rows of the storage were replaced, or if a unit needs a longer path.
         """
         rows, by_priority = self._rows, self._by_priority
         if self._storage._mover is not rows:
@@ -91,7 +92,7 @@ class FastRead:
         tensors, index, tickets, weights = drawn
         if by_priority is not None and by_priority.dtype is not torch.float32:
             weights = by_priority._weights(index, weights)
-        info = {INDEX: index}  # as `SampleInfo.entries`, without a call
+        info = {INDEX: index}  # like `SampleInfo.entries`, without a call
         if weights is not None:
             for name in self._weight_keys:
                 info[name] = weights
@@ -100,10 +101,11 @@ class FastRead:
         return self._node.batch_of(tensors, info, index.shape, rows.leaves.device), info
 
     def read(self, index: Any, known: dict[Any, Any]) -> tuple[Any, dict[str, Any]] | None:
-        """Reads what a sampler chose, as `sample` does; None: take the longer way.
+        """Reads the items that a sampler chose; None if a longer path is necessary.
 
-        This is the case if the sampler gave no tickets, or if an item was overwritten since. The
-        TensorDict has all entries of the info, or none if they have to be expanded.
+        A longer path is necessary if the sampler returned no tickets, or if an item was overwritten
+        in the meantime. The TensorDict has all entries of the info, or none if they must be
+        expanded.
         """
         rows = self._rows
         tickets: Any = known.get(GENERATION)
@@ -126,7 +128,7 @@ class FastRead:
         return self._node.batch_of(tensors, others, size, rows.leaves.device), info
 
     def refill(self, out: TensorDict, count: int) -> tuple[Any, dict[str, Any]] | None:
-        """`sample` into ``out``."""
+        """Draws a sample like `sample`, into the tensors of ``out``."""
         rows, by_priority = self._rows, self._by_priority
         if self._storage._mover is not rows:
             return None
@@ -154,7 +156,7 @@ class FastRead:
     def refill_chosen(
         self, out: TensorDict, count: int, index: Any, known: dict[Any, Any]
     ) -> tuple[Any, dict[str, Any]] | None:
-        """`read` into ``out``, for a unit that reads whole samples."""
+        """Reads chosen items like `read`, into ``out``, for a unit that reads complete samples."""
         reader = self.reader
         if self._storage._mover is not self._rows:
             return None

@@ -1,11 +1,11 @@
-"""The fast way in: a batch is checked and written in one native call.
+"""The fast path for writes: one native call checks and writes a batch.
 
     data ──▶ write ──▶ one call of the C core ──▶ index
                └─ None ──▶ the same call, after `Leaves.converted`
                               └─ None: the storage writes it, waits, or raises
 
-It accepts what the storage would accept. What only the storage does (new columns, watchers, a
-priority that the sampler chooses) is excluded before every call.
+The fast path accepts the same data as the storage. Before every call it excludes the cases that
+only the storage can handle: new columns, watchers, and priorities that the sampler chooses.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from shmbuffer.tensors.form.tensor_nodes import is_collection
 
 
 class FastWrite:
-    """The first way in."""
+    """The fastest path for writes."""
 
     __slots__ = ("_form", "_key", "_of_ring", "_priority", "_rows", "_seat", "_storage", "_tree")
 
     def __init__(
         self,
-        storage: TensorStorage,  # which may get other rows, or watchers
+        storage: TensorStorage,  # its rows or watchers may be replaced
         rows: NativeRows,
-        form: dict[str, Any],  # of an item, as of `intake_form`
+        form: dict[str, Any],  # form of an item; see `intake_form`
         key: str | tuple[str, ...] | None,  # entry with priorities; None: the default priority
     ) -> None:
         self._storage, self._rows, self._seat = storage, rows, rows.ring.seat
@@ -52,7 +52,7 @@ class FastWrite:
 
     @classmethod
     def into(cls, storage: TensorStorage, key: str | tuple[str, ...] | None) -> FastWrite | None:
-        """The fast way into the rows of a storage; None if there is none."""
+        """Returns the fast path into the rows of a storage; None if there is none."""
         rows = storage.mover()
         if not isinstance(rows, NativeRows):
             return None
@@ -63,7 +63,7 @@ class FastWrite:
     def write(
         self, data: Any, single: bool, streams: GivenStreams = None, converts: bool = True
     ) -> Any:
-        """Writes a batch, or one item; None: the storage has to write it, wait, or refuse it."""
+        """Writes a batch or an item; None if the storage must write, wait or raise an error."""
         storage = self._storage
         if storage._mover is not self._rows or storage._watchers or self._of_ring.initial:
             return None
@@ -85,8 +85,8 @@ class FastWrite:
         return self._write_converted(data, single, streams) if converts else None
 
     def _write_converted(self, data: Any, single: bool, streams: GivenStreams) -> Any:
-        """Converts data and writes them; None as of `write`."""
-        if data is None or type(data) is list:  # nothing, or items that are stacked first
+        """Converts data and writes them; None in the same cases as `write`."""
+        if data is None or type(data) is list:  # no data, or items that must be stacked first
             return None
         key, given = self._key, None
         beside = isinstance(key, str) and not isinstance(self._priority, int)
@@ -96,7 +96,8 @@ class FastWrite:
                 return None
         try:
             plain, count = self._rows.leaves.converted_batch(data, single, self._tree)
-        except SchemaMismatchError:  # the storage raises it, unless it accepts another form now
+        # The storage raises the error, unless it now accepts another form.
+        except SchemaMismatchError:
             return None
         if given is not None:
             size = given.numel() if isinstance(given, torch.Tensor) else getattr(given, "size", 0)
@@ -107,7 +108,7 @@ class FastWrite:
 
 
 def _examples(leaves: Leaves) -> Iterator[tuple[Any, Any, Any]]:
-    """For each leaf an array, a number and a tensor of its dtype."""
+    """Yields an array, a number and a tensor with the dtype of each leaf."""
     for array, dtype in zip(leaves.arrays, leaves.dtypes, strict=True):
         known = (None, None) if array is None else (np.zeros((2, 3), array), array.type())
         yield (*known, cpu.empty((), dtype=dtype))

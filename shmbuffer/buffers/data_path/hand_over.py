@@ -1,19 +1,20 @@
-"""Decides where the next batch of a prefetcher is made, from measured times.
+"""Decides from measured times whether batches are prefetched in threads.
 
     at once     the caller's thread makes the batch that it orders
-    by threads  a thread makes it, which costs the caller a hand-over and perhaps a wait
+    by threads  a thread makes the batch; the caller pays for the hand-over and may have to wait
 
-Both are measured as the caller sees them: the time of a call, for each batch that it ordered. A
-measurement is the median of a few calls. Calls that still deliver batches of the other way do not
-count. Threads come first, because the first call orders several batches, which may be large.
+Both modes are measured from the caller's point of view: the duration of a call per batch that it
+ordered. A measurement is the median of a few calls. Calls that still deliver batches of the other
+mode are ignored. Threads are measured first, because the first call orders several batches, which
+may be large.
 
-Threads also hold up the caller's own code, which is not measured. They are therefore used only if
-they save a quarter of the time. The other way is measured again when the buffer has changed, when
-the way in use has become slower than the other one was, and at intervals. The first interval is
-`_SOONEST` batches, and it doubles each time that the other way loses, up to `_LATEST`. The calls
-that measure it may be many times slower, so the next measurement waits until they are `_SHARE` of
-all time. A wrong choice on a busy machine is thus corrected soon, and a right one costs next to
-nothing.
+Threads also slow down the caller's own code, which is not measured. They are therefore used only if
+they save a quarter of the time. The other mode is measured again in three cases: the buffer has
+changed, the current mode has become slower than the other one was, or an interval is over. The
+first interval is `_SOONEST` batches long. It doubles each time the other mode loses, up to
+`_LATEST`. Measuring the other mode may take many times longer, so the next measurement waits until
+these calls are only `_SHARE` of the total time. A wrong choice on a busy machine is thus corrected
+soon, and a right choice costs almost nothing.
 """
 
 from __future__ import annotations
@@ -23,33 +24,37 @@ from collections import deque
 from collections.abc import Callable
 from statistics import median
 
-_CALLS = 5  # of a measurement
-_CLEAR = 3  # calls that end a measurement if each of them is slower than the other way
-_SAVED = 0.75  # of the time at once, which threads have to fall below
-_SOONEST, _LATEST = 50, 1600  # batches until the other way is measured again
-_SHARE = 0.01  # of the time, which measurements of the other way may take
-_LATEST_OF_ALL = 64 * _LATEST  # however slow that measurement was: the machine may have been busy
+_CALLS = 5  # number of calls in a measurement
+_CLEAR = 3  # a measurement ends if this many calls are all slower than the other mode
+_SAVED = 0.75  # largest share of the time at once at which threads are used
+_SOONEST, _LATEST = 50, 1600  # batches until the other mode is measured again
+_SHARE = 0.01  # largest share of the time that measurements of the other mode may take
+# Even after a slow measurement, because the machine may have been busy.
+_LATEST_OF_ALL = 64 * _LATEST
 
 
 class HandOver:
-    """Chooses between making batches at once and handing them over to threads."""
+    """Chooses between making batches at once and making them in threads."""
 
-    at_once: bool  # how the next batch is made
+    at_once: bool  # whether the next batch is made in the caller's thread
 
     def __init__(self, depth: int, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.clock = clock  # nanoseconds
-        self._settling = depth + 1  # calls that deliver batches of the other way, or fill the queue
+        self._settling = depth + 1  # calls that deliver batches of the other mode or fill the queue
         self.restart()
 
     def restart(self) -> None:
-        """Measures both ways again: the buffer has changed. Another thread may be in `took`."""
+        """Measures both modes again, because the buffer has changed.
+
+        Another thread may be executing `took` at the same time.
+        """
         self._measured: dict[bool, float] = {}
         self._interval = _SOONEST
-        self._in_use: bool | None = None  # the way that was chosen
+        self._in_use: bool | None = None  # the mode that was chosen
         self._go(at_once=False)
 
     def took(self, nanoseconds: int, orders: int) -> None:
-        """Counts a call that has ordered so many batches."""
+        """Counts a call that took ``nanoseconds`` and ordered ``orders`` batches."""
         self._calls += 1
         self._spent += nanoseconds
         if self._calls <= self._settling:
@@ -68,7 +73,7 @@ class HandOver:
                 self._go(at_once=not self.at_once)
 
     def _choose(self, measured: dict[bool, float]) -> None:
-        """Uses the faster way, once both are measured."""
+        """Switches to the faster mode once both are measured."""
         if len(measured) < 2:
             self._go(at_once=not self.at_once)
             return
@@ -83,7 +88,7 @@ class HandOver:
         self._go(at_once=best)
 
     def _has_lost(self, times: deque[float], measured: dict[bool, float]) -> bool:
-        """True if each call so far was slower than the other way."""
+        """True if each call so far was slower than the other mode."""
         if len(times) < _CLEAR or (other := measured.get(not self.at_once)) is None:
             return False
         return min(times) * (_SAVED if self.at_once else 1.0) > other
@@ -91,8 +96,8 @@ class HandOver:
     def _go(self, *, at_once: bool) -> None:
         self.at_once = at_once
         self._calls = 0
-        self._spent = 0  # nanoseconds of these calls
-        self._times: deque[float] = deque(maxlen=_CALLS)  # of the last calls in this way
+        self._spent = 0  # duration of these calls in nanoseconds
+        self._times: deque[float] = deque(maxlen=_CALLS)  # durations of the last calls in this mode
 
     def __str__(self) -> str:
         measured = self._measured
@@ -104,7 +109,7 @@ class HandOver:
 
 
 def _best(measured: dict[bool, float]) -> bool:
-    """True if making batches at once is the faster way."""
+    """True if making batches at once is faster."""
     return len(measured) < 2 or measured[False] > _SAVED * measured[True]
 
 

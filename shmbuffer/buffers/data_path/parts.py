@@ -1,4 +1,4 @@
-"""The parts of a buffer, how they are exchanged, and the plan made from them.
+"""The parts of a buffer: their creation, their replacement, and the plan made from them.
 
     ReplayBuffer ─┬─ Writes ──────┐
                   ├─ Reads ───────┤
@@ -6,7 +6,7 @@
                   ├─ Priorities ──┤
                   └─ Saving ──────┘
 
-The collaborators of a buffer know its parts, and never the buffer.
+The collaborators of a buffer have a reference to its parts, but never to the buffer.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from shmbuffer.torchrl.transforms import Compose, compose
 from shmbuffer.units.unit import SampleUnit
 from shmbuffer.writers.writer import Writer
 
-DEFAULT_CAPACITY = 1000  # of the ListStorage that a buffer without a storage gets, as in TorchRL
+DEFAULT_CAPACITY = 1000  # capacity of the default ListStorage, as in TorchRL
 
 _MADE = ("storage", "sampler", "writer", "transform", "plan")
 
 
 def ring_backed(storage: Storage, what: str) -> RingBacked:
-    """The storage, if it is one of this package; else a TypeError: ``what`` it is needed for."""
+    """Returns a storage of this package; TypeError beginning with ``what`` for others."""
     if isinstance(storage, RingBacked):
         return storage
     raise TypeError(f"{what} a storage of this package; {type(storage).__name__} is not one")
 
 
 def shareable(storage: Storage, what: str) -> Engine:
-    """The engine of a storage, which keeps both sides in step."""
+    """Returns the engine of a storage, which implements flow control."""
     backed = ring_backed(storage, what)
     try:
         return backed.engine()
@@ -62,7 +62,7 @@ def shareable(storage: Storage, what: str) -> Engine:
 
 
 def made(part: Any) -> Any:
-    """A part, or the result of its factory."""
+    """Returns a part, or calls the factory of a part."""
     if isinstance(part, (Storage, Sampler, Writer)):
         return part
     if not callable(part):
@@ -73,30 +73,31 @@ def made(part: Any) -> Any:
 
 
 def _in_child(parts: Parts, abandoned: bool) -> None:
-    """Forgets the parts that another thread was making: that thread is not in this process."""
+    """Discards the parts that a thread of the parent process was creating during a fork."""
     if abandoned and parts.makers is not None:
         parts.unmake()
 
 
 @dataclass(eq=False)
 class Parts:
-    """Storage, sampler, writer and transforms of a buffer, its options, and the plan of them."""
+    """Storage, sampler, writer, transforms and options of a buffer, and the plan made from them."""
 
-    family: str  # the name of the buffer's class in a directory
-    mapping: str  # what a plain dict is in the data: this, or ``"tensordict"``
-    makers: dict[str, Any] | None  # of the parts; None once they are made
+    family: str  # name of the buffer's class in a directory
+    mapping: str  # type for plain dicts in the data: ``"dict"`` or ``"tensordict"``
+    makers: dict[str, Any] | None  # factories of the parts; None once the parts exist
     unit: SampleUnit | None
     collate_fn: Callable[[Any], Any] | None
     pin_memory: bool
     batch_size: int | None
-    dim_given: int | None  # ``dim_extend``, if given
+    dim_given: int | None  # argument ``dim_extend``, if given
     generator: torch.Generator | None
-    rank_given: int | None  # of this learner among several, if given
+    rank_given: int | None  # rank of this learner among several, if given
     treated_as_shared: bool
     weight_key: str | None
-    priority_key: Key | None = None  # the entry of the data that holds priorities
-    goals: Any = None  # of samples; see `hindsight`
-    members: Sequence[Parts] = ()  # of buffers that are drawn from and saved with this one
+    priority_key: Key | None = None  # entry of the data that contains priorities
+    goals: Any = None  # relabels goals of samples; see `hindsight`
+    # Parts of buffers that are sampled and saved together with this one.
+    members: Sequence[Parts] = ()
     prefetcher: Prefetcher | None = None
     is_closed: bool = False
     storage: Storage = field(init=False)
@@ -104,10 +105,10 @@ class Parts:
     writer: Writer = field(init=False)
     transform: Compose = field(init=False)
     plan: Plan = field(init=False)
-    _making = ForkLock(_in_child)  # while the parts are made
+    _making = ForkLock(_in_child)  # held while the parts are created
 
     def make(self) -> None:
-        """Makes the parts, once."""
+        """Creates the parts, once."""
         makers = self.makers
         assert makers is not None
         storage, sampler = makers["storage"], makers["sampler"]
@@ -133,11 +134,11 @@ class Parts:
         limiter = makers["rate_limiter"]
         same = isinstance(limiter, RateLimiter) and limiter.says_the_same(self.rate_limiter)
         if limiter is not None and not same:
-            self.set_rate_limiter(limiter)  # only then does the ratio start from zero
+            self.set_rate_limiter(limiter)  # the ratio starts from zero only now
         self.makers = None
 
     def unmake(self) -> None:
-        """Forgets the parts, as they are not all made."""
+        """Discards the parts, because not all of them could be created."""
         for name in vars(self).keys() & _MADE:
             delattr(self, name)
 
@@ -153,10 +154,10 @@ class Parts:
         if self.makers is None:
             self.join()
 
-    # -- how they are exchanged ----------------------------------------------------------------
+    # -- replacement ---------------------------------------------------------------------------
 
     def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None) -> Storage:
-        """Exchanges the storage; returns the old one."""
+        """Replaces the storage and returns the old one."""
         self.drop_prefetched()
         before = self.storage
         if isinstance(self.sampler, PrioritizedSampler):
@@ -167,7 +168,7 @@ class Parts:
         return before
 
     def replace(self, name: str, part: Any) -> Any:
-        """Exchanges sampler or writer, unless the new one does not fit; returns the old one."""
+        """Replaces the sampler or writer if the new one is compatible, and returns the old one."""
         self.drop_prefetched()
         before = getattr(self, name)
         if isinstance(before, PrioritizedSampler):
@@ -182,17 +183,17 @@ class Parts:
         return before
 
     def set_generator(self, generator: torch.Generator | None) -> None:
-        """Has the parts draw by this generator."""
+        """Sets the random generator of the parts."""
         self.generator = generator
         for part in (self.storage, self.sampler, self.writer):
-            part._rng = generator  # TorchRL's name, for foreign parts
+            part._rng = generator  # TorchRL's name, for parts from other packages
         if generator is not None:
             for member in self.members:
                 member.set_generator(generator)
         self.ask_rank()
 
     def seed_with(self, state: torch.Tensor, device: torch.device) -> None:
-        """Sets the state of the generator, or of a new one if it is on another device."""
+        """Sets the generator state; uses a new generator if the state belongs to another device."""
         if self.generator is None or self.generator.device.type != device.type:
             self.set_generator(torch.Generator(device))
         assert self.generator is not None
@@ -217,20 +218,20 @@ class Parts:
             self.make_plan()
 
     def set_rate_limiter(self, limiter: RateLimiter | None) -> None:
-        """Sets the limiter of the buffer; None removes it."""
+        """Sets the rate limiter of the buffer; None removes it."""
         if not (limiter is None or isinstance(limiter, RateLimiter)):
             raise TypeError(f"rate_limiter must be a RateLimiter or None, got {limiter!r}")
         shareable(self.storage, "a rate_limiter needs").set_limiter(limiter)
 
     def mark_update(self, index: Any) -> None:
-        """Gives the items at ``index`` the default priority; a storage may call it."""
+        """Gives the items at ``index`` the default priority. A storage may call this."""
         self.sampler.mark_update(index, storage=self.storage)
 
-    # -- what they are together ----------------------------------------------------------------
+    # -- combined properties -------------------------------------------------------------------
 
     @property
     def shared(self) -> bool:
-        """True if reads are validated, and samples have ``index_generation``."""
+        """True if reads are validated and samples have ``index_generation``."""
         return self.treated_as_shared or self.storage.shared
 
     @property
@@ -245,18 +246,18 @@ class Parts:
 
     @property
     def rate_limiter(self) -> RateLimiter | None:
-        """The limiter of the storage."""
+        """The rate limiter of the storage."""
         engine = getattr(self.storage, "open_engine", None)
         return None if engine is None else engine.limiter
 
     def collate(self, data: Any) -> Any:
-        """A batch from items of the storage."""
+        """Collates items of the storage to a batch."""
         if self.collate_fn is None:
             return self.storage.collate(data)
         return self.collate_fn(self.storage.uncollated(data))
 
     def join(self) -> None:
-        """Makes the parts know each other."""
+        """Connects the parts with each other."""
         storage = self.storage
         self.set_generator(self.generator)
         self.writer.register_storage(storage)
@@ -266,11 +267,11 @@ class Parts:
                 storage.allow(OWN_KEYS.union(key for key in extra if isinstance(key, str)))
             storage.mapping = self.mapping
         elif not isinstance(storage, RingBacked):
-            storage.attach(self)  # a ring gives new items their priority itself
+            storage.attach(self)  # a ring sets the priorities of new items itself
         self.make_plan()
 
     def make_plan(self) -> Plan:
-        """Makes the plan from the present parts."""
+        """Makes the plan for the present parts."""
         describe(self)
         if isinstance(self.sampler, PrioritizedSampler | Consumes):
             self.sampler.bind(self.storage)
@@ -279,7 +280,7 @@ class Parts:
         return self.plan
 
     def planned(self) -> Plan:
-        """The plan; a new one if the storage has a new ring or new rows."""
+        """The plan, which is updated if the storage has a new ring or new rows."""
         plan = self.plan
         backed = plan.ring_backed
         if backed is None or plan.payload is (backed._mover or backed.mover()):
@@ -289,12 +290,12 @@ class Parts:
     # -- the position of the draws -------------------------------------------------------------
 
     def ask_rank(self) -> None:
-        """Has the sampler's next draw find out the rank."""
+        """Requests that the sampler determine the rank at its next draw."""
         self.sampler._rank_in_draws = UNKNOWN
         self.sampler._rank_given = self.rank_given, self.treated_as_shared
 
     def draws(self) -> Draws:
-        """The position of the draws."""
+        """The current position of the draws."""
         generator = self.generator
         state = None if generator is None else between_forks(generator.get_state)
         return Draws(self.sampler._position(), generator, state)
@@ -307,24 +308,24 @@ class Parts:
                 between_forks(draws.generator.set_state, draws.state)
 
     def prefetch(self, depth: int | None) -> None:
-        """Makes so many batches ahead."""
+        """Sets the number of batches to prefetch."""
         self.prefetcher = Prefetcher(depth, self.draws, self.go_to) if depth else None
 
     def drop_prefetched(self) -> None:
-        """Forgets the batches that were made ahead, as if they had never been drawn."""
+        """Discards the prefetched batches as if they had never been drawn."""
         if self.prefetcher is not None:
             self.prefetcher.drop()
 
     def measure_hand_over(self) -> None:
-        """Measures again where the next batches are made, because they have changed."""
+        """Restarts the measurement of prefetching modes, because the next batches have changed."""
         if self.prefetcher is not None:
             self.prefetcher.hand_over.restart()
 
 
 class UnmadeParts(Parts):
-    """Parts that are made when one of them is first asked for; other threads wait."""
+    """Parts that are created on first access; other threads wait until they exist."""
 
-    # A class of its own, because ``__getattr__`` in a class makes all attributes slower.
+    # This is a separate class, because ``__getattr__`` slows down all attributes of a class.
 
     _is_making = False
 
@@ -352,6 +353,6 @@ class UnmadeParts(Parts):
         self.__class__ = Parts  # type: ignore[assignment] # whose attributes are faster
 
     def unmake(self) -> None:
-        """Undoes a failed making of the parts."""
+        """Reverts an attempt to create the parts that has failed."""
         super().unmake()
         self._is_making = False

@@ -1,20 +1,20 @@
-"""The way of data through a buffer: decided once from its parts, and read in one place.
+"""The path of data through a buffer, which is determined once from the buffer's parts.
 
     write    fast       one native call checks and writes a batch (`FastWrite`)
-             whole      storage.append: a batch with its priorities, whole or not at all
+             whole      storage.append: a batch with its priorities, completely or not at all
              by parts   writer ──▶ storage.set ──▶ sampler.extend
-    sample   fast       one native call draws, gathers and weighs (`FastRead`), a TensorDict over it
-             whole      storage.draw does the same for any items, then collate_fn and transforms
+    sample   fast       one native call draws, gathers and weights (`FastRead`) a TensorDict
+             whole      storage.draw does this for any items, then collate_fn and transforms
              by parts   sampler.sample ──▶ storage.get, or one native call (`FastRead.read`)
 
-Always true
-  1. A plan does not change. The buffer makes another one if a part is exchanged, or if the storage
-     has a new ring or rows of another form.
-  2. A shorter way does the same as the longer ones. If it cannot, it returns None and the next
-     longer one is taken.
-  3. A plan knows why a way is not shorter: ``print(buffer.plan)``.
+Invariants:
+  1. A plan does not change. The buffer makes a new one if a part is replaced, or if the storage has
+     a new ring or rows of another form.
+  2. A shorter path gives the same result as the longer ones. If it is not applicable, it returns
+     None and the next longer one is taken.
+  3. A plan contains the reason why a shorter path is not used; see ``print(buffer.plan)``.
 
-Transforms may be appended at any time, so their list is read before each call.
+Transforms can be appended at any time, so the list of transforms is read before each call.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ _OWN_TABLE = "the sampler keeps priorities in a table of its own"
 
 
 class Plan:
-    """The ways of one buffer; see the module."""
+    """The paths of data through one buffer."""
 
     fast_write: FastWrite | None
-    fast: FastRead | None  # also where the sampler draws, or batches are made ahead
-    fast_read: FastRead | None  # of a whole sample
-    appends: bool  # whether a batch is written whole
-    draws: bool  # whether a batch is drawn whole
-    why_write: str  # why there is no shorter way in; empty if there is none
-    why_sample: str  # the same for the way out
-    gives_priorities: bool  # whether a write gives the items their priorities
-    tells_sampler: bool  # whether the sampler is told of writes
-    updates: PrioritizedSampler | None  # whose ring takes the priorities of a sample as they come
-    rewrites: bool  # whether data are changed before they are written, apart from transforms
-    reader: Any  # of whole samples of the unit; None: their items are read and assembled
-    info: SampleInfo  # entries of samples besides their items
-    limits: Limits  # that samples wait for
+    fast: FastRead | None  # also set if the sampler draws or batches are prefetched
+    fast_read: FastRead | None  # reads a complete sample
+    appends: bool  # whether a batch is written in one step
+    draws: bool  # whether a batch is drawn in one step
+    why_write: str  # reason why no shorter path for writes is used; empty on the shortest
+    why_sample: str  # reason why no shorter path for samples is used; empty on the shortest
+    gives_priorities: bool  # whether a write sets the priorities of the items
+    tells_sampler: bool  # whether the sampler is notified of writes
+    updates: PrioritizedSampler | None  # its ring accepts the priorities of a sample unchanged
+    rewrites: bool  # whether data are converted before the write, apart from transforms
+    reader: Any  # reads complete samples of the unit; None: items are read and assembled
+    info: SampleInfo  # entries of samples other than the items
+    limits: Limits  # flow control for samples
 
     def __init__(self, parts: Any) -> None:
         self.storage: Storage = parts.storage
@@ -86,7 +86,7 @@ class Plan:
         self.limiter_version = self.limits.version
 
     def _reader_of(self, parts: Any) -> Any:
-        """The reader of whole samples of the unit; see `SampleUnit._reader`."""
+        """Returns the reader for complete samples of the unit; see `SampleUnit._reader`."""
         storage, rows = self.storage, self.payload
         if self.unit is None or parts.collate_fn is not None or not storage.draws_natively:
             return None
@@ -95,7 +95,7 @@ class Plan:
     def _choose_write(
         self, writer: Writer, dim_extend: int, priority_key: str | tuple[str, ...] | None
     ) -> None:
-        """Chooses the way in."""
+        """Chooses the path for writes."""
         storage, sampler, by_priority = self.storage, self.sampler, self.by_priority
         rule = Sampler if by_priority is None else PrioritizedSampler
         tells = type(sampler).add is not rule.add or type(sampler).extend is not rule.extend
@@ -132,7 +132,7 @@ class Plan:
         )
 
     def _choose_sample(self, parts: Any) -> None:
-        """Chooses the way out."""
+        """Chooses the path for samples."""
         storage, sampler, by_priority = self.storage, self.sampler, self.by_priority
         writer, prefetcher = parts.writer, self.prefetcher
         uniform = type(sampler).sample is RandomSampler.sample
@@ -189,7 +189,7 @@ class Plan:
         self.limits = Limits(self.ring_backed, chooses)
 
     def choosing(self) -> AbstractContextManager[Any]:
-        """Held while the sampler draws, if threads prefetch batches."""
+        """Returns a lock to hold while the sampler draws, if threads prefetch batches."""
         return nullcontext() if self.prefetcher is None else self.prefetcher.choosing
 
     def __repr__(self) -> str:
@@ -218,7 +218,7 @@ def _name(part: Any) -> str:
 
 
 def _first(*reasons: tuple[bool, str]) -> str:
-    """The first reason that holds, or an empty string."""
+    """Returns the first reason whose condition is true, or an empty string."""
     return next((words for holds, words in reasons if holds), "")
 
 

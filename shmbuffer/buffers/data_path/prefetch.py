@@ -1,25 +1,26 @@
-"""Batches that are made ahead, delivered in the order in which they were drawn.
+"""Prefetches batches and delivers them in the order in which they were drawn.
 
                                    ┌─ at once, in the caller's thread ─┐
     sample()  ◀── oldest batch ◀── ┤ gather, collate, transform        ├ ◀── draw, in the
                                    └─ in a worker ─────────────────────┘     caller's thread
 
-`HandOver` measures which way is faster. The way changes neither draws nor saves:
+`HandOver` measures which mode is faster. The mode affects neither draws nor saves:
 
-  * A call orders batches until ``depth`` of them wait besides the one that it delivers, and it
-    draws each when it orders it. So a batch is drawn at the same call in both ways: from the same
-    state of the generator and of the sampler's pass, and with the same priorities. A batch that is
-    made at once is therefore not newer than one from a worker.
-  * A save takes the batches that wait, and the positions before and after each draw. These are the
-    same in both ways. A batch that failed waits as well, and its error is raised when it is due.
-  * A resumed run thus begins with the same batches as the run that was not interrupted, and draws
-    the next one at the same call. The times that they measure have no part in this.
+  * A call orders batches until ``depth`` of them wait in addition to the one that it delivers. Each
+    batch is drawn when it is ordered. The same call therefore draws a batch in both modes, from
+    the same state of generator and sampler and with the same priorities. A batch that is made at
+    once is not newer than one from a worker.
+  * A save contains the waiting batches and the positions before and after each draw. Both are
+    independent of the mode. A batch that failed also waits, and its error is raised when the
+    batch is due.
+  * A resumed run thus begins with the same batches as an uninterrupted run, and draws the next
+    batch at the same call. Measured times have no effect on this.
 
-The only difference is when the items of a drawn batch are read: at once, or soon after. This
-matters only for items that are overwritten in between.
+The modes differ only in when the items of a drawn batch are read: at once or shortly afterwards.
+This matters only for items that are overwritten in between.
 
-Orders stop at the end of a pass, so that items written before the next pass are part of it. Draws
-that were never delivered can be taken back: a checkpoint, or another sampler, starts from the last
+Orders stop at the end of a pass, so that items written before the next pass are included in it.
+Draws that were never delivered can be reverted: a checkpoint or a new sampler starts from the last
 delivered batch.
 """
 
@@ -42,28 +43,28 @@ Batch = tuple[Any, dict[str, Any]]
 class Draws(NamedTuple):
     """The position of a buffer's draws."""
 
-    position: Any  # of the sampler; see `Sampler._position`
+    position: Any  # position of the sampler; see `Sampler._position`
     generator: torch.Generator | None
-    state: torch.Tensor | None  # of the generator
+    state: torch.Tensor | None  # state of the generator
 
 
 class Order(NamedTuple):
-    """A batch that was drawn."""
+    """A batch whose items were drawn."""
 
-    make: Callable[[], Batch]  # gathers and transforms it; called once, in any thread
+    make: Callable[[], Batch]  # gathers and transforms the batch; called once, in any thread
     ends_pass: bool
-    before: Draws  # to go back to if this order and later ones are dropped
+    before: Draws  # position to return to if this and later orders are discarded
 
 
 class Made(NamedTuple):
-    """A batch that was made ahead; or its error, or the future of a worker that makes it."""
+    """A prefetched batch, its error, or the future of the worker that makes it."""
 
     batch: Batch | Exception | Future[Batch]
     ends_pass: bool
     before: Draws
 
     def result(self) -> Batch:
-        """The batch, once it is made; raises its error."""
+        """Returns the batch once it is complete; raises its error."""
         if isinstance(self.batch, Future):
             return self.batch.result()
         if isinstance(self.batch, Exception):
@@ -71,24 +72,24 @@ class Made(NamedTuple):
         return self.batch
 
     def error(self) -> BaseException | None:
-        """Why the batch could not be made, once a worker has tried."""
+        """The error of the batch, once a worker has failed to make it."""
         if isinstance(self.batch, Future):
             return self.batch.exception()
         return self.batch if isinstance(self.batch, Exception) else None
 
 
 def _in_child(prefetcher: Prefetcher, _: bool) -> None:
-    """Note that threads and batches are the parent's."""
+    """Notes after a fork that threads and batches belong to the parent process."""
     prefetcher._is_inherited = True
 
 
 class Prefetcher:
-    """A queue of ``depth`` batches, made at once or in as many threads."""
+    """A queue of ``depth`` batches, made in the caller's thread or in ``depth`` threads."""
 
     _lock = ForkLock(_in_child)
-    _is_inherited = False  # by a child that has not used it yet
+    _is_inherited = False  # True in a child process that has not used it yet
 
-    #: Held while the sampler draws: a worker may draw again while the next batch is drawn.
+    #: Held while the sampler draws, because a worker may draw again at the same time.
     choosing = ForkLock()
 
     def __init__(
@@ -103,11 +104,11 @@ class Prefetcher:
         self._go_to = go_to
         self._queue: deque[Made] = deque()
         self._executor: ThreadPoolExecutor | None = None
-        self._change: Future[Any] | None = None  # the last one, which new orders wait for
-        self.ran_out = False  # the last delivered batch has ended a pass
+        self._change: Future[Any] | None = None  # the last change; new orders wait for it
+        self.ran_out = False  # whether the last delivered batch ended a pass
 
     def next(self, order: Callable[[bool], Order]) -> Batch:
-        """Orders the next batches, at once or for a worker, then waits for the oldest one."""
+        """Orders the next batches, at once or from workers, then waits for the oldest batch."""
         self._own()
         hand_over = self.hand_over
         began = hand_over.clock()
@@ -121,9 +122,10 @@ class Prefetcher:
         return batch
 
     def next_of_one_call(self, draw: Callable[[int], Batch | None], count: int) -> Batch | None:
-        """`next`, where one native call draws and makes a batch at once; None: call `next`.
+        """Does the same as `next` with one native call that draws and makes a batch at once.
 
-        It is the same without the intermediate objects, for samplers without a position.
+        Returns None if `next` must be called instead. This method creates no intermediate objects
+        and is intended for samplers without a position.
         """
         hand_over, queue = self.hand_over, self._queue
         if not hand_over.at_once or self._is_inherited or not torch.is_grad_enabled():
@@ -146,23 +148,26 @@ class Prefetcher:
         return oldest
 
     def submit(self, change: Callable[[], Any]) -> Future[Any]:
-        """Makes a change after the batches ordered so far; later ones wait, and raise its error."""
+        """Applies a change after the batches that have been ordered so far.
+
+        Batches that are ordered later wait for the change and raise its error.
+        """
         self._own()
         with self._lock:
             before = self._futures()
             before += [] if self._change is None else [self._change]
-            # The threads take calls in order: the futures that it waits for have begun before it.
+            # Threads start calls in order, so all futures that this call waits for have started.
             self._change = self._threads().submit(_behind, before, change)
             return self._change
 
     def wait_for_changes(self) -> None:
-        """Returns when submitted changes are done."""
+        """Waits until all submitted changes are complete."""
         self._own()
         with self._lock:
             wait([] if self._change is None else [self._change])
 
     def settle(self) -> None:
-        """Returns when all batches and changes are done; raises their errors."""
+        """Waits until all batches and changes are complete, and raises their errors."""
         self._own()
         with self._lock:
             change, self._change = self._change, None
@@ -174,7 +179,7 @@ class Prefetcher:
                 change.result()
 
     def drop(self) -> None:
-        """Drops batches that were not delivered; returns when no worker makes one."""
+        """Discards undelivered batches, and waits until no worker is making one."""
         self._own()
         with self._lock:
             wait([future for future in self._futures() if not future.cancel()])
@@ -184,7 +189,7 @@ class Prefetcher:
 
     @contextmanager
     def waiting(self) -> Iterator[list[Made]]:
-        """Holds orders and deliveries; yields the next batches, up to one that has failed."""
+        """Blocks orders and deliveries; yields the next batches up to a failed one."""
         self._own()
         with self._lock:
             for at, made in enumerate(self._queue):
@@ -194,13 +199,13 @@ class Prefetcher:
             yield [made._replace(batch=made.result()) for made in self._queue]
 
     def put_back(self, made: list[Made]) -> None:
-        """Deliver these batches next; there are no orders."""
+        """Queues these batches to be delivered next. There must be no orders."""
         self._own()
         with self._lock:
             self._queue.extend(made)
 
     def close(self) -> None:
-        """Drops everything and ends the threads. The next batch would start them again."""
+        """Discards everything and ends the threads. The next batch would start them again."""
         self.drop()
         with self._lock:
             if self._executor is not None:
@@ -208,17 +213,17 @@ class Prefetcher:
                 self._executor = None
 
     def __len__(self) -> int:
-        """Batches that are being made or wait."""
+        """Number of batches that are being made or waiting."""
         return len(self._queue)
 
     def _own(self) -> None:
-        """After a fork, begin without the threads and batches, which are the parent's."""
+        """Discards the threads and batches of the parent process after a fork."""
         if self._is_inherited:
             self._executor, self._change, self._is_inherited = None, None, False
             self._forget(0)
 
     def _forget(self, first: int) -> None:
-        """Takes back the orders from ``first`` on."""
+        """Reverts the orders with index ``first`` and later."""
         if len(self._queue) > first:
             self._go_to(self._queue[first].before)
         while len(self._queue) > first:
@@ -230,11 +235,11 @@ class Prefetcher:
         return self._executor
 
     def _futures(self) -> list[Future[Any]]:
-        """The futures of the batches that workers make."""
+        """Returns the futures of the batches that workers are making."""
         return [one.batch for one in self._queue if isinstance(one.batch, Future)]
 
     def _fill(self, order: Callable[[bool], Order]) -> int:
-        """Order the batches that are missing; returns how many."""
+        """Orders the missing batches; returns their number."""
         change, self._change = self._change, None
         if change is not None:
             change.result()
@@ -242,7 +247,7 @@ class Prefetcher:
             return self._ordered(order, at_once=False)
         if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
             return self._ordered(order, at_once=True)
-        # A later call delivers the batch, perhaps in another mode. Workers have the default one.
+        # A later call, possibly in another mode, delivers the batch. Workers use the default mode.
         with torch.inference_mode(False), torch.enable_grad():
             return self._ordered(order, at_once=True)
 
@@ -263,7 +268,7 @@ class Prefetcher:
             made: Batch | Exception = order.make()
         except Exception as error:
             made = error
-        except BaseException:  # Ctrl-C belongs to this call
+        except BaseException:  # such as Ctrl-C, which belongs to this call
             self._go_to(order.before)
             raise
         return Made(made, order.ends_pass, order.before)

@@ -1,10 +1,10 @@
-"""Prefetched batches in a save: the next ones after a load.
+"""Prefetched batches in a save, which are the next ones after a load.
 
     <parts>/ahead.jsonl, .data     if there are any; see `values`
 
-Sampler and generator are saved as of the last delivered batch, so that a load may ignore the
-batches and draw them again. It has to if the items have other places or tickets, and without
-``prefetch`` it does.
+The sampler and the generator are saved in the state after the last delivered batch. A load can
+therefore ignore the prefetched batches and draw them again. This is necessary if items have other
+indices or tickets, and always happens without ``prefetch``.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ _AHEAD = "ahead"
 
 
 def write_prefetched(directory: Path, made: list[Made], now: Draws, sampler: Sampler) -> bool:
-    """Writes batches and positions; False: they hold objects, GPU tensors, or foreign positions."""
+    """Writes batches and positions; False if they cannot be written.
+
+    Objects, GPU tensors and positions of samplers from other packages cannot be written.
+    """
     values, before = [], None
     try:
         for at, one in enumerate(made):
             data, info = one.result()
             after = made[at + 1].before if at + 1 < len(made) else now
             position = sampler._to_plain(after.position, before)
-            batch = without_info(data, info), info  # as a worker makes it
+            batch = without_info(data, info), info  # like a worker does
             values.append((batch, one.ends_pass, position, after.state))
             before = after.position
         write_values(directory, _AHEAD, values, allow_pickle=False, what="batch", cpu_only=True)
@@ -46,19 +49,19 @@ def write_prefetched(directory: Path, made: list[Made], now: Draws, sampler: Sam
 
 
 def read_prefetched(directory: Path) -> list[Any]:
-    """Reads what `write_prefetched` wrote, for `restored`."""
+    """Reads the result of `write_prefetched`, for `restored`."""
     with reading(directory / f"{_AHEAD}.jsonl"):
         found = list(read_values(directory, _AHEAD, allow_pickle=False))
         for (_, info), ends_pass, _, state in found:
             if not isinstance(info, (dict, TensorDictBase)) or not isinstance(ends_pass, bool):
                 raise ValueError("a batch has no info or no flag for the end of a pass")
             if state is not None:
-                torch.Generator().set_state(state)  # is it one?
+                torch.Generator().set_state(state)  # raises for an invalid state
     return found
 
 
 def fits(saved: list[Any], loaded: Loaded | list[Loaded | None] | None) -> bool:
-    """True if batches are of the present items of one storage, or of several."""
+    """True if the batches refer to the present items of one or several storages."""
     if isinstance(loaded, list):
         return all(fits(saved, one) for one in loaded)
     if loaded is None or loaded.shift:
@@ -68,7 +71,10 @@ def fits(saved: list[Any], loaded: Loaded | list[Loaded | None] | None) -> bool:
 
 
 def restored(saved: list[Any], draws: Draws, sampler: Sampler) -> tuple[list[Made], Draws]:
-    """The batches of `read_prefetched`, and the position after them; ``draws`` is that before."""
+    """Returns the batches of `read_prefetched` and the position after them.
+
+    The argument ``draws`` is the position before them.
+    """
     made, position = [], None
     for batch, ends_pass, plain, state in saved:
         made.append(Made((batch[0], batch[1]), ends_pass, draws))

@@ -1,4 +1,4 @@
-"""Priorities of new data, and of samples that come back: by index, or as entries of TensorDicts."""
+"""Reads priorities from new data and from samples, by index or from entries of TensorDicts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PriorityUpdates:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._said_what_is_missing = False  # warned of a sample without priorities
+        self._said_what_is_missing = False  # whether a warning about missing priorities was issued
 
     def update(self, index: Any, priority: Any, generation: Any) -> Any:
         """Sets priorities by index; see `ReplayBuffer.update_priority`."""
@@ -47,7 +47,7 @@ class PriorityUpdates:
         return parts.sampler.update_priority(index, priority, storage=parts.storage, **known)
 
     def update_by_sample(self, data: Any, *, calls: int = 4) -> PriorityUpdate:
-        """Sets the priorities of a sample; the user's line is so many ``calls`` above a warning."""
+        """Sets the priorities of a sample; a warning refers to the line ``calls`` frames above."""
         parts, key = self._parts, self._parts.priority_key
         sampler, storage = parts.sampler, parts.storage
         if key is None:
@@ -89,8 +89,8 @@ class PriorityUpdates:
 
 
 def in_batch(data: Any, key: Key, dims: int, how: str) -> Floats | None:
-    """Raw priorities in a batch, or an item, of rows; None if there are none."""
-    if type(data) is TensorDict:  # whose own `get` costs ten times as much
+    """Returns raw priorities in a batch or an item of rows; None if there are none."""
+    if type(data) is TensorDict:  # its own `get` takes ten times as long
         data = data._tensordict
     priority = entry_at(data, key)
     if priority is None:
@@ -100,7 +100,7 @@ def in_batch(data: Any, key: Key, dims: int, how: str) -> Floats | None:
 
 
 def in_items(items: Sequence[Any], key: Key, how: str) -> Floats | None:
-    """Raw priorities of TensorDicts, one each; None if one has none."""
+    """Returns one raw priority per TensorDict; None if a TensorDict has none."""
     found = [item.get(key, None) for item in items if is_collection(item)]
     if len(found) < len(items) or not items or any(one is None for one in found):
         return None
@@ -108,7 +108,7 @@ def in_items(items: Sequence[Any], key: Key, how: str) -> Floats | None:
 
 
 def of_items(data: LazyStackedTensorDict, key: Key, how: str) -> TensorDict:
-    """Index, ticket and priority of each item of a lazy stack."""
+    """Returns index, ticket and priority of each item of a lazy stack."""
     items = data.tensordicts
     rows: dict[Any, torch.Tensor] = {}
     for name in (INDEX, GENERATION):
@@ -121,18 +121,18 @@ def of_items(data: LazyStackedTensorDict, key: Key, how: str) -> TensorDict:
 
 
 def one_each(entry: torch.Tensor) -> torch.Tensor:
-    """An entry of a sample as ``[n]``, without the batch size of an item."""
+    """Returns an entry of a sample as ``[n]``, without the batch size of an item."""
     while entry.dim() > 1:
         entry = entry[..., 0]
     return entry
 
 
 def sample_alone(data: Any, **known: Any) -> Any:
-    """A sample that was given to ``update_priority`` without priorities, as a TensorDict.
+    """Returns a sample that was passed to ``update_priority`` alone, as a TensorDict.
 
     Args:
-        data: the sample; TypeError if it is not one.
-        **known: entries to replace those of the sample; None leaves its own.
+        data: the sample; TypeError for other data.
+        **known: entries that replace those of the sample. None keeps the entry of the sample.
     """
     if not is_collection(data):
         raise TypeError(
@@ -145,7 +145,7 @@ def sample_alone(data: Any, **known: Any) -> Any:
 
 
 def no_index(data: TensorDictBase) -> KeyError:
-    """The error of ``update_tensordict_priority`` for a sample without index."""
+    """Returns the error of ``update_tensordict_priority`` for a sample without an index."""
     return KeyError(
         f"update_tensordict_priority needs the entry {INDEX!r} of a sample, but this TensorDict "
         f"has {sorted(map(str, data.keys()))}"
@@ -153,7 +153,7 @@ def no_index(data: TensorDictBase) -> KeyError:
 
 
 def say_what_is_missing(key: Key, data: TensorDictBase, *, calls: int) -> None:
-    """Warns the user, whose line is so many ``calls`` above, that a sample has no priorities."""
+    """Warns that a sample has no priorities, at the user's line ``calls`` frames above."""
     names = ((one,) if isinstance(one, str) else one for one in data.keys(True))
     there = sorted(".".join(name) for name in names if name[0] not in OWN_KEYS)
     warnings.warn(

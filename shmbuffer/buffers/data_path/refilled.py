@@ -1,9 +1,9 @@
-"""A sample that is reused: ``sample(out=...)`` fills its tensors again.
+"""Reuses a sample: ``sample(out=...)`` fills its tensors again.
 
-    first call     tensors that fit are kept, others replaced or dropped; all entries are noted
-    later calls    entries are compared with the notes, and filled by one native call
+    first call     keeps matching tensors, replaces or drops others, and records all entries
+    later calls    compare the entries with the record and fill them in one native call
 
-For large items new memory costs more than the copy: every page is a fault.
+For large items, allocating new memory costs more than the copy, because every page causes a fault.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.tensor_nodes import TensorDictNode
 from shmbuffer.tensors.form.tensors import require_memory
 
-_KEPT = 16  # samples to remember
+_KEPT = 16  # number of samples to remember
 
 _Form = tuple[torch.dtype, torch.Size]
 
 
 class Refilled:
-    """A sample that is filled again, and its tensors."""
+    """A sample whose tensors are filled again."""
 
     def __init__(
         self,
         out: TensorDict,  # the sample
-        count: int,  # of items
-        leaves: Leaves,  # of an item
+        count: int,  # number of items
+        leaves: Leaves,  # leaves of an item
         info: SampleInfo,  # other entries
         gone: Callable[[Any], object],  # called when the sample is deleted
     ) -> None:
@@ -50,15 +50,15 @@ class Refilled:
             (dtype, torch.Size((count, *leaf.shape)))
             for dtype, leaf in zip(leaves.dtypes, leaves.leaves, strict=True)
         )
-        self.leaves: list[torch.Tensor] = []  # a tensor each
+        self.leaves: list[torch.Tensor] = []  # one tensor per leaf
         self._noted: list[tuple[dict[Any, Any], int, list[tuple[Any, Any]]]] = []
         assert isinstance(leaves.node, TensorDictNode)
         self._take(out, leaves.node, forms, names)
         self.index = _entry(out, (INDEX,), (torch.int64, lead))  # int64 ``[count]``
-        # int64 ``[count]``, even if they are no entry of the sample
+        # Tickets, int64 ``[count]``, even if the sample has no entry for them.
         self.tickets = _entry(out, ticket_keys, (torch.int64, lead))
         self.shown: torch.Tensor | None = None  # the entry with the weights
-        # float32 ``[count]``, of the draw, the same tensor if possible; None if it is uniform
+        # Weights of the draw, float32 ``[count]``, in the same tensor if possible; None if uniform.
         self.weights: torch.Tensor | None = None
         if info.weight_dtype is not None:
             form = (info.weight_dtype, lead)
@@ -75,7 +75,7 @@ class Refilled:
             self._tensors.append(self.shown)
 
     def fits(self, out: TensorDict, leaves: Leaves, info: SampleInfo) -> bool:
-        """True if it is this sample, of this form, with the noted entries."""
+        """True if this sample has the given form and still has the recorded entries."""
         if self._out() is not out or self._form != (leaves, info):
             return False
         for entries, size, noted in self._noted:
@@ -87,7 +87,7 @@ class Refilled:
         return True
 
     def changed(self) -> None:
-        """Tell autograd that the tensors have changed."""
+        """Notifies autograd that the tensors have changed."""
         increment_version(self._tensors)
 
     def _take(
@@ -97,7 +97,7 @@ class Refilled:
         forms: Iterator[_Form],
         others: frozenset[str] = frozenset(),
     ) -> None:
-        """Makes ``data`` have the entries of ``node``, and no others besides ``others``."""
+        """Gives ``data`` exactly the entries of ``node`` and of ``others``."""
         for key in data._tensordict.keys() - node.items.keys() - others:
             del data[key]
         for key, child in node.pairs:
@@ -129,7 +129,7 @@ class OutputReuse:
         self._known: dict[int, Refilled] = {}
 
     def of(self, out: Any, count: int, leaves: Leaves, info: SampleInfo) -> Refilled:
-        """The `Refilled` of ``out``, known or new."""
+        """Returns the `Refilled` of ``out``, which is created if necessary."""
         found = self._known.get(id(out))
         if found is not None and found.fits(out, leaves, info):
             return found
@@ -149,7 +149,7 @@ class OutputReuse:
 
 
 def _entry(data: TensorDict, names: tuple[str, ...], form: _Form) -> torch.Tensor:
-    """A tensor of that form, under these names in ``data``: the present one, or a new one."""
+    """Returns the tensor of this form under ``names`` in ``data``, or puts a new one there."""
     dtype, shape = form
     value: Any = data._tensordict.get(names[0]) if names else None
     if not (

@@ -1,4 +1,4 @@
-"""The entries of a sample besides its items: index, importance weights, generation."""
+"""The entries of a sample in addition to its items: index, importance weights, generation."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.deferred import amended
 from shmbuffer.tensors.form.tensor_nodes import unlocked
 
-ANCHORS = "_anchors"  # index of the draw, until the unit's items are read
+ANCHORS = "_anchors"  # index of the draw, until the items of the unit are read
 
 
 class SampleInfo(NamedTuple):
-    """The entries of a buffer's samples besides their items."""
+    """The entries of a buffer's samples in addition to their items."""
 
-    weight_keys: tuple[str, ...]  # one tensor under all of them
-    weight_dtype: torch.dtype | None  # None: there are no weights
+    weight_keys: tuple[str, ...]  # all of these keys share one tensor
+    weight_dtype: torch.dtype | None  # None if there are no weights
     generation: bool  # whether samples have ``index_generation``
 
     def entries(self, index: Any, weights: Any, tickets: Any) -> dict[str, Any]:
-        """The entries of a sample, without those that are None."""
+        """Returns the entries of a sample, except those that are None."""
         found = {INDEX: index}
         if weights is not None:
             for key in self.weight_keys:
@@ -36,7 +36,7 @@ class SampleInfo(NamedTuple):
         return found
 
     def of_choice(self, index: Any, known: Mapping[Any, Any]) -> dict[str, Any]:
-        """The entries of a sample, from a sampler's choice."""
+        """Returns the entries of a sample for a sampler's choice."""
         others = dict(known)
         weights = [others.pop(key) for key in WEIGHT_KEYS if key in others]
         others.pop(ANCHORS, None)
@@ -47,7 +47,7 @@ class SampleInfo(NamedTuple):
 
 
 def stack_dim_of(storage: Any) -> int | None:
-    """The dimension along which a batch may be a lazy stack of items; None: it is none."""
+    """Returns the dimension along which a batch may be a lazy stack of items; None if none."""
     return None if isinstance(storage, TensorStorage) else getattr(storage, "stack_dim", 0)
 
 
@@ -58,7 +58,7 @@ def stacks_items(data: Any, stack_dim: int | None) -> bool:
 
 
 def with_info(data: Any, info: dict[str, Any], *, stack_dim: int | None = None) -> Any:
-    """A TensorDict with index and weights as entries; other data unchanged."""
+    """Adds index and weights as entries to a TensorDict; returns other data unchanged."""
     if not isinstance(data, TensorDictBase):
         return data
     dims = data.batch_dims
@@ -72,7 +72,7 @@ def with_info(data: Any, info: dict[str, Any], *, stack_dim: int | None = None) 
                 with unlocked(data):
                     _set_by_item(data.tensordicts, info)
             return data
-        if -1 in data.batch_size:  # nested: each item has one index and one weight
+        if -1 in data.batch_size:  # nested tensor: each item has one index and one weight
             data.batch_size = data.batch_size[: list(data.batch_size).index(-1)]
             dims = data.batch_dims
         with unlocked(data):
@@ -95,19 +95,19 @@ def with_info(data: Any, info: dict[str, Any], *, stack_dim: int | None = None) 
 
 
 def has_info(data: Any, info: dict[Any, Any]) -> bool:
-    """True if a sample of one native call has index and weights as entries already."""
+    """True if one native call has already added index and weights to a sample."""
     return type(data) is TensorDict and data._tensordict.get(INDEX) is info[INDEX]
 
 
 def without_info(data: Any, info: dict[Any, Any]) -> Any:
-    """The data of a sample without index and weights."""
+    """Returns the data of a sample without index and weights."""
     return data.exclude(*info) if has_info(data, info) else data
 
 
 def _places(
     data: TensorDict, info: dict[Any, Any]
 ) -> list[tuple[TensorDict, str, torch.Tensor]] | None:
-    """Where to put index and weights unchanged; None if they have to be expanded."""
+    """Returns the places for index and weights; None if these must be expanded first."""
     size, device = data._batch_size, data._device
     dims, found = len(size), []
     for key, value in info.items():
@@ -129,7 +129,7 @@ def _places(
 
 
 def _set_by_item(items: Sequence[Any], info: dict[Any, Any]) -> None:
-    """Sets row i of each entry in item i, of any shape."""
+    """Sets row i of each entry in item i, whose shape is arbitrary."""
     for key, values in info.items():
         rows = cpu.as_tensor(values).unbind(0)
         for item, row in zip(items, rows, strict=True):

@@ -1,1 +1,1 @@
-"""Items for consumers, room for rollouts, weights for collectors."""
+"""Consumers, reservations for rollouts, and published weights."""

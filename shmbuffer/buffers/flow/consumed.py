@@ -1,10 +1,11 @@
-"""Consumers in a save: the items that each of them has acknowledged.
+"""Consumers in a save: the items that each consumer has acknowledged.
 
     <parts>/consumers.jsonl, .data   if there are any; see `saved_parts`
 
-Items under a lease of the saving process count as acknowledged, because it trains on them. Those of
-other processes are delivered again. An item to be acknowledged several times is delivered as often
-as is left. The counts of `ReplayBuffer.consumers` begin at 0.
+Items under a lease of the saving process count as acknowledged, because the process trains on them.
+Items leased by other processes are delivered again. An item that must be acknowledged several times
+is delivered for each acknowledgement that is still missing. The counts of `ReplayBuffer.consumers`
+restart at 0.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _CONSUMERS = "consumers"
 
 
 def write_consumed(directory: Path, ring: Ring | None, moment: Any) -> None:
-    """Writes what each consumer has acknowledged at a moment, if there is a consumer."""
+    """Writes the acknowledged items of each consumer in a snapshot, if there are consumers."""
     if ring is None or not ring.consumers:
         return
     values = []
@@ -39,14 +40,14 @@ def write_consumed(directory: Path, ring: Ring | None, moment: Any) -> None:
         except ConsumerError:
             found = None
         if found is None:
-            continue  # it was removed meanwhile
+            continue  # it was removed in the meantime
         times = status.max_sample_count
         acks = found.acks + (found.states == HELD_HERE)
         acks[found.states == DONE] = times
         acks[found.states == NO_ITEM] = 0
         if isinstance(saved, np.ndarray) and saved.shape == found.tickets.shape:
             gone = (saved != found.tickets) | (found.states == NO_ITEM)
-            acks[(saved >= 0) & gone] = times  # written over since: it was done
+            acks[(saved >= 0) & gone] = times  # overwritten since, so it is complete
         done, begun = acks >= times, (acks > 0) & (acks < times)
         slots = {"done": done.nonzero()[0], "begun": begun.nonzero()[0], "acks": acks[begun]}
         known = {"name": status.name, "times": times, "holds": status.holds}
@@ -55,14 +56,14 @@ def write_consumed(directory: Path, ring: Ring | None, moment: Any) -> None:
 
 
 def read_consumed(directory: Path) -> list[dict[str, Any]]:
-    """Reads what `write_consumed` wrote."""
+    """Reads the result of `write_consumed`."""
     found = read_value(directory, _CONSUMERS)
     with reading(directory / f"{_CONSUMERS}.jsonl"):
         for one in found:
             if not isinstance(one["name"], str) or one["done"].dtype is not torch.int64:
                 raise ValueError("a consumer has no name or no acknowledged items")
             one["times"], one["holds"] = int(one["times"]), bool(one["holds"])
-            none = cpu.zeros(0, dtype=torch.int64)  # of saves before these two
+            none = cpu.zeros(0, dtype=torch.int64)  # for older saves without these two entries
             begun, acks = one.setdefault("begun", none), one.setdefault("acks", none)
             if {begun.dtype, acks.dtype} != {torch.int64} or begun.shape != acks.shape:
                 raise ValueError("a consumer has no counts of acknowledgements")
@@ -70,7 +71,7 @@ def read_consumed(directory: Path) -> list[dict[str, Any]]:
 
 
 def restore_consumed(ring: Ring | None, saved: list[dict[str, Any]], loaded: Loaded) -> None:
-    """Starts each consumer with the loaded items that it has not acknowledged."""
+    """Creates each consumer with the loaded items that it has not acknowledged."""
     if ring is None or loaded.in_place:
         return
     there = {one.name: one for one in ring.consumers.status()}

@@ -1,4 +1,4 @@
-"""Samples that are consumed: taken under leases, and acknowledged.
+"""Samples that are consumed: items are leased and then acknowledged.
 
 sample(lease=60.0) ──▶ items, with their lease ──▶ train ──▶ ack(batch)
 sample()           ──▶ items, acknowledged before they are returned
@@ -23,11 +23,11 @@ from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.deferred import is_as_made, to_come
 
 _KEYS = INDEX, GENERATION, LEASE
-_BYTES = 8  # of each
+_BYTES = 8  # of each entry
 
 
 def consumer_of(sampler: Any) -> Consumes:
-    """The sampler, if it draws for a consumer; else a TypeError."""
+    """Returns the sampler if it has a consumer; TypeError for others."""
     if consumes(sampler):
         return sampler
     raise TypeError(
@@ -39,13 +39,13 @@ def consumer_of(sampler: Any) -> Consumes:
 def delivering(
     sampler: Any, lease: float | None, draw: Callable[..., Batch]
 ) -> Callable[[int], Batch]:
-    """A draw that is also given the `Taking` of this call, if the sampler has a consumer."""
+    """Returns a function that samples and passes on `Taking` if the sampler has a consumer."""
     if not consumes(sampler):
         if lease is not None:
-            consumer_of(sampler)  # raises
+            consumer_of(sampler)  # raises the error
         return draw
     if lease is not None:
-        nanoseconds(lease)  # a ValueError before anything is taken
+        nanoseconds(lease)  # raises ValueError before any item is claimed
     return partial(_delivered, sampler, lease, draw)
 
 
@@ -60,7 +60,7 @@ def _delivered(
 
 
 def acknowledge(sampler: Any, storage: Storage, batch: Any) -> Acknowledged:
-    """Acknowledges items; `ReplayBuffer.ack` has the arguments."""
+    """Acknowledges items; `ReplayBuffer.ack` describes the arguments."""
     consumer = consumer_of(sampler)
     if (rows := _as_they_are(batch)) is not None:
         return consumer.ack_rows(storage, rows)
@@ -77,7 +77,7 @@ def held_items(sampler: Any, storage: Storage) -> dict[str, torch.Tensor]:
 
 
 def _as_they_are(batch: Any) -> list[torch.Tensor] | None:
-    """The entries of a sample, if the core can read them in place; else None."""
+    """Returns the entries of a sample if the core can read them in place, otherwise None."""
     entries: Any = None
     if type(batch) is TensorDict:
         entries = batch._tensordict
@@ -95,7 +95,7 @@ def _as_they_are(batch: Any) -> list[torch.Tensor] | None:
 
 
 def _next_to_each_other(stack: LazyStackedTensorDict) -> dict[str, torch.Tensor] | None:
-    """The entries of a stack whose items have rows of one sample, in order; else None."""
+    """Returns the entries of a stack whose items are consecutive rows of a sample, else None."""
     items = stack.tensordicts
     if not items or any(type(item) is not TensorDict for item in (items[0], items[-1])):
         return None
@@ -107,10 +107,11 @@ def _next_to_each_other(stack: LazyStackedTensorDict) -> dict[str, torch.Tensor]
         if last.data_ptr() - first.data_ptr() != _BYTES * (count - 1):
             return None
         found[key] = first.as_strided((count,), (1,), first.storage_offset())
-    if is_as_made(stack):  # so have those between; to look at each takes as long as all the rest
+    # Then the items between are consecutive too, and checking them would take as long.
+    if is_as_made(stack):
         return found
     begin = found[INDEX].data_ptr()
-    try:  # what has the row of one of them has that of all
+    try:  # an entry that the row of one item has exists in the rows of all items
         places = [item._tensordict[INDEX].data_ptr() for item in items]
     except (KeyError, AttributeError):
         return None
@@ -118,7 +119,7 @@ def _next_to_each_other(stack: LazyStackedTensorDict) -> dict[str, torch.Tensor]
 
 
 def _first_of_item(batch: Any, key: str) -> torch.Tensor:
-    """The first row of each item, for items with dimensions."""
+    """Returns the first row of each item, for items with dimensions."""
     try:
         found = batch[key]
     except (KeyError, TypeError, IndexError):

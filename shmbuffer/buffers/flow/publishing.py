@@ -1,4 +1,4 @@
-"""Weights that a learner publishes for its collectors, next to the buffer."""
+"""Publishes the weights of a learner for its collectors, in the directory of the buffer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shmbuffer.tensors.form.tensors import as_tensor, contiguous, dtype_name, to
 def publish(
     storage: Storage, state_dict: Mapping[str, Any], step: int, timeout: float = TIMEOUT_S
 ) -> int:
-    """Publishes weights; `ReplayBuffer.publish` has the arguments."""
+    """Publishes weights; `ReplayBuffer.publish` describes the arguments."""
     tensors = {path: _bytes(path, value) for path, value in weights.flat(state_dict).items()}
     leaves = [Leaf(path, dtype_name(one.dtype), tuple(one.shape)) for path, one in tensors.items()]
     addresses = [one.data_ptr() for one in tensors.values()]
@@ -28,7 +28,7 @@ def publish(
 
 
 def newest(storage: Storage, than: int | None) -> Weights | None:
-    """Returns the newest weights; `ReplayBuffer.newest` has the arguments."""
+    """Returns the newest weights; `ReplayBuffer.newest` describes the arguments."""
     found = weights.newest(_seat(storage), than)
     if found is None:
         return None
@@ -43,7 +43,7 @@ def newest(storage: Storage, than: int | None) -> Weights | None:
 
 
 def _seat(storage: Storage) -> Seat:
-    """The seat in the directory of a buffer."""
+    """Returns the seat in the directory of a buffer."""
     backed = ring_backed(storage, "publish and newest need")
     if not backed.shared:
         raise weights.nowhere(backed.where)
@@ -51,7 +51,7 @@ def _seat(storage: Storage) -> Seat:
 
 
 def _bytes(path: tuple[str, ...], value: Any) -> torch.Tensor:
-    """A contiguous tensor on the CPU."""
+    """Converts a value to a contiguous tensor of bytes on the CPU."""
     try:
         if not is_array(value):
             raise TypeError("only tensors and arrays can be published")

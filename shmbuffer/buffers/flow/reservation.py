@@ -1,4 +1,4 @@
-"""Room that is reserved before a rollout begins, until its items are committed."""
+"""Reserves space for the items of a rollout before the rollout begins."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ from shmbuffer.writers.round_robin import length_of
 
 
 class Reservation:
-    """Room for future items, made by `ReplayBuffer.reserve` or `resume`.
+    """A reservation of space for future items, created by `ReplayBuffer.reserve` or `resume`.
 
-    It holds room and the limiter's credit, but no slot: `commit` places the items. The end of a
-    ``with`` block aborts it, unless it was committed. It ends with its handle or process, too; what
-    was appended is then left for `resume`.
+    A reservation holds space and the credit of the rate limiter, but no slots. `commit` assigns the
+    slots. Leaving the ``with`` block without a commit aborts the reservation. Closing the handle or
+    ending the process also ends the reservation, and the appended pieces are then available to
+    `resume`.
 
-        with rb.reserve(32, version=policy.version) as room:
-            room.commit(collect(32))
+        with rb.reserve(32, version=policy.version) as reservation:
+            reservation.commit(collect(32))
 
     Attributes:
-        items: how many may be committed.
-        version: of the policy that makes them, or None.
-        refused: items of the last `commit` that were too old.
+        items: number of items that can be committed.
+        version: version of the policy that generates the items, or None.
+        refused: number of items that the last `commit` rejected as too old.
     """
 
     def __init__(
@@ -48,14 +49,14 @@ class Reservation:
         items: int,
         granted: NDArray[np.uint64],
         version: int | None,
-        nbytes: int = 0,  # reserved in the byte ring; 0: unknown
+        nbytes: int = 0,  # number of bytes reserved in the byte ring; 0: unknown
         partial: PartialFile | None = None,
     ) -> None:
         self._engine = engine
         self._rb = rb
         self._nbytes = nbytes
         self._room = _Room(engine, granted)
-        self._over = ""  # how it ended here
+        self._over = ""  # how this object ended the reservation
         self._partial = None if partial is None else self._kept(partial)
         self.items = items
         self.version = version
@@ -63,13 +64,13 @@ class Reservation:
 
     @property
     def id(self) -> int | None:
-        """Its unique number; None before the first write to the buffer."""
+        """The unique ID of the reservation. It is None before the first write to the buffer."""
         name = self._room.name
         return None if name is None else name // RESERVATIONS
 
     @property
     def ended(self) -> bool:
-        """True if this object has committed or aborted it."""
+        """True if this object has committed or aborted the reservation."""
         return bool(self._over)
 
     def commit(
@@ -82,31 +83,31 @@ class Reservation:
         timeout: float | None = None,
         **given: Any,
     ) -> Any:
-        """Writes items into the reserved room, whole or not at all; this ends the reservation.
+        """Writes items into the reserved space atomically, and ends the reservation.
 
-        Appended pieces come first; unused room is given back. After an error before the write, the
-        reservation continues.
+        Appended pieces are written before ``data``. Unused space is released. If an error occurs
+        before the write, the reservation stays valid.
 
         Args:
-            data: the items, as for `extend`; None: the appended pieces are all.
-            version: of the policy, one for each item or for all; None: that of the reservation.
-                Items that would be more than the limiter's ``max_staleness`` versions behind
-                learners at their turn are refused, and counted in ``refused`` and ``rb.stats()``.
-                Of the items of one version, all are refused or none.
-            priority: of each item, for `update_priority` after the write.
-            whole: ``data`` contains the appended pieces, which are dropped.
-            timeout: as for `extend`; the only wait is for a writer in the same slots.
-            **given: more arguments of `extend`.
+            data: the items, as for `extend`. None writes only the appended pieces.
+            version: version of the policy, one for each item or one for all. None uses the version
+                of the reservation. Items that exceed the limiter's ``max_staleness`` when they are
+                written are rejected, and counted in ``refused`` and ``rb.stats()``. Items of the
+                same version are either all accepted or all rejected.
+            priority: priority of each item, which `update_priority` sets after the write.
+            whole: if True, ``data`` already contains the appended pieces, which are then discarded.
+            timeout: as for `extend`. The call waits only for another writer in the same slots.
+            **given: further arguments of `extend`.
 
         Returns:
-            The index, as of `extend`; int64 ``[0]`` if nothing was written.
+            The index, as from `extend`. It is int64 ``[0]`` if nothing was written.
 
         Raises:
-            ReservationLostError: it was committed or aborted, its lease is over, its handle came
-                through fork, or its holder was taken for dead.
-            ValueError: more items or bytes than reserved, or another number of versions than items.
-                Nothing was changed.
-            SchemaMismatchError, RingOverrunError: as `extend`; nothing was changed.
+            ReservationLostError: the reservation was committed or aborted, its lease has expired,
+                its handle was inherited through fork, or its holder was considered dead.
+            ValueError: the data exceed the reserved items or bytes, or the number of versions
+                differs from the number of items. Nothing was changed.
+            SchemaMismatchError, RingOverrunError: as for `extend`. Nothing was changed.
         """
         self._require_held("commit")
         data = self._with_pieces(data, whole)
@@ -120,19 +121,19 @@ class Reservation:
         return index
 
     def append(self, data: Any) -> None:
-        """Keeps items of an unfinished rollout, so that another process can continue it.
+        """Stores items of an unfinished rollout, so that another process can continue the rollout.
 
-        They are in a file of their own, which survives the process; samples see them after
-        `commit`.
+        The items are stored in a separate file that survives the death of the process. They can be
+        sampled only after `commit`.
 
         Args:
-            data: a batch of tensors, arrays, text, numbers, dicts and lists of them.
+            data: a batch of tensors, arrays, text, numbers, and dicts and lists of these.
 
         Raises:
-            ReservationLostError: as `commit`.
-            ShmBufferError: the buffer has no directory, or no items yet.
-            TypeError: a value could only be pickled.
-            SpaceError: no room for the file; nothing was appended.
+            ReservationLostError: as for `commit`.
+            ShmBufferError: the buffer has no directory, or was never written to.
+            TypeError: a value could only be stored by pickling it.
+            SpaceError: there is no space for the file. Nothing was appended.
         """
         self._require_held("append")
         batch = TensorEncoder().encode(data, single=True)
@@ -141,7 +142,7 @@ class Reservation:
 
     @property
     def pieces(self) -> list[Any]:
-        """Copies of the appended batches, in order; raises as `commit`."""
+        """Returns copies of the appended batches in order; raises the same errors as `commit`."""
         if self._partial is None:
             return []
         self._require_held("pieces")
@@ -149,7 +150,7 @@ class Reservation:
         return [decoder.items(join([body]))[0] for _, body in self._partial.read()]
 
     def abort(self) -> None:
-        """Gives the room back, and drops the appended pieces; does nothing once it has ended."""
+        """Releases the space and deletes the appended pieces. Has no effect after the end."""
         if self._over:
             return
         if not self._room.is_ours():
@@ -157,12 +158,13 @@ class Reservation:
             return
         self._over = "was aborted"
         if self._partial is not None:
-            self._partial.remove()  # first: if we die now, no process continues it
+            # First, so that no process resumes the rollout if this one dies here.
+            self._partial.remove()
             self._partial.close()
         self._room.give_back()
 
     def _committed(self, data: Any, ages: Any, timeout: float | None, given: Any) -> Any:
-        """Writes; again without the items that the core refuses."""
+        """Writes the items; repeats the write without the items that the core rejects."""
         versions, refused = self._versions(data, ages), 0
         young = self._young_now(versions)
         while True:
@@ -189,17 +191,18 @@ class Reservation:
         ring, name = self._engine.ring(), self._room.name
         if name is None and ring is not None:
             name = ring.reservations.reserve(self.items, name=self._room.granted)
-        if name is None or ring is None:  # nothing was written yet: an ordinary write
+        # Before the first write to the buffer, this is an ordinary write.
+        if name is None or ring is None:
             return _nothing() if data is None else self._rb.extend(data, **given)
         index = None
         if data is not None:
             with ring.reservations.hold(name, versions, young):
                 index = self._rb.extend(data, **given)
-        self._room.give_back()  # of nothing, or where transforms kept all back
+        self._room.give_back()  # nothing was reserved, or a transform kept all items back
         return _nothing() if index is None else index
 
     def _versions(self, data: Any, ages: Any) -> NDArray[np.int64] | None:
-        """The version of each item, or the one of them all."""
+        """Returns the version of each item, or one version for all items."""
         if ages is None:
             return None
         count, versions = length_of(data), np.asarray(ages, np.int64).reshape(-1)
@@ -215,7 +218,10 @@ class Reservation:
         return versions
 
     def _young_now(self, versions: NDArray[np.int64] | None) -> NDArray[np.bool_] | None:
-        """Which items are not too old, before the first write: from then on the core says it."""
+        """Returns which items are not too old, before the first write to the buffer.
+
+        Later the core makes this decision.
+        """
         limiter = self._engine.limiter
         most = None if limiter is None else limiter.max_staleness
         if versions is None or most is None or self._engine.ring() is not None:
@@ -253,12 +259,12 @@ class Reservation:
         return partial
 
     def _kept(self, partial: PartialFile) -> PartialFile:
-        """Leaves a partial rollout to others once the handle is closed."""
+        """Releases the file of a partial rollout to others once the handle is closed."""
         self._engine.seat.partial_files.add(partial)
         return partial
 
     def _see_off(self) -> None:
-        """Removes the file, then the note that it is committed."""
+        """Removes the file, and then the record of the commit."""
         if self._partial is None:
             return
         self._partial.remove()
@@ -288,11 +294,11 @@ class Reservation:
 
     def __del__(self) -> None:
         if not getattr(self, "_over", "made half"):
-            with suppress(Exception):  # the interpreter may be gone, or the handle
+            with suppress(Exception):  # the interpreter or the handle may no longer exist
                 self._let_go()
 
     def _let_go(self) -> None:
-        """Free the room and leave the pieces to others, as if we had died."""
+        """Releases the space and leaves the pieces to others, as after the death of the process."""
         self._over = "was released"
         self._room.give_back()
         if self._partial is not None:
@@ -310,29 +316,33 @@ class Reservation:
 
 
 class _Room:
-    """Names a reservation, and gives its room back.
+    """The reserved space, which is identified by a number and can be released.
 
-    Its finalizer comes behind that of the reservation: Ctrl-C ends one of them at most.
+    Its finalizer runs after that of the reservation, so that a Ctrl-C interrupts at most one
+    of them.
     """
 
     def __init__(self, engine: Engine, granted: NDArray[np.uint64]) -> None:
         self._engine = engine
-        self.granted = granted  # what names it, once it is
+        self.granted = granted  # number of the reservation, once it is granted
         self._incarnation = engine.seat.incarnation
         self._is_over = False
 
     @property
     def name(self) -> int | None:
-        """The name of the reservation; None before the first write, when nothing is reserved."""
+        """The number of the reservation, or None because nothing was written yet."""
         return int(self.granted[0]) or None
 
     def is_ours(self) -> bool:
-        """True if it is of this handle still, which has not gone through fork."""
+        """True if the reservation belongs to this handle and the process was not forked since."""
         seat = self._engine.seat
         return not seat.closed and seat.is_ours() and seat.incarnation == self._incarnation
 
     def give_back(self) -> None:
-        """Others may have it; if it was spent, or is not ours, nothing happens."""
+        """Releases the space for other writers.
+
+        Has no effect if the space was used or belongs to another process.
+        """
         name = self.name
         if name is not None and self.is_ours() and (ring := self._engine.ring()):
             ring.reservations.give_back(name)
@@ -340,17 +350,17 @@ class _Room:
 
     def __del__(self) -> None:
         if not getattr(self, "_is_over", True):
-            with suppress(Exception):  # the interpreter may be gone, or the handle
+            with suppress(Exception):  # the interpreter or the handle may no longer exist
                 self.give_back()
 
 
 def _nothing() -> torch.Tensor:
-    """The index of no items."""
+    """Returns the index of zero items."""
     return cpu.zeros(0, dtype=torch.int64)
 
 
 def _rows(data: Any, which: NDArray[np.bool_]) -> Any:
-    """Some items of a batch."""
+    """Returns the items of a batch that ``which`` selects."""
     if isinstance(data, list):
         return [item for item, kept in zip(data, which, strict=True) if kept]
     if isinstance(data, Mapping) and not is_collection(data):
@@ -361,7 +371,7 @@ def _rows(data: Any, which: NDArray[np.bool_]) -> Any:
 
 
 def _joined(batches: list[Any]) -> Any:
-    """Batches as one batch."""
+    """Concatenates batches."""
     first = batches[0]
     if len(batches) == 1:
         return first

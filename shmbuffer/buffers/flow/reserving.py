@@ -1,4 +1,4 @@
-"""Reserving room before a rollout, and continuing rollouts of dead processes."""
+"""Reserves space before a rollout, and continues rollouts of dead processes."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _BESIDE_TENSORS = 200
 
 
 def reserve(
-    rb: Any,  # a buffer
+    rb: Any,  # the buffer
     n: int,
     bytes: int | None,
     timeout: float | None,
     lease: float | None,
     version: int | None,
 ) -> Reservation:
-    """Reserves room; `ReplayBuffer.reserve` has the arguments."""
+    """Reserves space; `ReplayBuffer.reserve` describes the arguments."""
     n = _whole("n", n)
     engine, ring = _shared_ring(rb.storage)
     capacity = ring.capacity if ring else engine.settings.capacity
@@ -58,7 +58,7 @@ def reserve(
         version = consumer_version.require_version(version, "reserve: version")
     nbytes = 0 if bytes is None else _whole("bytes", bytes)
     granted = np.zeros(1, np.uint64)
-    # Made before the grant, so that an interrupt behind it ends the reservation.
+    # This is created before the grant, so that an interrupt after the grant ends the reservation.
     room = Reservation(rb, engine, n, granted, version, nbytes)
     if ring is not None:
         with limit_waits(timeout):
@@ -67,7 +67,7 @@ def reserve(
 
 
 def unfinished(storage: Storage) -> list[Partial]:
-    """Returns the rollouts that processes left unfinished."""
+    """Returns the rollouts that other processes left unfinished."""
     engine, ring = _shared_ring(storage)
     directory = engine.seat.backing.directory
     if directory is None or ring is None:
@@ -81,7 +81,8 @@ def unfinished(storage: Storage) -> list[Partial]:
             if partial is not None:
                 _require_possible(directory, ring, partial)
         except (CorruptBufferError, UnsafePathError) as error:
-            _log.warning("%s", str(error))  # a record of the error would keep the buffer mapped
+            # Logging the exception object would keep the buffer mapped.
+            _log.warning("%s", str(error))
             continue
         if partial is None or not partial.pieces or ring.reservations.is_done(number):
             _see_off(engine, ring, number)
@@ -91,7 +92,7 @@ def unfinished(storage: Storage) -> list[Partial]:
 
 
 def resume(rb: Any, partial: Partial | int, timeout: float | None) -> Reservation:
-    """Continues an unfinished rollout; `ReplayBuffer.resume` has the arguments."""
+    """Continues an unfinished rollout; `ReplayBuffer.resume` describes the arguments."""
     number = partial.id if isinstance(partial, Partial) else _whole("partial", partial)
     engine, ring = _shared_ring(rb.storage)
     directory = engine.seat.backing.directory
@@ -130,7 +131,7 @@ def _shared_ring(storage: Storage) -> tuple[Engine, Ring | None]:
     engine = shareable(storage, "reserve needs")
     ring = engine.ring()
     if ring is not None and not engine.seat.is_ours():
-        engine.seat.rejoin()  # of a forked child, before it is noted whose reservation it is
+        engine.seat.rejoin()  # for a forked child, before the holder of the reservation is recorded
     return engine, ring
 
 
@@ -148,13 +149,13 @@ def _reserve(
     except ShmBufferError as error:
         if "reservations" not in error.parts:
             raise
-    engine.seat.reap_dead()  # dead processes may hold some
+    engine.seat.reap_dead()  # dead processes may hold reservations
     _forget_done(engine, ring)
     ring.reservations.reserve(n, nbytes, seconds=lease, name=granted)
 
 
 def _forget_done(engine: Engine, ring: Ring) -> None:
-    """Clean up after processes that died after their commit, before removing their files."""
+    """Cleans up after processes that died after their commit, before their files are removed."""
     done, directory = ring.reservations.list_committed(), engine.seat.backing.directory
     if done and directory is not None:
         for number in set(done).difference(partials.numbers(directory)):
@@ -176,7 +177,7 @@ def _see_off(engine: Engine, ring: Ring, number: int) -> None:
 
 
 def _require_possible(directory: Directory, ring: Ring, partial: Partial) -> None:
-    """CorruptBufferError if the buffer cannot have room for what the file says was reserved."""
+    """Raises CorruptBufferError if the reservation in a file exceeds the size of the buffer."""
     partials.require_possible(directory, partial, ring.capacity, _max_bytes(ring))
 
 
@@ -185,9 +186,9 @@ def _max_bytes(ring: Ring) -> int:
 
 
 def _bytes_of(ring: Ring, partial: Partial) -> int:
-    """The bytes to reserve for a rollout: those that were reserved, or that its pieces need."""
+    """Returns the bytes to reserve: those reserved before, or those that the pieces need."""
     if not partial.nbytes:
-        return 0  # unknown, so that any number may be committed
+        return 0  # unknown, so that any number of bytes can be committed
     needed = partial.appended_bytes + _BESIDE_TENSORS * partial.items
     return max(partial.nbytes, min(needed, _max_bytes(ring)))
 
