@@ -1,4 +1,4 @@
-"""An ensemble: each row of a sample is from one of its buffers.
+"""An ensemble of buffers, in whose samples each row comes from one buffer.
 
     ensemble[i].extend(data)  ──▶  buffer i
 
@@ -6,7 +6,8 @@
                        ──▶  each buffer: rows, its collate_fn, its transform
                        ──▶  collate_fn of the list of rows, transform  ──▶  [rows, batch / rows]
 
-Each buffer reads and validates its rows as for its own samples, so shared items are never torn.
+Each buffer reads and validates its rows as it does for its own samples, so shared items are never
+torn.
 """
 
 from __future__ import annotations
@@ -52,37 +53,38 @@ from shmbuffer.units.unit import Transition
 class ReplayBufferEnsemble(JointBuffer):
     """Samples several buffers as one.
 
-    A sample is ``[rows, batch_size / rows]``. Each row is from one buffer, which a
-    `SamplerEnsemble` chooses. A sample of TensorDicts has the entries of a
-    `TensorDictReplayBuffer`'s sample, and its ``"index"`` is a nested TensorDict of
-    ``"buffer_ids"`` and ``"index"``. Rows that differ in keys or shapes are stacked lazily.
-    `update_tensordict_priority` takes a sample with priorities.
+    A sample has the shape ``[rows, batch_size / rows]``. Each row comes from one buffer, which a
+    `SamplerEnsemble` chooses. A sample of TensorDicts has the same entries as a sample of
+    `TensorDictReplayBuffer`. Its ``"index"`` is a nested TensorDict of ``"buffer_ids"`` and
+    ``"index"``. Rows that differ in keys or shapes are stacked lazily. Pass a sample with
+    priorities to `update_tensordict_priority`.
 
-    Items are written into the buffers: ``ensemble[i].extend(data)``. ``ensemble[i]`` is a buffer,
-    ``ensemble[:, index]`` reads from all of them, and any other index gives an ensemble of some.
-    The length is the number of buffers; ``stats()`` counts items. An ensemble can be pickled if
-    its buffers can. It counts as a `ReplayBuffer`, and a method that only a single buffer has, such
-    as ``reserve``, is a TypeError.
+    Items are written to the individual buffers: ``ensemble[i].extend(data)``. ``ensemble[i]``
+    returns a buffer, ``ensemble[:, index]`` reads from all of them, and any other index returns an
+    ensemble of the selected buffers. The length is the number of buffers; ``stats()`` counts items.
+    An ensemble can be pickled if its buffers can. It is registered as a `ReplayBuffer`. Methods
+    that only a single buffer supports, such as ``reserve``, raise TypeError.
 
     Args:
         *rbs: the buffers.
-        storages: with ``samplers`` and ``writers``, the parts to make buffers of, instead of
-            ``rbs``.
-        samplers: one sampler for each storage. The ensemble may have ``p``, ``sample_from_all`` and
-            ``num_buffer_sampled`` already.
+        storages: storages to create buffers from, together with ``samplers`` and ``writers``,
+            instead of ``rbs``.
+        samplers: one sampler for each storage. If it is a `SamplerEnsemble`, ``p``,
+            ``sample_from_all`` and ``num_buffer_sampled`` may already be set.
         writers: one writer for each storage.
-        transform: called with every sample, after the transforms of the buffers.
-        batch_size: number of items of a sample, over all buffers.
-        collate_fn: called with the list of the buffers' rows; None stacks them.
-        collate_fns: one for each buffer, instead of its own; None keeps its own.
+        transform: transform that is called with every sample, after the transforms of the buffers.
+        batch_size: number of items per sample, over all buffers.
+        collate_fn: function that is called with the list of the buffers' rows. None stacks them.
+        collate_fns: one function per buffer that replaces the buffer's own. None keeps its own.
         p: see `SamplerEnsemble`.
         sample_from_all: see `SamplerEnsemble`.
         num_buffer_sampled: see `SamplerEnsemble`.
-        routing_key: entry of the data with the number of the buffer for each item. It allows
+        routing_key: entry of the data with the number of the buffer for each item. It enables
             ``ensemble.extend(data)``.
-        routing_dim: dimension of the data with one entry for each buffer, instead of
+        routing_dim: dimension of the data with one entry per buffer, as an alternative to
             ``routing_key``.
-        generator: of the choice of buffers and of all draws. None leaves the buffers theirs.
+        generator: random generator for the choice of buffers and for all draws. None leaves the
+            generators of the buffers unchanged.
         shared: see `ReplayBuffer`.
         **kwargs: see `ReplayBuffer`.
 
@@ -194,7 +196,7 @@ class ReplayBufferEnsemble(JointBuffer):
 
     @eager
     def add(self, data: Any, timeout: float | None = None, streams: int | None = None) -> Any:
-        """Writes one item into the buffer of its ``routing_key``; see `extend`."""
+        """Writes one item into the buffer that its ``routing_key`` selects; see `extend`."""
         if self._routing_key is None:
             raise RuntimeError(refusal("an item was given to the ensemble"))
         if not isinstance(data, TensorDictBase) or data.batch_dims:
@@ -213,24 +215,26 @@ class ReplayBufferEnsemble(JointBuffer):
         streams: Any = None,
         stream_dim: int | None = None,
     ) -> Any:
-        """Writes each item of a batch into the buffer of its ``routing_key`` or ``routing_dim``.
+        """Writes each item of a batch into the buffer that the routing key or dimension selects.
 
         Args:
-            data: a TensorDict ``[...]``; it is flattened.
+            data: a TensorDict ``[...]``, which is flattened.
             update_priority: see `TensorDictReplayBuffer.extend`.
-            timeout: seconds to wait, in all; see `ReplayBuffer.add`.
-            streams: of the flat items, ``[n]``; see `ReplayBuffer.extend`.
-            stream_dim: not supported; it has to be None.
+            timeout: maximum wait in seconds for the entire call; see `ReplayBuffer.add`.
+            streams: streams of the flattened items, ``[n]``; see `ReplayBuffer.extend`.
+            stream_dim: not supported; it must be None.
 
         Returns:
-            A TensorDict ``[n]``, in the order of the flat data: ``"buffer_ids"``, ``"index"`` in
-            that buffer, and, if samples of all buffers have it, ``"index_generation"``.
+            A TensorDict ``[n]`` in the order of the flattened data. It has ``"buffer_ids"``, the
+            ``"index"`` in that buffer, and ``"index_generation"`` if samples of all buffers have
+            this entry.
 
         Raises:
-            RuntimeError: the ensemble has neither; write into ``ensemble[i]``.
-            TypeError, ValueError: invalid numbers of buffers; nothing was changed.
-            SchemaMismatchError: as `ReplayBuffer.extend`. Other buffers may have been written
-                already.
+            RuntimeError: the ensemble has neither a routing key nor a routing dimension. Write to
+                ``ensemble[i]`` instead.
+            TypeError, ValueError: the numbers of buffers are invalid. Nothing was changed.
+            SchemaMismatchError: as for `ReplayBuffer.extend`. Items may already have been written
+                to other buffers.
         """
         if self._routing_key is None and self._routing_dim is None:
             raise RuntimeError(refusal("a batch was given to the ensemble"))
@@ -305,9 +309,9 @@ class ReplayBufferEnsemble(JointBuffer):
     # -- the buffers ---------------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Any:
-        """Returns a buffer, ``ensemble[i]``; its items, ``ensemble[i, index]``; or an ensemble.
+        """Returns a buffer, ``ensemble[i]``, its items, ``ensemble[i, index]``, or an ensemble.
 
-        ``ensemble[:, index]`` has the items of each, stacked as in a sample.
+        ``ensemble[:, index]`` returns the items of each buffer, stacked as in a sample.
         """
         if is_key(index):
             return self[:, :][index]
@@ -342,7 +346,7 @@ class ReplayBufferEnsemble(JointBuffer):
         return self[:, :end]
 
     def _items(self, at: int, index: Any) -> Any:
-        """Items of one buffer, by index, as in its samples."""
+        """Returns items of one buffer by index, as its samples contain them."""
         rb = self._members[at]
         if self._collate_fns[at] is None or is_one(index):
             return rb[index]
@@ -362,7 +366,7 @@ def _made_of(
     collate_fns: Sequence[Collate | None] | None,
     share: int | None,
 ) -> tuple[ReplayBuffer, ...]:
-    """Makes a buffer of each storage, sampler and writer."""
+    """Creates a buffer from each storage, sampler and writer."""
     count = len(storages)
     if not count == len(samplers) == len(writers):
         raise ValueError(
@@ -381,7 +385,7 @@ def _made_of(
                 writer=writer,
                 transform=None if storages._transforms is None else storages._transforms[at],
                 collate_fn=None if collate_fns is None else collate_fns[at],
-                # A sampler with drop_last needs the size of a batch.
+                # A sampler with drop_last requires a batch size.
                 batch_size=share if getattr(sampler, "drop_last", False) else None,
             )
         )

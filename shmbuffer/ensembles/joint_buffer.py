@@ -1,11 +1,11 @@
-"""Several buffers behind the calls of one, beside `ReplayBuffer` and not derived from it.
+"""Several buffers with the interface of one. The class does not derive from `ReplayBuffer`.
 
     sample ──▶ the joint sampler chooses rows ──▶ each buffer reads and validates its row
            ──▶ the rows are joined ──▶ transform
 
-The storages, samplers and writers of the buffers are joined into three parts. One `ReplayBuffer` of
-these parts, the joint buffer, makes batches ahead, saves and loads. What is done to items or to all
-buffers at once is done here, with the public calls of each buffer.
+The storages, samplers and writers of the buffers are joined into three parts. One `ReplayBuffer`
+with these parts, the joint buffer, prefetches, saves and loads. Calls that change items or all
+buffers are implemented here with the public methods of each buffer.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ from shmbuffer.writers.writer import Writer
 Collate = Callable[[Any], Any]
 
 _PARTS = {"storage": StorageEnsemble, "sampler": SamplerEnsemble, "writer": WriterEnsemble}
-_VERSION = ("", "version")  # among the entries of a patch, which have names
+_VERSION = ("", "version")  # among the named entries of a patch
 
 
 class _OfJoint:
-    """An attribute or a method of an ensemble that is that of its joint buffer."""
+    """An attribute or a method of an ensemble that is delegated to its joint buffer."""
 
     def __set_name__(self, owner: Any, name: str) -> None:
         self._name = name
@@ -73,7 +73,7 @@ class _OfJoint:
 
 
 class _ReturnsSelf(_OfJoint):
-    """A method of the joint buffer that returns the buffer: here it returns the ensemble."""
+    """A method of the joint buffer that returns the buffer; the ensemble returns itself instead."""
 
     def __get__(self, rb: Any, owner: Any = None) -> Any:
         call = super().__get__(rb, owner)
@@ -81,7 +81,7 @@ class _ReturnsSelf(_OfJoint):
 
 
 class _OfOneBuffer:
-    """A method of a buffer that several buffers together do not have: TypeError."""
+    """A method of single buffers that an ensemble does not support; raises TypeError."""
 
     def __set_name__(self, owner: Any, name: str) -> None:
         self._name = name
@@ -99,13 +99,13 @@ class _OfOneBuffer:
 
 
 class JointBuffer(Saves, metaclass=ABCMeta):
-    """The calls of several buffers together.
+    """Methods of several buffers combined.
 
-    Derived classes choose rows (`_chosen`, `_shares`), join them (`_joined`) and write items.
+    Subclasses choose rows (`_chosen`, `_shares`), join them (`_joined`) and write items.
     """
 
-    _one_buffer = "ensemble[i]"  # how a user reaches a single buffer
-    _said_what_is_missing = False  # warned of a sample without priorities
+    _one_buffer = "ensemble[i]"  # expression for a single buffer in messages
+    _said_what_is_missing = False  # whether a warning about missing priorities was issued
 
     storage, sampler, writer, transform = (_OfJoint() for _ in range(4))
     batch_size, generator, set_rng, shared = (_OfJoint() for _ in range(4))
@@ -177,22 +177,22 @@ class JointBuffer(Saves, metaclass=ABCMeta):
     # -- parts ---------------------------------------------------------------------------------
 
     def set_storage(self, storage: Storage, collate_fn: Collate | None = None) -> Storage:
-        """Uses other storages, and another ``collate_fn``; returns the ensemble of the old ones.
+        """Replaces the storages and the ``collate_fn``; returns an ensemble of the old storages.
 
         Raises:
             TypeError: ``storage`` is not a `StorageEnsemble`.
-            ValueError: it has another number of members.
+            ValueError: the number of storages differs.
         """
         before = self._exchange("storage", storage)
         self._collate_fn = collate_fn
         return before  # type: ignore[no-any-return]
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
-        """Uses the samplers of a `SamplerEnsemble`, and its choice; see `set_storage`."""
+        """Replaces the samplers and the choice of buffers; see `set_storage`."""
         return self._exchange("sampler", sampler)  # type: ignore[no-any-return]
 
     def set_writer(self, writer: Writer) -> Writer:
-        """Uses the writers of a `WriterEnsemble`; see `set_storage`."""
+        """Replaces the writers by those of a `WriterEnsemble`; see `set_storage`."""
         return self._exchange("writer", writer)  # type: ignore[no-any-return]
 
     def _exchange(self, name: str, new: Any) -> Any:
@@ -224,34 +224,35 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         timeout: float | None = None,
         lease: float | None = None,
     ) -> Any:
-        """Draws a batch.
+        """Samples a batch.
 
-        Each row waits for the `RateLimiter` of its buffer, and counts, as a sample of that buffer
-        does. Rows of a queue are its oldest items. Prefetching needs buffers without a limiter.
+        Each row waits for the `RateLimiter` of its buffer and is counted like a sample of that
+        buffer. Rows from a queue contain its oldest items. Prefetching requires buffers without a
+        limiter.
 
         Args:
-            batch_size: number of items in all; None is the constructor's.
+            batch_size: total number of items. None uses the constructor's batch size.
             return_info: return ``(data, info)``; info is a TensorDict, or a dict for an
                 `OfflineToOnlineReplayBuffer`.
             include_info: False leaves index and weights out of a sample of TensorDicts.
-            min_size: for an `OfflineToOnlineReplayBuffer`: wait until the online part has so many
-                items, if it has a share.
-            timeout: seconds to wait in all; None waits without end.
-            lease: only single buffers have leases.
+            min_size: number of items in the online part to wait for, if that part has a share. Only
+                supported by `OfflineToOnlineReplayBuffer`.
+            timeout: maximum wait in seconds for the entire call. None waits indefinitely.
+            lease: not supported; only single buffers have leases.
 
         Returns:
-            ``[rows, batch_size / rows, ...]``; for an `OfflineToOnlineReplayBuffer`
-            ``[batch_size, ...]``, rows of the data set first.
+            ``[rows, batch_size / rows, ...]``. An `OfflineToOnlineReplayBuffer` returns
+            ``[batch_size, ...]`` with the rows of the data set first.
 
         Raises:
-            RuntimeError: no batch size; it cannot be divided among the rows (also a ValueError); or
-                a transform has changed it, so that index and weights do not fit.
-            EmptyBufferError: a chosen buffer has nothing to draw from.
-            RateLimitTimeout, RateLimitError: items have to be written into a chosen buffer first.
-            NotImplementedError: ``min_size`` for a `ReplayBufferEnsemble`.
-            TypeError: ``lease``.
+            RuntimeError: there is no batch size; it cannot be divided among the rows (also a
+                ValueError); or a transform has changed it, so that index and weights do not fit.
+            EmptyBufferError: a chosen buffer has no items to sample.
+            RateLimitTimeout, RateLimitError: a chosen buffer requires more items first.
+            NotImplementedError: ``min_size`` was passed to a `ReplayBufferEnsemble`.
+            TypeError: ``lease`` was passed.
 
-        Cost: a draw and a read for each row, and a copy to join them.
+        Cost: one draw and one read for each row, and a copy to join them.
         """
         if lease is not None:
             raise TypeError(
@@ -268,13 +269,13 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         return (data, info) if return_info else data
 
     def __iter__(self) -> Iterator[Any]:
-        """Yields samples without end."""
+        """Yields samples indefinitely."""
         if self._joint.batch_size is None:
             raise RuntimeError("iteration needs a batch size; pass batch_size to the constructor")
         return self._batches(self.sample)
 
     def next(self) -> Any:
-        """The next sample of an iteration."""
+        """Returns the next sample of an iteration."""
         return self.sample()
 
     def as_dataset(
@@ -285,7 +286,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         min_size: int | None = None,
         timeout: float | None = None,
     ) -> BatchDataset:
-        """The samples as a data set for torch's ``DataLoader``; see `ReplayBuffer.as_dataset`."""
+        """Returns the samples as a data set for torch's loader; see `ReplayBuffer.as_dataset`."""
         if batch_size is None and self._joint.batch_size is None:
             raise RuntimeError(
                 "no batch size was specified; pass batch_size to as_dataset() or to the buffer"
@@ -298,7 +299,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
             yield sample()
 
     def _batch(self, count: int, min_size: int | None) -> Batch:
-        """A sample, from the prefetched ones unless a buffer has a limiter."""
+        """Returns a sample, from the prefetched ones unless a buffer has a limiter."""
         if min_size or self._turns.are_needed():
             self._parts.drop_prefetched()
             shares, least = self._shares(count, min_size)
@@ -310,34 +311,34 @@ class JointBuffer(Saves, metaclass=ABCMeta):
 
     @abstractmethod
     def _shares(self, count: int, min_size: int | None) -> tuple[Shares, dict[int, int]]:
-        """The rows of a sample, and for some buffers the number of items to wait for."""
+        """Returns the rows of a sample, and for some buffers the number of items to wait for."""
 
     def _chosen(self, count: int) -> Any:
-        """The rows of a sample, chosen by the joint sampler, for `_made`."""
+        """Returns the rows of a sample, chosen by the joint sampler, for `_made`."""
         return self._rows_of(*self._sampler.sample(self._storage, count))
 
     @abstractmethod
     def _rows_of(self, index: Any, known: Any) -> Any:
-        """The rows in the answer of the joint sampler."""
+        """Returns the rows in a result of the joint sampler."""
 
     def _made(self, rows: Any) -> Batch:
-        """Reads the chosen rows, ``(buffer, index, info)`` each, and joins them."""
+        """Reads the chosen rows, each ``(buffer, index, info)``, and joins them."""
         return self._joined([self._row(at, index, known) for at, index, known in rows])
 
     @abstractmethod
     def _joined(self, rows: list[Row]) -> Batch:
-        """Joins rows into a sample."""
+        """Joins rows to a sample."""
 
     @abstractmethod
     def _with_info(self, data: Any, info: Any) -> tuple[Any, Any]:
-        """A sample of TensorDicts with its info among its entries."""
+        """Adds the info to the entries of a sample of TensorDicts."""
 
     def _drawn(self, at: int, share: int) -> Row:
-        """Draws a row, also across the end of a pass."""
+        """Draws a row, across the end of a pass if necessary."""
         return self._row(at, *self._sampler._draw(at, self._members[at]._storage, share))
 
     def _row(self, at: int, index: Any, known: dict[Any, Any]) -> Row:
-        """A row, read and validated by its buffer."""
+        """Returns a row, which its buffer has read and validated."""
         rb = self._members[at]
         return at, *drawing.chosen(rb.plan, local(index, rb._storage), dict(known))
 
@@ -345,7 +346,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         return self._passed_on(*self._joined(rows))
 
     def _passed_on(self, data: Any, info: Any) -> Batch:
-        """A joined sample, transformed and in pinned memory."""
+        """Transforms a joined sample and copies it to pinned memory."""
         data = self._transformed(data)
         return (pinned.pin(data), pinned.pin(info)) if self._pin_memory else (data, info)
 
@@ -354,7 +355,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         return transform(data) if len(transform) else data
 
     def _finished_row(self, at: int, data: Any) -> Any:
-        """Items of one buffer, collated and transformed."""
+        """Collates and transforms items of one buffer."""
         rb = self._members[at]
         collate = self._collate_fns[at] or rb._parts.collate_fn
         storage = rb._storage
@@ -362,7 +363,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         return rb._transform(data) if len(rb._transform) else data
 
     def _fillings(self) -> dict[str, float]:
-        """Info of rows that lack it: weights of 1, as drawn uniformly; and tickets of -1."""
+        """Returns values for rows without info: weights of 1 (uniform), and tickets of -1."""
         found: dict[str, float] = {}
         for rb in self._members:
             info = rb.plan.info
@@ -377,24 +378,24 @@ class JointBuffer(Saves, metaclass=ABCMeta):
 
     @abstractmethod
     def __getitem__(self, index: Any) -> Any:
-        """Items by index."""
+        """Returns items by index."""
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
-        """RuntimeError: items are changed in their buffer."""
+        """Raises RuntimeError, because items are changed in their own buffer."""
         raise RuntimeError(
             f"the ensemble cannot tell which of its buffers to write {index!r} to; use "
             f"{self._one_buffer}[index] = data"
         )
 
     def _routable(self, index: Any) -> Any:
-        """An index in the form that `routes` divides among the buffers."""
+        """Converts an index to the form that `routes` divides among the buffers."""
         return index
 
     @eager
     def update_priority(
         self, index: Any, priority: Any = None, *, generation: Any = None
     ) -> PriorityUpdate:
-        """Changes priorities, each in its buffer; see `ReplayBuffer.update_priority`."""
+        """Changes priorities in the buffers of the items; see `ReplayBuffer.update_priority`."""
         if priority is None:
             return self._update_by_sample(sample_alone(index, index_generation=generation))
         return self._sampler.update_priority(  # type: ignore[no-any-return]
@@ -402,15 +403,16 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         )
 
     def mark_update(self, index: Any) -> None:
-        """Gives the items at ``index`` the default priority of their buffer."""
+        """Sets the priority of the items at ``index`` to the default of their buffer."""
         self._sampler.mark_update(self._routable(index), storage=self._storage)
 
     @eager
     def update_tensordict_priority(self, data: TensorDictBase) -> PriorityUpdate:
-        """`TensorDictReplayBuffer.update_tensordict_priority`, each item in its buffer.
+        """Sets the priorities of a sample in the buffers of its items.
 
-        The result is the sum over all buffers; those without priorities count none. After an error,
-        other buffers may have been changed.
+        See `TensorDictReplayBuffer.update_tensordict_priority`. The result is the sum over all
+        buffers; buffers without priorities count as zero. If an error occurs, other buffers may
+        already have been changed.
         """
         return self._update_by_sample(data)
 
@@ -454,10 +456,10 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         version: int | torch.Tensor | None = None,
         require_newer: bool = False,
     ) -> Any:
-        """`ReplayBuffer.update_if_present`, each item in its buffer.
+        """Applies `ReplayBuffer.update_if_present` to each item in its buffer.
 
-        ``patch`` and ``version`` have the leading shape of the sample; the result is flat. After an
-        error, other buffers may have been changed.
+        ``patch`` and ``version`` have the leading shape of the sample, and the result is flat. If
+        an error occurs, other buffers may already have been changed.
         """
         patch = patch if isinstance(patch, TensorDictBase) else TensorDict(patch)
         entries = dict(patch.items(True, True))
@@ -481,7 +483,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         return _together(results, compared=version_key is not None)
 
     def _can_change(self, at: int) -> bool:
-        """True if `update_if_present` may change items of this buffer."""
+        """True if `update_if_present` can change items of this buffer."""
         return True
 
     def end_streams(
@@ -491,24 +493,26 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         terminated_key: Key | None = ("next", "terminated"),
         truncated_key: Key | None = ("next", "truncated"),
     ) -> None:
-        """Ends every open trajectory, before collectors begin again after a resume.
+        """Ends every open trajectory, before collectors start again after a resume.
 
-        The newest item of each stream of each collector, in every buffer, becomes the end of its
-        trajectory; unless it is one already, it is truncated. Readers of the flags need it, slices
-        do not: they never cross from a collector to its successor. No collector may write
-        meanwhile. A data set (`ImmutableDatasetWriter`) and prefetched batches do not change.
+        The newest item of each stream of each collector, in every buffer, becomes the last step of
+        its trajectory. If it was not the last step before, it is marked as truncated. This is
+        necessary for code that reads the flags. Slices do not need it, because they never combine
+        items of a collector with those of its successor. No collector may write during the call.
+        Data sets (`ImmutableDatasetWriter`) and prefetched batches do not change.
 
         Args:
-            end_key: flag of the last step of a trajectory; becomes True.
-            terminated_key: flag of a step that ends by itself, read only; may be None or missing.
-            truncated_key: flag of a step that was cut off; becomes True if the step was neither an
-                end nor terminated. May be None or missing.
+            end_key: flag of the last step of a trajectory; set to True.
+            terminated_key: flag of a step at which the episode terminated. It is only read, and may
+                be None or missing.
+            truncated_key: flag of a truncated step; set to True if neither ``end_key`` nor
+                ``terminated_key`` was set. It may be None or missing.
 
         Raises:
-            RuntimeError: a storage that cannot change items in place; nothing was changed.
-            KeyError: the items have no ``end_key``; nothing was changed.
-            TypeError: a flag is not bool; nothing was changed.
-            ValueError: two of the keys are the same; nothing was changed.
+            RuntimeError: a storage cannot change items in place. Nothing was changed.
+            KeyError: the items have no ``end_key``. Nothing was changed.
+            TypeError: a flag is not bool. Nothing was changed.
+            ValueError: two of the keys are equal. Nothing was changed.
 
         Cost: O(capacity).
         """
@@ -529,21 +533,21 @@ class JointBuffer(Saves, metaclass=ABCMeta):
                 rb._sampler._boundaries.forget()
 
     def iter_in_order(self, chunk: int) -> Iterator[Any]:
-        """Yields the items of `ReplayBuffer.iter_in_order` of one buffer after the other."""
+        """Yields the items of each buffer in turn, like `ReplayBuffer.iter_in_order`."""
         for rb in self._members:
             yield from rb.iter_in_order(chunk)
 
     # -- all buffers at once -------------------------------------------------------------------
 
     def share(self, shared: bool = True) -> Self:
-        """`ReplayBuffer.share` for each buffer."""
+        """Calls `ReplayBuffer.share` for each buffer."""
         for rb in self._members:
             rb.share(shared)
         self._joint.share(shared)
         return self
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """`ReplayBuffer.empty` for each buffer, unless one has an `ImmutableDatasetWriter`."""
+        """Empties each buffer; raises an error if a writer is an `ImmutableDatasetWriter`."""
         self._parts.drop_prefetched()
         self._writer.require_no_data_set()
         for rb in self._members:
@@ -551,7 +555,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         self._turns.forget()
 
     def stats(self) -> dict[str, Any]:
-        """TorchRL's keys, summed over all buffers, and ``num_buffers``."""
+        """Returns TorchRL's keys, summed over all buffers, and ``num_buffers``."""
         each = [rb.stats() for rb in self._members]
         size, capacity = (sum(one[name] for one in each) for name in ("size", "capacity"))
         return {
@@ -565,12 +569,12 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         }
 
     def flush(self) -> None:
-        """`ReplayBuffer.flush` for each buffer."""
+        """Calls `ReplayBuffer.flush` for each buffer."""
         for rb in self._members:
             rb.flush()
 
     def close(self) -> None:
-        """Leaves every buffer. Idempotent."""
+        """Closes every buffer. Can be called repeatedly."""
         if self._parts.prefetcher is not None:
             self._parts.prefetcher.close()
         for rb in self._members:
@@ -578,7 +582,10 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         self._joint.close()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """`synchronize`, then `close`, also after an error. Idempotent; ``timeout`` is accepted."""
+        """Calls `synchronize` and then `close`, even if `synchronize` raises an error.
+
+        Repeated calls have no effect. The argument ``timeout`` is accepted and ignored.
+        """
         try:
             self.synchronize()
         finally:
@@ -586,7 +593,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
 
     @classmethod
     def as_remote(cls, remote_config: dict[str, Any] | None = None) -> Any:
-        """The class as a Ray actor; see `ReplayBuffer.as_remote`."""
+        """Returns the class as a Ray actor; see `ReplayBuffer.as_remote`."""
         return ReplayBuffer.as_remote.__func__(cls, remote_config)  # type: ignore[attr-defined]
 
     def __enter__(self) -> Self:
@@ -596,7 +603,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         self.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything of every buffer, in memory; see `ReplayBuffer.state_dict`."""
+        """Returns the state of every buffer; see `ReplayBuffer.state_dict`."""
         own = []
         for rb in self._members:
             rng = rb.generator
@@ -608,7 +615,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         """Loads a state; see `ReplayBuffer.load_state_dict`.
 
         Raises:
-            ValueError: the state has another number of buffers.
+            ValueError: the number of buffers in the state differs.
         """
         for rb in self._members:
             rb._parts.drop_prefetched()
@@ -626,22 +633,22 @@ ReplayBuffer.register(JointBuffer)  # type: ignore[type-abstract] # as in TorchR
 
 
 class _Rows(SampleUnit):
-    """Reads and joins the rows of a sample, where the joint buffer makes it ahead."""
+    """Reads and joins the rows of a sample that the joint buffer prefetches."""
 
-    owner: Any = None  # a weak reference, so that an unused ensemble is freed at once
+    owner: Any = None  # a weak reference, so that an unused ensemble is freed immediately
 
     def __init__(self, owner: JointBuffer | None = None) -> None:
         if owner is not None:
             self.owner = weakref.ref(owner)
 
     def expand(self, index: Any, info: Any, storage: Any) -> tuple[Any, dict[Any, Any]]:
-        """The chosen rows, which the joint storage returns as they are."""
+        """Returns the chosen rows, which the joint storage returns unchanged."""
         return self.owner()._rows_of(index, info), {}
 
     _expand = expand
 
     def assemble(self, data: Any, info: dict[str, Any]) -> Batch:
-        """The sample of the rows, with an info of its own."""
+        """Returns the sample of the rows with its own info."""
         return self.owner()._made(data)  # type: ignore[no-any-return]
 
     def __reduce__(self) -> Any:
@@ -649,7 +656,7 @@ class _Rows(SampleUnit):
 
 
 class _Joint(ReplayBuffer):
-    """A buffer of joint parts."""
+    """A buffer made of joint parts."""
 
     _own_options = ("members",)
 
@@ -657,7 +664,10 @@ class _Joint(ReplayBuffer):
         super().__init__(members=[rb._parts for rb in buffers], **options)
 
     def update_if_present(self, **update: Any) -> Any:
-        """`JointBuffer.update_if_present`, after the batches that were ordered before."""
+        """Applies `JointBuffer.update_if_present`.
+
+        The change follows the batches that were ordered before it.
+        """
         unit: Any = self._parts.unit
         return unit.owner().update_if_present(**update)
 
@@ -669,9 +679,9 @@ def _priority_key(rb: ReplayBuffer) -> str | tuple[str, ...]:
 def _together(
     results: Iterable[tuple[torch.Tensor, ConditionalUpdateResult]],
     *,
-    compared: bool,  # whether versions were
+    compared: bool,  # whether versions were compared
 ) -> ConditionalUpdateResult:
-    """Combines the results for some rows each into one for all items."""
+    """Combines the results for parts of the items into one for all items."""
     count = sum(len(rows) for rows, _ in results)
     updated, rejected = cpu.zeros((2, count), dtype=torch.bool)
     for rows, result in results:
@@ -689,7 +699,10 @@ class Newest(NamedTuple):
 
 
 def newest_of_streams(storage: Storage) -> Newest | None:
-    """The newest item of each stream of each collector, or None; RuntimeError: not changeable."""
+    """Returns the newest item of each stream of each collector, or None if there are no items.
+
+    Raises RuntimeError if the items cannot be changed.
+    """
     if not storage.supports_conditional_update:
         raise RuntimeError(
             f"end_streams: a {type(storage).__name__} cannot change items in place; use a "
@@ -700,7 +713,8 @@ def newest_of_streams(storage: Storage) -> Newest | None:
         return None
     words = ring.live.words[: ring.live.used()].copy()
     held = np.flatnonzero(slots.committed(words))
-    held = held[np.argsort(-((held - ring.head) % ring.capacity))]  # a change gives a new ticket
+    # Newest first, because a change gives an item a new ticket.
+    held = held[np.argsort(-((held - ring.head) % ring.capacity))]
     found = held[np.unique(ring.live.sources[held], return_index=True)[1]]
     if not len(found):
         return None
@@ -710,7 +724,7 @@ def newest_of_streams(storage: Storage) -> Newest | None:
 
 
 def _patch_of(data: Any, end: Key, terminated: Key | None, truncated: Key | None) -> dict[Any, Any]:
-    """The patch that ends trajectories at these items; raises as `JointBuffer.end_streams`."""
+    """Returns the patch that ends trajectories at these items; see `JointBuffer.end_streams`."""
     keys = [end, *(key for key in (terminated, truncated) if key is not None)]
     if len(set(keys)) < len(keys):
         raise ValueError(

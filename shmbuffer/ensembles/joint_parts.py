@@ -1,8 +1,9 @@
-"""TorchRL's three parts for several buffers: each joins the parts of the same kind.
+"""TorchRL's three parts for several buffers. Each joins parts of the same kind.
 
-`StorageEnsemble` and `WriterEnsemble` are here, `SamplerEnsemble` is in `sampler_ensemble`. A part
-has a list of members. In an ensemble of buffers, its members are the present parts of the buffers
-instead. So a part that is exchanged in a buffer is exchanged in the ensemble.
+`StorageEnsemble` and `WriterEnsemble` are defined here, and `SamplerEnsemble` in
+`sampler_ensemble`. A part usually contains a list of members. In an ensemble of buffers, its
+members are instead the present parts of the buffers. If a part of a buffer is replaced, the
+ensemble therefore uses the new one.
 """
 
 from __future__ import annotations
@@ -50,20 +51,20 @@ class PartsOf(Sequence[Any]):
         return len(self.buffers)
 
     def __reduce__(self) -> Any:
-        return list, (list(self),)  # the parts without the buffers
+        return list, (list(self),)  # the parts without their buffers
 
 
 class JointPart:
-    """Several storages, samplers or writers as one. Each of them is saved under its number."""
+    """Several storages, samplers or writers as one. Each member is saved under its number."""
 
-    _what: ClassVar[str]  # the name of a member in messages
+    _what: ClassVar[str]  # name of a member in messages
     _members: Sequence[Any]
 
     def __getitem__(self, index: Any) -> Any:
         return select(self, index)
 
     def _some(self, found: list[int]) -> Any:
-        """A part of the same kind with some of the members."""
+        """Returns a part of the same kind with the selected members."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -74,7 +75,7 @@ class JointPart:
         return f"{type(self).__name__}({', '.join(map(repr, self._members))})"
 
     def state_dict(self) -> dict[str, Any]:
-        """Each member's state, under its number."""
+        """Returns the state of each member, under its number."""
         return {str(at): member.state_dict() for at, member in enumerate(self._members)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -109,7 +110,7 @@ class JointPart:
 
 
 class StorageEnsembleCheckpointer(StorageCheckpointerBase):
-    """Saves the members of a `StorageEnsemble` one after the other, by their own checkpointers.
+    """Saves the members of a `StorageEnsemble` one after another with their checkpointers.
 
         <path>/metadata.json           the numbers of empty members, which are not saved
         <path>/<number>/               a member
@@ -119,11 +120,11 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
     """
 
     def dumps(self, storage: Any, path: str | os.PathLike[str]) -> list[Any]:
-        """Saves each member; returns the results of their checkpointers, None for empty ones."""
+        """Saves each member; returns the results of their checkpointers, None for empty members."""
         return self._dumps(storage, Path(path), dump_part)
 
     def _export(self, storage: Any, path: Path) -> list[Any]:
-        """Writes each member in TorchRL's layout; returns as `dumps` does."""
+        """Writes each member in TorchRL's layout; returns the same as `dumps`."""
         return self._dumps(storage, path, export_storage)
 
     def _dumps(self, storage: Any, path: Path, write: Callable[[Any, Path], Any]) -> list[Any]:
@@ -145,15 +146,15 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
         return all(member.saves_snapshots for member in storage._members)
 
     def loads(self, storage: Any, path: str | os.PathLike[str]) -> list[Any]:
-        """Loads each member, and empties those that were empty; returns the result for each.
+        """Loads each member, empties those that were empty, and returns the result for each.
 
         Raises:
-            ValueError: the checkpoint has another number of members; nothing was changed.
+            ValueError: the number of members in the checkpoint differs. Nothing was changed.
         """
         return self.loads_beside(storage, Path(path), None)
 
     def loads_beside(self, storage: Any, path: Path, written: list[Any] | None) -> list[Any]:
-        """Loads each member as `StorageCheckpointerBase.loads_beside` does."""
+        """Loads each member like `StorageCheckpointerBase.loads_beside`."""
         members = storage._members
         file = path / _METADATA
         with reading(file):
@@ -189,24 +190,25 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
 class StorageEnsemble(JointPart, Storage):
     """The storages of the buffers of a `ReplayBufferEnsemble`.
 
-    ``storages[i]`` is a storage, ``storages[i, index]`` reads from it, and ``storages[:, index]``
-    returns a list with a batch of each. Any other index gives an ensemble of some storages. The
-    length is the number of storages.
+    ``storages[i]`` returns a storage, ``storages[i, index]`` reads from it, and ``storages[:,
+    index]`` returns a list with one batch per storage. Any other index returns an ensemble of the
+    selected storages. The length is the number of storages.
 
     Args:
-        *storages: one for each buffer.
-        transforms: one for each storage, called with items read from it, or None.
+        *storages: one storage per buffer.
+        transforms: one transform or None per storage, called with items read from it.
 
     Raises:
         ValueError: there are no storages.
-        TypeError: the number of transforms is not the number of storages.
+        TypeError: the number of transforms differs from the number of storages.
 
     Source: ``torchrl.data.StorageEnsemble``.
     """
 
     _what = "storage"
     _default_checkpointer = StorageEnsembleCheckpointer
-    _dump, _read, _apply = Storage._dump, Storage._read, Storage._apply  # by the checkpointer
+    # Implemented by the checkpointer.
+    _dump, _read, _apply = Storage._dump, Storage._read, Storage._apply
 
     def __init__(
         self, *storages: Storage, transforms: Sequence[Callable[[Any], Any] | None] | None = None
@@ -229,19 +231,19 @@ class StorageEnsemble(JointPart, Storage):
 
     @property
     def shared(self) -> bool:
-        """True if any of them is shared."""
+        """True if any of the storages is shared."""
         return any(storage.shared for storage in self._members)
 
     @property
     def initialized(self) -> bool:
-        """True if each of them knows its leaves."""
+        """True if the form of the items is defined in every storage."""
         return all(storage.initialized for storage in self._members)
 
     def get(self, index: Any) -> list[tuple[int, Any]]:
-        """Reads each row of a `SamplerEnsemble` index: the number of its storage, and a batch.
+        """Reads each row of a `SamplerEnsemble` index; returns storage numbers and batches.
 
         Raises:
-            TypeError: another kind of index.
+            TypeError: the index has another type.
         """
         if not hasattr(index, "get") or index.get("buffer_ids", None) is None:
             raise TypeError(
@@ -258,29 +260,29 @@ class StorageEnsemble(JointPart, Storage):
         return found
 
     def fetch(self, index: Any, *, dim_extend: int = 0, views: bool | None = None) -> Any:
-        """Returns chosen rows as they are, because each buffer reads its own; see `JointBuffer`."""
+        """Returns the index, because each buffer reads its own rows; see `JointBuffer`."""
         return index
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> NoReturn:
-        """Raises RuntimeError: write into one of the storages."""
+        """Raises RuntimeError. Write to one of the storages instead."""
         raise RuntimeError(
             "a StorageEnsemble cannot choose a storage for the data; write to one of its storages "
             "with ensemble[i].set(index, data)"
         )
 
     def add(self, data: Any) -> NoReturn:
-        """Raises RuntimeError as `set` does."""
+        """Raises RuntimeError like `set`."""
         self.set(0, data)
 
     def extend(self, data: Any) -> NoReturn:
-        """Raises RuntimeError as `set` does."""
+        """Raises RuntimeError like `set`."""
         self.set(0, data)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state.
 
         Raises:
-            ValueError: it has another number of storages; nothing was changed.
+            ValueError: the number of storages differs. Nothing was changed.
         """
         if sorted(state_dict) != sorted(str(at) for at in range(len(self))):
             raise ValueError(
@@ -299,7 +301,7 @@ class StorageEnsemble(JointPart, Storage):
         return False
 
     def cleanup(self) -> bool:
-        """Removes the files of all storages; True if there were any."""
+        """Removes the files of all storages; returns True if there were any."""
         return bool(sum(storage.cleanup() for storage in self._members))
 
     def close(self) -> None:
@@ -327,10 +329,10 @@ class StorageEnsemble(JointPart, Storage):
 class WriterEnsemble(JointPart, Writer):
     """The writers of the buffers of a `ReplayBufferEnsemble`.
 
-    ``writers[i]`` is a writer; any other index gives an ensemble of some writers.
+    ``writers[i]`` returns a writer; any other index returns an ensemble of the selected writers.
 
     Args:
-        *writers: one for each buffer.
+        *writers: one writer per buffer.
 
     Source: ``torchrl.data.WriterEnsemble``.
     """
@@ -354,11 +356,11 @@ class WriterEnsemble(JointPart, Writer):
             writer.register_storage(member)
 
     def add(self, data: Any) -> NoReturn:
-        """Raises RuntimeError: write into one of the buffers."""
+        """Raises RuntimeError. Write to one of the buffers instead."""
         raise RuntimeError(refusal("an item was given to the ensemble"))
 
     def extend(self, data: Any) -> NoReturn:
-        """Raises RuntimeError: write into one of the buffers."""
+        """Raises RuntimeError. Write to one of the buffers instead."""
         raise RuntimeError(refusal("a batch was given to the ensemble"))
 
     @property
@@ -367,7 +369,7 @@ class WriterEnsemble(JointPart, Writer):
         return all(writer.tracks_generations for writer in self._members)
 
     def generations_of(self, index: Any) -> torch.Tensor:
-        """Returns `Writer.generations_of` for an index of a write or a sample, flat."""
+        """Returns the flattened `Writer.generations_of` for an index of a write or a sample."""
         found = cpu.full(index.get(BUFFER_IDS).shape, -1, dtype=torch.int64).reshape(-1)
         for part in routes(index, self._storage, {}):
             found[part.rows] = self._members[part.at].generations_of(part.where)
@@ -375,7 +377,7 @@ class WriterEnsemble(JointPart, Writer):
 
     @property
     def write_count(self) -> int:
-        """Elements written so far into all buffers."""
+        """Number of elements that were written to all buffers."""
         return sum(map(write_count_of, self._members))
 
     _write_count = write_count
@@ -386,7 +388,7 @@ class WriterEnsemble(JointPart, Writer):
             writer._empty(empty_write_count)
 
     def require_no_data_set(self) -> None:
-        """Raises RuntimeError if a writer is an `ImmutableDatasetWriter`: it is never emptied."""
+        """Raises RuntimeError for an `ImmutableDatasetWriter`, which cannot be emptied."""
         for writer in self._members:
             if isinstance(writer, ImmutableDatasetWriter):
                 writer._empty()
@@ -396,7 +398,7 @@ class WriterEnsemble(JointPart, Writer):
 
 
 def select(joint: Any, index: Any) -> Any:
-    """The member at an int; for anything else that names members, a joint object of these."""
+    """Returns the member at an int, or a joint object of the selected members."""
     if isinstance(index, tuple):
         if len(index) != 1:
             raise IndexError(f"a {joint._what} is empty, so {index!r} selects nothing")
@@ -408,7 +410,7 @@ def select(joint: Any, index: Any) -> Any:
 
 
 def named(index: Any, count: int, what: str) -> int | list[int]:
-    """The number of the member at an int, or the numbers of the members at any other index."""
+    """Returns the number of a member for an int, or a list of numbers for other indices."""
     if index is Ellipsis:
         return list(range(count))
     if isinstance(index, slice):
@@ -437,7 +439,7 @@ def named(index: Any, count: int, what: str) -> int | list[int]:
 
 
 def refusal(what: str) -> str:
-    """The message for a write into an ensemble."""
+    """Returns the message for a write to an ensemble."""
     return (
         f"{what}, which cannot choose a buffer for it; write to one of the buffers with "
         "ensemble[i].extend(data)"

@@ -1,4 +1,4 @@
-"""The rows of an ensemble's sample, as one TensorDict, and back.
+"""Combines the rows of an ensemble's sample into one TensorDict, and divides them again.
 
 rows of buffers  ──▶ stacked  ──▶ a sample with its index: buffer_ids [rows], index [rows, n]
 such an index    ──▶ routes   ──▶ the items of each buffer
@@ -30,7 +30,7 @@ def stack_index(buffer_ids: list[int], indices: list[torch.Tensor]) -> Any:
 
 
 def stack_rows(rows: list[dict[Any, torch.Tensor]]) -> Any:
-    """Entries of rows as a TensorDict ``[rows]``, lazily stacked where keys or shapes differ."""
+    """Stacks entries of rows to a TensorDict ``[rows]``, lazily if keys or shapes differ."""
     first = rows[0]
     if all(
         row.keys() == first.keys() and all(row[key].shape == first[key].shape for key in first)
@@ -43,7 +43,7 @@ def stack_rows(rows: list[dict[Any, torch.Tensor]]) -> Any:
 
 
 def stack_batches(batches: list[Any]) -> Any:
-    """Batches of one form with a dimension in front, lazily stacked where they differ."""
+    """Stacks batches along a new first dimension, lazily if their forms differ."""
     if is_collection(batches[0]):
         return LazyStackedTensorDict.maybe_dense_stack(batches, 0)
     try:
@@ -58,7 +58,7 @@ def stack_batches(batches: list[Any]) -> Any:
 def stack_infos(
     buffer_ids: list[int], infos: list[dict[Any, Any]], fillings: dict[str, float]
 ) -> Any:
-    """The info of each row, as one TensorDict ``[rows]``."""
+    """Returns the info of all rows as one TensorDict ``[rows]``."""
     indices, rows = [], []
     for info in infos:
         index = info[INDEX]
@@ -73,13 +73,13 @@ def stack_infos(
 
 
 def filled(shape: Sequence[int], value: float) -> torch.Tensor:
-    """A tensor of weights or tickets, float32 or int64, that are all ``value``."""
+    """Returns a tensor of weights (float32) or tickets (int64), all equal to ``value``."""
     dtype = torch.int64 if isinstance(value, int) else torch.float32
     return cpu.full(tuple(shape), value, dtype=dtype)
 
 
 def with_infos(data: TensorDictBase, info: TensorDictBase) -> tuple[Any, Any]:
-    """A sample with its infos among its entries, and both with ``buffer_ids`` for each item."""
+    """Adds the infos to the entries of a sample, and ``buffer_ids`` per item to both."""
     rows = len(info)
     items = [row.get(INDEX).get(INDEX).shape[0] for row in info.unbind(0)]
     if data.batch_dims < 2 or data.batch_size[0] != rows or data.batch_size[1] not in (-1, *items):
@@ -100,17 +100,18 @@ def with_infos(data: TensorDictBase, info: TensorDictBase) -> tuple[Any, Any]:
 
 
 def local(index: torch.Tensor, storage: Any) -> Any:
-    """The index of a row for its storage: int64 ``[n]``, or a tuple of ``ndim`` of them."""
+    """Returns the index of a row for its storage: int64 ``[n]``, or a tuple of ``ndim`` of them."""
     return tuple(index.unbind(-1)) if getattr(storage, "ndim", 1) > 1 else index
 
 
 class Route(NamedTuple):
-    """The part of a sample that is from one buffer."""
+    """The part of a sample that belongs to one buffer."""
 
     at: int  # number of the buffer
     storage: Any
     where: torch.Tensor  # index in the storage: int64 ``[n]``, or ``[n, ndim]`` with lanes
-    entries: dict[Any, Any]  # of these items: tensors ``[n, ...]``, or a number for all, or None
+    # Entries of these items: tensors ``[n, ...]``, one number for all, or None.
+    entries: dict[Any, Any]
     rows: torch.Tensor  # positions in the flat sample, int64 ``[n]``
 
 
@@ -126,7 +127,7 @@ def routes(
     values = {
         name: None if value is None else cpu.as_tensor(value) for name, value in entries.items()
     }
-    if isinstance(index, LazyStackedTensorDict):  # rows need not have one shape
+    if isinstance(index, LazyStackedTensorDict):  # rows can have different shapes
         before = 0
         for at, row in enumerate(index.unbind(0)):
             mine = {name: _of(value, at) for name, value in values.items()}
@@ -154,19 +155,22 @@ def routes(
 
 
 def known_tickets(tickets: torch.Tensor | None) -> torch.Tensor | None:
-    """Tickets int64 ``[n]`` of items ``[n, ...]``; None if one is unknown (-1)."""
+    """Returns tickets int64 ``[n]`` of items ``[n, ...]``; None if one is unknown (-1)."""
     if tickets is None or bool((tickets < 0).any()):
         return None
     return one_each(tickets)
 
 
 def written_tickets(rb: Any, before: int, slots: torch.Tensor) -> torch.Tensor:
-    """Tickets of a write from the ring's head before it; -1: none. Too low if others wrote."""
+    """Returns tickets of a write, derived from the position of the ring's head before it.
+
+    A ticket of -1 stands for no item. The tickets are too low if other processes wrote, too.
+    """
     ring = ring_of(rb._storage)
     if ring is None or not len(slots):
         return cpu.full((len(slots),), -1, dtype=torch.int64)
     tickets = before + (slots[0] - before) % ring.capacity + cpu.arange(len(slots))
-    if not torch.equal(tickets % ring.capacity, slots):  # a writer that chooses places
+    if not torch.equal(tickets % ring.capacity, slots):  # the writer chooses the slots
         return rb._writer.generations_of(slots)  # type: ignore[no-any-return]
     return tickets
 
@@ -174,13 +178,13 @@ def written_tickets(rb: Any, before: int, slots: torch.Tensor) -> torch.Tensor:
 def routed(
     data: Any, count: int, key: str | tuple[str, ...] | None, dim: int | None
 ) -> tuple[TensorDictBase, torch.Tensor]:
-    """The items of a batch, flat, ``[n]``, and the number of the buffer of each."""
+    """Returns the flattened items of a batch, ``[n]``, and the buffer number of each item."""
     if not isinstance(data, TensorDictBase):
         raise TypeError(
             f"only TensorDicts can be divided among the buffers, got {type(data).__name__}; write "
             "to one of the buffers with ensemble[i].extend(data)"
         )
-    # tensordict 0.12 cannot tell the size of one dimension without items by itself.
+    # tensordict 0.12 cannot infer the size of a dimension that has no items.
     items = data.reshape(data.batch_size.numel())
     if dim is not None:
         if not -data.batch_dims <= dim < data.batch_dims or data.batch_size[dim] != count:
@@ -210,7 +214,7 @@ def routed(
 
 
 def _merged(data: Any, info: Any, lead: tuple[int, ...]) -> tuple[Any, Any]:
-    """``info`` with the batch size ``lead``, and ``data`` with its entries."""
+    """Expands ``info`` to the batch size ``lead`` and adds its entries to ``data``."""
     index = info.get(INDEX)
     ids = index.get(BUFFER_IDS)
     ids = ids.reshape(*ids.shape, *(1,) * (len(lead) - ids.dim())).expand(lead)
@@ -222,7 +226,7 @@ def _merged(data: Any, info: Any, lead: tuple[int, ...]) -> tuple[Any, Any]:
     dims = len(lead)
     item = tuple(data.batch_size[dims:])
     with unlocked(data):
-        data.pop(INDEX, None)  # of whatever the items were before
+        data.pop(INDEX, None)  # the previous index of the items, of any form
         for key, value in about.items(True, True):
             tail = value.shape[dims:]
             if item and tail[: len(item)] != item:
@@ -232,7 +236,7 @@ def _merged(data: Any, info: Any, lead: tuple[int, ...]) -> tuple[Any, Any]:
 
 
 def _of(value: torch.Tensor | None, rows: Any) -> torch.Tensor | None:
-    """The entries of some rows; a single number is for all."""
+    """Returns the entries of the given rows; a single number applies to all rows."""
     return value if value is None or value.dim() == 0 else value[rows]
 
 
@@ -241,7 +245,7 @@ def _is_constant(numbers: torch.Tensor, dim: int) -> bool:
 
 
 def _divided(name: object, value: torch.Tensor | None, lead: torch.Size) -> torch.Tensor | None:
-    """``[items, ...]``; a single number stays one."""
+    """Reshapes entries to ``[items, ...]``; a single number stays a single number."""
     count = lead.numel()
     if value is None or value.dim() == 0:
         return value

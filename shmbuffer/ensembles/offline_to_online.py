@@ -1,12 +1,12 @@
-"""A fixed data set and collected items: each sample has a fixed share of both.
+"""A fixed data set and collected items, which have a fixed share in each sample.
 
     extend(data)  ──▶  the online part
     sample(n)     ──▶  round(fraction * n) rows of the data set, the rest online, in one batch [n]
 
-Both parts are under one index. Items are read, and priorities and patches applied, in the part of
-their index:
+Both parts have one common index. Reads, priorities and patches are applied to the part that the
+index selects:
 
-    0 .. capacity - 1              places of the online part, as its writes return them
+    0 .. capacity - 1              slots of the online part, as its writes return them
     capacity .. capacity + data    items of the data set
 """
 
@@ -55,42 +55,42 @@ ONLINE, OFFLINE = 0, 1
 class OfflineToOnlineReplayBuffer(JointBuffer):
     """Samples a data set and collected items in a fixed proportion.
 
-    ``sample(n)`` is one flat batch: first exactly ``round(offline_fraction * n)`` rows of the data
-    set, then rows of the online part. While the online part is empty, all rows are of the data set.
-    ``extend`` and ``add`` write into the online part; the data set never changes.
+    ``sample(n)`` returns one flat batch: first exactly ``round(offline_fraction * n)`` rows of the
+    data set, then rows of the online part. While the online part is empty, all rows come from the
+    data set. ``extend`` and ``add`` write to the online part. The data set never changes.
 
-    All processes with the online part share the proportion: after `anneal` in one of them, the next
-    sample of each has it. It is stored with the online part.
+    All processes that use the online part share the proportion. After `anneal` in one of them, it
+    applies to the next sample of each. It is stored with the online part.
 
-    An ``"index"`` below the capacity of the online part is a place there, and others are items of
-    the data set. Both parts may have priorities, set by `update_tensordict_priority` and
-    `update_priority`. An importance weight corrects for the priorities of its own part, and leaves
-    the proportion as it is. Rows of a part without priorities weigh 1.
+    An ``"index"`` below the capacity of the online part is a slot of that part, and larger ones are
+    items of the data set. Both parts can have priorities, set by `update_tensordict_priority` and
+    `update_priority`. An importance weight corrects for the priorities of its own part and does not
+    affect the proportion. Rows of a part without priorities have a weight of 1.
 
     Args:
-        offline_dataset: a buffer; a directory (`pathlib.Path`), opened as a `ReadOnlyStorage`,
-            which all learners share; or a name for `load_dataset`, such as
-            ``"minari:door/human-v2"`` or ``"parquet:runs.parquet"``.
+        offline_dataset: a buffer, a directory, or a name. A directory (`pathlib.Path`) is opened as
+            a `ReadOnlyStorage`, which all learners share. A name is passed to `load_dataset`, for
+            example ``"minari:door/human-v2"`` or ``"parquet:runs.parquet"``.
         online_storage: storage of the online part, with one storage dimension. A
             `LazyMemmapStorage` is shared.
-        online_capacity: size of a `LazyTensorStorage`, instead of ``online_storage``.
-        offline_fraction: share of the data set in a sample, between 0 and 1; the same initial value
-            for all handles of a shared online part.
-        batch_size: number of items of a sample, and of one of a data set that is loaded by name.
-        transform: called with every sample.
-        online_sampler: sampler of the online part; None is a `RandomSampler`.
+        online_capacity: capacity of a `LazyTensorStorage`, as an alternative to ``online_storage``.
+        offline_fraction: share of the data set in a sample, between 0 and 1. The initial value must
+            be the same for all handles of a shared online part.
+        batch_size: number of items per sample, and batch size of a data set that is loaded by name.
+        transform: transform that is called with every sample.
+        online_sampler: sampler of the online part. None creates a `RandomSampler`.
         priority_key: see `TensorDictReplayBuffer`.
-        generator: of the draws in both parts.
-        rank: see `ReplayBuffer`; for both parts.
+        generator: random generator for both parts.
+        rank: rank for both parts; see `ReplayBuffer`.
         prefetch: see `ReplayBuffer`.
-        **dataset_kwargs: for `load_dataset`.
+        **dataset_kwargs: arguments of `load_dataset`.
 
     Raises:
-        ValueError: both or none of ``online_storage`` and ``online_capacity`` were given. The
-            fraction is not between 0 and 1, or not the initial one of a shared online part. A
-            storage has several dimensions, or no limit. ``dataset_kwargs`` were given for a data
-            set that is a buffer.
-        TypeError: ``offline_dataset`` is something else.
+        ValueError: not exactly one of ``online_storage`` and ``online_capacity`` was passed. The
+            fraction is not between 0 and 1, or differs from the initial one of a shared online
+            part. A storage has several dimensions or no maximum size. ``dataset_kwargs`` were
+            passed with a buffer.
+        TypeError: ``offline_dataset`` has another type.
 
     Example:
         >>> import torch
@@ -153,8 +153,8 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
         if rank is not None:
             offline._parts.rank_given = rank
         if online_storage.shared:
-            offline.share()  # so that ranks of one seed draw differently from it, too
-        offline.generator = offline.generator  # its next draw asks for the rank
+            offline.share()  # so that ranks with the same seed also draw different items from it
+        offline.generator = offline.generator  # its next draw then determines the rank
         self._mixture = _mixture(online_storage, self._base)
         super().__init__(
             (online, offline),
@@ -173,7 +173,7 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
 
     def _exchange(self, name: str, new: Any) -> Any:
         before = super()._exchange(name, new)
-        if name == "sampler":  # the shares stay
+        if name == "sampler":  # the shares do not change
             mixed = _MixedSampler(self._mixture, self._members)
             mixed.prefetcher = self._parts.prefetcher
             super()._exchange(name, mixed)
@@ -202,14 +202,14 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
         return float(self._mixture.fraction)
 
     def anneal(self, step: int, total_steps: int) -> None:
-        """Sets the share of the data set for every process; it falls linearly to 0.
+        """Sets the share of the data set for every process. The share decreases linearly to 0.
 
         Args:
-            step: the present step, from 0.
-            total_steps: the step at which the share is 0.
+            step: the current step, from 0.
+            total_steps: the step at which the share reaches 0.
 
         Raises:
-            ValueError: ``total_steps`` below 1, or ``step`` below 0.
+            ValueError: ``total_steps`` is below 1, or ``step`` is below 0.
         """
         if total_steps < 1 or step < 0:
             raise ValueError(
@@ -217,7 +217,7 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
             )
         self._mixture.fraction = self._base * max(0.0, 1.0 - step / total_steps)
 
-    # The names by which TorchRL's trainer saves and sets them.
+    # TorchRL's trainer saves and sets the parts under these names.
     @property
     def _offline_fraction(self) -> float:
         return self.offline_fraction
@@ -241,7 +241,7 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
         return sum(len(rb) for rb in self._members)
 
     def stats(self) -> dict[str, Any]:
-        """TorchRL's keys, of both parts together; ``offline_fraction``, and the size of each."""
+        """Returns TorchRL's keys for both parts together, ``offline_fraction``, and both sizes."""
         return {
             **super().stats(),
             "offline_fraction": self.offline_fraction,
@@ -267,7 +267,7 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
         return self.online_buffer.extend(data, *given, **options)
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Forgets the items of the online part; see `ReplayBuffer.empty`."""
+        """Removes the items of the online part; see `ReplayBuffer.empty`."""
         self._parts.drop_prefetched()
         self.online_buffer.empty(empty_write_count)
         self._turns.forget()
@@ -284,7 +284,7 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
         return index
 
     def _made(self, rows: Any) -> Batch:
-        if isinstance(rows, tuple):  # read by the draw
+        if isinstance(rows, tuple):  # rows that were already read during the draw
             return rows
         return super()._made(rows)
 
@@ -311,7 +311,7 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
     # -- items by their index ------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Any:
-        """Items by the index of samples and writes; a slice leaves empty places out."""
+        """Returns items by the index of samples and writes. A slice skips empty slots."""
         if is_key(index):
             return self[:][index]
         start = self._start
@@ -337,19 +337,19 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
         return self._transformed(tree_map(lambda leaf: leaf[order], data, is_leaf=is_collection))
 
     def read_all_in_order(self, end: int | None = None) -> Any:
-        """``rb[:end]``: the items of the online part, then those of the data set."""
+        """Returns ``rb[:end]``: the items of the online part, then those of the data set."""
         return self[:end]
 
     def _by_part(
         self, places: torch.Tensor
     ) -> Iterator[tuple[ReplayBuffer, torch.Tensor, torch.Tensor]]:
-        """Each part, its rows of ``places``, and the index there."""
+        """Yields each part, its rows of ``places``, and the index in the part."""
         for at, rb in enumerate(self._members):
             rows = torch.nonzero((places >= self._start) == bool(at)).flatten()
             yield rb, rows, places[rows] - at * self._start
 
     def _routable(self, index: Any) -> TensorDict:
-        """An index in the form of an ensemble's."""
+        """Converts an index to the form of an ensemble's index."""
         places = cpu.as_tensor(index)
         places = one_each(places) if places.dim() > 1 else places.reshape(-1)
         ids = (places >= self._start).long()
@@ -360,25 +360,25 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
 
 
 class _MixedSampler(SamplerEnsemble):
-    """The samplers of both parts, saved with the proportion."""
+    """The samplers of both parts, saved together with the proportion."""
 
     def __init__(self, mixture: Any, parts: Sequence[ReplayBuffer]) -> None:
         super().__init__(*(rb._sampler for rb in parts))
         self._mixture = mixture
         self._parts = parts
-        self.prefetcher: Any = None  # of the buffer that draws
-        #: The plans of both parts, and what makes batches of both at once with these plans.
+        self.prefetcher: Any = None  # prefetcher of the buffer that samples
+        #: The plans of both parts, and the `OneBatch` that makes combined batches with these plans.
         self._one_batch: tuple[list[Plan], OneBatch | None] | None = None
 
     def shares_of(self, count: int, *, waits: bool = False) -> Shares:
-        """The number of rows of each part; all are of the data set while nothing is collected."""
+        """Returns the number of rows of each part; 0 online rows if nothing is collected."""
         of_data = round(self._mixture.fraction * count)
         if not waits and not len(self._parts[ONLINE]):
             of_data = count
         return [(at, n) for at, n in ((OFFLINE, of_data), (ONLINE, count - of_data)) if n]
 
     def sample(self, storage: Any, batch_size: int) -> tuple[Any, Any]:
-        """Draws rows of both parts; if one native call per part can read them too, the batch."""
+        """Draws rows of both parts, and reads them if one native call per part is sufficient."""
         shares = self.shares_of(batch_size)
         if self.prefetcher is None or self.prefetcher.hand_over.at_once:
             one = self._as_one()
@@ -387,11 +387,11 @@ class _MixedSampler(SamplerEnsemble):
         return [(at, *self._draw(at, self._parts[at]._storage, n)) for at, n in shares], {}
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
-        """True if both parts can give their shares of a batch."""
+        """True if both parts can provide their shares of a batch."""
         return all(self._parts[at].can_sample(share) for at, share in self.shares_of(batch_size))
 
     def _as_one(self) -> OneBatch | None:
-        """Makes batches of both parts at once; None if their present plans do not allow it."""
+        """Returns the `OneBatch` for both parts; None if their present plans do not allow one."""
         plans = [rb.plan for rb in self._parts]
         if self._one_batch is None or self._one_batch[0] != plans:
             self._one_batch = plans, OneBatch.of(self._parts, WEIGHT_KEYS)
@@ -410,14 +410,14 @@ class _MixedSampler(SamplerEnsemble):
 
 
 def _mixture(storage: Storage, base: float) -> Any:
-    """The share, stored with the storage if that is shared memory, else in this process."""
+    """Returns the share, which is stored in shared memory if the storage is shared."""
     if isinstance(storage, TensorStorage) or (isinstance(storage, RingBacked) and storage.shared):
         return Mixture(storage.engine(), base)
     return SimpleNamespace(fraction=base)
 
 
 def _concatenated(data: list[Any]) -> Any:
-    """The rows of both parts in one batch."""
+    """Concatenates the rows of both parts to one batch."""
     if len(data) == 1:
         return data[0]
     try:
@@ -431,7 +431,7 @@ def _concatenated(data: list[Any]) -> Any:
 
 
 def _differences(*parts: Any) -> str:
-    """The entries that only one of the parts has."""
+    """Describes the entries that only one of the parts has."""
     if not all(map(is_collection, parts)):
         return ""
     keys = [

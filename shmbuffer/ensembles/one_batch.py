@@ -1,9 +1,10 @@
-"""Rows of several buffers in one batch, gathered in place without a second copy.
+"""Gathers rows of several buffers in one batch, without a second copy.
 
     buffer 0 ──▶ rows [0, a)    ┐
     buffer 1 ──▶ rows [a, n)    ┘ of the same tensors, index, weights and tickets
 
-For buffers whose items have one form and are drawn in one native call, without further steps.
+This is possible for buffers whose items have one form and are drawn in one native call, without
+further steps.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Shares = Sequence[tuple[int, int]]
 
 
 class OneBatch:
-    """Batches of two buffers with these plans."""
+    """Makes combined batches of two buffers with the given plans."""
 
     def __init__(self, plans: Sequence[Plan], weight_keys: tuple[str, ...]) -> None:
         self._plans = plans
@@ -41,7 +42,7 @@ class OneBatch:
 
     @classmethod
     def of(cls, buffers: Sequence[ReplayBuffer], weight_keys: tuple[str, ...]) -> OneBatch | None:
-        """None if each buffer has to make its rows separately."""
+        """Creates the object; returns None if each buffer has to make its rows separately."""
         plans = [rb.plan for rb in buffers]
         if not all(map(_is_plain, buffers, plans)):
             return None
@@ -54,7 +55,7 @@ class OneBatch:
         return cls(plans, weight_keys) if fits else None
 
     def sample(self, shares: Shares, starts: Sequence[int]) -> Batch:
-        """Draws a batch. The indices of buffer i begin at ``starts[i]``."""
+        """Samples a batch. The indices of buffer i begin at ``starts[i]``."""
         count = sum(share for _, share in shares)
         tensors, _ = self._leaves.outputs((count,))
         index = cpu.empty(count, dtype=torch.int64)

@@ -1,10 +1,10 @@
-"""Several samplers as one: it chooses buffers, each of which draws its share.
+"""Several samplers as one. The ensemble chooses buffers, each of which draws its share.
 
     batch_size 12, 3 buffers chosen ──▶ buffer 1: 4 items
                                         buffer 0: 4 items   ──▶ index [3, 4], buffer_ids [3]
                                         buffer 1: 4 items
 
-The choice and the draws use the generator of the buffer, one after the other, row by row.
+The choice of buffers and then the draws, row by row, use the generator of the buffer.
 """
 
 from __future__ import annotations
@@ -29,26 +29,27 @@ Weights = Sequence[float] | torch.Tensor | str | None
 
 
 class IndivisibleBatchError(ValueError, RuntimeError):
-    """A batch that cannot be divided among the buffers that are to be sampled."""
+    """A batch that cannot be divided among the buffers to sample."""
 
 
 class SamplerEnsemble(JointPart, Sampler):
     """The samplers of a `ReplayBufferEnsemble`, and the choice of buffers.
 
-    ``samplers[i]`` is a sampler; any other index gives an ensemble of some samplers.
+    ``samplers[i]`` returns a sampler; any other index returns an ensemble of the selected samplers.
 
     Args:
-        *samplers: one for each buffer.
-        p: relative frequency of each buffer, not negative. ``"sampleable"`` is the number of
-            possible draws at that moment: items, or places where a slice can begin. None: equal.
-            It can be set later.
-        sample_from_all: every batch has a share of every buffer; excludes ``p``.
-        num_buffer_sampled: number of shares of a batch; a buffer may have several, or none. It is
-            the number of buffers if it is None, and with ``sample_from_all``.
+        *samplers: one sampler per buffer.
+        p: non-negative relative frequency of each buffer. ``"sampleable"`` uses the number of
+            possible draws at the time of the call: items, or slots at which a slice can begin. None
+            uses equal frequencies. The attribute can be changed later.
+        sample_from_all: every batch contains a share of every buffer. Cannot be combined with
+            ``p``.
+        num_buffer_sampled: number of shares of a batch. A buffer can have several shares, or none.
+            The default, also with ``sample_from_all``, is the number of buffers.
 
     Raises:
-        RuntimeError: both ``p`` and ``sample_from_all`` were given.
-        ValueError: ``p`` has another length, a negative number or NaN.
+        RuntimeError: both ``p`` and ``sample_from_all`` were passed.
+        ValueError: ``p`` has the wrong length, a negative number or NaN.
 
     Source: ``torchrl.data.SamplerEnsemble``.
     """
@@ -112,17 +113,17 @@ class SamplerEnsemble(JointPart, Sampler):
     # -- drawing -------------------------------------------------------------------------------
 
     def sample(self, storage: Any, batch_size: int) -> tuple[Any, Any]:
-        """Draws from a `StorageEnsemble`.
+        """Draws items from a `StorageEnsemble`.
 
         Returns:
             A TensorDict ``[rows]`` with ``"buffer_ids"`` int64 ``[rows]`` and ``"index"`` int64
-            ``[rows, batch_size / rows]``, and one with the infos of the draws. Rows that differ in
-            keys or shapes are stacked lazily.
+            ``[rows, batch_size / rows]``, and a TensorDict with the infos of the draws. Rows that
+            differ in keys or shapes are stacked lazily.
 
         Raises:
             TypeError: ``storage`` is not a `StorageEnsemble`.
-            RuntimeError: ``num_buffer_sampled`` does not divide the batch (also a ValueError).
-            EmptyBufferError: a chosen buffer has nothing to draw from, or no buffer can be chosen.
+            RuntimeError: ``num_buffer_sampled`` does not divide the batch size (also a ValueError).
+            EmptyBufferError: a chosen buffer has no items to sample, or no buffer can be chosen.
         """
         chosen = self.shares(storage, batch_size)
         share = batch_size // len(chosen)
@@ -130,9 +131,9 @@ class SamplerEnsemble(JointPart, Sampler):
         return stack_index(chosen, [index for index, _ in drawn]), stack_rows([i for _, i in drawn])
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
-        """True if every buffer that may be chosen can give its share of such a batch.
+        """True if every buffer that can be chosen is able to provide its share of such a batch.
 
-        In an ensemble of buffers, the rate limiter of each of them has to admit its share as well.
+        In an ensemble of buffers, the rate limiter of each buffer must also admit its share.
         """
         share, rest = divmod(batch_size, self.num_buffer_sampled)
         if rest:
@@ -148,12 +149,12 @@ class SamplerEnsemble(JointPart, Sampler):
         members = self._members
         if not isinstance(members, PartsOf):
             return all(members[at].can_sample(storages[at], share) for at in chosen)
-        most = share if self.sample_from_all else batch_size  # one buffer may get all rows
+        most = share if self.sample_from_all else batch_size  # one buffer may provide all rows
         buffers = [members.buffers[at] for at in chosen]
         return all(rb.plan.limits.admits(most) and rb.can_sample(share) for rb in buffers)
 
     def shares(self, storage: Any, batch_size: int) -> list[int]:
-        """Chooses the buffer of each row of a batch; raises as `sample`."""
+        """Chooses the buffer of each row of a batch; raises the same errors as `sample`."""
         if not isinstance(storage, StorageEnsemble):
             raise TypeError(
                 f"a SamplerEnsemble needs a StorageEnsemble, got {type(storage).__name__}"
@@ -168,7 +169,7 @@ class SamplerEnsemble(JointPart, Sampler):
         return self._choose(storage._members, batch_size // rows)
 
     def _sampleable(self, storages: Sequence[Any], share: int) -> list[int]:
-        """The number of possible draws in each buffer."""
+        """Returns the number of possible draws in each buffer."""
         each = zip(self._members, storages, strict=True)
         return [sampler._sampleable_count(storage, share) for sampler, storage in each]
 
@@ -192,7 +193,7 @@ class SamplerEnsemble(JointPart, Sampler):
         return drawn_by(self, torch.multinomial, p, count, True).tolist()
 
     def _draw(self, at: int, storage: Any, count: int) -> tuple[torch.Tensor, dict[Any, Any]]:
-        """Draws one row; if a pass of its sampler ends in it, the next pass fills it."""
+        """Draws one row. If a pass of its sampler ends in the row, the next pass fills the rest."""
         if not len(storage):
             raise EmptyBufferError(
                 f"buffer {at} of the ensemble is empty; write to ensemble[{at}] before sampling, "
@@ -206,7 +207,7 @@ class SamplerEnsemble(JointPart, Sampler):
             indices.append(part)
             infos.append(info)
             missing -= len(part)
-            # Fewer items without the end of a pass (short slices) are intended.
+            # It is intended that short slices return fewer items before the end of a pass.
             if missing <= 0 or not sampler.ran_out or not len(part):
                 break
         if len(indices) == 1:
@@ -235,14 +236,14 @@ class SamplerEnsemble(JointPart, Sampler):
     def update_priority(
         self, index: Any, priority: Any, *, storage: Any = None, generation: Any = None
     ) -> PriorityUpdate:
-        """Changes priorities as `PrioritizedSampler.update_priority`, each item in its buffer.
+        """Changes priorities in the buffers of the items; see `PrioritizedSampler.update_priority`.
 
-        The result is the sum over all buffers; those without priorities count none. After an error,
-        other buffers may have been changed.
+        The result is the sum over all buffers; buffers without priorities count as zero. If an
+        error occurs, other buffers may already have been changed.
 
         Args:
             index: ``sample["index"]`` or ``info["index"]``, or a part of it.
-            priority: one number for each item, of the same leading shape; or one for all.
+            priority: one number per item, with the same leading shape, or one number for all items.
             storage: the `StorageEnsemble`.
             generation: ``sample["index_generation"]``.
         """
@@ -253,19 +254,19 @@ class SamplerEnsemble(JointPart, Sampler):
             update = self._members[part.at].update_priority(
                 part.where, part.entries["priority"], storage=part.storage, **known
             )
-            if update is not None:  # as of a foreign sampler
+            if update is not None:  # None for samplers from other packages
                 applied, stale = applied + update.applied, stale + update.stale
         return PriorityUpdate(applied, stale)
 
     def mark_update(self, index: Any, *, storage: Any = None) -> None:
-        """Gives the items at ``index`` the default priority of their buffers."""
+        """Sets the priority of the items at ``index`` to the default of their buffers."""
         for part in routes(index, storage, {}):
             self._members[part.at].mark_update(part.where, storage=part.storage)
 
     # -- the rest ------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Each sampler's state, under its number, and ``p``."""
+        """Returns the state of each sampler, under its number, and ``p``."""
         return {**super().state_dict(), **self._own_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -274,7 +275,7 @@ class SamplerEnsemble(JointPart, Sampler):
         self._take_state(state_dict)
 
     def _own_state(self) -> dict[str, Any]:
-        """The state besides those of the samplers."""
+        """Returns the state in addition to those of the samplers."""
         return {"_p": self._p}
 
     def _take_state(self, state: dict[str, Any]) -> None:
@@ -307,7 +308,7 @@ class SamplerEnsemble(JointPart, Sampler):
         return SamplerEnsemble(*(self._members[at] for at in found), **self.choice(found))
 
     def choice(self, found: list[int]) -> dict[str, Any]:
-        """The arguments of the constructor for some of the buffers."""
+        """Returns the constructor arguments for the selected buffers."""
         return {
             "p": self._p[found] if isinstance(self._p, torch.Tensor) else self._p,
             "sample_from_all": self.sample_from_all,

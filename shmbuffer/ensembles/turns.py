@@ -1,10 +1,10 @@
-"""The rate limiters of several buffers, each applied to the rows of its own buffer.
+"""Applies the rate limiters of several buffers, each to the rows of its own buffer.
 
     rows ──▶ each waits until its buffer admits it, and counts
          ──▶ all are drawn; rows of queues come out of their queue ──▶ the sample
 
-A sample that fails does not count. Items that it has taken out of a queue are kept for the next
-sample of this handle.
+A sample that fails is not counted. Items that it has already removed from a queue are kept for the
+next sample of this handle.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Row = tuple[int, Any, dict[Any, Any]]
 
 
 class _Taken(NamedTuple):
-    """Items taken out of a queue."""
+    """Items that were removed from a queue."""
 
     share: int
     batch: Batch
@@ -39,7 +39,7 @@ class Turns:
 
     def __init__(self, buffers: Sequence[ReplayBuffer]) -> None:
         self._buffers = buffers
-        #: Kept rows by process and buffer, oldest first.
+        #: Rows that were kept after a failure, by process and buffer, oldest first.
         self._kept: dict[tuple[int, int], deque[_Taken]] = {}
 
     def are_needed(self) -> bool:
@@ -57,8 +57,8 @@ class Turns:
 
         Args:
             shares: the rows.
-            draw: draws a row that is not taken out of a queue.
-            join: makes the sample from the rows.
+            draw: draws a row that does not come from a queue.
+            join: joins the rows to a sample.
             least: for some buffers, the number of items to wait for.
         """
         turns: list[Turn | None] = []
@@ -68,7 +68,7 @@ class Turns:
                 turns.append(self._buffers[at].plan.limits.turn(share, least.get(at, 0)))
             queues = {row: turn.ring for row, turn in enumerate(turns) if turn and turn.is_queue}
             found = dict[int, Row]()
-            # Rows of queues come last, because they cannot be put back.
+            # Rows of queues are drawn last, because they cannot be put back.
             for row in sorted(range(len(shares)), key=queues.__contains__):
                 at, share = shares[row]
                 batch = self._out_of_queue(at, queues[row], share) if row in queues else None
@@ -85,10 +85,10 @@ class Turns:
             raise
 
     def _out_of_queue(self, at: int, ring: Ring, share: int) -> Batch | None:
-        """A row, kept or new; None if the buffer is not a queue any more."""
+        """Returns a row, kept or new; None if the buffer is no longer a queue."""
         kept = self._kept.get((os.getpid(), at), deque())
         try:
-            first = kept.popleft()  # threads may share it
+            first = kept.popleft()  # several threads may share this queue
         except IndexError:
             return drawing.take_batch(self._buffers[at].plan, ring, share)
         if first.share == share:
@@ -101,7 +101,7 @@ class Turns:
         )
 
     def forget(self) -> None:
-        """Forgets the kept items, because the buffers were emptied."""
+        """Discards the kept items, because the buffers were emptied."""
         self._kept.clear()
 
     def __reduce__(self) -> Any:
