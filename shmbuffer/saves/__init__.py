@@ -1,4 +1,4 @@
-"""Saves: the files of a buffer at one moment, and how they are put into place.
+"""Saves: snapshots of a buffer in files, and the code that publishes these files.
 
 safe_files, file_tree, work_directory, publication   create, read and publish files
 saved_parts, values, plain, tickets, checkpoints     the parts of a buffer in a save

@@ -1,13 +1,14 @@
-"""The base of storages, samplers and writers that can be saved: `Checkpoints`.
+"""The base class of storages, samplers and writers that can be saved: `Checkpoints`.
 
-A buffer saves its parts into ``storage/``, ``sampler/`` and ``writer/``, all of one moment, in
-TorchRL's layout; each can also be saved alone. Data that TorchRL has no place for are in files of
-our own (``shmbuffer.*``), which the key ``"shmbuffer"`` of TorchRL's JSON files announces. If
-TorchRL saves over our files, it rewrites the JSON without that key, and the other files are
-ignored.
+A buffer saves one snapshot of its parts into ``storage/``, ``sampler/`` and ``writer/``, in
+TorchRL's layout. Each part can also be saved alone. Data that do not fit into TorchRL's files are
+in additional files (``shmbuffer.*``). The key ``"shmbuffer"`` in TorchRL's JSON files refers to
+them. If TorchRL saves to the same path later, it rewrites the JSON without that key, and the
+additional files are ignored.
 
-A part says its state once: `state_dict`, or `_saved` if the save is of an earlier moment. Our saves
-hold that state as plain values; `PartFiles` translates it into TorchRL's files and back.
+A part implements its state once: `state_dict`, or `_saved` if the save has an earlier snapshot.
+Saves of this package contain that state as plain values. `PartFiles` converts it to TorchRL's files
+and back.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ class Loaded(NamedTuple):
     """The slots as they were saved. Priorities in it take precedence over those in files."""
 
     def places(self, elements: Any) -> Any:
-        """Returns the present numbers of elements, given those in the saved storage."""
+        """Returns the new indices of elements, given their indices in the saved storage."""
         if not self.shift:
             return elements
         return (elements - self.shift * self.width) % (self.slots * self.width)
 
 
 class PartFiles(NamedTuple):
-    """The files in which TorchRL keeps the state of a part."""
+    """The files in which TorchRL stores the state of a part."""
 
     write: Callable[[Path, Any, Any, Any], None]
     """Writes into a directory, from the part, the state that `_saved` gave, and the moment."""
@@ -80,14 +81,14 @@ OWN_FILES = PartFiles(_write_state, _read_state)
 
 
 class Saves:
-    """TorchRL's other names for ``dumps`` and ``loads``, which a user may have overridden."""
+    """TorchRL's other names for ``dumps`` and ``loads``, which a subclass may have overridden."""
 
     def dump(
         self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None, **more: Any
     ) -> None:
         """Calls `dumps`."""
         with report_to(on_progress):
-            self.dumps(path, **more)  # type: ignore[attr-defined] # of the part that is saved
+            self.dumps(path, **more)  # type: ignore[attr-defined] # the part that is saved
 
     def save(
         self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None, **more: Any
@@ -98,32 +99,32 @@ class Saves:
     def load(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> Any:
         """Calls `loads`."""
         with report_to(on_progress):
-            return self.loads(path)  # type: ignore[attr-defined] # of the part that is loaded
+            return self.loads(path)  # type: ignore[attr-defined] # the part that is loaded
 
 
 class Checkpoints(Saves):
     """A part of a buffer that can be saved and loaded alone.
 
-    A part of your own is saved by its ``state_dict``, if that holds only tensors, text, numbers and
-    containers of them. If it has its own ``dumps`` and ``loads``, these are given a directory; the
-    path of ``dumps`` is one of this process, and valid until the call ends.
+    A custom part is saved by its ``state_dict`` if that contains only tensors, text, numbers and
+    containers of these. If it has its own ``dumps`` and ``loads``, they are called with a
+    directory. The path passed to ``dumps`` is valid only in this process and during the call.
     """
 
     def dumps(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
-        """Saves into the directory ``path``, which then has this save and nothing else.
+        """Saves the part into the directory ``path``, replacing an earlier save.
 
-        A crash leaves the save that was there before, or this one.
+        After a crash, the directory contains either the earlier save or the new one.
 
         Args:
-            path: a directory; it is made if it is not there.
-            on_progress: called with a `ProgressReport` several times a second. If it raises, this
-                call does, and the earlier save stays.
+            path: the directory, which is created if necessary.
+            on_progress: function that is called with a `ProgressReport` several times a second. If
+                it raises an error, so does this call, and the earlier save is kept.
 
         Raises:
-            TypeError: the state holds something that can only be pickled.
+            TypeError: the state contains an object that could only be pickled.
             BufferExistsError: the directory is the scratch directory of a buffer, or has files that
-                no save made; nothing was written.
-            OSError: no room, or no permission; the earlier save stays.
+                are not part of a save. Nothing was written.
+            OSError: there is no space, or permission is denied. The earlier save is kept.
         """
         with report_to(on_progress):
             if self._has_files_in(Path(path)):
@@ -134,15 +135,15 @@ class Checkpoints(Saves):
                 self._dump(directory, None)
 
     def loads(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
-        """Replaces the content by a save of `dumps`, of this library or of TorchRL.
+        """Replaces the contents with a save by `dumps`, from this library or from TorchRL.
 
         Args:
             path: the directory.
-            on_progress: see `dumps`. If it raises, nothing was changed, or a note on the exception
-                tells that the buffer is empty now.
+            on_progress: see `dumps`. If it raises an error, either nothing was changed, or a note
+                on the exception says that the buffer is now empty.
 
         Raises:
-            FileNotFoundError: nothing was saved there.
+            FileNotFoundError: the directory contains no save.
             CorruptBufferError: the files are damaged.
         """
         settle(path)
@@ -156,28 +157,28 @@ class Checkpoints(Saves):
     _torchrl_files = OWN_FILES
 
     def _dump(self, directory: Path, moment: Any) -> Any:
-        """Writes TorchRL's files into ``directory``; a storage on a ring returns the moment."""
+        """Writes TorchRL's files into ``directory``; a storage on a ring returns the snapshot."""
         self._torchrl_files.write(directory, self, self._saved(moment, directory), moment)
 
     def _saved(self, moment: Any, folder: Path) -> Any:
-        """The state at a moment, as plain values; of now if ``moment`` is None.
+        """Returns the state in a snapshot as plain values; the current state if ``moment`` is None.
 
-        Members of the user's own that have a ``dumps`` write below ``folder``.
+        Custom members that have a method ``dumps`` write below ``folder``.
         """
         return self.state_dict() or None  # type: ignore[attr-defined] # every part has it
 
     def _of_saved(self, saved: Any, folder: Path) -> Any:
-        """The state that `_apply` takes, from the result of `_saved`; nothing is changed yet.
+        """Converts the result of `_saved` to the state for `_apply`. The part does not change yet.
 
         Raises:
-            FileNotFoundError: it was saved of a part of another kind.
+            FileNotFoundError: the save is of another kind of part.
         """
         if set(self._state_keys).difference(saved if isinstance(saved, dict) else ()):
             raise FileNotFoundError(f"{folder}: {missing_part(self._kind)}")
         return saved
 
     def _has_files_in(self, path: Path) -> bool:
-        """True if this is a storage, and ``path`` is its scratch directory."""
+        """True for a storage whose scratch directory is ``path``."""
         return False
 
     def _flush_in_place(self, path: Path) -> None:
@@ -185,17 +186,17 @@ class Checkpoints(Saves):
         raise NotImplementedError(type(self).__name__)
 
     def _read(self, directory: Path) -> Any:
-        """Reads a state that `_dump` or TorchRL wrote, for `_apply`; nothing is changed yet."""
+        """Reads a state of `_dump` or TorchRL for `_apply`. The part does not change yet."""
         return self._torchrl_files.read(directory, self)
 
     def _apply(self, saved: Any, loaded: Any) -> Any:
-        """Takes over a state of `_read`; a storage returns `Loaded` for the other parts or None."""
+        """Applies a state of `_read`. A storage returns `Loaded` or None for the other parts."""
         if saved is not None:
             self.load_state_dict(saved)  # type: ignore[attr-defined] # every part has it
 
 
 def dump_part(part: Any, directory: Path, moment: Any = None) -> Any:
-    """Saves a part of a buffer by its own ``dumps``, if it has one, else by `_dump`."""
+    """Saves a part of a buffer with its own ``dumps`` if it has one, otherwise with `_dump`."""
     if has_its_own(part, "dumps"):
         make_folder(directory)
         return part.dumps(directory)
@@ -203,17 +204,17 @@ def dump_part(part: Any, directory: Path, moment: Any = None) -> Any:
 
 
 def read_part(part: Any, directory: Path) -> Any:
-    """Reads the state of a part for `apply_part`; nothing is changed yet."""
+    """Reads the state of a part for `apply_part`. The part does not change yet."""
     return directory if has_its_own(part, "loads") else part._read(directory)
 
 
 def apply_part(part: Any, saved: Any, loaded: Any = None) -> Any:
-    """Loads a part of a buffer by its own ``loads``, if it has one, else by `_apply`."""
+    """Loads a part of a buffer with its own ``loads`` if it has one, otherwise with `_apply`."""
     return part.loads(saved) if has_its_own(part, "loads") else part._apply(saved, loaded)
 
 
 def save_part(part: Any, folder: Path, moment: Any) -> Any:
-    """Saves a part beside the snapshot of a ring: returns plain values, or writes a folder."""
+    """Saves a part next to the snapshot of a ring: returns plain values, or writes a folder."""
     if not has_its_own(part, "dumps"):
         return part._saved(moment, folder)
     make_folder(folder)
@@ -227,7 +228,7 @@ def saved_part(part: Any, saved: Any, folder: Path) -> Any:
 
 
 def export_storage(storage: Any, folder: Path) -> Any:
-    """Writes a storage in TorchRL's layout, if its checkpointer can; returns the moment."""
+    """Writes a storage in TorchRL's layout if its checkpointer can; returns the snapshot."""
     write = getattr(storage.checkpointer, "_export", None)
     if write is None or has_its_own(storage, "dumps"):
         return dump_part(storage, folder)
@@ -236,7 +237,7 @@ def export_storage(storage: Any, folder: Path) -> Any:
 
 
 def has_its_own(part: Any, name: str) -> bool:
-    """True if the method belongs to a class of the user's."""
+    """True if the method belongs to a class that the user defined."""
     module: str = getattr(type(part), name).__module__
     return not module.startswith(_OURS)
 

@@ -1,13 +1,14 @@
-"""Exports the items of a buffer for other programs: the oldest first, without priorities.
+"""Exports the items of a buffer for other programs, oldest first and without priorities.
 
     parquet      one column per leaf; see `parquet_file`
     hdf5         one dataset ``[items, *lanes, *shape]`` per leaf, with nested keys as groups
     tensordict   a directory for ``TensorDict.load_memmap``
 
-Items are written in batches of bounded size. Items that are overwritten meanwhile are left out.
+Items are written in batches of bounded size. Items that are overwritten in the meantime are left
+out.
 
-If the process dies here: nothing is at the target. What it wrote lies in a work directory (see
-`publication`), which the next export to the same target removes.
+If the process dies during an export, the target does not exist. The incomplete data are in a work
+directory (see `publication`), which the next export to the same target removes.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ from shmbuffer.tensors.form.tensors import contiguous
 def export(storage: Any, path: str | os.PathLike[str], kind: str) -> int:
     """Writes the items of a storage of tensors to a new file or directory; returns their number.
 
-    The file or directory appears complete, with its content on the disk, or not at all.
+    The target appears atomically, with its contents synced to disk.
 
     Args:
         storage: a storage of tensors.
-        path: the file or directory. Nothing may have this name yet.
+        path: the file or directory, which must not exist yet.
         kind: ``"parquet"``, ``"hdf5"`` or ``"tensordict"``.
 
     Raises:
-        FileExistsError: the name is taken.
-        FileNotFoundError: the directory above it does not exist.
+        FileExistsError: the target already exists.
+        FileNotFoundError: the parent directory does not exist.
         EmptyBufferError: there are no items.
-        TypeError: the items are not tensors of one form, or the format has no such type.
+        TypeError: the items are not tensors of one form, or the format does not support a dtype.
         MissingExtra: the package that writes the format is not installed.
     """
     target = Path(path)
@@ -126,7 +127,7 @@ def _tensordict(rows: Rows, target: Path) -> int:
 def _require_dtypes(
     rows: Rows, target: Path, accepts: Callable[[DType], bool], reader: str
 ) -> None:
-    """Raises TypeError for the first leaf of a dtype that the format does not have."""
+    """Raises TypeError for the first leaf whose dtype the format does not support."""
     leaves = [(leaf.name, leaf.dtype) for leaf in rows.leaves.leaves]
     remedy = "export it to Parquet. Nothing was written"
     require_dtypes(leaves, accepts, str(target), reader, remedy)

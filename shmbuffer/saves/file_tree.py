@@ -1,4 +1,4 @@
-"""Walks the files of a save below an open directory, and follows no link even in a race."""
+"""Walks the files of a save below an open directory without following links, even in a race."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _EXCHANGE = 2  # RENAME_EXCHANGE of linux/fs.h
 
 
 class TreeFolder(NamedTuple):
-    """A directory of the tree, open until `walk` goes on."""
+    """A directory of the tree, which stays open until `walk` continues."""
 
     where: Path
     """The path, for messages."""
@@ -42,7 +42,7 @@ class TreeFolder(NamedTuple):
     fd: int
 
     def below(self, name: str) -> str:
-        """Returns the name below the root of an entry of this directory."""
+        """Returns the path of an entry of this directory, relative to the root."""
         return os.path.normpath(os.path.join(self.at, name))
 
     def stat(self, name: str) -> os.stat_result:
@@ -73,7 +73,7 @@ def files_below(root: Directory) -> list[str]:
 
 
 def list_of(target: Directory, what: str) -> set[str]:
-    """Returns the files that the list of a save names; none without a list of this kind."""
+    """Returns the files that the list of a save names; empty if there is no list of this kind."""
     try:
         found = json.loads(target.read(MANIFEST, limit=LIST_BYTES))
         return {name for name in found["files"] if is_below(name) and found["what"] == what}
@@ -82,7 +82,7 @@ def list_of(target: Directory, what: str) -> set[str]:
 
 
 def is_below(name: Any) -> bool:
-    """True if a name from a file is relative and stays below the root."""
+    """True if a path from a file is relative and stays below the root."""
     return (
         isinstance(name, str)
         and name not in ("", ".")
@@ -93,7 +93,7 @@ def is_below(name: Any) -> bool:
 
 
 def foreign_in(target: Directory, what: str) -> str | None:
-    """Returns the name of a file that no earlier save made; None if there is none."""
+    """Returns the name of a file that is not part of an earlier save; None if there is none."""
     mine = list_of(target, what)
     mine |= {MANIFEST} if mine else set()
     for folder in walk(target):
@@ -106,7 +106,7 @@ def foreign_in(target: Directory, what: str) -> str | None:
 
 
 def exchange(folder: int, name: str, other_folder: int, other: str) -> bool:
-    """Exchanges the names of two directories in one step; False if the file system cannot."""
+    """Exchanges two directories atomically; returns False if the file system cannot."""
     rename: Callable[..., int] | None = getattr(
         ctypes.CDLL(None, use_errno=True), "renameat2", None
     )
@@ -122,9 +122,10 @@ def exchange(folder: int, name: str, other_folder: int, other: str) -> bool:
 
 
 def sync_tree(new: Directory) -> None:
-    """Syncs a whole tree, and takes the right to write from all but the owner and the group."""
+    """Syncs a whole tree, and removes the write permission of other users."""
     total = sum(folder.stat(name).st_size for folder in walk(new) for name in folder.files)
-    for folder in walk(new):  # first of all: a way through what others may write to is refused
+    # First, because a path that passes through a writable directory is rejected.
+    for folder in walk(new):
         with explain_errors(folder.where):
             _close_to_others(folder.fd)
     with Progress("sync", total) as progress:
@@ -137,7 +138,7 @@ def sync_tree(new: Directory) -> None:
 
 
 def close_tree(new: Directory) -> None:
-    """Takes the right to write in a whole tree from all but the owner and the group."""
+    """Removes the write permission of other users from a whole tree."""
     for folder in walk(new):
         for name in folder.files:
             with explain_errors(folder.where / name), _core.Descriptor() as file:
@@ -147,7 +148,7 @@ def close_tree(new: Directory) -> None:
 
 
 def _close_to_others(fd: int) -> None:
-    """Takes the right to write from all but the owner and the group."""
+    """Removes the write permission of other users."""
     mode = stat.S_IMODE(os.fstat(fd).st_mode)
     if mode & stat.S_IWOTH:
         os.fchmod(fd, mode & ~stat.S_IWOTH)
@@ -155,7 +156,7 @@ def _close_to_others(fd: int) -> None:
 
 
 def _sync_file(name: str, folder: int, progress: Progress) -> None:
-    """Syncs a file; piece by piece if it is large and progress is reported."""
+    """Syncs a file, in pieces if the file is large and progress is reported."""
     with _core.Descriptor() as file:
         fd = file.take(os.open, name, READ, dir_fd=folder)
         _close_to_others(fd)
@@ -165,8 +166,8 @@ def _sync_file(name: str, folder: int, progress: Progress) -> None:
             with mmap.mmap(fd, size, prot=mmap.PROT_READ) as content:
                 for first, count in pieces:
                     nbytes = min(count * PAGE, size - first * PAGE)
-                    content.flush(first * PAGE, nbytes)  # msync(2): an fsync of these bytes
+                    content.flush(first * PAGE, nbytes)  # msync(2) acts as an fsync of these bytes
                     progress.advance(nbytes)
         else:
             progress.advance(size)
-        Directory.sync_file(fd)  # the rest of it, its size for one
+        Directory.sync_file(fd)  # the rest of the file, such as its size

@@ -1,10 +1,10 @@
-"""Columns of Parquet files: a leaf and its column, in Arrow's memory and as a tensor over it.
+"""Columns of Parquet files, and their conversion between Arrow's memory and tensors.
 
-Dtypes that Arrow lacks are stored as integers or floats of the same bits (`DType.arrow`). Columns
-of another program are numbers, lists of them of one length, fixed-size binaries and structs of
-these.
+Dtypes that Arrow lacks are stored as integers or floats with the same bits (`DType.arrow`). Columns
+of other programs contain numbers, lists of numbers of one length, fixed-size binaries, or structs
+of these.
 
-Always true: before a tensor is laid over a column, Arrow's type and the number of its values are
+Invariant: before a tensor is created over a column, Arrow's type and the number of its values are
 compared with those of the leaf. The metadata of the file are not trusted.
 """
 
@@ -35,7 +35,7 @@ class Column:
         self.shape = (*lanes, *leaf.shape)
         self._dtype = torch_dtype(leaf.dtype)
         self._stored = torch_dtype(DTYPES[leaf.dtype].arrow or leaf.dtype)
-        # numbers in a row, as they are stored
+        # number of stored numbers per row
         self.count = math.prod(self.shape) * (self._dtype.itemsize // self._stored.itemsize)
         self.nbytes = self.count * self._stored.itemsize
 
@@ -49,7 +49,7 @@ class Column:
         return pa.list_(pa.field("element", one, nullable=False), self.count)
 
     def _number(self, pa: Any) -> Any:
-        """Returns Arrow's type of one number."""
+        """Returns Arrow's type for one number."""
         return pa.from_numpy_dtype(cpu.empty(0, dtype=self._stored).numpy().dtype)
 
     def array(self, pa: Any, tensor: torch.Tensor) -> Any:
@@ -68,7 +68,7 @@ class Column:
         """Returns a tensor over an Arrow array, whose first row is row ``first`` of the file."""
         array = arrays.get(self.leaf.name)
         if array is None:
-            if not self.count:  # ours: no column was written for it
+            if not self.count:  # in files of this package, no column was written for it
                 return cpu.empty((rows, *self.shape), dtype=self._dtype)
             raise SchemaMismatchError(
                 f"{path}: the entry {self.leaf.name!r} of an item has no column in the file",
@@ -83,7 +83,7 @@ class Column:
         self._require_type(path, _whole(path, self.leaf.name, array), rows)
         if not self.count:
             return cpu.empty((rows, *self.shape), dtype=self._dtype)
-        if self._dtype is torch.bool:  # packed there
+        if self._dtype is torch.bool:  # packed in Arrow
             found = torch.from_numpy(array.to_numpy(zero_copy_only=False).astype(np.bool_))
         else:
             size = self.nbytes * rows
@@ -92,7 +92,7 @@ class Column:
         return found.view(self._dtype).view(rows, *self.shape)
 
     def _require_length(self, path: Path, array: Any, depth: int, first: int) -> None:
-        """Raises SchemaMismatchError for the first list that is not as long as in the first row."""
+        """Raises SchemaMismatchError for the first list whose length differs from the first row."""
         lengths = array.value_lengths().to_numpy()
         expected = self.shape[depth] if depth < len(self.shape) else 1
         for at in np.flatnonzero(lengths != expected)[:1]:
@@ -105,7 +105,7 @@ class Column:
             )
 
     def _require_type(self, path: Path, array: Any, rows: int) -> None:
-        """Raises SchemaMismatchError unless an array without lists has the bytes of the rows."""
+        """Raises SchemaMismatchError unless an array has the type and the size of the rows."""
         pa, _ = arrow()
         if pa.types.is_fixed_size_binary(array.type):
             fits = self._stored is torch.uint8 and array.type.byte_width == self.count
@@ -122,9 +122,9 @@ class Column:
 
 
 def _memory(buffer: Any, at: int, size: int) -> Any:
-    """A view of memory that Arrow owns, which keeps that memory alive."""
+    """Returns a view of memory that Arrow owns. The view keeps the memory alive."""
     memory = (ctypes.c_char * size).from_address(buffer.address + at)
-    memory.owner = buffer  # type: ignore[attr-defined] # ctypes' arrays have attributes
+    memory.owner = buffer  # type: ignore[attr-defined] # arrays of ctypes accept attributes
     return memory
 
 
@@ -139,7 +139,7 @@ def _whole(path: Path, name: str, array: Any) -> Any:
 
 
 def flattened(table: Any) -> Any:
-    """Returns a table whose structs are separate columns, with dots in their names."""
+    """Converts structs of a table to separate columns, with dots in their names."""
     while any(str(field.type).startswith("struct") for field in table.schema):
         table = table.flatten()
     return table
@@ -151,7 +151,7 @@ def path_of(name: str) -> KeyPath:
 
 
 def leaf_of(path: Path, field: Any, key: KeyPath, lengths: list[int]) -> Leaf:
-    """Returns the leaf of a column of another program; ``lengths`` are those of its lists."""
+    """Returns the leaf of another program's column. ``lengths`` are those of its lists."""
     kind, shape = field.type, list[int]()
     while _is_list(kind):
         found = lengths[len(shape)] if len(shape) < len(lengths) else 0

@@ -1,12 +1,13 @@
-"""Items as columns in a Parquet file: a leaf a column, a batch a row group, no copy of a row.
+"""Stores items in a Parquet file: one column per leaf, one row group per batch, no copies.
 
     next.obs   float32[17]      fixed_size_list<float>[17]: the numbers of all rows, one by one
-    frame      uint8[64, 64]    fixed_size_binary[4096]: bytes, which Parquet takes as they are
-    reward     float32[1]       float: one number a row
+    frame      uint8[64, 64]    fixed_size_binary[4096]: bytes, which Parquet stores unchanged
+    reward     float32[1]       float: one number per row
     shmbuffer                   under this key of the file: dtypes, shapes, and the form of an item
 
-Arrow is handed the memory of a batch, and a batch is made over Arrow's memory; `parquet_columns`
-does both. Dots in the names of another program nest. A folder of part files is one data set.
+Arrow receives the memory of a batch without a copy, and a batch is created over Arrow's memory.
+`parquet_columns` implements both. Dots in column names of other programs separate nested keys. A
+folder of part files is one data set.
 """
 
 from __future__ import annotations
@@ -54,13 +55,13 @@ _BATCH_BYTES = 2**26
 
 
 def write(storage: Any, path: str | os.PathLike[str], compression: str) -> int:
-    """Writes all items, the oldest first, for `ReplayBuffer.to_parquet`."""
+    """Writes all items, oldest first, for `ReplayBuffer.to_parquet`."""
     arrow()
     return write_rows(rows_of(storage, path), Path(path), compression)
 
 
 def write_rows(rows: Rows, path: Path, compression: str) -> int:
-    """Writes all rows into a file that appears complete; returns their number."""
+    """Writes all rows into a file that appears atomically; returns their number."""
     pa, pq = arrow()
     columns = [Column(leaf, rows.lanes) for leaf in rows.leaves.leaves]
     require_file_names([one.leaf.path for one in columns], f"{path}: leaf")
@@ -100,9 +101,9 @@ def write_rows(rows: Rows, path: Path, compression: str) -> int:
 
 @contextmanager
 def errors_located(path: Path) -> Iterator[None]:
-    """Adds the path to an OSError that lacks it, and the cause to an error of a library.
+    """Adds the path to an OSError without one, and the cause to an error of a library.
 
-    Arrow, for one, only says "error closing file".
+    For example, Arrow only says "error closing file".
     """
     try:
         with located(path):
@@ -129,7 +130,7 @@ class _Items(NamedTuple):
     """The form of the items in a file."""
 
     leaves: tuple[Leaf, ...]
-    form: dict[str, Any]  # the tree over the leaves, as JSON
+    form: dict[str, Any]  # tree over the leaves, as JSON
     lanes: tuple[int, ...]
 
 
@@ -137,16 +138,16 @@ class File:
     """Items in the columns of a Parquet file, or of a folder of part files.
 
     Args:
-        path: the file, or a folder: its ``*.parquet`` files, also in folders below, are one data
-            set, in the order of their names. Numbers in names are compared as numbers.
+        path: the file, or a folder whose ``*.parquet`` files are one data set. Subfolders are
+            included. The files are ordered by name, and numbers in names are compared as numbers.
         rename: new names for columns of another program, by their names in the file.
 
     Raises:
-        FileNotFoundError: there is no such file, or no part file in the folder.
+        FileNotFoundError: the file does not exist, or the folder contains no part file.
         FormatError: a file is not a Parquet file.
-        SchemaMismatchError: a column is not of numbers or lists of them, has a name that an item
-            cannot have, or differs between part files.
-        ValueError: ``rename`` names no column.
+        SchemaMismatchError: a column contains neither numbers nor lists of numbers, has a name that
+            an item cannot have, or differs between part files.
+        ValueError: ``rename`` contains a column that does not exist.
     """
 
     def __init__(
@@ -157,7 +158,7 @@ class File:
         self.files = part_files(path)
         self.rows = 0
         schemas = []
-        # Lists of another program have a length in every row. The first row says which it is.
+        # Lists of other programs have a length in each row. The first row defines the length.
         lengths: dict[str, list[int]] = {}
         for file in self.files:
             part = _open(file)
@@ -182,7 +183,7 @@ class File:
         self.chunk = _chunk(self._columns)
 
     def batches(self, rows: int) -> Iterator[Any]:
-        """Yields the items in their order, in batches over the memory that was read."""
+        """Yields the items in order, in batches over the memory that was read."""
         pa, _ = arrow()
         for file in self.files:
             first = 0
@@ -241,7 +242,7 @@ class File:
 
 
 def part_files(path: Path) -> list[Path]:
-    """Returns a Parquet file, or those of a folder in their order; none is a link or a FIFO."""
+    """Returns a Parquet file, or the ordered part files of a folder; rejects links and FIFOs."""
     if not path.is_dir():
         path = resolve_path(path)
         if not path.exists():
@@ -252,7 +253,7 @@ def part_files(path: Path) -> list[Path]:
     for file in path.rglob("*.parquet"):
         below = file.relative_to(path)
         if any(name.startswith((".", "_")) for name in below.parts) or file.is_dir():
-            continue  # unfinished, or a list of the others, by the convention of Spark and Dask
+            continue  # an incomplete file or a list of files, by the convention of Spark and Dask
         if partition := next((name for name in below.parts[:-1] if "=" in name), None):
             raise SchemaMismatchError(
                 f"{path}: the name of the folder {partition!r} of its part files is the value of a "
@@ -269,7 +270,7 @@ def part_files(path: Path) -> list[Path]:
 
 
 def _order_of(file: Path) -> list[tuple[bool, int, str]]:
-    """Returns a sort key that puts ``part.10`` behind ``part.2``."""
+    """Returns a sort key that puts ``part.10`` after ``part.2``."""
     return [
         (is_number(text), int(text) if is_number(text) else 0, text)
         for text in re.split("([0-9]+)", str(file))
@@ -289,7 +290,7 @@ def _chunk(columns: list[Column]) -> int:
 
 
 def in_order_of_age(rows: Rows) -> Iterator[list[torch.Tensor]]:
-    """Yields all items ``[n, ...]``, validated, without those that are overwritten meanwhile."""
+    """Yields all items ``[n, ...]``, validated, without those overwritten in the meantime."""
     chunk = _chunk([Column(leaf, rows.lanes) for leaf in rows.leaves.leaves])
     ring, width = rows.ring, rows.ring.width
     slots = ring.live.committed_slots()

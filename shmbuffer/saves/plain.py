@@ -1,7 +1,7 @@
-"""Checks what a user saves with a buffer: networks, optimizers, random states, as plain values.
+"""Checks that the data a user saves with a buffer can be stored as plain values.
 
-Nothing is pickled, so that loading runs no code. A value without another form is refused before
-anything is written, and named by its place.
+Nothing is pickled, so that loading runs no code. A value without another form is rejected before
+anything is written, and the message names its place.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from shmbuffer.items.form.arrays import is_plain_array
 from shmbuffer.saves.values import is_word
 from shmbuffer.tensors.form.tensor_containers import take_of
 
-_MOST_LEVELS = 128  # JSON is written and read by recursion, on the caller's stack
-_MOST_BITS = 14_284  # 4,300 digits: of more Python makes no text, unless told to
+_MOST_LEVELS = 128  # JSON is written and read recursively on the caller's stack
+_MOST_BITS = 14_284  # 4,300 digits, which is Python's default limit for conversion to text
 
 
 def require_plain(value: Any, place: str = "extra", around: tuple[int, ...] = ()) -> None:
     """Raises TypeError or ValueError unless a value can be saved without pickle.
 
-    ``around`` has the identities of the containers that hold the value.
+    ``around`` has the identities of the containers that contain the value.
     """
     if isinstance(value, torch.Tensor):
         plain = value.layout is torch.strided and not (value.is_nested or value.is_quantized)

@@ -1,19 +1,20 @@
-"""Publishes the directory of a save in one step, so that readers see all of it or nothing.
+"""Publishes the directory of a save atomically, so that readers see all of it or nothing.
 
     publish(path):  a work directory ──written──▶ synced ──published──▶ path
 
-The work directory lies beside ``path``. It takes that place by one rename if nothing or an empty
-directory is there. A directory with nothing but the files of an earlier save (its list, `MANIFEST`,
-names them) is exchanged with it in one step (renameat2(2), RENAME_EXCHANGE), and removed. Anything
-else is refused before a byte is written.
+The work directory is next to ``path``. If ``path`` does not exist or is an empty directory, one
+rename puts the new directory there. If it contains only the files of an earlier save (which its
+list, `MANIFEST`, names), the two directories are exchanged atomically (renameat2(2),
+RENAME_EXCHANGE), and the earlier save is removed. All other contents raise an error before a byte
+is written.
 
-If the process dies here: the earlier save is there, or the new one. Where the file system cannot
-exchange two directories (NFS), the earlier save is moved into the work directory first, and
-`settle` moves it back. The next save removes the other files of dead ones.
+If the process dies here, either the earlier save or the new one is in place. If the file system
+cannot exchange two directories (NFS), the earlier save is first moved into the work directory, and
+`settle` moves it back. The next save removes the remaining files of dead processes.
 
-All this happens below directories that are held open, and follows no link: a save may come from
-anywhere, and others may write there. The directory of a save has to belong to the process that
-changes it; reading one needs no more than the right to.
+All operations use open directories and follow no links, because a save may come from an untrusted
+source and other users may write there. The process that changes the directory of a save must own
+it. Reading it requires only read permission.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from shmbuffer.saves.work_directory import (
     sweep,
 )
 
-_WAIT_S = 60.0  # for another process that is putting its save here right now
+_WAIT_S = 60.0  # for another process that is publishing its save to this path
 
 
 def _step(name: str) -> None:
@@ -56,15 +57,15 @@ def _step(name: str) -> None:
 
 @contextmanager
 def publish(path: str | os.PathLike[str], what: str = "directory") -> Iterator[Path]:
-    """Writes a directory that appears at ``path`` when the block ends without error, synced.
+    """Yields a directory that is published at ``path`` when the block ends without an error.
 
     Args:
-        path: of the directory.
-        what: is saved. Only an earlier save of the same kind gives way to it.
+        path: path of the directory.
+        what: kind of the save. Only an earlier save of the same kind is replaced.
 
     Raises:
-        BufferExistsError: the directory has files that no save made.
-        NotADirectoryError: something else than a directory has that name.
+        BufferExistsError: the directory has files that are not part of a save.
+        NotADirectoryError: the path exists and is not a directory.
     """
     path = resolve_path(path)
     if path.exists() and not path.is_dir():
@@ -92,7 +93,7 @@ def publish(path: str | os.PathLike[str], what: str = "directory") -> Iterator[P
 
 @contextmanager
 def publish_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Writes a file that appears at ``path`` when the block ends without an error."""
+    """Yields a file that is published at ``path`` when the block ends without an error."""
     above, name = os.path.split(os.path.abspath(path))
     if not os.path.isdir(above):
         raise FileNotFoundError(
@@ -115,7 +116,7 @@ def publish_file(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def settle(path: str | os.PathLike[str]) -> None:
-    """Moves an earlier save back to its place, if the process that replaced it died in between."""
+    """Moves an earlier save back if the process that was replacing it died in between."""
     path = resolve_path(path)
     if not path.exists() and path.parent.is_dir():
         with Directory.open(path.parent, anybodys=True) as above:
@@ -123,7 +124,7 @@ def settle(path: str | os.PathLike[str]) -> None:
 
 
 def _publish(work: Work, name: str, what: str) -> None:
-    """Syncs the new directory, and puts it into its place."""
+    """Syncs the new directory and publishes it."""
     with work.directory.folder(NEW) as new:
         files = files_below(new)
         if not files:
@@ -145,11 +146,11 @@ def _beside(above: Directory, name: str) -> Work:
         work = Work(above, f".{name}.{secrets.token_hex(6)}{MARK}")
         if work.mine:
             return work
-        work.close()  # another process is sweeping it, which saw it before it was locked
+        work.close()  # another process is removing it, because it was not locked yet
 
 
 def _require_ours(target: Directory, what: str) -> None:
-    """Raises BufferExistsError unless a directory is empty, or an earlier save and nothing else."""
+    """Raises BufferExistsError unless a directory is empty or contains only an earlier save."""
     if os.path.ismount(target.path):
         raise BufferExistsError(
             f"{target.path}: is a mount point, which a save cannot replace; save to "
@@ -166,7 +167,7 @@ def _require_ours(target: Directory, what: str) -> None:
 
 
 def _replace(work: Work, name: str, what: str) -> None:
-    """Puts the new directory in the place of ``name``."""
+    """Publishes the new directory under ``name``."""
     above = work.above
     with Lock() as turn, ExitStack() as held:
         target = _in_turn(above, name, turn, held)
@@ -176,11 +177,11 @@ def _replace(work: Work, name: str, what: str) -> None:
                 os.chmod(NEW, mode & ~stat.S_IWOTH, dir_fd=work.directory.file.fd)
                 _step("mode")
         try:
-            work.directory.rename(NEW, name, into=above)  # an empty directory gives way too
+            work.directory.rename(NEW, name, into=above)  # this replaces an empty directory, too
         except OSError as error:
             if not isinstance(error, BufferExistsError) and error.errno != errno.ENOTEMPTY:
                 raise
-            if target is None:  # another process has saved there since
+            if target is None:  # another process has saved there in the meantime
                 turn.close()
                 _replace(work, name, what)
                 return
@@ -191,7 +192,7 @@ def _replace(work: Work, name: str, what: str) -> None:
 
 
 def _in_turn(above: Directory, name: str, turn: Lock, held: ExitStack) -> Directory | None:
-    """Opens a directory that no other save replaces until ``turn`` is closed."""
+    """Opens a directory and prevents other saves from replacing it until ``turn`` is closed."""
     deadline = time.monotonic() + _WAIT_S
     while (target := _opened(above, name, held)) is not None:
         turn.take(os.open, ".", FOLDER, dir_fd=target.file.fd)
@@ -199,7 +200,7 @@ def _in_turn(above: Directory, name: str, turn: Lock, held: ExitStack) -> Direct
             fcntl.flock(turn.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             pass
-        except OSError:  # NFS locks no directory: no process waits there
+        except OSError:  # NFS does not lock directories, so no process waits there
             return target
         else:
             with suppress(BufferNotFoundError):
@@ -223,18 +224,19 @@ def _opened(above: Directory, name: str, held: ExitStack) -> Directory | None:
 
 
 def _exchange(work: Work, target: Directory, name: str, what: str) -> None:
-    """Exchanges the new directory with the earlier save, which then lies in the work directory."""
+    """Exchanges the new directory with the earlier save, which moves to the work directory."""
     names = work.directory.file.fd, NEW, work.above.file.fd, name
     _require_ours(target, what)
     exchanged = exchange(*names)
     if exchanged:
         _step("exchanged")
     else:
-        with suppress(PermissionError):  # the name of the work directory, where the save is found
+        # Records the name of the work directory that contains the save.
+        with suppress(PermissionError):
             work.above.sync()
         work.above.rename(name, OLD, into=work.directory)
         _step("moved away")
-    # What is here now is going to be removed: is it what was looked at, and has nothing come in?
+    # The directory here will be removed, so check that it is the expected one without new files.
     work.mine = is_same = False
     try:
         with work.directory.folder(NEW if exchanged else OLD) as old:

@@ -1,23 +1,23 @@
 """Creates, reads and removes the files of saves, exports and data sets.
 
-    create_file, write_file                              a new file; never over what exists
-    make_folder, make_folders, make_folders_below        directories that are missing
-    exists, open_file, open_binary, read_file            what another program may have made
-    require_plain, require_own_content                   the same, before a library reads it
-    remove_file, remove_tree                             what we made
-    temporary_folder, unnamed_file                       what is gone when it is closed
+    create_file, write_file                              new files; existing ones are never changed
+    make_folder, make_folders, make_folders_below        missing directories
+    exists, open_file, open_binary, read_file            files that other programs may have created
+    require_plain, require_own_content                   checks before a library reads such files
+    remove_file, remove_tree                             files of this package
+    temporary_folder, unnamed_file                       files that are removed when they are closed
 
 Modules above `memory.system` create, replace and remove files only through these functions,
 `publication` and `memory.system.region.Directory`. `tests/test_file_access.py` reads the sources
-and refuses any other way.
+and rejects any other way.
 
-Always true
-  1. No link is followed at the last part of a path, and nothing that exists is written to.
-  2. Only regular files are opened. A FIFO or a device is refused at once; opening it never waits.
-  3. Users other than the owner and the group cannot write to what is created here, whatever the
-     umask is.
+Invariants:
+  1. The last part of a path is never followed if it is a link, and existing files are not changed.
+  2. Only regular files are opened. A FIFO or a device is rejected immediately, without waiting.
+  3. Users other than the owner and the group cannot write to the created files, regardless of the
+     umask.
   4. A tree is removed below a directory that is held open, so that no link leads out of it.
-If the process dies here: a file may be incomplete. `publication` makes sure that no reader sees it.
+If the process dies here, a file may be incomplete. `publication` ensures that no reader sees it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ from shmbuffer.memory.system.beneath import remove_if_empty
 from shmbuffer.memory.system.path_checks import explain_errors, require_regular_file, resolve_path
 from shmbuffer.memory.system.region import Directory
 
-READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # opening a FIFO would wait
+# Without O_NONBLOCK, opening a FIFO would wait.
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE_MODE, _FOLDER_MODE = 0o664, 0o775  # the umask may take more
+_FILE_MODE, _FOLDER_MODE = 0o664, 0o775  # before the umask is applied
 
 
 def create_file(path: Path) -> BinaryIO:
@@ -56,7 +57,7 @@ def write_file(path: Path, content: bytes | str) -> None:
 
 
 def make_folder(path: Path, *, exist_ok: bool = True) -> None:
-    """Makes a directory; UnsafePathError if something else than a directory has that name."""
+    """Makes a directory; UnsafePathError if the path exists and is not a directory."""
     with explain_errors(path, wanted="a directory"):
         try:
             os.mkdir(path, _FOLDER_MODE)
@@ -68,18 +69,19 @@ def make_folder(path: Path, *, exist_ok: bool = True) -> None:
 
 
 def make_folders_below(root: Path, file: Path) -> None:
-    """Makes a directory, and those below it that a file in it lies in."""
+    """Makes a directory, and the subdirectories of it that contain a file."""
     for folder in reversed(file.relative_to(root).parents):
         make_folder(root / folder)
 
 
 def make_folders(path: Path) -> None:
-    """Makes a directory with its missing parents, and syncs the directories that hold them.
+    """Makes a directory and its missing parents, and syncs the directories that contain them.
 
-    A parent that may not be read cannot be synced. It belongs to another user and stays as it is.
+    A parent without read permission cannot be synced. It belongs to another user and is not
+    changed.
 
     Raises:
-        UnsafePathError: the path is a link that another user put into a sticky directory.
+        UnsafePathError: the path is a link that another user created in a sticky directory.
     """
     path = resolve_path(path)
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
@@ -93,7 +95,7 @@ def make_folders(path: Path) -> None:
 
 @contextmanager
 def without_leftover(path: Path) -> Iterator[None]:
-    """Removes a directory that the block has made and left empty because of an error."""
+    """Removes a directory that the block has created and left empty because of an error."""
     existed = path.exists()
     try:
         yield
@@ -105,37 +107,37 @@ def without_leftover(path: Path) -> Iterator[None]:
 
 @contextmanager
 def open_file(path: Path) -> Iterator[int]:
-    """Yields the descriptor of a regular file that is opened for reading.
+    """Opens a regular file for reading and yields its descriptor.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        UnsafePathError: the path leads to a link, a FIFO, a device, a socket or a directory.
+        FileNotFoundError: the file does not exist.
+        UnsafePathError: the path is a link, a FIFO, a device, a socket or a directory.
     """
     with _core.Descriptor() as opened:
         try:
             with explain_errors(path):
                 fd = opened.take(os.open, path, READ)
                 require_regular_file(os.fstat(fd), path)
-        except BufferNotFoundError as error:  # its message tells how to make a buffer
+        except BufferNotFoundError as error:  # its message is about buffers
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from error
         yield fd
 
 
 @contextmanager
 def open_binary(path: Path) -> Iterator[BinaryIO]:
-    """Yields a regular file that is opened for reading; raises as `open_file` does."""
+    """Opens a regular file for reading and yields it; raises the same errors as `open_file`."""
     with open_file(path) as fd, open(fd, "rb", closefd=False) as file:
         yield file
 
 
 def read_file(path: Path) -> bytes:
-    """Reads a regular file; raises as `open_file` does."""
+    """Reads a regular file; raises the same errors as `open_file`."""
     with open_binary(path) as file:
         return file.read()
 
 
 def exists(path: Path) -> bool:
-    """True if anything has this name, even a link that leads nowhere."""
+    """True if the path exists, even as a link without a target."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -144,10 +146,9 @@ def exists(path: Path) -> bool:
 
 
 def require_plain(path: Path) -> None:
-    """Raises UnsafePathError unless `path` is a regular file or a tree of nothing but such files.
+    """Raises UnsafePathError unless `path` is a regular file or a tree of regular files.
 
-    To be called before a tree is given to a library that would follow links in it, or wait for the
-    other end of a FIFO.
+    Call this before passing a tree to a library that would follow links in it or wait for a FIFO.
     """
     with explain_errors(path):
         if not stat.S_ISDIR(os.lstat(path).st_mode):
@@ -158,9 +159,9 @@ def require_plain(path: Path) -> None:
 
 
 def require_own_content(path: Path) -> None:
-    """Raises UnsafePathError if a file of HDF5 says that some of its data are in other files.
+    """Raises UnsafePathError if an HDF5 file refers to data in other files.
 
-    HDF5 would read these, whatever they are: bytes of any file, or a FIFO, which has no end.
+    HDF5 would read the other files, including private files and FIFOs without an end.
     """
     import h5py  # type: ignore[import-untyped]
 
@@ -193,21 +194,21 @@ def remove_file(path: Path) -> None:
 
 
 def remove_tree(above: Directory, name: str) -> None:
-    """Removes a directory with all that is in it; what cannot be removed stays."""
+    """Removes a directory and its contents. Files that cannot be removed are left."""
     shutil.rmtree(name, ignore_errors=True, dir_fd=above.file.fd)
 
 
 def unnamed_file(folder: Path) -> BinaryIO:
-    """Opens a new file of this user on the disk of a directory, which has no name there."""
+    """Opens a new file on the disk of a directory, without a name in the directory."""
     return cast(BinaryIO, tempfile.TemporaryFile(dir=folder, prefix=".shmbuffer-"))
 
 
 @contextmanager
 def temporary_folder(above: Path | None = None) -> Iterator[Path]:
-    """Yields a new directory of mode 0700, which is removed at the end of the block.
+    """Yields a new directory with mode 0700, which is removed at the end of the block.
 
-    It lies in ``above``, or where `tempfile` and TMPDIR say. What other processes still write there
-    at the end may stay.
+    The directory is created in ``above``, or where `tempfile` and TMPDIR define. Files that other
+    processes are still writing there at the end may remain.
     """
     with tempfile.TemporaryDirectory("", "shmbuffer-", above, ignore_cleanup_errors=True) as path:
         yield Path(path)

@@ -1,9 +1,9 @@
-"""The parts of a save beside its items: sampler, writer, generators, transforms, and the user's.
+"""The parts of a save other than items: sampler, writer, generators, transforms, user data.
 
     <path>/storage/.shmbuffer/parts/<name>.jsonl, <name>.data   plain values; see `values`
-    <path>/storage/.shmbuffer/parts/<name>/                     of a part with a `dumps` of its own
+    <path>/storage/.shmbuffer/parts/<name>/                     a part with its own `dumps`
 
-Nothing is pickled. Each part is read and checked before anything is changed.
+Nothing is pickled. All parts are read and checked before anything is changed.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from shmbuffer.saves.safe_files import exists
 
 
 def is_saved(path: Path) -> bool:
-    """True if a buffer was saved into a directory."""
+    """True if a directory contains the save of a buffer."""
     return exists(path / "storage" / PARTS)
 
 
 def optional_parts(folder: Path) -> list[str]:
-    """Returns the names of the optional parts that this save has."""
+    """Returns the names of the optional parts in this save."""
     return [name for name in ("extra", "consumers", "ahead") if exists(folder / f"{name}.jsonl")]
 
 
 @dataclass(frozen=True)
 class SavedBuffer:
-    """The content of a save, before anything in the buffer is changed."""
+    """The contents of a save, read before the buffer changes."""
 
     where: Path
     """The file of the transforms, for messages."""
@@ -51,7 +51,7 @@ class SavedBuffer:
 
 
 def missing_part(kind: str) -> str:
-    """Returns the message for a save without a state for the sampler or the writer."""
+    """Returns the message for a save that has no state for the sampler or the writer."""
     then = ", and then call set_sampler()" if kind == "sampler" else ""
     return (
         f"no {kind} of this kind was saved; load it into a buffer with the {kind} that it was "
@@ -70,12 +70,12 @@ def checked_generator(state: Any, device: Any) -> tuple[torch.Tensor, torch.devi
     """Returns the state of a generator and its device; raises if it is not a state."""
     where = torch.device(str(device))
     if where.type == "cpu":
-        torch.Generator().set_state(state)  # is it one?
+        torch.Generator().set_state(state)  # raises for an invalid state
     return state, where
 
 
 def require_states(file: Path, states: dict[str, Any], chain: Any) -> None:
-    """Raises ValueError for the state of a transform that a buffer does not have."""
+    """Raises ValueError if there is a state of a transform that the buffer does not have."""
     for at in states:
         known = is_number(at) and int(at) < len(chain.transforms)
         if not known or not hasattr(chain.transforms[int(at)], "load_state_dict"):

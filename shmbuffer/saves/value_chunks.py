@@ -1,4 +1,4 @@
-"""The chunks of values, written one after the other into a file, with one checksum."""
+"""The chunks of values, which are written consecutively into a file with one checksum."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ALIGN = 8
 
 
 class Chunks:
-    """A file of chunks, and the CRC32C of everything written or read so far."""
+    """A file of chunks, and the CRC32C of all data written or read so far."""
 
     def __init__(self, data: BinaryIO) -> None:
         self._data = data
@@ -29,7 +29,7 @@ class Chunks:
         self._data.write(bytes(-self._data.tell() % _ALIGN))
 
     def take(self, nbytes: int) -> bytearray:
-        """Reads the next chunk, and never allocates more than the file has."""
+        """Reads the next chunk. Never allocates more memory than the size of the file."""
         there = os.fstat(self._data.fileno()).st_size - self._data.tell()
         if not 0 <= nbytes <= there:
             raise ValueError(f"expected {nbytes} more bytes, but only {there} are left")

@@ -1,8 +1,8 @@
 """Reads and writes JSON and Python values in the files of a save, without pickle.
 
-``docs/format/saves.md`` has their format. Any object that JSON and chunks cannot hold is refused,
-unless pickle is allowed. Its bytes are then among the chunks, and loading them runs code from the
-file.
+``docs/format/saves.md`` describes the format. Any object that JSON and chunks cannot represent is
+rejected unless pickle is allowed. With pickle, its bytes are stored among the chunks, and loading
+them runs code from the file.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ OURS = "shmbuffer"
 FORMAT = 1
 """The version of the format, under that key."""
 
-_PLAIN = (bool, int, float, str, type(None))  # JSON has them
-# Values that JSON has no words for: what they are called in a file, and there and back.
+_PLAIN = (bool, int, float, str, type(None))  # types that JSON supports
+# Values that JSON lacks: their names in a file, and the conversions in both directions.
 _WORDS: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "complex": (complex, lambda value: [value.real, value.imag], lambda parts: complex(*parts)),
     "size": (torch.Size, list, torch.Size),
     "dtype": (torch.dtype, dtype_name, torch_dtype),
     "device": (torch.device, str, torch.device),
 }
-# What values that make no sense lead to, where they are read. Numpy parses the head of a file as
-# Python, and torch says in a RuntimeError what it cannot make of them.
+# Errors that invalid values cause when they are read. NumPy parses the header of a file as Python
+# code, and torch raises RuntimeError for invalid data.
 _DAMAGES = (
     *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError),
     *(EOFError, StopIteration, MemoryError, SyntaxError, TokenError, FileNotFoundError),
@@ -60,12 +60,12 @@ _DAMAGES = (
 
 
 class ValueRefusedError(ValueError):
-    """A value of an undamaged file is refused, for example because it is pickled."""
+    """Raised if a value of an undamaged file is rejected, for example a pickled one."""
 
 
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Turns errors from damaged values into a CorruptBufferError that names the file."""
+    """Converts errors caused by damaged values to a CorruptBufferError that names the file."""
     try:
         yield
     except ValueRefusedError:
@@ -79,10 +79,10 @@ def reading(file: Path) -> Iterator[None]:
 
 
 def find_ours(content: dict[str, Any], file: Path) -> dict[str, Any] | None:
-    """Returns the value of our key in a JSON file; None if another program wrote it last.
+    """Returns the value of this package's key in a JSON file; None if the last writer had none.
 
     Raises:
-        IncompatibleVersionError: the save is of another format.
+        IncompatibleVersionError: the save has another format.
     """
     found: dict[str, Any] | None = content.get(OURS)
     if found is not None and found["format"] != FORMAT:
@@ -104,7 +104,7 @@ def damaged(file: Path | str, why: str, **parts: Any) -> CorruptBufferError:
 
 
 def read_json(file: Path, kind: type = dict, *, missing: str | None = None) -> Any:
-    """Reads a JSON file whose value is of a kind; raises with ``missing`` if it is not there."""
+    """Reads a JSON file with a value of type ``kind``; ``missing`` completes the error message."""
     try:
         found = json.loads(read_file(file))
     except FileNotFoundError as error:
@@ -119,7 +119,7 @@ def read_json(file: Path, kind: type = dict, *, missing: str | None = None) -> A
 
 
 def write_json(file: Path, content: dict[str, Any]) -> None:
-    """Writes a JSON file; NumPy's scalars become numbers."""
+    """Writes a JSON file, with NumPy's scalars as numbers."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, (np.integer, np.floating)):
@@ -133,10 +133,10 @@ def write_json(file: Path, content: dict[str, Any]) -> None:
 
 
 class Parts:
-    """The objects and the chunks of a value, and the form that puts them together.
+    """The objects and the chunks of a value, and the form that combines them.
 
     Raises:
-        TypeError: with ``cpu_only``, a tensor is on another device.
+        TypeError: ``cpu_only`` is set and a tensor is on another device.
     """
 
     def __init__(self, value: Any, *, cpu_only: bool = False) -> None:
@@ -162,7 +162,7 @@ class Parts:
         if take is None:
             return self._object(value)
         kind, batch, about, keys, parts = take(value)
-        # A key that JSON does not have is an object, before those of what is under it.
+        # A key that JSON lacks becomes an object that precedes those of its value.
         forms = [
             (self._key(key) if kind in DICTS else key, self._form_of(part))
             for key, part in zip(names_of(keys), parts, strict=True)
@@ -189,7 +189,7 @@ class Parts:
 
 
 class _Builder:
-    """Makes a value from its objects and chunks."""
+    """Creates a value from its objects and chunks."""
 
     def __init__(self, objects: Iterable[Any], chunks: Iterable[bytearray]) -> None:
         self._objects = iter(objects)
@@ -241,12 +241,12 @@ class _Builder:
 
 
 def write_value(folder: Path, name: str, value: Any, what: str) -> None:
-    """Writes a plain value; TypeError names ``what`` it is of if it could only be pickled."""
+    """Writes a plain value; TypeError that names ``what`` if the value could only be pickled."""
     write_values(folder, name, [value], allow_pickle=False, what=what)
 
 
 def read_value(folder: Path, name: str) -> Any:
-    """Reads what `write_value` wrote; CorruptBufferError if it is missing or damaged."""
+    """Reads the result of `write_value`; CorruptBufferError if it is missing or damaged."""
     with reading(folder / f"{name}.jsonl"):
         (value,) = read_values(folder, name, allow_pickle=False)
     return value
@@ -262,7 +262,7 @@ def write_values(
     remedy: str | None = None,
     cpu_only: bool = False,
 ) -> None:
-    """Writes values one after the other; see `Parts` for ``cpu_only``."""
+    """Writes values consecutively; see `Parts` for ``cpu_only``."""
     forms: dict[str, int] = {}
     with (
         create_file(directory / f"{name}.jsonl") as lines,
@@ -293,7 +293,7 @@ def write_values(
 
 
 def read_values(directory: Path, name: str, *, allow_pickle: bool) -> Iterator[Any]:
-    """Yields the values that `write_values` wrote; tensors are on the CPU."""
+    """Yields the values that `write_values` wrote, with tensors on the CPU."""
     where = directory / f"{name}.jsonl"
     with open_binary(where) as lines, open_binary(directory / f"{name}.data") as data:
         forms: list[Any] = []
@@ -323,7 +323,7 @@ def read_values(directory: Path, name: str, *, allow_pickle: bool) -> Iterator[A
 
 
 def is_word(value: Any) -> bool:
-    """True if a value is text, a number, None, or has a word in JSON."""
+    """True if a value is text, a number, None, or has a representation in JSON."""
     return type(value) in _PLAIN or _in_words(value) is not None
 
 
@@ -349,7 +349,7 @@ def _pickled(
 
 
 def _content(word: Any, data: Chunks, allow_pickle: bool, where: Path) -> bytearray | None:
-    """Returns the bytes of a pickled object; None for any other."""
+    """Returns the bytes of a pickled object; None for any other object."""
     if not isinstance(word, dict) or "pickled" not in word:
         return None
     if not allow_pickle:

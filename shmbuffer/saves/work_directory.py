@@ -1,17 +1,17 @@
-"""The directory that a save is written into before it is published; see `publication`.
+"""The directory to which a save is written before it is published; see `publication`.
 
-    owner           locked for as long as the process that saves is alive; holds its pid
-    checkpoint/     the directory that is going to be published
-    earlier/        the save that is replaced, where two directories cannot be exchanged in one step
+    owner           locked while the process that saves is alive; contains its pid
+    checkpoint/     the directory that will be published
+    earlier/        the replaced save, if two directories cannot be exchanged atomically
 
-If its owner dies, the next process that saves or loads takes the lock, moves the earlier save back
-if nothing has its place, and removes the rest.
+If the owner dies, the next process that saves or loads acquires the lock. It moves the earlier save
+back if its path is free, and removes the rest.
 
-Always true
-  1. A work directory is reached through a descriptor, and so is all that is in it: no link is
-     followed, also where others can exchange names beside it.
-  2. It belongs to this user and is 0700; another user's is ignored.
-  3. `owner` is a regular file of this user with one name. Nothing is truncated.
+Invariants:
+  1. A work directory and its contents are accessed through a descriptor. No link is followed, even
+     if other users can rename files next to the directory.
+  2. It belongs to this user and has mode 0700. Those of other users are ignored.
+  3. `owner` is a regular file of this user with a single link. Nothing is truncated.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _PID_BYTES = 20
 
 
 class Work:
-    """A work directory, held open, and locked by its owner for as long as that lives."""
+    """A work directory that is held open and locked while its owner is alive."""
 
     directory: Directory
 
@@ -63,10 +63,10 @@ class Work:
         self.above, self.name = above, name
         self.mine, self.pid, self._file = False, "", Lock()
         while not self._opens(make):
-            self.close()  # another process swept it meanwhile
+            self.close()  # another process has removed it in the meantime
 
     def _opens(self, make: bool) -> bool:
-        """Opens and locks the directory, unless another process has; False if it was removed."""
+        """Opens and locks the directory if it is not locked; returns False if it was removed."""
         made = False
         try:
             made = make and self.above.make(self.name, mode=0o700)
@@ -91,15 +91,15 @@ class Work:
         except BaseException:
             self.leave()
             with suppress(OSError, ShmBufferError):
-                if made:  # but not locked: no other process has written to it
+                if made:  # created but not locked, so no other process has written to it
                     self.above.unlink(f"{self.name}/{_OWNER}")
             with suppress(OSError, ShmBufferError):
                 if make:
-                    self.above.rmdir(self.name)  # only if it is empty
+                    self.above.rmdir(self.name)  # succeeds only if it is empty
             raise
 
     def _is_anothers(self) -> bool:
-        """Tries to lock the directory; True if another process has the lock."""
+        """Tries to lock the directory; returns True if another process holds the lock."""
         try:
             fcntl.flock(self._file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -114,23 +114,23 @@ class Work:
 
     @property
     def path(self) -> Path:
-        """The path, for messages."""
+        """The path of the directory, for messages."""
         return self.above.path / self.name
 
     @property
     def way(self) -> Path:
-        """The new directory, as a path of this process that no renaming can divert."""
+        """The path of the new directory in this process, which is immune to renames."""
         return Path(f"/proc/self/fd/{self.directory.file.fd}/{NEW}")
 
     def make_new(self) -> None:
-        """Makes the empty directory that is going to be published."""
+        """Makes the empty directory that will be published."""
         with self.named():
             make_folder(self.way, exist_ok=False)
         _core.reached("save.new")
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Replaces the path of a descriptor by the real one in errors of the block."""
+        """Replaces paths of descriptors with real paths in errors of the block."""
 
         def named(text: Any) -> Any:
             if not isinstance(text, str | Path):
@@ -151,20 +151,24 @@ class Work:
             raise
 
     def leave(self) -> None:
-        """Removes the directory, and the lock last; after a death the next save removes it."""
+        """Removes the directory, with the lock last.
+
+        If the process dies before the end, the next save removes the rest.
+        """
         with suppress(OSError, ShmBufferError):
             if self.mine:
                 self._restore()
                 for name in (NEW, OLD):
                     remove_tree(self.directory, name)
                 _core.reached("save.emptied")
-                if not self.directory.exists(NEW):  # else the next process that saves tries again
+                # Otherwise the next process that saves tries again.
+                if not self.directory.exists(NEW):
                     self.directory.unlink(_OWNER)
                     self.above.rmdir(self.name)
         self.close()
 
     def _restore(self) -> None:
-        """Moves the earlier save back, if nothing has its place."""
+        """Moves the earlier save back if its path is free."""
         name = self.name.removesuffix(MARK).rpartition(".")[0].removeprefix(".")
         if self.directory.exists(OLD) and not self.above.exists(name):
             self.directory.rename(OLD, name, into=self.above)
@@ -178,15 +182,15 @@ class Work:
 
 
 def shared_way(way: Path) -> Path:
-    """Returns the path by which other processes reach the directory that `publish` yielded."""
+    """Returns the path under which other processes access a directory that `publish` yielded."""
     return Path(os.readlink(way.parent)) / way.name
 
 
 def make_folder_of(path: Path) -> None:
-    """Makes the directory that a save is put into.
+    """Makes the directory for a save.
 
-    Within a work directory, only the process that saves there makes one, because the other save
-    contains this one and may already be gone.
+    Within a work directory, only the process that saves there may create it. The outer save
+    contains this one and may already have ended.
     """
     if not any(name.endswith(MARK) for name in path.parent.parts):
         make_folders(path.parent)
@@ -200,9 +204,9 @@ def make_folder_of(path: Path) -> None:
 
 
 def sweep(above: Directory, name: str) -> None:
-    """Removes work directories of this user beside ``name`` whose owners are dead."""
+    """Removes this user's work directories for ``name`` whose owners are dead."""
     pattern = re.compile(re.escape(f".{name}.") + ".*" + re.escape(MARK), re.DOTALL)
-    with suppress(ReadOnlyError):  # of a directory that may not be listed
+    with suppress(ReadOnlyError):  # raised if the directory may not be listed
         for each in above.listdir():
             if pattern.fullmatch(each):
                 sweep_one(above, each)
@@ -210,16 +214,16 @@ def sweep(above: Directory, name: str) -> None:
 
 def sweep_one(above: Directory, name: str) -> None:
     """Removes a work directory of this user whose owner is dead."""
-    with suppress(OSError, ShmBufferError):  # not there; or not ours to remove
+    with suppress(OSError, ShmBufferError):  # it does not exist, or this user may not remove it
         if above.exists(f"{name}/{_OWNER}"):
             Work(above, name, make=False).leave()
         else:
-            above.rmdir(name)  # died before it was locked: nothing is in it
+            above.rmdir(name)  # the owner died before the lock, so the directory is empty
 
 
 @contextmanager
 def located(where: Path) -> Iterator[None]:
-    """Adds the path to an OSError, which lacks it for operations on a descriptor."""
+    """Adds the path to an OSError; operations on a descriptor do not set it."""
     try:
         yield
     except ShmBufferError:
@@ -233,7 +237,7 @@ def located(where: Path) -> Iterator[None]:
 
 
 def in_use(path: Path, pid: str = "") -> BufferInUseError:
-    """Returns the error for a directory that the process ``pid`` is saving into."""
+    """Returns the error for a directory to which the process ``pid`` is saving."""
     return BufferInUseError(
         f"{path}: process {pid or '?'} is saving to this directory; wait until it has finished, "
         "or save to another directory",

@@ -1,1 +1,1 @@
-"""Checkpointers, which save and load storages: one kind in each file."""
+"""Checkpointers, which save and load storages. Each file contains one kind."""

@@ -1,4 +1,4 @@
-"""The base of checkpointers, which save a storage into a directory and load it again."""
+"""The base class of checkpointers, which save a storage into a directory and load it again."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Hook = Callable[..., Any]
 class StorageCheckpointerBase:
     """Saves a storage into a directory and loads it again.
 
-    A checkpointer of your own needs `dumps` and `loads`, and is given to a storage or a buffer as
+    A custom checkpointer implements `dumps` and `loads`. Pass it to a storage or a buffer as
     ``checkpointer=``. It writes plain files into the given directory, which the caller publishes
-    when all of them are there.
+    when all of them are complete.
 
     Source: ``torchrl.data.StorageCheckpointerBase``.
     """
@@ -28,10 +28,10 @@ class StorageCheckpointerBase:
         """Registers ``hook(data, path=path)``, which changes the data that are saved.
 
         Args:
-            hook: called with the data of the storage and their directory (a path of this process,
-                until the call ends); returns the data to be saved. If it has the attributes
-                ``shift`` and ``is_full``, they are set before the call: the slot after the newest
-                item, and True if the ring is full.
+            hook: function that is called with the data of the storage and their directory, a path
+                that only this process can use during the call. It returns the data to save. If it
+                has the attributes ``shift`` and ``is_full``, they are set before the call: to the
+                slot after the newest item, and to True if the ring is full.
         """
         self._save_hooks.append(hook)
 
@@ -39,50 +39,51 @@ class StorageCheckpointerBase:
         """Registers ``hook(data, out=destination)``, which changes the data that were read.
 
         Args:
-            hook: returns the data of the storage, ``[n, *lanes]``. ``out`` is a batch of the
-                storage's own form to write them into, or None if nothing was written to it yet.
+            hook: function that returns the data of the storage, ``[n, *lanes]``. ``out`` is a batch
+                in the storage's own form to write them into, or None if nothing was written to the
+                storage yet.
         """
         self._load_hooks.append(hook)
 
     def dumps(self, storage: Any, path: str | os.PathLike[str]) -> Any:
-        """Writes ``storage`` into the directory ``path``, which is made if it is not there.
+        """Writes ``storage`` into the directory ``path``, which is created if necessary.
 
         Returns:
-            None, or the `ItemSnapshot` that was written, where the storage lies on a ring.
+            The `ItemSnapshot` that was written if the storage uses a ring, otherwise None.
 
         Raises:
-            BufferExistsError: the directory has a file of that name already; ``storage.dumps``
-                replaces an earlier save.
+            BufferExistsError: the directory already has a file with one of the names. Use
+                ``storage.dumps`` to replace an earlier save.
         """
         raise NotImplementedError(f"{type(self).__name__} does not implement dumps()")
 
     def writes_snapshots(self, storage: Any) -> bool:
-        """True unless the whole buffer has to be saved in TorchRL's layout."""
+        """True unless the entire buffer has to be saved in TorchRL's layout."""
         return True
 
     def loads(self, storage: Any, path: str | os.PathLike[str]) -> Any:
-        """Replaces the content of ``storage`` by the save of ``dumps`` in ``path``."""
+        """Replaces the contents of ``storage`` with the save by `dumps` in ``path``."""
         raise NotImplementedError(f"{type(self).__name__} does not implement loads()")
 
     def loads_beside(self, storage: Any, path: Path, written: Any) -> Any:
-        """Loads the storage of a buffer that is loaded as a whole.
+        """Loads the storage of a buffer whose other parts are loaded, too.
 
         Args:
             storage: see `loads`.
             path: see `loads`.
-            written: the cursor (a slot) and the number of written slots (or None) that a writer
-                of TorchRL has saved; a list of these for an ensemble; or None. Saves of this
-                library have their own.
+            written: the cursor (a slot) and the number of written slots (or None) that one of
+                TorchRL's writers has saved. A list of these for an ensemble, or None. Saves of this
+                library contain their own values.
         """
         return self.loads(storage, path)
 
     @property
     def has_hooks(self) -> bool:
-        """True if hooks change what is saved."""
+        """True if hooks change the data that are saved."""
         return bool(self._save_hooks)
 
     def _apply_save_hooks(self, data: Any, path: Any, *, shift: int, is_full: bool) -> Any:
-        """Returns ``data`` after all save hooks, which are given ``path``."""
+        """Returns ``data`` after all save hooks, which are called with ``path``."""
         for hook in self._save_hooks:
             if hasattr(hook, "shift"):
                 hook.shift = shift
@@ -100,6 +101,6 @@ class StorageCheckpointerBase:
 
 
 def lies_in(storage: Any, path: Path) -> bool:
-    """True if ``path`` is the directory in which the storage itself has its files."""
+    """True if ``path`` is the directory that contains the storage's own files."""
     scratch = getattr(storage, "scratch_dir", None)
     return scratch is not None and os.path.realpath(scratch) == os.path.realpath(path)

@@ -1,6 +1,6 @@
-"""Copies the items of a ring at one moment into files that are not published yet.
+"""Copies a snapshot of the items of a ring into files that are not published yet.
 
-A column maps a sparse file of full capacity: ``[slots, *lanes, *shape]`` of one leaf.
+A column maps a sparse file for the full capacity: ``[slots, *lanes, *shape]`` of one leaf.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ from shmbuffer.torchrl.compat.storage_files import files_of
 if TYPE_CHECKING:  # storages import their checkpointers
     from shmbuffer.storages.movers.tensor_rows import Rows
 
-#: The file of each column that has one, by the number of its leaf.
+#: Files of the columns that have one, by leaf number.
 Opened = dict[int, BinaryIO]
 
 
 def copied(rows: Rows, folder: Path, *, named: bool) -> tuple[ItemSnapshot, list[Any]]:
-    """Copies all items into files; returns the moment, and a column (tensor, `Objects`) a leaf."""
+    """Copies all items into files; returns the snapshot and one column per leaf.
+
+    A column is a tensor or `Objects`.
+    """
     ring = rows.ring
     columns, files = make_columns(rows.leaves, ring.capacity, folder, named=named)
     try:
@@ -42,7 +45,7 @@ def copied(rows: Rows, folder: Path, *, named: bool) -> tuple[ItemSnapshot, list
         for at, file in files.items():
             try:
                 os.posix_fallocate(file.fileno(), 0, needed[at])
-            except OSError as error:  # a store for which there is no room would end the process
+            except OSError as error:  # otherwise a store without space would kill the process
                 free = filesystem.free_bytes(file.fileno())
                 raise filesystem.space_error(
                     str(folder), sum(needed.values()), free, why=error.errno or 0
@@ -56,7 +59,7 @@ def copied(rows: Rows, folder: Path, *, named: bool) -> tuple[ItemSnapshot, list
 def make_columns(
     leaves: Leaves, slots: int, path: Path, *, named: bool = True
 ) -> tuple[list[Any], Opened]:
-    """Makes the sparse files of a storage: a map of each leaf's file (or `Objects`), and it."""
+    """Makes the sparse file of each leaf; returns its map (or `Objects`), and the files."""
     lead = (slots, *leaves.lanes)
     paths = files_of(leaves, lead, path) if named else []
     columns: list[Any] = []

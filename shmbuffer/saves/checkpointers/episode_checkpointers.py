@@ -1,4 +1,4 @@
-"""Saves episode data with every observation once, by the hooks of `ted`."""
+"""Saves episode data with each observation stored once, using the hooks of `ted`."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ what we remember beside it."""
 
 
 class FlatStorageCheckpointer(TensorStorageCheckpointer):
-    """Saves episode data with every observation once, in memory-mapped files.
+    """Saves episode data with each observation stored once, in memory-mapped files.
 
-    If an item does not continue the one before it, because several collectors write by turns or
-    items span several steps, both its observations are kept. TorchRL cannot read such a file, and
-    writes such data incorrectly.
+    If an item does not continue the previous one, because several collectors write alternately or
+    because items span several steps, both observations of the item are saved. TorchRL cannot read
+    such a file, and writes such data incorrectly.
 
     Args:
-        done_keys: entries under ``"next"`` that are flags; None is ``("done", "truncated",
+        done_keys: entries under ``"next"`` that are flags. None stands for ``("done", "truncated",
             "terminated")``.
-        reward_keys: entries under ``"next"`` that are rewards; None is ``("reward",)``.
+        reward_keys: entries under ``"next"`` that are rewards. None stands for ``("reward",)``.
 
     Source: ``torchrl.data.FlatStorageCheckpointer``; see `TED2Flat` for what is in the files.
     """
@@ -60,14 +60,14 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
         if out is not None:
             found: dict[tuple[str, ...], Any] = {(name,): data.get(name) for name in [*data.keys()]}
             if list(out.batch_size) != shape_of(found, type(self).__name__):
-                out = None  # of another size: the storage takes the items one by one
+                out = None  # another size: the storage receives the items one by one
         return super()._apply_load_hooks(data, out)
 
 
 class NestedStorageCheckpointer(FlatStorageCheckpointer):
-    """Saves episode data with every observation once, as nested tensors, one row a trajectory.
+    """Saves episodes as nested tensors with one row per trajectory and each observation once.
 
-    Otherwise like `FlatStorageCheckpointer`.
+    Otherwise this class is like `FlatStorageCheckpointer`.
 
     Source: ``torchrl.data.NestedStorageCheckpointer``; see `TED2Nested`.
     """
@@ -76,19 +76,19 @@ class NestedStorageCheckpointer(FlatStorageCheckpointer):
 
 
 class H5StorageCheckpointer(NestedStorageCheckpointer):
-    """Saves episode data with every observation once, in one HDF5 file, one group a trajectory.
+    """Saves episodes in an HDF5 file with one group per trajectory and each observation once.
 
     Args:
-        checkpoint_file: name of the file in the directory; ignored where the path that is saved to
+        checkpoint_file: name of the file in the directory. It is ignored if the path of the save
             ends with ``.h5``.
         done_keys, reward_keys: see `FlatStorageCheckpointer`.
-        h5_kwargs: for every dataset of the file, such as ``{"compression": "gzip"}``; see
+        h5_kwargs: options for every dataset of the file, such as ``{"compression": "gzip"}``; see
             ``h5py.Group.create_dataset``.
         kwargs: the other arguments of `TED2Nested`.
 
     Raises:
-        ImportError: h5py is not there; ``pip install shmbuffer[h5]``.
-        ValueError: ``checkpoint_file`` leads out of the directory of the save.
+        ImportError: h5py is not installed; ``pip install shmbuffer[h5]``.
+        ValueError: ``checkpoint_file`` is outside of the directory of the save.
 
     Source: ``torchrl.data.H5StorageCheckpointer``; see `H5Split`.
     """
@@ -108,7 +108,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
                 f"H5StorageCheckpointer(checkpoint_file={checkpoint_file!r}): the file is created "
                 "in the directory of the save; pass a file name without folders"
             )
-        _h5py()  # fails now, not at the first checkpoint
+        _h5py()  # raises now, not at the first checkpoint
         names = {**kwargs, **_given(done_keys=done_keys, reward_keys=reward_keys)}
         self._save_hooks = [TED2Nested(**names), H5Split()]
         self._load_hooks = [H5Combine(), Nested2TED(**names)]
@@ -121,7 +121,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
                 hook.shift = shift
             if hasattr(hook, "is_full"):
                 hook.is_full = is_full
-            data = hook(data)  # without the path: nothing in between goes to a file
+            data = hook(data)  # no path, because intermediate data are not written to a file
         return data
 
     def _apply_load_hooks(self, data: Any, out: Any) -> Any:
@@ -134,7 +134,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         return None if self.saves_to_file(path) else super()._folder(path)
 
     def saves_to_file(self, path: str | os.PathLike[str]) -> bool:
-        """True if ``path`` names the file itself instead of its directory."""
+        """True if ``path`` is the name of the file itself instead of its directory."""
         return Path(path).suffix == ".h5" and not Path(path).is_dir()
 
     def _file(self, path: Path) -> Path:
@@ -146,7 +146,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
             create_file(where).close()  # HDF5 itself would write through a link
             self._write_file(data, where, length)
             return
-        # Not in a directory that is published as a whole: here the file alone is the checkpoint.
+        # The file is not in a directory that is published: it is the entire checkpoint.
         with publish_file(path) as beside:
             self._write_file(data, beside, length)
 
@@ -157,7 +157,8 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
             if ROOT[0] in fields(data):
                 file.create_group(ROOT[0])
             for path, leaf in entries(data).items():
-                if is_non_tensor(leaf):  # HDF5 refuses compression and the like for one number
+                # HDF5 rejects options such as compression for a single number.
+                if is_non_tensor(leaf):
                     constants[path] = leaf
                 else:
                     file.create_dataset("/".join(path), data=leaf.numpy(), **self.kwargs)

@@ -1,4 +1,4 @@
-"""Saves lists of objects, without pickle unless it is allowed."""
+"""Saves lists of objects, without pickle unless pickle is allowed."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ from shmbuffer.torchrl.compat import compressed_files
 
 
 class ListStorageCheckpointer(RingStorageCheckpointer):
-    """Saves the items of a list storage, as lines of JSON and the bytes of tensors; see `values`.
+    """Saves the items of a list storage as lines of JSON and the bytes of tensors; see `values`.
 
-    The records of a list in a directory are saved as they are, in a directory that `attach` opens.
-    Each kind of list storage loads what the others have saved.
+    The records of a list in a directory are saved unchanged, in a directory that `attach` opens.
+    Each kind of list storage can load saves of the others.
 
-    These come back as they were: tensors, TensorDicts, tensorclasses and lazy stacks of them,
-    arrays, text, numbers, None, bytes, and lists, tuples, dicts and namedtuples of these. Tensors
-    are then on the CPU or on the storage's ``device``. TorchRL has no format for lists.
+    The following objects are restored exactly: tensors, TensorDicts, tensorclasses and lazy stacks
+    of these, arrays, text, numbers, None, bytes, and lists, tuples, dicts and namedtuples of these.
+    Tensors are restored on the CPU or on the storage's ``device``. TorchRL has no format for lists.
 
     Args:
-        allow_pickle: pickle everything else. To load what was pickled runs code from the
-            file: allow it only for files that you trust. Give the same to the buffer that loads.
+        allow_pickle: pickle all other objects. Loading pickled objects runs code from the file, so
+            allow it only for files that you trust. The buffer that loads the save needs the same
+            setting.
 
     Example:
         >>> from shmbuffer import ListStorage, ListStorageCheckpointer, ReplayBuffer
@@ -55,14 +56,14 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
 
         Args:
             storage: a list storage.
-            path: the directory; it is made if it is not there.
+            path: the directory, which is created if necessary.
 
         Returns:
-            The moment that was written.
+            The snapshot that was written.
 
         Raises:
-            TypeError: an item could only be pickled; it is named.
-            ValueError: a save hook gave another number of items.
+            TypeError: an item could only be pickled. The message names it.
+            ValueError: a save hook returned another number of items.
         """
         path = Path(path)
         make_folder(path)
@@ -77,11 +78,11 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
                 self._apply_save_hooks, path=path, shift=record.shift, is_full=record.is_full
             )
             items = self._hooked(storage, items, hooks, "save")
-        if ring.records is None:  # one process is all that writes into a list
+        if ring.records is None:  # only one process writes to a list
             streams = layout.stream_of(moment.sources)
             sources = layout.source_of(np.ones_like(streams), streams)
             moment = moment._replace(sources=sources)
-        moment = moment._replace(extents=None)  # they are of records
+        moment = moment._replace(extents=None)  # the extents are those of records
         with Progress("copy", len(items), "items") as progress:
             write_ring(path, ring, moment, settings)
             write_items(
@@ -121,7 +122,7 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
         image: RecordImage | None,
         kept: list[Any] | None = None,
     ) -> Loaded:
-        """Replaces the storage's items: records as they are, unless hooks look at them."""
+        """Replaces the storage's items; copies records unchanged unless there are hooks."""
         require_alone(storage)
         places = record.places(storage.max_size, str(path), "places")
         of = {"cursor": places.cursor, "write_count": record.written}
@@ -170,14 +171,15 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
 
 
 class CompressedListStorageCheckpointer(ListStorageCheckpointer):
-    """Saves and loads the compressed bytes of a `CompressedListStorage` as they are.
+    """Saves and loads the compressed bytes of a `CompressedListStorage` unchanged.
 
-    If there are save hooks, the items of a storage in a directory are saved as the hooks return
-    them, uncompressed.
+    If there are save hooks, the items of a storage in a directory are saved uncompressed as the
+    hooks return them.
 
-    Saves of TorchRL are loaded too: decompressed with the storage's own ``decompression_fn``, or
-    else with the codec that TorchRL used (zlib or zstd), and compressed again. TorchRL cannot load
-    saves of this class, because its codec depends on the version of Python.
+    Saves by TorchRL can also be loaded. They are decompressed with the storage's own
+    ``decompression_fn``, or else with the codec that TorchRL used (zlib or zstd), and compressed
+    again. TorchRL cannot load saves of this class, because its codec depends on the version of
+    Python.
 
     Args:
         allow_pickle: see `ListStorageCheckpointer`.

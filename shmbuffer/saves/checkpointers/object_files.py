@@ -1,6 +1,6 @@
-"""Python objects of a storage in files: exact, and without pickle.
+"""Saves Python objects of a storage to files, exactly and without pickle.
 
-<folder>/.shmbuffer/items.jsonl, items.data   of each item its objects, as `values` has them
+<folder>/.shmbuffer/items.jsonl, items.data   the objects of each item, in the format of `values`
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def read_objects(
     *,
     allow_pickle: bool,
 ) -> dict[KeyPath, Objects]:
-    """Reads the entries that `write_objects` wrote; None for a slot without an item."""
+    """Reads the result of `write_objects`; None for a slot without an item."""
     if not shapes:
         return {}
     columns = {key: Objects.of((), (len(present), *lanes, *shape)) for key, shape in shapes.items()}

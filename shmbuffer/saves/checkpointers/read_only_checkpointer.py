@@ -21,7 +21,7 @@ class ReadOnlyStorageCheckpointer(StorageCheckpointerBase):
     """Saves the path of the data set; the sampler saves the priorities."""
 
     def dumps(self, storage: Any, path: str | os.PathLike[str]) -> ItemSnapshot:
-        """Writes the path and the form of the data set; returns the moment for the sampler."""
+        """Writes the path and the form of the data set; returns the snapshot for the sampler."""
         make_folder(Path(path))
         write_json(Path(path) / _FILE, {"path": str(storage.path), **_form_of(storage)})
         ring = storage.ring()
@@ -30,7 +30,7 @@ class ReadOnlyStorageCheckpointer(StorageCheckpointerBase):
         return moment
 
     def loads(self, storage: Any, path: str | os.PathLike[str]) -> Loaded:
-        """Raises ValueError if another data set was saved, FileNotFoundError if none was."""
+        """Raises ValueError if the save has another data set, FileNotFoundError if it has none."""
         file = Path(path) / _FILE
         found = read_json(file, missing="no data set was saved in this directory")
         with reading(file):

@@ -1,4 +1,4 @@
-"""The records of a buffer at one moment, in the bytes of their ring."""
+"""A snapshot of the records of a buffer, as the bytes of their ring."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from shmbuffer.saves.values import damaged
 if TYPE_CHECKING:  # storages import their checkpointers
     from shmbuffer.storages.movers.record_codec import TensorRecordCodec
 
-_PIECE_BYTES = 2**24  # that are read, or written to a ring, at once
+_PIECE_BYTES = 2**24  # number of bytes to read, or to write to a ring, at once
 
 
 @dataclass(frozen=True)
 class RecordImage:
-    """Records of one moment; the arrays are in the order of slots.
+    """Records of one snapshot. The arrays are ordered by slot.
 
-    ``data`` (uint8) has the record of item i at ``positions[i]``, ``sizes[i]``
-    bytes with its header. ``dictionary`` is what zstd needs to read it.
+    The record of item i begins at ``positions[i]`` of ``data`` (uint8) and has ``sizes[i]`` bytes
+    including its header. zstd needs ``dictionary`` to decompress the record.
     """
 
     data: Bytes
@@ -41,7 +41,7 @@ class RecordImage:
     def of_ring(
         cls, content: Any, moment: ItemSnapshot, dictionary: bytes | None, where: str
     ) -> RecordImage:
-        """Makes the image from the bytes of a ring, mapped twice in a row, at a moment."""
+        """Creates the image from a snapshot and the bytes of a ring, mapped twice in a row."""
         assert moment.extents is not None
         slots = np.flatnonzero(moment.tickets >= 0)
         extents, data = moment.extents[slots], np.frombuffer(content, np.uint8)
@@ -55,7 +55,7 @@ class RecordImage:
     def in_memory(
         cls, records: Records, dictionary: bytes | None
     ) -> tuple[RecordImage, ItemSnapshot]:
-        """Copies the records of a ring; returns the image and its moment."""
+        """Copies the records of a ring; returns the image and its snapshot."""
         with _core.Descriptor() as memory:
             fd = memory.take(os.memfd_create, "shmbuffer-records", os.MFD_CLOEXEC)
             os.ftruncate(fd, records.max_bytes)
@@ -67,7 +67,7 @@ class RecordImage:
     def of_save(
         cls, ring: Ring, dictionary: bytes | None, where: str
     ) -> tuple[RecordImage, ItemSnapshot]:
-        """Makes the image of a ring that no process writes to, without a copy."""
+        """Creates the image of a ring that no process writes to, without a copy."""
         assert ring.records is not None
         runtime = ring.seat.control.runtime
         tail, head = (int(runtime[name][0]) for name in ("byte_tail", "byte_head"))
@@ -77,7 +77,7 @@ class RecordImage:
 
     @classmethod
     def of_state(cls, state: dict[str, Any], slots: Ints) -> RecordImage:
-        """Makes the image from a result of `state_dict`."""
+        """Creates the image from a result of `state_dict`."""
         dictionary = state["dictionary"]
         return cls(
             state["data"].numpy(),
@@ -88,7 +88,7 @@ class RecordImage:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns everything but the slots, as tensors."""
+        """Returns all attributes except the slots, as tensors."""
         batch, dictionary = self.batch(np.arange(len(self))), self.dictionary
         return {
             "data": torch.from_numpy(batch.data),
@@ -100,7 +100,7 @@ class RecordImage:
         }
 
     def __post_init__(self) -> None:
-        """Raises CorruptBufferError if a record is not within the data."""
+        """Raises CorruptBufferError if a record is outside of the data."""
         ends = self.positions + self.sizes
         wrong = (self.positions < 0) | (self.positions % 8 != 0) | (self.sizes < HEADER_BYTES)
         wrong |= (ends > len(self.data)) | (ends < self.positions)
@@ -116,28 +116,28 @@ class RecordImage:
         return len(self.slots)
 
     def runs(self, slots: Ints, capacity: int) -> Iterator[Ints]:
-        """Yields runs of rows that are consecutive in bytes and slots, the oldest first."""
+        """Yields runs of rows that are consecutive in bytes and slots, oldest first."""
         order = np.argsort(self.positions, kind="stable")
         breaks = (slots[order][1:] - slots[order][:-1]) % capacity != 1
         piece = np.cumsum(self.sizes[order]) // _PIECE_BYTES
         yield from np.split(order, np.flatnonzero(breaks | (np.diff(piece) != 0)) + 1)
 
     def is_in_order(self, tickets: Ints) -> bool:
-        """True if the records lie in the order in which they were written."""
+        """True if the records are stored in the order in which they were written."""
         return bool((np.diff(tickets[np.argsort(self.positions, kind="stable")]) > 0).all())
 
     def batch(self, rows: Ints) -> RecordBatch:
-        """Copies some records."""
+        """Copies the selected records."""
         addresses = self.data.ctypes.data + self.positions[rows]
         return gather(addresses, np.ascontiguousarray(self.sizes[rows]))
 
     def pieces(self) -> Iterator[Ints]:
-        """Yields all rows in the order of slots, some megabytes at a time."""
+        """Yields all rows ordered by slot, a few megabytes at a time."""
         piece = np.cumsum(self.sizes) // _PIECE_BYTES
         yield from np.split(np.arange(len(self)), np.flatnonzero(np.diff(piece)) + 1)
 
     def items(self, codec: TensorRecordCodec) -> Iterator[list[Any]]:
-        """Yields the items in the order of slots, some megabytes of records at a time."""
+        """Yields the items ordered by slot, a few megabytes of records at a time."""
         for rows in self.pieces():
             yield codec.decoder.items(self.batch(rows))
 

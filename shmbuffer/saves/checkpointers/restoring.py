@@ -1,4 +1,4 @@
-"""Copies a save into a storage: everything is checked first, then each item gets its slot."""
+"""Copies a save into a storage. All checks are made before any item is written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shmbuffer.tensors.form.tensor_nodes import TensorDictNode
 
 
 def restore(storage: Any, saved: Saved, *, there: bool = False) -> Loaded:
-    """Replaces the items of ``storage`` by saved columns, and defines it first if it is new."""
+    """Replaces the items of ``storage`` with saved columns; defines the storage if it is new."""
     record, rows = saved.record, storage.mover()
     capacity = -(-storage.max_size // record.width)
     if there and capacity != record.slots:
@@ -34,7 +34,7 @@ def restore(storage: Any, saved: Saved, *, there: bool = False) -> Loaded:
         )
     if rows is None:
         example = saved.example()
-        record.places(capacity, saved.where)  # before anything is made
+        record.places(capacity, saved.where)  # raises before anything is created
         if there:
             storage.open_there()
         storage.define(example)
@@ -45,7 +45,7 @@ def restore(storage: Any, saved: Saved, *, there: bool = False) -> Loaded:
     places = record.places(rows.ring.capacity, saved.where)
     require_alone(storage)
     if there and isinstance(rows.leaves.node, TensorDictNode):
-        columns = None  # of a PyTree TorchRL has other names for the tensors than we have
+        columns = None  # TorchRL uses other names for the tensors of a PyTree
     storage.notify_emptied()
     held = np.flatnonzero(record.present)
     moment = record.moment
@@ -58,9 +58,9 @@ def restore(storage: Any, saved: Saved, *, there: bool = False) -> Loaded:
 def restored(
     storage: Any, record: SavedStorage, places: Destinations, *, by_us: bool = False
 ) -> Loaded:
-    """Records the writers of the loaded items, and announces the items to samplers.
+    """Records the writers of the loaded items, and notifies samplers of the items.
 
-    With ``by_us``, this handle counts as the writer of all of them.
+    With ``by_us``, this handle is recorded as the writer of all of them.
     """
     ring = storage.ring()
     if record.moment is not None:
@@ -76,9 +76,9 @@ def restored(
 
 
 def as_loaded(sources: NDArray[np.uint64], whose: int | None = None) -> NDArray[np.uint64]:
-    """Returns sources for loaded items, equal where they were equal, of no client of this buffer.
+    """Returns new sources for loaded items, which belong to no client of this buffer.
 
-    With ``whose``, all of them get that incarnation.
+    Equal sources stay equal. With ``whose``, all items get that incarnation.
     """
     writers, streams = layout.writer_of(sources), layout.stream_of(sources)
     _, numbers = np.unique(writers, return_inverse=True)
@@ -89,21 +89,21 @@ def as_loaded(sources: NDArray[np.uint64], whose: int | None = None) -> NDArray[
 
 
 def sources_in_state(sources: NDArray[np.uint64]) -> dict[str, Any]:
-    """Returns the entry of a ``state_dict`` for sources; none if all items have the same."""
+    """Returns the ``state_dict`` entry for sources; empty if all items have the same source."""
     if not len(sources) or (sources == sources[0]).all():
         return {}
     return {"_sources": torch.from_numpy(sources.view(np.int64))}
 
 
 def sources_of_state(state: dict[str, Any]) -> NDArray[np.uint64] | None:
-    """Returns the sources of the items of a state; None if all items have the same."""
+    """Returns the sources of the items of a state; None if all items have the same source."""
     if "_sources" not in state:
         return None
     return as_loaded(state["_sources"].numpy().view(np.uint64))
 
 
 def sources_from_state(ring: Ring, state: dict[str, Any], whose: int | None = None) -> None:
-    """Stores the sources of a state for items that are in their slots; see `as_loaded`."""
+    """Stores the sources of a state for items that are already in their slots; see `as_loaded`."""
     if "_sources" in state:
         slots = state["_index"].numpy()[:: ring.width] // ring.width
         sources = state["_sources"].numpy().view(np.uint64)
@@ -111,7 +111,7 @@ def sources_from_state(ring: Ring, state: dict[str, Any], whose: int | None = No
 
 
 def require_alone(storage: Any) -> None:
-    """Raises BufferInUseError if another handle on the storage could see a mixture of items."""
+    """Raises BufferInUseError if another handle could see a mixture of old and new items."""
     engine = storage.open_engine
     if engine is None or len(engine.seat.registry.alive()) <= 1:
         return

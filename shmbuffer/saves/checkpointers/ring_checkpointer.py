@@ -1,4 +1,4 @@
-"""The base of checkpointers of storages on a ring."""
+"""The base class of checkpointers for storages on a ring."""
 
 from __future__ import annotations
 
@@ -21,34 +21,36 @@ Written = tuple[int, int | None] | None
 
 
 class RingStorageCheckpointer(StorageCheckpointerBase):
-    """Saves and loads a storage on a ring: as a copy of one moment, or in place."""
+    """Saves and loads a storage on a ring: as a copy of one snapshot, or in place."""
 
     def __init__(self, *, allow_pickle: bool = False) -> None:
         super().__init__()
         self.allow_pickle = allow_pickle
 
     def loads(self, storage: Any, path: str | os.PathLike[str]) -> Loaded:
-        """Replaces the content of the storage by the save.
+        """Replaces the contents of the storage with the save.
 
-        If the capacity differs and the saved ring was full, the items are stored by their age.
+        If the capacity differs and the saved ring was full, the items are stored in order of their
+        age.
 
         Raises:
-            FileNotFoundError: nothing was saved there.
-            SchemaMismatchError, ValueError: it does not fit, or has something pickled.
+            FileNotFoundError: the directory contains no save.
+            SchemaMismatchError, ValueError: the save does not fit, or contains pickled objects.
             BufferInUseError: other processes use the storage.
             CorruptBufferError: the files are damaged.
         """
         return self._loads(storage, Path(path), None)
 
     def loads_beside(self, storage: Any, path: Path, written: Written) -> Loaded:
-        """Loads the storage of a buffer that is loaded as a whole."""
-        if type(self).loads is not RingStorageCheckpointer.loads:  # a class of the user's
+        """Loads the storage of a buffer whose other parts are loaded, too."""
+        if type(self).loads is not RingStorageCheckpointer.loads:  # a class that the user defined
             return self.loads(storage, path)
         return self._loads(storage, path, written)
 
     def _loads(self, storage: Any, path: Path, written: Written) -> Loaded:
         in_place, path = lies_in(storage, path), resolve_path(path)
-        if exists(path / CONTROL) and not is_export(path):  # not older files beside it
+        # Does not read older files next to the buffer.
+        if exists(path / CONTROL) and not is_export(path):
             if in_place:
                 storage.open_there()
                 if storage.ring() is not None:
@@ -62,11 +64,11 @@ class RingStorageCheckpointer(StorageCheckpointerBase):
     # -- for each kind of storage --------------------------------------------------------------
 
     def _loads_buffer(self, storage: Any, engine: Engine, path: Path) -> Loaded:
-        """Replaces the items of the storage by those of an open buffer."""
+        """Replaces the items of the storage with those of an open buffer."""
         raise NotImplementedError
 
     def _loads_files(self, storage: Any, path: Path, written: Written) -> Loaded:
-        """Replaces the items by those in ``path``, which may be the storage's own directory."""
+        """Replaces the items with those in ``path``, which may be the storage's own directory."""
         raise NotImplementedError
 
     def ring_of(self, storage: Any) -> Ring:
@@ -81,7 +83,7 @@ class RingStorageCheckpointer(StorageCheckpointerBase):
 
     @property
     def _remedy(self) -> str:
-        """The way to allow pickle, for messages."""
+        """The instruction for allowing pickle, for messages."""
         return f"set storage.checkpointer = {type(self).__name__}(allow_pickle=True)"
 
 

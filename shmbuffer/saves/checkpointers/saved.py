@@ -1,4 +1,4 @@
-"""A saved tensor storage: columns over its files or over another buffer, before any copy."""
+"""A saved tensor storage as columns over its files or over another buffer, without a copy."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ from shmbuffer.torchrl.compat.storage_files import METADATA, pytree_columns, rea
 class Saved:
     """The columns of a saved storage, and the record of its slots."""
 
-    where: str  # in messages
-    record: SavedStorage  # which item is in which slot
-    node: Node | None  # the form of the data; None where the files do not tell
-    # of each leaf its column ``[n, *lanes, *shape]``, a tensor or `Objects`; n is the capacity, or
-    # as much as hooks have left. What no buffer stores is left out
+    where: str  # name for messages
+    record: SavedStorage  # assigns items to slots
+    node: Node | None  # form of the data; None if the files do not contain it
+    # One column per leaf, ``[n, *lanes, *shape]``, a tensor or `Objects`; n is the capacity, or the
+    # length after hooks. Entries that no buffer stores are left out.
     by_key: dict[KeyPath, Any]
 
     @classmethod
     def of_columns(cls, where: str, record: SavedStorage, node: Node, columns: list[Any]) -> Saved:
-        """Makes the object from columns in the order of the node's leaves."""
+        """Creates the object from columns in the order of the node's leaves."""
         return cls(where, record, node, dict(zip(node.paths(), columns, strict=True)))
 
     @classmethod
     def of_buffer(cls, engine: Engine, path: Path, *, allow_pickle: bool = False) -> Saved:
-        """Reads the buffer of a directory; copies it if other processes have it open."""
+        """Reads the buffer in a directory; copies the buffer if other processes have it open."""
         ring = engine.ring()
         if ring is None:
             raise RuntimeError(f"{path}: is an empty buffer: nothing was ever written to it")
@@ -78,7 +78,7 @@ class Saved:
 
     @classmethod
     def _of_objects(cls, ring: Ring, path: Path, *, allow_pickle: bool) -> Saved:
-        """Reads a save of rows that have text and other objects beside the tensors."""
+        """Reads a save whose rows contain text and other objects in addition to tensors."""
         schema, moment = ring.schema, moment_of(ring)
         if "item" not in schema.structure:
             raise SchemaMismatchError(
@@ -124,15 +124,16 @@ class Saved:
 
     @classmethod
     def of_data_set(cls, path: Path, *, ndim: int) -> Saved:
-        """Opens a save of a buffer or a storage, or a TensorDict in files, as a data set.
+        """Opens a save of a buffer or a storage, or a memory-mapped TensorDict, as a data set.
 
         Raises:
             BufferExistsError: the directory is that of a live buffer.
-            FileNotFoundError: there are no data.
+            FileNotFoundError: the directory contains no data.
         """
         folder = path / "storage" if exists(path / "storage" / METADATA) else directory_of(path)
         if is_buffer(folder) and is_save(folder):
-            with open_save(folder, verify=False) as engine:  # its maps stay while they are viewed
+            # Its maps stay open as long as views exist.
+            with open_save(folder, verify=False) as engine:
                 return cls.of_buffer(engine, folder)
         if is_buffer(folder):
             raise BufferExistsError(
@@ -153,7 +154,7 @@ class Saved:
         return cls(str(folder), record, *_of_folder(found, record, None, False))
 
     def example(self) -> Any:
-        """Returns a batch of one item of this form, without content."""
+        """Returns a batch of one item of this form, with arbitrary contents."""
         if self.node is None:
             raise RuntimeError(
                 f"{self.where}: contains a PyTree that TorchRL saved without its structure; write "
@@ -218,7 +219,7 @@ def _mapped(ring: Ring, at: int) -> torch.Tensor:
 
 
 def blank(column: Any) -> Any:
-    """Returns one item of a column, without content."""
+    """Returns one item of a column, with arbitrary contents."""
     shape = (1, *column.shape[1:])
     if isinstance(column, Objects):
         return Objects.of((), shape)
@@ -228,7 +229,7 @@ def blank(column: Any) -> Any:
 def _of_folder(
     folder: TensorDictFolder, record: SavedStorage, node: Node | None, allow_pickle: bool
 ) -> tuple[Node, dict[KeyPath, Any]]:
-    """Returns the form and the columns of tensordict's files; ``node`` is the form, if known."""
+    """Returns the form and the columns of tensordict's files. ``node`` is the form, if known."""
     path = folder.path
     if node is None:
         if folder.refused:
@@ -252,7 +253,7 @@ def _of_folder(
 
 
 def _first_slots(shape: tuple[int, ...], found: dict[str, Any], path: Path) -> SavedStorage:
-    """Returns the record of a save by TorchRL, whose items are in the first ``len`` slots."""
+    """Returns the record of a save by TorchRL, whose items are in the first slots."""
     try:
         slots, *lanes = shape
         width = int(np.prod(lanes, dtype=np.int64))

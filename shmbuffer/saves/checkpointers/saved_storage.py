@@ -1,10 +1,10 @@
 """The slots of a saved storage, and the form of its items.
 
-In TorchRL's layout, a storage has a length, and its items are in the first slots. Ours may be
-anywhere, because a slot whose writer died has none. They have an age, a writer and a stream, and
-the cursor belongs to the storage. Beside TorchRL's files, a save of ours in that layout therefore
-has a snapshot of the ring without the items (see `snapshots`). The form of the items is under our
-key in ``storage_metadata.json``.
+In TorchRL's layout, a storage has a length, and its items are in the first slots. In this package,
+items can be in any slot, because a slot is empty if its writer died. Items have an age, a writer
+and a stream, and the cursor belongs to the storage. A save by this package in TorchRL's layout
+therefore also contains a snapshot of the ring without the items (see `snapshots`). The form of the
+items is stored under the key of this package in ``storage_metadata.json``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Destinations(NamedTuple):
 
 @dataclass
 class SavedStorage:
-    """A storage at one moment; None stands for a value that is not known."""
+    """The snapshot of a storage. None represents an unknown value."""
 
     slots: int
     lanes: tuple[int, ...]
@@ -56,7 +56,7 @@ class SavedStorage:
         lanes: tuple[int, ...] = (),
         structure: dict[str, Any] | None = None,
     ) -> SavedStorage:
-        """Makes the record of a moment."""
+        """Creates the record of a snapshot."""
         slots = len(moment.tickets)
         return cls(
             slots,
@@ -70,36 +70,37 @@ class SavedStorage:
 
     @property
     def width(self) -> int:
-        """The number of elements of a slot."""
+        """The number of elements per slot."""
         return int(np.prod(self.lanes, dtype=np.int64))
 
     @property
     def written(self) -> int:
-        """The elements written so far; if that is not known, those in the storage."""
+        """The number of elements that were written; if unknown, the number in the storage."""
         if self.write_count is None:
             return int(self.present.sum()) * self.width
         return self.write_count
 
     @property
     def extent(self) -> int:
-        """The number of slots up to the last one that holds an item."""
+        """The number of slots up to the last one that contains an item."""
         held = np.nonzero(self.present)[0]
         return int(held[-1]) + 1 if len(held) else 0
 
     @property
     def is_full(self) -> bool:
-        """True if the ring has wrapped: there are items at the cursor or beyond it."""
+        """True if the ring has wrapped, so that there are items at or after the cursor."""
         return self.cursor is not None and bool(self.present[self.cursor :].any())
 
     @property
     def shift(self) -> int:
-        """The slot after the last one that was written, counted from 1 where that is slot 0."""
+        """The slot after the last written slot. It is in the range from 1 to the capacity."""
         return self.cursor or (self.slots if self.is_full else 0)
 
     def places(self, capacity: int, where: str, what: str = "slots") -> Destinations:
-        """Returns the slots of the items in a storage of ``capacity`` slots: those that they had.
+        """Returns the slots of the items in a storage of ``capacity`` slots, unchanged if possible.
 
-        If the capacity differs and the ring has wrapped, they go by their age, from slot 0 on.
+        If the capacity differs and the ring has wrapped, the items are placed by age from slot 0
+        on.
         """
         slots, shift = np.nonzero(self.present)[0], 0
         cursor = self.extent % self.slots if self.cursor is None else self.cursor
@@ -121,7 +122,7 @@ class SavedStorage:
     def write(
         self, folder: Path, ring: Ring, settings: Settings, metadata: dict[str, Any] | None
     ) -> None:
-        """Writes the record beside TorchRL's files, which have no place for it."""
+        """Writes the record next to TorchRL's files, which cannot contain it."""
         assert self.moment is not None
         write_ring(folder, ring, self.moment, settings)
         content = metadata_of(metadata, self.extent * self.width)
@@ -130,7 +131,7 @@ class SavedStorage:
 
     @classmethod
     def read(cls, folder: Path, found: dict[str, Any]) -> SavedStorage | None:
-        """Reads a record of `write`; None if another program wrote ``found`` last."""
+        """Reads a record of `write`; None if another program was the last to write ``found``."""
         with reading(folder / METADATA):
             ours = find_ours(found, folder / METADATA)
             if ours is None:
@@ -138,5 +139,5 @@ class SavedStorage:
             structure = ours["structure"]
         with open_buffer(folder) as engine:
             ring = engine.ring()
-            assert ring is not None  # else `open_save` had raised
+            assert ring is not None  # otherwise `open_save` had raised an error
             return cls.of_moment(moment_of(ring), ring.schema.lanes, structure)

@@ -1,6 +1,6 @@
-"""Writes snapshots of storages, which are directories in the format of a buffer.
+"""Writes snapshots of storages as directories in the format of a buffer.
 
-<folder>/<leaf>.memmap        of rows: tensordict's memory-mapped files
+<folder>/<leaf>.memmap        leaves of rows, as memory-mapped files of tensordict
 <folder>/.shmbuffer/          control, slots, schema.json, ...; see docs/format/
 <folder>/.shmbuffer/items.*   objects that are not tensors; see `values`
 """
@@ -28,16 +28,16 @@ from shmbuffer.tensors.form.tensor_kit import new_column
 if TYPE_CHECKING:  # storages import their checkpointers
     from shmbuffer.storages.movers.tensor_rows import Rows
 
-# Of a ring that is not full: space beyond its last item that is taken before the copy, for what
-# other processes write meanwhile.
+# If a ring is not full, space after its last item is reserved before the copy for items that other
+# processes write in the meantime.
 _MARGIN_BYTES = 2**22
-_LEAST_BYTES = 64  # of a slot, with its word, checksum, source and priority
+_LEAST_BYTES = 64  # size of a slot with its word, checksum, source and priority
 
 
 def write_rows(
     folder: Path, rows: Rows, settings: Settings, *, allow_pickle: bool, remedy: str
 ) -> ItemSnapshot:
-    """Writes the items of a storage of rows; returns the moment that was written."""
+    """Writes the items of a storage of rows; returns the snapshot that was written."""
     ring, leaves = rows.ring, rows.leaves
     stored = [at for at in range(len(leaves.leaves)) if at not in leaves.objects]
     form = leaves.node.to_json()
@@ -67,7 +67,7 @@ def write_rows(
 def write_records(
     folder: Path, ring: Ring, dictionary: bytes | None, settings: Settings
 ) -> ItemSnapshot:
-    """Writes the records of a ring; returns the moment that was written."""
+    """Writes the records of a ring; returns the snapshot that was written."""
     assert ring.records is not None
     with closing(Snapshot(folder, ring.schema, settings)) as snapshot:
         snapshot.reserve(slots_to_reserve(ring))
@@ -80,7 +80,7 @@ def write_records(
 
 
 def write_ring(folder: Path, ring: Ring, moment: ItemSnapshot, settings: Settings) -> None:
-    """Writes the order and the priorities of items that lie elsewhere."""
+    """Writes the order and the priorities of items that are stored elsewhere."""
     schema = Schema((), len(moment.tickets), ring.schema.lanes, {"kind": layout.OBJECTS})
     with closing(Snapshot(folder, schema, settings)) as snapshot:
         snapshot.reserve(moment.used)
@@ -88,14 +88,14 @@ def write_ring(folder: Path, ring: Ring, moment: ItemSnapshot, settings: Setting
 
 
 def slots_to_reserve(ring: Ring) -> int:
-    """Returns the number of slots to reserve for a copy, while other processes may write."""
+    """Returns the number of slots to reserve for a copy while other processes can write."""
     used, schema = ring.live.used(), ring.schema
     of_slot = max(_LEAST_BYTES, sum(schema.leaf_bytes) // schema.capacity)
     return min(ring.capacity, used + max(_MARGIN_BYTES // of_slot, used // 8, 1))
 
 
 def settings_of(storage: Any) -> Settings:
-    """Returns the settings of a storage for its save, which always has checksums and a disk."""
+    """Returns the settings for the save of a storage, with checksums and files on disk."""
     ring, engine = storage.ring(), storage.open_engine
     settings = Settings(ring.elements) if engine is None else engine.settings
     if engine is None or not engine.shared:
@@ -108,7 +108,7 @@ def settings_of(storage: Any) -> Settings:
 
 
 def open_buffer(path: Path) -> Engine:
-    """Opens the buffer of a directory; the items of a save are compared with their checksums.
+    """Opens the buffer in a directory. The items of a save are verified with their checksums.
 
     Raises:
         CorruptBufferError: an item of the save is damaged.

@@ -1,4 +1,4 @@
-"""Saves tensor storages as tensordict's memory-mapped files."""
+"""Saves tensor storages as memory-mapped files of tensordict."""
 
 from __future__ import annotations
 
@@ -39,17 +39,18 @@ if TYPE_CHECKING:  # storages import their checkpointers
 class TensorStorageCheckpointer(RingStorageCheckpointer):
     """Saves TensorDicts, tensorclasses, tensors and PyTrees as memory-mapped files.
 
-    A save is of one moment, even while other processes write, and is never in memory as a whole. If
-    the directory is the storage's own ``scratch_dir``, nothing is copied.
+    A save contains one snapshot, even if other processes write during the save. It is never held in
+    memory as a whole. If the directory is the storage's own ``scratch_dir``, nothing is copied.
 
-    For another format of the same data, derive from this class and override `_write` and `_read`,
-    and `_apply_save_hooks` if hooks are called in another way. This class keeps the consistency of
-    the copy, the hooks, ``shift`` and ``is_full``, and the loading into the storage.
+    To write another format of the same data, derive from this class and override `_write` and
+    `_read`. Also override `_apply_save_hooks` if hooks are called in another way. This class
+    handles the consistency of the copy, the hooks, ``shift`` and ``is_full``, and the loading into
+    the storage.
 
     Args:
-        allow_pickle: pickle objects in the data that are no tensors, text, numbers, or containers
-            of these. To load what was pickled runs code from the file: allow it only for files
-            that you trust.
+        allow_pickle: pickle objects that are neither tensors, text, numbers, nor containers of
+            these. Loading pickled objects runs code from the file, so allow it only for files that
+            you trust.
 
     Source: ``torchrl.data.TensorStorageCheckpointer``.
     """
@@ -59,15 +60,16 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
 
         Args:
             storage: a storage of tensors.
-            path: the directory; it is made if it is not there.
+            path: the directory, which is created if necessary.
 
         Returns:
-            The moment that was written; None if the storage was saved in place.
+            The snapshot that was written, or None if the storage was saved in place.
 
         Raises:
-            RuntimeError: nothing was written to the storage yet.
-            TypeError: an object in it could only be pickled.
-            SpaceError: bytes needed and free.
+            RuntimeError: the storage was never written to.
+            TypeError: an object in the storage could only be pickled.
+            SpaceError: there is not enough space. The message has the numbers of needed and free
+                bytes.
         """
         path = Path(path)
         self.ring_of(storage)
@@ -85,7 +87,7 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
         return self._export(storage, path)
 
     def _export(self, storage: Any, path: Path) -> ItemSnapshot:
-        """Writes the storage in TorchRL's layout; returns the moment that was written."""
+        """Writes the storage in TorchRL's layout; returns the snapshot that was written."""
         rows: Rows = storage.mover()
         folder = self._folder(path)
         if not self.writes_snapshots(storage) or folder is None:
@@ -108,7 +110,7 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
         saved = Saved.of_buffer(engine, path, allow_pickle=self.allow_pickle)
         if self._load_hooks:
             node, record = saved.node, saved.record
-            assert node is not None  # a buffer knows the form of its items
+            assert node is not None  # a buffer always has a form for its items
             columns = [saved.by_key[key] for key in node.paths()]
             data = node.build(iter(columns), (record.slots, *record.lanes), cpu.DEVICE)
             length = record.extent * record.width
@@ -129,14 +131,14 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
         return restore(storage, saved, there=storage.mover() is None and lies_in(storage, path))
 
     def writes_snapshots(self, storage: Any) -> bool:
-        """True if `dumps` writes a buffer directory: no hook or format changes the data."""
+        """True if `dumps` writes a buffer directory, because no hook or format changes the data."""
         has_own_format = type(self)._write is not TensorStorageCheckpointer._write
         return not self._save_hooks and not has_own_format
 
-    # -- for another format --------------------------------------------------------------------
+    # -- for other formats ---------------------------------------------------------------------
 
     def _folder(self, path: Path) -> Path | None:
-        """Returns the directory for files beside the data, made if needed; None without one."""
+        """Returns the directory for additional files, or None; creates it if necessary."""
         make_folder(path)
         return path
 
@@ -146,12 +148,12 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
         if saved_path is None or os.path.realpath(saved_path) != os.path.realpath(path):
             require_nameable(data, str(path))
             require_loadable(entries(data), type(self).__name__)
-            data.memmap(path, copy_existing=True)  # else a hook has written it there
+            data.memmap(path, copy_existing=True)  # otherwise a hook has already written it there
         require_no_pickle(path)
 
     def _read(self, path: Path) -> tuple[Any, int]:
-        """Reads the data of `_write` for the load hooks, and the length."""
-        folder = Path(os.path.realpath(path))  # the path itself may be a link, its files may not
+        """Reads the result of `_write` for the load hooks, and the length."""
+        folder = Path(os.path.realpath(path))  # the path may be a link, but its files may not
         require_plain(folder)
         require_no_pickle(path)
         with reading(folder / "meta.json"):
@@ -162,8 +164,8 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
         return data, int(read_metadata(path)["len"])
 
     def _record(self, path: Path) -> SavedStorage | None:
-        """Reads the record beside the data; None if another program wrote them."""
-        if not exists(path / METADATA):  # the data are in a file of their own
+        """Reads the record next to the data; None if another program wrote the data."""
+        if not exists(path / METADATA):  # the data are in a separate file
             return None
         return SavedStorage.read(path, read_metadata(path))
 
@@ -192,7 +194,7 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
     def _through_hooks(
         self, storage: Any, path: Path, data: Any, length: int, record: SavedStorage | None
     ) -> Saved:
-        """Returns the data of a save with so many elements after the load hooks."""
+        """Returns the data of a save with ``length`` elements after the load hooks."""
         rows = storage.mover()
         out = None
         if rows is not None:
@@ -208,7 +210,7 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
             width = int(np.prod(leaves.lanes, dtype=np.int64))
             record = SavedStorage(count, leaves.lanes, np.arange(count) < length // width)
         node = leaves.node
-        if record.structure is not None:  # it knows of classes, which hooks give as TensorDicts
+        if record.structure is not None:  # it has the classes, for which hooks return TensorDicts
             remembered = tensor_structure.from_json(record.structure)
             by_key = dict(zip(node.paths(), columns, strict=True))
             if {*remembered.paths()} == by_key.keys():
@@ -218,7 +220,7 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Puts the path of the save before the errors of load hooks, which do not know it."""
+    """Adds the path of the save to the errors of load hooks, which have no path."""
     try:
         yield
     except ShmBufferError as error:
@@ -229,7 +231,7 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def _write_pytree(data: Any, folder: Path, leaves: Leaves) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Writes a PyTree that hooks returned; returns TorchRL's entries for it, and its form."""
+    """Writes a PyTree that hooks returned; returns TorchRL's entries for it and its form."""
     ndim = 1 + len(leaves.lanes)
     found = Leaves.of_data(TENSORS, data, ndim=ndim, where=str(folder))
     values, (count,) = values_of(found, data)
