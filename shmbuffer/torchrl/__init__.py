@@ -1,10 +1,10 @@
-"""Every name of TorchRL's family, for a script that changes one import line.
+"""All names of TorchRL's replay buffer API, for scripts that change only the import.
 
     from shmbuffer.torchrl import LazyTensorStorage, TED2Flat, find_start_stop_traj
 
-These are the names of `shmbuffer`, the rarely used ones included, such as checkpointers, the hooks
-for episodes, segment trees and helper functions. The modules of this folder are what only TorchRL
-needs: its files, TED, transforms and functions.
+The names are those of `shmbuffer`, including rarely used ones such as checkpointers, hooks for
+episodes, segment trees and helper functions. The modules of this folder contain features that only
+TorchRL needs: its files, TED, transforms and functions.
 """
 
 from __future__ import annotations

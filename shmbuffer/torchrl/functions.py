@@ -1,4 +1,4 @@
-"""TorchRL's functions and constants that need no buffer."""
+"""TorchRL's functions and constants that do not use a buffer."""
 
 from __future__ import annotations
 
@@ -32,26 +32,29 @@ def find_start_stop_traj(
     cursor: int | torch.Tensor | range | None = None,
     device: torch.device | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Where trajectories begin and end in the rows of a storage.
+    """Returns the first and last steps of the trajectories in the rows of a storage.
 
-    It knows neither collectors nor streams: what is stored is one sequence. `SliceSampler` does,
-    and asks the storage.
+    The function treats the rows as one sequence, without regard to collectors and streams.
+    `SliceSampler` takes these into account, with information from the storage.
 
     Args:
-        trajectory: ids ``[T, *B]``: a trajectory ends where the id changes.
-        end: bool ``[T, *B]``, True at the last step. Exactly one of the two.
-        at_capacity: the rows are a full circle: row 0 follows the last one, unless it ends there.
-            Else the last row is an end.
-        cursor: of a full circle the row that was written last (of several the last one): an end.
-        device: where to compute; None: where the rows are.
+        trajectory: trajectory IDs ``[T, *B]``. A trajectory ends where the ID changes.
+        end: bool ``[T, *B]``, True at the last step of each trajectory. Pass exactly one of
+            ``trajectory`` and ``end``.
+        at_capacity: True if the ring is full, so that row 0 follows the last row, unless a
+            trajectory ends there. If False, the last row is an end.
+        cursor: for a full ring, the row that was written last, which is an end. If it contains
+            several rows, the last of them is used.
+        device: device for the computation. None uses the device of the rows.
 
     Returns:
-        First and last step of each trajectory, int64 ``[N, 1 + len(B)]`` with the time in front,
-        and their lengths ``[N]``. A start behind its stop goes round the end of the circle.
+        First and last step of each trajectory, both int64 ``[N, 1 + len(B)]`` with the time in the
+        first column, and the lengths ``[N]``. If the start is greater than the stop, the trajectory
+        crosses the end of the ring.
 
     Raises:
-        TypeError: none, or both, of ``trajectory`` and ``end``.
-        RuntimeError: no rows; or a ``cursor`` that names no row.
+        TypeError: neither or both of ``trajectory`` and ``end`` were passed.
+        RuntimeError: there are no rows, or ``cursor`` is not a row.
 
     Example:
         >>> import torch
@@ -76,8 +79,8 @@ def find_start_stop_traj(
         last[-1] = True
     elif cursor is not None:
         last[_row(cursor)] = True
-    last[-1] |= ~last.any(0)  # a circle without an end is cut once
-    stop = last.transpose(0, -1).nonzero()  # the steps of a column follow each other
+    last[-1] |= ~last.any(0)  # without an end, the ring is cut once
+    stop = last.transpose(0, -1).nonzero()  # the steps of a column are consecutive
     ends, count = stop[:, -1].clone(), len(stop)
     first = torch.ones(count, dtype=torch.bool, device=stop.device)
     first[1:] = (stop[1:, :-1] != stop[:-1, :-1]).any(-1)
@@ -93,7 +96,7 @@ def find_start_stop_traj(
 
 
 def _row(cursor: Any) -> int:
-    """The row that was written last."""
+    """Returns the row that was written last."""
     try:
         return int(cursor if isinstance(cursor, int) else cpu.as_tensor(cursor).reshape(-1)[-1])
     except (IndexError, TypeError, ValueError) as error:
@@ -104,10 +107,10 @@ def _row(cursor: Any) -> int:
 
 
 def pin_memory_output(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """A method whose result is in pinned memory where the object's ``_pin_memory`` is true.
+    """Decorates a method to return pinned memory if the object's ``_pin_memory`` is True.
 
     Args:
-        fun: the method.
+        fun: the method to decorate.
 
     Source: ``torchrl.data.replay_buffers.utils.pin_memory_output``.
     """
@@ -121,7 +124,7 @@ def pin_memory_output(fun: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def tree_iter(pytree: Any) -> Iterator[Any]:
-    """The leaves of a PyTree, one after the other.
+    """Yields the leaves of a PyTree in order.
 
     Source: ``torchrl.data.replay_buffers.utils.tree_iter``.
     """
@@ -129,7 +132,7 @@ def tree_iter(pytree: Any) -> Iterator[Any]:
 
 
 def unravel_index(indices: torch.Tensor, shape: Any) -> tuple[torch.Tensor, ...]:
-    """Coordinates of flat indices, a tensor for each dimension of ``shape``.
+    """Returns the coordinates of flat indices, one tensor per dimension of ``shape``.
 
     Source: ``torchrl.data.replay_buffers.utils.unravel_index``.
     """

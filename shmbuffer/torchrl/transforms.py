@@ -1,4 +1,4 @@
-"""Transforms on the way in and out; ``invert=True`` swaps the two.
+"""Transforms of new data and of samples; ``invert=True`` swaps the two directions.
 
 extend, add  ──inv, last to first──▶  storage  ──forward, first to last──▶  sample, rb[i]
 """
@@ -15,25 +15,26 @@ Transform = Callable[[Any], Any]
 
 
 class Inverted:
-    """A transform turned round."""
+    """A transform with both directions swapped."""
 
     def __init__(self, transform: Transform) -> None:
         self.transform = transform
 
     def __call__(self, data: Any) -> Any:
-        """On the way out."""
+        """Transforms samples."""
         return _inverse(self.transform)(data)
 
     def inv(self, data: Any) -> Any:
-        """On the way in."""
+        """Transforms new data."""
         return self.transform(data)
 
 
 class Compose:
-    """Transforms in a row.
+    """A chain of transforms.
 
     Args:
-        *transforms: called in this order on the way out, in the reverse order on the way in.
+        *transforms: transforms that are called in this order for samples, and in reverse order for
+            new data.
 
     Source: ``torchrl.envs.transforms.Compose``, for any callable.
     """
@@ -44,15 +45,15 @@ class Compose:
             self.append(transform)
 
     def append(self, transform: Transform, *, invert: bool = False) -> None:
-        """Adds at the end."""
+        """Appends a transform."""
         self.insert(len(self.transforms), transform, invert=invert)
 
     def insert(self, index: int, transform: Transform, *, invert: bool = False) -> None:
-        """Adds before the transform at ``index``; negative indices count from the end.
+        """Inserts a transform before the one at ``index``. Negative indices count from the end.
 
         Raises:
-            TypeError: it cannot be called.
-            ValueError: there is no such place.
+            TypeError: the transform is not callable.
+            ValueError: ``index`` is out of range.
         """
         if not -len(self.transforms) <= index <= len(self.transforms):
             raise ValueError(
@@ -64,15 +65,15 @@ class Compose:
         self.transforms.insert(index, Inverted(transform) if invert else transform)
 
     def __call__(self, data: Any) -> Any:
-        """The way out."""
-        # Transforms add entries; a locked TensorDict takes them for the time of the call.
+        """Transforms samples."""
+        # Transforms add entries, so a locked TensorDict is unlocked during the call.
         with unlocked(data) if is_collection(data) else contextlib.nullcontext():
             for transform in self.transforms:
                 data = transform(data)
         return data
 
     def inv(self, data: Any) -> Any:
-        """The way in."""
+        """Transforms new data."""
         for transform in reversed(self.transforms):
             data = _inverse(transform)(data)
         return data
@@ -87,7 +88,7 @@ class Compose:
         return self.transforms[index]
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of those that have one."""
+        """Returns the states of the transforms that have one."""
         return {
             str(at): transform.state_dict()
             for at, transform in enumerate(self.transforms)
@@ -101,7 +102,7 @@ class Compose:
 
 
 def compose(transform: Transform | Iterable[Transform] | None) -> Compose:
-    """The chain of a buffer from its constructor's argument."""
+    """Returns the chain of a buffer for the argument of its constructor."""
     if transform is None:
         return Compose()
     if isinstance(transform, Compose):
@@ -110,7 +111,8 @@ def compose(transform: Transform | Iterable[Transform] | None) -> Compose:
         return Compose(*transform)
     if hasattr(transform, "transforms") and hasattr(transform, "insert"):  # TorchRL's Compose
         return Compose(*transform.transforms)
-    return Compose(transform)  # type: ignore[arg-type] # Compose says it where it cannot be called
+    # Compose raises an error if it is not callable.
+    return Compose(transform)  # type: ignore[arg-type]
 
 
 def _inverse(transform: Transform) -> Transform:

@@ -1,5 +1,5 @@
-"""Files as TorchRL lays them out, written and read: one module for each part of a buffer.
+"""Reads and writes files in TorchRL's layout. Each module handles one part of a buffer.
 
-Data that TorchRL has no place for are in files of our own (``shmbuffer.*``), and under our key in
-its JSON files, which a later save by TorchRL drops.
+Data that do not fit into TorchRL's files are in additional files (``shmbuffer.*``), and under a key
+of this package in TorchRL's JSON files. A later save by TorchRL removes that key.
 """

@@ -1,11 +1,12 @@
-"""The files that TorchRL saves of a buffer beside its storage, sampler and writer.
+"""The files of a buffer that TorchRL saves next to its storage, sampler and writer.
 
     buffer_metadata.json    {"batch_size": <int or null>, ...}
     rng_state/              tensordict's files of the generator's state, on its device
     transform.t             {"transforms.<number>.<key>": <value>}, of torch.save, which reads it
                             with weights_only=True
 
-A chain of TorchRL's own (its ``Compose``) that is the only transform of a buffer is the chain.
+If the only transform of a buffer is one of TorchRL's own chains (``Compose``), its state is the
+state of the chain.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ _PREFIX = "transforms."
 
 
 def write_metadata(path: Path, batch_size: int | None, beside: Sequence[str]) -> None:
-    """Writes the batch size of a buffer, and the names of our files beside TorchRL's."""
+    """Writes the batch size of a buffer, and the names of this package's additional files."""
     ours = {"format": FORMAT, **dict.fromkeys(beside, True)}
     content = {"batch_size": batch_size, "consume_after_n_samples": None, OURS: ours}
     write_json(path / METADATA, content)
 
 
 def read_metadata(path: Path) -> tuple[int | None, dict[str, Any]]:
-    """Reads the batch size of a saved buffer, and the entries under our key."""
+    """Reads the batch size of a saved buffer, and the entries under this package's key."""
     missing = "no buffer was saved in this directory"
     found = read_json(path / METADATA, missing=missing)
     with reading(path / METADATA):
@@ -61,7 +62,7 @@ def read_generator(path: Path) -> tuple[torch.Tensor, torch.device] | None:
 
 
 def write_states(file: Path, chain: Compose) -> None:
-    """Writes the states of the transforms, if there are any."""
+    """Writes the states of the transforms, if any."""
     states = chain.state_dict()
     if (only := _is_chain(chain)) is not None:
         content = only
@@ -76,7 +77,7 @@ def write_states(file: Path, chain: Compose) -> None:
 
 
 def read_states(file: Path, chain: Compose) -> dict[str, Any] | None:
-    """Reads the states that `write_states` or TorchRL wrote; None without a file."""
+    """Reads the states that `write_states` or TorchRL wrote; None if there is no file."""
     if not exists(file):
         return None
     content = load_plainly(file)
@@ -93,7 +94,7 @@ def read_states(file: Path, chain: Compose) -> dict[str, Any] | None:
 
 
 def save_plainly(content: Any, file: Path) -> None:
-    """Writes a file of torch.save, and names the file in errors, which torch.save does not."""
+    """Writes a file with torch.save, and adds the path to its errors."""
     data = io.BytesIO()
     torch.save(content, data)
     with located(file):
@@ -101,7 +102,7 @@ def save_plainly(content: Any, file: Path) -> None:
 
 
 def load_plainly(file: Path) -> Any:
-    """Reads a file of torch.save without unpickling objects."""
+    """Reads a file written by torch.save without unpickling objects."""
     with located(file):
         content = io.BytesIO(read_file(file))
     try:
@@ -114,7 +115,7 @@ def load_plainly(file: Path) -> Any:
 
 
 def _is_chain(chain: Compose) -> dict[str, Any] | None:
-    """Returns the state of the only transform, if it is a chain itself and has a state."""
+    """Returns the state of the only transform if it is a chain with a state, otherwise None."""
     states = chain.state_dict()
     if len(chain.transforms) != 1 or not states:
         return None

@@ -1,7 +1,9 @@
-"""Items of a ``CompressedListStorage`` as TorchRL saves them; read only, as its codec varies.
+"""Reads items of a ``CompressedListStorage`` that TorchRL has saved.
+
+They cannot be written, because TorchRL's codec varies.
 
 metadata.json           the type of each item, and shape, dtype and device of tensors
-data_indices.json       the number of the item at each place, or null
+data_indices.json       the item number for each index, or null
 compressed_data/<n>/    tensordict's files of the compressed bytes of item n
 """
 
@@ -23,18 +25,18 @@ from shmbuffer.tensors.records.tensor_memory import Decompress
 from shmbuffer.torchrl.compat.folders import TensorDictFolder, read_folder
 
 _METADATA = "metadata.json"
-_ZLIB = 0x78  # the first byte of what TorchRL compresses below Python 3.14
+_ZLIB = 0x78  # first byte of data compressed by TorchRL with Python versions before 3.14
 
 
 def is_of_torchrl(path: Path) -> bool:
-    """True if TorchRL saved a ``CompressedListStorage`` there."""
+    """True if the directory contains a ``CompressedListStorage`` saved by TorchRL."""
     return exists(path / _METADATA)
 
 
 def read_items(path: Path, decompress: Decompress, *, reads_zlib: bool) -> list[tuple[Any] | None]:
-    """Yields each item, decompressed, in a tuple; None for a place without one.
+    """Returns each decompressed item in a tuple, and None for each index without an item.
 
-    With ``reads_zlib``, chunks of zlib are not given to ``decompress``.
+    With ``reads_zlib``, chunks of zlib are not passed to ``decompress``.
     """
     if reads_zlib:
         decompress = partial(_by_zlib_or, decompress)

@@ -1,11 +1,11 @@
 """Reads tensordict's memory-mapped files.
 
-    <directory>/meta.json       a TensorDict: shape, device, and for each key what it is
+    <directory>/meta.json       a TensorDict: shape, device, and the type of each entry
     <directory>/<key>.memmap    a tensor, C order, no header; the key is percent-encoded
-    <directory>/<key>/          a nested TensorDict, tensorclass, or something that is no tensor
+    <directory>/<key>/          a nested TensorDict, a tensorclass, or a non-tensor object
 
-Reading does not go through tensordict, because that unpickles what is in there and copies nothing
-into place: here a tensor is a map of its file.
+This module does not use tensordict for reading, because tensordict unpickles objects in the files.
+Tensors are maps of their files.
 """
 
 from __future__ import annotations
@@ -52,40 +52,41 @@ _TENSORDICT, _LAZY_STACK = (
     for module, name in (("_td", "TensorDict"), ("_lazy", "LazyStackedTensorDict"))
 )
 _STACK = "<class 'tensordict.tensorclass.NonTensorStack'>"
-# Where tensordict puts what it pickles.
+# File to which tensordict pickles objects.
 _PICKLES = ("other.pickle", "pickle.pkl")
-_NORESERVE = 0x4000  # MAP_NORESERVE of Linux: nothing is ever written to these private maps
+_NORESERVE = 0x4000  # Linux's MAP_NORESERVE, because these private maps are never written to
 
 
 @dataclass
 class TensorDictFolder:
-    """The content of a directory of tensordict, with all that is nested in it."""
+    """The contents of a directory written by tensordict, including nested ones."""
 
-    path: Path  # of the directory
+    path: Path  # path of the directory
     shape: tuple[int, ...] = ()  # batch size
-    node: Node = LEAF  # the tree of what is in there; without what a sample adds to the data
-    # dtype and shape of each tensor, and its file, by nested key
+    node: Node = LEAF  # tree of the contents, without the entries that a sample adds
+    # dtype, shape and file of each tensor, by nested key
     tensors: dict[KeyPath, tuple[torch.dtype, tuple[int, ...], Path]] = field(default_factory=dict)
-    # what is no tensor, by nested key: a value, or lists with one for each item
+    # non-tensor entries by nested key: a value, or nested lists with one value per item
     values: dict[KeyPath, Any] = field(default_factory=dict)
-    refused: list[str] = field(default_factory=list)  # dotted keys of what could only be unpickled
+    # Dotted keys of entries that could only be unpickled.
+    refused: list[str] = field(default_factory=list)
 
     def tensor(self, key: KeyPath) -> torch.Tensor:
-        """Returns the tensor at a nested key, as a map of its file."""
+        """Returns the tensor at a nested key as a map of its file."""
         with reading(self.path / "meta.json"):
             dtype, shape, file = self.tensors[key]
             return mapped(file, dtype, shape)
 
 
 def read_folder(path: Path, dims: int = 1) -> TensorDictFolder:
-    """Reads a directory that tensordict has written; tensors are mapped."""
+    """Reads a directory written by tensordict, mapping its tensors."""
     folder = TensorDictFolder(path)
     folder.node = _node_of(folder, path, (), dims)
     return folder
 
 
 def _node_of(folder: TensorDictFolder, path: Path, at: KeyPath, dims: int) -> Node:
-    """Returns the form of the directory nested at a key, and adds its content to ``folder``."""
+    """Returns the form of the directory at a nested key, and adds its contents to ``folder``."""
     meta = read_json(path / "meta.json")
     if exists(path / "_tensordict" / "meta.json"):
         node = _node_of(folder, path / "_tensordict", at, dims)
@@ -118,7 +119,7 @@ def _add_nested(
     key = at[-1]
     inner = path / quote(key, safe="")
     if not inner.exists() and "/" not in key:
-        inner = path / key  # as older versions of tensordict wrote it
+        inner = path / key  # the layout of older versions of tensordict
     meta = read_json(inner / "meta.json")
     kind = str(meta.get("_type", ""))
     if "NonTensor" in kind or meta.get("_is_non_tensor"):
@@ -155,7 +156,7 @@ def _class_name(kind: str) -> str:
 
 
 def mapped(file: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Returns a tensor that maps a file."""
+    """Returns a tensor that maps the file."""
     nbytes = math.prod(shape) * dtype.itemsize
     if any(size < 0 for size in shape):
         raise damaged(file, f"cannot hold a tensor of shape {list(shape)}")
@@ -172,9 +173,9 @@ def mapped(file: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tens
 
 
 def require_nameable(data: Any, what: str, above: KeyPath = ()) -> None:
-    """Raises SchemaMismatchError unless every entry of a TensorDict can lie in a directory.
+    """Raises SchemaMismatchError unless all keys of a TensorDict are valid file names.
 
-    To be called before tensordict writes: up to 0.12, it takes a name for a path as it is.
+    Call this before tensordict writes: versions up to 0.12 use keys as paths without encoding them.
     """
     for key, value in fields(data).items():
         nested = is_collection(value) and not is_non_tensor(value)
@@ -202,7 +203,7 @@ def write_folder(
     forms: Iterator[tuple[torch.dtype, tuple[int, ...]]],
     lead: tuple[int, ...],
 ) -> list[Path]:
-    """Writes each ``meta.json``; returns the path of each leaf's file, or directory for objects."""
+    """Writes each ``meta.json``; returns the file of each leaf, or the directory for objects."""
     make_folder(path)
     files: list[Path] = []
     if isinstance(node, TensorClassNode) and not shapes_of_objects(node):
@@ -246,7 +247,7 @@ def shapes_of_objects(node: Node) -> dict[KeyPath, tuple[int, ...]]:
 
 
 def add_objects(folder: Path, at: KeyPath, column: Objects, present: Flags) -> None:
-    """Adds an entry that is not a tensor to tensordict's files, if JSON can hold it."""
+    """Adds an entry that is not a tensor to tensordict's files if JSON can represent it."""
     held = np.nonzero(present)[0]
     if not len(held):
         return
@@ -267,7 +268,7 @@ def add_objects(folder: Path, at: KeyPath, column: Objects, present: Flags) -> N
 
 
 def objects_of(data: Any, shape: tuple[int, ...]) -> Objects:
-    """Returns the nested lists of tensordict as objects of a shape."""
+    """Converts the nested lists of tensordict to objects of a shape."""
     level = [data]
     for size in shape:
         if any(not isinstance(part, list) or len(part) != size for part in level):

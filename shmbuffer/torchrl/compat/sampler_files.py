@@ -5,9 +5,10 @@
                  shmbuffer.priorities.memmap       float64 [elements], raw; NaN: no item
     a pass       tensordict's files of the state: len_storage, _sample_list, drop_last, _ran_out
 
-TorchRL keeps masses, ``(priority + eps) ** alpha``, in float32 or float64. Raw priorities cannot be
-restored from them exactly, so a table of the sampler's own is saved in a file of ours too. The
-save of a ring has its raw priorities; a sampler that is loaded without it gets rounded ones.
+TorchRL stores masses, ``(priority + eps) ** alpha``, in float32 or float64. The raw priorities
+cannot be restored exactly from them, so a separate file of this package stores the table of the
+sampler. The save of a ring contains its raw priorities. A sampler that is loaded without the ring
+gets rounded ones.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from shmbuffer.torchrl.compat.folders import mapped, read_folder
 _METADATA = "sampler_metadata.json"
 _RAW = "shmbuffer.priorities.memmap"
 _TREES = ("sumtree.memmap", "mintree.memmap")
-_ELEMENTS = ("_sample_list", "_heads")  # of a pass: numbers of elements
-_SCHEMA_VERSION = 1  # TorchRL's: _max_priority is raw
+_ELEMENTS = ("_sample_list", "_heads")  # element numbers in the state of a pass
+_SCHEMA_VERSION = 1  # TorchRL's version in which _max_priority is raw
 
 
 def _write_priorities(directory: Path, sampler: Any, state: dict[str, Any], moment: Any) -> None:
@@ -104,12 +105,12 @@ def _read_priorities(directory: Path, sampler: Any) -> dict[str, Any]:
             "_eps": eps,
             "_max_priority": None if largest is None else float(largest),
             "_priorities": raw,
-            "_in_storage": in_storage,  # more exactly than in the masses
+            "_in_storage": in_storage,  # more exact than the masses
         }
 
 
 def _require_weights(raw: torch.Tensor | None, largest: Any, alpha: float, eps: float) -> None:
-    """Raises ValueError if a ring would not accept these priorities."""
+    """Raises ValueError if a ring would reject these priorities."""
     known = np.empty(0) if raw is None else raw.numpy()
     known = np.append(known[~np.isnan(known)], 0.0 if largest is None else float(largest))
     if not are_priorities(known, alpha, eps, 1 if raw is None else len(raw)).all():
@@ -117,7 +118,7 @@ def _require_weights(raw: torch.Tensor | None, largest: Any, alpha: float, eps: 
 
 
 def _raw_of_masses(directory: Path, capacity: int, alpha: float, eps: float) -> torch.Tensor:
-    """Returns the priorities of TorchRL's masses; 1 if alpha is 0."""
+    """Converts TorchRL's masses to priorities, which are 1 if alpha is 0."""
     mass = mapped(directory / _TREES[0], torch.float64, (capacity,)).numpy()
     held = mass > 0
     raw = np.full(capacity, np.nan)
@@ -126,7 +127,7 @@ def _raw_of_masses(directory: Path, capacity: int, alpha: float, eps: float) -> 
 
 
 def moved(raw: torch.Tensor, loaded: Loaded, elements: int) -> torch.Tensor:
-    """Returns priorities ``[elements]`` moved to the present places of their items."""
+    """Returns priorities ``[elements]`` at the current indices of their items."""
     if not loaded.shift and len(raw) == elements:
         return raw
     held = torch.nonzero(~raw.isnan())[:, 0]
@@ -177,7 +178,7 @@ INTEGERS = PartFiles(_write_numbers, _read_integers)
 
 
 def moved_pass(state: dict[str, Any], loaded: Loaded | None) -> dict[str, Any]:
-    """Returns the state of a pass with the present places of its items."""
+    """Returns the state of a pass with the current indices of its items."""
     if loaded is None:
         return state
     return {

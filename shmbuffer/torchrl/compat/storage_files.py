@@ -1,11 +1,11 @@
-"""A storage of tensors as TorchRL saves it.
+"""A storage of tensors in TorchRL's layout.
 
     storage_metadata.json    {"len": <elements>, "is_pytree": <bool>, "metadata": <of its tensors>}
     meta.json, ...           tensordict's files; see `folders`
-    <key>/<key>.memmap       of a PyTree, which has no meta.json: one for each of its tensors
+    <key>/<key>.memmap       tensors of a PyTree, which has no meta.json
 
-TorchRL stores a length: items are in the first slots. The rest is under our key and in files beside
-it; see `checkpointers.saved_storage`.
+TorchRL stores a length, and items are in the first slots. All other data are under this package's
+key and in additional files; see `checkpointers.saved_storage`.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def read_metadata(folder: Path) -> dict[str, Any]:
 
 
 def metadata_of(metadata: dict[str, Any] | None, length: int) -> dict[str, Any]:
-    """Returns the content of ``storage_metadata.json`` for entries of a PyTree, or None."""
+    """Returns the contents of ``storage_metadata.json`` for entries of a PyTree, or None."""
     return {"metadata": metadata or {}, "is_pytree": metadata is not None, "len": length}
 
 
 def files_of(leaves: Leaves, lead: tuple[int, ...], path: Path) -> list[Path]:
-    """Returns the file of each leaf, and makes the directories."""
+    """Returns the file of each leaf, and creates the directories."""
     if isinstance(leaves.node, TensorDictNode):
         shapes = (leaf.shape for leaf in leaves.leaves)
         forms = zip(leaves.dtypes, shapes, strict=True)
@@ -90,7 +90,7 @@ def pytree_columns(
             node = LEAF
         if node is not None:
             names = {key: _pytree_name(key) for key in node.paths()}
-        else:  # a key with a dot in it looks like nested ones: the storage has to know the form
+        else:  # a key with a dot looks like nested keys, so the form must be known from the storage
             names = {tuple(name.split(".")): name.replace(".", "/") for name in metadata}
         if not names:
             raise ValueError("it does not contain a tensor")

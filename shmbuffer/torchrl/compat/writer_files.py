@@ -1,11 +1,12 @@
 """Files of writers, as TorchRL writes and reads them.
 
-    metadata.json               cursor (a slot), write_count (of slots), and what the writer needs
-    generation.memmap           int64 [slots]: how often each was written; where that is tracked
-    current_top_values.memmap   [items, 2]: rank and index of each; of a top-k writer
+    metadata.json               cursor (a slot), write_count (of slots), and the writer's own data
+    generation.memmap           int64 [slots]: number of writes per slot, if tracked
+    current_top_values.memmap   [items, 2]: rank and index of each item of a top-k writer
 
-Our key has the count of elements, which `write_count` is here. The exact ranks of a top-k writer
-are in ``shmbuffer.state``, because TorchRL's tensor has indices and ranks in one dtype.
+The key of this package has the number of elements, which is the meaning of `write_count` here. The
+exact ranks of a top-k writer are in ``shmbuffer.state``, because TorchRL's tensor stores indices
+and ranks with one dtype.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _RANK_KEY = "rank_key"
 
 
 def _read_metadata(directory: Path, *, ranked: bool) -> dict[str, Any]:
-    """Reads the metadata of a writer; SchemaMismatchError if another kind of writer wrote them."""
+    """Reads a writer's metadata; SchemaMismatchError if another kind of writer wrote them."""
     found: dict[str, Any] = read_json(directory / _METADATA, missing=missing_part("writer"))
     if (_RANK_KEY in found) != ranked:
         kinds = ["RoundRobinWriter", "TensorDictMaxValueWriter"]
@@ -72,7 +73,7 @@ def _read_cursor(directory: Path, writer: Any) -> dict[str, int]:
     with reading(directory / _METADATA):
         ours, ring = find_ours(found, directory / _METADATA), writer._ring
         width = 1 if ring is None else ring.width
-        count = found.get("write_count")  # of slots; none in files of TorchRL before 0.14
+        count = found.get("write_count")  # number of slots; missing in files of TorchRL before 0.14
         if ours is not None:
             count = ours["write_count"]
         else:
@@ -81,7 +82,10 @@ def _read_cursor(directory: Path, writer: Any) -> dict[str, int]:
 
 
 def read_counts(directory: Path) -> Any:
-    """Reads slot and count of TorchRL's writer; a list for an ensemble; None if there are none."""
+    """Reads the slot and the count of TorchRL's writer; None if there are none.
+
+    For an ensemble, the result is a list.
+    """
     if (directory / "0").is_dir():
         numbers = sorted(int(each.name) for each in directory.iterdir() if is_number(each.name))
         return [read_counts(directory / str(number)) for number in numbers]
@@ -92,7 +96,7 @@ def read_counts(directory: Path) -> Any:
         count = found.get("write_count")
         return int(found["cursor"]), None if count is None else int(count)
     except (KeyError, TypeError, ValueError):
-        return None  # a writer of the user's
+        return None  # a writer that the user defined
 
 
 def _write_ranks(directory: Path, writer: Any, state: dict[str, Any], moment: Any) -> None:
@@ -130,9 +134,9 @@ def _read_ranks(directory: Path, writer: Any) -> dict[str, Any]:
 
 
 def _ranks(state: dict[str, Any]) -> dict[str, Any]:
-    """Returns the state of a top-k writer after checking that its numbers are numbers."""
+    """Returns the state of a top-k writer after checking its numbers."""
     top = [(rank, int(index)) for rank, index in state["_current_top_values"]]
-    sorted(top)  # they have to be comparable
+    sorted(top)  # raises if they are not comparable
     numbers = {key: int(state[key]) for key in ("_cursor", "_write_count")}
     return {**state, **numbers, "_current_top_values": top}
 

@@ -1,10 +1,11 @@
-"""Episode data in a compact form and back: every observation once instead of twice.
+"""Converts episode data to a compact form that stores each observation once, and back.
 
-TorchRL's episode data format (TED) holds the observation of step t + 1 twice: at the root of item
-t + 1, and under ``"next"`` in item t. These hooks for saving and loading leave the second one out
-and bring it back; `FlatStorageCheckpointer` and its kin apply them, or ``register_save_hook``.
+TorchRL's episode data format (TED) stores the observation of step t + 1 twice: at the root of item
+t + 1, and under ``"next"`` in item t. The hooks in this package remove the second copy on saving
+and restore it on loading. `FlatStorageCheckpointer` and related classes use them, and they can be
+passed to ``register_save_hook``.
 
-    TED2Flat    all items after each other, in the order of time         Flat2TED
-    TED2Nested  the same bytes, one row of a nested tensor a trajectory  Nested2TED
-    H5Split     a nested one as a TensorDict a trajectory, for HDF5      H5Combine
+    TED2Flat    all items consecutively, in time order                   Flat2TED
+    TED2Nested  the same bytes as nested tensors, one row per trajectory Nested2TED
+    H5Split     one TensorDict per row of these, for HDF5                H5Combine
 """

@@ -1,4 +1,4 @@
-"""Entries of episode data by path, what they mean, and the names that the compact forms keep."""
+"""Entries of episode data by path, their roles, and their names in the compact forms."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ REWARD_KEYS = ("reward",)
 
 
 def flat_path(key: str | Sequence[Any]) -> KeyPath:
-    """A key, or nested key, as the tuple of its names."""
+    """Converts a key or nested key to a tuple of names."""
     if isinstance(key, str):
         return (key,)
     return tuple(name for part in key for name in flat_path(part))
 
 
 def dotted(path: KeyPath) -> str:
-    """A path for a message."""
+    """Formats a path for a message."""
     return ".".join(path)
 
 
 def entries(data: Any) -> dict[KeyPath, Any]:
-    """Tensors and other entries of a TensorDict, tensorclass or dict of them, by path; no copy."""
+    """Returns the entries of a TensorDict, a tensorclass or a dict of these by path, uncopied."""
     found: dict[KeyPath, Any] = {}
     for name, value in (data if isinstance(data, dict) else fields(data)).items():
         if isinstance(value, torch.Tensor) or is_non_tensor(value):
             found[(name,)] = value
         elif is_collection(value):
             found.update({(name, *path): leaf for path, leaf in entries(value).items()})
-        else:  # a version of tensordict that unwraps what it hands out
+        else:  # a version of tensordict that unwraps the entries it returns
             found[(name,)] = NonTensorData(value)
     return found
 
@@ -77,7 +77,7 @@ def require_loadable(found: Mapping[KeyPath, Any], where: str) -> None:
 
 
 def assemble(found: Mapping[KeyPath, Any], batch: Sequence[int]) -> TensorDict:
-    """The TensorDict with these entries."""
+    """Creates a TensorDict from entries by path."""
     data = TensorDict(batch_size=torch.Size(batch))
     for path, value in found.items():
         data[path] = value
@@ -85,31 +85,31 @@ def assemble(found: Mapping[KeyPath, Any], batch: Sequence[int]) -> TensorDict:
 
 
 def constant(found: Mapping[KeyPath, Any], path: KeyPath, hook: str) -> Any:
-    """A number or tuple that was stored beside the data."""
+    """Returns a number or tuple that was stored next to the data."""
     value = found.get(path)
     if value is None:
         raise ValueError(
             f"{hook}: the data have no entry {dotted(path)!r}, so they were not written by the "
             f"matching class, or with another key; they have {names(found)}"
         )
-    while isinstance(value, NonTensorStack):  # equal ones, one for each trajectory
+    while isinstance(value, NonTensorStack):  # equal values, one per trajectory
         value = value[0]
     return value.data if isinstance(value, NonTensorData) else value
 
 
 def shape_of(found: Mapping[KeyPath, Any], hook: str) -> list[int]:
-    """Sizes of the ring."""
+    """Returns the shape of the ring."""
     path = CUT_SHAPE if CUT_SHAPE in found else STORAGE_SHAPE
     return [int(size) for size in constant(found, path, hook)]
 
 
 def names(found: Iterable[KeyPath]) -> str:
-    """Paths for a message."""
+    """Formats paths for a message."""
     return ", ".join(sorted(dotted(path) for path in found))
 
 
 class Roles:
-    """Which entries are flags or rewards, and where the ring's state is written."""
+    """Defines which entries are flags or rewards, and where the state of the ring is stored."""
 
     def __init__(
         self,
@@ -127,7 +127,8 @@ class Roles:
         self._done = flat_path(done_key)
         self._shift_path = flat_path(shift_key)
         self._is_full_path = flat_path(is_full_key)
-        self._end = self._done[1:] if self._done[0] == NEXT else self._done  # in the compact form
+        # Path in the compact form.
+        self._end = self._done[1:] if self._done[0] == NEXT else self._done
         self._flags = {flat_path(key) for key in self.done_keys} | {self._end}
         self._rewards = {flat_path(key) for key in self.reward_keys}
 

@@ -1,23 +1,23 @@
-"""The items of a ring as rows in the order of time, and the rows in which trajectories end.
+"""The items of a ring as rows in time order, and the rows at which trajectories end.
 
     a full ring of five slots, written up to slot 1: the oldest item is in slot 2
       slot               0   1   2   3   4
       observation        d   e   a   b   c
       ("next", ...)      e   f   b   b'  d       the episode ended in slot 3 (done)
       row                3   4   0   1   2
-    what is kept, two trajectories, each with one observation more than it has rows
+    stored observations: for each of the two trajectories one more than it has rows
       observation        a   b   b'  c   d   e   f
       step of a row      0   1       3   4   5
 
-Where the storage has lanes (``ndim > 1``) the rows of lane 0 come first, then those of lane 1.
+If the storage has lanes (``ndim > 1``), the rows of lane 0 come first, followed by those of lane 1.
 
-Always true
-  1. The observation of row r is at its step, the one after it at its step plus one.
-  2. A trajectory ends at the end of its episode, at the newest item, and at a *cut*. At a cut, the
-     next row does not continue this one, because several collectors write by turns or an item spans
-     several steps. The done flags and the position of the ring show only the first two.
-  3. Until the ring wraps, the rows from ``shift`` on hold no item. They are part
-     of the count, because TorchRL writes the whole capacity, and are neither read nor written.
+Invariants:
+  1. The observation of row r is at its step, and the next observation is at the following step.
+  2. A trajectory ends at the end of its episode, at the newest item, and at a *cut*. A cut is a row
+     that the next row does not continue, because several collectors write alternately or an item
+     spans several steps. The done flags and the position of the ring do not indicate cuts.
+  3. Until the ring wraps, the rows from ``shift`` on contain no items. They are included in the
+     count, because TorchRL writes the whole capacity, but they are neither read nor written.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CHUNK_BYTES = 1 << 24
 
 
 class Episodes:
-    """Rows of a ring, and where trajectories end; ValueError if ``shift`` is not in the shape."""
+    """Rows of a ring and the ends of trajectories; ValueError if ``shift`` is out of range."""
 
     def __init__(self, shape: Sequence[int], shift: int, is_full: bool) -> None:
         self.shape = tuple(int(size) for size in shape)
@@ -66,34 +66,37 @@ class Episodes:
 
     @property
     def rows(self) -> int:
-        """Places in the ring, times lanes."""
+        """Number of slots in the ring, times the number of lanes."""
         return self.slots * self.lanes
 
     def end(self, where: torch.Tensor) -> None:
-        """Have trajectories end in more rows: bool ``[rows]``."""
+        """Marks more rows, bool ``[rows]``, as ends of trajectories."""
         self.ends = self.ends | where
         self.__dict__.pop("steps", None)
 
     @cached_property
     def steps(self) -> torch.Tensor:
-        """Place of each row's observation among those that are kept: int64 ``[rows]``."""
+        """Returns the position of each row's observation in the stored ones: int64 ``[rows]``."""
         return cpu.arange(self.rows) + self.ends.cumsum(0) - self.ends.long()
 
     @property
     def kept(self) -> int:
-        """Observations that are kept: one for each row, and one more for each end."""
+        """Number of stored observations: one per row, and one more per end."""
         return self.rows + int(self.ends.sum())
 
     @property
     def trajectories(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows in each trajectory, and whether it has an end: not behind a ring's last item."""
+        """Returns the number of rows of each trajectory, and whether the trajectory has an end.
+
+        Rows after the last item of a ring have no end.
+        """
         last = self.ends.clone()
         last.view(self.lanes, self.slots)[:, -1] = True
         at = last.nonzero()[:, 0]
         return torch.diff(at, prepend=cpu.tensor([-1])), self.ends[at]
 
     def cuts(self, root: Bytes, after: Bytes) -> torch.Tensor:
-        """Rows that do not end and that the next row does not continue: bool ``[rows]``."""
+        """Returns which rows have no end and are not continued by the next row: bool ``[rows]``."""
         found = cpu.zeros(self.rows, dtype=torch.bool)
         asked = (self.holds & ~self.ends).nonzero()[:, 0]
         for rows in torch.split(asked, max(1, CHUNK_BYTES // root.itemsize)):
@@ -103,25 +106,28 @@ class Episodes:
 
 
 def as_bytes(tensor: torch.Tensor, rows: int) -> Bytes:
-    """A tensor as one value a row: the same memory, if contiguous and on the CPU.
+    """Returns a tensor as one value per row, over the same memory if contiguous and on the CPU.
 
-    numpy moves and compares such values four to forty times as fast as torch does rows of bytes.
+    NumPy moves and compares such values four to forty times as fast as torch moves rows of bytes.
     """
     tensor = tensor.detach().as_subclass(torch.Tensor).cpu().contiguous()
     if not tensor.numel():
-        return np.zeros(rows, "V1")  # stands for it: there is nothing to be copied
+        return np.zeros(rows, "V1")  # a placeholder, because there is no data to copy
     flat = tensor.view(rows, -1).view(torch.uint8).numpy()
     return flat.view(f"V{flat.shape[1]}")[:, 0]
 
 
 def flags_of(tensor: torch.Tensor, rows: int) -> torch.Tensor:
-    """Where a flag is set: bool ``[rows]``; whatever byte the memory of a ring has for True."""
+    """Returns which flags are set, bool ``[rows]``.
+
+    Any nonzero byte in the memory of a ring counts as True.
+    """
     found = as_bytes(tensor, rows)
     return torch.from_numpy(found != np.zeros(1, found.dtype))
 
 
 def rows_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The rows of a nested tensor, ``[rows, *shape]``; the same memory if it is contiguous."""
+    """Returns the rows of a nested tensor, ``[rows, *shape]``, uncopied if it is contiguous."""
     if not tensor.is_nested:
         return tensor
     parts = tensor.unbind(0)

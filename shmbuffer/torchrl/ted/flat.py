@@ -1,4 +1,4 @@
-"""All items after each other, in the order of time, every observation once."""
+"""All items in time order with each observation stored once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from shmbuffer.torchrl.ted.episodes import Episodes, as_bytes, flags_of, rows_of
 
 @dataclass(frozen=True)
 class CompactEntry:
-    """An entry of the compact form: the root leaf, and the one under ``"next"`` if both are in."""
+    """An entry of the compact form: the root leaf, and that under ``"next"`` if both are stored."""
 
     path: KeyPath
     leaf: torch.Tensor
@@ -46,20 +46,20 @@ class CompactEntry:
 
 
 class TED2Flat(Roles):
-    """Saves episode data with every observation once. A save hook.
+    """Converts episode data to a form with each observation stored once. A save hook.
 
-    The items are put in the order of time, lane by lane. An entry that is both at the root and
-    under ``"next"`` gets ``n`` + (number of trajectories) rows. Flags and rewards move from
-    ``"next"`` to the root, and everything else keeps its ``n`` rows. `Flat2TED` gives back every
-    item bit for bit.
+    The items are arranged in time order, lane by lane. An entry that is both at the root and under
+    ``"next"`` gets ``n`` + (number of trajectories) rows. Flags and rewards move from ``"next"`` to
+    the root, and all other entries keep their ``n`` rows. `Flat2TED` restores every item bit for
+    bit.
 
-    ``shift`` and ``is_full`` are set when a storage is saved; not set, the data are items in the
-    order of time.
+    Saving a storage sets ``shift`` and ``is_full``. If they are not set, the data are assumed to be
+    in time order.
 
     Args:
-        done_key: where the end of an episode is read, under ``"next"``; one value an item.
-        shift_key: name under which ``shift`` is written.
-        is_full_key: name under which ``is_full`` is written.
+        done_key: entry under ``"next"`` that marks the end of an episode, with one value per item.
+        shift_key: name under which ``shift`` is stored.
+        is_full_key: name under which ``is_full`` is stored.
         done_keys: entries that are flags, without ``"next"``.
         reward_keys: entries that are rewards, without ``"next"``.
 
@@ -105,13 +105,13 @@ class TED2Flat(Roles):
             )
 
     def __call__(self, data: Any, path: str | os.PathLike[str] | None = None) -> TensorDict:
-        """Returns the compact form: a locked TensorDict in memory maps.
+        """Returns the compact form as a locked, memory-mapped TensorDict.
 
-        It has no batch dimensions. Places without an item are 0.
+        The TensorDict has no batch dimensions. Rows without an item are 0.
 
         Args:
             data: the items.
-            path: a new or an empty directory for the files of the maps; None: no files.
+            path: a new or empty directory for the memory-mapped files. None creates no files.
 
         Raises:
             BufferExistsError: the directory is not empty.
@@ -170,7 +170,7 @@ class TED2Flat(Roles):
             if path[0] == NEXT and inner in self._flags | self._rewards:
                 kept.append(CompactEntry(inner, leaf))
             elif path[0] == NEXT and not isinstance(found.get(inner), torch.Tensor):
-                kept.append(CompactEntry(path, leaf))  # under "next" alone; it stays there
+                kept.append(CompactEntry(path, leaf))  # an entry only under "next" stays there
             elif path in self._flags | self._rewards:
                 if not usual:
                     kept.append(CompactEntry(ROOT + path, leaf))
@@ -182,7 +182,7 @@ class TED2Flat(Roles):
         return kept
 
     def _is_usual(self, found: Mapping[KeyPath, Any], episodes: Episodes) -> bool:
-        """True if the root has the flags that are under next, all False, and no reward."""
+        """True if the root has the same flags as "next", all False, and no reward."""
         flags = {path for path in found if path in self._flags}
         if flags != {path[1:] for path in found if path[0] == NEXT and path[1:] in self._flags}:
             return False
@@ -246,7 +246,7 @@ class TED2Flat(Roles):
                 kept[path] = NonTensorData(value.data)
         return kept
 
-    # -- what a nested form does otherwise -----------------------------------------------------
+    # -- methods that a nested form overrides --------------------------------------------------
 
     def _batch(self, episodes: Episodes) -> tuple[int, ...]:
         return ()
@@ -258,12 +258,15 @@ class TED2Flat(Roles):
         return NonTensorStack(*(NonTensorData(one) for one in objects))
 
     def _cuts(self, cuts: torch.Tensor, episodes: Episodes) -> torch.Tensor:
-        """The rows in which a trajectory ends and no episode does."""
+        """Returns the rows in which a trajectory ends, but not an episode."""
         return cuts.nonzero()[:, 0]
 
 
 def _made(output: TensorDict, entry: CompactEntry, shape: Any, mapped: bool) -> torch.Tensor | None:
-    """Room for an entry; None where tensordict has no memory for it that belongs to no file."""
+    """Creates memory for an entry in ``output``.
+
+    Returns None if tensordict has no memory for the entry that is independent of a file.
+    """
     dense = not isinstance(shape, torch.Tensor)
     if dense and not mapped and (entry.leaf.dtype.is_complex or not entry.leaf.numel()):
         return None
@@ -272,7 +275,7 @@ def _made(output: TensorDict, entry: CompactEntry, shape: Any, mapped: bool) -> 
 
 
 def _make_empty_folder(path: Path) -> None:
-    """Makes the directory for the files of tensordict, which writes through links."""
+    """Makes the directory for the files of tensordict, which would follow links."""
     make_folder(path)
     with Directory.open(path, allow_unsafe_fs=True) as folder:
         if folder.listdir():
@@ -284,7 +287,7 @@ def _make_empty_folder(path: Path) -> None:
 
 
 def _flattened(objects: Any, dims: int) -> list[Any]:
-    """The objects of a list of lists, ``dims`` deep, after each other."""
+    """Flattens ``dims`` levels of a nested list of objects."""
     for _ in range(dims - 1):
         objects = [one for inner in objects for one in inner]
     return list(objects)

@@ -1,4 +1,4 @@
-"""Trajectories as TensorDicts of their own, because HDF5 knows no nested tensors."""
+"""Trajectories as separate TensorDicts, because HDF5 does not support nested tensors."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ PREFIX = "traj_"
 
 
 class H5Split(TED2Flat):
-    """Splits what `TED2Nested` gave into one TensorDict a trajectory. A save hook, after it.
+    """Splits the result of `TED2Nested` into one TensorDict per trajectory. A save hook.
 
-    The constructor takes the arguments of `TED2Flat`, and needs none of them.
-
+    The constructor accepts the arguments of `TED2Flat` but does not use them.
     Source: ``torchrl.data.H5Split``.
     """
 
-    def __call__(self, data: TensorDict) -> TensorDict:  # type: ignore[override] # TorchRL's way
-        """The trajectories as ``traj_0``, ``traj_1`` and so on, views; and the common entries."""
+    # TorchRL's signature.
+    def __call__(self, data: TensorDict) -> TensorDict:  # type: ignore[override]
+        """Returns views of trajectories as ``traj_0``, ``traj_1``, ..., and the common entries."""
         width = len(str(len(data) - 1))
         split = TensorDict()
         if ROOT[0] in fields(data):
@@ -59,15 +59,16 @@ class H5Split(TED2Flat):
 
 
 class H5Combine:
-    """Puts together what `H5Split` split. A load hook, before `Nested2TED`.
+    """Joins the parts that `H5Split` created. A load hook, applied before `Nested2TED`.
 
     Source: ``torchrl.data.H5Combine``.
     """
 
     def __call__(self, data: Any, out: Any = None) -> TensorDict:
-        """A TensorDict ``[trajectories]`` of nested tensors, as `TED2Nested` gives; in no file.
+        """Returns a TensorDict ``[trajectories]`` of nested tensors in memory, like `TED2Nested`.
 
-        Cost: each trajectory is read once; one at a time is in memory with the result.
+        Cost: each trajectory is read once. One trajectory at a time is in memory in addition to the
+            result.
         """
         present = list(data.keys())
         numbered = sorted(
@@ -106,7 +107,7 @@ def _joined(parts: list[Any], path: KeyPath) -> torch.Tensor:
 
 
 def _shape(part: Any, path: KeyPath) -> tuple[int, ...]:
-    if isinstance(part, PersistentTensorDict):  # without reading it
+    if isinstance(part, PersistentTensorDict):  # without reading the entry
         return tuple(part.file["/".join(path)].shape)
     return tuple(part.get(path).shape)
 

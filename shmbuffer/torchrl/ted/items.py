@@ -1,4 +1,4 @@
-"""The items of the compact form, back in their places in the ring."""
+"""Restores the items of the compact form to their slots in the ring."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from shmbuffer.torchrl.ted.episodes import Episodes, as_bytes, flags_of, transfe
 
 
 class Flat2TED(Roles):
-    """Gives back the items that `TED2Flat` saved. A load hook.
+    """Restores the items that `TED2Flat` saved. A load hook.
 
-    Root flags come back False, and where the data had other ones, or none, as they were.
+    Flags at the root are restored as False, unless the original data had other flags or none.
 
     Args:
-        done_key: where the end of an episode is read in the compact form; a leading ``"next"``, as
-            `TED2Flat` has it, is left out.
-        shift_key, is_full_key, done_keys, reward_keys: those of `TED2Flat`.
+        done_key: entry of the compact form that marks the end of an episode. A leading ``"next"``,
+            as in `TED2Flat`, is ignored.
+        shift_key, is_full_key, done_keys, reward_keys: the same as for `TED2Flat`.
 
     Example:
         >>> import torch
@@ -56,7 +56,7 @@ class Flat2TED(Roles):
     """
 
     def __call__(self, data: Any, out: Any = None) -> Any:
-        """The items in the order of the ring: ``out``, or a new TensorDict."""
+        """Returns the items in the order of the ring, in ``out`` or in a new TensorDict."""
         saved = entries(data)
         kind = type(self).__name__
         episodes = Episodes(
@@ -87,7 +87,7 @@ class Flat2TED(Roles):
         return out
 
     def _rows(self, saved: dict[KeyPath, Any], episodes: Episodes) -> dict[KeyPath, Any]:
-        """The entries, with one row for each step; ``episodes`` learns where trajectories end."""
+        """Returns entries with one row per step; adds the ends of trajectories to ``episodes``."""
         done = saved.get(self._end)
         if not isinstance(done, torch.Tensor) or done.numel() != episodes.rows:
             raise ValueError(
@@ -105,10 +105,10 @@ class Flat2TED(Roles):
     def _plan(
         self, found: Mapping[KeyPath, Any], episodes: Episodes, usual: bool
     ) -> dict[KeyPath, tuple[torch.Tensor, torch.Tensor]]:
-        """Where each entry of the items comes from: a leaf, and its row for each row."""
+        """Returns the source of each entry: a leaf, and for each row the row in that leaf."""
         plan: dict[KeyPath, tuple[torch.Tensor, torch.Tensor]] = {}
         rows = cpu.arange(episodes.rows)
-        # Of a ring that has not gone round, TorchRL may leave out the last of what holds no item.
+        # For a ring that has not wrapped, TorchRL may omit rows at the end that contain no items.
         needed = int(episodes.steps[episodes.holds].max()) + 2
         for path, leaf in found.items():
             if is_non_tensor(leaf) or path in self._taken:
@@ -138,7 +138,7 @@ class Flat2TED(Roles):
         return plan
 
     def _others(self, found: Mapping[KeyPath, Any], episodes: Episodes) -> dict[KeyPath, Any]:
-        """The entries that are no tensors, in the order and shape of the ring."""
+        """Returns the entries that are not tensors, in the order and shape of the ring."""
         others: dict[KeyPath, Any] = {}
         for path, value in found.items():
             if path in self._taken or not is_non_tensor(value):
@@ -158,11 +158,11 @@ class Flat2TED(Roles):
         target: Mapping[KeyPath, torch.Tensor],
         episodes: Episodes,
     ) -> None:
-        """Raises SchemaMismatchError where ``target`` cannot take the plan."""
+        """Raises SchemaMismatchError if ``target`` does not fit the plan."""
         where = type(self).__name__
         for path, (leaf, _) in plan.items():
             if (there := target.get(path)) is None:
-                if path in self._flags or path[0] in OWN_KEYS:  # what TorchRL has and we need not
+                if path in self._flags or path[0] in OWN_KEYS:  # entries that only TorchRL uses
                     continue
                 raise SchemaMismatchError(
                     f"{where}: leaf {dotted(path)!r} of the saved items is not in the target, "
@@ -194,7 +194,7 @@ class Flat2TED(Roles):
 def _fill(
     target: torch.Tensor, to: torch.Tensor, leaf: torch.Tensor, at: torch.Tensor, elements: int
 ) -> None:
-    """Copies row ``at[i]`` of ``leaf`` to element ``to[i]`` of ``target``, wherever that lies."""
+    """Copies row ``at[i]`` of ``leaf`` to element ``to[i]`` of ``target``, on any device."""
     staged = target.detach().as_subclass(torch.Tensor).cpu().contiguous()
     transfer(as_bytes(staged, elements), to, as_bytes(leaf, leaf.shape[0]), at)
     if staged.data_ptr() != target.data_ptr():
@@ -202,7 +202,7 @@ def _fill(
 
 
 def _stacked(objects: Sequence[Any], shape: Sequence[int]) -> NonTensorStack:
-    """Objects in the order of the elements as a stack ``[*shape]``."""
+    """Returns a stack ``[*shape]`` of objects in the order of the elements."""
     if len(shape) == 1:
         return NonTensorStack(*(NonTensorData(one) for one in objects))
     size = len(objects) // shape[0]

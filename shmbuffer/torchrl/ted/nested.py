@@ -1,4 +1,4 @@
-"""Nested tensors with a row for each trajectory, over the bytes of the flat form."""
+"""Nested tensors with one row per trajectory, over the bytes of the flat form."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from shmbuffer.torchrl.ted.items import Flat2TED
 
 
 class TED2Nested(TED2Flat):
-    """Saves episode data with every observation once, one row a trajectory. A save hook.
+    """Converts episode data to nested tensors with each observation stored once. A save hook.
 
-    As `TED2Flat`, whose arguments it takes; entries are strided nested tensors ``[trajectories,
-    -1, ...]``, and the batch size of the result is ``[trajectories]``. The places after the last
-    item of a ring that has not gone round are one trajectory more, without the observation after
-    its last row.
+    The class is like `TED2Flat` and takes its arguments. Entries are strided nested tensors
+    ``[trajectories, -1, ...]``, and the batch size of the result is ``[trajectories]``. If a ring
+    has not wrapped, the rows after its last item form an additional trajectory. That trajectory has
+    no observation after its last row.
 
     Example:
         >>> import torch
@@ -67,9 +67,9 @@ class TED2Nested(TED2Flat):
 
 
 class Nested2TED(Flat2TED):
-    """Gives back the items that `TED2Nested` saved. A load hook.
+    """Restores the items that `TED2Nested` saved. A load hook.
 
-    As `Flat2TED`, whose arguments it takes.
+    The class is like `Flat2TED` and takes its arguments.
 
     Source: ``torchrl.data.Nested2TED``.
     """
