@@ -1,5 +1,5 @@
 """Reads and writes the items of a ring, without torch.
 
-The NumPy client and TorchRL's buffers share these modules: the structure of an item and its leaves,
-rows of arrays, records, and the indices and priorities of items.
+The NumPy client and TorchRL's buffers share this package. It handles the structure of items and
+their leaves, rows of arrays, records, and the indices and priorities of items.
 """

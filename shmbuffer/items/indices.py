@@ -1,6 +1,6 @@
-"""Checks numbers of items from users, and converts indices of samples and writes.
+"""Checks numbers of items, and converts the indices of samples and writes.
 
-An index is an element or, with lanes, its coordinates.
+An index is an element number, or its coordinates if the storage has lanes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cache with a limited size."""
+"""A cache of limited size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Value = TypeVar("Value")
 
 
 class Kept(dict[Key, Value]):
-    """Creates the value of a key on first use, and drops all values when the limit is reached."""
+    """Creates values on first use, and discards all of them when the limit is reached."""
 
     def __init__(self, make: Callable[[Key], Value], most: int) -> None:
         super().__init__()

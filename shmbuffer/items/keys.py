@@ -1,6 +1,6 @@
-"""Keys that a sample adds to the data.
+"""The keys that a sample adds to the data.
 
-A sampled batch that is written again is stored without them.
+When a sampled batch is written back, the entries under these keys are not stored.
 """
 
 from __future__ import annotations

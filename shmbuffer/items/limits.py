@@ -1,4 +1,4 @@
-"""Waits before a sample for the rate limiter and for a minimum number of items."""
+"""Makes samples wait for the rate limiter and for a minimum number of items."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
 
 Batch = TypeVar("Batch")
 
-_NOT_TAKEN = -1  # ticket of an item that the queue has not handed out
+_NOT_TAKEN = -1  # ticket of an item that the queue has not returned
 
 
 class Source(Protocol):
-    """Source of the samples: the storage of a buffer or its substitute."""
+    """The source of samples: the storage of a buffer, or a replacement with the same methods."""
 
     @property
     def open_engine(self) -> Engine | None:
@@ -35,7 +35,7 @@ class Source(Protocol):
 
 
 class Turn(NamedTuple):
-    """Permission for a sample, which is already counted."""
+    """Permission for a sample that has already been counted."""
 
     ring: Ring
     is_queue: bool
@@ -50,10 +50,11 @@ class Turn(NamedTuple):
 
 
 class Limits:
-    """The flow control of a storage, for its samples.
+    """The flow control of a storage for its samples.
 
-    Without a ``source``, as for a storage of another package, nothing is limited. ``chooses`` names
-    the part that chooses items, if any. It excludes a queue, which hands out the oldest items.
+    Without a ``source``, as for a storage of another package, there are no limits. ``chooses``
+    names the part that selects items, if any. Such a part cannot be used with a queue, which always
+    returns the oldest items.
     """
 
     __slots__ = ("_chooses", "_source", "ring", "version")
@@ -63,7 +64,7 @@ class Limits:
         self._chooses = chooses
         # None before the first write and without limits.
         self.ring: Ring | None = None if source is None else source.ring()
-        # Version of the limiter; ``[0]`` is 0 if there never was one.
+        # Version of the limiter; ``[0]`` is 0 if no limiter was ever set.
         self.version: Sequence[int] = (int(source is not None),)
         if self.ring is not None:
             self.version = self.ring.admission.version
@@ -79,11 +80,11 @@ class Limits:
         return engine is not None and not engine.closed and engine.limiter is not None
 
     def admit_now(self, count: int) -> bool:
-        """Counts a draw and returns True, unless it has to wait."""
+        """Counts a draw of ``count`` items and returns True, or returns False if it has to wait."""
         return self.ring is not None and self.ring.admission.admit_now(count)
 
     def admits(self, count: int) -> bool:
-        """True if a draw of ``count`` items would not have to wait now. It is not counted."""
+        """True if a draw of ``count`` items would not have to wait now. The draw is not counted."""
         if not self.hold:
             return True
         ring = self.ring
@@ -155,7 +156,7 @@ class Limits:
 
 
 def take_oldest(ring: Ring, count: int, read: Callable[[Ints, Ints], Batch | None]) -> Batch | None:
-    """Reads the oldest items of a queue by index and ticket; None if the ring is no queue now."""
+    """Reads the oldest items of a queue by index and ticket; None if it is no longer a queue."""
     index = np.empty(count, np.int64)
     tickets = np.full(count, _NOT_TAKEN, np.int64)
     release = ring.seat.native.release
@@ -168,10 +169,10 @@ def take_oldest(ring: Ring, count: int, read: Callable[[Ints, Ints], Batch | Non
             batch = read(index, tickets)
             if batch is not None:
                 return batch
-            # The buffer was emptied meanwhile.
+            # The buffer was emptied in the meantime.
         finally:
-            # An interrupt may come between the two calls: the tickets show which items were taken.
-            # There is no call until they are released, because CPython checks for interrupts after
-            # calls.
+            # If an interrupt occurs between the two calls, the tickets show which items were
+            # removed. No function is called until they are released, because CPython checks for
+            # interrupts after calls.
             if (found or (count and tickets[0] != _NOT_TAKEN)) and release(LOCK_TIMEOUT_NS) < 0:
                 ring.admission.release()

@@ -1,13 +1,14 @@
 """Finds the largest priority of the items in a buffer, for ``max_priority_within_buffer``.
 
-The ring itself only knows the largest priority that was ever given. The largest one of the present
-items may need a search:
+The ring itself stores only the largest priority that was ever set. To find the largest one of the
+present items, a search may be necessary:
 
-    remembered   the item with the largest priority, of equals the one written last. A write checks
-                 that it is still there, and compares the items that any process wrote since.
-    searched     if it was overwritten or got a smaller priority, or others have changed priorities
-                 since (only their number is known) or died: a pass over the masses, which grow
-                 with priorities, then over the items with the greatest.
+    remembered   the item with the largest priority; of equal ones the last one written. A write
+                 checks that the item is present, and compares all items written since then.
+    searched     if the item was overwritten or its priority was reduced, if other processes have
+                 changed priorities (only their number is known), or if a process died. The search
+                 compares all masses, which grow with priorities, and then the items with the
+                 largest masses.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ from shmbuffer.memory.format import slots
 from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.mapped.slots_file import PIECE
 
-# Relative difference of masses: rounding may reverse the order of two close ones.
+# Relative difference of masses. Rounding may reverse the order of two close masses.
 _ROUNDING = 1e-9
 
 
 class MaxPriority:
-    """Largest raw priority of the items of a ring; call `updated` after changes by this process."""
+    """Largest raw priority in a ring. Call `updated` after each change by this process."""
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
         self._element = -1  # remembered item; -1: none
         self._value = 0.0  # its priority
         self._ticket = -1  # and its ticket
-        self._below = 0  # items with smaller tickets have been compared
-        self._updates = 0  # updates of the ring that have been taken into account
+        self._below = 0  # items with smaller tickets have already been compared
+        self._updates = 0  # number of updates of the ring that have been processed
         self._capacity = ring.capacity  # capacity at the last call
 
     def default(self, leaving: Ints | None = None) -> float:
-        """Returns the largest priority, or 1.0 if empty; a search costs 1 ms per million items."""
+        """Returns the largest priority, or 1.0 if empty. A search costs 1 ms per million items."""
         ring = self._ring
         # Read first, so that the next call notices later changes.
         updates, settled = ring.tree.updates, ring.seat.settled(ring.head)
@@ -56,16 +57,16 @@ class MaxPriority:
         return 1.0 if self._element < 0 else self._value
 
     def updated(self, elements: Ints, raw: Floats, applied: int) -> None:
-        """Notes that the priorities ``raw[i]`` of ``elements[i]`` were set, ``applied`` of them."""
+        """Records an update: priorities ``raw[i]`` of ``elements[i]``, ``applied`` of them."""
         self._updates += applied
         if self._element >= 0 and len(raw) and raw.max() >= self._value:
-            at = int(raw.argmax())  # if it was not applied, `_is_there` notices
+            at = int(raw.argmax())  # if this update was not applied, `_is_there` detects it
             self._element, self._value = int(elements[at]), float(raw[at])
             word = self._ring.live.words[self._element // self._ring.width]
             self._ticket = int(word) >> slots.STATE_BITS
 
     def forget(self) -> None:
-        """Forgets the item, because priorities were changed in another way."""
+        """Discards the remembered item, because priorities were changed in another way."""
         self._element = -1
 
     def _is_there(self, leaving: Ints | None) -> bool:
@@ -81,7 +82,7 @@ class MaxPriority:
         )
 
     def _with_greatest_masses(self, leaving: Ints | None) -> Iterator[Ints]:
-        """Yields slots in chunks, one of which has the largest priority."""
+        """Yields chunks of slots, one of which contains the largest priority."""
         width, capacity = self._ring.width, self._ring.capacity
         step = max(1, PIECE // width)
         firsts = range(0, capacity, step)
@@ -93,7 +94,7 @@ class MaxPriority:
                 yield first + (found if width == 1 else np.unique(found))
 
     def _masses(self, first: int, count: int, leaving: Ints | None) -> Floats:
-        """Returns the masses of ``count`` slots from ``first`` on, with 0 for leaving ones."""
+        """Returns the masses of ``count`` slots starting at ``first``, with 0 for leaving ones."""
         width, end = self._ring.width, min(first + count, self._ring.capacity)
         masses = self._ring.tree.mass(slice(first * width, end * width))
         if leaving is None:
@@ -105,7 +106,7 @@ class MaxPriority:
         return masses
 
     def _look_at(self, places: Ints, leaving: Ints | None) -> None:
-        """Remembers the item with the largest priority, if it is in these slots."""
+        """Remembers the item with the largest priority if it is in the given slots."""
         ring = self._ring
         held = ring.live.holds(places)
         if leaving is not None:
@@ -114,7 +115,7 @@ class MaxPriority:
         if ring.width > 1:
             elements = (elements[:, None] * ring.width + np.arange(ring.width)).ravel()
         raw = ring.tree.priorities(elements)
-        raw[np.isnan(raw)] = -1.0  # a writer has claimed it
+        raw[np.isnan(raw)] = -1.0  # a writer has claimed the slot
         greatest = raw.max(initial=-1.0)
         if greatest < (self._value if self._element >= 0 else 0.0):
             return

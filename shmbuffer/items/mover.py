@@ -1,10 +1,10 @@
-"""Movers, which write and read the items of a ring.
+"""Writes and reads the items of a ring.
 
-    Mover ─┬─ RingRows      leaves in the ring's own memory: the C core moves them
+    Mover ─┬─ RingRows      leaves in the ring's own memory, copied by the C core
            └─ RecordRows    records in a ring of bytes
 
 Both use the order, slot words, tickets and priorities of the ring. A read copies items and
-validates the copy against the slot words. A write is committed completely or not at all. Indices,
+validates the copy with the slot words. A write is committed completely or not at all. Indices,
 tickets and weights are arrays of the mover's kit.
 """
 
@@ -26,7 +26,7 @@ Drawn = tuple[Any, Any, Any, Any]
 
 
 class Mover(ABC):
-    """Moves the items of one ring."""
+    """Writes and reads the items of one ring."""
 
     ring: Ring  # with order, slot words, tickets and priorities
     where: str  # name of the buffer in messages
@@ -37,7 +37,7 @@ class Mover(ABC):
 
     @abstractmethod
     def read(self, index: Any) -> tuple[Any, Any, int]:
-        """Returns copies of elements for `build`, tickets (-1: no item), and the count of -1."""
+        """Returns copies of elements for `build`, tickets (-1: no item), and the number of -1."""
 
     @abstractmethod
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
@@ -63,7 +63,7 @@ def elements_for(kit: Kit, count: int, beta: float | None) -> DrawnElements:
 
 def draw_into(
     ring: Ring,
-    addresses: Sequence[int] | None,  # of the leaves' rows; None does not copy them
+    addresses: Sequence[int] | None,  # addresses of the leaves' rows; None copies no leaves
     drawn: DrawnElements,
     key: int,
     beta: float | None,

@@ -10,7 +10,7 @@ import numpy as np
 
 from shmbuffer.memory.format.array_types import Floats
 
-_LARGE_BETA = 2.0  # TorchRL's own examples have 1.1
+_LARGE_BETA = 2.0  # TorchRL's own examples use 1.1
 
 
 class PriorityUpdate(NamedTuple):
@@ -37,7 +37,7 @@ def reduced(priority: Any, count: int, how: str) -> Floats:
     if not count or len(raw) % count:
         raise RuntimeError(f"got {len(raw)} priorities for {count} items")
     rows = raw.reshape(count, -1)
-    if how == "median":  # the lower one of two, as in torch.median
+    if how == "median":  # of two middle values the lower one, as in torch.median
         return np.ascontiguousarray(np.sort(rows, axis=1)[:, (rows.shape[1] - 1) // 2])
     return np.ascontiguousarray(getattr(np, how)(rows, axis=1))
 

@@ -1,6 +1,6 @@
 """Reads and writes items of any size as records of a ring.
 
-This module is loaded for buffers of records only, because others do not need zstandard.
+This module is imported only for buffers of records, because other buffers do not need zstandard.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class RecordRows(Mover):
     def write(
         self, items: Any, priorities: Floats | None, streams: GivenStreams = None
     ) -> tuple[int, int]:
-        """Appends at least one encoded item. Returns the first place and the number of items."""
+        """Appends one or more encoded items. Returns the first ticket and the number of items."""
         of = expand_streams(streams, len(items))
         return self.records.write(items, priorities, streams=of), len(items)
 
     def read(self, index: Any) -> tuple[RecordBatch, Any, int]:
-        """Returns copies of records, tickets (-1: no item), and the count of -1."""
+        """Returns copies of records, tickets (-1: no item), and the number of -1."""
         drawn = self.records.read(self.kit.as_numpy(index))
         missing = int((drawn.tickets < 0).sum())
         return drawn.batch, self.kit.from_numpy(drawn.tickets), missing

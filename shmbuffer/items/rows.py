@@ -1,4 +1,4 @@
-"""Rows whose leaves are in the ring's own memory. The C core copies them, one call per batch."""
+"""Rows whose leaves are in the ring's own memory. The C core copies each batch in one call."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RingRows(Mover):
         streams: GivenStreams = None,
         swapped: int = 0,  # dimension of the data that becomes the first one
     ) -> tuple[int, int]:
-        """Appends a batch, or one item if ``single``. Returns the first ticket and slot count."""
+        """Appends a batch, or one item if ``single``; returns the first ticket and slot count."""
         addresses, kept, count = self.leaves.match(data, single, swapped)
         ring = self.ring
         if not count:
@@ -100,7 +100,7 @@ def intake_form(
     examples: Iterable[tuple[Any, Any, Any]],
     **how: Any,  # whether indices are tensors; the containers of dicts
 ) -> dict[str, Any] | None:
-    """Returns the arguments of `Seat.intake`; None if the core cannot write such data directly."""
+    """Returns the arguments of `Seat.intake`; None if the core cannot write the data directly."""
     tree = None if leaves.node is LEAF else tree_of(leaves.node)
     shapes = [tuple(leaf.shape) for leaf in leaves.leaves]
     if (

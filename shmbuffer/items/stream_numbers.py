@@ -11,7 +11,7 @@ from shmbuffer.memory.format.streams import Streams
 
 
 def require_rows(streams: int | Streams, ndim: int) -> None:
-    """Raises ValueError if each item has a stream, but a slot has several items."""
+    """Raises ValueError if each item has its own stream, but slots contain several items."""
     if ndim > 1 and not isinstance(streams, int):
         raise ValueError(
             f"streams: with ndim={ndim} each lane of a slot is already a separate stream; pass one "
@@ -47,7 +47,7 @@ def in_time_order(data: Any, dim: int, ndim: int) -> tuple[Any, Streams, tuple[i
     lead, streams = steps_and_streams(leads, dim, ndim)
 
     def ordered(leaf: Any) -> Any:
-        if isinstance(leaf, list):  # its numbers take the dtype of the buffer
+        if isinstance(leaf, list):  # its numbers are converted to the dtype of the buffer
             return [item for row in (leaf if dim else zip(*leaf, strict=True)) for item in row]
         leaf = leaf if hasattr(leaf, "swapaxes") else np.asarray(leaf)
         rows = leaf if dim else leaf.swapaxes(0, 1)
@@ -57,7 +57,7 @@ def in_time_order(data: Any, dim: int, ndim: int) -> tuple[Any, Streams, tuple[i
 
 
 def mapped(data: Any, change: Callable[[Any], Any]) -> Any:
-    """Changes every leaf of data of dicts and tuples; a list is a leaf."""
+    """Applies a function to every leaf of nested dicts and tuples; a list is a leaf."""
     if isinstance(data, Mapping):
         return {key: mapped(value, change) for key, value in data.items()}
     if isinstance(data, tuple):

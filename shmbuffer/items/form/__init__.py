@@ -1,1 +1,1 @@
-"""Takes data apart into the leaves of an item and puts them together, without torch."""
+"""Splits data into the leaves of an item and builds data from leaves, without torch."""

@@ -1,7 +1,7 @@
-"""Conversion of numbers, lists, and objects with ``__array__`` or DLPack to arrays.
+"""Converts numbers, lists, and objects with ``__array__`` or DLPack to arrays.
 
-NumPy lacks some of torch's dtypes, such as bfloat16. Arrays hold their bits as unsigned integers of
-the same size (`DType.array`), which ml_dtypes, JAX and torch can convert with ``view``.
+NumPy lacks some of torch's dtypes, such as bfloat16. For these, arrays contain the bits as unsigned
+integers of the same size (`DType.array`). ml_dtypes, JAX and torch can convert them with ``view``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SHORTER = {"float64": np.float32, "complex128": np.complex64}
 
 
 def is_plain_array(value: Any) -> bool:
-    """True for an unmasked array or number of NumPy whose bytes are its value."""
+    """True for an unmasked NumPy array or number whose bytes are its value."""
     return (
         isinstance(value, (np.ndarray, np.generic))
         and value.dtype.kind in PLAIN_KINDS
@@ -57,7 +57,7 @@ def is_plain(value: Any) -> bool:
 
 
 def _is_double(value: Any) -> bool:
-    """True if a value contains float64 or complex128 numbers of NumPy, whose dtype torch keeps."""
+    """True if a value contains NumPy's float64 or complex128, which torch keeps as they are."""
     if isinstance(value, (list, tuple)):
         return not _PYTHONS.issuperset(map(type, value)) and any(map(_is_double, value))
     return isinstance(value, (np.float64, np.complex128))
@@ -92,8 +92,8 @@ def named(value: Any) -> tuple[str, np.ndarray[Any, Any]]:
 def like(value: Any, dtype: str) -> tuple[str, np.ndarray[Any, Any]]:
     """Does the same as `named`, and casts plain numbers and lists of them to ``dtype`` if possible.
 
-    An integer may become any float, and a float a shorter one that is not infinite. For a dtype
-    that NumPy lacks, the value has its bits as unsigned integers.
+    Integers can be cast to any float dtype. A float can be cast to a smaller dtype if the result is
+    finite. For a dtype that NumPy lacks, the result has the bits as unsigned integers.
     """
     wanted = DTYPES[dtype].array
     limits = _limits(dtype).get(type(value))
@@ -123,7 +123,7 @@ def like(value: Any, dtype: str) -> tuple[str, np.ndarray[Any, Any]]:
 
 @cache
 def _limits(dtype: str) -> dict[type, tuple[Any, Any]]:
-    """Returns, by class, the range of Python's numbers that a dtype can represent."""
+    """Returns, for each Python class, the range of numbers that a dtype can represent."""
     kind = DTYPES[dtype].array.kind
     if not DTYPES[dtype].in_numpy or kind == "c":
         return {}
@@ -137,7 +137,7 @@ def _limits(dtype: str) -> dict[type, tuple[Any, Any]]:
 
 
 def _of_torch(tensor: Any, torch: Any) -> tuple[str, np.ndarray[Any, Any]]:
-    """Converts a tensor to an array; torch is already loaded."""
+    """Converts a tensor to an array. The torch module is already imported."""
     name = str(tensor.dtype).removeprefix("torch.")
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     found = DTYPES.get(name)

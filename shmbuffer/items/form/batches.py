@@ -1,4 +1,4 @@
-"""Conversion of a list of items to a batch, and of a batch to items."""
+"""Converts a list of items to a batch, and a batch to items."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from shmbuffer.items.form.mismatch import Numbers, not_a_tensor
 
 
 def stack(items: list[Any], mapping: str) -> Any:
-    """Stacks at least one item of one structure; ``mapping`` is the kind of a plain dict."""
+    """Stacks one or more items of the same structure. ``mapping`` is the type for plain dicts."""
     return Stacking(mapping == "tensordict").join(items)
 
 
 def unbound(data: Any) -> list[Any]:
-    """Returns the items of a batch; ValueError if entries differ in length."""
+    """Returns the items of a batch; ValueError if the entries differ in length."""
     if isinstance(data, list):
         return data
     shape: Sequence[int] = getattr(data, "shape", ())
@@ -43,7 +43,7 @@ def plain_values(column: NDArray[Any]) -> list[Any] | None:
 
 
 def rows_of(columns: Mapping[Any, list[Any]]) -> list[dict[Any, Any]]:
-    """Returns a dict for each row of these columns; ValueError if their lengths differ."""
+    """Returns a dict for each row of the columns; ValueError if their lengths differ."""
     counts = {key: len(column) for key, column in columns.items()}
     if len(set(counts.values())) > 1:
         raise ValueError(
@@ -55,7 +55,7 @@ def rows_of(columns: Mapping[Any, list[Any]]) -> list[dict[Any, Any]]:
 
 
 def one_of_each(items: Iterable[Any]) -> list[Any]:
-    """Returns the first item of each run of one type, for checks that depend on the type alone."""
+    """Returns the first item of each run of one type, for checks that depend on the type."""
     return [next(run) for _, run in groupby(items, type)]
 
 
@@ -63,8 +63,9 @@ class Stacking:
     """Stacks items of one structure; with ``arrays``, lists in dicts become arrays."""
 
     instead = "use a buffer of records for items that differ"
-    numbers = True  # plain numbers become `Numbers`
-    refused: tuple[type[Exception], ...] = NO_ARRAY  # errors that get a message of the package
+    numbers = True  # plain numbers are converted to `Numbers`
+    # Errors that are replaced by a message of this package.
+    refused: tuple[type[Exception], ...] = NO_ARRAY
     named: Callable[[Any], tuple[object, Any]] = staticmethod(named)
     stacked: Callable[[list[Any]], Any] = staticmethod(np.stack)
 
@@ -109,7 +110,7 @@ class Stacking:
         )
 
     def form(self, item: Any) -> str:
-        """Describes an item in a few words, for errors."""
+        """Describes an item briefly for error messages."""
         if isinstance(item, Mapping):
             return f"a dict with the keys {list(item)}"
         if isinstance(item, (tuple, list)):

@@ -1,7 +1,7 @@
-"""Kits of the functions that storing items needs, one for each family of arrays.
+"""Functions for the arrays of one library, collected in a kit.
 
-`ARRAYS` is the kit for NumPy's arrays; ``tensors.form.tensor_kit`` has the one for torch's tensors
-and TensorDicts. A buffer binds a kit when it is opened, so that calls need no lookup.
+`ARRAYS` is the kit for NumPy's arrays. ``tensors.form.tensor_kit`` defines the kit for torch's
+tensors and TensorDicts. A buffer selects a kit when it is opened, so that calls need no lookup.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FormOf = Callable[[Any, KeyPath], tuple[str, Sequence[int]]]
 
 
 class Kit:
-    """Kit for NumPy's arrays."""
+    """The kit for NumPy's arrays."""
 
     structure = Structure()
     private_remedy = "leave it out"
@@ -33,7 +33,7 @@ class Kit:
     """Device of the arrays for `build`; None if the family has no devices."""
 
     def form_of(self, value: Any, path: KeyPath) -> tuple[str, Sequence[int]]:
-        """Returns dtype name and shape of a leaf of a first batch; TypeError for other data."""
+        """Returns dtype name and shape of a leaf of the first batch; TypeError for other data."""
         try:
             name, array = named(value)
         except NO_ARRAY as error:
@@ -43,7 +43,7 @@ class Kit:
         return name, array.shape
 
     def is_leaf(self, value: Any) -> bool:
-        """True if a value can become an array."""
+        """True if a value can be converted to an array."""
         return is_array(value) or isinstance(value, (list, tuple))
 
     def like(self, value: Any, dtype: str) -> tuple[str, Any]:
@@ -55,7 +55,7 @@ class Kit:
         return DTYPES[name].array
 
     def wanted(self, dtype: str, shape: tuple[int, ...]) -> tuple[Any, ...]:
-        """Returns the form of a leaf that `addresses` checks."""
+        """Returns the description of a leaf that `addresses` compares with its values."""
         return shape, self.dtype(dtype)
 
     def addresses(self, values: list[Any], wanted: list[tuple[Any, ...]]) -> list[int]:
@@ -92,11 +92,11 @@ class Kit:
         return np.empty(count, dtype)
 
     def from_numpy(self, array: NDArray[Any]) -> Any:
-        """Returns an array of the family over the same memory."""
+        """Returns an array of this kit's library over the same memory."""
         return array
 
     def as_numpy(self, array: Any) -> NDArray[Any]:
-        """Reverses `from_numpy`."""
+        """Returns a NumPy array over the memory of an array of this kit's library."""
         return array  # type: ignore[no-any-return]
 
 

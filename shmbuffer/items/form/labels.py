@@ -12,7 +12,7 @@ from typing import Any
 
 
 def names_of(keys: Iterable[Any]) -> list[str]:
-    """Returns a unique name for each key, in order; where needed, the name includes the type."""
+    """Returns a unique name for each key, in order. The name includes the type if necessary."""
     keys = list(keys)
     taken = {str.__str__(key) for key in keys if isinstance(key, str)}
     names: dict[Any, str] = {}
@@ -30,7 +30,7 @@ def to_json(key: Any) -> Any:
     if key is None or isinstance(key, bool):
         return key
     for kind in (str, int):
-        if isinstance(key, kind):  # members of such an Enum are equal to text or ints
+        if isinstance(key, kind):  # instances of such an Enum are equal to text or ints
             return kind.__str__(key) if kind is str else int(key)
     if type(key) is float and math.isfinite(key):
         return key

@@ -1,7 +1,7 @@
 """Checks the leaves of a batch against the schema and finds their bytes.
 
-The checks are compiled once from the schema. A contiguous leaf is written directly, and any other
-is converted first. A leaf with another name, dtype or shape is refused before any change.
+The checks are compiled once from the schema. Contiguous leaves are written directly, and all others
+are converted first. A leaf with another name, dtype or shape is rejected before any change.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _KEPT_SHAPES = 64  # number of batch sizes with cached shapes
 
 
 class Leaves:
-    """Leaves of one buffer, arrays or tensors depending on the kit."""
+    """The leaves of one buffer. They are arrays or tensors, depending on the kit."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class Leaves:
     def converted_batch(
         self, data: Any, single: bool, tree: tuple[Any, ...] | None
     ) -> tuple[Any, int]:
-        """A batch under the keys of `tree_of`, as `match` converts it, and its slots."""
+        """Returns a batch under the keys of `tree_of`, converted like in `match`, and its slots."""
         _, values, count = self.match(data, single)
         return values[0] if tree is None else as_dict(tree, iter(values)), count
 
@@ -243,7 +243,7 @@ def length_of(values: list[Any]) -> int:
     first = values[0]
     try:
         return int(first.shape[0])
-    except (AttributeError, IndexError):  # not a batch: the shape check raises
+    except (AttributeError, IndexError):  # not a batch: the shape check raises the error
         if isinstance(first, (list, tuple)):
             return len(first)
     try:

@@ -1,4 +1,4 @@
-"""Messages for data that do not fit: what was expected, what was found, and what to do."""
+"""Messages for data that do not fit: the expected and the actual form, and the remedy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shmbuffer.memory.format.schema import NEW_BUFFER
 
 
 class Numbers(list[Any]):
-    """Plain numbers, one for each of several items: a leaf that takes the dtype of the buffer."""
+    """Plain numbers, one per item. The leaf takes the dtype of the buffer."""
 
 
 def refuse_form(

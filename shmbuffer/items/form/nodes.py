@@ -1,6 +1,6 @@
 """Nodes of a `structure`: leaves, and containers with children under keys.
 
-``tensors/form/nodes`` has the nodes for torch's containers.
+``tensors/form/nodes`` defines the nodes for torch's containers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _DICTS = NESTED | {"dict"}
 
 
 class FormDiffersError(Exception):
-    """Raised for data of another structure; the caller finds the message."""
+    """Raised for data of another structure. The caller creates the message."""
 
 
 class LeafNode:
@@ -51,11 +51,11 @@ LEAF = LeafNode()
 
 
 class BranchNode:
-    """A container with children under keys; ``about`` has further attributes for the schema.
+    """A container with children under keys. ``about`` has additional attributes for the schema.
 
-    ``batch`` is the batch size of one item if it is a TensorDict, else ``()``. The keys of a
-    sequence are its positions. This class treats a namedtuple as a tuple, and a lazy stack as a
-    list.
+    ``batch`` is the batch size of one item of a TensorDict, and ``()`` for other containers. The
+    keys of a sequence are its positions. This class treats a namedtuple as a tuple, and a lazy
+    stack as a list.
     """
 
     def __init__(self, kind: str, items: dict[Any, Node], **about: Any) -> None:
@@ -180,7 +180,7 @@ def named_entries(data: Mapping[Any, Any]) -> Mapping[str, Any]:
 
 
 def tree_of(node: Node) -> tuple[Any, ...]:
-    """Returns a node for the core: ``((key, None or its tree), ...)``; ``()`` if it has none."""
+    """Returns a node for the core as ``((key, None or its tree), ...)``; ``()`` without keys."""
     if not isinstance(node, BranchNode) or node.kind not in ("tensordict", "dict"):
         return ()
     found = []

@@ -87,8 +87,8 @@ class Structure:
         }
 
     def without(self, data: Any, keys: frozenset[str]) -> Any:
-        """Returns ``data`` without these root entries, as a plain dict if there were any."""
-        names = getattr(data, "keys", None)  # a named tuple may have it as a field
+        """Returns ``data`` without these root entries, as a plain dict if some were removed."""
+        names = getattr(data, "keys", None)  # a named tuple may have a field with this name
         if not callable(names) or keys.isdisjoint(names()):
             return data
         return {key: value for key, value in self.held(data).items() if key not in keys}
@@ -146,12 +146,12 @@ class Structure:
         return f"{cls.__module__}:{cls.__qualname__}"
 
     def held(self, data: Any) -> Any:
-        """Returns the dict, list or tuple that represents the data; other objects are leaves."""
+        """Returns the data as a dict, list or tuple. Other objects are leaves."""
         return data
 
     def container(self, data: Any, dims: int, mapping: str) -> Container | None:
         """Splits a container by one level; None for a leaf, TypeError for other data."""
-        if isinstance(data, Mapping) and len(data) == len(data.keys()):  # a TensorDict differs
+        if isinstance(data, Mapping) and len(data) == len(data.keys()):  # not true for a TensorDict
             if mapping == "tensordict":
                 return mapping, named_entries(data), {"batch": []}
             return "dict", data, {}

@@ -1,7 +1,7 @@
-"""Codec between items and records, with the options of one buffer.
+"""The codec for the items of one buffer, with the buffer's options.
 
-A buffer's zstd dictionary is learned from its first items, kept in its directory, and used by all
-its readers and writers.
+The zstd dictionary of a buffer is trained on its first items and stored in its directory. All
+readers and writers of the buffer use it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from shmbuffer.items.records.places import Places
 from shmbuffer.memory import Engine, RecordBatch
 from shmbuffer.memory.system.fork_lock import ForkLock
 
-_TIMES = 100  # bytes to learn from per byte of dictionary, as zstd advises
-_PIECES = 64  # least number of pieces to learn from
+_TIMES = 100  # bytes of training data per byte of dictionary, as zstd recommends
+_PIECES = 64  # minimum number of pieces for training
 
 _log = logging.getLogger(__name__)
 
@@ -26,8 +26,8 @@ _log = logging.getLogger(__name__)
 class RecordCodec:
     """Encodes and decodes the items of a byte ring.
 
-    Each record says how it is stored, so that a codec can read records of other codecs. A codec
-    uses the dictionary of its buffer, which never changes once it exists.
+    Each record specifies how it is stored, so that a codec can read records of other codecs. A
+    codec uses the dictionary of its buffer, which never changes once it exists.
     """
 
     encoder: Encoder
@@ -43,17 +43,17 @@ class RecordCodec:
         self._compresses = level is not None  # with zstd
 
     def join(self, engine: Engine) -> None:
-        """Joins a buffer: uses its dictionary, and its name in messages."""
+        """Joins a buffer: uses its dictionary, and includes its name in messages."""
         self._engine = engine
         self.decoder.where = engine.where
         self._look()
 
     def use(self, dictionary: bytes) -> None:
-        """Compresses with this dictionary from now on, and decodes records compressed with it."""
+        """Compresses with the given dictionary from now on, and can decode records that need it."""
         self._zstd = Zstd(self._level, dictionary=dictionary)
 
     def expand(self, places: Places, where: str = "a batch of records") -> None:
-        """Expands frames like `Zstd.expand`; searches the buffer for an unknown dictionary."""
+        """Expands frames like `Zstd.expand`; loads an unknown dictionary from the buffer."""
         try:
             self._zstd.expand(places, where)
         except UnknownDictionaryError:
@@ -86,7 +86,7 @@ class RecordCodec:
 
 
 class DictionaryTrainer:
-    """Collects pieces until a dictionary of ``nbytes`` can be learned from them."""
+    """Collects pieces until a dictionary of ``nbytes`` can be trained on them."""
 
     _lock = ForkLock()
 
@@ -98,9 +98,9 @@ class DictionaryTrainer:
         self.done = False
 
     def learn(self, samples: Sequence[bytes], where: str) -> bytes | None:
-        """Collects more pieces until `done`; returns the dictionary once, else None.
+        """Collects more pieces until `done`; returns the dictionary once, otherwise None.
 
-        If no dictionary can be learned, the log says so. Cost: a second for 100 KB, once.
+        A message is logged if no dictionary can be trained. Cost: one second for 100 KB, once.
         """
         with self._lock:
             if self.done:

@@ -17,7 +17,7 @@ from shmbuffer.memory.record_format import volumes
 
 @dataclass(frozen=True, eq=False)
 class Shapes:
-    """Kind and sizes of n items, which are the same whenever a batch has the same shapes."""
+    """Kind and sizes of n items. Batches with the same shapes share them."""
 
     kind: Kind
     batch_dims: Ints
@@ -28,7 +28,7 @@ class Shapes:
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """n items of one kind; TypeError if a leaf has no memory."""
+    """The leaves of n items of one kind; TypeError if a leaf has no memory."""
 
     kind: Kind  # kind of all items
     batch_dims: Ints  # int64 ``[n, kind.batch_dims]``
@@ -37,9 +37,9 @@ class Columns:
     sizes: Ints  # int64 ``[n, leaves]``: numbers of bytes
     # Owners of the memory at the addresses.
     keeps: list[Any] = field(repr=False)
-    # Leaves as `forms.Walk` has them, a list for each, if the items were not a batch.
+    # A list of leaves per item, as in `forms.Walk`, unless the items were a batch.
     leaves: list[list[Any]] | None = field(default=None, repr=False)
-    # Set if these sizes are kept, so that what follows from them can be kept, too.
+    # Set if these sizes are cached, so that values derived from them can be cached, too.
     shapes: Shapes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ def _table(rows: list[list[int]], count: int) -> Ints:
 
 
 def joined(values: list[bytes], sizes: Ints, keeps: list[Any]) -> Ints:
-    """Copies values into one block of memory, and returns their addresses."""
+    """Copies values into one block of memory; returns their addresses."""
     whole = np.frombuffer(b"".join(values), np.uint8)
     keeps.append(whole)
     starts: Ints = address(whole) + np.cumsum(sizes) - sizes

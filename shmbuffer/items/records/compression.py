@@ -1,9 +1,10 @@
-"""Compresses the pieces of a batch with zstd in one call, whose threads end with it.
+"""Compresses the pieces of a batch with zstd in one call, whose threads end with the call.
 
-A context (zstd's tables, some 100 KB) is created once and reused by later calls. For more than a
-megabyte, each thread of a call has its own. Starting a thread takes less time than zstd needs for
-64 KiB, and no thread exists when the process forks. zstd runs without the GIL. Reacquiring the GIL
-costs more than expanding a small piece, so that neighbouring pieces are expanded in one step.
+A context (the tables of zstd, about 100 KB) is created once and reused by later calls. If a batch
+is larger than a megabyte, each thread of a call has its own context. Starting a thread takes less
+time than zstd needs for 64 KiB, and no threads exist when the process forks. zstd runs without the
+GIL. Acquiring the GIL again costs more than expanding a small piece, so consecutive pieces are
+expanded in one step.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from shmbuffer.items.records.places import Places, Run, Runs
 from shmbuffer.items.records.views import writable
 
 _MAX_THREADS = 4
-# Bytes that a thread processes in the time that another needs to start and end.
+# Number of bytes that a thread processes in the time for starting and ending another thread.
 _COMPRESSED_ALONE = 2**20
 _EXPANDED_ALONE = 2**21
-_KEPT_BYTES = 2**22  # largest expanded frame whose memory is kept
+_KEPT_BYTES = 2**22  # largest expanded frame whose memory is reused
 
-#: Whether zstandard supports threads, which its C backend does.
+#: True if zstandard supports threads, as its C backend does.
 _HAS_THREADS = "multi_compress_to_buffer" in zstandard.backend_features
 
-_LEAST_DICTIONARY = 256  # zstd creates no smaller ones
-_LEARNT = 100  # bytes to learn from per byte of dictionary
+_LEAST_DICTIONARY = 256  # zstd creates no smaller dictionaries
+_LEARNT = 100  # bytes of training data per byte of dictionary
 
 Buffer = bytes | memoryview
 Frames = Sequence[Any]
@@ -41,17 +42,17 @@ Context = TypeVar("Context")
 
 
 class UnknownDictionaryError(CorruptBufferError):
-    """A frame needs a dictionary that is not loaded. Attributes: ``dictionary_id``."""
+    """Raised if a frame needs a dictionary that is not loaded. Attributes: ``dictionary_id``."""
 
 
 class Zstd:
-    """Compresses and expands batches of pieces. Several threads may use it at once.
+    """Compresses and expands batches of pieces. Several threads can use it at the same time.
 
     Args:
-        level: level of zstd, from 1 (fast) to 22 (small).
-        dictionary: result of `train`, or None. Frames without a dictionary can also be read.
-        threads: number of threads of a call, including the caller. None: one for each CPU that this
-            process may use, up to 4. The caller alone processes small batches.
+        level: compression level of zstd, from 1 (fastest) to 22 (smallest).
+        dictionary: result of `train`, or None. Frames without a dictionary can always be read.
+        threads: number of threads per call, including the caller. None uses one thread per
+            available CPU, up to 4. The caller alone processes small batches.
 
     Raises:
         ValueError: the level is out of range, or ``threads`` is below 1.
@@ -71,7 +72,7 @@ class Zstd:
         self.dictionary_id = 0
         self.threads = threads or min(_MAX_THREADS, len(os.sched_getaffinity(0)))
         self._dictionary = None if dictionary is None else self._load(dictionary)
-        # Each is used by one thread at a time.
+        # Each context is used by only one thread at a time.
         self._compressors: list[zstandard.ZstdCompressor] = []
         self._expanders: list[_Expander] = []
 
@@ -112,7 +113,7 @@ class Zstd:
 
     @staticmethod
     def train(samples: Sequence[Buffer], nbytes: int, level: int = 3) -> bytes:
-        """Learns a dictionary from samples. Cost: 0.1 s per megabyte of samples."""
+        """Trains a dictionary on samples. Cost: 0.1 s per megabyte of samples."""
         if nbytes < _LEAST_DICTIONARY:
             raise ValueError(
                 f"a dictionary must have at least {_LEAST_DICTIONARY} bytes, got {nbytes!r}"
@@ -152,7 +153,7 @@ class Zstd:
         return _Expander(zstandard.ZstdDecompressor(dict_data=self._dictionary))
 
     def _look(self, sources: Sequence[Buffer], sizes: list[int], where: str) -> None:
-        """Checks the headers of frames before any of them is expanded."""
+        """Checks the headers of all frames before any frame is expanded."""
         known, parameters = (0, self.dictionary_id), zstandard.get_frame_parameters
         for at, (source, size) in enumerate(zip(sources, sizes, strict=True)):
             if not size:
@@ -225,7 +226,7 @@ class _Expander:
             _damaged(where, frames, f"at least {written} bytes instead of {len(out)}")
 
     def _find(self, frames: range, places: Places, where: str) -> None:
-        """Raises the error for the damaged frame; returns if each frame is valid by itself."""
+        """Raises the error for the damaged frame. Returns if each frame is valid on its own."""
         for at in frames if len(frames) > 1 else ():
             if places.stored[at]:
                 room = memoryview(bytearray(int(places.whole[at])))
@@ -244,16 +245,16 @@ def _damaged(
 
 
 def _in_threads(work: Callable[[Iterator[Any]], None], items: Iterable[Any], count: int) -> None:
-    """Runs ``work`` in threads on one iterator; all have ended when it returns or raises.
+    """Runs ``work`` in threads on one iterator. All threads have ended when the call ends.
 
-    Threads are started directly, because `threading.Thread` first waits until the new one runs.
+    Threads are started directly, because `threading.Thread` waits until the new thread is running.
     """
     left = iter(items)  # next() is atomic, so each item is processed once
     errors: list[BaseException] = []
 
     def stop(error: BaseException) -> None:
         errors.append(error)
-        for _ in left:  # the other threads find no more work
+        for _ in left:  # leaves no work for the other threads
             pass
 
     def run() -> None:
@@ -267,7 +268,7 @@ def _in_threads(work: Callable[[Iterator[Any]], None], items: Iterable[Any], cou
         ended = _Ended()
         try:
             _thread.start_new_thread(ended.after, (run,))
-        except RuntimeError:  # no more threads: the others do the work
+        except RuntimeError:  # no more threads can be started: the existing ones do the work
             break
         started.append(ended)
     run()
@@ -282,7 +283,7 @@ def _in_threads(work: Callable[[Iterator[Any]], None], items: Iterable[Any], cou
 
 
 class _Ended:
-    """End of a thread, for which others wait."""
+    """The end of a thread, for which other threads can wait."""
 
     def __init__(self) -> None:
         self.now = False

@@ -1,7 +1,7 @@
-"""Splits the containers of items into their entries and makes them again.
+"""Splits the containers of items into entries, and creates containers from entries.
 
-Trees follow the grammar of `record_format.grammar`. They name classes, but no module is imported
-for a tree. If its class is unknown, a namedtuple becomes a tuple.
+Trees follow the grammar of `record_format.grammar`. They contain names of classes, but no module is
+imported because of a tree. A namedtuple of an unknown class is created as a tuple.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def names_of(keys: Keys) -> Sequence[Any]:
 
 
 def make_containers(node: Container, rows: Sequence[Any]) -> Sequence[Any]:
-    """Makes one container for each row of entries; dicts replace TensorDicts.
+    """Creates one container for each row of entries, with dicts instead of TensorDicts.
 
     Lists replace lazy stacks, and plain objects replace the NonTensorData of a TensorDict.
     """
@@ -100,7 +100,7 @@ def class_of(name: str, fits: Callable[[type], bool] = is_namedtuple) -> type | 
 
 
 def register(cls: type) -> str:
-    """Registers a class of the data, and returns the name under which trees have it."""
+    """Registers a class of the data, and returns its name in trees."""
     name = f"{cls.__module__}:{cls.__qualname__}"
     _classes[name] = cls
     return name

@@ -1,6 +1,6 @@
 """Encodes items as records, raw or compressed leaf by leaf.
 
-items ──taken apart, or as the rows of a batch──▶ Columns ──compressed──▶ pieces
+items ──split, or as the rows of a batch──▶ Columns ──compressed──▶ pieces
 ──laid out──▶ RecordBatch
 """
 
@@ -28,12 +28,12 @@ from shmbuffer.memory.mapped.record_batch import RecordBatch, gather
 from shmbuffer.memory.record_format import LARGE_BYTES, Codec, assemble, assemble_one, move
 
 _KEPT_PLANS = 4096
-_LOOKED_ROWS = slice(16)  # rows that decide which leaves are compressed together
+_LOOKED_ROWS = slice(16)  # rows that determine which leaves are compressed together
 _ALL = slice(None)
 
 
 class Encoder:
-    """Encodes items as records. Several threads may use it at once.
+    """Encodes items as records. Several threads can use it at the same time.
 
     Raises:
         TypeError: ``keys`` is text instead of a list of keys.
@@ -68,7 +68,8 @@ class Encoder:
 
         Cost: a batch takes 10 µs per leaf and a copy of the bytes. A list takes 2 µs per item and 1
             µs per leaf. A single item takes 3 µs, 1 µs per leaf and a copy of the bytes.
-            Compression: zstd, and 2 µs per piece. With ``own`` a single item costs 100 µs more.
+            Compression takes 2 µs per piece in addition to zstd. With ``own`` a single item takes
+            100 µs more.
         """
         if not single and len(data := self.listed(data)) == 1:
             (data,), single = self.items(data), True
@@ -142,7 +143,7 @@ class Encoder:
         return self._encode(of_described([one]))
 
     def _turn(self, plan: EncodingPlan, one: Walk, pieces: list[Any]) -> Unit:
-        """Replaces leaves by their planes if that is smaller, and returns these leaves."""
+        """Replaces leaves by their planes if these are smaller, and returns the replaced leaves."""
         zstd, found = self.zstd, []
         for leaf in plan.planes.leaves if zstd is not None else ():
             size, planes = len(pieces[leaf]), int(one.leaves[leaf].shape[-1])
@@ -255,7 +256,7 @@ class Encoder:
                 self._measured(at.ravel(), nbytes.ravel()),
                 self._measured(starts, whole),
             )
-            del keep  # owned the memory at the addresses
+            del keep  # it owned the memory at the addresses
             return len(whole), apart, together
 
         units = plan.units.of(tried, sizes[0].tolist(), compared)
@@ -295,7 +296,7 @@ class Encoder:
 
 
 def _pieces(leaves: list[Any], sizes: list[int], looked_at: Iterable[int]) -> list[Any] | None:
-    """Returns leaves for `assemble_one`, these as buffers; None if one of them has no memory."""
+    """Returns leaves for `assemble_one` as buffers; None if a leaf has no memory."""
     pieces = list(leaves)
     for at in looked_at:
         if type(leaf := leaves[at]) is not bytes:
@@ -306,7 +307,7 @@ def _pieces(leaves: list[Any], sizes: list[int], looked_at: Iterable[int]) -> li
 
 
 def _planar_in(units: Iterable[Unit], planar: Unit) -> tuple[Unit, list[int]]:
-    """Returns the planar leaves that are compressed, and those that are stored as they were."""
+    """Returns the planar leaves that are compressed, and those stored in their original order."""
     compressed = {leaf for unit in units for leaf in unit}
     stored = tuple(leaf for leaf in planar if leaf in compressed)
     return stored, [leaf for leaf in planar if leaf not in compressed]

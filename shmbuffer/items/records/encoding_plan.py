@@ -1,8 +1,8 @@
-"""Decides once for all items of a kind which leaves are compressed, and how.
+"""Decides, once for all items of a kind, which leaves are compressed and how.
 
-Leaves may be compressed as one frame because they share bytes: the next observation of a stack of
-frames differs from the observation in one frame only. Candidates have the same dtype and size, and
-the first items show whether they become smaller.
+Leaves that share bytes can be compressed as one frame. For example, the next observation of a frame
+stack differs from the observation in only one frame. Candidates have the same dtype and size. The
+first items show whether the compressed frames become smaller.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from shmbuffer.items.records.forms import Kind, TreePath
 from shmbuffer.items.records.planes import Planes, Trial
 from shmbuffer.memory.record_format import Chunk, Codec, Form, Layout, encode_form
 
-_LEAST_BYTES = 64  # size of a leaf that is compressed without being named
-_LOOKED_PIECES = 32  # pieces that decide whether a leaf gets smaller
+_LEAST_BYTES = 64  # minimum size of a leaf that is compressed without being named
+_LOOKED_PIECES = 32  # pieces that determine whether a leaf becomes smaller
 _KEPT_FORMS = 64
 
 #: Kinds of leaves that can be compressed. Plain numbers are too small.
@@ -32,9 +32,9 @@ COMPRESSIBLE = {
 Unit = tuple[int, ...]
 """Leaves of one frame, ascending. The first is the head, and the others are joined to it."""
 
-_LEAST_UNIT_BYTES = 256  # size of a leaf
-_WORTH = 0.9  # largest ratio to separate sizes, since reading one expands all
-_MOST_GROUPS = 32  # per kind: sizes that always differ are not worth a trial
+_LEAST_UNIT_BYTES = 256  # minimum size of a leaf
+_WORTH = 0.9  # largest ratio to separate sizes, since a read of one leaf expands all of them
+_MOST_GROUPS = 32  # per kind, because a trial does not pay off if the sizes always differ
 
 
 class Units:
@@ -73,7 +73,7 @@ class Units:
 
 
 class EncodingPlan:
-    """Form in which items of one kind are stored; ``units`` and ``planes`` refine it."""
+    """The storage form of items of one kind; ``units`` and ``planes`` refine it."""
 
     def __init__(
         self,
@@ -99,13 +99,13 @@ class EncodingPlan:
         self.layouts = Kept(self._layout, _KEPT_FORMS)  # of raw items, by their shapes
 
     def tried(self, leaf: int, largest: float = math.inf) -> bool:
-        """True if a leaf is compressed; ``largest`` is the size of its largest piece in bytes."""
+        """True if a leaf is compressed. ``largest`` is the size of its largest piece in bytes."""
         if self._sure or self._saved[leaf] > 0:
             return True
         return self._looked[leaf] < _LOOKED_PIECES and largest >= _LEAST_BYTES
 
     def learn(self, unit: Unit, saved: int, pieces: int) -> bool:
-        """Notes the bytes that compression has saved; True if the compressed pieces are stored."""
+        """Adds the bytes that compression saved; True if the compressed pieces should be stored."""
         for leaf in () if self._sure else unit:
             if self._looked[leaf] < _LOOKED_PIECES:
                 self._saved[leaf] += saved

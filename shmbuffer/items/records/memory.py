@@ -1,7 +1,7 @@
-"""A pool of large memory for batches: the memory of a released batch is used again.
+"""A pool of large memory blocks for batches. Blocks of released batches are reused.
 
-Getting new pages from the system may take as long as decompressing into them. Whether the allocator
-returns the memory of a batch to the system depends on its position.
+Getting new pages from the system can take as long as decompressing into them. The position of a
+batch in memory determines whether the allocator returns its memory to the system.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import numpy as np
 
 from shmbuffer.memory.format.array_types import Bytes
 
-_LARGE_BYTES = 2**18  # the allocator reuses smaller blocks itself
+_LARGE_BYTES = 2**18  # the allocator itself reuses smaller blocks
 _IDLE_BYTES = 2**26
 
-_idle: dict[int, list[Bytes]] = {}  # by size; its operations are atomic in Python
+_idle: dict[int, list[Bytes]] = {}  # by size; the operations on it are atomic in Python
 
 
 def is_lent(nbytes: int) -> bool:
@@ -24,14 +24,14 @@ def is_lent(nbytes: int) -> bool:
 
 
 def lent(nbytes: int) -> Bytes:
-    """Returns pooled memory, which goes back to the pool when its last view is released."""
+    """Returns pooled memory, which returns to the pool when its last view is released."""
     if not is_lent(nbytes):
         return np.empty(nbytes, np.uint8)
     try:
         memory = _idle[nbytes].pop()
     except (KeyError, IndexError):
         memory = np.empty(nbytes, np.uint8)
-    # Views of an array over a buffer refer to the array; other views refer to its base alone.
+    # Views of an array over a buffer refer to the array. Other views refer only to its base.
     array = np.frombuffer(memory.data, np.uint8)
     weakref.finalize(array, _take_back, memory).atexit = False
     return array

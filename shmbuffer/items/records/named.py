@@ -1,4 +1,4 @@
-"""Converts dicts of arrays to items with named entries, as a TensorDict client stores them.
+"""Converts dicts of arrays to items with named entries, in the form of a TensorDict client.
 
 {"obs": array, "text": "..."}  ──▶  a TensorDict of a tensor and of NonTensorData
 """
@@ -22,20 +22,20 @@ from shmbuffer.memory.format.dtypes import DTYPES
 
 
 class _Taken(NamedTuple):
-    """A container that is already split."""
+    """A container that has already been split."""
 
     taken: Taken
 
 
 class _Numbers(NamedTuple):
-    """A value that becomes a tensor."""
+    """A value that is stored as a tensor."""
 
     dtype: str
     array: np.ndarray[Any, Any]
 
 
 def as_named(item: Any) -> Any:
-    """Converts an item for `forms.describe`, with its dicts as TensorDicts.
+    """Converts an item for `forms.describe`, with TensorDicts in place of its dicts.
 
     Raises:
         TypeError: the item has no named entries, or a key is not text.
@@ -57,7 +57,7 @@ def _entry(value: Any) -> _Numbers | _Taken:
     if isinstance(value, (list, tuple)) or is_array(value):
         try:
             name, array = named_array(value)
-        except NO_ARRAY:  # such as a list of text and numbers
+        except NO_ARRAY:  # for example a list of text and numbers
             name = ""
         if name in DTYPES:
             return _Numbers(name, array)
@@ -71,7 +71,7 @@ def _object(value: Any) -> _Taken:
 
 
 def _token(dtype: str) -> str:
-    """Returns the token of a dtype in a key, which equals no other token."""
+    """Returns the token of a dtype in a key. No other token is equal to it."""
     return f"tensor of {dtype}"
 
 

@@ -1,9 +1,9 @@
-"""Sources and destinations of compressed frames, and runs of frames that are expanded together.
+"""Sources and destinations of compressed frames, and runs of frames expanded together.
 
-    frames      ├── 0 ──┼─ 1 ─┼──── 2 ────┤      what they expand to, one behind the other
+    frames      ├── 0 ──┼─ 1 ─┼──── 2 ────┤      their expanded bytes, one after the other
     parts        a   b    c    c    d   e        each is some bytes of a frame, and an address
 
-A part may be any run of bytes of its frame. Bytes that are in no part are dropped, and bytes in
+A part can be any run of bytes of its frame. Bytes that belong to no part are dropped, and bytes of
 several parts are copied to each of them.
 """
 
@@ -19,9 +19,9 @@ from shmbuffer.items.records.views import readable
 from shmbuffer.memory.format.array_types import Ints
 
 _LEAST_RUN_BYTES = 2**16
-_RUN_BYTES = 2**18  # fits into a processor's cache
-_WOVEN_BYTES = 2**21  # woven frames of this size go directly to their places
-_EACH = 4  # runs per thread, so that none waits long for the last
+_RUN_BYTES = 2**18  # fits into the cache of a processor
+_WOVEN_BYTES = 2**21  # woven frames of this size are expanded directly to their places
+_EACH = 4  # runs per thread, so that no thread waits long for the last run
 
 
 class Places(NamedTuple):
@@ -55,7 +55,7 @@ class Places(NamedTuple):
         return _core.join_pieces(address(self.at), address(self.stored), first, end, step)
 
     def runs(self, threads: int = 1) -> Runs:
-        """Groups the frames in order into runs that are worth a step for each thread."""
+        """Groups the frames, in order, into runs that are large enough for a step of a thread."""
         frames, parts = len(self.whole), len(self.frame)
         share = max(int(self.whole.sum()) // (threads * _EACH), _LEAST_RUN_BYTES)
         at, table = np.empty(parts, np.int64), np.empty((frames, len(Run._fields)), np.int64)

@@ -1,11 +1,11 @@
 """Stores leaves plane by plane if zstd compresses them better that way.
 
-    in an item   [84, 84, 4]      a0 b0 c0 d0 a1 b1 c1 d1 ...     the last dim runs fastest
-    stored       four planes      a0 a1 a2 ... b0 b1 b2 ...       each is a frame, as a stack has it
+    in an item   [84, 84, 4]      a0 b0 c0 d0 a1 b1 c1 d1 ...     the last dim varies fastest
+    stored       four planes      a0 a1 a2 ... b0 b1 b2 ...       each plane is one frame
 
-The bytes of frames that are stacked along the last dim alternate, and zstd finds fewer repetitions
-in them. As planes they compress as well as frames that are stacked along the first dim. The first
-items show whether they become smaller.
+If frames are stacked along the last dimension, their bytes alternate, and zstd finds fewer
+repetitions. As planes, they compress as well as frames that are stacked along the first dimension.
+The first items show whether the compressed data become smaller.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ Measure = Callable[[], tuple[int, int, int]]
 """Returns the number of measured items, and their size in the usual and the other form."""
 
 _LEAST_PLANE_BYTES = 64
-_MOST_PLANES = 16  # more are not a stack of frames
+_MOST_PLANES = 16  # leaves with more planes are not stacks of frames
 _LOOKED_ITEMS = 32
-_WORTH = 0.95  # largest ratio, since splitting takes a little time
+_WORTH = 0.95  # largest ratio, since splitting takes some time
 
 
 class Trial:
-    """Finds out from the first items whether another form of leaves is smaller."""
+    """Determines from the first items whether another form of leaves is smaller."""
 
     def __init__(self, worth: float) -> None:
-        self._worth = worth  # largest ratio to the usual size
+        self._worth = worth  # largest ratio to the size in the usual form
         self._items = self._usual = self._other = 0
 
     def pays(self, measure: Measure) -> bool:
-        """True if the other form is smaller; measures again while few items have been measured."""
+        """True if the other form is smaller. Measures again until enough items are measured."""
         if self._items < _LOOKED_ITEMS:
             items, usual, other = measure()
             self._items += items
@@ -98,7 +98,7 @@ def turned_one(at: int, size: int, planes: int) -> Bytes:
 
 
 def as_planes(columns: Columns, leaves: Sequence[int]) -> Columns:
-    """Returns columns with the given leaves split into planes; their dims stay."""
+    """Returns columns with the given leaves split into planes. Their dims do not change."""
     if not leaves:
         return columns
     addresses, which = columns.addresses.copy(), list(leaves)

@@ -1,4 +1,4 @@
-"""Python buffers over memory at an address, in 0.3 µs; the caller keeps its owner alive."""
+"""Creates Python buffers over memory at an address in 0.3 µs; the caller keeps its owner alive."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def built(make: Callable[[], Made], where: str) -> Made:
 
 
 class ItemBuilder:
-    """Builds each item. It consumes the batch sizes in the order of the tree.
+    """Builds each item. Batch sizes are used in the order of the tree.
 
     Args:
         batch_dims: sizes of all batches in the tree, in its order, int64 ``[m, ...]``.
@@ -47,7 +47,7 @@ class ItemBuilder:
         self._at = 0
 
     def rows(self, tree: Any) -> Sequence[Any]:
-        """Builds one object per item; they share no containers."""
+        """Builds one object per item. The objects share no containers."""
         if tree[0] == "chunk":
             return self.columns[tree[1]]  # type: ignore[no-any-return]
         node, dims = self.node(tree)
@@ -56,11 +56,11 @@ class ItemBuilder:
         return self.make_containers(node, rows, dims)
 
     def make_containers(self, node: Container, rows: Sequence[Any], dims: Ints) -> Sequence[Any]:
-        """Makes one container for each row of entries; ``dims`` are its batch sizes."""
+        """Creates one container per row of entries; ``dims`` are its batch sizes."""
         return containers.make_containers(node, rows)
 
     def node(self, tree: Any) -> tuple[Container, Ints]:
-        """Returns a container with keys of this process, and its batch sizes, ``[m, rank]``."""
+        """Returns a container with the keys of this process, and its batch sizes, ``[m, rank]``."""
         node = split(tree)
         rank = node.batch[1] if node.batch else 0
         self._at += rank

@@ -20,13 +20,13 @@ from shmbuffer.memory.format.array_types import Bytes, Ints
 from shmbuffer.memory.mapped.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Located
 
-_SMALL_BYTES = 8192  # moving fewer bytes costs less than one view
+_SMALL_BYTES = 8192  # moving fewer bytes costs less than creating one view
 
 
 class Decoder:
     """Decodes records into items.
 
-    The items may share the memory of the batch, so that the caller must not use it afterwards.
+    The items may share the memory of the batch, so the caller must not modify it afterwards.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Decoder:
 
     def _items_of(self, batch: RecordBatch, located: Located) -> Sequence[Any]:
         table = Table.of(batch, [located], self.own)
-        assert table is not None  # one form always makes a table
+        assert table is not None  # a single form always yields a table
         reading = self.reading(batch.data)
         leaves = reading.read([reading.rows(column) for column in table.columns])
         rows = self.rows(table.batch_dims, leaves)
@@ -119,7 +119,7 @@ class Reading:
         return cutting.values(memory, starts, column.dims, column.chunk)
 
     def _at_home(self, column: Column) -> Ints | None:
-        """Returns offsets in the batch at which rows can be views; None if they must be moved."""
+        """Returns offsets in the batch at which rows can be views; None if they must be copied."""
         starts = column.in_place()
         if starts is None:
             return None
@@ -133,7 +133,7 @@ class Reading:
 
     @staticmethod
     def _pays(column: Column, starts: Ints) -> bool:
-        """True if views of scattered leaves cost less than moving the leaves together."""
+        """True if views of scattered leaves cost less than copying the leaves together."""
         steps = starts[1:] - starts[:-1]
         return (
             column.chunk.kind != "tensor"

@@ -1,8 +1,8 @@
-"""Records as a table with a column for each leaf.
+"""Records as a table with one column per leaf.
 
-    records ──locate──▶ Located, one a form ──Table.of──▶ columns ──Transfer──▶ memory of ours
+    records ──locate──▶ Located, one per form ──Table.of──▶ columns ──Transfer──▶ new memory
 
-Records of several forms make one table if their forms differ only in how bytes are compressed.
+Records of several forms can be one table if the forms differ only in how bytes are compressed.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Column:
     """A leaf of n items.
 
     Args:
-        chunk: kind, dtype and rank of the leaf; ``parts`` say how it is stored.
+        chunk: kind, dtype and rank of the leaf. ``parts`` define how it is stored.
         dims: shapes of the rows, int64 ``[n, rank]``.
-        parts: locations of the bytes; each row is in one of them.
+        parts: locations of the bytes. Each row is in exactly one of them.
     """
 
     def __init__(self, chunk: Chunk, dims: Ints, parts: Sequence[Stored | Raw]) -> None:
@@ -75,7 +75,7 @@ class Column:
 
     @property
     def ragged(self) -> list[int]:
-        """Dims that differ between rows."""
+        """Dimensions that differ between rows."""
         return differing(self.dims)
 
     def in_place(self) -> Ints | None:
@@ -169,7 +169,7 @@ def _rows_of(located: Sequence[Located]) -> list[Rows]:
 
 
 def _gathered(parts: Sequence[Ints], rows: Sequence[Rows]) -> Ints:
-    """Merges the rows of several forms, each at its number."""
+    """Merges the rows of several forms in the order of their record numbers."""
     if len(parts) == 1:
         return parts[0]
     found = np.empty((sum(map(len, parts)), parts[0].shape[1]), np.int64)

@@ -1,7 +1,7 @@
 """Copies leaves to their destinations.
 
-A transfer collects the destinations of columns. Then one native call per form copies raw leaves,
-and one call of ``expand`` decompresses the others.
+A transfer first collects the destinations of columns. Then one native call per form copies the raw
+leaves, and one call of ``expand`` decompresses the others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Expand = Callable[[Places, str], None]
 class Transfer:
     """Copies pieces to their destinations, and decompresses each frame once.
 
-    Cost: 15 µs, and 2 µs per column; a copy of each piece, or its decompression.
+    Cost: 15 µs, 2 µs per column, and the copy or decompression of each piece.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Transfer:
         self._stored[id(located)] = located, np.array(first, np.int64)
 
     def move(self, addresses: Ints, sizes: Ints, to: Ints, kept: Any) -> None:
-        """Copies bytes between addresses, whose owners ``kept`` keeps alive until then."""
+        """Copies bytes between addresses in `run`. ``kept`` owns the memory of both."""
         self._kept.append(kept)
         self._raw.append((addresses, sizes, to))
 
