@@ -1,5 +1,5 @@
 """The functions of ``items/`` for tensors and TensorDicts instead of arrays.
 
-form/      data taken apart into leaves, checked, described, and put together
-records/   items of any size as records
+form/      splits data into leaves, checks and describes them, and builds data from them
+records/   stores items of any size as records
 """

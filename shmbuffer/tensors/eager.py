@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 def _leave_alone() -> Any:
-    """Returns the setter that makes Dynamo skip a function and all its calls, or None."""
+    """Returns the function that makes Dynamo skip a function and all its calls, or None."""
     try:
         from torch._C._dynamo.eval_frame import (
             _FrameAction,
@@ -38,7 +38,7 @@ FRAMES = 0 if _LEAVE_ALONE is not None else 1
 
 
 def eager(function: Callable[P, R]) -> Callable[P, R]:
-    """Marks ``function`` as not traced; `torch.compiler.disable` would cost 0.3 µs more."""
+    """Marks ``function`` as not traced, 0.3 µs faster than `torch.compiler.disable`."""
     if _LEAVE_ALONE is None:
         return cast(Callable[P, R], torch.compiler.disable(function))  # type: ignore[no-untyped-call]
     _LEAVE_ALONE(function.__code__)

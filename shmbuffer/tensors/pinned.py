@@ -2,12 +2,13 @@
 
     ring ──gather──▶ pinned tensors, the caller's ──to("cuda", non_blocking=True)──▶ GPU
                           ▲                                   │
-                          └── torch's pool of pinned blocks ◀─┘ when nothing refers to them any more
+                          └── torch's pool of pinned blocks ◀─┘ when no references exist
 
 Rows are gathered directly into pinned memory. The results of a transform, a ``collate_fn`` or a
-storage without columns are copied there. A batch belongs to the caller while any part or view of it
-exists. Afterwards torch reuses its blocks, once the transfers from them have ended. A pool of the
-package could not guarantee this, because it knows neither the views nor the streams.
+storage without columns are copied to pinned memory. A batch belongs to the caller as long as any
+part or view of it exists. Afterwards torch reuses its blocks, once the transfers from them have
+ended. A pool in this package could not guarantee this, because it has no information about views
+and streams.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def gathering(pins: bool) -> AbstractContextManager[None]:
 
 
 def pin(data: Any) -> Any:
-    """Returns ``data`` in pinned memory, and copies tensors that are not pinned."""
+    """Returns ``data`` in pinned memory, and copies the tensors that are not pinned yet."""
     return tree_map(_pinned, data, is_leaf=is_tensor_collection)
 
 

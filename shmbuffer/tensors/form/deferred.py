@@ -1,6 +1,7 @@
-"""Lazy stack that creates its items on first access, and then becomes an ordinary one.
+"""A lazy stack that creates its items on first access and is an ordinary stack afterwards.
 
-A learner that pads the stack or reads a few entries does not wait for hundreds of TensorDicts.
+A learner that pads the stack or reads a few entries does not have to wait for hundreds of
+TensorDicts.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ def deferred(
     dim: int = 0,
     column: Callable[[str], torch.Tensor | None] = lambda key: None,
 ) -> LazyStackedTensorDict:
-    """Returns a lazy stack of the items of ``make``, which is called on first access.
+    """Returns a lazy stack of the items that ``make`` creates on first access.
 
-    Until then the stack is of a subclass. Exceptions of ``make`` are raised by the access, and the
-    next access calls it again. ``column`` returns a new tensor with an entry of all items, stacked
-    along ``dim``, or None if the items are needed for it. Cost: 4 µs.
+    Until then the stack has a subclass as its class. If ``make`` raises an error, the access raises
+    it, and the next access calls ``make`` again. ``column`` returns a new tensor with an entry of
+    all items, stacked along ``dim``, or None if it needs the items. Cost: 4 µs.
     """
     if count < 1 or not 0 <= dim <= len(batch_size):
         raise ValueError(
@@ -44,10 +45,10 @@ def deferred(
 def amended(
     stack: LazyStackedTensorDict, amend: Callable[[list[Any]], None], entries: dict[Any, Any]
 ) -> bool:
-    """Registers a change of the items when they are created; False if they already exist.
+    """Registers a change of the items for their creation; False if they already exist.
 
-    ``entries`` are the entries that the items will get, one row each; `to_come` returns them until
-    then.
+    ``entries`` are the entries that the items will get, with one row per item. Until then,
+    `to_come` returns them.
     """
     make = stack.__dict__.get("_make") if type(stack) is _Deferred else None
     if make is None:
@@ -97,7 +98,8 @@ class _Deferred(LazyStackedTensorDict):
         """Returns an entry of all items, if possible without creating them."""
         attributes = self.__dict__
         column, entries = attributes.get("_column"), attributes.get("_entries") or ()
-        hook = attributes.get("_hook_out", attributes.get("hook_out"))  # of vmap, by version
+        # Attribute of vmap, whose name depends on the version.
+        hook = attributes.get("_hook_out", attributes.get("hook_out"))
         plain = hook is None and not any(map(options.get, _FORMS))
         if column is not None and plain and key not in entries:
             found = column(key)
@@ -124,7 +126,7 @@ def _looked_at(stack: LazyStackedTensorDict) -> LazyStackedTensorDict:
     return stack
 
 
-_FORMS = ("as_list", "as_padded_tensor", "as_nested_tensor")  # of what `get` returns
+_FORMS = ("as_list", "as_padded_tensor", "as_nested_tensor")  # forms that `get` can return
 _ATTRIBUTES = {
     name: value
     for name, value in LazyStackedTensorDict(TensorDict()).__dict__.items()

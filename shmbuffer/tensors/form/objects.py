@@ -34,7 +34,7 @@ class Objects:
 
     @property
     def shape(self) -> torch.Size:
-        """Shape, as of a tensor."""
+        """Shape of the objects, like that of a tensor."""
         return torch.Size(self.array.shape)
 
     def tolist(self) -> list[Any]:
@@ -65,7 +65,7 @@ class Objects:
         try:
             return Objects(np.broadcast_to(self.array, _sizes(shape)))
         except ValueError as error:
-            raise RuntimeError(str(error)) from None  # as a tensor raises
+            raise RuntimeError(str(error)) from None  # the error that a tensor raises
 
     def transpose(self, one: int, other: int) -> Objects:
         """Exchanges two dimensions."""

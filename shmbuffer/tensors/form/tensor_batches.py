@@ -1,4 +1,4 @@
-"""Conversion of a list of items to a batch, and of a batch to items."""
+"""Converts a list of items to a batch, and a batch to items."""
 
 from __future__ import annotations
 
@@ -40,9 +40,12 @@ def collate(items: list[Any]) -> Any:
 
 
 def stack_lazily(items: list[Any], dim: int = 0, *, fresh: bool = False) -> Any:
-    """Stacks TensorDicts or tensorclasses lazily. Entries set in the stack are not set in them.
+    """Stacks TensorDicts or tensorclasses lazily.
 
-    Cost: 0.1 µs per item; the first access to the stack makes a shallow copy of each item, 0.5 µs.
+    Entries that are set in the stack are not set in the items.
+
+    Cost: 0.1 µs per item. The first access to the stack makes a shallow copy of each item, which
+        takes 0.5 µs.
     """
     stack = lazy_stack_of(items, dim, fresh=fresh)
     if stack is None:
@@ -55,7 +58,7 @@ def stack_lazily(items: list[Any], dim: int = 0, *, fresh: bool = False) -> Any:
 
 
 def lazy_stack_of(items: list[Any], dim: int = 0, *, fresh: bool = False) -> Any:
-    """Stacks like `stack_lazily`, also tensors of one shape; None if the items do not stack."""
+    """Stacks like `stack_lazily`, or tensors of one shape; None if this is impossible."""
     if not items:
         raise EmptyBufferError("there are no items, and an empty stack has no form")
     if not fresh and (size := _size_of_plain(items)) is not None:
@@ -110,7 +113,7 @@ def is_batch(data: Any) -> bool:
 
 
 def as_tensordict(data: Mapping[Any, Any], dims: int) -> TensorDict:
-    """Makes a TensorDict from entries, nested or with tuple keys, without the keys of a sample."""
+    """Creates a TensorDict from entries with nested or tuple keys, without the keys of a sample."""
     entries = _as_entries(nest({key: data[key] for key in data if key not in OWN_KEYS}))
     if not dims:
         return TensorDict(entries, [])
@@ -160,9 +163,9 @@ def _as_entries(data: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _with_objects(entries: dict[Any, Any], lead: Sequence[int]) -> dict[Any, Any]:
-    """Converts columns of text and objects, each of which a TensorDict would repeat in every item.
+    """Converts columns of text and objects.
 
-    A TensorDict stacks a list by itself.
+    A TensorDict would repeat such a column in every item, but it stacks a list without help.
     """
     found: dict[Any, Any] = {}
     for key, value in entries.items():
@@ -179,7 +182,7 @@ def _with_objects(entries: dict[Any, Any], lead: Sequence[int]) -> dict[Any, Any
 
 
 def unbound(data: Any) -> list[Any]:
-    """Returns the items of an iterable or of a batch; of a dict of these, a list of dicts."""
+    """Returns the items of an iterable or a batch, or dicts of them for a dict of batches."""
     if isinstance(data, list):
         return list(data)
     if isinstance(data, Mapping) and not is_collection(data):
@@ -267,7 +270,7 @@ _APART = (
 
 
 def swap_dims(data: Any, dim: int) -> Any:
-    """``data`` with the dimensions 0 and ``dim`` exchanged, of every leaf."""
+    """Exchanges dimensions 0 and ``dim`` in every leaf of ``data``."""
 
     def swapped(leaf: Any) -> Any:
         size = tuple(leaf.batch_size if is_collection(leaf) else leaf.shape)

@@ -1,7 +1,7 @@
-"""Splits containers into their entries and makes them again, using the trees of `grammar`.
+"""Splits containers into entries, and creates containers from entries, following `grammar`.
 
-No module is imported for a tree. If its class is unknown, a tensorclass becomes a TensorDict, and a
-namedtuple a tuple.
+No module is imported because of a tree. If its class is unknown, a tensorclass is created as a
+TensorDict, and a namedtuple as a tuple.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ TAKES: dict[type, Take] = {
 def make_containers(
     node: Container, rows: Sequence[Any], sizes: Sequence[torch.Size], new: Any = new_tensordict
 ) -> Sequence[Any]:
-    """Makes one container for each row of entries."""
+    """Creates one container for each row of entries."""
     kind, _, about, keys, _ = node
     match kind:
         case "tensordict":
@@ -112,7 +112,8 @@ def _tensordicts(
             )
             for row, size in zip(rows, sizes, strict=True)
         ]
-    # The others copy the attributes of the first one except its entries, which halves the cost.
+    # The other containers copy all attributes of the first one except its entries, which halves the
+    # cost.
     attributes = new_tensordict({}, torch.Size(()), device).__dict__
     entries_of = type(attributes["_tensordict"])
     found = []

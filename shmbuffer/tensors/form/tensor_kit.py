@@ -1,4 +1,4 @@
-"""Kit for tensors and TensorDicts; see `items.kit`."""
+"""The kit for tensors and TensorDicts; see `items.kit`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NO_BYTES = (AttributeError, RuntimeError, TypeError, ValueError)  # a list, spa
 
 
 class TensorKit(Kit):
-    """Kit for tensors of torch. It also accepts arrays."""
+    """The kit for torch's tensors. It also accepts arrays."""
 
     structure = tensor_structure.STRUCTURE
     private_remedy = (
@@ -72,7 +72,7 @@ class TensorKit(Kit):
         return torch.uint8 if name == OBJECT else torch_dtype(name)
 
     def wanted(self, dtype: str, shape: tuple[int, ...]) -> tuple[Any, ...]:
-        """Returns what the C core checks of a leaf, including whether a tensor may have a flag."""
+        """Returns the form of a leaf that the C core checks, including allowed flags."""
         form, size, known = self.dtype(dtype), torch.Size(shape), DTYPES.get(dtype)
         array = known.array if known and known.in_numpy else None
         # torch stores "conjugate" and "negative" as flags, and the bytes are the numbers only
@@ -82,7 +82,7 @@ class TensorKit(Kit):
         return size, form, array, flags
 
     def addresses(self, values: list[Any], wanted: list[tuple[Any, ...]]) -> list[int]:
-        """Returns the address of each value whose bytes can be copied as they are, else 0."""
+        """Returns the address of each value whose bytes can be copied unchanged, otherwise 0."""
         found = []
         for value, (shape, dtype, form, flags) in zip(values, wanted, strict=True):
             try:

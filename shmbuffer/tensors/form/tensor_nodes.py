@@ -1,7 +1,7 @@
-"""Nodes of a structure, which split each kind of data into leaves and reassemble it.
+"""Nodes of a structure, which split each kind of data into leaves and build it again.
 
-A file never causes an import or an unpickling. A tensorclass or namedtuple is restored as its class
-if this process has loaded it, else as a TensorDict or a tuple.
+No file causes an import or an unpickling. A tensorclass or namedtuple is restored if this process
+has loaded its class. Otherwise it is restored as a TensorDict or a tuple.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class TensorDictNode(BranchNode):
     def batch_of(
         self, tensors: list[Any], others: dict[str, Any], lead: torch.Size, device: torch.device
     ) -> TensorDict:
-        """A TensorDict ``lead`` over tensors and other entries, of items without a batch size."""
+        """Creates a TensorDict ``lead`` from entries, for items without a batch size."""
         source = (
             self.children(iter(tensors), lead, device)
             if self.flat is None
@@ -101,7 +101,7 @@ class TensorClassNode(TensorDictNode):
 
 
 class LazyStackNode(BranchNode):
-    """A lazy stack, within an item, of TensorDicts that differ in keys or shapes."""
+    """A lazy stack within an item, whose TensorDicts differ in keys or shapes."""
 
     def __init__(self, items: dict[Any, Node], dim: int, batch_dims: int) -> None:
         super().__init__("lazy_stack", items, dim=dim, batch_dims=batch_dims)
@@ -172,7 +172,7 @@ def entry_at(data: Any, key: Key) -> Any:
 
 
 def held(data: Any) -> Any:
-    """Returns the entries of a TensorDict or tensorclass, None for objects, or other data as is."""
+    """Returns entries of a TensorDict or tensorclass, None for objects, or ``data`` itself."""
     if not is_collection(data):
         return data
     return None if is_non_tensor(data) else fields(data)

@@ -1,4 +1,4 @@
-"""Tensors, their dtypes and bytes, and conversion of numbers, arrays and lists to tensors."""
+"""Tensors, their dtypes and bytes, and the conversion of numbers, arrays and lists to tensors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def _fits_torch(array: np.ndarray[Any, Any]) -> bool:
 def like(value: Any, dtype: str) -> tuple[str, torch.Tensor]:
     """Returns the dtype name and tensor of a value; casts plain numbers and lists as `arrays.like`.
 
-    An integer may become any float, and a float a shorter one that is not infinite.
+    Integers can be cast to any float dtype. A float can be cast to a smaller dtype if the result is
+    finite.
     """
     value = bool(value) if isinstance(value, np.bool_) else value  # torch would use it as an index
     tensor, wanted = as_tensor(value), torch_dtype(dtype)
@@ -102,12 +103,12 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Returns torch's name of a dtype without the prefix."""
+    """Returns torch's name for a dtype, without the prefix."""
     return str(dtype).removeprefix("torch.")
 
 
 def tensor_of(leaf: Any) -> torch.Tensor:
-    """Converts an array, or bytes, to a tensor; as uint8 if torch does not have its dtype."""
+    """Converts an array or bytes to a tensor, as uint8 if torch lacks the dtype."""
     if isinstance(leaf, torch.Tensor):
         return leaf
     if not isinstance(leaf, bytes):
@@ -148,7 +149,7 @@ def as_numbers(tensor: torch.Tensor) -> NDArray[Any]:
 def take_rows(
     rows: torch.Tensor, index: torch.Tensor, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Returns ``rows.index_select(0, index)``, also for the dtypes of `_ASSIGNED`."""
+    """Returns ``rows.index_select(0, index)`` and supports the dtypes of `_ASSIGNED`."""
     assigned = _ASSIGNED.get(getattr(rows, "dtype", None))
     if assigned is None:
         if out is None:
@@ -159,7 +160,7 @@ def take_rows(
 
 
 def put_rows(into: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> None:
-    """Does ``into[index] = rows``, also for dtypes that torch cannot assign by an index."""
+    """Executes ``into[index] = rows``, even for dtypes that torch cannot assign by an index."""
     assigned = _ASSIGNED.get(getattr(into, "dtype", None))  # None for objects
     if assigned is None:
         into[index] = rows
@@ -190,7 +191,7 @@ def contiguous(tensor: torch.Tensor) -> torch.Tensor:
     """Returns a contiguous tensor on the CPU without flags, copied only if necessary.
 
     Raises:
-        TypeError: it has no memory that can be read; see `require_memory`.
+        TypeError: the tensor has no readable memory; see `require_memory`.
     """
     plain = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
     require_memory(plain)

@@ -4,5 +4,5 @@
 
     items ──forms, columns──▶ Columns ──plan, compression──▶ pieces ──▶ RecordBatch
     RecordBatch ──table──▶ Columns ──transfer, cutting──▶ leaves ──building──▶ items, or a batch
-                                └──layers, joining, padding (ragged)──▶ a batch of what differs
+                                └──layers, joining, padding (ragged)──▶ a batch of ragged items
 """

@@ -1,4 +1,4 @@
-"""Joins the leaves of items that differ to one batch; `Nesting` makes jagged tensors."""
+"""Joins the leaves of items of different shapes to one batch. `Nesting` creates jagged tensors."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Table of TensorDicts with one column for each key.
+"""A table of TensorDicts with one column per key.
 
     TensorDict ─┐
     TensorDict ─┼─▶ Table {"tokens": Column, "next": {...}, "text": [NonTensorData, ...]}
     TensorDict ─┘
 
-Records are read as such a table, and this module makes one from items of this process. A column is
-a `Column` of records, `Tensors`, or a list with a NonTensorData, NonTensorStack or lazy stack for
-each item.
+Records are read as such a table, and this module creates one from items in this process. A column
+is a `Column` of records, a `Tensors` object, or a list. The list contains a NonTensorData, a
+NonTensorStack or a lazy stack for each item.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class Tensors:
 
     @property
     def ragged(self) -> list[int]:
-        """Dims in which the items differ."""
+        """Dimensions in which the items differ."""
         return differing(self.dims)
 
 
 def has(tree: Any, path: KeyPath) -> bool:
-    """True if there is an entry at a path, or an object other than a TensorDict on the way."""
+    """True if a path has an entry, or if an object other than a TensorDict is in its way."""
     for key in path:
         tree = tree[2] if tree[0] == "tensorclass" else tree
         if tree[0] != "tensordict":

@@ -106,7 +106,7 @@ class Padding(Joining):
         return self._padded(leaf, last, path) if ragged else self._dense(leaf)
 
     def _padded(self, leaf: Leaf, last: int, path: KeyPath) -> Later:
-        """Pads a leaf whose rows differ; ``last`` is the last dim in which they do."""
+        """Pads a leaf whose rows differ; ``last`` is the last dimension in which they differ."""
         value = self._values.get(path, self._value)
         count, shape = len(leaf.dims), leaf.dims.max(axis=0).tolist()
         dtype = leaf.dtype if isinstance(leaf, Tensors) else torch_dtype_of(leaf.chunk)
@@ -134,7 +134,7 @@ class Padding(Joining):
     def join(self) -> Any:
         """Returns the batch with its masks."""
         batch = super().join()
-        made: dict[bytes, torch.Tensor] = {}  # masks by the lengths that they belong to
+        made: dict[bytes, torch.Tensor] = {}  # masks by their lengths
         masks: dict[KeyPath, torch.Tensor] = {}
         for path, dims in self._masks:
             mask = made.get(dims.tobytes())
@@ -183,7 +183,7 @@ def _filled(tensors: Sequence[torch.Tensor], shape: list[int], value: float) -> 
 
 
 def _require_possible(path: KeyPath, shape: list[int], nbytes: int) -> None:
-    """Checks a size before it is allocated, because a shape with a zero may have any sizes."""
+    """Checks a size before allocation, since shapes that contain 0 are otherwise arbitrary."""
     if nbytes > MAX_RAW_BYTES:
         raise RuntimeError(
             f"{name_of(path)} would be padded to {shape}, which is {nbytes} bytes per item; the "

@@ -30,26 +30,29 @@ def pad(
     """Pads TensorDicts whose leaves differ in shape to one dense batch with a mask.
 
     Every leaf becomes a tensor ``[n, *longest]``, with ``value`` after the end of each item. The
-    mask is bool, and True for the elements of the item. Its dims are those of the batch and those
-    in which the items differ (``[n, longest]`` for sequences).
+    mask is bool and True for the elements of the item. Its dimensions are those of the batch and
+    those in which the items differ (``[n, longest]`` for sequences).
 
     Args:
         data: a lazy stack (along dim 0) or a list of TensorDicts or tensorclasses. A missing leaf
-            counts as a leaf of length 0.
-        value: the padding; or a dict from leaves to their padding, with 0 for the others.
+            is treated as a leaf of length 0.
+        value: the padding value, or a dict from leaves to padding values, with 0 for all other
+            leaves.
         mask_key: key of the mask. Leaves that differ in the same dims and lengths share one mask
-            under this key. Otherwise the key has a TensorDict of masks, each under the key of its
-            leaf. If all items of a batch happen to be equally long, every leaf with dims is masked.
+            under this key. Otherwise the key contains a TensorDict of masks, each under the key of
+            its leaf. If all items of a batch happen to be equally long, every leaf with dims is
+            masked.
 
-            A dict from leaves to masks gives every batch the same keys:
-            ``{"tokens": "mask", "logp": "mask", "prompt": "prompt_mask"}``. These leaves are always
-            masked, and no other leaf may differ.
+            A dict from leaves to masks gives every batch the same keys: ``{"tokens": "mask",
+            "logp": "mask", "prompt": "prompt_mask"}``. These leaves are always masked, and no other
+            leaf may differ.
 
-            None makes no mask.
+            None creates no mask.
 
     Returns:
-        A TensorDict ``[n, *batch]``. Text and other objects are a NonTensorStack, padded with None.
-            A tensorclass becomes a TensorDict if a mask is added, because it has no field for it.
+        A TensorDict ``[n, *batch]``. Text and other objects are stored in a NonTensorStack, padded
+        with None. If a mask is added to a tensorclass, the result is a TensorDict, because the
+        tensorclass has no field for the mask.
 
     Raises:
         EmptyBufferError: there are no items.
@@ -104,7 +107,7 @@ def densify(data: Any, keys: Collection[Key] = ()) -> Any:
 
 
 def _columns(data: Any) -> tuple[Table, TensorReading]:
-    """Returns the columns of items; records are read as they are if they have one tree."""
+    """Returns the columns of items. Records with one tree are read without decoding the items."""
     decoder = TensorDecoder()
     if isinstance(data, RawBatch):
         decoder, batch = data.decoder, writable(data.batch)

@@ -19,13 +19,13 @@ from shmbuffer.tensors.form.tensor_batches import collate
 from shmbuffer.tensors.form.tensor_containers import make_containers
 
 OBJECTS = frozenset(("object", "objects"))
-"""Nodes of NonTensorData, of which a batch has one for each item."""
+"""Nodes of NonTensorData. A batch has one of them per item."""
 APART = OBJECTS | {"lazy"}
-"""Nodes that a batch of joined TensorDicts has one of for each item."""
+"""Nodes that a batch of joined TensorDicts contains once per item."""
 
 
 class NotDenseError(Exception):
-    """Raised if the items do not form a batch with one tensor per leaf; the caller decodes each."""
+    """Raised if items do not form a batch with one tensor per leaf, so that each is decoded."""
 
 
 def is_layer(tree: Any) -> bool:
@@ -82,9 +82,9 @@ class TensorItemBuilder(building.ItemBuilder):
 
 
 class Batch(TensorItemBuilder):
-    """Builds one batch of all items, stacking TensorDicts and collating other items.
+    """Builds one batch of all items. Stacks TensorDicts and collates other items.
 
-    A column is a tensor ``[m, ...]``, or a list of m. All batch sizes of a tree are equal.
+    A column is a tensor ``[m, ...]`` or a list of length m. All batch sizes of a tree are equal.
     """
 
     def build(self, tree: Any, dims: Any = None) -> Any:

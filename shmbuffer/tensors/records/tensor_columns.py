@@ -1,4 +1,4 @@
-"""Finds where each leaf of a batch's items is in memory, without splitting the batch."""
+"""Finds the memory of each leaf of a batch's items without splitting the batch."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from shmbuffer.tensors.records.tensor_forms import NAMES, plain
 def of_batch(data: Any) -> Columns | None:
     """Returns the columns of a tensor, array, TensorDict or tensorclass along its first dimension.
 
-    Returns None if the items are not rows in one block of memory or may be of several kinds; the
-    caller splits the batch then. Cost: 10 µs per leaf; tensors whose items are not contiguous are
-    copied.
+    Returns None if the items are not rows of one block of memory or may be of several kinds. The
+    caller must then split the batch. Cost: 10 µs per leaf. Tensors whose items are not contiguous
+    are copied.
     """
     rows = _Rows(len(data))
     try:
@@ -41,7 +41,7 @@ def of_batch(data: Any) -> Columns | None:
     return rows.columns()
 
 
-_KEPT_ROWS = 4096  # of a batch whose shapes are kept, times its leaves
+_KEPT_ROWS = 4096  # largest batch size times number of leaves for which shapes are cached
 _KEPT_SHAPES = 64
 
 
@@ -71,13 +71,13 @@ class _ApartError(Exception):
 
 
 class _Rows(Walk):
-    """Finds in a batch for all items what `Walk` finds in one item."""
+    """Collects for all items of a batch the data that `Walk` collects for one item."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
         self._count = count
-        self._shapes: list[Any] = []  # of a leaf, or int64 ``[n, rank]`` if they differ
-        self._first: list[Any] = []  # address of the first row, or of all rows
+        self._shapes: list[Any] = []  # shape of a leaf, or int64 ``[n, rank]`` if the items differ
+        self._first: list[Any] = []  # address of the first row, or of each row
         self._steps: list[int] = []  # distance between rows in bytes
         self._keeps: list[Any] = []
 
@@ -91,7 +91,7 @@ class _Rows(Walk):
             found = _shapes_of(self._count, self.key, self.batch_dims, self._shapes)
         if keep:
             addresses = found.rows * np.array(self._steps, np.int64) + np.array(self._first)
-        else:  # first rows may be arrays
+        else:  # the first rows can be arrays
             addresses = np.empty(found.sizes.shape, np.int64)
             for at, (first, step) in enumerate(zip(self._first, self._steps, strict=True)):
                 addresses[:, at] = found.rows[:, 0] * step + first
@@ -106,7 +106,7 @@ class _Rows(Walk):
         )
 
     def add(self, item: Any) -> None:
-        """Adds the leaves of a part; _ApartError if its items are not rows of one memory."""
+        """Adds the leaves of a part; _ApartError if its items are not rows in one memory block."""
         if isinstance(item, torch.Tensor):
             self._tensor(item)
         elif isinstance(item, np.ndarray):
@@ -172,7 +172,7 @@ class _Rows(Walk):
         self._leaf(data.shape[1:], address(data), data.strides[0], data)
 
     def _objects(self, data: Any) -> None:
-        """Adds an object per item if all are text, bytes, or numbers of one kind."""
+        """Adds one object per item if all are text, bytes, or numbers of one kind."""
         parts = data.tensordicts
         if (
             data.stack_dim

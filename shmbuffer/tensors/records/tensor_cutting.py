@@ -16,8 +16,8 @@ def tensors(
 ) -> Sequence[torch.Tensor]:
     """Returns views of a block of memory, one for each row.
 
-    Cost: 1 µs per view; 0.3 to 0.6 µs if it has one dim or all rows have the same shape and
-        distance.
+    Cost: 1 µs per view; 0.3 to 0.6 µs if it has one dimension, or if all rows have the same shape
+        and distance.
     """
     count, rank = dims.shape
     if count == 1:

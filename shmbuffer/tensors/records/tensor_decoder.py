@@ -68,10 +68,11 @@ class TensorDecoder(decoder.Decoder):
     def stack(self, batch: RecordBatch, dim: int = 0) -> LazyStackedTensorDict | None:
         """Returns all records as a lazy stack that decodes its items on first access.
 
-        Damage in compressed leaves is detected by that access. Returns None if the items cannot be
-        stacked, for example because they are tensorclasses or not TensorDicts; use `items` then.
+        That access detects damage in compressed leaves. Returns None if the items cannot be
+        stacked, for example because they are tensorclasses or not TensorDicts. In this case use
+        `items`.
 
-        Cost: 10 µs, and 0.1 to 0.5 µs per record; on first access that of `items`.
+        Cost: 10 µs and 0.1 to 0.5 µs per record. The first access costs as much as `items`.
         """
         batch = writable(batch)
         located = record_format.locate(batch, self.where)
@@ -97,7 +98,7 @@ class TensorDecoder(decoder.Decoder):
     def _column(
         self, batch: RecordBatch, located: Sequence[Located], key: str
     ) -> torch.Tensor | None:
-        """Returns an entry of all records as a tensor; None unless these are raw and alike."""
+        """Returns an entry of all records as a tensor; None unless all are raw and of one form."""
         form = located[0].form
         number = _chunks_of(form).get((key,)) if len(located) == 1 else None
         if number is None or form.chunks[number].codec is not Codec.RAW:
@@ -112,11 +113,11 @@ class TensorDecoder(decoder.Decoder):
     def dense(self, batch: RecordBatch) -> Any:
         """Returns all records as one batch with new contiguous tensors ``[n, ...]``.
 
-        The batch is that of `torch.stack` for TensorDicts, and of `batches.collate` for dicts and
-        tuples. Returns None if the items differ in form or in the shape of a leaf, or contain lazy
-        stacks; use `items` then.
+        The result is equal to that of `torch.stack` for TensorDicts, and to that of
+        `batches.collate` for dicts and tuples. Returns None if the items differ in form or in the
+        shape of a leaf, or contain lazy stacks. In this case use `items`.
 
-        Cost: a copy of the bytes, or their decompression; 25 µs per leaf, and 0.1 to 0.5 µs per
+        Cost: a copy of the bytes, or their decompression, 25 µs per leaf, and 0.1 to 0.5 µs per
             record.
         """
         located = record_format.locate(batch := writable(batch), self.where)
@@ -134,7 +135,7 @@ class TensorDecoder(decoder.Decoder):
                 if number in values or column.chunk.kind in _PLAIN:
                     leaves.append(reading.rows(column))
                 elif column.ragged or torch_dtype_of(column.chunk) is None:
-                    return None  # torch may not have the dtype
+                    return None  # torch may lack the dtype
                 else:
                     leaves.append(reading.batch(column))
             dims, tree, read = table.batch_dims, table.tree, reading.read(leaves)
@@ -187,7 +188,7 @@ class TensorDecoder(decoder.Decoder):
 
 
 class RawBatch:
-    """Validated bytes of several records of a byte ring; decoded items may share them."""
+    """Validated bytes of several records of a byte ring. Decoded items can share them."""
 
     def __init__(self, batch: RecordBatch, decoder: TensorDecoder) -> None:
         self.batch = batch

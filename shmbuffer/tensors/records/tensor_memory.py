@@ -22,11 +22,11 @@ from shmbuffer.tensors.form.tensors import (
 
 Compress = Callable[[torch.Tensor], Any]  # its result is checked, because users write it
 Decompress = Callable[[torch.Tensor, dict[str, Any]], Any]
-"""Takes a chunk, and a dict of the type, shape, dtype and device of the original tensor."""
+"""Function of a chunk and a dict with type, shape, dtype and device of the original tensor."""
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Returns a tensor with arbitrary contents; see `lent` for the memory of a large one."""
+    """Returns a tensor with arbitrary contents. Large ones use memory of `lent`."""
     nbytes = math.prod(shape) * dtype.itemsize
     if not is_lent(nbytes):
         return cpu.empty(shape, dtype=dtype)
