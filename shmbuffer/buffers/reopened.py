@@ -29,7 +29,7 @@ FAMILY: dict[str, type[ReplayBuffer]] = {
         TensorDictPrioritizedReplayBuffer,
     )
 }
-"""The classes that a directory may name; others are read as one of these."""
+"""Classes that a directory can name. Buffers of other classes are opened as one of these."""
 
 _DEFAULT_ALPHA, _DEFAULT_BETA = 0.6, 0.4
 

@@ -105,7 +105,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
     """
 
     family: ClassVar[str] = "ReplayBuffer"
-    """The name of this class, and of those derived from it, in a directory."""
+    """The name of this class and its subclasses in a directory."""
     default_writer: ClassVar[type[RoundRobinWriter]] = RoundRobinWriter
     _mapping: ClassVar[str] = "dict"  # type for plain dicts in the data
     _own_options: ClassVar[tuple[str, ...]] = ()  # options of a subclass for its `Parts`

@@ -22,7 +22,7 @@ from shmbuffer.samplers.sampler import draw_key
 from shmbuffer.tensors.form import cpu
 
 Shares = Sequence[tuple[int, int]]
-"""Buffers by number, and how many rows of each; in the order of the batch."""
+"""Pairs of a buffer number and its number of rows, in the order of the batch."""
 
 
 class OneBatch:

@@ -21,10 +21,10 @@ from shmbuffer.items.limits import Turn
 from shmbuffer.memory import Ring
 
 Shares = Sequence[tuple[int, int]]
-"""The rows of a sample in their order: the number of a buffer, and of the items from it."""
+"""The rows of a sample in order, as pairs of a buffer number and its number of items."""
 
 Row = tuple[int, Any, dict[Any, Any]]
-"""The number of a buffer, items of it, and their info."""
+"""A buffer number, items of that buffer, and their info."""
 
 
 class _Taken(NamedTuple):

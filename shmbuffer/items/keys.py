@@ -21,7 +21,7 @@ WEIGHT = "_weight"
 """Importance weight of each row, ``(p / p_min) ** -beta``: the name up to TorchRL 0.10."""
 
 PRIORITY_WEIGHT = "priority_weight"
-"""The weights again, under the name that TorchRL 0.11 and later, and its losses, use."""
+"""Importance weights under the name that TorchRL 0.11 and later and its losses use."""
 
 WEIGHT_KEYS = (WEIGHT, PRIORITY_WEIGHT)
 

@@ -35,15 +35,15 @@ class Loaded(NamedTuple):
     """The result of loading a storage, for the sampler and the writer of the same buffer."""
 
     slots: int = 0
-    """Capacity of what was saved, in slots."""
+    """Capacity of the saved storage in slots."""
     width: int = 1
-    """Elements of a slot."""
+    """Number of elements per slot."""
     shift: int = 0
     """An item that was saved in slot i is now in slot ``(i - shift) % slots``."""
     in_place: bool = False
     """True if the storage opened its own files, which have cursor, counts and priorities."""
     same_tickets: bool = False
-    """True if the items and the ring have the tickets that they were saved with."""
+    """True if the items and the ring have the same tickets as at the time of the save."""
     moment: ItemSnapshot | None = None
     """The slots as they were saved. Priorities in it take precedence over those in files."""
 
@@ -58,7 +58,7 @@ class PartFiles(NamedTuple):
     """The files in which TorchRL stores the state of a part."""
 
     write: Callable[[Path, Any, Any, Any], None]
-    """Writes into a directory, from the part, the state that `_saved` gave, and the moment."""
+    """Called with a directory, the part, the state of `_saved`, and the snapshot."""
     read: Callable[[Path, Any], Any]
     """Reads such a state from a directory, for a part."""
 
@@ -77,7 +77,7 @@ def _read_state(directory: Path, part: Any) -> Any:
 
 
 OWN_FILES = PartFiles(_write_state, _read_state)
-"""The state as plain values in a file of ours, for a part that TorchRL has no files for."""
+"""Files with the state as plain values, for a part for which TorchRL has no files."""
 
 
 class Saves:
@@ -151,9 +151,9 @@ class Checkpoints(Saves):
             self._apply(self._read(Path(path)), None)
 
     _kind = "part"
-    """The kind of part, as the list of files of a save calls it."""
+    """The name of the kind of part in the list of files of a save."""
     _state_keys: tuple[str, ...] = ()
-    """The keys that `load_state_dict` needs."""
+    """The keys that `load_state_dict` requires."""
     _torchrl_files = OWN_FILES
 
     def _dump(self, directory: Path, moment: Any) -> Any:

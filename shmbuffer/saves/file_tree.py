@@ -35,10 +35,10 @@ class TreeFolder(NamedTuple):
     where: Path
     """The path, for messages."""
     at: str
-    """The name below the root; "." for the root."""
+    """The path below the root; "." for the root."""
     folders: list[str]
     files: list[str]
-    """The names of everything else: files, links, devices."""
+    """The names of all other entries: files, links, devices."""
     fd: int
 
     def below(self, name: str) -> str:

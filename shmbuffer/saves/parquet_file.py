@@ -51,7 +51,7 @@ from shmbuffer.tensors.form.tensor_kit import TENSORS
 
 _KEY = b"shmbuffer"
 _BATCH_BYTES = 2**26
-"""Bytes of the rows that are read or written at once."""
+"""Number of bytes of rows that are read or written at once."""
 
 
 def write(storage: Any, path: str | os.PathLike[str], compression: str) -> int:

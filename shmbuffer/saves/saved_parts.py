@@ -45,7 +45,7 @@ class SavedBuffer:
     extra: Any
     consumers: list[dict[str, Any]] = field(default_factory=list)
     ahead: list[Any] = field(default_factory=list)
-    """Batches that were prefetched."""
+    """The prefetched batches."""
     written: Any = None
     """The cursor and the count of TorchRL's writer, for the storage."""
 

@@ -21,7 +21,7 @@ class Tickets(NamedTuple):
     """The tickets of the items to load."""
 
     of_items: Ints
-    """int64 ``[n]``."""
+    """Tickets of the items, int64 ``[n]``."""
     head: int
     """The next ticket."""
 

@@ -39,7 +39,7 @@ from shmbuffer.tensors.form.tensor_containers import make_containers, take_of
 from shmbuffer.tensors.form.tensors import bytes_of, dtype_name, torch_dtype
 
 OURS = "shmbuffer"
-"""The key of this library in TorchRL's JSON files."""
+"""The key of this package in TorchRL's JSON files."""
 FORMAT = 1
 """The version of the format, under that key."""
 
@@ -142,7 +142,7 @@ class Parts:
     def __init__(self, value: Any, *, cpu_only: bool = False) -> None:
         self._cpu_only = cpu_only
         self.objects: list[Any] = []
-        """Everything but tensors, arrays and bytes, in the order of the form."""
+        """All objects except tensors, arrays and bytes, in the order of the form."""
         self.chunks: list[bytes | memoryview] = []
         """The bytes of tensors and arrays, in the order of the form."""
         self.form = self._form_of(value)

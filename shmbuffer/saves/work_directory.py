@@ -45,10 +45,10 @@ MARK = ".shmbuffer-save"
 """The suffix of the names of work directories."""
 
 NEW = "checkpoint"
-"""The directory that is going to be published."""
+"""The directory that will be published."""
 
 OLD = "earlier"
-"""The save that is replaced, where two directories cannot be exchanged in one step."""
+"""The replaced save, if two directories cannot be exchanged atomically."""
 
 _OWNER = "owner"
 _PID_BYTES = 20

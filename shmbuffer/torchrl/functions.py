@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 DEFAULT_DONE_KEYS = ("done", "truncated", "terminated")
-"""Flags that an environment of TorchRL's ends a trajectory with."""
+"""Flags with which TorchRL's environments end a trajectory."""
 
 
 def find_start_stop_traj(

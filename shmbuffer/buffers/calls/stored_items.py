@@ -37,9 +37,9 @@ class ConditionalUpdateResult(NamedTuple):
     """The result of `ReplayBuffer.update_if_present`."""
 
     updated: torch.Tensor
-    """bool ``[n]``: the items that were changed."""
+    """True for each item that was changed: bool ``[n]``."""
     version_rejected: torch.Tensor | None = None
-    """bool ``[n]``: the items with a newer version; None if no versions were compared."""
+    """True for each item that was rejected because its version was newer; None without versions."""
 
     @property
     def updated_count(self) -> int:

@@ -19,7 +19,7 @@ from shmbuffer.saves.checkpoints import has_its_own
 from shmbuffer.tensors import pinned
 
 Choice = tuple[Any, dict[Any, Any]]
-"""A sampler's answer: indices, and facts about the draw."""
+"""The result of a sampler: indices, and a dict with further data of the draw."""
 
 
 def drawn(

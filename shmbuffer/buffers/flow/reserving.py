@@ -27,7 +27,7 @@ from shmbuffer.storages.storage import Storage
 _log = logging.getLogger(__name__)
 
 _BESIDE_TENSORS = 200
-"""Bytes of an item in the byte ring beside its tensors, about; see `ReplayBuffer.reserve`."""
+"""Approximate size of an item's record without its tensors; see `ReplayBuffer.reserve`."""
 
 
 def reserve(

@@ -18,7 +18,7 @@ from shmbuffer.memory.format.dtypes import DTYPES
 _core.register_arrays(*(np.zeros((2, 3), dtype) for dtype in (np.float32, np.float64, np.int64)))
 
 NO_ARRAY = (TypeError, ValueError, RuntimeError, OverflowError, BufferError)
-"""Errors that `named` raises for a value that cannot become an array."""
+"""Errors that `named` raises for a value that cannot be converted to an array."""
 
 PLAIN_KINDS = "biufcSUmM"
 """Kinds of NumPy's dtypes whose bytes are the value."""

@@ -28,7 +28,7 @@ class Kit:
 
     structure = Structure()
     private_remedy = "leave it out"
-    """End of the error for data that processes cannot share."""
+    """End of the error message for data that cannot be shared between processes."""
     device: Any = None
     """Device of the arrays for `build`; None if the family has no devices."""
 

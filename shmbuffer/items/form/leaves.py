@@ -29,7 +29,7 @@ from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.format.leaf import KeyPath
 
 OBJECT = "object"
-"""Replaces the dtype of a leaf of Python objects, which cannot leave their process."""
+"""Replaces the dtype of a leaf of Python objects, which cannot be passed to other processes."""
 
 _SINGLE = -1  # key of the shapes of one item without a batch dimension
 _KEPT_SHAPES = 64  # number of batch sizes with cached shapes

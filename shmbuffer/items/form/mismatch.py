@@ -47,7 +47,7 @@ def refuse_form(
 
 ONE_ITEM = "if this is one item, write it with add()"
 A_BATCH = "if this is a batch, write it with extend()"
-"""Advice in the error for data that belong to the other method."""
+"""Advice in the error message for data that should be passed to the other method."""
 
 
 def refuse_leaf(

@@ -15,11 +15,11 @@ from shmbuffer.memory.record_format.grammar import Container
 
 Keys = tuple[Any, ...] | int | None
 Taken = tuple[str, Sequence[int], tuple[Any, ...], Keys, Iterable[Any]]
-"""A container split by one level.
+"""A container that was split by one level: (kind, batch size, attributes, keys, values).
 
-It has the kind, the batch size (empty if it has none), the attributes for its tree with device
-``"cpu"`` for any device, the keys, and the values. The keys are those of a mapping, the length of a
-sequence, or None for a container with one value.
+The batch size is empty if the container has none. The attributes for its tree contain ``"cpu"`` for
+any device. The keys are those of a mapping, the length of a sequence, or None for a container with
+one value.
 """
 
 

@@ -30,7 +30,7 @@ COMPRESSIBLE = {
 
 
 Unit = tuple[int, ...]
-"""Leaves of one frame, ascending. The first is the head, and the others are joined to it."""
+"""Leaves of one frame, ascending. The others are joined to the first one, the head."""
 
 _LEAST_UNIT_BYTES = 256  # minimum size of a leaf
 _WORTH = 0.9  # largest ratio to separate sizes, since a read of one leaf expands all of them

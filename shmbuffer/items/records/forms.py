@@ -81,7 +81,7 @@ class Walk:
         self.leaves: list[Any] = []
         """Leaves by chunk: a contiguous CPU tensor, a C-contiguous numpy array, or bytes.
 
-        An array with ``shape == ()`` stands for a numpy number. Leaves share memory with the item
+        An array with ``shape == ()`` represents a numpy number. Leaves share memory with the item
         if possible.
         """
 

@@ -45,7 +45,7 @@ class Places(NamedTuple):
     to: Ints
     """Destination address of each part, int64 ``[m]``."""
     planes: Ints
-    """Number of planes to join in each part, int64 ``[m]``; 1: copied as it is."""
+    """Number of planes to join in each part, int64 ``[m]``; 1: the part is copied unchanged."""
 
     def source(self, frames: range) -> bytes | memoryview:
         """Returns the stored bytes of some frames, one after the other."""
@@ -82,7 +82,7 @@ class Run(NamedTuple):
     first: int
     end: int
     size: int
-    """Expanded bytes of all of them."""
+    """Total size of the expanded frames in bytes."""
     into: int
     """Address of all frames, one after the other; 0: they are copied in parts."""
     other: int

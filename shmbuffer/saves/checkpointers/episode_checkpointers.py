@@ -24,8 +24,9 @@ from shmbuffer.torchrl.ted.items import Flat2TED
 from shmbuffer.torchrl.ted.nested import Nested2TED, TED2Nested
 
 _MARK = "shmbuffer"
-"""Attribute of an HDF5 file that we wrote. TorchRL writes over such a file as a whole, and leaves
-what we remember beside it."""
+"""Attribute of an HDF5 file written by this package. TorchRL replaces such a file as a whole, and
+leaves the additional files of this package next to it.
+"""
 
 
 class FlatStorageCheckpointer(TensorStorageCheckpointer):

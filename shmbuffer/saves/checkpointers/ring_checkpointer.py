@@ -17,7 +17,7 @@ from shmbuffer.saves.safe_files import exists
 from shmbuffer.torchrl.compat.storage_files import METADATA
 
 Written = tuple[int, int | None] | None
-"""The cursor and count of TorchRL's writer: see `StorageCheckpointerBase.loads_beside`."""
+"""The cursor and count of TorchRL's writer; see `StorageCheckpointerBase.loads_beside`."""
 
 
 class RingStorageCheckpointer(StorageCheckpointerBase):

@@ -28,11 +28,11 @@ class Destinations(NamedTuple):
     """The slots of loaded items in the storage that they are loaded into."""
 
     slots: Ints
-    """int64 ``[n]``, in the order of the saved slots."""
+    """New slots of the items, int64 ``[n]``, in the order of the saved slots."""
     cursor: int
     """The slot of the next item."""
     shift: int
-    """The slots by which the items moved down, around the end of the saved ring."""
+    """Number of slots by which the items were moved down, modulo the capacity of the saved ring."""
     tickets: Tickets | None = None
     """The tickets of the items; None if they are unknown, or belong to other slots."""
 

@@ -174,7 +174,7 @@ PRIORITIES = PartFiles(_write_priorities, _read_priorities)
 PASS = PartFiles(_write_numbers, _read_pass)
 """Files of a `SamplerWithoutReplacement`."""
 INTEGERS = PartFiles(_write_numbers, _read_integers)
-"""Files of a sampler whose state is whole numbers."""
+"""Files of a sampler whose state consists of integers."""
 
 
 def moved_pass(state: dict[str, Any], loaded: Loaded | None) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from shmbuffer.torchrl.compat.folders import described, mapped, write_folder
 METADATA = "storage_metadata.json"
 
 _SINGLE = "_-single-tensor-_"
-"""TorchRL's name for the tensor of a storage that holds nothing else."""
+"""TorchRL's name for the tensor of a storage that contains only one tensor."""
 
 
 def read_metadata(folder: Path) -> dict[str, Any]:

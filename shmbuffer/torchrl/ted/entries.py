@@ -17,22 +17,25 @@ NestedKey = str | tuple[Any, ...]
 """A key, or a tuple of nested keys."""
 
 STORAGE_SHAPE: KeyPath = ("_storage_shape",)
-"""Sizes of the ring, slots first."""
+"""Shape of the ring, with slots first."""
 
 CUTS: KeyPath = ("_cuts",)
-"""Where items do not continue each other although no episode ended: rows in the flat form, flags of
-trajectories in a nested one. Written only if there is such a place."""
+"""Positions of cuts, at which items do not continue each other although no episode ended. They are
+rows in the flat form and flags of trajectories in a nested form. Written only if there are cuts.
+"""
 
 CUT_SHAPE: KeyPath = ("_cut_storage_shape",)
-"""Replaces `STORAGE_SHAPE` if there are cuts, which TorchRL does not know. Without the other entry
-it stops with an error instead of putting the observations together incorrectly."""
+"""Replaces `STORAGE_SHAPE` if there are cuts, which TorchRL does not support. Because the other
+entry is missing, TorchRL stops with an error instead of joining the observations incorrectly.
+"""
 
 ROOT: KeyPath = ("_root",)
-"""Root entries under a done or reward key. Written only where they are not what TorchRL makes up:
-a flag that is False for every flag under ``"next"``, and no reward."""
+"""Root entries under a done or reward key. They are written only if they differ from TorchRL's
+defaults: False for every flag under ``"next"``, and no reward.
+"""
 
 LENGTH: KeyPath = ("_len",)
-"""Elements that hold an item, in an HDF5 file."""
+"""Number of elements that contain an item, in an HDF5 file."""
 
 NEXT = "next"
 DONE_KEYS = ("done", "truncated", "terminated")

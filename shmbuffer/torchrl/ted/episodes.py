@@ -33,10 +33,10 @@ from numpy.typing import NDArray
 from shmbuffer.tensors.form import cpu
 
 Bytes = NDArray[np.void]
-"""``[rows]``; each value is all of a row."""
+"""An array ``[rows]`` whose values each contain an entire row."""
 
 CHUNK_BYTES = 1 << 24
-"""Bytes that a copy holds in memory beside source and target."""
+"""Number of bytes that a copy uses in addition to source and target."""
 
 
 class Episodes:
@@ -60,9 +60,9 @@ class Episodes:
         """Element index (slot * lanes + lane) of each row: int64 ``[rows]``."""
         last = self.slots - 1 if self.is_full else self.shift - 1
         self.holds = (time <= last).repeat(self.lanes)
-        """True for each row that holds an item: bool ``[rows]``."""
+        """True for each row that contains an item: bool ``[rows]``."""
         self.ends = (time == last).repeat(self.lanes)
-        """True for each row that ends a trajectory: bool ``[rows]``. `end` adds more."""
+        """True for each row that ends a trajectory: bool ``[rows]``. `end` adds more rows."""
 
     @property
     def rows(self) -> int:

@@ -85,7 +85,7 @@ class TED2Flat(Roles):
     """
 
     shift: int | None = None
-    """The slot after the one that was written last."""
+    """The slot after the last written slot."""
     is_full: bool | None = None
     """True if the ring has wrapped."""
 

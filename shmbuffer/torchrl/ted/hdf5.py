@@ -18,7 +18,7 @@ from shmbuffer.torchrl.ted.episodes import rows_of
 from shmbuffer.torchrl.ted.flat import TED2Flat
 
 PREFIX = "traj_"
-"""The start of a trajectory's name; its number follows, padded with zeros."""
+"""The start of a trajectory's name. A number, padded with zeros, follows."""
 
 
 class H5Split(TED2Flat):
