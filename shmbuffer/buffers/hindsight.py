@@ -11,7 +11,7 @@ Stored items do not change, so each learner of a buffer can use its own goals, r
 Invariants:
   1. A row and the step that provides its goal belong to the same trajectory, collector and stream.
      The tickets of the row are compared again when the row is read. Those of the step are compared
-     after its goal is copied. If one of the items is gone, the sampler draws again.
+     after its goal is copied. If one of the items was removed, the sampler draws again.
   2. When a batch is ordered, the sampler draws its rows, and then one random number per new goal.
      Both happen in the caller's thread and use the sampler's generator.
 """
@@ -120,7 +120,7 @@ class Goals:
     def _reached_by(
         self, storage: Any, index: Any, tickets: torch.Tensor | None, numbers: Ints
     ) -> dict[str, torch.Tensor] | None:
-        """Returns goals for the first rows and tickets of all rows; None if an item is gone."""
+        """Returns goals for the first rows and tickets of all rows; None if one was removed."""
         elements = ravel(index, lanes_of(storage))
         found = self._boundaries.find(storage)
         table = found.table

@@ -478,7 +478,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
 
     @eager
     def __len__(self) -> int:
-        """Number of elements in the buffer."""
+        """Returns the number of elements in the buffer."""
         return len(self._parts.storage)
 
     def __getitem__(self, index: Any) -> Any:

@@ -338,7 +338,7 @@ class ReplayBufferEnsemble(JointBuffer):
         )
 
     def __len__(self) -> int:
-        """Number of buffers."""
+        """Returns the number of buffers."""
         return len(self._members)
 
     def read_all_in_order(self, end: int | None = None) -> Any:

@@ -68,7 +68,7 @@ class JointPart:
         raise NotImplementedError
 
     def __len__(self) -> int:
-        """Number of members."""
+        """Returns the number of members."""
         return len(self._members)
 
     def __repr__(self) -> str:

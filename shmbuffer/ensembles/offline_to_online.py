@@ -237,7 +237,7 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
     # -- both parts ----------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Number of items of both parts."""
+        """Returns the number of items of both parts."""
         return sum(len(rb) for rb in self._members)
 
     def stats(self) -> dict[str, Any]:

@@ -46,8 +46,8 @@ def _whole(found: NDArray[Any]) -> Ints:
     kind = found.dtype.kind
     if kind not in "iu" and not (kind == "f" and np.array_equal(found, np.trunc(found))):
         raise IndexError(
-            f"{found} is not an index of items, which must be integers; pass mask.nonzero() of a "
-            "mask; nothing was changed"
+            f"item indices must be integers, got {found}; for a boolean mask, pass mask.nonzero(). "
+            "Nothing was changed"
         )
     return found.astype(np.int64, copy=False)
 

@@ -40,7 +40,7 @@ class Column:
         self.nbytes = self.count * self._stored.itemsize
 
     def type(self, pa: Any) -> Any:
-        """The Arrow type of the column."""
+        """Returns the Arrow type of the column."""
         if self._stored is torch.uint8 and self.count > 1:
             return pa.binary(self.count)
         one = self._number(pa)

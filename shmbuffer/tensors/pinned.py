@@ -46,7 +46,7 @@ def is_pinned(tensor: torch.Tensor) -> bool:
 
 
 def gathering(pins: bool) -> AbstractContextManager[None]:
-    """Context in which storages read into pinned memory if ``pins`` is set."""
+    """Returns a context in which storages read into pinned memory if ``pins`` is set."""
     return reads_into(empty_like) if pins else nullcontext()
 
 

@@ -357,7 +357,7 @@ def test_an_index_beyond_the_capacity_changes_nothing(anywhere: Any, index: list
 @pytest.mark.parametrize("index", [[False, False, True, True], [0.5], None], ids=str)
 def test_what_is_no_index_changes_no_priority(anywhere: Any, index: Any) -> None:
     rb = filled(anywhere(4), [1.0, 2.0, 3.0, 4.0])
-    with pytest.raises(IndexError, match="is not an index of items"):
+    with pytest.raises(IndexError, match="item indices must be integers"):
         rb.update_priority(index, 9.0)
     assert raw(rb) == [1.0, 2.0, 3.0, 4.0]
 

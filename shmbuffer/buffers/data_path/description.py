@@ -27,7 +27,7 @@ def describe(parts: Any) -> None:
 
 
 def _described(parts: Any, settings: Settings) -> Settings:
-    """Returns the settings with the description of the buffer, unless the buffer is gone."""
+    """Returns the settings with the description of the buffer, unless the parts were freed."""
     if parts is None:
         return settings
     if "buffer" not in settings.extra:

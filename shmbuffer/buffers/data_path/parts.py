@@ -280,7 +280,7 @@ class Parts:
         return self.plan
 
     def planned(self) -> Plan:
-        """The plan, which is updated if the storage has a new ring or new rows."""
+        """Returns the plan, which is updated if the storage has a new ring or new rows."""
         plan = self.plan
         backed = plan.ring_backed
         if backed is None or plan.payload is (backed._mover or backed.mover()):
@@ -295,7 +295,7 @@ class Parts:
         self.sampler._rank_given = self.rank_given, self.treated_as_shared
 
     def draws(self) -> Draws:
-        """The current position of the draws."""
+        """Returns the current position of the draws."""
         generator = self.generator
         state = None if generator is None else between_forks(generator.get_state)
         return Draws(self.sampler._position(), generator, state)

@@ -72,7 +72,7 @@ class Made(NamedTuple):
         return self.batch
 
     def error(self) -> BaseException | None:
-        """The error of the batch, once a worker has failed to make it."""
+        """Waits for the worker, if any, and returns the error of the batch or None."""
         if isinstance(self.batch, Future):
             return self.batch.exception()
         return self.batch if isinstance(self.batch, Exception) else None
@@ -213,7 +213,7 @@ class Prefetcher:
                 self._executor = None
 
     def __len__(self) -> int:
-        """Number of batches that are being made or waiting."""
+        """Returns the number of batches that are being made or waiting."""
         return len(self._queue)
 
     def _own(self) -> None:

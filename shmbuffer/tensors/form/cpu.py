@@ -37,10 +37,10 @@ def as_tensor(value: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
 
 
 def within() -> AbstractContextManager[Any]:
-    """Context in which tensordict and torch create their tensors on the CPU."""
+    """Returns a context in which tensordict and torch create their tensors on the CPU."""
     return DEVICE
 
 
 def lasting() -> AbstractContextManager[None]:
-    """Context for tensors that may be kept and written outside of inference mode."""
+    """Returns a context for tensors that can be kept and written outside of inference mode."""
     return torch.inference_mode(mode=False)

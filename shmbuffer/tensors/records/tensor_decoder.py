@@ -195,7 +195,7 @@ class RawBatch:
         self.decoder = decoder
 
     def __len__(self) -> int:
-        """Number of records."""
+        """Returns the number of records."""
         return len(self.batch)
 
     def items(self) -> list[Any]:
