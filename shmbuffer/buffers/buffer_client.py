@@ -261,7 +261,7 @@ class BufferClient:
             TypeError: the sampler has no consumer.
 
         Cost: one native call. A part of a lazy stack whose items were read costs an additional 0.1
-            to 0.5 µs per item. The cost is 2 µs if items were removed or stacks were joined.
+            to 0.5 µs per item. If items were removed or stacks were joined, it is 2 µs per item.
         """
         return consuming.acknowledge(self._parts.sampler, self._parts.storage, batch)
 
