@@ -1,17 +1,17 @@
 """The requested settings of a coordinator, and those recorded in its directory.
 
-    fixed when the buffer is created   capacity, ndim, alpha, eps,     another value is an error
+    fixed when the buffer is created   capacity, ndim, alpha, eps,     a different value is an error
                                        storage, max_bytes, share_next
     recorded, and may be changed       beta, batch_size, priority_key,
                                        weight_key, reduction, dim_extend,
                                        of records: stack_dim, compression_level, compress,
                                        dictionary_bytes
-    of one process, never recorded     sampler, sample_unit, transform, collate_fn, pin_memory,
+    local to a process, not recorded   sampler, sample_unit, transform, collate_fn, pin_memory,
                                        prefetch, generator, rank, prefault, device,
                                        of records: pad_output, compression_fn,
                                        decompression_fn
 
-Omitted arguments are not requested: the recorded value or the default is used.
+If an argument is omitted, the recorded value is used, or the default if none is recorded.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ EPS = Default(1e-8)
 
 @dataclass(frozen=True)
 class BufferConfig:
-    """Arguments of a ``Coordinator`` for its directory; ValueError: an invalid argument."""
+    """Arguments of a ``Coordinator`` for its directory; ValueError if an argument is invalid."""
 
     capacity: int | None = None
     ndim: int | None = None
@@ -71,12 +71,12 @@ class BufferConfig:
     beta: float = BETA
     batch_size: int | None = None
     priority_key: str | tuple[str, ...] | None = None
-    more: Mapping[str, Any] = field(default_factory=dict)  # those of ``RECORDED``
+    more: Mapping[str, Any] = field(default_factory=dict)  # arguments named in ``RECORDED``
     storage: str | None = None
     max_bytes: int | None = None
     checksum: bool = True
     reserve: Reserve = "all"
-    of_storage: Mapping[str, Any] = field(default_factory=dict)  # those of ``OF_STORAGES``
+    of_storage: Mapping[str, Any] = field(default_factory=dict)  # those named in ``OF_STORAGES``
     share_next: Any = False
     share_next_room: int | None = None
 
@@ -104,12 +104,12 @@ class BufferConfig:
         if self.storage is not None and self.storage not in STORAGES:
             raise ValueError(f"storage must be one of {', '.join(STORAGES)}, got {self.storage!r}")
         kind = self.storage or _ROWS
-        is_known = self.storage is not None or self.capacity is not None  # else it is recorded
+        is_known = self.storage is not None or self.capacity is not None  # otherwise it is recorded
         if kind != _ROWS and (self.ndim or 1) > 1:
             raise ValueError(
                 f"storage={kind!r} has one dimension, so ndim={self.ndim} is not supported"
             )
-        is_there = self.capacity is None and self.max_bytes is None  # the rest is recorded
+        is_there = self.capacity is None and self.max_bytes is None  # both are recorded
         if is_known and not is_there and (kind == _ROWS) != (self.max_bytes is None):
             need = (
                 "needs max_bytes, the size of its byte ring"
@@ -125,7 +125,7 @@ class BufferConfig:
             raise ValueError(f"storage={kind!r} does not support {foreign[0]}")
 
     def settings(self) -> Settings | None:
-        """Returns the settings of a new directory; None without a capacity to create one."""
+        """Returns the settings of a new directory; None if no capacity was requested."""
         if self.capacity is None:
             return None
         return Settings(
@@ -154,7 +154,7 @@ class BufferConfig:
         there = ring.tree if ring is not None and ring.tree.prioritized else recorded
         kind = read_storage_settings(recorded, engine.where).get("kind", _ROWS)
         asked_bytes = None
-        if self.max_bytes is not None:  # in whole pages, as it is recorded
+        if self.max_bytes is not None:  # rounded up to whole pages, like the recorded value
             asked_bytes = Settings(capacity=1, record_bytes=self.max_bytes).record_bytes
         fixed = {
             "storage": (self.storage, kind),
@@ -190,7 +190,7 @@ class BufferConfig:
             engine.update_settings(extra={**recorded.extra, **changes})
 
     def _to_be_recorded(self, storage: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Returns the requested values that may change recorded ones, as JSON without tuples."""
+        """Returns the requested values that can replace recorded ones, with lists for tuples."""
         kind = {"kind": self.storage} if storage is None else storage
         of_storage = {name: _as_json(value) for name, value in self.of_storage.items()}
         requested = {
@@ -204,10 +204,12 @@ class BufferConfig:
 
 
 def split(options: dict[str, Any], own: Collection[str]) -> dict[str, Any]:
-    """Returns the recorded options of a coordinator as arguments of `BufferConfig`.
+    """Removes the recorded options from ``options``, and returns them for `BufferConfig`.
+
+    ``own`` are the other arguments of the coordinator; the error message lists them.
 
     Raises:
-        TypeError: an unknown option; ``own`` are the other arguments that the message names.
+        TypeError: an option is unknown.
     """
     more = {name: options.pop(name) for name in RECORDED & options.keys()}
     of_storage = {name: options.pop(name) for name in OF_STORAGES & options.keys()}
@@ -225,7 +227,7 @@ def split(options: dict[str, Any], own: Collection[str]) -> dict[str, Any]:
 
 
 def _as_json(value: Any) -> Any:
-    """Converts tuples to lists, at any depth of lists, and NumPy's numbers to Python's."""
+    """Converts nested tuples to lists, and NumPy scalars to Python numbers."""
     if isinstance(value, np.generic):
         return value.item()
     return [_as_json(one) for one in value] if isinstance(value, (tuple, list)) else value

@@ -1,10 +1,10 @@
-"""The child processes of a coordinator: a record of each, and the registry of all.
+"""Bookkeeping of the child processes of a coordinator.
 
      running ──returns, is stopped, or gets Ctrl-C──▶ ended
-        └──any other end: a signal, an exception──▶ a death is reported ──restart──▶ running
+        └──dies of a signal or an exception──▶ the death is reported ──restart──▶ running
 
-Each child also has a file in the directory (memory/clients/roster.py), which outlives a killed
-coordinator. The next coordinator finds such orphans there, and adopts or ends them.
+Each child also has a file in the directory (memory/clients/roster.py). If the coordinator is
+killed, the file remains, and the next coordinator uses it to find the orphans.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.service.stopping import end, why_left
 
 Orphans = Literal["stop", "adopt", "leave"]
-"""Treatment of orphans whose name is spawned again; see ``Coordinator.spawn``."""
+"""Possible treatments of orphans with the name of a new process; see ``Coordinator.spawn``."""
 
 log = logging.getLogger("shmbuffer.service")
 
 HASTY_S = 5.0
-"""A process that dies twice in a row at a lower age is restarted only after a pause."""
+"""A process that dies twice in a row within this time is restarted only after a pause."""
 
 LONGEST_PAUSE_S = 30.0
 
@@ -53,16 +53,16 @@ class Spawned:
         self._exitcode: int | None = None
         self._running = False
         self._young_deaths = 0
-        self.file = ""  # in the roster
-        self.failed = ""  # hash of the place of the last exception, for the next start
-        self.times = 0  # how often in a row it has failed there
+        self.file = ""  # name of its file in the roster
+        self.failed = ""  # hash of the location of the last exception, passed to the next start
+        self.times = 0  # number of consecutive failures at that location
         self.name = name  # ``target-index``
         self.index = index
-        self.pid = 0  # of the present process, or the last one
+        self.pid = 0  # pid of the running process, or of the last one
         self.restart = restart
-        self.restarts = 0  # attempts included
-        self.failure: Exception | None = None  # of the last start
-        self.due_s = NEVER  # when it is to be started, on the monotonic clock
+        self.restarts = 0  # failed attempts included
+        self.failure: Exception | None = None  # error of the last start
+        self.due_s = NEVER  # time of the next start on the monotonic clock
 
     def begin(self) -> None:
         """Starts the process or its successor; an error is stored in ``failure``."""
@@ -76,12 +76,12 @@ class Spawned:
         self._started_s = time.monotonic()
         self._exitcode, self._running, self.failure = None, True, None
         self.pid = self._process.pid or 0
-        # multiprocessing's sentinel is a pipe that grandchildren hold too; this is the process.
+        # multiprocessing's sentinel is a pipe that grandchildren inherit; a pidfd is the child's.
         with suppress(OSError):
             self._pidfd = os.pidfd_open(self.pid)
 
     def adopt(self, found: roster.LivingProcess) -> None:
-        """Takes over a running process instead of starting one; False if it has just ended."""
+        """Takes over a running process instead of starting one, unless it has just ended."""
         self._pidfd = identity.open_pidfd(found.identity)
         if self._pidfd is not None:
             self.pid, self.file = found.identity.pid, found.file
@@ -89,7 +89,7 @@ class Spawned:
             self._running = True
 
     def release(self) -> None:
-        """Closes the descriptor of the process, which may run on."""
+        """Closes the descriptor of the process without ending the process."""
         with self._closing:
             if self._pidfd is not None:
                 os.close(self._pidfd)
@@ -109,15 +109,15 @@ class Spawned:
         return self._exitcode
 
     def is_alive(self) -> bool:
-        """True if the process runs, as far as its supervisor has noticed."""
+        """True if the process is running, or its supervisor has not noticed its end yet."""
         return self._running
 
     def kill(self) -> None:
-        """Sends SIGKILL; with ``restart`` the process is started again."""
+        """Sends SIGKILL to the process; with ``restart`` the process is started again."""
         self._send(signal.SIGKILL)
 
     def terminate(self) -> None:
-        """Sends SIGTERM, which raises SystemExit in it; with ``restart`` it is started again."""
+        """Sends SIGTERM, which raises SystemExit in the process; ``restart`` starts it again."""
         self._send(signal.SIGTERM)
 
     def collect(self, words: roster.LastWords) -> int | None:
@@ -144,7 +144,7 @@ class Spawned:
             self._process.kill() if number == signal.SIGKILL else self._process.terminate()
 
     def pause_s(self) -> float:
-        """Returns the seconds before the next start: 0 unless the process keeps dying early."""
+        """Returns the pause before the next start, in seconds; 0 after the first early death."""
         if time.monotonic() - self._started_s >= HASTY_S and self.times < 2:
             self._young_deaths = 0
             return 0.0
@@ -159,9 +159,9 @@ class Spawned:
 
 
 class Children:
-    """All processes that a coordinator has spawned or adopted, in order, also ended ones.
+    """All processes that a coordinator has spawned or adopted, including those that have ended.
 
-    The lock of the supervisor protects it.
+    Callers hold the lock of the supervisor.
     """
 
     def __init__(self, scratch_dir: Path) -> None:
@@ -177,13 +177,13 @@ class Children:
         return [child for child in self.all if child.due_s < NEVER]
 
     def have_ended(self) -> bool:
-        """True if no process runs or is to be started."""
+        """True if no process is running or waiting to be started."""
         return not self.running() and not self.waiting()
 
     def orphans(self, name: str) -> list[roster.LivingProcess]:
-        """Returns the living processes of this name that an earlier coordinator has spawned."""
+        """Returns the living processes of this name that an earlier coordinator spawned."""
         living = roster.living(self._scratch_dir, {child.file for child in self.all})
-        me = identity.current()  # which was spawned, if a collector has become the coordinator
+        me = identity.current()  # is in the roster if a collector became the coordinator
         return [one for one in living if one.name == name and one.identity != me]
 
 
@@ -193,7 +193,7 @@ def take_over(
     adopters: Sequence[Spawned],
     grace_s: float,
 ) -> None:
-    """Lets each adopter take over one orphan with its index, and ends the other orphans."""
+    """Assigns to each adopter an orphan with the same index, and ends all other orphans."""
     for child in adopters:
         for orphan in orphans:
             if orphan.index == child.index and not child.is_alive():

@@ -1,4 +1,4 @@
-"""``attach``: opens the buffer of a directory, from any process of the machine."""
+"""Defines ``attach``, which opens the buffer of a directory in any process of the machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OF_COORDINATOR = frozenset(
         *("metrics_port", "ndim", "reserve", "storage"),
     )
 )
-"""Arguments of a `Coordinator` that ``attach`` does not take."""
+"""Arguments of a `Coordinator` that ``attach`` does not accept."""
 
 
 def attach(
@@ -37,46 +37,49 @@ def attach(
     on_progress: OnProgress | None = None,
     **options: Any,
 ) -> ReplayBuffer:
-    """Opens the buffer of a directory that any process has created, or is about to create.
+    """Opens the buffer of a directory, and waits until another process has created it.
 
     The buffer has the recorded class, alpha, eps, beta, ``batch_size`` and ``priority_key``. The
-    first write (``extend`` or ``add``) defines the form of the items; before it, it is empty.
-    If the processes of the directory were killed, it is recovered first. The process is in the
-    registry until the buffer is closed or the process ends.
+    first write (``extend`` or ``add``) defines the form of the items. Until then, the buffer is
+    empty. If all processes that used the directory were killed, the buffer is recovered first. The
+    process is listed in the registry until it closes the buffer or ends.
 
-    A save of ``dumps`` is opened for reading. Samples, priorities and passes work, but changes stay
-    in this process: no lock is taken, and the save is not modified. Writes raise ReadOnlyError.
+    A save made by ``dumps`` is opened for reading. Sampling, priority updates and passes work, but
+    their changes stay in this process: no lock is taken, and the save is not modified. Writes raise
+    ReadOnlyError.
 
     Args:
         scratch_dir: the directory, which need not exist yet; or the path of a save.
-        timeout: seconds to wait until another process has created or recovered it.
-        role: of this process in the registry; "collector" if a coordinator has spawned it, else
-            "client".
-        on_existing: "recover" continues in a save: it becomes a live buffer that other processes
-            can attach to. No process may have it open for reading then.
-        prefault: allocate and map the pages of the buffer before they are needed: "off";
-            "background"; "full" waits for it, if the buffer has items. See docs/memory.md.
-        on_progress: called with a `ProgressReport` several times a second, during recovery and
-            while pages are allocated, in the working thread. If this call waits for the work, it
-            raises the callback's exceptions.
+        timeout: seconds to wait until another process has created or recovered the buffer.
+        role: role of this process in the registry. By default, "collector" if a coordinator has
+            spawned the process, otherwise "client".
+        on_existing: "recover" turns a save into a live buffer that other processes can attach to.
+            No process may have the save open for reading.
+        prefault: whether to allocate and map the pages of the buffer before they are needed. "off"
+            does not; "background" uses a thread; "full" waits for the work if the buffer has items.
+            See docs/memory.md.
+        on_progress: function that is called with a `ProgressReport` several times per second,
+            during recovery and while pages are allocated. It runs in the thread that does the work.
+            If ``attach`` waits for the work, it raises the exceptions of the function.
         **options: options of this process: ``sampler``, ``sample_unit``, ``transform``,
             ``collate_fn``, ``prefetch``, ``generator``, ``rank``, ``batch_size``, ``beta``, and
             other arguments of the class. A prioritized sampler needs the recorded alpha and eps.
-            ``device`` is the device of samples, while the items stay in the directory. Records also
-            have ``pad_output``, and the ``compression_fn`` and ``decompression_fn`` of the buffer.
+            ``device`` is the device of samples; the items stay in the directory. For records also
+            ``pad_output``, and the ``compression_fn`` and ``decompression_fn`` of the buffer.
 
     Returns:
-        The buffer, for instance a ``TensorDictPrioritizedReplayBuffer``.
+        The buffer, for example a ``TensorDictPrioritizedReplayBuffer``.
 
     Raises:
-        AttachTimeout: no process has created it in time, or one has locked it all the time.
-        FormatError, CorruptBufferError, UnsafePathError, ReadOnlyError: it cannot be used.
-        RegistryFullError: 256 living handles use it.
-        ValueError: an invalid ``timeout``, ``role``, ``on_existing`` or ``prefault``; a ``sampler``
-            with another alpha or eps.
-        TypeError: an unknown argument, or one of the `Coordinator`.
+        AttachTimeout: no process created the buffer in time, or another process kept it locked.
+        FormatError, CorruptBufferError, UnsafePathError, ReadOnlyError: the directory cannot be
+            used.
+        RegistryFullError: 256 living handles use the buffer.
+        ValueError: ``timeout``, ``role``, ``on_existing`` or ``prefault`` is invalid, or the
+            ``sampler`` has a different alpha or eps.
+        TypeError: an argument is unknown, or is an argument of the `Coordinator`.
 
-    Cost: about a millisecond, in addition to the import of torch and the recovery.
+    Cost: about a millisecond, plus the import of torch and the recovery.
     """
     if decided := sorted(options.keys() & OF_COORDINATOR):
         raise TypeError(
@@ -91,11 +94,11 @@ def attach(
 def open_to_read(
     scratch_dir: str | os.PathLike[str], *, timeout: float, on_progress: OnProgress | None
 ) -> tuple[ReplayBuffer, int | None]:
-    """Attaches to a buffer, or opens a private copy of it if this process can only read there.
+    """Attaches to a buffer, or opens a private copy if the directory is read-only for this process.
 
     Returns:
-        The buffer, and the number of items that were overwritten while they were copied; None if
-        no copy was made.
+        The buffer, and the number of items that were overwritten during the copy, or None if no
+        copy was made.
     """
     scratch_dir = directory_of(scratch_dir)
     with Directory.open(scratch_dir, reading=True) as directory:

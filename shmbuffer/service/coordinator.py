@@ -3,8 +3,9 @@
      coordinator ──creates, recovers──▶ directory ◀──attach── collectors, learners
           └──spawns, watches, reaps, restarts──▶ collectors
 
-It is not in the data path. If it is killed, collectors and learners keep running. A new coordinator
-with ``on_existing="recover"`` takes over the directory meanwhile, and owns it if it is temporary.
+The coordinator is not in the data path. If it is killed, collectors and learners keep running. A
+new coordinator with ``on_existing="recover"`` then takes over the directory. If the directory is
+temporary, the new coordinator removes it at the end.
 """
 
 from __future__ import annotations
@@ -42,16 +43,17 @@ _Ts = TypeVarTuple("_Ts")
 
 
 class Coordinator:
-    """Owns a shared buffer for the length of a run.
+    """Owns a shared buffer for the duration of a run.
 
         with Coordinator("run/buffer", capacity=1_000_000, batch_size=256) as coordinator:
             coordinator.spawn(collect, 4, restart=True)
             train(coordinator.buffer)
 
     The buffer is a ``TensorDictPrioritizedReplayBuffer``, or, with ``alpha=None``, a
-    ``TensorDictReplayBuffer``; ``attach`` finds it recorded in the directory. Close the
-    coordinator, or use ``with``; it is also closed by the end of the interpreter, and by SIGTERM
-    once it has spawned a process. Every method of a closed coordinator raises BufferClosedError.
+    ``TensorDictReplayBuffer``. The class is recorded in the directory, so that ``attach`` creates
+    the same one. Close the coordinator with ``close()`` or a ``with`` block. The end of the
+    interpreter closes it, too, and so does SIGTERM once the coordinator has spawned a process.
+    Methods that use the buffer of a closed coordinator raise BufferClosedError.
 
     Args:
         scratch_dir: the directory; None creates a temporary one, which is removed at the end.
@@ -60,53 +62,56 @@ class Coordinator:
         beta: exponent of the importance weights, by default 0.4.
         eps: added to every priority, by default 1e-8.
         batch_size: default size of a sample, here and after ``attach``.
-        priority_key: entry of a tensordict with priorities, by default "td_error".
-        on_existing: what to do with an existing buffer: "error"; "recover" it, or take it over
-            if living processes use it; "overwrite": remove it and create a new one.
-        auto_cleanup: if True, the end of the coordinator removes the buffer's files, and the
+        priority_key: tensordict entry that contains the priorities, by default "td_error".
+        on_existing: what to do with an existing buffer. "error" raises BufferExistsError;
+            "recover" recovers the buffer, or takes it over if living processes use it; "overwrite"
+            removes the buffer and creates a new one.
+        auto_cleanup: if True, closing the coordinator removes the buffer's files, and also the
             directory if it was created for them. None: only if the directory is temporary.
-        example: a tensordict like one item of the buffer, or like a batch. The files are created
-            at once, so that too little space is an error here instead of at the first write.
-        ndim: leading dimensions of a batch in the storage (as in TorchRL), by default 1.
-        storage: by default "LazyMemmapStorage", for items of one form; "LazyStackStorage" for items
-            of any shapes; "CompressedListStorage" to compress them.
-        max_bytes: size of these two in bytes; needed to create the buffer.
-        checksum: if True, items have checksums; without them, a power cut may damage items.
-        reserve: ``"all"``: take the space of all items when the files are made, so that a disk that
-            becomes full later stops no writer. ``"steps"`` (rows only) and False: see
-            `LazyMemmapStorage`. A directory keeps what it was created with.
+        example: a tensordict with the form of one item or of a batch. With an example, the files
+            are created at once, so too little space is an error here and not at the first write.
+        ndim: number of leading batch dimensions in the storage (as in TorchRL), by default 1.
+        storage: "LazyMemmapStorage", the default, for items of one form; "LazyStackStorage" for
+            items of any shape; "CompressedListStorage" for compressed items of any shape.
+        max_bytes: size of the byte ring of the last two storages, which cannot be created without
+            this argument.
+        checksum: if True, items have checksums. Without checksums, damage by a power cut is not
+            detected.
+        reserve: ``"all"`` allocates the space of all items when the files are created, so that
+            writers do not fail if the disk becomes full later. For ``"steps"`` (rows only) and
+            False, see `LazyMemmapStorage`. An existing directory keeps its recorded value.
         timeout: seconds to wait for another process that creates or recovers the directory.
-        grace_s: seconds between SIGTERM and SIGKILL for spawned processes, at the close.
-        metrics_port: serve ``http://127.0.0.1:PORT/metrics`` for Prometheus; 0 takes a free port.
-            Needs the extra "metrics".
-        prefault: see ``attach``; "full" waits if the files exist or ``example`` makes them.
+        grace_s: seconds between SIGTERM and SIGKILL when spawned processes are stopped.
+        metrics_port: port of ``http://127.0.0.1:PORT/metrics`` for Prometheus; 0 chooses a free
+            port. Requires the extra "metrics". None: no metrics are served.
+        prefault: see ``attach``; "full" waits if the files exist or ``example`` creates them.
         on_progress: see ``attach``.
-        rate_limiter: keeps writers and samplers in step, or makes a queue of the buffer, for all
-            processes. None keeps, and logs, the one in the directory.
-        **options: further arguments of the buffer, as TorchRL's. Fixed: `LazyMemmapStorage`'s
-            ``share_next`` and ``share_next_room``. Recorded: ``weight_key``, ``reduction``,
-            ``dim_extend``; of records ``stack_dim``, ``compression_level``, ``compress``,
-            ``dictionary_bytes``. For ``buffer`` alone: ``sampler``,
+        rate_limiter: limits the ratio of samples to inserts, or turns the buffer into a queue, for
+            all processes. None keeps the limiter in the directory, and logs it.
+        **options: further arguments of the buffer, with TorchRL's names. Fixed: ``share_next`` and
+            ``share_next_room`` of `LazyMemmapStorage`. Recorded: ``weight_key``, ``reduction``,
+            ``dim_extend``; for records also ``stack_dim``, ``compression_level``, ``compress``,
+            ``dictionary_bytes``. For the buffer of this process only: ``sampler``,
             ``sample_unit``, ``transform``, ``collate_fn``, ``pin_memory``, ``prefetch``,
-            ``generator``, ``rank``, ``device`` (where samples are sent); of records ``pad_output``,
-            ``compression_fn``, ``decompression_fn``.
+            ``generator``, ``rank``, ``device`` (the device of samples); for records also
+            ``pad_output``, ``compression_fn``, ``decompression_fn``.
 
-    Recorded values have precedence over defaults. A ``capacity``, ``alpha``, ``eps``, ``ndim``,
-    ``storage`` or ``max_bytes`` that differs from the recorded one is an error; other values
-    replace the recorded ones.
+    Recorded values take precedence over defaults. A ``capacity``, ``alpha``, ``eps``, ``ndim``,
+    ``storage`` or ``max_bytes`` that differs from the recorded one is an error. Other arguments
+    replace the recorded values.
 
     Raises:
         BufferExistsError: a buffer exists and ``on_existing`` is "error".
-        BufferInUseError: the directory has a coordinator, or is to be overwritten and is in use;
-            ``pids``.
-        BufferNotFoundError: nothing to recover, and no ``capacity`` to create one.
-        SpaceError, ReadOnlyError, UnsafePathError, UnsafeFilesystemError, FormatError,
-            CorruptBufferError, AttachTimeout: see there; nothing was changed, except that a
-            SpaceError comes when the buffer to be overwritten is gone.
+        BufferInUseError: the directory has a coordinator, or living processes use a buffer that
+            would be overwritten; the error has their ``pids``.
+        BufferNotFoundError: there is no buffer to recover, and no ``capacity`` to create one.
+        SpaceError: there is not enough space. With "overwrite", the old buffer is already removed.
+        ReadOnlyError, UnsafePathError, UnsafeFilesystemError, FormatError, CorruptBufferError,
+            AttachTimeout: see these classes. Nothing was changed.
         ValueError: an argument is invalid, or differs from the recorded value.
-        TypeError: an unknown argument.
+        TypeError: an argument is unknown.
 
-    Cost: some milliseconds; torch is imported only with ``example``, or by ``buffer``.
+    Cost: a few milliseconds; torch is imported only if ``example`` or ``buffer`` is used.
     """
 
     def __init__(
@@ -186,7 +191,7 @@ class Coordinator:
 
     @property
     def buffer(self) -> ReplayBuffer:
-        """Buffer of this process; the first access creates it, and imports torch."""
+        """Buffer object of this process. The first access creates the object and imports torch."""
         self._check_open()
         if self._buffer is None:
             from shmbuffer.buffers.reopened import from_engine
@@ -196,27 +201,27 @@ class Coordinator:
 
     @property
     def capacity(self) -> int:
-        """Recorded capacity: the largest number of items."""
+        """Recorded capacity: the maximum number of items."""
         return self._engine.settings.capacity
 
     @property
     def report(self) -> RecoveryReport | None:
-        """Report of the recovery, if this coordinator has recovered the directory."""
+        """Report of the recovery; None if this coordinator did not recover the directory."""
         return self._engine.report
 
     @property
     def processes(self) -> list[Spawned]:
-        """The spawned processes, in order: ``pid``, ``exitcode``, ``is_alive()``, ``kill()``."""
+        """The spawned processes; each has ``pid``, ``exitcode``, ``is_alive()`` and ``kill()``."""
         return self._supervisor.processes
 
     @property
     def deaths(self) -> list[Death]:
-        """Every client that has died since this coordinator began, spawned or not."""
+        """All clients that died since the start of this coordinator, spawned or not."""
         return list(self._supervisor.deaths)
 
     @property
     def metrics_port(self) -> int | None:
-        """The port for Prometheus; None if metrics are not served."""
+        """Port of the metrics server; None if metrics are not served."""
         return None if self._metrics is None else self._metrics.port
 
     @property
@@ -225,11 +230,11 @@ class Coordinator:
         return self._closed
 
     def stats(self) -> dict[str, Number]:
-        """Returns a consistent flat dict of numbers; watch/stats.py has the table of its keys.
+        """Returns a flat dict of numbers from one snapshot; watch/stats.py explains the keys.
 
-        Rates count from the last call. ``processes`` (spawned and running), ``deaths``,
-        ``restarts`` and ``held_back_s`` (seconds in which the kernel throttled a writer) count
-        from the start. Cost: some ten microseconds.
+        Rates are averages since the last call. In addition, ``processes`` is the number of spawned
+        processes that are running. ``deaths``, ``restarts`` and ``held_back_s`` (seconds for which
+        the kernel throttled a writer) are counted since the start. Cost: about 10 µs.
         """
         self._check_open()
         return self._meter.read() | self._supervisor.counts()
@@ -245,51 +250,58 @@ class Coordinator:
         orphans: Orphans = "stop",
         name: str | None = None,
     ) -> list[Spawned]:
-        """Starts ``n`` processes that run ``target(scratch_dir, index, *args)``, and watches them.
+        """Starts and supervises ``n`` processes that run ``target(scratch_dir, index, *args)``.
 
-        The processes are spawned, not forked: ``target`` and ``args`` are pickled, the target is a
-        function of a module, and a script needs its ``if __name__ == "__main__":``. With a target
-        by name, ``"package.module:function"``, they import only that module, not the script; they
-        warn if it imports torch, which the NumPy client does not need. The index counts from 0 in
-        every call, in the order of the result. A target attaches by path, as a "collector". When
-        the coordinator closes, SIGTERM raises SystemExit in it. If the coordinator is killed, the
-        process runs until the next one spawns the same name (``orphans``), or ``shmbuffer stop``.
+        The processes are spawned, not forked. Therefore ``target`` and ``args`` are pickled, the
+        target must be a function of a module, and a script needs ``if __name__ == "__main__":``.
+        If the target is given by name, as ``"package.module:function"``, the processes import only
+        that module and not the script. They log a warning if the module imports torch, which the
+        NumPy client does not need.
 
-        When the target has ended, its ``atexit`` functions run, its threads are joined, and an
-        attached buffer is closed. Then the process exits with ``os._exit``: close your files.
+        In each call, the index counts from 0, in the order of the returned list. The target
+        attaches to the directory, by default with the role "collector". When the coordinator is
+        closed, SIGTERM raises SystemExit in the target. If the coordinator is killed, the processes
+        keep running until ``shmbuffer stop`` ends them or another coordinator spawns the same name
+        (``orphans``).
+
+        After the target has ended, the process runs ``atexit`` functions, joins its threads and
+        closes an attached buffer. Then it exits with ``os._exit``, so the target has to close its
+        files itself.
 
         If the first call raises and nothing has been written, closing the coordinator removes the
-        buffer that it has created, so that the corrected program can create it.
+        buffer that it has created, so that the corrected program can create the buffer again.
 
-        A death is reported (``deaths``, and a warning of the logger "shmbuffer.service"), and the
-        claims of the process are released within milliseconds.
+        Each death is added to ``deaths`` and logged as a warning by the logger "shmbuffer.service".
+        The claims of the dead process are released within milliseconds.
 
         Args:
-            target: the function, or its name; the result is ignored.
-            n: how many.
-            *args: passed on, after the directory and the index.
+            target: the function, or its name. Its return value is ignored.
+            n: number of processes.
+            *args: further arguments of the target, after the directory and the index.
             restart: if True, a process that dies is started again with the same index, unless it
-                returned or ended on Ctrl-C. After two deaths in a row before 5 s, or in the
-                same place, there is a growing pause, and one line instead of a traceback.
-            orphans: what to do with processes of the same name that a killed coordinator of the
-                directory has left running: "stop" ends them (SIGTERM, SIGKILL after ``grace_s``),
-                with a warning; "adopt" keeps one for each index below ``n`` and ends the others;
-                "leave" lets them run.
-            name: of these processes, in ``deaths`` and for ``orphans``; by default the target's
-                module and qualified name. Needed if two scripts share a directory.
+                returned or ended on Ctrl-C. After two consecutive deaths within 5 s of the start, or
+                of the same error, restarts are delayed by increasing pauses. If the same error is
+                raised again, one line is printed instead of a traceback.
+            orphans: what to do with running processes of the same name that a killed coordinator of
+                the directory has spawned. "stop" ends them (SIGTERM, then SIGKILL after
+                ``grace_s``) with a warning; "adopt" keeps one for each index below ``n`` and ends
+                the others; "leave" does not touch them.
+            name: name of these processes in ``deaths`` and for ``orphans``; by default the target's
+                module and qualified name. Required if two scripts share a directory.
 
         Raises:
             BufferUnlinkedError: the directory was removed, moved or replaced.
-            BufferInUseError: an orphan in another container cannot be ended; ``pids``.
-            ValueError: ``n`` is negative; an invalid ``orphans`` or name of a target.
-            TypeError: the target or an argument cannot be pickled, or the named target cannot be
-                called; the target or ``n`` has another type.
-            ModuleNotFoundError, AttributeError: no module or function has that name.
+            BufferInUseError: an orphan runs in another container and cannot be ended; the error
+                has its pid in ``pids``.
+            ValueError: ``n`` is negative, or ``orphans`` or the name of the target is invalid.
+            TypeError: the target or an argument cannot be pickled, the named target is not
+                callable, or the target or ``n`` has the wrong type.
+            ModuleNotFoundError, AttributeError: the module or the function does not exist.
             RuntimeError: a spawned process cannot import the main module of this program, or would
-                run the program again: it has no ``if __name__ == "__main__":``.
+                run the program again because ``if __name__ == "__main__":`` is missing.
             OSError: the system cannot start another process.
 
-        Cost: some milliseconds each; the imports of the target happen in its process.
+        Cost: a few milliseconds per process. The target's imports run in the new process.
         """
         self._check_open()
         try:
@@ -309,18 +321,19 @@ class Coordinator:
     def set_rate(
         self, limiter: RateLimiter | EllipsisType | None = ..., **changes: Any
     ) -> RateLimiter | None:
-        """Changes the rate limiter of a running buffer, and returns it; None removes it.
+        """Changes the rate limiter of a running buffer, and returns the new one; None removes it.
 
             coordinator.set_rate(samples_per_insert=8)     # other settings stay
             coordinator.set_rate(RateLimiter(samples_per_insert=8, min_size=1_000))
 
-        Waiting calls check the new limits at once. The ratio counts from now on; items that a queue
-        has delivered stay delivered.
+        Waiting calls check the new limits at once. The ratio is counted from the time of the
+        change. Items that a queue has already delivered are not delivered again.
 
         Raises:
-            TypeError: a limiter and changes, or neither; an unknown argument of `RateLimiter`.
-            ValueError: see `RateLimiter`; ``min_size`` is larger than the buffer; or a prioritized
-                buffer would be a queue.
+            TypeError: both a limiter and changes were passed, or neither; or a change is not an
+                argument of `RateLimiter`.
+            ValueError: `RateLimiter` rejects an argument, ``min_size`` is larger than the buffer,
+                or the limiter would turn a prioritized buffer into a queue.
         """
         self._check_open()
         if bool(changes) == (limiter is not ...):
@@ -334,7 +347,7 @@ class Coordinator:
         return self._engine.limiter
 
     def join(self, timeout: float | None = None) -> bool:
-        """Waits until no spawned process runs or is to be restarted; False after the timeout."""
+        """Waits until no spawned process is running or to be restarted; False after the timeout."""
         self._check_ours()
         return self._supervisor.join(timeout)
 
@@ -344,19 +357,19 @@ class Coordinator:
         return self._supervisor.wait_for_deaths(count, timeout)
 
     def clients(self) -> list[Client]:
-        """Returns the clients in the registry: this coordinator, and every attached process."""
+        """Returns the clients in the registry: this coordinator and all attached processes."""
         self._check_open()
         return self._engine.clients()
 
     def flush(self) -> None:
-        """Writes all committed items to disk while writers continue; DurabilityError on failure."""
+        """Writes all committed items to disk; writers continue. May raise DurabilityError."""
         self._check_open()
         self._engine.flush()
 
     def close(self) -> None:
-        """Ends the run: stops spawned processes, leaves the directory, removes a temporary one.
+        """Stops spawned processes, detaches from the buffer, and removes a temporary directory.
 
-        Other processes keep running. Idempotent; in a fork of this process it does nothing.
+        Other processes keep running. Calling it again, or in a fork of this process, has no effect.
         """
         if os.getpid() != self._pid:
             return
@@ -364,7 +377,7 @@ class Coordinator:
             if self._closed:
                 return
             self._closed = True
-            with ExitStack() as steps:  # all of them, whichever fails
+            with ExitStack() as steps:  # an error in one step does not skip the others
                 steps.callback(atexit.unregister, self.close)
                 steps.callback(self._engine.close)
                 if self._buffer is not None:

@@ -1,11 +1,11 @@
-"""Checks of the main module of a program, which spawned processes import to find their target.
+"""Checks that spawned processes can import the main module of the program and find their target.
 
     parent:  spawn ──▶ require_importable ──▶ the target and its arguments are pickled ──▶ start
     child:   import the main module, as __mp_main__ ──▶ unpickle ──▶ the target
-                └── makes a coordinator itself: `refuse_while_imported`
-    by name: require_named, and the child imports the target's module alone (process.py)
+                └── creates a coordinator on import: `refuse_while_imported`
+    by name: require_named, and the child imports only the target's module (process.py)
 
-multiprocessing would notice most of these errors only in the child.
+Without these checks, multiprocessing would report most of the errors only in the child.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError)
 """Errors that a pickler raises for an object that cannot be pickled."""
 
 GUARD = 'if __name__ == "__main__":'
-_OTHER_GUARD = "current_process"  # whose name is used; parent_process() is not set yet
+_OTHER_GUARD = (
+    "current_process"  # a script may check its name instead; parent_process() is not set yet
+)
 
 
 def refuse_while_imported(scratch_dir: object) -> None:
-    """Raises RuntimeError in a spawned process whose main module makes a coordinator on import."""
+    """Raises RuntimeError if this is a spawned process that is importing its main module."""
     if getattr(process.current_process(), "_inheriting", False):
         raise RuntimeError(
             f"{scratch_dir}: the spawned process {process.current_process().name} imports the main "
@@ -77,7 +79,7 @@ def _require_guard(scratch_dir: object) -> None:
 
 
 def require_named(scratch_dir: object, text: str, args: Sequence[object]) -> Named:
-    """Checks a named target without importing its module, only the packages above it."""
+    """Checks a named target by importing its parent packages, but not its module."""
     refuse_while_imported(scratch_dir)
     target = Named(text)
     if target.module.split(".")[-1] == "__main__":
@@ -131,17 +133,17 @@ def cannot_be_pickled(scratch_dir: object, target: object, error: Exception) -> 
 
 
 def _defined_in_main(thing: object) -> str | None:
-    """Returns the name of an object that a pickle would look up in the main module, or None."""
+    """Returns the name of an object that unpickling looks up in the main module, otherwise None."""
     while isinstance(thing, functools.partial):
         thing = thing.func
-    thing = getattr(thing, "__self__", thing)  # of a method
+    thing = getattr(thing, "__self__", thing)  # the object of a bound method
     named = thing if hasattr(thing, "__qualname__") else type(thing)
     return named.__qualname__ if named.__module__ == "__main__" else None
 
 
 def _line_without_guard() -> int | None:
-    """Returns the running line of the main module, if every import of that module runs it too."""
-    # A program that uses __name__, or its process's name, anywhere is trusted to do so correctly.
+    """Returns the current line of the main module if an import of the module would run it, too."""
+    # If the program uses __name__ or current_process() anywhere, that check is assumed to be right.
     main = sys.modules["__main__"]
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_globals is not main.__dict__:
@@ -154,7 +156,7 @@ def _line_without_guard() -> int | None:
     try:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError):
-        return None  # not the source of the running program
+        return None  # the file is not the source of the program
     return None if any(map(_asks, ast.walk(tree))) else frame.f_lineno
 
 

@@ -1,11 +1,11 @@
-"""A spawned process: its target, its start and its end.
+"""The start and the end of a spawned process that runs a target.
 
 parent:  target, arguments ──▶ pickled ──▶ start; a target by its name is pickled as `Named`
 child:   unpickle ──▶ check in (memory/clients/roster.py) ──▶ the target ──▶ record the end
 
-It is a ``spawn`` process of multiprocessing, but not a daemon: it survives a killed coordinator. If
-the target is given by its name, ``"package.module:function"``, the process imports only that
-module, not the parent's main module, and needs no torch before the function runs.
+The process is a ``spawn`` process of multiprocessing, but not a daemon: it keeps running if the
+coordinator is killed. If the target is given by name, as ``"package.module:function"``, the process
+imports only that module and not the parent's main module. Nothing imports torch before the target.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("shmbuffer.service")
 
-_LONGEST_ERROR = 500  # characters of an exception's message that others are told
+_LONGEST_ERROR = 500  # characters of an exception's message that are recorded
 _LIGHT = (
     "collect with shmbuffer.numpy, which does not need torch, or import torch only where it is "
     "needed"
@@ -59,10 +59,10 @@ class Named:
         return f"{self.module}:{self.function}"
 
     def __call__(self, scratch_dir: Path, index: int, *args: Any) -> object:
-        """Imports the module, and runs the function."""
+        """Imports the module and calls the function."""
         given = "torch" in sys.modules
         me: Any = process.current_process()
-        me._inheriting = True  # as while a main module is imported: see `refuse_while_imported`
+        me._inheriting = True  # multiprocessing's flag during imports: see `refuse_while_imported`
         try:
             function = self.find_function(importlib.import_module(self.module))
         finally:
@@ -77,7 +77,7 @@ class Named:
         return function(scratch_dir, index, *args)
 
     def find_function(self, module: object) -> Callable[..., object]:
-        """Returns the function; AttributeError or TypeError if the module has none of this name."""
+        """Returns the function; raises AttributeError or TypeError if there is no such function."""
         try:
             function = functools.reduce(getattr, self.function.split("."), module)
         except AttributeError:
@@ -93,7 +93,7 @@ class Named:
 
 
 def names_of(target: Callable[..., object]) -> tuple[str, str]:
-    """Returns a short name for display, and the full one."""
+    """Returns a short name for display, and the full name with the module."""
     if isinstance(target, Named):
         return target.function.rpartition(".")[2], f"{target.module}.{target.function}"
     while isinstance(target, functools.partial):
@@ -113,8 +113,8 @@ def _without_main(name: str) -> dict[str, Any]:
 class WithoutMain(popen_spawn_posix.Popen):
     """Starts a spawned process that does not import the main module."""
 
-    # multiprocessing has no option for that: this is its own function, with `_without_main` instead
-    # of the function that prepares the data for the child.
+    # multiprocessing has no option for this. Therefore the code of its `_launch` is run with
+    # `_without_main` in place of the function that prepares the data for the child.
 
     _launch = FunctionType(
         popen_spawn_posix.Popen._launch.__code__,  # type: ignore[attr-defined]
@@ -124,12 +124,12 @@ class WithoutMain(popen_spawn_posix.Popen):
 
 
 class Process(SpawnProcess):
-    """A spawned process: it runs the target, and exits without the teardown of Python."""
+    """Runs a target in a new process, which exits without finalizing the interpreter."""
 
-    # After the target come multiprocessing's own duties, the wait for non-daemon threads, and the
-    # ``atexit`` functions, which close an attached buffer. Target and arguments are dropped with
-    # the files that they hold open, and the streams of Python and C are flushed. The teardown of
-    # Python with torch would take seconds, in which the process seems to ignore the signal.
+    # After the target, multiprocessing finishes its own work and waits for non-daemon threads. The
+    # ``atexit`` functions close an attached buffer. The process releases the target and its
+    # arguments, which closes their files, and flushes the streams of Python and C. Finalizing an
+    # interpreter with torch would take seconds, during which the process seems to ignore SIGTERM.
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class Process(SpawnProcess):
         self._failed = self._error = ""
 
     def run(self) -> None:
-        """Runs the target, unless its roster entry is gone; SIGTERM and Ctrl-C raise SystemExit."""
+        """Runs the target unless its roster entry was removed; a signal raises SystemExit in it."""
         from shmbuffer.memory import attaching
 
         attaching.role_of_this_process = "collector"
@@ -177,13 +177,15 @@ class Process(SpawnProcess):
     def _bootstrap(self, parent_sentinel: int | None = None) -> NoReturn:
         try:
             code: int = super()._bootstrap(parent_sentinel)  # type: ignore[misc]
-        except SystemExit as asked:  # a signal came in the wait for threads
+        except SystemExit as asked:  # a signal arrived while it waited for threads
             code = asked.code if isinstance(asked.code, int) else 1
         _obey_no_more()
         atexit._run_exitfuncs()
         self._target = self._args = self._kwargs = None
         for stream in (sys.stdout, sys.stderr):
-            with suppress(AttributeError, ValueError, OSError):  # none, closed, or a broken pipe
+            with suppress(
+                AttributeError, ValueError, OSError
+            ):  # no stream, a closed one, a broken pipe
                 stream.flush()
         ctypes.CDLL(None).fflush(None)
         try:
@@ -201,15 +203,15 @@ ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 def _place_of(error: BaseException) -> str:
-    """Returns a hash of the exception's type and where it was raised, without its message."""
+    """Returns a hash of the exception's type and traceback; the message is not included."""
     frames = traceback.extract_tb(error.__traceback__)
     place = [type(error).__qualname__, *(f"{frame.filename}:{frame.lineno}" for frame in frames)]
     return hashlib.sha256("\n".join(place).encode()).hexdigest()[:16]
 
 
 def hold_ctrl_c_back() -> None:
-    """Blocks SIGINT in this thread, and in processes that it starts until `Process.run`."""
-    # Otherwise Ctrl-C during their imports would print a traceback.
+    """Blocks SIGINT in this thread, and in its child processes until they call `Process.run`."""
+    # Otherwise Ctrl-C during the imports of a child would print a traceback.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
@@ -219,7 +221,8 @@ def _unwind(number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _obey_no_more() -> None:
-    """Ignores further signals, which would interrupt the unwinding."""
-    # Not by SIG_IGN: child programs inherit it, and Python complains if a signal is pending.
+    """Ignores further signals, which would interrupt the cleanup."""
+    # SIG_IGN is not used: programs started later inherit it, and Python complains about a pending
+    # signal.
     for number in ENDING:
         signal.signal(number, lambda *_: None)

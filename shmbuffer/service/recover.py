@@ -1,7 +1,7 @@
-"""Recovery of a directory after a crash, and its report.
+"""Recovery of a directory after a crash.
 
-The package ``memory`` does the work, in the first process that opens the directory. No torch is
-needed.
+The recovery itself is part of the package ``memory`` and runs in the first process that opens the
+directory. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -26,32 +26,35 @@ def recover(
     timeout: float = 60.0,
     on_progress: OnProgress | None = None,
 ) -> RecoveryReport:
-    """Recovers a directory, and reports the result.
+    """Recovers a directory, and returns a report.
 
     The call is optional, because ``attach`` and ``Coordinator(on_existing="recover")`` also recover
-    the directory. It may be repeated, or killed, at any time. While living processes use the
-    directory, only the remains of dead processes are cleaned up.
+    the directory. The call can be repeated, and the process can be killed at any time. If living
+    processes use the directory, only the claims and locks of dead processes are cleaned up.
 
     Args:
         scratch_dir: the directory of the buffer.
-        verify: compare every item with its checksum, and drop those that differ; always done after
-            a reboot, and in a copy. No process may use the buffer.
+        verify: if True, compare every item with its checksum and drop items that differ. No other
+            process may use the buffer. After a reboot, or in a copied directory, items are
+            always verified.
         timeout: seconds to wait for another process that creates or recovers the buffer.
-        on_progress: called with a `ProgressReport` several times a second; it must not open the
-            directory. If it raises, this call does, and recovery starts again at the next open.
+        on_progress: function that is called with a `ProgressReport` several times per second. The
+            function must not open the directory. If it raises an exception, this call raises the
+            exception, and the next process that opens the directory starts the recovery again.
 
     Returns:
-        The report; ``print`` shows it as a table.
+        The report, which ``print`` shows as a table.
 
     Raises:
         BufferNotFoundError: the directory contains no buffer.
-        FormatError, CorruptBufferError, UnsafePathError, ReadOnlyError: it cannot be used; nothing
-            was changed.
-        BufferInUseError: with ``verify``, while living processes use the buffer; ``pids``.
-        AttachTimeout: another process locked it all the time.
+        FormatError, CorruptBufferError, UnsafePathError, ReadOnlyError: the directory cannot be
+            used; nothing was changed.
+        BufferInUseError: ``verify`` was requested, but living processes use the buffer; the error
+            has their ``pids``.
+        AttachTimeout: another process kept the directory locked until the timeout.
 
-    Cost: some tens of milliseconds per million items. Verifying reads all bytes once, which takes
-    some seconds for 10 GB in memory.
+    Cost: tens of milliseconds per million items. Verification reads all bytes once, which takes a
+    few seconds for 10 GB in memory.
     """
     began, before = time.perf_counter_ns(), _mended(scratch_dir)
     existing: Existing = "verify" if verify else "recover"

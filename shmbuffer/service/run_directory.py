@@ -1,9 +1,9 @@
-"""The directory of a coordinator, from creating or opening it to leaving or removing it.
+"""Creates or opens the directory of a coordinator, and removes it at the end if requested.
 
 Always true
-  1. Nothing is changed in a directory that has a coordinator, and there is one at a time: it holds
-     ``coordinator.lock``.
-  2. A start that fails leaves no new buffer without items.
+  1. A directory has at most one coordinator, which holds ``coordinator.lock``. A second one fails
+     before it changes anything.
+  2. If a start fails, a buffer that it created is removed, unless the buffer has items.
   3. A temporary directory is removed at the end, also after a signal (memory/directory/removal.py).
 """
 
@@ -47,7 +47,7 @@ class RunDirectory:
         auto_cleanup: bool | None,
         limiter: RateLimiter | None,
         timeout: float,
-        prefault: Prefault,  # its progress callback is also for the recovery
+        prefault: Prefault,  # the recovery uses its progress callback, too
     ) -> None:
         if existing not in get_args(OnExisting):
             raise ValueError(
@@ -105,7 +105,7 @@ class RunDirectory:
         self._undo.close()
 
     def begin(self) -> None:
-        """Ends the start: from now on `leave` removes the buffer if that was asked for."""
+        """Completes the start: from now on, `leave` removes the buffer if that was requested."""
         if self._auto_cleanup is not False:
             if self._is_temporary or self.engine.take_ownership():
                 self._remove = self.engine.cleanup
@@ -114,7 +114,7 @@ class RunDirectory:
         self._undo.pop_all()
 
     def leave(self) -> None:
-        """Removes the buffer if that was asked for, and unlocks. The handle stays open."""
+        """Removes the buffer if requested, and releases the lock. The engine stays open."""
         try:
             if self._remove is not None:
                 self._remove()
@@ -122,19 +122,19 @@ class RunDirectory:
             self._lock.close()
 
     def forget_if_unused(self) -> None:
-        """Removes a new buffer that no process has used, after a refused spawn."""
+        """Removes a new buffer that no other process has used."""
         if len(self.engine.clients()) == 1 and not self.engine.stats()["weights_version"]:
             self._forget_what_was_just_made()
 
     def _forget_what_was_just_made(self) -> None:
-        """Removes a new buffer without items, which the next start would find."""
+        """Removes a new buffer without items, so that the next start can create it again."""
         if self._has_created and self.engine.ring() is None:
             self.engine.cleanup()
 
 
 def hold_lock(scratch_dir: Path) -> Lock:
-    """Takes ``coordinator.lock`` until it is closed, or this process ends; not for children."""
-    # The file stays when it is released: a new file would be another lock.
+    """Acquires ``coordinator.lock``, which children do not inherit, until the lock is closed."""
+    # The file is not removed with the lock, because a lock on a new file would be independent.
     purpose = "is its coordinator"
     with Directory.open(scratch_dir) as directory:
         try:

@@ -1,10 +1,11 @@
-"""Ends processes that are not our children: all clients of a directory, or orphans by name.
+"""Ends processes that are not children of this process: all clients of a directory, or orphans.
 
-     SIGTERM and SIGCONT ──the grace──▶ SIGKILL
+     SIGTERM and SIGCONT ──grace period──▶ SIGKILL
 
-Signals go through a pidfd of the proven process, so a reused pid is never hit. `stop` ends
-collectors first, then plain clients, then learners, the coordinator last. While it holds a lock on
-the control file, no coordinator starts a process, and an end on SIGTERM counts as no death.
+Signals are sent through a pidfd after the identity of the process was verified, so a process with a
+reused pid never gets one. `stop` ends collectors, then plain clients, then learners, and finally
+the coordinator. It holds a lock on the control file. While the lock is held, the coordinator starts
+no process and does not count an exit on SIGTERM as a death.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from shmbuffer.memory.system.identity import Identity
 from shmbuffer.memory.system.region import Directory
 
 AFTER_KILL_S = 5.0
-"""Time that the kernel may need after SIGKILL, because the process may wait for a disk."""
+"""Time to wait for the end of a process after SIGKILL; it may be waiting for a disk."""
 
 ROUNDS = 3
-"""Number of searches for processes of a role, because new ones may have attached meanwhile."""
+"""Number of searches for processes of a role, because new ones may attach during the search."""
 
 ORDER = (Role.COLLECTOR, Role.CLIENT, Role.LEARNER, Role.COORDINATOR)
 
@@ -43,26 +44,26 @@ How = Literal["ended", "killed", "left"]
 
 @dataclass(frozen=True)
 class Stopped:
-    """A process that `stop` has ended or left running."""
+    """A process that `stop` has ended or could not end."""
 
     pid: int  # in its own pid namespace
-    role: str  # the last of its handles in `ORDER`; "collector" if it was spawned and has none
-    name: str  # with which it was spawned, and its index; else ""
-    how: How  # "ended" on SIGTERM, "killed" after the grace, or "left" running
-    why: str = ""  # it was left
+    role: str  # role of its handles that is last in `ORDER`; "collector" if spawned without handle
+    name: str  # name and index of a spawned process, otherwise ""
+    how: How  # "ended" on SIGTERM, "killed" after the grace period, or "left" running
+    why: str = ""  # reason why it was left running
 
     def to_json(self) -> dict[str, Any]:
-        """Returns a dict of plain values."""
+        """Returns the attributes as a dict of JSON values."""
         return asdict(self)
 
 
 def end(processes: Collection[Identity], grace_s: float) -> dict[Identity, How]:
-    """Ends processes with SIGTERM, then SIGKILL; returns how each has ended."""
+    """Ends processes with SIGTERM and then SIGKILL, and returns the result for each process."""
     pidfds = {who: pidfd for who in processes if (pidfd := identity.open_pidfd(who)) is not None}
     try:
         for pidfd in pidfds.values():
             _send(pidfd, signal.SIGTERM)
-            _send(pidfd, signal.SIGCONT)  # a stopped process takes no signal
+            _send(pidfd, signal.SIGCONT)  # a stopped process does not handle SIGTERM
         deaf = _still_there(pidfds.values(), grace_s)
         for pidfd in deaf:
             _send(pidfd, signal.SIGKILL)
@@ -72,7 +73,7 @@ def end(processes: Collection[Identity], grace_s: float) -> dict[Identity, How]:
             os.close(pidfd)
 
     def how(who: Identity) -> How:
-        if who not in pidfds:  # it may have ended just now
+        if who not in pidfds:  # it may have ended in the meantime
             return "ended" if identity.prove_dead(who, lambda: False) else "left"
         pidfd = pidfds[who]
         return "left" if pidfd in left else "killed" if pidfd in deaf else "ended"
@@ -83,14 +84,15 @@ def end(processes: Collection[Identity], grace_s: float) -> dict[Identity, How]:
 def stop(scratch_dir: str | os.PathLike[str], *, grace_s: float = 5.0) -> list[Stopped]:
     """Ends every client of a buffer except this process, in the `ORDER` of roles.
 
-    It takes at most the grace period for each role. Returns how each process has ended.
+    Each search of a role waits at most ``grace_s`` seconds before it sends SIGKILL. Returns the
+    result for each process.
     """
     with ExitStack() as undo:
         directory = undo.enter_context(Directory.open(scratch_dir))
         files = Files(directory)
         files.require_control()
         control = files.open_control(writable=False)
-        control.superblock()  # raises before a foreign file is locked
+        control.superblock()  # raises for a foreign file, which must not be locked
         undo.enter_context(Lock()).hold(
             directory,
             layout.CONTROL,
@@ -114,7 +116,7 @@ def stop(scratch_dir: str | os.PathLike[str], *, grace_s: float = 5.0) -> list[S
 
 
 def is_being_stopped(scratch_dir: Path) -> bool:
-    """True if any process runs `stop` there."""
+    """True if a process is running `stop` on this directory."""
     try:
         with Directory.open(scratch_dir) as directory:
             there = directory.exists(layout.CONTROL)
@@ -126,9 +128,9 @@ def is_being_stopped(scratch_dir: Path) -> bool:
 def _present(
     registry: Registry, scratch_dir: Path, last: Role, done: Collection[Identity]
 ) -> dict[Identity, tuple[Role, str]]:
-    """Returns the remaining living processes of roles up to ``last``, with role and name."""
+    """Returns the living processes with roles up to ``last`` that are not in ``done``."""
     found: dict[Identity, tuple[Role, str]] = {}
-    with suppress(BufferNotFoundError):  # the coordinator has removed it
+    with suppress(BufferNotFoundError):  # the coordinator has removed the directory
         for one in roster.living(scratch_dir):
             found[one.identity] = (Role.COLLECTOR, f"{one.name}-{one.index}")
     for entry, _ in registry.alive():
@@ -153,12 +155,12 @@ def why_left(who: Identity) -> str:
 
 
 def _send(pidfd: int, number: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # a process that may not be signalled stays
+    with suppress(ProcessLookupError, PermissionError):  # not permitted: it stays
         signal.pidfd_send_signal(pidfd, number)
 
 
 def _still_there(pidfds: Collection[int], seconds: float) -> set[int]:
-    """Returns the processes that still run after ``seconds``."""
+    """Waits up to ``seconds`` for processes to end, and returns those that are still running."""
     left, deadline_s = set(pidfds), time.monotonic() + seconds
     while left:
         remaining_s = deadline_s - time.monotonic()

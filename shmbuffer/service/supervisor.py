@@ -1,16 +1,16 @@
-"""Supervision of collectors: starts them, notices deaths, and restarts them if asked to.
+"""Starts collectors, detects and reports their deaths, and restarts them if requested.
 
-Deaths of spawned processes are seen through pidfds, so their slots are free within milliseconds.
-Other clients of the directory are checked in the registry twice a second; dead clients are reported
-and reaped, but not restarted. Before a name is spawned, processes of an earlier coordinator with
-that name are ended or adopted.
+Pidfds report the deaths of spawned processes, so that their slots are freed within milliseconds.
+The supervisor checks the other clients in the registry twice per second. It reports and reaps dead
+clients, but does not restart them. Before it spawns processes with a name, it ends or adopts those
+that an earlier coordinator spawned with that name.
 
 Always true
-  1. A spawned process does not depend on this process: it keeps running if this one is killed.
-  2. An orderly end of this process (``stop``, the end of the interpreter, SIGTERM unless the
-     program handles it) stops the processes that it has spawned, and no others.
-  3. Only the watcher starts processes, and it notes each under the lock: an interrupt of the main
-     thread leaves no process that ``stop`` does not know.
+  1. If the coordinator is killed, the processes that it has spawned keep running.
+  2. If the coordinator ends cleanly, it stops the processes that it has spawned and no others. This
+     includes ``stop``, the end of the interpreter, and SIGTERM unless the program handles it.
+  3. Only the watcher thread starts processes, and it records each of them under the lock. Therefore
+     ``stop`` finds all processes even if the main thread was interrupted.
   4. A fork of this process supervises nothing.
 """
 
@@ -48,43 +48,43 @@ from shmbuffer.watch.stats import Number
 from shmbuffer.watch.writeback_warning import WritebackWarning
 
 _Answer = TypeVar("_Answer")
-_Key = tuple[int, int]  # of a client: entry, incarnation
+_Key = tuple[int, int]  # entry and incarnation of a client
 _HERE = (ProcessState.RUNNING, ProcessState.STOPPED)
 
 log = logging.getLogger("shmbuffer.service")
 
 SCAN_S = 0.5
-"""Interval of reading the registry for new clients, and for deaths of other processes."""
+"""Interval at which the registry is read for new clients and for deaths of other processes."""
 
 ASKED_TO_END = (0, -signal.SIGINT, 128 + signal.SIGINT)
-"""Exit codes of a process that is not restarted: it returned, or got Ctrl-C."""
+"""Exit codes of a process that returned or got Ctrl-C, and therefore is not restarted."""
 
 ON_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
-"""Exit codes after SIGTERM; during `shmbuffer stop` they are no death."""
+"""Exit codes after SIGTERM, which do not count as a death during `shmbuffer stop`."""
 
 
 class Supervisor:
     """Starts, watches and stops the processes of one coordinator."""
 
     def __init__(self, engine: Engine, scratch_dir: Path, *, grace_s: float = 5.0) -> None:
-        self.deaths: list[Death] = []  # of all clients, in the order in which they were noticed
+        self.deaths: list[Death] = []  # deaths of all clients, in the order of detection
         self._engine = engine
         self._scratch_dir = scratch_dir
         self._grace_s = grace_s
         self._pid = os.getpid()
-        self._changed = threading.Condition(threading.RLock())  # guards what follows
+        self._changed = threading.Condition(threading.RLock())  # guards the attributes below
         self._children = Children(scratch_dir)
         self._stopping = False
-        self._failure: BaseException | None = None  # what ended the watch before its time
+        self._failure: BaseException | None = None  # error that ended the watcher
         self._wake_up = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        # Only the watcher touches these.
+        # Only the watcher uses the attributes below.
         self._reported: set[_Key] = set()  # clients in the registry whose death is reported
         self._buffer_is_gone = False
         self._writeback = WritebackWarning(scratch_dir) if engine.on_disk else None
         self._historian = Historian(engine, scratch_dir)
         if (directory := engine.seat.backing.directory) is not None:
-            roster.forget_deaths(directory)  # of the run before
-        self._complaint = ""  # the last one of the engine, to be logged once
+            roster.forget_deaths(directory)  # recorded by the previous run
+        self._complaint = ""  # message of the last error, which is logged only once
         self._at_sigterm: cleanup.Ownership | None = None
         self._watcher = threading.Thread(
             target=self._watch, name="shmbuffer-supervisor", daemon=True
@@ -93,11 +93,11 @@ class Supervisor:
 
     @property
     def processes(self) -> list[Spawned]:
-        """Spawned processes in order, also ended ones."""
+        """Spawned processes in order, including those that have ended."""
         return list(self._children.all)
 
     def counts(self) -> dict[str, Number]:
-        """Its counts for ``stats`` of the coordinator."""
+        """Returns the counts that the coordinator adds to its ``stats``."""
         return {
             "processes": len(self._children.running()),
             "deaths": len(self.deaths),
@@ -128,7 +128,7 @@ class Supervisor:
         if orphans not in get_args(Orphans):
             raise ValueError(f"orphans must be 'stop', 'adopt' or 'leave', got {orphans!r}")
         where = self._scratch_dir
-        # Otherwise the roster would be another buffer's.
+        # If the directory was replaced, the roster would belong to another buffer.
         self._engine.seat.require_there()
         if isinstance(target, str):
             target = require_named(where, target, args)
@@ -145,7 +145,7 @@ class Supervisor:
                 process = Process(where, spawned, full_name, target, args)
                 process.start()
             except BaseException as error:
-                if not spawned.restarts:  # else it is tried again
+                if not spawned.restarts:  # a restart is tried again
                     roster.forget(where, spawned.file)
                 if isinstance(error, UNPICKLABLE):
                     raise cannot_be_pickled(where, target, error) from None
@@ -157,7 +157,7 @@ class Supervisor:
             for index in range(n)
         ]
         if orphans != "leave":
-            with self._changed:  # the watcher may be about to restart one
+            with self._changed:  # the watcher may be restarting a child
                 found = self._children.orphans(full_name)
             take_over(where, found, new if orphans == "adopt" else (), self._grace_s)
         with self._changed:
@@ -182,7 +182,7 @@ class Supervisor:
         return new
 
     def join(self, timeout: float | None = None) -> bool:
-        """Waits until no spawned process runs or is to be restarted; False after the timeout."""
+        """Waits until no spawned process is running or to be restarted; False after the timeout."""
         return self._wait_for(self._children.have_ended, timeout)
 
     def wait_for_deaths(self, count: int, timeout: float | None = None) -> bool:
@@ -190,7 +190,7 @@ class Supervisor:
         return self._wait_for(lambda: len(self.deaths) >= count, timeout)
 
     def stop(self) -> None:
-        """Ends the spawned processes (SIGTERM, then SIGKILL), then the watch. Idempotent."""
+        """Ends the spawned processes (SIGTERM, then SIGKILL), then the watcher. Idempotent."""
         if os.getpid() != self._pid:
             return
         with self._changed:
@@ -243,7 +243,7 @@ class Supervisor:
                         self._note_end(mine[fd])
         except BaseException as error:
             with self._changed:
-                self._failure = error  # a caller must not wait for ever
+                self._failure = error  # waiting callers raise it
                 self._changed.notify_all()
             raise
         finally:
@@ -262,7 +262,7 @@ class Supervisor:
         entries = [client for client in self._clients() if client.pid == child.pid]
         where = self._scratch_dir, child.file
         words = self._asked(lambda: roster.last_words(*where), roster.LastWords())
-        with self._changed:  # from here on: `join` must not return before a restart is noted
+        with self._changed:  # `join` must not return before a restart is scheduled
             code = child.collect(words)
             self._reported.update(map(_key, entries))
             self._asked(self._engine.seat.reap_dead, 0)
@@ -274,7 +274,7 @@ class Supervisor:
             if has_died and not again:
                 dead = roster.Dead(child.name, code, words.error)
                 child.file = self._asked(lambda: roster.note_death(*where, dead), child.file)
-            elif not again:  # what is restarted keeps its file until its successor has one
+            elif not again:  # otherwise the file is needed until the successor has one
                 self._asked(lambda: roster.forget(*where), None)
             if again:
                 child.due_s = time.monotonic() + child.pause_s()
@@ -300,8 +300,8 @@ class Supervisor:
                     continue
                 child.begin()
                 if child.failure is None or not child.restarts:
-                    continue  # a failure of the first start is raised by `spawn`
-                why = str(child.failure)  # a handler that keeps the error keeps its maps
+                    continue  # `spawn` raises the error of a first start
+                why = str(child.failure)  # a log handler that keeps the error would keep its maps
                 if isinstance(child.failure, BufferClosedError):
                     log.error("%s is not restarted: %s", child.name, why)
                     continue
@@ -312,9 +312,9 @@ class Supervisor:
     # ---- the other clients ----
 
     def _look_at_registry(self) -> None:
-        """Reaps dead clients, reports those not spawned here, and records the registry's state."""
+        """Reaps dead clients, reports those not spawned here, and records the history."""
         if self._engine.pages.prefault:
-            self._asked(self._engine.ring, None)  # it begins where a schema is seen
+            self._asked(self._engine.ring, None)  # opening the ring starts it
         self._asked(self._engine.seat.require_linked, None)
         clients = self._clients()
         with self._changed:
@@ -329,7 +329,9 @@ class Supervisor:
             for pid in news.keys() - ours:
                 self._report(Death(pid, news[pid], "", None, None, restarted=False))
                 self._changed.notify_all()
-        self._reported = (self._reported | dead.keys()) & present.keys()  # some are not reaped yet
+        self._reported = (
+            self._reported | dead.keys()
+        ) & present.keys()  # some may not be reaped yet
         if self._writeback is not None:
             here = {client.pid for client in clients if client.state in _HERE}
             self._asked(functools.partial(self._writeback.check, here), None)
@@ -342,7 +344,7 @@ class Supervisor:
         return self._asked(lambda: is_being_stopped(self._scratch_dir), False)
 
     def _asked(self, question: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
-        """Returns the answer of the engine or the files; an error does not end the supervision."""
+        """Calls ``question``; on an error, logs the error once and returns ``otherwise``."""
         if self._buffer_is_gone:
             return otherwise
         try:
