@@ -1,14 +1,15 @@
-"""Events of a buffer, derived from the difference of two looks at it.
+"""Derives the events of a buffer from the difference between two inspections.
 
-There is no log of events. A client that joins and ends between two looks is seen only in counters.
+There is no log of events. A client that joins and ends between two inspections is visible only in
+the counters.
 
-    alive ──▶ dead                    died; its entry is not freed yet
-    alive ──▶ no entry, reaped grew   died, and was reaped (or a recovery retired it)
-    alive ──▶ no entry                left: it closed its handle
-    alive ──▶ no entry                left or died, if fewer were reaped than have gone
-    dead  ──▶ no entry                reaped
+    alive ──▶ dead                        died; its entry is not freed yet
+    alive ──▶ no entry, reaped increased  died and was reaped (or a recovery retired it)
+    alive ──▶ no entry                    left: it closed its handle
+    alive ──▶ no entry                    left or died, if fewer were reaped than are missing
+    dead  ──▶ no entry                    reaped
 
-Dead and stopped are the states of `ProcessState`; every other state is alive.
+"Dead" and "stopped" are states of `ProcessState`; clients in all other states are alive.
 """
 
 from __future__ import annotations
@@ -40,23 +41,23 @@ Client = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Change:
-    """An event between two looks."""
+    """An event between two inspections."""
 
-    at_s: float  # wall clock, when it was seen
+    at_s: float  # wall-clock time at which it was detected
     kind: Kind
-    text: str  # the client, or a detail
+    text: str  # the clients, or a detail
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of two looks."""
+    """The difference between two inspections."""
 
     kinds: Sequence[tuple[Kind, str]]  # events, in the order in which they are shown
-    departed: Sequence[tuple[Client, Kind]]  # clients without an entry now
+    departed: Sequence[tuple[Client, Kind]]  # clients that no longer have an entry
 
 
 def between(before: Mapping[str, Any], now: Mapping[str, Any]) -> Difference:
-    """Returns the difference of two looks at one buffer."""
+    """Returns the difference between two inspections of the same buffer."""
     then = {client["incarnation"]: client for client in before["clients"]}
     here = {client["incarnation"]: client for client in now["clients"]}
     both = [(then[key], here[key]) for key in then.keys() & here.keys()]
@@ -94,7 +95,7 @@ def between(before: Mapping[str, Any], now: Mapping[str, Any]) -> Difference:
 def _departed(
     before: Mapping[str, Any], now: Mapping[str, Any], missing: Sequence[Client]
 ) -> list[tuple[Client, Kind]]:
-    """Returns how each missing client ended; the counter of reaped clients tells only the sum."""
+    """Returns how each missing client ended, inferred from the total number of reaped clients."""
     living = [client for client in missing if client["alive"]]
     reaped = _grown("reaped", before, now) - (len(missing) - len(living))
     how: Kind = "left" if reaped <= 0 else "died" if reaped >= len(living) else "left or died"

@@ -1,7 +1,8 @@
-"""Signs of an unhealthy replay buffer, in words: one small function for each.
+"""Detects signs of an unhealthy replay buffer; each is described by one small function.
 
-A finding is a hint, not an error. Each has a threshold, with its reason next to it. With a history
-the chosen part of it is judged, otherwise the counters since the creation of the buffer.
+A finding is a hint and not an error. Each finding has a threshold, which is explained next to it.
+If there is a history, its selected part is evaluated, otherwise the counters since the creation of
+the buffer.
 """
 
 from __future__ import annotations
@@ -23,52 +24,53 @@ from shmbuffer.watch.look import Look
 class Finding:
     """A sign of an unhealthy buffer."""
 
-    name: str  # of the function that found it
-    says: str  # a sentence, with the reason
+    name: str  # name of the function that detected it
+    says: str  # description with the reason
 
 
 MANY_SAMPLES = 512
-"""Samples per insert. DQN samples an item 8 times, SAC with a batch of 256 for each step 256 times.
-Learners that sample twice as often overfit old items."""
+"""Samples per insert. DQN samples each item 8 times, and SAC with a batch of 256 per step samples
+each item 256 times. Learners that sample twice as often overfit old items."""
 
 FEW_SAMPLES = 0.5
-"""Samples per insert of a full buffer, below which most items are never sampled."""
+"""Samples per insert below which most items of a full buffer are never sampled."""
 
 ENOUGH_ITEMS = 1000
-"""Items that have to be written or sampled for a ratio of the two to mean something."""
+"""Minimum number of written or sampled items for a meaningful ratio."""
 
 LATE_UPDATES = 0.1
-"""Share of priorities that arrive after their item was overwritten, so that this share of the
-learner's results is lost. A buffer that holds a thousand times a learner's step has none."""
+"""Share of the priority updates that arrive after their item was overwritten and are lost. A buffer
+that holds a thousand times the items of a learner's step has no such updates."""
 
 ENOUGH_UPDATES = 100
 
 QUIET_S = 30.0
-"""Time without an insert or a sample although a process for it is alive. Steps of all environments
-and learners that we know are shorter, but an evaluation or a reset may take longer."""
+"""Time without an insert or a sample although a process that has written or sampled is alive. The
+steps of environments and learners are shorter, but an evaluation or a reset may take longer."""
 
 SILENT_S = 60.0
-"""Seconds after which one collector counts as silent, while others write."""
+"""Time without an insert after which a collector counts as silent while others write."""
 
 SOME_DEATHS = 3
-"""Deaths of one process: it may be killed once by hand or for lack of memory, but after three
-deaths it will die again."""
+"""Number of deaths of one process. A single death may have been caused by a user or by a lack of
+memory, but after three deaths the process will probably die again."""
 
 TOP, TOP_MASS = 0.01, 0.5
-"""A share of the items, and the share of the mass from which these few are most of a sample."""
+"""Share of the items with the highest priorities, and the largest normal share of their mass."""
 
 RESAMPLED = 0.05
-"""Share of sampled rows that were overwritten while they were copied: sampling takes about as long
-as it takes to overwrite the whole buffer."""
+"""Share of sampled rows that were overwritten while they were copied. Above this share, a sample
+takes about as long as it takes to overwrite the whole buffer."""
 
 WAITS_PER_S = 10.0
-"""Writes that wait for a slot, per second: a process keeps it claimed, or is stopped."""
+"""Number of writes per second that wait for a slot, because a process that claimed it is slow or
+stopped."""
 
 EARLY_EVICTION = 0.5
-"""Share of the room for items below which the bytes should not run out."""
+"""Share of the capacity that should be used before the byte ring is full."""
 
 STANDSTILL_S = 10.0
-"""Time without a record although the coordinator, which writes one each second, is alive."""
+"""Time without a record although the coordinator, which writes one per second, is alive."""
 
 
 def all_clients_dead(look: Look) -> str | None:
@@ -119,7 +121,7 @@ def silent_collector(look: Look) -> str | None:
         if idle_s >= SILENT_S:
             silent.append((idle_s, client))
     if not silent or len(silent) == len(writers):
-        return None  # if none writes, `no_insert` reports it
+        return None  # `no_insert` reports that no collector writes
     idle_s, longest = max(silent, key=lambda one: one[0])
     more = f", and {len(silent) - 1} more are silent" if len(silent) > 1 else ""
     state = "" if longest["state"] == ProcessState.RUNNING else f" ({longest['state']})"
@@ -130,10 +132,10 @@ def silent_collector(look: Look) -> str | None:
 
 
 def dies_again(look: Look) -> str | None:
-    """Reports a process that dies again and again."""
+    """Reports a process that dies repeatedly."""
     if look.timeline is None:
         return None
-    # Clients that a recovery found dead died together, so that none of them caused its death.
+    # Clients that a recovery found dead died together, so none of them is likely to be the cause.
     died = [
         one
         for one in look.timeline.events
@@ -149,7 +151,7 @@ def dies_again(look: Look) -> str | None:
 
 
 def sampled_too_often(look: Look) -> str | None:
-    """Reports that items are sampled very often, although no rate limiter asks for it."""
+    """Reports that items are sampled very often although no rate limiter requests it."""
     inserts, sampled = look.total("inserts"), look.total("items_sampled")
     if look.found["counters"].get("samples_per_insert"):
         return None
@@ -171,7 +173,7 @@ def overwritten_unsampled(look: Look) -> str | None:
 
 
 def late_updates(look: Look) -> str | None:
-    """Reports that priorities arrive too late."""
+    """Reports that too many priority updates arrive after their items were overwritten."""
     applied, stale = look.total("updates_applied"), look.total("updates_stale")
     if applied + stale < ENOUGH_UPDATES or stale <= LATE_UPDATES * (applied + stale):
         return None
@@ -189,7 +191,7 @@ def never_updated(look: Look) -> str | None:
 
 
 def few_have_the_mass(look: Look) -> str | None:
-    """Reports that a few items get most of the samples."""
+    """Reports that a few items account for most of the priority mass."""
     if look.item_stats is None:
         return None
     masses = np.sort(look.item_stats.masses)[::-1]
@@ -219,7 +221,7 @@ def writers_wait(look: Look) -> str | None:
 
 
 def evicted_early(look: Look) -> str | None:
-    """Reports evictions because the byte ring is full long before the capacity is reached."""
+    """Reports that the byte ring is full long before the buffer reaches its capacity."""
     counters = look.found["counters"]
     fill = counters["length"] / counters["elements"]
     if look.found["records"] is None or not look.total("evicted") or fill >= EARLY_EVICTION:
@@ -260,7 +262,7 @@ ALL: tuple[Callable[[Look], str | None], ...] = (
     evicted_early,
     history_stands_still,
 )
-"""The most urgent first."""
+"""All checks, the most urgent first."""
 
 
 def judge(look: Look) -> list[Finding]:
@@ -278,7 +280,7 @@ def verdict(look: Look, findings: Sequence[Finding]) -> str:
 
 
 def _quiet(look: Look, counter: str, says: str) -> str | None:
-    """Reports how long a counter has not grown, if a client that has increased it is alive."""
+    """Reports how long a counter has not increased, if a client that has increased it is alive."""
     if look.timeline is None or not any(one["counters"][counter] for one in look.living):
         return None
     quiet_s = look.timeline.quiet_s(counter)

@@ -1,11 +1,12 @@
-"""Recording of a buffer's history by its coordinator.
+"""Records the history of a buffer in its coordinator.
 
-     registry, counters ──a look, without the mutex──▶ Historian ──▶ .shmbuffer/history
+     registry, counters ──read without the mutex──▶ Historian ──▶ .shmbuffer/history
 
-No process waits for it, and it does not wait: while another process creates, recovers or removes
-the buffer, it starts later. If it cannot write (a full disk, a read-only directory), it logs a
-warning once and stops; the buffer goes on without a history. memory/upkeep/history.py has the file,
-and the reason why it is not a database of the standard library.
+No process waits for the historian, and the historian waits for no process: while another process
+creates, recovers or removes the buffer, recording is postponed. If the historian cannot write (a
+full disk, a read-only directory), it logs a warning once and stops, and the buffer continues
+without a history. memory/upkeep/history.py describes the file, and why it is not a database of the
+standard library.
 """
 
 from __future__ import annotations
@@ -42,18 +43,18 @@ log = logging.getLogger("shmbuffer.service")
 class Death:
     """A client that ended without closing its handle."""
 
-    pid: int  # of the dead process
-    role: str  # in the registry; "collector" for a spawned process without an entry
-    name: str  # ``target-index`` of a spawned process, else ""
-    index: int | None  # of a spawned process among those of its ``spawn``, else None
-    # as of ``multiprocessing`` (negative: the signal); None if it is not a child of this process
+    pid: int  # pid of the dead process
+    role: str  # role in the registry; "collector" for a spawned process without an entry
+    name: str  # ``target-index`` of a spawned process, otherwise ""
+    index: int | None  # index of a spawned process in its call of ``spawn``, otherwise None
+    # like ``multiprocessing``'s (negative: a signal); None if not a child of this process
     exitcode: int | None
-    restarted: bool  # whether it is started again
-    time_s: float = field(default_factory=time.time)  # when it was noticed, in seconds since 1970
+    restarted: bool  # True if the process is started again
+    time_s: float = field(default_factory=time.time)  # time of detection, in seconds since 1970
 
     @property
     def cause(self) -> str:
-        """Cause of the end, as far as this process knows it."""
+        """Cause of the death, in words, as far as this process knows the cause."""
         return roster.cause(self.exitcode)
 
     def __str__(self) -> str:
@@ -63,30 +64,30 @@ class Death:
 
 
 class Historian:
-    """Records the counters of a buffer, and the clients that join and leave."""
+    """Records the counters of a buffer, and the clients that join, leave or die."""
 
     def __init__(self, engine: Engine, scratch_dir: Path) -> None:
         self._engine = engine
         self._scratch_dir = scratch_dir
         self._recorder: HistoryWriter | None = None
         self._stopped = False
-        self._next_s = 0.0  # when the next record is due
-        self._clients: dict[tuple[int, int], Client] = {}  # as of the last look
-        self._deaths = 0  # how many of the supervisor's deaths are noted
-        self._died: set[int] = set()  # pids of these that are still in the registry
-        self._reaped = 0  # the counter, at the last look
+        self._next_s = 0.0  # time of the next record on the monotonic clock
+        self._clients: dict[tuple[int, int], Client] = {}  # clients at the last call
+        self._deaths = 0  # number of the supervisor's deaths that are recorded
+        self._died: set[int] = set()  # pids of recorded deaths that are still in the registry
+        self._reaped = 0  # value of the counter at the last call
 
     def record(
         self, clients: Iterable[Client], deaths: Sequence[Death], names: Mapping[int, str]
     ) -> None:
-        """Records clients that joined or ended since the last look, and counters once a second."""
+        """Records clients that joined or ended since the last call, and counters once per second."""
         present = {(client.entry, client.incarnation): client for client in clients}
         is_due = time.monotonic() >= self._next_s
         news = present.keys() != self._clients.keys() or len(deaths) != self._deaths
         if self._stopped or not (is_due or news):
             return
         if self._engine.seat.incarnation not in {client.incarnation for client in present.values()}:
-            return  # the registry could not be read, since it has our own entry
+            return  # the list is not valid without our own entry
         now = self._engine.glance()
         try:
             if self._recorder is None and not self._begin(present, now):
@@ -111,7 +112,7 @@ class Historian:
                 if client.incarnation == self._engine.seat.incarnation:
                     self._note(EventKind.LEFT, client, now)
         except BufferClosedError:
-            pass  # the handle was closed first: the previous record was the last
+            pass  # the engine was closed first, so the previous record is the last one
         except (OSError, ShmBufferError) as error:
             self._stop(error)
         self._stopped = True
@@ -120,7 +121,7 @@ class Historian:
     def _begin(
         self, present: Mapping[tuple[int, int], Client], now: Mapping[str, int | float]
     ) -> bool:
-        """Opens the history; False while another process has the files of the buffer locked."""
+        """Opens the history; returns False while another process has locked the buffer's files."""
         with Directory.open(self._scratch_dir) as directory:
             files = Files(directory)
             try:
@@ -142,7 +143,7 @@ class Historian:
         return True
 
     def _note_gone(self, recorder: HistoryWriter, before: History, present: set[int]) -> None:
-        """Records clients that ended without a recorder; their number tells if they died."""
+        """Records clients that ended while no recorder ran: as dead if as many were reaped."""
         ends = open_ends(before.events)
         gone = [event for incarnation, event in ends.items() if incarnation not in present]
         if not gone or not len(before.fine):
@@ -182,8 +183,8 @@ class Historian:
         self._deaths = len(deaths)
         gone = [self._clients[key] for key in sorted(self._clients.keys() - present.keys())]
         others = [client for client in gone if client.pid not in self._died]
-        # A client that another process reaped, before it was seen dead here, has died too. If
-        # only some were reaped, it is unknown which.
+        # If another process reaped a dead client, the client is missing here as if it had left. If
+        # only some of the missing clients were reaped, it is unknown which, and all count as left.
         reaped = int(now["reaped"]) - self._reaped - (len(gone) - len(others))
         kind = EventKind.DIED if reaped >= len(others) else EventKind.LEFT
         for client in others:

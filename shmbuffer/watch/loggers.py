@@ -1,11 +1,11 @@
-"""Logging of a buffer's numbers with the logger of a training script.
+"""Logs the statistics of a buffer with the logger of a training script.
 
     stats() ──flat dict──▶ log_stats ──▶ log_metrics(dict, step=)         TorchRL, Lightning, MLflow
                                      ──▶ log_scalar(name, value, step=)   older loggers of TorchRL
                                      ──▶ add_scalar(name, value, step)    TensorBoard
                                      ──▶ log(dict, step=)                 wandb
 
-The first of these methods that a logger has is called; none of the packages is imported.
+The first of these methods that the logger has is called. None of the packages is imported.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ def log_stats(
 
     Args:
         logger: a TorchRL logger, a ``torch.utils.tensorboard.SummaryWriter``, a run of wandb, or
-            anything else with ``log_metrics``, ``log_scalar``, ``add_scalar`` or ``log``.
+            any other object with ``log_metrics``, ``log_scalar``, ``add_scalar`` or ``log``.
         stats: names and numbers; False and True are logged as 0 and 1.
-        step: training step; None if the logger counts by itself.
+        step: training step; None if the logger counts the steps itself.
         prefix: prepended to every name.
 
     Raises:
-        TypeError: the logger has none of these methods, or a value is not a number; nothing was
+        TypeError: the logger has none of these methods, or a value is not a number. Nothing was
             logged.
 
-    Cost: that of the logger.
+    Cost: the cost of the logger.
     """
     values = {f"{prefix}{name}": _number(name, value) for name, value in stats.items()}
     if _has(logger, "log_metrics"):

@@ -1,4 +1,4 @@
-"""State of a directory at one point in time, living or dead, for `findings` and `report`."""
+"""Reads the state of a directory for `findings` and `report`, also if all its clients are dead."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from shmbuffer.watch.plot.timeline import Timeline
 class Look:
     """State of a directory at one point in time."""
 
-    found: Mapping[str, Any]  # of `inspect`
+    found: Mapping[str, Any]  # result of `inspect`
     item_stats: ItemStats | None  # None before the first write
-    timeline: Timeline | None  # the chosen part of the history; None without one
-    absent: str  # why there is no timeline, in words
-    now_s: float  # when it was, in seconds since 1970
+    timeline: Timeline | None  # selected part of the history; None without a history
+    absent: str  # reason why there is no timeline
+    now_s: float  # time of the inspection, in seconds since 1970
 
     def total(self, name: str) -> int:
-        """Returns the growth of a counter in the timeline, or, without one, since the creation."""
+        """Returns the increase of a counter in the timeline, or its value without a timeline."""
         if self.timeline is not None and self.timeline.has(name):
             return self.timeline.total(name)
         return int(self.found["counters"].get(name, 0))
 
     @property
     def seconds(self) -> float | None:
-        """Length of the timeline."""
+        """Length of the timeline in seconds; None without a timeline."""
         return None if self.timeline is None else self.timeline.end_s - self.timeline.begin_s
 
     @property
@@ -43,12 +43,12 @@ class Look:
 
     @property
     def coordinator(self) -> Mapping[str, Any] | None:
-        """The living coordinator, which records the history."""
+        """The living coordinator, which records the history; None if there is none."""
         return next((one for one in self.living if one["role"] == "coordinator"), None)
 
 
 def look_at(path: str, last_s: float | None) -> Look:
-    """Reads a directory, with the last seconds of its history; None: all of it."""
+    """Reads a directory and the last ``last_s`` seconds of its history; None: the whole history."""
     found = inspect(path)
     timeline, absent = None, "it has no record yet"
     try:

@@ -1,10 +1,11 @@
-"""Metrics of a buffer for Prometheus: an HTTP server on loopback in the OpenMetrics format.
+"""Serves the metrics of a buffer for Prometheus, over HTTP on loopback in the OpenMetrics format.
 
     GET /metrics  ──▶  one snapshot of the engine  ──▶  shmbuffer_inserts_total{directory="..."} 123
-                  ──▶  one of each shard           ──▶  ..._total{directory="...",node="..."} 123
+                  ──▶  one per shard               ──▶  ..._total{directory="...",node="..."} 123
 
-Counters belong to the directory, so they continue when a coordinator is killed and another takes
-over; Prometheus computes rates. The names are those of `stats`, with ``_total`` for counters.
+Counters belong to the directory. Therefore they continue when a coordinator is killed and another
+one takes over. Prometheus computes the rates. The names are those of `stats`; counters have the
+suffix ``_total``.
 """
 
 from __future__ import annotations
@@ -83,17 +84,17 @@ SHARDS = {"shard_up": "1 if the shard of the node answers, otherwise 0"}
 """Gauges of a buffer over several nodes."""
 
 Reading = Iterable[tuple[Mapping[str, str], Mapping[str, Number]]]
-"""Labels, with the same names in each, and numbers: the answer to a request."""
+"""Answer to a request: pairs of labels and numbers. All pairs have the same label names."""
 
 
 class MetricsServer:
-    """Answers ``GET /metrics`` in a thread until it is closed; needs prometheus-client."""
+    """Answers ``GET /metrics`` in a thread until ``close``; requires prometheus-client."""
 
     def __init__(
         self,
-        read: Callable[[], Reading],  # called at each request, maybe in several threads
-        port: int,  # 0 takes a free one
-        address: str = LOOPBACK,  # without encryption or passwords, so only for this machine
+        read: Callable[[], Reading],  # called for each request, possibly in several threads
+        port: int,  # 0 chooses a free port
+        address: str = LOOPBACK,  # there is no encryption and no password, so only this machine
     ) -> None:
         try:
             from prometheus_client import CollectorRegistry, start_http_server
@@ -112,13 +113,13 @@ class MetricsServer:
         self.port: int = self._server.server_port
 
     def close(self) -> None:
-        """Stops answering, and frees the port."""
+        """Stops the server and frees the port."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
     def collect(self) -> Iterable[Metric]:
-        """Yields the metrics of one snapshot; prometheus-client calls this "custom collector"."""
+        """Yields the metrics of one snapshot; prometheus-client calls it for each request."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         readings = list(self._read())
@@ -130,7 +131,7 @@ class MetricsServer:
         for names, family in families:
             for name, says in names.items():
                 told = [(labels, numbers) for labels, numbers in readings if name in numbers]
-                if told:  # a shard lacks the numbers of a coordinator
+                if told:  # shards have no numbers of a coordinator
                     metric = family(f"shmbuffer_{name}", says, labels=list(told[0][0]))
                     for labels, numbers in told:
                         metric.add_metric(list(labels.values()), numbers[name])
@@ -140,7 +141,7 @@ class MetricsServer:
 def metrics_of(
     engine: Engine, more: Callable[[], Mapping[str, Number]], directory: Path, port: int
 ) -> MetricsServer:
-    """Starts a server for the numbers of a directory and of ``more()``, read at each request."""
+    """Starts a server that reads the numbers of a directory and of ``more()`` for each request."""
 
     def read() -> Reading:
         now = engine.stats()

@@ -1,6 +1,7 @@
-"""Rates of a buffer, computed from one look to the next.
+"""Computes the rates of a buffer from consecutive inspections.
 
-Counters only grow, and outlive their process. A directory with another uuid is a new buffer.
+Counters only increase, and remain when their process ends. A directory with a different uuid is a
+new buffer.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ RATED = (
     "lock_waits",
     "evicted",
 )
-"""Counters that are also given per second."""
+"""Counters for which a rate per second is computed."""
 
-_KEPT = 240  # looks
+_KEPT = 240  # inspections
 _KEPT_EVENTS = 200
 DEPARTED_S = 10.0
-"""Time for which a dead client is shown after its entry was freed."""
+"""Time for which a dead client is still shown after its entry was freed."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Rates and events between two looks."""
+    """Rates and events between two inspections."""
 
-    seconds: float  # between them
-    rates: Mapping[str, float]  # per second, by the names in `RATED`; none after the first look
-    age: float | None  # mean age of sampled items, in writes; None if none was sampled
+    seconds: float  # time between the inspections
+    rates: Mapping[str, float]  # per second, by name in `RATED`; empty after the first inspection
+    age: float | None  # mean age of sampled items, in writes; None if no item was sampled
     clients: Mapping[
         int, tuple[float, float]
     ]  # items written and sampled per second, by incarnation
@@ -47,25 +48,25 @@ class Pace:
 
     @classmethod
     def nothing(cls, *events: Change) -> Pace:
-        """Returns the pace before the second look."""
+        """Returns a pace without rates, for the first inspection."""
         return cls(0.0, {}, None, {}, events)
 
     @property
     def ratio(self) -> float | None:
-        """Items sampled per item written; None if no item was written."""
+        """Number of items sampled per item written; None if no item was written."""
         written = self.rates.get("inserts")
         return self.rates["items_sampled"] / written if written else None
 
     def to_json(self) -> dict[str, Any]:
-        """Converts to a dict of plain values."""
+        """Returns the attributes and the ratio as a dict of JSON values."""
         return {**asdict(self), "ratio": self.ratio}
 
 
 class Watch:
-    """A series of looks, and the paces and events between them."""
+    """Compares consecutive inspections of a buffer, and stores the rates and events."""
 
     def __init__(self) -> None:
-        self.history: deque[Pace] = deque(maxlen=_KEPT)  # of the last looks, oldest first
+        self.history: deque[Pace] = deque(maxlen=_KEPT)  # of the last inspections, oldest first
         self.events: deque[Change] = deque(maxlen=_KEPT_EVENTS)  # the latest, oldest first
         self.last: Mapping[str, Any] | None = None
         self._at = 0.0
@@ -76,7 +77,7 @@ class Watch:
     def see(
         self, found: Mapping[str, Any], at: float | None = None, wall_s: float | None = None
     ) -> Pace:
-        """Adds a result of `inspect`, and returns the pace since the one before."""
+        """Adds a result of `inspect`, and returns the pace since the previous one."""
         at = time.monotonic() if at is None else at
         wall_s = time.time() if wall_s is None else wall_s
         last, seen = self.last, []
@@ -104,14 +105,14 @@ class Watch:
         return pace
 
     def lose(self, why: str, kind: Kind = "removed") -> Pace:
-        """Notes that the buffer cannot be inspected any more, with the reason."""
+        """Records an event if the buffer can no longer be inspected; ``why`` is the reason."""
         seen = () if self._is_lost else (Change(time.time(), kind, why),)
         self.events += seen
         self._is_lost = True
         return Pace.nothing(*seen)
 
     def departed(self) -> list[Mapping[str, Any]]:
-        """Returns the dead clients whose entry was freed shortly before the last look."""
+        """Returns the dead clients whose entry was freed shortly before the last inspection."""
         self._departed = {
             key: (at, client)
             for key, (at, client) in self._departed.items()
@@ -120,12 +121,12 @@ class Watch:
         return [client for _, client in self._departed.values()]
 
     def held_s(self, client: Mapping[str, Any]) -> float:
-        """Returns the seconds, at least, for which a client has held its slots or the lock."""
+        """Returns for how many seconds, at least, a client has held its slots or the lock."""
         _, since = self._held.get(client["incarnation"], (None, self._at))
         return self._at - since
 
     def _note_holds(self, found: Mapping[str, Any], at: float) -> None:
-        """Notes the holders; one whose counters changed has released the lock in between."""
+        """Updates the holders. If a holder's counters changed, it released the lock in between."""
         held: dict[int, tuple[object, float]] = {}
         for client in found["clients"]:
             key = (client["claimed"], client["mutex"] and client["counters"])

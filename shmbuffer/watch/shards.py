@@ -1,9 +1,9 @@
-"""The shards of a sharded buffer on this machine, one per line, and their sum.
+"""Shows the shards of a sharded buffer that are on this machine, one per line, and their sum.
 
     run/            the base directory (``scratch_dir`` of `ShardedReplayBuffer`)
-    run/NODE/       a shard: a buffer whose settings name its node
+    run/NODE/       a shard: a buffer whose settings contain the name of its node
 
-Only ``rb.stats()``, which asks the keepers, includes the shards of other machines.
+Shards on other machines are included only in ``rb.stats()``, which sends requests to the keepers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shmbuffer.watch.pace import RATED, Pace, Watch
 from shmbuffer.watch.tables import Styled, Table
 
 NODE = "node"
-"""Key of the node's name in the ``extra`` settings of a shard."""
+"""Key under which the ``extra`` settings of a shard contain the name of its node."""
 
 ELSEWHERE = "shards on other machines are not shown; rb.stats() includes them"
 
@@ -35,7 +35,7 @@ Looked = Mapping[str, Mapping[str, Any]]
 def inspect_shards(
     base: str | os.PathLike[str], *, live_bytes: bool = True
 ) -> dict[str, dict[str, Any]]:
-    """Returns the shards below a directory by node: from `inspect`, or ``path`` and ``error``."""
+    """Returns, by node, the result of `inspect` for each shard, or its ``path`` and ``error``."""
     found: dict[str, dict[str, Any]] = {}
     if os.path.isfile(Path(base) / layout.CONTROL):
         return found
@@ -45,7 +45,7 @@ def inspect_shards(
                 continue
             try:
                 one = inspect(path, live_bytes=live_bytes)
-            except ShmBufferError as error:  # being made, or damaged
+            except ShmBufferError as error:  # it is being created, or is damaged
                 found[path.name] = {"path": str(path), "error": str(error)}
             else:
                 if NODE in one["settings"]["extra"]:
@@ -60,12 +60,12 @@ def totals(found: Looked) -> dict[str, int]:
 
 
 def to_json(base: str, found: Looked) -> dict[str, Any]:
-    """Returns all shards as plain values."""
+    """Returns the shards and their totals as JSON values."""
     return {"path": base, "shards": found, "total": totals(found)}
 
 
 def contents(base: str, found: Looked) -> Table:
-    """Returns the contents of the shards."""
+    """Returns a table of the contents of the shards."""
     there = [one for one in found.values() if "error" not in one]
     sums = {name: sum(one[name] for one in there) for name in ("disk_bytes", "epoch")}
     columns = (" items", " capacity", " full", " written", " sampled", " on disk", " recoveries")
@@ -85,9 +85,9 @@ def _by_node(
     found: Looked,
     columns: Sequence[str],
     cells: Callable[[Mapping[str, Any]], Sequence[object]],
-    total: Mapping[str, Any],  # what ``cells`` needs, of all shards together
+    total: Mapping[str, Any],  # argument of ``cells`` for the sum of all shards
 ) -> Table:
-    """Returns a line for each shard, with its users or its error, and a line for their sum."""
+    """Returns a table with a line for each shard, its clients or error, and a line for the sum."""
     rows = [
         (node, *("-",) * len(columns), Styled(one["error"], "red"))
         if "error" in one
@@ -99,7 +99,7 @@ def _by_node(
 
 
 class ShardsWatch:
-    """The shards below a directory, for `top`; see `BufferWatch`."""
+    """Monitors the shards below a directory for `top`, like `BufferWatch` for one buffer."""
 
     footnote = ELSEWHERE
 
@@ -110,7 +110,7 @@ class ShardsWatch:
         self.found: dict[str, dict[str, Any]] = {}
 
     def look(self) -> None:
-        """Inspects all shards; a removed shard keeps its line, with the reason."""
+        """Inspects all shards. The line of a removed shard is kept and shows the reason."""
         now = inspect_shards(self.base, live_bytes=False)
         gone = {"path": self.base, "error": "the buffer was removed"}
         now |= {node: gone for node in self.found if node not in now}
@@ -123,24 +123,24 @@ class ShardsWatch:
     follow = look
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the last look as plain values."""
+        """Returns the last inspection as JSON values."""
         paces = {node: pace.to_json() for node, pace in self._paces.items()}
         return {**to_json(self.base, self.found), "pace": paces, "rates": self.rates()}
 
     def rates(self) -> dict[str, float]:
-        """Returns the sums of the rates of all shards; none after the first look."""
+        """Returns the sums of the rates of all shards; empty after the first inspection."""
         seen = [pace.rates for pace in self._paces.values() if pace.rates]
         return {name: sum(rates[name] for rates in seen) for name in RATED} if seen else {}
 
     def screen(self) -> Any:
-        """Returns the last look for a whole terminal; needs rich."""
+        """Returns the last inspection as a rich renderable for the whole terminal."""
         from rich.console import Group
 
         shown = [tables.drawn(table, compact=True) for table in self.tables() if table.rows]
         return Group(*shown, self.footnote)
 
     def tables(self) -> list[Table]:
-        """Returns a line for each shard, their sum, and the latest events."""
+        """Returns a table of the shards with their sum, and a table of the latest events."""
         found = {
             node: {**one, "rates": self._paces[node].rates} for node, one in self.found.items()
         }
@@ -149,7 +149,7 @@ class ShardsWatch:
         return [_by_node(self.base, found, columns, _paced, total), self._events()]
 
     def _events(self) -> Table:
-        """Returns the latest events, the newest last."""
+        """Returns a table of the latest events, the newest last."""
         seen = [(event, node) for node, one in self._watches.items() for event in one.events]
         newest = sorted(seen, key=lambda one: one[0].at_s)[-_MOST_EVENTS:]
         return Table("events", ("", "", ""), [(node, e.kind, e.text) for e, node in newest])

@@ -1,20 +1,20 @@
-"""A flat dict of numbers about a buffer, with TorchRL's keys if TorchRL has them.
+"""Statistics of a buffer as a flat dict of numbers, with TorchRL's keys if TorchRL has them.
 
     size, capacity, write_count       items present, capacity, items ever written (TorchRL's)
     utilization, fill                 size / capacity, under TorchRL's name and under ours
     initialized                       True once there is a schema, after the first write (TorchRL's)
     inserts, batches_sampled,
     items_sampled                     items written, batches and items sampled, since creation
-    ..._per_s of these                the same per second since the last reading
+    ..._per_s of these                increase per second since the last reading
     loaded                            items written by loads; they do not count as inserts
-    sampled_age                       mean age of an item when it was sampled, counted in writes:
-                                      since the last reading, or ever if nothing was sampled since
+    sampled_age                       mean age of the sampled items in writes, since the last
+                                      reading, or since creation if nothing was sampled after it
     updates_applied, updates_stale    priorities set; dropped because their item was overwritten
     redraws, waits                    rows sampled again because they changed; writes that waited
     lock_waits                        calls that slept until the lock was free
     clients_alive, clients_dead       handles in the registry; those dead and not yet reaped
     repairs, rolled_back, rolled_forward, reaped   repairs after deaths
-    weights_version, weights_age_s    of the newest published weights; 0 without weights
+    weights_version, weights_age_s    version and age of the newest weights; 0 without weights
     consumer_version                  policy version reported by learners; 0 without one
     reserved, refused                 items that are reserved; items that were too old to commit
     epoch, bytes, p_sum, ...          the engine's other numbers, under its own names
@@ -33,11 +33,11 @@ from shmbuffer.memory.system.fork_lock import ForkLock
 Number = int | float
 
 RATED = ("inserts", "batches_sampled", "items_sampled")
-"""Counters that a meter also gives per second."""
+"""Counters for which a meter computes a rate per second."""
 
 
 class Meter:
-    """Computes rates from the engine's counters, since the last reading or its own creation."""
+    """Computes the rates of the engine's counters since the last reading, or since its creation."""
 
     _lock = ForkLock()
 
@@ -47,7 +47,7 @@ class Meter:
         self._rates: dict[str, float] = dict.fromkeys((f"{name}_per_s" for name in RATED), 0.0)
 
     def read(self) -> dict[str, Number]:
-        """Returns the current numbers, and the rates since the last reading. Cost: some 10 µs."""
+        """Returns the current numbers and the rates since the last reading. Cost: about 10 µs."""
         with self._lock:
             now, before = self._engine.stats(), self._last
             self._last = now
@@ -61,7 +61,7 @@ class Meter:
 
 
 def describe(now: Mapping[str, Number], before: Mapping[str, Number]) -> dict[str, Number]:
-    """Returns the flat dict, without rates, of one engine snapshot."""
+    """Returns the flat dict for an engine snapshot, without rates and ``initialized``."""
     length, capacity = now["length"], now["elements"]
     utilization = length / capacity
     renamed = {

@@ -1,4 +1,4 @@
-"""Tables for people: aligned text, or a table of rich's."""
+"""Tables for the terminal, as aligned text or drawn by rich."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a title; ``columns`` may be empty. A leading blank in a heading aligns right."""
+    """Rows with a title and optional headings. A leading blank in a heading aligns it right."""
 
     title: str
     columns: Sequence[str]
@@ -18,14 +18,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Styled:
-    """A cell in a style of rich's, for terminals with colours."""
+    """A cell with a rich style, for terminals with colours."""
 
     value: object
     style: str
 
 
 def chosen(title: str, columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> Table:
-    """Returns a table of some columns of rows that have more."""
+    """Returns a table of the selected columns of the rows."""
     return Table(title, columns, [[row[name] for name in columns] for row in rows])
 
 
@@ -35,7 +35,7 @@ def pairs(title: str, values: Mapping[str, object]) -> Table:
 
 
 def text(value: object) -> str:
-    """Returns a value as a cell, without control characters: another user may have chosen it."""
+    """Returns a value as a cell. Control characters, which another user may set, are escaped."""
     match value:
         case Styled():
             return text(value.value)
@@ -56,7 +56,7 @@ def clean(value: object) -> str:
 
 
 def plain(table: Table) -> Iterator[str]:
-    """Yields the lines of a table in columns of text."""
+    """Yields the lines of a table as aligned text."""
     if table.title:
         yield clean(table.title)
     rows = [[text(cell) for cell in row] for row in table.rows]
@@ -72,7 +72,7 @@ def plain(table: Table) -> Iterator[str]:
 
 
 def drawn(table: Table, *, compact: bool = False) -> Any:
-    """Returns a table of rich's."""
+    """Converts a table to a rich table."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table as RichTable
 
@@ -96,7 +96,7 @@ def drawn(table: Table, *, compact: bool = False) -> Any:
     for first, *others in table.rows:
         names = Styled(first, "cyan") if compact and not table.columns else first
         drawn.add_row(*map(styled, (names, *others)))
-    if compact:  # a narrow terminal cuts the last column only
+    if compact:  # a narrow terminal truncates only the last column
         for column in drawn.columns[:-1]:
             cells = (column.header, *column.cells)
             column.min_width = max(len(str(cell)) for cell in cells)
@@ -104,7 +104,7 @@ def drawn(table: Table, *, compact: bool = False) -> Any:
 
 
 def styled(cell: object) -> Any:
-    """Returns a cell for rich: a Text, because a leaf may be named [red]."""
+    """Converts a cell to a rich Text, because a str such as [red] would be read as markup."""
     from rich.text import Text
 
     return Text(text(cell), style=cell.style if isinstance(cell, Styled) else "")

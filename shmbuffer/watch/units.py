@@ -1,4 +1,4 @@
-"""Formats numbers for people: sizes, spans of time, shares, rates, and bars."""
+"""Formats numbers for display: sizes, durations, shares, rates, and bars."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def size(count: int) -> str:
-    """Returns a number of bytes: ``1.5 GiB``."""
+    """Formats a number of bytes, for example ``1.5 GiB``."""
     value, unit = float(count), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if value < 1024 or unit == "TiB":
@@ -19,12 +19,12 @@ def size(count: int) -> str:
 
 
 def counted(count: int, one: str, more: str | None = None) -> str:
-    """Returns a number with its noun: ``3 items``."""
+    """Formats a number with its noun, for example ``3 items``."""
     return f"{count:,} {one if count == 1 or more is None else more}"
 
 
 def span(seconds: float) -> str:
-    """Returns a span of time: ``12 min``."""
+    """Formats a duration, for example ``12 min``."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
@@ -32,17 +32,17 @@ def span(seconds: float) -> str:
 
 
 def clock(time_s: float) -> str:
-    """Returns a time, in seconds since 1970, as the local clock shows it."""
+    """Formats a time in seconds since 1970 as local time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))
 
 
 def percent(share: float) -> str:
-    """Returns a share, 0 to 1: ``12 %``."""
+    """Formats a share from 0 to 1, for example ``12 %``."""
     return f"{100 * share:.3g} %" if share < 0.1 else f"{100 * share:.0f} %"
 
 
 def rate(value: float | None) -> str:
-    """Returns a rate in about four digits; "-" for None."""
+    """Formats a rate with about four digits; returns "-" for None."""
     if value is None:
         return "-"
     if value >= 1e6:
@@ -51,7 +51,7 @@ def rate(value: float | None) -> str:
 
 
 def bars(values: Sequence[float | None], width: int = 40) -> str:
-    """Returns the last values as a line of bars, scaled to the greatest; None is a gap."""
+    """Draws the last values as a line of bars, scaled to the largest; None is a gap."""
     shown = list(values)[-width:]
     greatest = max((value for value in shown if value is not None), default=0.0)
 
@@ -64,6 +64,6 @@ def bars(values: Sequence[float | None], width: int = 40) -> str:
 
 
 def gauge(share: float, width: int) -> str:
-    """Returns a bar that is full at 1."""
+    """Draws a bar of which ``share`` is filled."""
     full = round(min(1.0, max(0.0, share)) * width)
     return "█" * full + "░" * (width - full)

@@ -1,4 +1,4 @@
-"""Descriptions in words of the results of `inspect`, for all verbs of the command line."""
+"""Describes the results of `inspect` in words, for all commands of the command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEAD, STOPPED, UNKNOWN = ProcessState.DEAD, ProcessState.STOPPED, ProcessState.U
 
 
 def use(found: Found) -> Styled:
-    """Returns how many clients use a buffer, or what has to happen before it can be used."""
+    """Returns how many clients use a buffer, or why it is not in use."""
     clients, state, reason = found["clients"], found["state"], found["needs_recovery"]
     counts = Counter(client["state"] for client in clients)
     dead, stopped, unknown = (counts[one] for one in (DEAD, STOPPED, UNKNOWN))
@@ -67,7 +67,7 @@ def state(client: Found) -> Styled:
 
 
 def cells(client: Found, held_s: float = 0.0) -> dict[str, object]:
-    """Returns the cells of a client's row in a table, by heading."""
+    """Returns the cells of a client's table row by heading."""
     idle, memory, counters = client["idle_s"], client["memory_bytes"], client["counters"]
     return {
         "client": client["role"],
@@ -84,7 +84,7 @@ def cells(client: Found, held_s: float = 0.0) -> dict[str, object]:
 
 
 def holds(client: Found, held_s: float = 0.0) -> str | None:
-    """Returns what a client holds that others may wait for; None if it holds nothing."""
+    """Returns the lock, queue position and slots of a client; None if it holds nothing."""
     since = f" for {units.span(held_s)}" if held_s >= 1 else ""
     parts = []
     if client["mutex"]:
@@ -104,7 +104,7 @@ def holds(client: Found, held_s: float = 0.0) -> str | None:
 
 
 def disk_usage(found: Found) -> str:
-    """Returns the size of the files of a buffer, and if they are on disk or in memory."""
+    """Returns the size of the files of a buffer, and whether they are on disk or in memory."""
     used, nbytes = found["disk_bytes"], found["bytes"]
     sparse = f" of {units.size(nbytes)}" if used < 0.95 * nbytes else ""
     where = "in memory (tmpfs)" if found["filesystem"]["in_memory"] else "on disk"
@@ -125,7 +125,7 @@ def size(found: Found) -> str:
 
 
 def sharing(found: Found) -> str | None:
-    """Returns which leaves two items share; None if each leaf has a column of its own."""
+    """Returns the leaves that consecutive items share; None if the buffer shares no leaves."""
     told = found.get("sharing")
     if told is None:
         return None
@@ -134,7 +134,7 @@ def sharing(found: Found) -> str | None:
 
 
 def records(found: Found) -> str | None:
-    """Returns how full the byte ring is; None if the items are rows."""
+    """Returns the used share of the byte ring; None if the items are rows."""
     held = found["records"]
     if held is None:
         return None
@@ -148,7 +148,7 @@ def records(found: Found) -> str | None:
 
 
 def status(found: Found) -> dict[str, str | None]:
-    """Returns a line for each part of a buffer besides its items; None if it has no news."""
+    """Returns a line for each part of a buffer except its items; None for an unused part."""
     return {
         "weights": weights(found),
         "policy": consumer(found),
@@ -210,7 +210,7 @@ def flow(found: Found) -> str | None:
 
 
 def waiting(found: Found) -> str | None:
-    """Returns the process that has waited longest, and the reason; None if no process waits."""
+    """Returns the process that has waited longest, with the reason; None if no process waits."""
     waits = sorted(found["waits"], key=lambda one: -one["seconds"])
     if not waits:
         return None
@@ -220,7 +220,7 @@ def waiting(found: Found) -> str | None:
 
 
 def consumers(found: Found) -> str | None:
-    """Returns how far each consumer is behind, and which pids hold its items; None without any."""
+    """Returns the backlog of each consumer and the pids that hold its items; None without any."""
     told = []
     for one in found.get("consumers", ()):
         text = f"{one['name']} is {units.counted(one['behind'], 'item', 'items')} behind"
@@ -234,7 +234,7 @@ def consumers(found: Found) -> str | None:
 
 
 def recoveries(found: Found) -> str:
-    """Returns how often a buffer was recovered, and the result of the last recovery."""
+    """Returns the number of recoveries, and the result of the last one."""
     last, count = found["recovery"], found["epoch"]
     if not count:
         return "none"

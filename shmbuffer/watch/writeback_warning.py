@@ -1,4 +1,4 @@
-"""A warning when the kernel throttles the writers of a buffer; see memory/system/writeback.py."""
+"""Warns if the kernel throttles the writers of a buffer; see memory/system/writeback.py."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from shmbuffer.memory.system.filesystem import human_size
 log = logging.getLogger("shmbuffer.service")
 
 LOOKS, SOME = 20, 3
-"""Warns if a writer was throttled in SOME of the last LOOKS."""
+"""A warning is logged if a writer was throttled in SOME of the last LOOKS checks."""
 
 WARN_EVERY_S = 600.0
 WORTH_A_LOOK_US = 10_000
-"""Time spent waiting for disks between two looks, below which no process is examined."""
+"""Minimum time spent waiting for disks between two checks; below it, no process is examined."""
 
 
 class WritebackWarning:
-    """Checks whether the kernel throttles writers, warns of it, and adds up the seconds."""
+    """Checks whether the kernel throttles writers, logs warnings, and adds up the seconds."""
 
     def __init__(self, path: Path) -> None:
-        self.seconds = 0.0  # in which a writer was throttled, at the pace of the looks
+        self.seconds = 0.0  # time between checks in which a writer was throttled
         self._path = path
         self._looks: deque[list[int]] = deque(maxlen=LOOKS)
         self._warned_s: float | None = None
@@ -33,7 +33,7 @@ class WritebackWarning:
         self._last_s = time.monotonic()
 
     def check(self, pids: Iterable[int]) -> None:
-        """Checks these processes now."""
+        """Checks whether the kernel is throttling any of these processes."""
         before, self._waited_us = self._waited_us, writeback.waited_for_disks_us()
         now_s = time.monotonic()
         past_s, self._last_s = now_s - self._last_s, now_s

@@ -1,1 +1,1 @@
-"""The picture of `plot`: a part of the history as charts."""
+"""Draws the picture of `plot`, which shows a part of the history as charts."""

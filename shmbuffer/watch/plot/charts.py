@@ -1,4 +1,4 @@
-"""The panels of the report. Each draws on its axes, or returns the reason why it is empty."""
+"""Functions that draw the panels of the report. An empty panel returns the reason instead."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 GOOD, BAD, MUTED = "#2e7d32", "#c62828", "#6b7280"
 WRITTEN, DRAWN, THIRD = "#1f6fb4", "#e07b00", "#7b4ba8"
-"""Colours of writes, of draws, and of anything else."""
+"""Colours for writes, samples, and other values."""
 
 UNRECORDED = "#9ca3af"
 _GONE, _OTHERS = "#9ca3af", "#d1d5db"
@@ -32,7 +32,7 @@ _MARKS = (
     (EventKind.RECOVERED, THIRD, "D", "recovered"),
 )
 _MOST_ROWS = 12  # of clients, and of collectors
-_WIDE_APART = 20  # ratio of two rates from which their axis is logarithmic
+_WIDE_APART = 20  # ratio of two rates above which their axis is logarithmic
 
 
 # ---- over time ----
@@ -109,7 +109,7 @@ def _clients(axes: Axes, look: Look, line: Timeline) -> None:
 
 
 def stays(line: Timeline, look: Look) -> list[tuple[str, float, float, bool]]:
-    """Returns for each client: name, times of its begin and end, and True if it died."""
+    """Returns, for each client, its name, the times of its start and end, and whether it died."""
     alive = {client["incarnation"] for client in look.living}
     here = {client["incarnation"] for client in look.found["clients"]}
     order = {"collector": 1, "client": 2, "learner": 3}
@@ -121,9 +121,9 @@ def stays(line: Timeline, look: Look) -> list[tuple[str, float, float, bool]]:
         until_s = line.begin_s - 1.0 if until_s is None else until_s
         if last is not None:
             end_s, died = last.time_s, last.kind == EventKind.DIED
-            if last.recorder == BY_RECOVERY:  # a later recovery found it dead
+            if last.recorder == BY_RECOVERY:  # a later recovery found the client dead
                 end_s = min(end_s, until_s)
-        elif incarnation not in here:  # it ended unrecorded; a coordinator would have noted it
+        elif incarnation not in here:  # it ended while no coordinator recorded it
             end_s, died = until_s, first.role == "coordinator"
         if end_s >= line.begin_s:
             begin_s = max(line.begin_s, first.time_s)
@@ -224,7 +224,7 @@ def _ages(axes: Axes, look: Look) -> str | None:
 def _spread(
     axes: Axes, values: Any, masses: Floats, edges: Floats, shown: Any = slice(None)
 ) -> None:
-    """Draws histograms of the items and of their probability to be drawn, in percent."""
+    """Draws histograms of the items and of their sampling probability, in percent."""
     bins = edges.tolist()
     each = np.full(len(values), 100 / len(values))
     axes.hist(values[shown], bins, weights=each[shown], color=WRITTEN, alpha=0.6, label="items")
@@ -236,7 +236,7 @@ def _spread(
 
 
 def _oldest(look: Look, age: int) -> str:
-    """Returns the age of the oldest item in words, as far as the history reaches back."""
+    """Returns the age of the oldest item in words; a lower bound if the history is shorter."""
     line = look.timeline
     if line is None:
         return ""
@@ -249,7 +249,7 @@ def _oldest(look: Look, age: int) -> str:
 def _collectors(axes: Axes, look: Look) -> str | None:
     if look.item_stats is None or not len(look.item_stats.sources):
         return "the buffer is empty"
-    # Loaded items have sources of their own, which do not name a client.
+    # The sources of loaded items do not identify a client.
     sources = np.minimum(look.item_stats.sources, np.uint64(layout.INCARNATIONS))
     sources, counts = np.unique(sources, return_counts=True)
     order = np.argsort(-counts, kind="stable")
@@ -336,7 +336,7 @@ def _log(axes: Axes, axis: Any) -> None:
 
 
 def date(time_s: float) -> Any:
-    """Returns a time of the local clock, for matplotlib."""
+    """Converts a time in seconds since 1970 to a local date for matplotlib."""
     return datetime.fromtimestamp(time_s)
 
 

@@ -1,8 +1,9 @@
-"""A history over time: rates, ratios, events, and gaps without a recorder.
+"""Computes rates, events and gaps from the recorded history.
 
-Records are in order, and have two times. The clock since boot measures durations; the wall clock
-gives the date. The wall clock may be set. Therefore a recorder's times are counted back from its
-last record, which has to lie before the first record of the next recorder.
+Records are sorted, and each has two times. The clock since boot measures durations, and the wall
+clock gives the date. The wall clock may be changed. Therefore the times of all records of a
+recorder are computed backwards from its last record. If that record seems to be later than the
+first record of the next recorder, it is moved before it.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from shmbuffer.memory.format.array_types import Flags, Floats, Ints
 from shmbuffer.memory.upkeep.history import Event, EventKind, History
 
 MOST_POINTS = 400
-"""The most points of a line in a picture; more would not be visible."""
+"""Maximum number of points per line in a picture; more would not be visible."""
 
 UNRECORDED_S = 5.0
-"""Time between two recorders that counts as a gap."""
+"""Minimum time between two recorders that counts as a gap."""
 
 
 class Timeline:
-    """The last seconds of a history that has at least one record; None: all of it."""
+    """The last ``last_s`` seconds of a history that is not empty; None: the whole history."""
 
     def __init__(self, history: History, last_s: float | None = None) -> None:
         older = _is_before(history.coarse, history.fine[:1])
@@ -42,10 +43,12 @@ class Timeline:
             else one
             for one in history.events
         ]
-        self.times_s: Floats = times_s[first:]  # of the records, in seconds since 1970, growing
-        # the records, the one before the part included, since rates need it
+        self.times_s: Floats = times_s[
+            first:
+        ]  # times of the records in seconds since 1970, increasing
+        # records of the selected part, and the previous one, which is needed for rates
         self.records: NDArray[np.void] = records[first:]
-        # of the part, in order, at times that match those of the records
+        # events of the selected part, sorted, with times on the same scale as the records
         self.events = [one for one in events if one.time_s >= begin_s]
         joined = [one for one in events if one.kind == EventKind.JOINED]
         # the first event of every client, by incarnation
@@ -53,7 +56,7 @@ class Timeline:
         # the incarnation of the recorder that saw it last
         self.seen_by = {one.incarnation: one.recorder for one in joined}
         ends = (EventKind.LEFT, EventKind.DIED)
-        # the last event of those that ended
+        # the last event of each client that has ended, by incarnation
         self.ended = {one.incarnation: one for one in events if one.kind in ends}
         same = self.records["recorder"][1:] == self.records["recorder"][:-1]
         self._breaks = np.flatnonzero(~same) + 1
@@ -70,17 +73,17 @@ class Timeline:
 
     @property
     def gaps(self) -> list[tuple[float, float]]:
-        """Beginnings and ends of the gaps."""
+        """Start and end times of the gaps."""
         found = [(float(self.times_s[at - 1]), float(self.times_s[at])) for at in self._breaks]
         return [(begin, end) for begin, end in found if end - begin > UNRECORDED_S]
 
     @property
     def recorder(self) -> Event | None:
-        """The client that recorded last."""
+        """Event of the client that wrote the last record; None if that client is unknown."""
         return self.known.get(int(self.records["recorder"][-1]))
 
     def recorded_until_s(self, incarnation: int) -> float | None:
-        """Returns the time of a recorder's last record; None if it has none here."""
+        """Returns the time of a recorder's last record; None if it has no record here."""
         at = np.flatnonzero(self.records["recorder"] == incarnation)
         return float(self.times_s[at[-1]]) if len(at) else None
 
@@ -94,12 +97,12 @@ class Timeline:
         return found
 
     def total(self, name: str) -> int:
-        """Returns how much a counter has grown, not counting losses in a power cut."""
+        """Returns the increase of a counter; decreases after a power cut are ignored."""
         grown = np.diff(self.records[name].astype(np.int64))
         return int(grown[grown > 0].sum())
 
     def lines(self, *names: str) -> tuple[Floats, list[Floats]]:
-        """Returns times and the growth of counters; NaN at a recorder's first record."""
+        """Returns times and the increases of counters; NaN at the first record of a recorder."""
         at = self._shown()
         times, grown = self.times_s[at], []
         for name in names:
@@ -109,7 +112,7 @@ class Timeline:
         return times, grown
 
     def rates(self, *names: str) -> tuple[Floats, list[Floats]]:
-        """Returns `lines` per second, using the clock since boot."""
+        """Returns the result of `lines` per second of the clock since boot."""
         times, grown = self.lines(*names)
         at = self._shown()
         boot_s = self.records["boottime_ns"][at].astype(np.float64) / 1e9
@@ -118,20 +121,20 @@ class Timeline:
         return times, [steps / passed_s for steps in grown]
 
     def levels(self, name: str) -> tuple[Floats, Floats]:
-        """Returns times and the values of a field; NaN between two recorders."""
+        """Returns times and the values of a field, with a NaN between two recorders."""
         at = self._shown()
         times, values = self.times_s[at], self.values(name)[at]
         cuts = np.flatnonzero(np.isin(at, self._breaks))
         return np.insert(times, cuts, times[cuts]), np.insert(values, cuts, np.nan)
 
     def quiet_s(self, name: str) -> float:
-        """Returns the seconds since a counter last grew."""
+        """Returns the seconds since the last increase of a counter."""
         grown = np.flatnonzero(np.diff(self.records[name].astype(np.int64)) > 0)
         last = self.times_s[grown[-1] + 1] if len(grown) else self.times_s[0]
         return float(self.end_s - last)
 
     def _shown(self) -> Ints:
-        """Returns the indices of the records on a line: evenly in time, and around each gap."""
+        """Returns the indices of the records to draw: evenly spaced in time and around each gap."""
         ends = [0, len(self.times_s) - 1, *self._breaks, *(self._breaks - 1)]
         even = np.linspace(self.times_s[0], self.times_s[-1], MOST_POINTS)
         found = np.searchsorted(self.times_s, even[1:-1])
@@ -143,7 +146,7 @@ class Timeline:
 
 
 def _is_before(records: NDArray[np.void], first: NDArray[np.void]) -> Flags:
-    """Marks the records written before another one; incarnations of a directory only grow."""
+    """Marks the records older than another one; incarnations of a directory only increase."""
     if not len(first):
         return np.ones(len(records), np.bool_)
     earlier = records["recorder"] < first["recorder"][0]
@@ -153,7 +156,7 @@ def _is_before(records: NDArray[np.void], first: NDArray[np.void]) -> Flags:
 
 
 def _wall_clocks(records: NDArray[np.void]) -> dict[int, int]:
-    """Returns the nanoseconds from the clock since boot to the wall clock, by recorder."""
+    """Returns the offset of the wall clock from the clock since boot, in ns, by recorder."""
     found: dict[int, int] = {}
     later_ns = 2**63
     ends = np.flatnonzero(records["recorder"][1:] != records["recorder"][:-1]) + 1

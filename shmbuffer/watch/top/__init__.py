@@ -1,1 +1,1 @@
-"""The screen of `top`: one look after the other, as tables or on a terminal, and its keys."""
+"""Inspects a buffer repeatedly for `top`, and shows the results as tables or on a terminal."""

@@ -1,4 +1,4 @@
-"""Repeated looks at a buffer, through crashes, recoveries and removal."""
+"""Inspects a buffer repeatedly, also during crashes, recoveries and removal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shmbuffer.watch.top.screen import Screen
 
 
 class BufferWatch:
-    """Last look of `top` at a buffer, and the changes before it."""
+    """Last inspection of a buffer for `top`, and the changes before it."""
 
     footnote = ""
 
@@ -32,26 +32,26 @@ class BufferWatch:
         self._pace = self._watch.see(self._found)
 
     def follow(self) -> None:
-        """Inspects the buffer; an error is shown instead of raised."""
+        """Inspects the buffer. An error of `inspect` is shown and not raised."""
         try:
             self.look()
         except BufferNotFoundError:
             still = "still exists" if os.path.isdir(self._path) else "was removed, too"
             self._lose(f"the buffer was removed; the directory {still}", "removed")
-        except ShmBufferError as error:  # being made or removed, or damaged: it may pass
+        except ShmBufferError as error:  # it may be temporary
             self._lose(str(error), "unreadable")
 
     def _lose(self, why: str, kind: Kind) -> None:
         self._found, self._pace = {"path": self._path, "error": why}, self._watch.lose(why, kind)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the last look as plain values."""
+        """Returns the last inspection as JSON values."""
         return {**self._found, "pace": self._pace.to_json()}
 
     def tables(self) -> list[Table]:
-        """Returns the last look as tables."""
+        """Returns the last inspection as tables."""
         return panels.plain(self._found, self._pace, self._watch)
 
     def screen(self) -> Screen:
-        """Returns the last look for a whole terminal."""
+        """Returns the last inspection as a screen for the whole terminal."""
         return Screen(self._path, self._found, self._pace, self._watch)

@@ -1,4 +1,4 @@
-"""The parts of the output of `top`, as tables."""
+"""Creates the tables of the output of `top`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shmbuffer.watch.pace import Pace, Watch
 from shmbuffer.watch.tables import Styled, Table
 
 NARROW = 100
-"""Columns below which the memory of a client is left out."""
+"""Terminal width below which the memory of a client is not shown."""
 
 _PLAIN_WIDTH = 100  # without a terminal
 _MOST_ROWS = 10  # of the histogram as a table
@@ -23,7 +23,7 @@ _BARS = "green"
 
 
 def plain(found: Mapping[str, Any], pace: Pace, watch: Watch) -> list[Table]:
-    """Returns all parts, one after the other, for an output that is not redrawn."""
+    """Returns all tables in order, for an output that is not redrawn."""
     if "error" in found:
         return [tables.pairs(found["path"], {"buffer": found["error"]}), events(watch)]
     lines = buffer(found, watch, _PLAIN_WIDTH, histogram=False).rows
@@ -38,7 +38,7 @@ def plain(found: Mapping[str, Any], pace: Pace, watch: Watch) -> list[Table]:
 
 
 def state(found: Mapping[str, Any]) -> Styled:
-    """Returns the state of the buffer, and its clients in words."""
+    """Returns a description of the buffer's state and clients."""
     if "error" in found:
         return Styled("not readable", "red")
     use = words.use(found)
@@ -48,7 +48,7 @@ def state(found: Mapping[str, Any]) -> Styled:
 def buffer(found: Mapping[str, Any], watch: Watch, width: int, *, histogram: bool) -> Table:
     """Returns the content of a buffer; ``histogram``: priorities get a line instead of a table."""
     if "error" in found:
-        assert watch.last is not None  # the first look raises its error
+        assert watch.last is not None  # an error of the first inspection is raised
         counters = watch.last["counters"]
         last = f"{counters['length']:,} of {counters['elements']:,} items, {words.size(watch.last)}"
         return tables.pairs("", {"now": Styled(found["error"], "red"), "last seen": last})
@@ -80,7 +80,7 @@ def _mended(counters: Mapping[str, Any]) -> str:
 
 
 def rates(history: Sequence[Pace], width: int) -> Table:
-    """Returns the rates that are not always 0, now and before."""
+    """Returns the current and the previous rates, except rates that were always 0."""
     rows: list[Sequence[object]] = []
     if not history:
         return Table("rates", ("", " now"), rows)
@@ -100,7 +100,7 @@ def rates(history: Sequence[Pace], width: int) -> Table:
 
 
 def quiet(history: Sequence[Pace]) -> Table:
-    """Returns a line that names the rates that were always 0."""
+    """Returns a line with the names of the rates that were always 0."""
     names = [
         name.removesuffix("/s")
         for name, key, _ in _SHOWN
@@ -135,7 +135,7 @@ _ALWAYS = ("inserts", "items_sampled", "batches_sampled", "updates_applied")
 
 
 def _spread(histogram: Mapping[str, float] | None) -> str | None:
-    """Returns the histogram on one line; its sparse lower end is one bar."""
+    """Returns the histogram as one line; its sparse lower end is combined into one bar."""
     if not histogram:
         return None
     powers = {
@@ -153,12 +153,12 @@ def _spread(histogram: Mapping[str, float] | None) -> str | None:
 
 
 def priorities(found: Mapping[str, Any]) -> Table:
-    """Returns the distribution of the priorities; without rows if the buffer has none."""
+    """Returns the distribution of the priorities; no rows if the buffer has no priorities."""
     histogram = found.get("priorities")
     if not histogram:
         return Table("", (), [])
     shares = list(histogram.items())
-    if len(shares) > _MOST_ROWS:  # the small ones as one
+    if len(shares) > _MOST_ROWS:  # combine the small shares
         few = shares[: 1 - _MOST_ROWS]
         shares = [(few[-1][0], sum(share for _, share in few)), *shares[1 - _MOST_ROWS :]]
     most = max(share for _, share in shares)
@@ -170,7 +170,7 @@ def priorities(found: Mapping[str, Any]) -> Table:
 
 
 def clients(found: Mapping[str, Any], pace: Pace, watch: Watch, width: int) -> Table:
-    """Returns the clients: first the reaped, dead and stopped ones, then the others."""
+    """Returns a table of the clients: first reaped, dead and stopped clients, then the others."""
     if "error" in found:
         return Table("", (), [])
     clients = sorted(
@@ -204,7 +204,7 @@ def _departed(client: Mapping[str, Any]) -> dict[str, Styled]:
 
 
 def events(watch: Watch) -> Table:
-    """Returns the events that the watch has seen, the newest last."""
+    """Returns a table of the recorded events, the newest last."""
     rows = []
     for event in watch.events:
         when = datetime.fromtimestamp(event.at_s).strftime("%H:%M:%S")

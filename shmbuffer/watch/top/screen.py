@@ -1,12 +1,12 @@
-"""The screen of `top`, laid out on a terminal of any size, from 80 columns by 24 lines on.
+"""Lays out the screen of `top` on a terminal of at least 80 columns by 24 lines.
 
      path                                       state, clients, and the time
-     items, size, flow                          (from 130 columns on: priorities, next to
+     items, size, flow                          (with at least 130 columns: priorities, next to
      rates, with their history                   the rates)
-     clients, one a line; the dead and the stopped first
+     clients, one per line; dead and stopped clients first
      events, the newest last, in the remaining lines
 
-Long lines are cut, not wrapped, so that nothing jumps when a number grows.
+Long lines are truncated and not wrapped, so that the layout does not move when a number grows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 WIDE = 130
-"""Columns from which on the priorities have a table of their own."""
+"""Minimum terminal width for a separate table of priorities."""
 
 _FEWEST_CLIENTS = 4
 _FEWEST_EVENTS = 3
@@ -35,8 +35,8 @@ class Screen:
     """A rich renderable that fills the terminal."""
 
     path: str  # as given by the user
-    found: Mapping[str, Any]  # of `inspect`, with priorities; or ``path`` and ``error``
-    pace: Pace  # since the previous look
+    found: Mapping[str, Any]  # result of `inspect` with priorities, or ``path`` and ``error``
+    pace: Pace  # since the previous inspection
     watch: Watch
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -59,7 +59,7 @@ class Screen:
             lines = max(lines, _lines(priorities))
         left = height - 1 - _lines(buffer) - lines
         fewest = min(_lines(events), 1 + _FEWEST_EVENTS)
-        # Blank lines between the parts only if there is room for them.
+        # Blank lines are added between the parts if they fit.
         gap = [""] if left - 3 >= _lines(clients) + fewest else []
         left -= 3 * len(gap)
         room = min(_lines(clients), max(1 + _FEWEST_CLIENTS, left - fewest))

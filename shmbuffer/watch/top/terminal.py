@@ -1,4 +1,4 @@
-"""Full-screen use of a terminal: reads single keys, and restores the settings at the end."""
+"""Reads single keys from a terminal, and restores its settings at the end."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from types import FrameType
 
 @contextmanager
 def woken() -> Iterator[int]:
-    """Yields a file that becomes readable after a signal with a handler.
+    """Yields a file descriptor that becomes readable when a signal with a handler arrives.
 
-    Waiting for the file misses no signal. Otherwise a signal just before the wait would not
-    interrupt it, and the error of its handler could get lost.
+    A caller that waits for the descriptor misses no signal. Otherwise, a signal that arrives just
+    before the wait would not interrupt it, and an exception of the handler could be lost.
     """
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -33,7 +33,7 @@ def woken() -> Iterator[int]:
 
 @contextmanager
 def keys() -> Iterator[Callable[[float], bool]]:
-    """Yields a function that waits some seconds, and returns True early for q or a signal."""
+    """Yields a function that waits for a number of seconds; True if q or a signal ends the wait."""
     with woken() as signalled:
         if sys.stdin is None or not sys.stdin.isatty() or not _is_ours(sys.stdin.fileno()):
             yield lambda seconds: bool(select.select([signalled], [], [], seconds)[0])
@@ -48,11 +48,11 @@ def keys() -> Iterator[Callable[[float], bool]]:
                 ready = select.select(heard, [], [], left_s)[0]
                 if signalled in ready:
                     return True
-                if not _is_ours(keyboard):  # in the background, keys are for the shell
+                if not _is_ours(keyboard):  # in the background, the shell gets the keys
                     heard = [signalled]
                 elif ready:
                     typed = os.read(keyboard, 1024)
-                    if not typed or b"q" in typed:  # nothing: the terminal is gone
+                    if not typed or b"q" in typed:  # no bytes: the terminal was closed
                         return True
             return False
 
@@ -61,27 +61,28 @@ def keys() -> Iterator[Callable[[float], bool]]:
             yield pressed_q
         finally:
             if _is_ours(keyboard):
-                with suppress(termios.error):  # the terminal is gone
+                with suppress(termios.error):  # the terminal was closed
                     termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
 
 
 def _is_ours(keyboard: int) -> bool:
-    """True if this process may use a terminal; in the background it would be stopped."""
+    """True if this process is in the foreground; using the terminal would stop it otherwise."""
     try:
         return os.tcgetpgrp(keyboard) == os.getpgrp()
     except OSError:
-        return True  # not the controlling terminal of this session
+        return True  # it is not the controlling terminal
 
 
 class _Signalled(BaseException):
-    """Raised by a signal; derives from BaseException, so that error handlers do not catch it."""
+    """Raised by a signal handler. ``except Exception`` does not catch it."""
 
 
 @contextmanager
 def unwound_on(*numbers: int) -> Iterator[list[int]]:
-    """Ends the block at the first signal, and continues after it; further signals are ignored.
+    """Leaves the ``with`` block at the first signal, and continues after the block.
 
-    A second signal would interrupt the cleanup, which has deadlines of its own.
+    Further signals are ignored, because they would interrupt the cleanup, which has its own
+    deadlines.
     """
     came: list[int] = []
 
