@@ -1,7 +1,8 @@
-"""The command line: ``shmbuffer VERB ...``. Each verb has one module, which is imported on use.
+"""The command line: ``shmbuffer VERB ...``. Each verb has its own module, which is imported on use.
 
-A verb has ``DESCRIPTION``, ``EXAMPLES``, ``add_arguments(parser)`` and ``run(args)``, which returns
-the exit code. No module imports torch at its top; a verb that needs it imports it in ``run``.
+The module of a verb has ``DESCRIPTION``, ``EXAMPLES``, ``add_arguments(parser)`` and ``run(args)``,
+which returns the exit code. No module imports torch at import time. A verb that needs torch imports
+it in ``run``.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ and on the directory of a dead run.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command line and returns its exit code."""
+    """Runs the command line ``argv`` and returns the exit code."""
     arguments = [*(sys.argv[1:] if argv is None else argv)]
     verb = next((word for word in arguments if not word.startswith("-")), None)
     module = importlib.import_module(f"shmbuffer.cli.{verb}") if verb in VERBS else None
@@ -74,7 +75,7 @@ def _parser(verb: str | None, module: ModuleType | None) -> argparse.ArgumentPar
 
 
 def _fill(parser: argparse.ArgumentParser, module: ModuleType) -> None:
-    """Adds the common options of all verbs, and the arguments of this one."""
+    """Adds the common options of all verbs and the arguments of one verb to its parser."""
     examples = "\n".join(f"  {line}" for line in module.EXAMPLES.splitlines())
     parser.description = module.DESCRIPTION
     parser.epilog = f"examples:\n{examples}\n\n{exits.TABLE}\n"
@@ -91,7 +92,7 @@ def _run(module: ModuleType, args: argparse.Namespace) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # The reader of the output is gone. At exit Python would report the unwritten rest again.
+        # The reader has closed the output. Python would report this again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exits.READER_GONE
     except KeyboardInterrupt:
@@ -103,7 +104,7 @@ def _run(module: ModuleType, args: argparse.Namespace) -> int:
 
 
 class _Version(argparse.Action):
-    """Looks up the version on demand, because that takes longer than the rest of the start."""
+    """Reads the version only if requested, because this takes longer than the rest of the start."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)

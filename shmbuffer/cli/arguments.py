@@ -1,4 +1,4 @@
-"""Arguments of several verbs, and parsers of their values."""
+"""Defines arguments that several verbs use, and parses their values."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def seconds(text: str) -> float:
 
 
 def integer(text: str) -> int:
-    """Parses a whole number: 1000000, 1_000_000 or 1e6."""
+    """Parses an integer such as 1000000, 1_000_000 or 1e6."""
     with suppress(ValueError):
         return int(text)
     with suppress(ValueError):
@@ -63,7 +63,7 @@ def integer(text: str) -> int:
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Returns a parser of whole numbers that are not smaller."""
+    """Returns a parser for integers of at least ``least``."""
 
     def parse(text: str) -> int:
         value = integer(text)

@@ -1,4 +1,4 @@
-"""``shmbuffer check DIR``: is the buffer undamaged? Changes nothing."""
+"""Implements ``shmbuffer check DIR``, which checks a buffer for damage and changes nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Checks and prints the report; exit 1 if anything is damaged."""
+    """Checks the buffer and prints a report; returns 1 if anything is damaged."""
     from shmbuffer.memory.upkeep.check import check
 
     with Bar(wanted=not args.json) as bar:

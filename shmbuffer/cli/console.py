@@ -1,6 +1,6 @@
-"""The output of a verb: JSON, or tables, which rich draws on a terminal if it is installed.
+"""Prints the output of a verb as JSON or as tables, which rich draws on a terminal if installed.
 
-FORCE_COLOR counts as a terminal, unless NO_COLOR is set.
+If FORCE_COLOR is set and NO_COLOR is not, every output is treated as a terminal.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shmbuffer.watch.tables import Table
 
 
 def show(*shown: Table) -> None:
-    """Prints the tables that have rows, one after the other."""
+    """Prints the tables that have rows."""
     filled = [table for table in shown if table.rows]
     if not filled:
         return
@@ -30,7 +30,7 @@ def show(*shown: Table) -> None:
 
 
 def tell(value: Mapping[str, Any], *shown: Table | str, as_json: bool) -> None:
-    """Prints a result, as an object or as lines and tables."""
+    """Prints a result, as a JSON object or as lines and tables."""
     if as_json:
         show_json(value)
         return
@@ -41,7 +41,7 @@ def tell(value: Mapping[str, Any], *shown: Table | str, as_json: bool) -> None:
 
 
 def has_rich() -> bool:
-    """True if the output is a terminal, or should have colours, and rich is installed."""
+    """True if rich is installed and the output is a terminal or treated as a terminal."""
     wanted = bool(os.environ.get("FORCE_COLOR")) and not os.environ.get("NO_COLOR")
     return (sys.stdout.isatty() or wanted) and find_spec("rich") is not None
 

@@ -1,4 +1,4 @@
-"""``shmbuffer consumers DIR``: the progress of each consumer, and the holders of its items."""
+"""Implements ``shmbuffer consumers DIR``, which lists the consumers of a buffer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Removes a consumer if asked to, and lists the others."""
+    """Removes a consumer if requested, and lists the others."""
     from shmbuffer.memory.upkeep.inspect import inspect
 
     if args.remove is not None:

@@ -1,6 +1,7 @@
-"""``shmbuffer demo``: trains on CartPole, kills its processes, recovers and continues.
+"""Implements ``shmbuffer demo``: trains on CartPole, kills the processes, recovers and continues.
 
-The program is examples/demo in the repository; a wheel has it as ``shmbuffer.examples``.
+The program is the folder examples/demo of the repository, which a wheel contains as
+``shmbuffer.examples``.
 """
 
 from shmbuffer.examples.command import DESCRIPTION, EXAMPLES, add_arguments, run

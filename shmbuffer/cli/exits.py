@@ -1,4 +1,4 @@
-"""The exit codes of all verbs, and the error message that is printed with them."""
+"""Defines the exit codes of all verbs, and prints error messages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def code_of(error: BaseException) -> int:
 
 
 def explain(error: BaseException, *, as_json: bool = False) -> int:
-    """Prints an error on stderr, with ``as_json`` also as an object on stdout; returns its code."""
+    """Prints an error on stderr, with ``as_json`` also as JSON on stdout; returns the exit code."""
     code = code_of(error)
     sentence = " ".join(clean(error).split()) or type(error).__name__
     if code == BUG:

@@ -1,4 +1,4 @@
-"""``shmbuffer export DIR FILE``: the items of a buffer for other programs."""
+"""Implements ``shmbuffer export DIR FILE``, which writes the items of a buffer to a file."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Writes the file, and reports its size."""
+    """Writes the file and prints its size."""
     kind = args.format or SUFFIXES.get(args.file.suffix)
     if kind is None:
         raise ValueError(
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         with opened as buffer:
             try:
                 items = export(buffer.storage, args.file, kind)
-            except TypeError as error:  # these items have no such format
+            except TypeError as error:  # the items cannot be written in this format
                 raise ShmBufferError(str(error), path=args.dir) from error
             report = engine_of(buffer).report
     seconds = time.monotonic() - began

@@ -1,4 +1,4 @@
-"""``shmbuffer gc``: removes the temporary buffers of killed processes."""
+"""Implements ``shmbuffer gc``, which removes the temporary buffers of killed processes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _disk_bytes(path: Path) -> int:
-    """Returns the bytes on disk of a directory, which may be removed meanwhile."""
+    """Returns the disk usage of a directory in bytes; another process may be removing it."""
     taken = 0
     for one in path.rglob("*"):
         with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""``shmbuffer inspect DIR``: the contents of a buffer, and its clients. Changes nothing."""
+"""Implements ``shmbuffer inspect DIR``, which shows a buffer and its clients."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _priorities(found: Mapping[str, Any]) -> str:
     settings, counters = found["settings"], found["counters"]
     if not counters["prioritized"] and settings["alpha"] is None:
         return "none"
-    # Before the first write only the settings have the exponents.
+    # Before the first write, only the settings contain alpha.
     source = counters if counters["prioritized"] else settings
     beta = settings["extra"].get("beta")
     key = settings["extra"].get("priority_key")

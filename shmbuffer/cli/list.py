@@ -1,4 +1,4 @@
-"""``shmbuffer list DIR``: the buffers below a directory, and the clients that use them."""
+"""Implements ``shmbuffer list DIR``, which lists the buffers below a directory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Finds the buffers and prints them."""
+    """Finds the buffers and prints a list of them."""
     if not os.path.isdir(args.dir):
         raise BufferNotFoundError(f"{args.dir}: no such directory. Check the path", path=args.dir)
     unseen: list[str] = []
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _buffers(top: str, unseen: list[str]) -> Iterator[Path]:
-    """Yields the buffers, sorted by path; a buffer contains no other."""
+    """Yields the paths of the buffers, sorted. The search does not enter a buffer's directory."""
     from shmbuffer.memory.format import layout
 
     walk = os.walk(top, onerror=lambda error: unseen.append(str(error.filename)))

@@ -1,4 +1,4 @@
-"""``shmbuffer plot DIR -o report.png``: draws one picture of a buffer, also after a crash."""
+"""Implements ``shmbuffer plot DIR -o report.png``, which draws the history of a buffer."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Reads and draws the history, and lists possible problems."""
+    """Draws the history and lists possible problems."""
     from shmbuffer.watch import findings
     from shmbuffer.watch.look import look_at
 

@@ -1,6 +1,6 @@
-"""Progress on a terminal: events line by line, and current numbers below them.
+"""Shows progress on a terminal: one line per event, and current numbers below the events.
 
-With rich and a terminal the numbers are redrawn in place; otherwise they are printed sometimes.
+With rich and a terminal, the numbers are redrawn in place. Otherwise they are printed at intervals.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LINE_EVERY_S = 5.0
 
 SHOWN_AFTER_S = 0.5
-"""Shorter work needs no bar."""
+"""Time before a bar is shown; shorter work gets no bar."""
 
 
 class ProgressBar:
@@ -37,14 +37,14 @@ class ProgressBar:
         self._last_line_s = time.monotonic()
 
     def event(self, text: str) -> None:
-        """Prints a line that stays."""
+        """Prints an event on its own line."""
         if self._live is None:
             print(tables.clean(text), flush=True)
         else:
             self._live.console.print(tables.clean(text), markup=False, highlight=False)
 
     def numbers(self, values: Mapping[str, str]) -> None:
-        """Shows numbers in place of the last ones."""
+        """Replaces the numbers that are shown."""
         if self._live is not None:
             from rich.table import Table
 
@@ -68,7 +68,7 @@ class ProgressBar:
 
 
 class Bar:
-    """The progress of long work, on stderr if it is a terminal; may be called from any thread."""
+    """Shows the progress of long work on stderr if it is a terminal; thread-safe."""
 
     def __init__(self, *, wanted: bool = True) -> None:
         self._wanted = wanted and sys.stderr.isatty()
@@ -77,7 +77,7 @@ class Bar:
         self._began_s = self._last_line_s = time.monotonic()
 
     def __call__(self, report: ProgressReport) -> None:
-        """Shows a report."""
+        """Shows the progress that a report contains."""
         if not self._wanted or time.monotonic() - self._began_s < SHOWN_AFTER_S:
             return
         amount = f"{_amount(report.done, report)} of {_amount(report.total, report)}"

@@ -1,4 +1,4 @@
-"""``shmbuffer ps DIR``: the processes that use a buffer, and what each of them holds."""
+"""Implements ``shmbuffer ps DIR``, which lists the processes that use a buffer."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _COLUMNS = ("client", " pid", "state", "attached", "idle for", " memory", "holds
 
 
 def _clients(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the clients with the things they hold: dead clients first, then the holders."""
+    """Returns the clients with their locks and slots: dead clients first, then the holders."""
     waits = {one["entry"]: one["text"] for one in found.get("waits", ())}
     clients = [
         {**client, "holds": words.holds(client) or waits.get(client["entry"])}

@@ -1,4 +1,4 @@
-"""``shmbuffer recover DIR``: recovers a buffer after a crash, and reports the repairs."""
+"""Implements ``shmbuffer recover DIR``, which recovers a buffer after a crash."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Recovers and prints the report; exit 1 if an item did not match its checksum."""
+    """Recovers the buffer and prints a report; returns 1 if an item did not match its checksum."""
     from shmbuffer.service.recover import recover
 
     with Bar(wanted=not args.json) as bar:

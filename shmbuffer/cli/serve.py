@@ -1,4 +1,4 @@
-"""``shmbuffer serve DIR``: runs a coordinator in the foreground."""
+"""Implements ``shmbuffer serve DIR``, which runs a coordinator in the foreground."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ EXAMPLES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the verb."""
     arguments.add_directory(parser)
-    parser.argument_default = argparse.SUPPRESS  # Coordinator has the defaults
+    parser.argument_default = argparse.SUPPRESS  # the defaults of Coordinator apply
     add = parser.add_argument
     integer, number = partial(add, type=arguments.integer), partial(add, type=arguments.number)
     says = "largest number of items; required unless a buffer is recovered"
@@ -99,7 +99,7 @@ def _alpha(text: str) -> float | None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serves until SIGTERM or SIGINT, which both count as success."""
+    """Runs a coordinator until SIGTERM or SIGINT, which both count as success."""
     from shmbuffer.service.coordinator import Coordinator
 
     arguments = {k: v for k, v in vars(args).items() if k not in ("dir", "json", "debug")}
@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _require_room(path: str) -> None:
-    """Refuses an existing buffer, with a message that names the options of this verb."""
+    """Raises an error that names the options of this verb if the directory contains a buffer."""
     if os.path.exists(os.path.join(path, layout.CONTROL)):
         raise BufferExistsError(
             f"{path}: already contains a buffer. To continue with it, run: {_again(path)} (use "
@@ -132,12 +132,12 @@ def _require_room(path: str) -> None:
 
 
 def _again(path: str | os.PathLike[str]) -> str:
-    """Returns the command that continues with a buffer."""
+    """Returns the command that continues with an existing buffer."""
     return f"shmbuffer serve {shlex.quote(os.fspath(path))} --on-existing recover"
 
 
 def _say_what_is_left(path: Path, *, as_json: bool) -> None:
-    """Reports the items that are left, the clients that keep running, and how to continue."""
+    """Prints the number of remaining items, the running clients, and the command to continue."""
     try:
         found = inspect(path)
     except BufferNotFoundError:

@@ -1,4 +1,4 @@
-"""``shmbuffer set DIR NAME=VALUE ...``: changes the rate limiter of a buffer."""
+"""Implements ``shmbuffer set DIR NAME=VALUE ...``, which changes the rate limiter of a buffer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Changes the limits, and prints them."""
+    """Changes the limits and prints the new ones."""
     from shmbuffer.memory.engine import Engine
 
     changes: dict[str, Any] = dict(args.changes)

@@ -1,4 +1,4 @@
-"""``shmbuffer stop DIR``: ends every process that uses a buffer."""
+"""Implements ``shmbuffer stop DIR``, which ends all processes that use a buffer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Stops the processes, and lists them."""
+    """Stops the processes and lists them."""
     from shmbuffer.service.stopping import stop
 
     stopped = stop(args.dir, grace_s=args.grace)

@@ -1,4 +1,4 @@
-"""``shmbuffer top DIR``: a live view of the clients, their rates, and the calls that wait."""
+"""Implements ``shmbuffer top DIR``, which monitors a buffer in use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shmbuffer.watch.shards import ShardsWatch
 from shmbuffer.watch.top import terminal
 from shmbuffer.watch.top.live import BufferWatch
 
-_SOON_S = 0.2  # between the two looks of --once, which make a rate
+_SOON_S = 0.2  # between the two inspections of --once
 
 
 DESCRIPTION = (
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Shows the buffer again and again, until the program is ended."""
+    """Shows the buffer repeatedly until the user ends the program."""
     several = shards.inspect_shards(args.dir, live_bytes=False)
     seen = ShardsWatch(args.dir) if several else BufferWatch(args.dir)
     seen.look()
@@ -72,14 +72,14 @@ def _fill_terminal(seen: BufferWatch | ShardsWatch, interval_s: float) -> None:
     deadly = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
     with terminal.unwound_on(*deadly) as came, terminal.keys() as pause:
         fill_screen(seen, interval_s, pause)
-    for number in came:  # the terminal is restored: now the signal may end this process
+    for number in came:  # the terminal is restored, so the signal may now end this process
         os.kill(os.getpid(), number)
 
 
 def fill_screen(
     seen: BufferWatch | ShardsWatch, interval_s: float, pause: Callable[[float], bool]
 ) -> None:
-    """Redraws the whole terminal with each look, until a pause returns True."""
+    """Redraws the whole terminal after each inspection, until a pause returns True."""
     from rich.live import Live
 
     with Live(screen=True, auto_refresh=False) as live:
