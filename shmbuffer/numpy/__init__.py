@@ -1,14 +1,14 @@
-"""Buffers for processes with NumPy arrays, without torch and tensordict.
+"""Gives processes without torch access to a buffer through NumPy arrays.
 
     buffer = shmbuffer.numpy.attach("run/replay")
     buffer.extend({"obs": observations, "reward": rewards})
 
     attach ──▶ ReplayBuffer ─┬─ structure, leaves, batches       form of an item; checks of a batch
-                             ├─ rows                             into the ring and out of it
-                             └─ limits, maximum, raw_priorities  when, and by which priority
+                             ├─ rows                             writing and reading of the ring
+                             └─ limits, maximum, raw_priorities  rate limits, and priorities
 
-Clients with TensorDicts share the rules for keys, trees, mismatches, limits and priorities. Nothing
-here imports torch.
+Clients with TensorDicts use the same code for keys, trees, mismatches, limits and priorities. No
+module of this package imports torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Records of the NumPy client.
 
-Loaded only for a buffer of records, because no other buffer needs zstandard.
+This module is loaded only for buffers of records, because other buffers do not need zstandard.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from shmbuffer.memory import Engine, RecordBatch, Ring
 from shmbuffer.memory.mapped import recorded
 
 _COMPRESSED = "CompressedListStorage"
-_LEVEL = 3  # of zstd, where none was recorded
+_LEVEL = 3  # default compression level of zstd
 
 
 class ClientRecords(RecordRows):
-    """The records of a ring, written with the recorded settings of its buffer."""
+    """Reads and writes the records of a ring, with the recorded settings of the buffer."""
 
     def __init__(
         self,
         engine: Engine,
         ring: Ring,
         *,
-        named: bool,  # items are dicts whose entries have names
+        named: bool,  # True if items are dicts with named entries
     ) -> None:
         self._named = named
         told = recorded.read_storage_settings(engine.settings, engine.where)
@@ -42,7 +42,7 @@ class ClientRecords(RecordRows):
         super().__init__(ARRAYS, engine, ring, codec)
 
     def encode(self, items: list[Any], single: bool) -> RecordBatch:
-        """Returns records of items; TypeError if the buffer needs a ``compression_fn``."""
+        """Encodes items as records; TypeError if the buffer needs a ``compression_fn``."""
         if self._has_function:
             raise TypeError(
                 f"{self.where}: its items are compressed with a compression_fn, which needs "

@@ -1,4 +1,4 @@
-"""``attach``: opens the buffer of a directory for NumPy arrays, in any process of the machine."""
+"""Defines ``attach``, which opens the buffer of a directory for NumPy arrays in any process."""
 
 from __future__ import annotations
 
@@ -27,40 +27,41 @@ def attach(
     rng: np.random.Generator | int | None = None,
     dtypes: Mapping[str | tuple[str, ...], str] | None = None,
 ) -> ReplayBuffer:
-    """Opens the buffer of a directory, as `shmbuffer.attach` does, for NumPy arrays.
+    """Opens the buffer of a directory for NumPy arrays; otherwise like `shmbuffer.attach`.
 
-    Neither torch nor tensordict is imported, so that a collector starts in a fraction of a second
-    and takes little memory. Both kinds of clients may use one directory; either may be the first to
-    write. alpha, eps, beta, ``batch_size`` and ``priority_key`` are those of the buffer's creation.
+    Neither torch nor tensordict is imported, so a collector starts in a fraction of a second and
+    uses little memory. Clients with and without torch can use the same directory, and clients of
+    either kind can write first. The recorded alpha, eps, beta, ``batch_size`` and ``priority_key``
+    are used.
 
     Args:
         scratch_dir: the directory, which need not exist yet; or the path of a save, which is opened
             for reading.
-        timeout: seconds to wait until another process has created or recovered it.
-        role: of this process in the registry; "collector" if a coordinator spawned it, else
-            "client".
+        timeout: seconds to wait until another process has created or recovered the buffer.
+        role: role of this process in the registry. By default, "collector" if a coordinator has
+            spawned the process, otherwise "client".
         on_existing: see `shmbuffer.attach`.
         prefault: see `shmbuffer.attach`.
         on_progress: see `shmbuffer.attach`.
-        batch_size: default size of a sample; None: the recorded one.
-        beta: exponent of the importance weights; None: the recorded one.
-        rng: generator for the draws, or a seed for one. None: random numbers of the operating
-            system.
-        dtypes: for the first write, by key or path of a leaf: the dtype of arrays that hold its
-            bytes in unsigned integers because NumPy lacks it ("bfloat16", "float8_e4m3fn" ...).
-            Not needed for arrays of ml_dtypes.
+        batch_size: default number of items in a sample; None: the recorded value.
+        beta: exponent of the importance weights; None: the recorded value.
+        rng: NumPy generator for sampling, or a seed. None: random numbers of the operating system.
+        dtypes: for the first write, the dtypes of leaves whose dtype NumPy lacks ("bfloat16",
+            "float8_e4m3fn" ...), by key or path of the leaf. The arrays contain the bytes of these
+            leaves as unsigned integers. Arrays of ml_dtypes do not need this argument.
 
     Returns:
         The buffer.
 
     Raises:
-        AttachTimeout: it was not created in time, or another process locked it all the time.
-        FormatError, CorruptBufferError, UnsafePathError, ReadOnlyError: it cannot be used.
-        RegistryFullError: 256 living handles use it.
+        AttachTimeout: no process created the buffer in time, or another process kept it locked.
+        FormatError, CorruptBufferError, UnsafePathError, ReadOnlyError: the directory cannot be
+            used.
+        RegistryFullError: 256 living handles use the buffer.
         ValueError: ``timeout`` is not a number of seconds; ``role``, ``on_existing``, ``prefault``
             or a dtype is unknown; ``batch_size`` is below 1, or ``beta`` below 0.
 
-    Cost: about a millisecond, in addition to the import of this module (0.2 s of CPU).
+    Cost: about a millisecond, plus the import of this module (0.2 s of CPU time).
 
     Example:
         >>> import numpy as np

@@ -1,4 +1,4 @@
-"""A handle on a directory: the recorded settings of its buffer, and its rows after a write."""
+"""Defines the base class of a NumPy client: settings, counters, weights and closing."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ Rows: TypeAlias = "ArrayRows | ClientRecords"
 
 _DEFAULT_BETA = 0.4
 _PLAIN_FAMILY = ("ReplayBuffer", "PrioritizedReplayBuffer")
-"""Buffers that treat a dict as a PyTree, without an entry for priorities."""
+"""Buffer classes that treat a dict as a PyTree and have no entry for priorities."""
 
 
 class Handle:
-    """Settings, counters, weights and closing: the part of a buffer without reads and writes."""
+    """Provides settings, counters, weights and closing; subclasses add reads and writes."""
 
-    _making = ForkLock()  # while the rows are made
+    _making = ForkLock()  # held while the rows are created
 
     def __init__(
         self,
@@ -86,7 +86,9 @@ class Handle:
         dim = extra.get("dim_extend")
         self._dim_extend = self._ndim - 1 if dim is None else dim
         self._limits = Limits(_Source(engine), "")
-        if self._look() is None and settings.record_bytes:  # records need no first write
+        if (
+            self._look() is None and settings.record_bytes
+        ):  # records need no schema from a first write
             nbytes = settings.record_bytes
             engine.define(Schema((), self._capacity, (), {"kind": "records"}, nbytes))
 
@@ -97,7 +99,7 @@ class Handle:
 
     @property
     def batch_size(self) -> int | None:
-        """Default size of a sample."""
+        """Default number of items in a sample; None without a default."""
         return self._batch_size
 
     @property
@@ -105,7 +107,7 @@ class Handle:
         """Exponent of the importance weights of this handle.
 
         Raises:
-            ValueError: negative or not finite.
+            ValueError: the new value is negative or not finite.
         """
         return self._beta
 
@@ -115,24 +117,24 @@ class Handle:
 
     @property
     def priority_key(self) -> str | tuple[str, ...] | None:
-        """Entry of the data that holds priorities; None if data have none."""
+        """Entry of the data that contains priorities; None if the class has no such entry."""
         return self._priority_key
 
     @property
     def prioritized(self) -> bool:
-        """True if items are drawn by priority."""
+        """True if items are sampled by priority."""
         ring = self._ring()
         return self._kept_prioritized if ring is None else ring.tree.prioritized
 
     @property
     def dtypes(self) -> dict[tuple[str, ...], str]:
-        """Torch's name for the dtype of each leaf, by path; empty before the first write."""
+        """Torch's name of each leaf's dtype, by path; empty before the first write."""
         ring = self._ring()
         return {} if ring is None else {leaf.path: leaf.dtype for leaf in ring.schema.leaves}
 
     @property
     def rate_limiter(self) -> RateLimiter | None:
-        """Rate limiter of all processes; None without a limit."""
+        """Rate limiter of all processes; None if there is no limiter."""
         return self._engine.limiter
 
     def __len__(self) -> int:
@@ -141,7 +143,7 @@ class Handle:
         return 0 if ring is None else ring.length
 
     def stats(self) -> dict[str, Any]:
-        """Returns the flat dict of numbers that `shmbuffer.ReplayBuffer.stats` returns."""
+        """Returns the same dict of numbers as `shmbuffer.ReplayBuffer.stats`."""
         counted = self._engine.stats()
         ring = self._ring()
         capacity = self._capacity if ring is None else ring.elements
@@ -160,11 +162,11 @@ class Handle:
     def publish(
         self, state_dict: Mapping[str, Any], step: int, *, timeout: float = weights.TIMEOUT_S
     ) -> int:
-        """Publishes weights, arrays by name; see `shmbuffer.ReplayBuffer.publish`."""
+        """Publishes weights, a mapping of names to arrays; see `shmbuffer.ReplayBuffer.publish`."""
         return weights.publish_arrays(self._engine.seat, state_dict, step, timeout, named)
 
     def newest(self, than: int | None = None) -> Weights | None:
-        """Returns the newest weights, as arrays; None: nothing is newer than version ``than``.
+        """Returns the newest weights as arrays; None if no weights are newer than ``than``.
 
         See `shmbuffer.ReplayBuffer.newest`.
         """
@@ -181,7 +183,7 @@ class Handle:
         self._engine.flush()
 
     def close(self) -> None:
-        """Leaves the buffer; committed items stay in its directory. Idempotent."""
+        """Detaches from the buffer; committed items stay in its directory. Idempotent."""
         self._engine.close()
 
     def __enter__(self) -> Self:
@@ -218,7 +220,7 @@ class Handle:
         return self._rows
 
     def _attached(self, ring: Ring) -> Rows:
-        """Attaches to a ring."""
+        """Creates the rows for a ring."""
         prioritized = ring.tree.prioritized
         if prioritized and self._within:
             self._greatest = MaxPriority(ring)
@@ -237,7 +239,7 @@ class Handle:
         return rows
 
     def _need(self) -> Rows:
-        """Returns the rows; EmptyBufferError before the first write."""
+        """Returns the rows; raises EmptyBufferError before the first write."""
         rows = self._rows or self._look()
         if rows is None:
             raise EmptyBufferError("Cannot sample from an empty storage; write to it first")
@@ -246,7 +248,7 @@ class Handle:
 
 @dataclass(frozen=True)
 class _Source:
-    """A handle as the source of its `Limits`."""
+    """Gives the `Limits` of a handle access to its engine and ring."""
 
     open_engine: Engine
     known: Ring | None = None

@@ -1,4 +1,4 @@
-"""The buffer of a directory, for processes with arrays and without torch."""
+"""Replay buffer for processes that use NumPy arrays and do not import torch."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from shmbuffer.numpy.writing import Writing
 class ReplayBuffer(Writing, Sampling):
     """A handle on a buffer for NumPy arrays, returned by `shmbuffer.numpy.attach`.
 
-    Clients with and without torch read each other's items: the engine, the schema, priorities, the
-    limiter and the errors are those of `shmbuffer.attach`.
+    Clients with and without torch can read each other's items, because both use the same engine,
+    schema, priorities, rate limiter and errors.
 
     A batch is a dict of arrays, nested like the items, or a list of items. Objects with
-    ``__array__`` or DLPack, lists and numbers are converted to arrays. Tuples and lists represent
-    those of a PyTree; a TensorDict or a tensorclass is represented by a dict.
+    ``__array__`` or DLPack, lists and numbers are converted to arrays. Tuples and lists stand for
+    tuples and lists of a PyTree; a dict stands for a TensorDict or a tensorclass.
 
-    A sample is a dict of new arrays. In addition to the data it has
+    A sample is a dict of new arrays. In addition to the data, it has the entries
 
     | key | shape, dtype | when |
     |---|---|---|
@@ -24,9 +24,9 @@ class ReplayBuffer(Writing, Sampling):
     | ``"_weight"``, ``"priority_weight"`` | ``[n]`` float32, one array | prioritized |
     | ``"index_generation"`` | ``[n]`` int64 | always |
 
-    NumPy has no bfloat16, float8 and complex32: their bytes are passed in unsigned integers of the
-    same size; `dtypes` has the dtype of each leaf. Arrays of ml_dtypes and tensors have these
-    dtypes and need no conversion.
+    NumPy has no bfloat16, float8 or complex32. The bytes of these dtypes are passed as unsigned
+    integers of the same size, and `dtypes` has the dtype of each leaf. Arrays of ml_dtypes and
+    tensors have these dtypes and need no conversion.
 
-    Threads may share a handle. It cannot be pickled: attach in the other process.
+    Threads can share a handle. A handle cannot be pickled: call ``attach`` in the other process.
     """

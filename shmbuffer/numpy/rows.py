@@ -1,4 +1,4 @@
-"""Reading and writing for the NumPy client: rows of arrays, and records of single items."""
+"""Reads and writes rows of arrays for the NumPy client."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from shmbuffer.items.rows import RingRows, intake_form, priority_of
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format.streams import GivenStreams
 
-_NO_CLASS = type(None)  # of containers that are no dicts: there is none
+_NO_CLASS = type(None)  # no class: only dicts are accepted as containers
 
 
 class ArrayRows(RingRows):
-    """The rows of a ring; the core copies a dict of arrays and its priorities directly."""
+    """Rows of a ring. The C core copies a dict of arrays and its priorities directly."""
 
     def __init__(
         self,
         ring: Ring,
         leaves: Leaves,
-        key: str | tuple[str, ...] | None,  # the entry of the data that becomes the priorities
+        key: str | tuple[str, ...] | None,  # entry of the data with the priorities
     ) -> None:
         super().__init__(ring, leaves)
         self._priority = priority_of([leaf.path for leaf in leaves.leaves], leaves.optional, key)
@@ -32,7 +32,7 @@ class ArrayRows(RingRows):
         self._form = intake_form(ring, leaves, examples, tensors=False, box=_NO_CLASS, inside="")
 
     def write_as_it_is(self, data: Any, single: bool, streams: GivenStreams) -> Any:
-        """Writes in one call of the core; None if data must be converted or the call must wait."""
+        """Writes in one C call; returns None if data must be converted or the call must wait."""
         ring, form = self.ring, self._form
         if form is None or ring.tree.initial is not None:
             return None

@@ -1,4 +1,4 @@
-"""Arrays drawn from a buffer, and their new priorities."""
+"""Samples arrays from a buffer, and updates their priorities."""
 
 from __future__ import annotations
 
@@ -31,25 +31,26 @@ class Sampling(Handle):
         min_size: int | None = None,
         timeout: float | None = None,
     ) -> Any:
-        """Draws a batch.
+        """Samples a batch of items.
 
         Args:
-            batch_size: how many items; None is the handle's.
-            return_info: return ``(data, info)``.
-            min_size: wait until the buffer has this number of items.
+            batch_size: number of items; None: the default of the handle.
+            return_info: if True, return ``(data, info)``.
+            min_size: number of items that the buffer must contain before the batch is sampled.
             timeout: seconds to wait for these items and for a `RateLimiter`; None: no limit.
 
         Returns:
-            A dict of arrays ``[batch_size, ...]`` with the entries of the table above. If items
-            are not dicts (an array, a tuple), the data in their form; their index is in ``info``.
-            From a buffer of records, a list of items; items that are dicts have these entries.
+            A dict of arrays ``[batch_size, ...]`` that also has the entries of the table above. If
+            the items are not dicts (but arrays or tuples), the data have the form of the items, and
+            the index is in ``info``. A buffer of records returns a list of items; those that are
+            dicts have these entries.
 
         Raises:
             EmptyBufferError: the buffer has no item.
-            RateLimitTimeout, RateLimitError: items have to be written first.
+            RateLimitTimeout, RateLimitError: items must be written first.
             RuntimeError: neither the call nor the handle has a batch size.
 
-        Cost: one native call; 0.5 µs per leaf for the arrays that it fills.
+        Cost: one native call, plus 0.5 µs per leaf to create the arrays.
         """
         count = self._count(batch_size)
         if self._rows is None:
@@ -66,23 +67,27 @@ class Sampling(Handle):
     def update_priority(
         self, index: Any, priority: Any = None, generation: Any = None
     ) -> PriorityUpdate:
-        """Sets priorities.
+        """Sets the priorities of items.
 
         Args:
-            index: the index of a sample or a write; or a sample (of records a list of items), which
-                contains its generation. Entries of -1 are left out.
-            priority: ``[n]`` or one number; finite and not negative. Several numbers for one item
-                are reduced as set for the buffer. None: the sample's entry `priority_key`.
-            generation: ``index_generation`` of the sample, ``[n]``: an item that was overwritten
-                since is not changed, and counted as stale. None: it is updated too.
+            index: the index of a sample or a write; or a sample, which contains its index and
+                generation. A sample of records is a list of items. Entries of -1 are ignored.
+            priority: ``[n]`` or one number, finite and not negative. If an item has several
+                priorities, they are combined by the ``reduction`` of the buffer. None: the entry
+                `priority_key` of the sample.
+            generation: ``index_generation`` of the sample, ``[n]``. An item that has been
+                overwritten since then is not changed and counts as stale. None: the new item in
+                its place is updated.
 
         Returns:
-            The numbers of applied and stale priorities; zeros if the buffer has no priorities.
+            The numbers of applied and stale priorities, which are 0 if the buffer has no
+            priorities.
 
         Raises:
-            KeyError: the sample lacks the entry.
-            ValueError: NaN, infinite or negative; nothing was changed.
-            IndexError: out of range, a mask or fractions; nothing was changed.
+            KeyError: the sample has no entry `priority_key`.
+            ValueError: a priority is NaN, infinite or negative; nothing was changed.
+            IndexError: an index is out of range, or the indices are a mask or not integers;
+                nothing was changed.
 
         Cost: one native call.
         """
@@ -109,7 +114,7 @@ class Sampling(Handle):
         tickets = None if generation is None else indices.ravel(generation, ())
         try:
             found = PriorityUpdate(*ring.update(elements, raw, tickets))
-        except IndexError:  # -1 is looked for only here
+        except IndexError:  # only now search for -1
             written = indices.are_written(elements, rows.lanes)
             if written.all():
                 raise
@@ -131,7 +136,7 @@ class Sampling(Handle):
         return rows.sample(count, self._key(), beta)
 
     def _oldest(self, ring: Ring, count: int) -> Drawn | None:
-        """Returns the oldest items of a queue; None if it is not a queue any more."""
+        """Takes the oldest items of a queue; returns None if the buffer is no longer a queue."""
         rows = self._need()
 
         def read(index: Ints, tickets: Ints) -> Drawn | None:
@@ -141,13 +146,13 @@ class Sampling(Handle):
         return take_oldest(ring, count, read)
 
     def _key(self) -> int:
-        """Returns 64 random bits for a draw, by default from the operating system."""
+        """Returns 64 random bits for sampling, by default from the operating system."""
         if self._rng is None:
             return int.from_bytes(os.urandom(8), "little")
         return int(self._rng.bit_generator.random_raw())
 
     def _info(self, index: Ints, tickets: Ints, weights: Any) -> dict[str, Any]:
-        """Returns the entries of a sample besides the data."""
+        """Returns the entries that a sample has in addition to the data."""
         rows = self._need()
         if rows.lanes:
             index = np.stack(indices.unravel(index, rows.lanes), -1)
@@ -161,7 +166,7 @@ class Sampling(Handle):
     def _of_sample(
         self, sample: Mapping[Any, Any], priority: Any, generation: Any
     ) -> tuple[Any, Any, Any]:
-        """Returns index, priorities and generation of a sample."""
+        """Returns the index, priorities and generation of a sample."""
         if INDEX not in sample:
             raise KeyError(
                 f"update_priority needs the entry {INDEX!r} of a sample, but this dict has "
@@ -179,14 +184,14 @@ class Sampling(Handle):
 
 
 def _with_info(item: Any, info: dict[str, Any], at: int) -> Any:
-    """Returns an item of a sample, with its entries if it is a dict."""
+    """Returns an item of a sample; a dict gets the entries of ``info``."""
     if isinstance(item, dict):
         item.update({key: values[at] for key, values in info.items()})
     return item
 
 
 def _entries_of(items: list[Any], key: str | tuple[str, ...] | None) -> dict[Any, Any]:
-    """Returns index, generation and priorities of sampled items, if all of them have these."""
+    """Returns those of index, generation and priorities that all sampled items have."""
     found: dict[Any, Any] = {}
     for name in (INDEX, GENERATION, key):
         column = [None if name is None else entry_of(item, name) for item in items]

@@ -1,4 +1,4 @@
-"""Arrays written into a buffer."""
+"""Writes arrays to a buffer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from shmbuffer.numpy.rows import ArrayRows
 
 
 class Writing(Handle):
-    """Writes of a buffer."""
+    """Methods that write to a buffer."""
 
     def add(
         self, data: Any, timeout: float | None = None, streams: int | None = None
@@ -36,22 +36,24 @@ class Writing(Handle):
 
         Args:
             data: the item.
-            timeout: seconds to wait for other clients. None: 5 s for a slot that is being written,
-                and no limit for a `RateLimiter`.
-            streams: number of its stream; see `extend`.
+            timeout: seconds to wait for other clients. None: 5 s for a slot that another process
+                is filling, and no limit for a `RateLimiter`.
+            streams: number of the item's stream; see `extend`.
 
         Returns:
-            The index of the item, an int; if the storage has lanes, int64 ``[lanes, ndim]``.
+            The index of the item, an int; if the storage has lanes, an int64 array
+            ``[lanes, ndim]``.
 
         Raises:
-            SchemaMismatchError: a leaf is missing, unknown, or of another dtype or shape; nothing
-                was changed. A plain number takes the dtype of its leaf, if that can hold it.
+            SchemaMismatchError: a leaf is missing, unknown, or has a different dtype or shape.
+                Nothing was changed. A Python number is converted to the dtype of its leaf if the
+                dtype can represent the number.
             TypeError: an entry is not an array.
             ValueError: a priority is NaN, infinite or negative; nothing was changed.
             RingOverrunError: a living writer is still filling the next slot.
-            RateLimitTimeout, RateLimitError: samples have to be drawn first; nothing was changed.
+            RateLimitTimeout, RateLimitError: items must be sampled first; nothing was changed.
 
-        Cost: one native call; 2 µs a leaf more where something has to be converted.
+        Cost: one native call, plus 2 µs per leaf if data must be converted.
         """
         its = None if streams is None else check_streams(streams)
         return self._write(data, True, timeout, its)  # type: ignore[no-any-return]
@@ -63,26 +65,27 @@ class Writing(Handle):
         streams: Any = None,
         stream_dim: int | None = None,
     ) -> Ints:
-        """Writes a batch completely or not at all, even if the process is killed meanwhile.
+        """Writes a batch completely or not at all, even if the process is killed during the call.
 
-        Entries ``data[priority_key]`` become the priorities of the items.
+        If the data have the entry `priority_key`, it contains the priorities of the items.
 
         Args:
             data: ``[n, *lanes, ...]`` (with ``dim_extend`` d, n is dimension d of the data), or a
                 list of items.
-            timeout: as of `add`.
-            streams: the environment of this handle that each item is from: an int, or one for each
-                item ``[n]``. See `shmbuffer.ReplayBuffer.extend`.
-            stream_dim: the dimension of the streams in the data and in the index: 0 for
+            timeout: see `add`.
+            streams: number of the environment of this handle that generated the items: an int, or
+                an array ``[n]`` with one number per item. See `shmbuffer.ReplayBuffer.extend`.
+            stream_dim: dimension of the streams in the data and in the index: 0 for
                 ``[streams, T, ...]``, 1 for ``[T, streams, ...]``.
 
         Returns:
-            Indices, int64 ``[n]``; if the storage has lanes, ``[n * lanes, ndim]``.
+            The indices, int64 ``[n]``; if the storage has lanes, ``[n * lanes, ndim]``.
 
         Raises:
-            As `add`; TypeError or ValueError for streams that do not fit. Nothing was changed.
+            The errors of `add`. Also TypeError or ValueError if ``streams`` does not match the
+            data; nothing was changed.
 
-        Cost: one native call; 2 µs a leaf more where something has to be converted.
+        Cost: one native call, plus 2 µs per leaf if data must be converted.
         """
         if stream_dim is not None:
             if streams is not None:
@@ -151,7 +154,9 @@ class Writing(Handle):
                 f"{['.'.join(path) for path in paths]}"
             )
         leaves.allow(self._optional)
-        expand_streams(streams, leaves.match(data, single, swapped)[2])  # before anything is made
+        expand_streams(
+            streams, leaves.match(data, single, swapped)[2]
+        )  # fails before anything is created
         width = max(1, int(np.prod(leaves.lanes, dtype=np.int64)))
         self._engine.define(leaves.schema(-(-self._capacity // width)))
         rows = self._need()
@@ -161,7 +166,7 @@ class Writing(Handle):
     def _dtype_of(self, path: KeyPath, name: str) -> str:
         """Returns the dtype of a leaf for arrays of a dtype; SchemaMismatchError if they differ.
 
-        The argument ``dtypes`` names the leaves that hold the bits of a dtype that NumPy lacks.
+        The argument ``dtypes`` of ``attach`` contains the leaves with a dtype that NumPy lacks.
         """
         asked = self._asked.get(path, name)
         if asked == name:
@@ -179,7 +184,7 @@ class Writing(Handle):
         return asked
 
     def _priorities_in(self, ring: Ring, data: Any, single: bool) -> Floats | None:
-        """Returns the raw priorities in the data, one for each element; None if there are none."""
+        """Returns the raw priorities in the data, one per element; None if there are none."""
         key = self._priority_key
         if key is None or not ring.tree.prioritized or not isinstance(data, Mapping):
             return None
@@ -192,11 +197,11 @@ class Writing(Handle):
         dims = self._ndim - 1 if single else self._ndim
         count = int(np.prod(array.shape[:dims], dtype=np.int64))
         raw = reduced(array, count, self._reduction)
-        check_raw(raw)  # before anything is written
+        check_raw(raw)  # fails before anything is written
         return raw
 
     def _priorities_of(self, ring: Ring, items: list[Any]) -> Floats | None:
-        """Returns the raw priorities of single items; None if one of them has none."""
+        """Returns the raw priorities of single items; None if any item has no priority."""
         key = self._priority_key
         if key is None or not ring.tree.prioritized:
             return None
@@ -204,11 +209,11 @@ class Writing(Handle):
         if any(one is None for one in found):
             return None
         raw = np.array([reduced(one, 1, self._reduction)[0] for one in found])
-        check_raw(raw)  # before anything is written
+        check_raw(raw)  # fails before anything is written
         return raw
 
     def _written(self, rows: Rows, first: int, count: int, single: bool) -> Any:
-        """Returns the index of a write in the form of the buffer."""
+        """Returns the index of written items, in the form that the buffer's class uses."""
         capacity, width = rows.ring.capacity, rows.ring.width
         start = first % capacity
         if rows.lanes:
