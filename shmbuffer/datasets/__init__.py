@@ -1,5 +1,5 @@
-"""Data sets of other programs, opened as buffers by a name that begins with their source.
+"""Opens data sets of other programs as buffers, by a name that begins with the source.
 
-``"minari:door/human-v2"``, ``"parquet:runs.parquet"``; or the directory that a `ReadOnlyStorage`
-opens. Files of another form are converted once, and mapped from there.
+Examples are ``"minari:door/human-v2"`` and ``"parquet:runs.parquet"``. The name can also be a
+directory for a `ReadOnlyStorage`. Files of other formats are converted once and then mapped.
 """

@@ -1,16 +1,17 @@
-"""Converts a data set of another form, once, into a TensorDict in files.
+"""Converts a data set of another format once, into a memory-mapped TensorDict.
 
     <root>/<source>/.lock                        held by the process that converts
-    <root>/<source>/<name>-<sha256>/             a conversion: complete, or not there
+    <root>/<source>/<name>-<sha256>/             a conversion: complete or absent
     <root>/<source>/<name>-<sha256>/shmbuffer.conversion.json
-                                                 its source, and what could not be converted
+                                                 the source, and the columns that were not converted
 
 The digest covers the canonical path, size, inode, mtime and ctime of every file of the source, and
-the content of its metadata. Therefore a source with other content is converted again. A conversion
-is kept only if the source has the same digest before and after.
+the content of its metadata. Therefore a source is converted again if its content has changed. A
+conversion is kept only if the source has the same digest before and after the conversion.
 
-The root, and every directory on the way to a conversion, has to belong to this user. If the process
-dies here, the kernel frees the lock, and the next conversion removes the remains.
+The root, and every directory between the root and a conversion, must belong to this user. If the
+process dies during a conversion, the kernel releases the lock, and the next conversion removes the
+incomplete files.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ from shmbuffer.storages.read_only import report_losses
 from shmbuffer.torchrl.compat.folders import require_nameable
 
 _FORMAT = 1
-"""The version of the conversion; another number converts every source again."""
+"""Version of the conversion. If the number changes, every source is converted again."""
 _RECORD = "shmbuffer.conversion.json"
 _RECORD_BYTES = 2**24
 _LOCK = ".lock"
-_NAME_CHARACTERS = 64  # of the source's name; what it is cut to leaves room for the digest
+_NAME_CHARACTERS = 64  # of the source's name in a file name, which also contains the digest
 
 
 class FoundDataset(NamedTuple):
@@ -49,18 +50,18 @@ class FoundDataset(NamedTuple):
 
     kind: str
     name: str
-    identity: str  # a digest, see `identity_of`; computed before the source was opened
+    identity: str  # digest of `identity_of`, computed before the source was opened
     identify: Callable[[], str]  # computes the digest again
     items: int
-    batches: Callable[[], Iterator[TensorDict]]  # the items in their order, ``[n]`` each
-    # by column, a sentence that says what of it the batches do not hold; the batches fill it
+    batches: Callable[[], Iterator[TensorDict]]  # batches ``[n]`` of the items in order
+    # by column, a sentence that describes the missing data; filled while the batches are read
     losses: dict[str, str]
 
 
 def identity_of(files: Iterable[Path], metadata: bytes) -> str:
     """Returns the digest of the attributes of files and of their metadata.
 
-    The mtime can be set to any value, the ctime cannot: it shows that a file was written to.
+    A program can set the mtime of a file to any value, but every write changes the ctime.
     """
     stats = [
         (str(file), found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
@@ -72,22 +73,22 @@ def identity_of(files: Iterable[Path], metadata: bytes) -> str:
 
 
 def _default_root() -> Path:
-    """Returns the cache: ``$XDG_CACHE_HOME/shmbuffer``, or ``~/.cache/shmbuffer``."""
+    """Returns the cache directory, ``$XDG_CACHE_HOME/shmbuffer`` or ``~/.cache/shmbuffer``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shmbuffer"
 
 
 def converted(
     source: FoundDataset, root: Path | None, *, strict: bool
 ) -> tuple[Path, dict[str, str]]:
-    """Returns the directory of a conversion, created if needed, and the losses of the conversion.
+    """Converts a source if necessary; returns the directory and the losses of the conversion.
 
     Raises:
-        UnsafePathError: the root, or something on the way, belongs to another user.
-        ValueError: the items make no batch, the source changed meanwhile, or ``strict`` and
-            something cannot be converted. Nothing is kept.
+        UnsafePathError: the root, or a directory below it, belongs to another user.
+        ValueError: the items cannot be batched, the source changed during the conversion, or a
+            column cannot be converted and ``strict`` is True. No conversion is kept.
     """
     name = f"{quote(os.path.basename(source.name), safe='')[:_NAME_CHARACTERS]}-{source.identity}"
-    # Conversions are complete before they are mapped, so they may lie in any file system.
+    # A conversion is complete before it is mapped, so any file system can be used.
     with Directory.open(
         resolve_path(_default_root() if root is None else root), create=True, allow_unsafe_fs=True
     ) as cache:
@@ -101,14 +102,15 @@ def converted(
 
 
 def _convert(source: FoundDataset, folder: Directory, name: str, *, strict: bool) -> None:
-    """Converts a source, unless another process has done it meanwhile."""
+    """Converts a source, unless another process has converted it in the meantime."""
     with Lock() as turn:
-        # A conversion takes as long as its source is large, and the kernel frees a dead one's lock.
+        # There is no timeout: a large source takes long, and the kernel releases the lock of a
+        # dead process.
         turn.hold(folder, _LOCK, timeout=math.inf, purpose="converts a data set")
         if folder.exists(name):
             return
         for left in folder.listdir():
-            if left.endswith(MARK):  # of a process that died, whichever source it converted
+            if left.endswith(MARK):  # left by a dead process, for any source
                 sweep_one(folder, left)
         with publish(folder.path / name) as made:
             _write(source, made, strict=strict)

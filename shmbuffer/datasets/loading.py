@@ -1,4 +1,4 @@
-"""Loading of data sets by name."""
+"""Loads data sets by name."""
 
 from __future__ import annotations
 
@@ -28,35 +28,36 @@ def load_dataset(
 ) -> TensorDictReplayBuffer:
     """Opens a data set as a read-only buffer.
 
-    Minari's data have TorchRL's entries: ``"observation"``, ``"action"``, ``"episode"``, and
-    under ``"next"`` the observation that followed, ``"reward"``, ``"terminated"``, ``"truncated"``
-    and ``"done"``, ``[n, 1]`` each; ``"info"`` if it is numbers. If an episode has no observation
-    after its last step, the last observation is repeated there. If its infos begin with the first
-    step, they are under ``"next"`` only.
+    Minari's data get TorchRL's entries: ``"observation"``, ``"action"``, ``"episode"``, and under
+    ``"next"`` the next ``"observation"``, and ``"reward"``, ``"terminated"``, ``"truncated"`` and
+    ``"done"``, ``[n, 1]`` each. ``"info"`` is included if it is numeric. If an episode has no
+    observation after its last step, the last observation is repeated. If an episode has no info for
+    its reset, its infos are only under ``"next"``.
 
-    A UserWarning names each column that is left out or incomplete, and the reason.
+    A UserWarning names each column that is omitted or incomplete, and the reason.
 
     Args:
         dataset_id: ``"minari:<id>"`` (the extra ``minari``), ``"parquet:<file>"`` or
             ``"parquet:<folder>"`` (the extra ``parquet``), or the path of a directory for a
             `ReadOnlyStorage`.
-        root: your directory for converted data sets. Each version of a source is converted once,
-            into a directory of its own, and never removed. None: ``$XDG_CACHE_HOME/shmbuffer``,
-            or ``~/.cache/shmbuffer`` without that variable.
+        root: directory for converted data sets. Each version of a source is converted once into
+            its own directory, which is never removed. None: ``$XDG_CACHE_HOME/shmbuffer``, or
+            ``~/.cache/shmbuffer`` if that variable is not set.
         priorities: see `ReadOnlyStorage`.
-        strict: if True, a column that is left out or incomplete is an error instead of a warning.
+        strict: if True, an omitted or incomplete column is an error instead of a warning.
         rename: new names for columns of Parquet files; see `ReplayBuffer.from_parquet`.
-        **kwargs: of `TensorDictReplayBuffer`.
+        **kwargs: further arguments of `TensorDictReplayBuffer`.
 
     Raises:
-        ValueError: the source is unknown, the items have different forms, or, if ``strict``, a
-            column is left out or incomplete.
-        FileNotFoundError: it is not on this machine; nothing is downloaded.
+        ValueError: the source is unknown, the items have different forms, or ``strict`` is True
+            and a column is omitted or incomplete.
+        FileNotFoundError: the data set is not on this machine. Nothing is downloaded.
         UnsafePathError: the root belongs to another user, or a file of the data set is a link, a
-            FIFO or a device. The path that you give may be a link.
-        MissingExtra: the package that reads it is not installed; the message has the command.
+            FIFO or a device. The path of the data set itself may be a link.
+        MissingExtra: the package that reads the data set is not installed. The message contains
+            the command to install it.
 
-        Cost: the first call reads all bytes; later calls map each leaf.
+    Cost: the first call reads all bytes; later calls map each leaf.
 
     Source: ``torchrl.data.datasets.load_dataset``.
     """
@@ -84,7 +85,7 @@ def load_dataset(
 
 
 def opened(dataset: Any, batch_size: int | None, options: dict[str, Any]) -> ReplayBuffer:
-    """Returns the buffer of a data set that the user passes as buffer, directory or name."""
+    """Opens a data set that is given as a buffer, a directory or a name, and returns its buffer."""
     if isinstance(dataset, (str, os.PathLike)):
         if isinstance(dataset, str) and batch_size is None and "batch_size" not in options:
             raise ValueError(

@@ -1,10 +1,10 @@
-"""Data sets of Minari (https://minari.farama.org), in any of its file formats.
+"""Reads data sets of Minari (https://minari.farama.org), in any of its file formats.
 
 An episode of n steps has n + 1 observations. The first n are ``"observation"`` and the last n are
-under ``"next"``. Two other lengths occur:
+under ``"next"``. There are two exceptions:
 
-- n observations: the observation after the last step is unknown. The one before is repeated there.
-- n infos: the info of the reset is missing. The infos are under ``"next"`` only. TorchRL makes the
+- n observations: the observation after the last step is missing. The last one is repeated.
+- n infos: the info of the reset is missing. The infos are only under ``"next"``. TorchRL makes the
   same assumption.
 """
 
@@ -40,7 +40,7 @@ def find(name: str) -> FoundDataset:
         ) from error
     files = resolve_path(get_dataset_path(name) / "data")
     identity = _identity(files) if files.exists() else ""
-    data = minari.load_dataset(name)  # its FileNotFoundError says how to download it
+    data = minari.load_dataset(name)  # FileNotFoundError explains how to download it
     losses: dict[str, str] = {}
     return FoundDataset(
         kind="minari",
@@ -54,7 +54,7 @@ def find(name: str) -> FoundDataset:
 
 
 def _identity(folder: Path) -> str:
-    """Returns the digest of the files; unlike Minari, refuses links and FIFOs."""
+    """Returns the digest of the files; rejects links and FIFOs, which Minari accepts."""
     require_plain(folder)
     files = sorted(file for file in folder.rglob("*") if not file.is_dir())
     metadata = folder / _METADATA
@@ -62,7 +62,7 @@ def _identity(folder: Path) -> str:
 
 
 def _episodes(data: Any, losses: dict[str, str]) -> Iterator[TensorDict]:
-    """Yields each episode as steps ``[n]``, in the order of their numbers."""
+    """Yields the episodes in order, each as a TensorDict of steps ``[n]``."""
     file = Path(data.storage.data_path) / _HDF5
     if file.exists():
         require_own_content(file)
@@ -102,7 +102,7 @@ def _steps_of(episode: Any, losses: dict[str, str]) -> TensorDict:
 def _add(
     data: TensorDict, key: tuple[str, ...], array: NDArray[Any], losses: dict[str, str]
 ) -> str:
-    """Adds a column to the steps; returns why it cannot be added, or an empty string."""
+    """Adds a column to the steps; returns the reason if this is impossible, otherwise ""."""
     steps, rows = len(data), len(array)
     known: NDArray[Any] | None = array[:steps]
     following: NDArray[Any] | None = array[1:]
@@ -131,7 +131,7 @@ def _add(
 
 
 def _tensor(array: NDArray[Any]) -> torch.Tensor:
-    """Returns a tensor over an array, or over a copy; Arrow's arrays are read-only."""
+    """Converts an array to a tensor; a read-only array, such as Arrow's, is copied."""
     return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
 
 

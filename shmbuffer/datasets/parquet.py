@@ -1,4 +1,4 @@
-"""Parquet files, written by `ReplayBuffer.to_parquet` or by other programs."""
+"""Reads Parquet files that were written by `ReplayBuffer.to_parquet` or by other programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _END_BYTES = 8  # the length of the footer, and the magic number
 
 
 def find(name: str, rename: Mapping[str, str] | None = None) -> FoundDataset:
-    """Finds a file or a folder of part files on this machine; the path may be a link to it."""
+    """Finds a file, or a folder of part files, on this machine; the path may be a link."""
     path = resolve_path(name)
     identity = _identity(path, rename)
     file = File(path, rename)
@@ -38,7 +38,7 @@ def _identity(path: Path, rename: Mapping[str, str] | None) -> str:
 
 
 def _footer(file: Path) -> bytes:
-    """Returns the metadata of a Parquet file, which are at its end."""
+    """Returns the metadata at the end of a Parquet file."""
     with open_file(file) as fd:
         size = os.fstat(fd).st_size
         end = os.pread(fd, _END_BYTES, max(0, size - _END_BYTES))

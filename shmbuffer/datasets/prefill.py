@@ -1,4 +1,4 @@
-"""Copying of a data set into a buffer."""
+"""Copies a data set into a buffer."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ def prefill_replay_buffer(
     n_samples: int | None = None,
     chunk_size: int = 1000,
 ) -> Any:
-    """Copies the items of a data set into a buffer, each once and in their order.
+    """Copies the items of a data set into a buffer, once and in order.
 
     Args:
-        rb: the target. A smaller buffer keeps the last items.
-        dataset: a buffer of this package or of TorchRL; a directory, or a name: see
+        rb: buffer to fill. If it is smaller than the data set, it keeps the last items.
+        dataset: a buffer of this package or of TorchRL, a directory, or a name; see
             `OfflineToOnlineReplayBuffer`.
-        n_samples: number of items, from the first on; None: all.
-        chunk_size: items per write.
+        n_samples: number of items to copy, starting with the first; None: all items.
+        chunk_size: number of items per write.
 
     Returns:
-        ``rb``.
+        The buffer ``rb``.
 
     Raises:
-        ValueError: ``chunk_size`` below 1.
-        SchemaMismatchError: the items do not fit; earlier writes stay.
+        ValueError: ``chunk_size`` is less than 1.
+        SchemaMismatchError: the items do not match the schema of ``rb``. Items of earlier writes
+            remain.
 
     Example:
         >>> import torch
@@ -66,8 +67,8 @@ def _first(count: int, chunk: Any) -> Any:
 
 
 def _chunks(dataset: Any, size: int) -> Iterator[Any]:
-    """Yields the items of a data set in their order, ``[n, ...]``."""
-    if not isinstance(dataset, ReplayBuffer):  # of TorchRL
+    """Yields the items of a data set in order, in batches ``[n, ...]``."""
+    if not isinstance(dataset, ReplayBuffer):  # a buffer of TorchRL
         yield from (dataset[start : start + size] for start in range(0, len(dataset), size))
         return
     last = dataset._storage.ndim - 1

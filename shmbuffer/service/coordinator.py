@@ -279,9 +279,9 @@ class Coordinator:
             n: number of processes.
             *args: further arguments of the target, after the directory and the index.
             restart: if True, a process that dies is started again with the same index, unless it
-                returned or ended on Ctrl-C. After two consecutive deaths within 5 s of the start, or
-                of the same error, restarts are delayed by increasing pauses. If the same error is
-                raised again, one line is printed instead of a traceback.
+                returned or ended on Ctrl-C. After two consecutive deaths within 5 s of the start,
+                or by the same error, restarts are delayed by increasing pauses. If the same error
+                is raised again, one line is printed instead of a traceback.
             orphans: what to do with running processes of the same name that a killed coordinator of
                 the directory has spawned. "stop" ends them (SIGTERM, then SIGKILL after
                 ``grace_s``) with a warning; "adopt" keeps one for each index below ``n`` and ends
@@ -367,9 +367,9 @@ class Coordinator:
         self._engine.flush()
 
     def close(self) -> None:
-        """Stops spawned processes, detaches from the buffer, and removes a temporary directory.
+        """Stops spawned processes, closes the buffer, and removes a temporary directory.
 
-        Other processes keep running. Calling it again, or in a fork of this process, has no effect.
+        Other processes keep running. A second call, or a call in a fork, has no effect.
         """
         if os.getpid() != self._pid:
             return
