@@ -1,12 +1,12 @@
-"""Replay buffers in shared memory.
+"""Replay buffers in shared memory, with TorchRL's API.
 
-TorchRL's API, many processes, and nothing lost when any of them is killed.
+Many processes can share a buffer. If any of them is killed, no committed item is lost.
 
     from shmbuffer import LazyMemmapStorage, TensorDictPrioritizedReplayBuffer, attach
 
-Every public name can be imported from here, and is loaded when it is first used (PEP 562). So this
-package, the memory floor and the command line do not import torch. ``dir()`` and ``__all__`` have
-the names that the guides use; `shmbuffer.torchrl` lists all of them.
+Every public name can be imported from here, and is loaded when it is first used (PEP 562).
+Therefore importing this package, its memory layer or its command line does not import torch.
+``dir()`` and ``__all__`` list the names that the guides use. `shmbuffer.torchrl` lists all names.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version(__name__)
-    if name == "numpy":  # the module of the clients without torch
+    if name == "numpy":  # the package for clients without torch
         return importlib.import_module("shmbuffer.numpy")
     found = globals()[name] = load(name)
     return found

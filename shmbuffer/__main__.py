@@ -1,4 +1,4 @@
-"""``python -m shmbuffer`` is ``shmbuffer``."""
+"""Runs the command line for ``python -m shmbuffer``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The errors, one class for each that a caller may want to handle.
+"""Defines the errors: one class for each error that a caller may want to handle.
 
     ShmBufferError
     ├── UnsupportedPlatformError   not Linux with glibc on x86-64 or aarch64
@@ -15,23 +15,23 @@
     ├── BufferInUseError           living processes use it: pids
     ├── BufferClosedError          handle used after close (also a RuntimeError)
     │   └── BufferUnlinkedError    the directory was removed under a running handle
-    ├── BufferNeedsRestart         the control page cannot be trusted: all leave, then recover
+    ├── BufferNeedsRestart         the control page is damaged: close all handles, then recover
     ├── EmptyBufferError           no item to sample (also a RuntimeError)
     ├── RegistryFullError          256 living clients: pids
-    ├── ForkedHandleError          a handle crossed a fork, and its buffer is gone or redefined
+    ├── ForkedHandleError          handle used after fork; its buffer was removed or redefined
     ├── DurabilityError            a sync failed: data may never reach the disk (also an OSError)
-    ├── AttachTimeout              a wait for another process was too long (also a TimeoutError)
+    ├── AttachTimeout              another process was not ready in time (also a TimeoutError)
     ├── LockTimeout                a living process keeps the mutex (also a TimeoutError)
     ├── RingOverrunError           a living writer still fills the next slot (also a TimeoutError)
-    ├── ReservationLostError       a reservation that has ended
+    ├── ReservationLostError       the reservation has ended
     ├── RecordTooLargeError        a write needs more bytes than the ring has (also a ValueError)
-    ├── ConsumerError              the consumer was removed, or is used in another way: name
+    ├── ConsumerError              the consumer was removed, or cannot be used like this: name
     └── RateLimitError             the rate limiter can never admit the call: pids
         ├── CollectorsDiedError        a sample waits for spawned collectors that have all died
-        └── RateLimitTimeout           it did not in time (also a TimeoutError)
+        └── RateLimitTimeout           the limiter did not admit it in time (also a TimeoutError)
 
-A message says what happened, where, and what to do. Its parts are attributes. Errors cross
-processes, so they pickle with their attributes.
+A message says what happened, where, and what to do. Its parts are attributes of the error. Errors
+are sent between processes and are therefore pickled with their attributes.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from typing import Any
 
 
 class ShmBufferError(Exception):
-    """Base of every error that shmbuffer raises on its own account.
+    """Base class of the errors that shmbuffer defines.
 
     Args:
-        message: what happened, where, what to do.
-        **parts: the values that the message was made of; each becomes an attribute.
+        message: description of what happened, where, and what to do.
+        **parts: values that the message contains; each becomes an attribute.
     """
 
     def __init__(self, message: str, **parts: Any) -> None:
@@ -67,11 +67,11 @@ def _rebuild(cls: type[ShmBufferError], message: str, parts: dict[str, Any]) -> 
 
 
 class UnsupportedPlatformError(ShmBufferError):
-    """This machine has no robust process-shared mutex that we can rely on."""
+    """This machine has no reliable robust process-shared mutex."""
 
 
 class SchemaMismatchError(ShmBufferError, RuntimeError):
-    """The leaves of a write are not the leaves of the buffer; nothing was changed."""
+    """The leaves of a write do not match the schema of the buffer; nothing was changed."""
 
 
 class FormatError(ShmBufferError):
@@ -79,7 +79,7 @@ class FormatError(ShmBufferError):
 
 
 class IncompatibleVersionError(FormatError):
-    """The file has another format version, or is from another kind of machine."""
+    """The file has a different format version, or was written on a different kind of machine."""
 
 
 class CorruptBufferError(ShmBufferError):
@@ -110,7 +110,7 @@ class SpaceError(ShmBufferError, OSError):
 
 
 class BufferExistsError(ShmBufferError, FileExistsError, RuntimeError):
-    """The directory contains a buffer already, and ``on_existing`` does not allow to use it."""
+    """The directory already contains a buffer, and ``on_existing`` does not allow its use."""
 
 
 class BufferNotFoundError(ShmBufferError, FileNotFoundError):
@@ -129,8 +129,8 @@ class BufferUnlinkedError(BufferClosedError):
     """The directory was removed or replaced under a running handle."""
 
 
-class BufferNeedsRestart(ShmBufferError):  # noqa: N818 - says what to do, as a stop sign does
-    """The control page cannot be trusted any more: close every handle, then recover."""
+class BufferNeedsRestart(ShmBufferError):  # noqa: N818 - says what to do, like a stop sign
+    """The control page is no longer reliable: close every handle, then recover the buffer."""
 
 
 class EmptyBufferError(ShmBufferError, RuntimeError):
@@ -142,19 +142,19 @@ class RegistryFullError(ShmBufferError):
 
 
 class ForkedHandleError(ShmBufferError, RuntimeError):
-    """A handle was inherited through ``fork``, and its buffer was removed or redefined since."""
+    """A handle was inherited through ``fork``, and its buffer was then removed or redefined."""
 
 
 class DurabilityError(ShmBufferError, OSError):
-    """A sync failed; the data in memory are usable, but may not survive a power cut."""
+    """A sync to disk failed. The data in memory are usable, but may not survive a power cut."""
 
 
 class AttachTimeout(ShmBufferError, TimeoutError):  # noqa: N818 - the field's name for it
-    """Another process did not finish its creation or recovery in time. Attributes: ``pids``."""
+    """Another process did not create or recover the buffer in time. Attributes: ``pids``."""
 
 
 class LockTimeout(ShmBufferError, TimeoutError):  # noqa: N818 - beside AttachTimeout
-    """A living process holds the buffer's mutex for too long. Attributes: ``tid``, ``pid``."""
+    """A living process has held the buffer's mutex for too long. Attributes: ``tid``, ``pid``."""
 
 
 class RingOverrunError(ShmBufferError, TimeoutError):
@@ -170,21 +170,21 @@ class RecordTooLargeError(ShmBufferError, ValueError):
 
 
 class ConsumerError(ShmBufferError):
-    """The consumer was removed, exists with another count, or exceeds the limit of 8: ``name``."""
+    """The consumer was removed, exists with a different count, or would be the ninth: ``name``."""
 
 
 class RateLimitError(ShmBufferError):
-    """The call can never be admitted, or no client is on the other side and waiting is not allowed.
+    """The call can never be admitted, or has no peer to wait for and the limiter forbids waiting.
 
-    Attributes: ``pids``, of the living clients on the other side.
+    Attributes: ``pids``, the pids of the living clients on the other side.
     """
 
 
 class CollectorsDiedError(RateLimitError):
     """All collectors that a coordinator has spawned have died, and none will be restarted.
 
-    Attributes: ``collectors``, for each its name, exit code (negative: the signal) and last
-    exception; ``pids``, empty.
+    Attributes: ``collectors``, the name, exit code (negative: a signal) and last exception of each;
+    ``pids``, which is empty.
     """
 
 

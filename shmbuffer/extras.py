@@ -1,4 +1,4 @@
-"""The optional packages: what to say where one is missing."""
+"""Errors for optional packages that are not installed."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from urllib.parse import unquote, urlsplit
 PACKAGE = "shmbuffer"
 
 
-class MissingExtra(ModuleNotFoundError):  # noqa: N818 - it is what is missing
-    """An optional package is not installed; the message has the command that installs it."""
+class MissingExtra(ModuleNotFoundError):  # noqa: N818 - named after the missing package
+    """An optional package is not installed. The message contains the command to install it."""
 
 
 def missing(needs: str, extra: str, *, name: str | None) -> MissingExtra:
-    """Returns the error for a package that is missing."""
+    """Returns the error for a missing package."""
     return MissingExtra(f"{needs}, which is not installed: {command(extra)}", name=name)
 
 
 def command(extra: str) -> str:
-    """Returns the command that installs an extra; from the clone, if the package came from it."""
+    """Returns the command that installs an extra, from the source that the package came from."""
     wanted = f"[{extra}]"
     try:
         recorded = metadata.distribution(PACKAGE).read_text("direct_url.json")

@@ -1,6 +1,6 @@
-"""The public names of the package, and the module that each is loaded from on first use.
+"""Maps each public name of the package to the module from which it is loaded on first use.
 
-``guide_names.pyi`` and ``other_names.pyi`` list them, once for this module and for type checkers.
+``guide_names.pyi`` and ``other_names.pyi`` list the names for this module and for type checkers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _IMPORT = re.compile(r"^from (\S+) import \(?\s*(\w+) as ", re.MULTILINE)
 
 
 def _read(stub: str) -> dict[str, str]:
-    """Reads a list of imports: the module of each name."""
+    """Reads a file of import statements, and returns the module of each name."""
     text = (Path(__file__).parent / stub).read_text(encoding="utf-8")
     return {name: module for module, name in _IMPORT.findall(text)}
 
@@ -38,7 +38,7 @@ def load(name: str) -> Any:
         raise AttributeError(f"module 'shmbuffer' has no attribute {name!r}")
     try:
         home = importlib.import_module(module)
-    except AttributeError as error:  # for `from shmbuffer import ...` the name would be missing
+    except AttributeError as error:  # `from shmbuffer import ...` would report a missing name
         raise ImportError(
             f"{module} cannot be imported: {error}; if sources have changed, compile the core "
             "again (pip install -e .)",

@@ -1,15 +1,16 @@
-"""Replay buffers for Stable-Baselines3 that processes share; its algorithms stay as they are.
+"""Replay buffers for Stable-Baselines3 that several processes can share.
 
     DQN, SAC, TD3 ──add──▶ SharedReplayBuffer ──extend──▶ scratch_dir ◀── other processes
           ▲ └──loss──▶ gradient of the critic ──TD errors──▶ priorities ──┘
           └────────── sample, with weights ──────────────────────┘
 
-Stable-Baselines3 has no priorities, and its losses have no weights. Both follow from the gradient
-that reaches the critic's output, which is the TD error of each item: see `prioritize`.
+The algorithms of Stable-Baselines3 are not changed. They have no priorities, and their losses have
+no weights. Both are added through the gradient at the critic's output, which is the TD error of
+each item; see `prioritize`.
 
-Items have TorchRL's keys: "observation", "action", and below "next" "observation", "reward",
-"done", "terminated" and "truncated". With ``frame_stack``, an observation is one frame, and
-"blank" counts the black frames that the stack of the step begins with.
+Items have TorchRL's keys: "observation", "action", and, below "next", "observation", "reward",
+"done", "terminated" and "truncated". With ``frame_stack``, an observation is one frame, and "blank"
+is the number of black frames at the start of the step's stack.
 """
 
 from __future__ import annotations
@@ -50,25 +51,25 @@ except ModuleNotFoundError as error:
 __all__ = ["SharedHerReplayBuffer", "SharedReplayBuffer", "SharedSamples"]
 
 Observations = Any
-"""An array or tensor ``[n, ...]``, or a dict of them."""
+"""An array or tensor ``[n, ...]``, or a dict of arrays or tensors."""
 
 
 class SharedSamples(NamedTuple):
-    """A sample of a `SharedReplayBuffer`: Stable-Baselines3's fields, and those for priorities."""
+    """A sample of a `SharedReplayBuffer`, with Stable-Baselines3's fields and priority fields."""
 
     observations: Observations
-    """``[n, ...]`` of the space's dtype, or a dict of them; normalized if ``env`` does so."""
+    """``[n, ...]`` with the dtype of the space, or a dict; normalized if ``env`` normalizes."""
     actions: torch.Tensor
-    """``[n, action_dim]``; int64 of a ``Discrete`` space, never float64."""
+    """``[n, action_dim]``; int64 for a ``Discrete`` space, never float64."""
     next_observations: Observations
     dones: torch.Tensor
-    """``[n, 1]`` float32; 0 where a time limit ended the episode."""
+    """``[n, 1]`` float32; 0 if a time limit ended the episode."""
     rewards: torch.Tensor
     """``[n, 1]`` float32; with ``n_steps`` the discounted sum."""
     discounts: torch.Tensor | None = None
-    """``[n, 1]`` float32, of what follows n steps; None without ``n_steps``."""
+    """``[n, 1]`` float32, discount of the value after n steps; None without ``n_steps``."""
     weights: torch.Tensor | None = None
-    """``[n, 1]`` float32, to multiply the losses by; None without priorities."""
+    """``[n, 1]`` float32, factors for the losses; None without priorities."""
     indices: torch.Tensor | None = None
     """``[n]`` int64, on the CPU: indices of the items."""
     generations: torch.Tensor | None = None
@@ -76,7 +77,7 @@ class SharedSamples(NamedTuple):
 
 
 class SharedReplayBuffer(ReplayBuffer):
-    """A replay buffer for Stable-Baselines3 in a directory, which processes share.
+    """A replay buffer for Stable-Baselines3 in a directory that several processes can share.
 
         model = DQN(
             "MlpPolicy",
@@ -87,50 +88,53 @@ class SharedReplayBuffer(ReplayBuffer):
         model.replay_buffer.prioritize(model.q_net)
         model.learn(50_000)
 
-    The first process makes the buffer. A process that names the same directory, at the same time or
-    after a crash, gets the stored transitions. ``DQN.load`` makes the buffer again from these
-    arguments, so a saved model comes back with its transitions. Draws come from torch's default
-    generator, which the ``seed`` of the model decides.
+    The first process creates the buffer. Any process that opens the same directory, at the same
+    time or after a crash, gets the stored transitions. ``DQN.load`` opens the buffer with the same
+    arguments, so a loaded model has its transitions again. Sampling uses torch's default generator,
+    which is seeded by the ``seed`` of the model.
 
-    The directory is opened when the buffer is first used, as ``learn`` does when it begins. A model
-    that is loaded to predict opens none.
+    The directory is opened when the buffer is first used, which is at the start of ``learn``. A
+    model that is loaded only for ``predict`` does not open the directory.
 
     Args:
-        buffer_size: transitions of all environments and processes; the same in each process.
-        observation_space: any space that Stable-Baselines3 takes, ``Dict`` included.
-        action_space: as Stable-Baselines3 gives it.
-        device: where samples are sent.
-        n_envs: environments of this process; others may have another number.
-        optimize_memory_usage: store an observation once if it is also the next observation of the
-            step before it (``share_next`` of `LazyMemmapStorage`). The same in each process.
-            Samples do not change, and ``handle_timeout_termination`` may stay True.
-        handle_timeout_termination: store ``TimeLimit.truncated``, so that an episode that was cut
-            off is not done in a sample.
-        scratch_dir: the directory.
-        alpha: priority exponent; None for uniform draws.
+        buffer_size: number of transitions of all environments and processes. Must be the same in
+            each process.
+        observation_space: any space that Stable-Baselines3 supports, including ``Dict``.
+        action_space: action space, passed by Stable-Baselines3.
+        device: device of the samples.
+        n_envs: number of environments of this process, which may differ between processes.
+        optimize_memory_usage: if True, an observation that is also the next observation of the
+            previous step is stored once (``share_next`` of `LazyMemmapStorage`). Must be the same
+            in each process. Samples do not change, and ``handle_timeout_termination`` can remain
+            True.
+        handle_timeout_termination: if True, ``TimeLimit.truncated`` is stored, so that samples do
+            not mark truncated episodes as done.
+        scratch_dir: directory of the buffer.
+        alpha: priority exponent; None for uniform sampling.
         beta: exponent of the importance weights.
-        rank: number of this learner among several that have one seed; see `ReplayBuffer`.
-        n_steps: steps of a transition, made when it is drawn; see `NStep`. With 1, the default,
-            samples have no ``discounts``.
-        gamma: discount for ``n_steps``, the same as the model's.
-        frame_stack: number of frames in an observation, which is a stack along its channels
-            (``VecFrameStack``) or its first dimension (``FrameStackObservation``). The newest frame
-            of each is stored, and samples have stacks. The same in each process.
+        rank: number of this learner among several learners with the same seed; see `ReplayBuffer`.
+        n_steps: number of steps per transition, which are combined during sampling; see `NStep`.
+            With 1, the default, samples have no ``discounts``.
+        gamma: discount factor for ``n_steps``; must equal the discount factor of the model.
+        frame_stack: number of frames in an observation. The frames are stacked along the channels
+            (``VecFrameStack``) or the first dimension (``FrameStackObservation``). Only the newest
+            frame of each observation is stored; samples contain stacks. Must be the same in each
+            process.
 
     Attributes:
-        buffer: the buffer inside, a `TensorDictReplayBuffer` or, with ``alpha``, a
-            `TensorDictPrioritizedReplayBuffer`: ``stats()``, ``rate_limiter``, ``publish``,
+        buffer: the underlying `TensorDictReplayBuffer` or, with ``alpha``,
+            `TensorDictPrioritizedReplayBuffer`, with ``stats()``, ``rate_limiter``, ``publish``,
             ``close`` and so on.
 
     Raises:
         ValueError: ``frame_stack`` does not divide the channels, or is used with ``Dict``
             observations or ``n_steps``.
-        ValueError: at the first use, the directory has priorities with another ``alpha``.
-        SchemaMismatchError: at the first use, the directory holds a buffer of another
-            ``buffer_size``; at the first ``add``, one of other spaces.
+        ValueError: at the first use, the directory has priorities with a different ``alpha``.
+        SchemaMismatchError: at the first use, the directory contains a buffer with a different
+            ``buffer_size``; at the first ``add``, the buffer has items of different spaces.
 
-    Cost: an ``add`` or a ``sample`` is one native call, and Stable-Baselines3's own conversions of
-        the arrays.
+    Cost: ``add`` and ``sample`` make one native call each. Stable-Baselines3 also converts the
+        arrays.
     """
 
     def __init__(
@@ -157,7 +161,7 @@ class SharedReplayBuffer(ReplayBuffer):
                 "whole stacks (leave frame_stack out), and pass optimize_memory_usage=True to "
                 "store each frame once"
             )
-        # ReplayBuffer's own constructor would allocate the arrays.
+        # The constructor of ReplayBuffer is skipped because it would allocate the arrays.
         super(ReplayBuffer, self).__init__(
             buffer_size, observation_space, action_space, device, n_envs
         )
@@ -175,7 +179,7 @@ class SharedReplayBuffer(ReplayBuffer):
 
     @cached_property
     def buffer(self) -> TensorDictReplayBuffer:
-        """The buffer in the directory, new or as it is; the first use opens it."""
+        """Buffer in the directory, which the first access creates or opens."""
         storage = LazyMemmapStorage(
             self._capacity,
             scratch_dir=self.scratch_dir,
@@ -190,7 +194,7 @@ class SharedReplayBuffer(ReplayBuffer):
         return self._made(options)
 
     def _made(self, options: dict[str, Any]) -> TensorDictReplayBuffer:
-        """Returns a buffer of the class that draws, with these options."""
+        """Creates a buffer of the class that is used for sampling, with these options."""
         if self.alpha is None:
             return TensorDictReplayBuffer(**options)
         return TensorDictPrioritizedReplayBuffer(alpha=self.alpha, beta=self.beta, **options)
@@ -202,28 +206,28 @@ class SharedReplayBuffer(ReplayBuffer):
 
     @pos.setter
     def pos(self, value: int) -> None:
-        """Has no effect: `BaseBuffer` sets 0, and the row follows from the number of writes."""
+        """Ignores the value: `BaseBuffer` sets 0, but the number of writes determines the row."""
 
     @property
     def full(self) -> bool:
-        """True if the next ``add`` overwrites an older one."""
+        """True if the next ``add`` overwrites older transitions."""
         return self.size() >= self.buffer_size
 
     @full.setter
     def full(self, value: bool) -> None:
-        """Has no effect, as that of `pos`."""
+        """Ignores the value, like the setter of `pos`."""
 
     @property
     def dones(self) -> _Dones:  # type: ignore[override]
-        """Ends the current episodes if an element is set, as ``learn`` does when it starts anew."""
+        """Ends the current episodes if an element is set, which a new ``learn`` does."""
         return _Dones(self)
 
     def size(self) -> int:
-        """Rows of ``n_envs`` transitions that are stored, of all processes."""
+        """Returns the number of stored rows of ``n_envs`` transitions, of all processes."""
         return len(self.buffer) // self.n_envs
 
     def reset(self) -> None:
-        """Forgets every transition, those of other processes too."""
+        """Removes all transitions, including those of other processes."""
         self._cut()
         self.buffer.empty()
 
@@ -236,13 +240,14 @@ class SharedReplayBuffer(ReplayBuffer):
         done: NDArray[Any],
         infos: list[dict[str, Any]],
     ) -> None:
-        """Writes a step of all environments, each as a stream of its own.
+        """Writes one step of all environments, each as a separate stream.
 
-        An environment begins a new trajectory if its observation is not the next observation of
-        the step before, even if that was not done: ``learn`` resets the environments.
+        If the observation of an environment differs from the next observation of the previous step,
+        a new trajectory starts, even if the previous step was not done. This is the case when
+        ``learn`` resets the environments.
 
         Raises:
-            RingOverrunError, RateLimitTimeout: as ``extend`` of the buffer.
+            RingOverrunError, RateLimitTimeout: see ``extend`` of the buffer.
         """
         cuts = [self.handle_timeout_termination and i.get("TimeLimit.truncated") for i in infos]
         ended, truncated = np.array(done, np.bool_).reshape(self.n_envs), np.array(cuts, np.bool_)
@@ -267,14 +272,14 @@ class SharedReplayBuffer(ReplayBuffer):
         self.buffer.extend(rows, streams=self._streams)
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> SharedSamples:  # type: ignore[override]
-        """Draws transitions of any process, by priority if the buffer has priorities.
+        """Samples transitions of all processes, by priority if the buffer has priorities.
 
         Args:
             batch_size: number of transitions.
-            env: normalizes observations and rewards.
+            env: environment that normalizes observations and rewards, or None.
 
         Raises:
-            EmptyBufferError: nothing was written yet.
+            EmptyBufferError: the buffer is empty.
         """
         batch = self.buffer.sample(batch_size)
         after = batch["next"]
@@ -302,16 +307,16 @@ class SharedReplayBuffer(ReplayBuffer):
         return drawn
 
     def update_priorities(self, samples: SharedSamples, errors: torch.Tensor) -> PriorityUpdate:
-        """Sends the TD errors of a sample back, from a ``train`` of your own.
+        """Sets the priorities of a sample to its TD errors, for a custom ``train`` method.
 
-        Multiply its losses by ``samples.weights``.
+        Such a method also has to multiply the losses by ``samples.weights``.
 
         Args:
             samples: the result of `sample`.
-            errors: n numbers of any shape; their absolute values become the priorities.
+            errors: tensor of any shape with n TD errors, whose absolute values are the priorities.
 
         Returns:
-            How many were applied. The others came too late: their items have been overwritten.
+            The number of applied priorities, and of stale ones, whose items have been overwritten.
         """
         priority = errors.detach().abs().reshape(-1).cpu()
         return self.buffer.update_priority(  # type: ignore[no-any-return]
@@ -319,20 +324,21 @@ class SharedReplayBuffer(ReplayBuffer):
         )
 
     def prioritize(self, critic: torch.nn.Module) -> RemovableHandle:
-        """Weights the losses of a critic, and sends its TD errors back, in each training step.
+        """Weights the losses of a critic and updates the priorities in each training step.
 
-        The loss has to be a mean over the items, as in DQN (``model.q_net``), and in SAC, TD3 and
+        The loss must be a mean over the items, as in DQN (``model.q_net``), and in SAC, TD3 and
         DDPG (``model.critic``). Then the gradient at the critic's output in ``backward`` is the
-        derivative of each item's loss, divided by their number: the TD error. In DQN, which uses
-        the Huber loss, it is clipped to 1. It becomes the priority, averaged over several critics,
-        and is multiplied by the weight on its way to the parameters. The logged loss has no
-        weights, and neither has the loss of the actor.
+        derivative of each item's loss, divided by the number of items. This derivative is the TD
+        error. In DQN, which uses the Huber loss, it is clipped to 1. Its absolute value, averaged
+        over several critics, becomes the priority. The gradient is multiplied by the importance
+        weight before it reaches the parameters. The logged loss and the actor's loss are not
+        weighted.
 
         Args:
-            critic: the network that is trained. Call this again after ``load``.
+            critic: the network to be trained. Call this method again after ``load``.
 
         Returns:
-            Its ``remove()`` ends it.
+            A handle whose ``remove()`` ends the weighting and the updates.
 
         Raises:
             ValueError: the buffer has no priorities.
@@ -345,14 +351,14 @@ class SharedReplayBuffer(ReplayBuffer):
         return critic.register_forward_hook(self._watch)
 
     def _watch(self, critic: torch.nn.Module, inputs: tuple[Any, ...], outputs: Any) -> None:
-        """Hooks the critic's output if this forward belongs to the last sample."""
+        """Hooks the critic's output if its input is the last sample."""
         drawn = self._drawn
         if drawn is None or inputs[0] is not drawn.observations or not torch.is_grad_enabled():
             return
         if len(inputs) > 1 and inputs[1] is not drawn.actions:
-            return  # actions of the actor, whose loss this is
+            return  # actions of the actor: this is the loss of the actor
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        critics, weights = len(outputs), drawn.weights  # a hook may not hold its own tensor
+        critics, weights = len(outputs), drawn.weights  # a hook must not refer to its own tensor
         assert weights is not None
         errors: list[torch.Tensor] = []
 
@@ -367,11 +373,11 @@ class SharedReplayBuffer(ReplayBuffer):
 
     @property
     def _follows_trajectories(self) -> bool:
-        """True if samples need the steps around an item."""
+        """True if samples include neighbouring steps of an item."""
         return self._stacks is not None or self.n_steps > 1
 
     def _look_for_resets(self, now: Any, then: Any) -> None:
-        """Begins a new trajectory of each environment whose observation was not expected."""
+        """Starts a new trajectory in each environment whose observation is not the expected one."""
         given = _leaves(now)
         if self._expected is not None:
             pairs = zip(given, self._expected, strict=True)
@@ -380,12 +386,12 @@ class SharedReplayBuffer(ReplayBuffer):
         self._expected = [np.array(one) for one in _leaves(then)]
 
     def _cut(self) -> None:
-        """Begins a new trajectory of each environment."""
+        """Starts a new trajectory in each environment."""
         self._streams = self._streams + self.n_envs
         self._expected = None
 
     def _stored(self, obs: Any) -> Any:
-        """Observations of the space's dtype, ``[n_envs, ...]``."""
+        """Converts observations to the dtype of the space, ``[n_envs, ...]``."""
         space, shape = self.observation_space, cast("Any", self.obs_shape)
         if isinstance(space, spaces.Dict):
             return {
@@ -395,7 +401,7 @@ class SharedReplayBuffer(ReplayBuffer):
         return np.asarray(obs, space.dtype).reshape(self.n_envs, *shape)
 
     def _given(self, stored: Any, env: VecNormalize | None) -> Observations:
-        """Observations of a sample: normalized, and on the device."""
+        """Normalizes the observations of a sample, and moves them to the device."""
         if isinstance(stored, torch.Tensor):
             arrays: Any = self._normalize_obs(stored.numpy(), env)
             return self.to_torch(arrays, copy=False)
@@ -409,12 +415,12 @@ class SharedReplayBuffer(ReplayBuffer):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Takes the arguments; the first use opens the directory again."""
+        """Restores the arguments; the first use opens the directory again."""
         self.__dict__.update(state)
 
 
 class SharedHerReplayBuffer(SharedReplayBuffer, HerReplayBuffer):  # type: ignore[misc]
-    """A `SharedReplayBuffer` for goals: hindsight, as Stable-Baselines3's ``HerReplayBuffer``.
+    """A `SharedReplayBuffer` with hindsight relabelling, like ``HerReplayBuffer``.
 
         model = SAC(
             "MultiInputPolicy",
@@ -424,26 +430,26 @@ class SharedHerReplayBuffer(SharedReplayBuffer, HerReplayBuffer):  # type: ignor
         )
 
     A `HERReplayBuffer` relabels the first ``n_sampled_goal / (n_sampled_goal + 1)`` of each sample
-    with a goal that was reached in the same episode, of the same environment and process. Stored
-    items do not change. Rewards come from ``compute_reward`` of the environment.
+    with goals that were achieved in the same episode of the same environment and process. Stored
+    items do not change. The method ``compute_reward`` of the environment computes the rewards.
 
-    Unlike Stable-Baselines3's, it also draws steps of episodes that have not ended. Their last step
-    is the newest one.
+    Unlike Stable-Baselines3's ``HerReplayBuffer``, this class also samples steps of episodes that
+    have not ended. The newest step then counts as the last step of the episode.
 
     Args:
-        buffer_size: see `SharedReplayBuffer`, as for ``observation_space``, ``action_space``,
-            ``device``, ``n_envs``, ``optimize_memory_usage``, ``handle_timeout_termination``,
-            ``scratch_dir``, ``alpha``, ``beta`` and ``rank``.
+        buffer_size: see `SharedReplayBuffer`, also for ``action_space``, ``device``, ``n_envs``,
+            ``optimize_memory_usage``, ``handle_timeout_termination``, ``scratch_dir``, ``alpha``,
+            ``beta`` and ``rank``.
         observation_space: a ``Dict`` with ``observation``, ``achieved_goal`` and ``desired_goal``.
-        action_space: as Stable-Baselines3 gives it.
-        env: the environment that computes rewards. The model passes its own.
-        n_sampled_goal: relabelled transitions for each one that stays as it is.
+        action_space: action space, passed by Stable-Baselines3.
+        env: environment that computes the rewards; the model passes its own environment.
+        n_sampled_goal: number of relabelled transitions per transition that is not relabelled.
         goal_selection_strategy: ``"future"``, ``"final"`` or ``"episode"``.
-        copy_info_dict: only False: the ``info`` of a step is not stored.
+        copy_info_dict: must be False, because the ``info`` of a step is not stored.
         **options: see ``buffer_size``.
 
     Raises:
-        NotImplementedError: ``copy_info_dict``, ``n_steps`` or ``frame_stack``.
+        NotImplementedError: ``copy_info_dict``, ``n_steps`` or ``frame_stack`` is used.
     """
 
     def __init__(
@@ -502,7 +508,7 @@ class SharedHerReplayBuffer(SharedReplayBuffer, HerReplayBuffer):  # type: ignor
         return True
 
     def _rewards(self, rows: TensorDictBase) -> torch.Tensor:
-        """Returns the rewards of relabelled rows, from the environment."""
+        """Computes the rewards of relabelled rows with the environment."""
         if self.env is None:
             raise ValueError(
                 "SharedHerReplayBuffer has no environment after unpickling, so it cannot compute "
@@ -515,7 +521,7 @@ class SharedHerReplayBuffer(SharedReplayBuffer, HerReplayBuffer):  # type: ignor
         return cpu.as_tensor(np.asarray(rewards, np.float32))
 
     def truncate_last_trajectory(self) -> None:
-        """Ends the current episodes, as ``load_replay_buffer`` does by default."""
+        """Ends the current episodes; ``load_replay_buffer`` calls this by default."""
         self._cut()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -524,7 +530,7 @@ class SharedHerReplayBuffer(SharedReplayBuffer, HerReplayBuffer):  # type: ignor
 
 
 class _Dones:
-    """Stands for the array of flags in which ``learn`` marks the newest row as done."""
+    """Replaces the array of flags in which ``learn`` marks the newest row as done."""
 
     def __init__(self, buffer: SharedReplayBuffer) -> None:
         self._buffer = buffer
@@ -534,11 +540,11 @@ class _Dones:
 
 
 class _Stacks:
-    """Takes observations that are stacks of frames apart, and puts them together.
+    """Splits observations that are stacks of frames, and joins the frames again.
 
-    ``VecFrameStack`` begins an episode with black frames, and ``FrameStackObservation`` with copies
-    of the first frame. A `FrameStack` gives copies. Each step stores how many black frames its
-    stack begins with, and these are made black again.
+    ``VecFrameStack`` starts an episode with black frames, ``FrameStackObservation`` with copies of
+    the first frame. A `FrameStack` returns copies. Therefore each step stores the number of black
+    frames at the start of its stack, and `join` sets these frames to black.
     """
 
     def __init__(self, space: spaces.Space[Any], count: int) -> None:
@@ -560,13 +566,13 @@ class _Stacks:
             )
 
     def split(self, observations: NDArray[Any]) -> NDArray[Any]:
-        """``[n, count, *frame]`` of observations ``[n, ...]``, oldest frame first."""
+        """Converts observations ``[n, ...]`` to ``[n, count, *frame]``, oldest frame first."""
         axis, shape = self.axis + 1, observations.shape
         apart = observations.reshape(*shape[:axis], self.count, self.channels, *shape[axis + 1 :])
         return np.moveaxis(apart, axis, 1)
 
     def blank(self, stacks: NDArray[Any]) -> NDArray[np.uint8]:
-        """Number of frames with only zeros that each stack begins with."""
+        """Returns the number of black (all-zero) frames at the start of each stack."""
         found = np.zeros(len(stacks), np.uint8)
         still = np.ones(len(stacks), np.bool_)
         for at in range(self.count):
@@ -579,7 +585,7 @@ class _Stacks:
     def join(
         self, now: torch.Tensor, then: torch.Tensor, blank: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Observations and next observations of stacks ``[n, count, *frame]``."""
+        """Converts stacks ``[n, count, *frame]`` to observations and next observations."""
         count = blank.unsqueeze(1).int()
         if count.any():
             at = cpu.arange(self.count)
@@ -592,10 +598,10 @@ class _Stacks:
 
 
 def _leaves(observations: Any) -> list[NDArray[Any]]:
-    """Returns the arrays of observations."""
+    """Returns the arrays that observations consist of."""
     return list(observations.values()) if isinstance(observations, dict) else [observations]
 
 
 def _bytes(rows: NDArray[Any]) -> NDArray[np.uint8]:
-    """Returns the bytes of each row, in which a NaN equals itself."""
+    """Returns the bytes of each row; as bytes, a NaN equals itself."""
     return np.ascontiguousarray(rows).reshape(len(rows), -1).view(np.uint8)
