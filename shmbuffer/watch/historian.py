@@ -80,7 +80,7 @@ class Historian:
     def record(
         self, clients: Iterable[Client], deaths: Sequence[Death], names: Mapping[int, str]
     ) -> None:
-        """Records clients that joined or ended since the last call, and counters once per second."""
+        """Records clients that joined or ended since the last call; also counters each second."""
         present = {(client.entry, client.incarnation): client for client in clients}
         is_due = time.monotonic() >= self._next_s
         news = present.keys() != self._clients.keys() or len(deaths) != self._deaths

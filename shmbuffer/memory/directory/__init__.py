@@ -1,1 +1,1 @@
-"""The files of a buffer: creation, diagnosis, growth and removal."""
+"""Creates, diagnoses, extends and removes the files of a buffer."""

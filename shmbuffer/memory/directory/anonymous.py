@@ -1,8 +1,8 @@
-"""A buffer in anonymous memory (memfd), for one process and its spawned children.
+"""Keeps a buffer in anonymous memory (memfd), for one process and its spawned children.
 
 One file without a name contains the control file, the size and JSON of the schema, the slots, each
-leaf and the ledger, each on separate pages. Parts that are not written take no memory. The file
-disappears when the last process that has it ends, so recovery and cleanup are not needed.
+leaf and the ledger, each on separate pages. Parts that were never written use no memory. The file
+disappears when the last process that has it open ends, so recovery and cleanup are not needed.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Anonymous:
         return _Joining(self.file.fd, timeout)
 
     def lock_growth(self, timeout: float) -> AbstractContextManager[None]:
-        """Excludes no process, because there is no space to allocate."""
+        """Does not lock, because there is no space to allocate."""
         return nullcontext()
 
     def build(self, schema: Schema, *, slots: int, adopt: bool) -> Mapped:
@@ -105,7 +105,7 @@ class Anonymous:
         data = schema.to_json()
         size, places = _places(schema, len(data))
         try:
-            # It never becomes shorter, because views of an earlier definition would be cut off.
+            # The file never becomes shorter, because views of an earlier definition would fault.
             if os.fstat(self.file.fd).st_size < size:
                 os.ftruncate(self.file.fd, size)
             _core.reached("file.sized")
@@ -132,7 +132,7 @@ class Anonymous:
     def extend_ledger(self, start: int, nbytes: int) -> None:
         """Allocates a part of the ledger; SpaceError if there is no memory. Under the lock."""
         if self.where != WHERE:
-            return  # all of it was mapped from the start
+            return  # the whole ledger was mapped from the start
         _, (*_, first) = self._built()
         with _explain_errors(nbytes):
             free = filesystem.free_memory_bytes()
@@ -151,7 +151,7 @@ class Anonymous:
         return self._dictionary
 
     def publish_dictionary(self, data: bytes) -> bytes:
-        """Sets the dictionary for compressing records unless there is one, in this process only."""
+        """Sets the dictionary for compressing records in this process, unless there is one."""
         self._dictionary = self._dictionary or data
         return self._dictionary
 

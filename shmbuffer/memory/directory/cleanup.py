@@ -2,9 +2,9 @@
 
     temporary_directory ──own──▶ Ownership ──▶ removed, only by the process that owns it
                                      ├── remove()               on request
-                                     ├── it exits               atexit
-                                     ├── SIGTERM, SIGINT        if they end it without atexit
-                                     └── it is killed           janitor, when the user starts again
+                                     ├── process exits          atexit
+                                     ├── SIGTERM, SIGINT        if they end the process directly
+                                     └── process is killed      janitor, at the user's next start
 
 The name of a temporary directory contains its creator. Another process can therefore tell an
 abandoned buffer from one that is just being created and is still empty:
@@ -13,13 +13,14 @@ abandoned buffer from one that is just being created and is still empty:
 
 Always true
   1. Pid and start time are compared before every removal. Forked and spawned children own nothing.
-  2. A signal that the program survives removes nothing. Our handler is installed only in place of
-     the default action, which ends the process at once. A handler of the program itself, such as
-     Python's KeyboardInterrupt, is kept. If the process then ends, atexit removes the directory; if
-     it continues, as a notebook does, it keeps its buffer.
+  2. A signal that does not end the program removes nothing. Our handler replaces only the default
+     action, which ends the process at once. A handler of the program itself, such as Python's
+     KeyboardInterrupt, is kept. If the process then ends, atexit removes the directory. If the
+     process continues, as a notebook does, the buffer is kept.
   3. The exit status is that of the signal, which is raised again with the default action after the
      removal.
-If the owner dies here: one of its directories may remain, complete or in part. `janitor` finds it.
+If the owner dies here: one of its directories may remain, complete or in part, until `janitor`
+removes it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from shmbuffer.memory.system.identity import UNKNOWN_BOOT, Identity, current, pr
 
 PREFIX = "shmbuffer-"
 PATIENCE_S = 10.0
-"""How long a removal waits for the same removal in another thread."""
+"""Maximum time to wait for another thread that is removing the same directory."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -65,7 +66,7 @@ class Ownership:
         self._remover = 0
 
     def remove(self) -> bool:
-        """Removes the directory; true if this call did. A failed removal is retried at exit."""
+        """Removes the directory; True if this call removed it. A failure is retried at exit."""
         if not self.is_ours() or not self._busy.acquire(timeout=PATIENCE_S):
             return False
         try:
@@ -84,7 +85,7 @@ class Ownership:
             _deliver_deferred()
 
     def release(self) -> bool:
-        """Ends the ownership without removing the directory; returns whether this call did."""
+        """Ends the ownership without removing the directory; True if this call ended it."""
         if not self.is_ours():
             return False
         with self._busy:
@@ -100,7 +101,7 @@ class Ownership:
         )
 
     def is_ours(self) -> bool:
-        """True if this process owns the directory, and did not inherit the object from a fork."""
+        """True if this process owns the directory; False in a fork of the owner."""
         me = current()
         return (me.pid, me.start_time) == (self.owner.pid, self.owner.start_time)
 
@@ -131,7 +132,7 @@ def temporary_directory() -> Path:
 
 
 def left_behind() -> Iterator[Path]:
-    """Yields temporary directories of this user whose creator is dead, by proof or by its locks."""
+    """Yields temporary directories of this user whose creator is proved to be dead."""
     uid = os.geteuid()
     pattern = re.compile(rf"{PREFIX}{uid}-([0-9a-f]+)-([0-9]+)-([0-9]+)-\w+")
     folder = tempfile.gettempdir()
@@ -166,7 +167,7 @@ def janitor(is_abandoned: Callable[[Path], bool], remove: Callable[[Path], bool]
             if remove_if_empty(path) or (is_abandoned(path) and remove(path)):
                 removed.append(path)
         except FileNotFoundError:
-            pass  # another janitor was faster
+            pass  # another janitor has removed it
         except Exception:
             _log.warning("%s: seems to be abandoned, but was not removed", path, exc_info=True)
     return removed
@@ -177,15 +178,15 @@ def _remove_all() -> None:
     for ownership in reversed(_owned.copy()):
         try:
             ownership.remove()
-        # also for a second Ctrl-C: the other directories are removed all the same
+        # a second Ctrl-C does not stop the removal of the other directories
         except BaseException:
             _log.warning("%s: was not removed", ownership.path, exc_info=True)
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
-    """Removes owned directories, then takes the default action of the signal."""
+    """Removes the owned directories, then performs the default action of the signal."""
     if any(ownership._is_being_removed_here() for ownership in _owned):
-        _deferred.append(number)  # that removal, which this handler interrupted, is finished first
+        _deferred.append(number)  # the interrupted removal is finished first
         return
     _remove_all()
     signal.signal(number, signal.SIG_DFL)
@@ -198,7 +199,7 @@ def _deliver_deferred() -> None:
 
 
 def _install_handlers() -> None:
-    """Installs our handler where the default action is in place."""
+    """Installs our handler for signals that still have the default action."""
     if threading.current_thread() is threading.main_thread():
         for number in _SIGNALS:
             if signal.getsignal(number) is signal.SIG_DFL:
@@ -228,7 +229,7 @@ def _unblock_signals() -> None:
 
 
 def _forget() -> None:
-    """Forgets all ownerships in the child of a fork."""
+    """Discards all ownerships in the child of a fork."""
     _owned.clear()
     _deferred.clear()
     _restore_default_handlers()

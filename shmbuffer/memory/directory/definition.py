@@ -1,4 +1,4 @@
-"""Builds the files that the first write needs, and withdraws them again.
+"""Creates the files that the first write needs, and removes them again for an empty buffer.
 
     NO_SCHEMA ──build (the first write)──▶ READY ──withdraw (empty, alone)──▶ NO_SCHEMA
 
@@ -64,7 +64,7 @@ def _build(
     runtime = control.runtime
     runtime["allocated"] = slots if superblock.flags & Flag.STEPS else schema.capacity
     _core.reached("define.allocated")
-    # After the buffer was emptied, the head is at the start of a lap, which may be longer now.
+    # After the buffer was emptied, the head is at the start of a pass, and the capacity may differ.
     runtime["head"] += -int(runtime["head"][0]) % schema.capacity
     _core.reached("define.head")
     if settings.alpha is not None and not runtime["prioritized"][0]:
@@ -80,8 +80,7 @@ def _publish(seat: Seat, ready: Superblock, mapped: Mapped) -> None:
     control = seat.control
     try:
         # Both copies are written, because a dead process may have stored only one. If that copy
-        # were lost, the older one would say that there is no schema, and recovery would remove all
-        # items.
+        # were lost, the older copy would have no schema, and recovery would remove all items.
         control.write(control.write(ready))
         control.sync()
     except DurabilityError as error:
@@ -97,7 +96,7 @@ def _publish(seat: Seat, ready: Superblock, mapped: Mapped) -> None:
 
 
 def withdraw(seat: Seat) -> tuple[Seat, Callable[[], None]]:
-    """Undoes the definition of an empty buffer, under init.lock; returns seat and file removal."""
+    """Undoes the definition of an empty buffer; returns the new seat and a removal function."""
     control = seat.control
     discard = seat.backing.prepare_discard()  # first, because it can fail
     known = control.superblock()

@@ -1,7 +1,8 @@
-"""The state of a directory: its buffer, its living clients, and whether it needs recovery.
+"""Diagnoses a directory: its buffer, its living clients, and whether it needs recovery.
 
-A diagnosis is made once, under init.lock, and passed to opening, recovery, removal and check. A
-diagnosis without the lock (`inspect`, `item_stats`) may be outdated by the time it is used.
+A diagnosis is made once, under init.lock, and passed to the functions that open, recover, remove
+and check a buffer. A diagnosis without the lock (`inspect`, `item_stats`) may already be outdated
+when it is used.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from shmbuffer.memory.system import identity
 from shmbuffer.memory.system.region import Directory
 
 NO_CLIENT_ALIVE = "no client alive"
-"""The reason of a recovery in the same boot and directory."""
+"""Reason of a recovery in the same boot and directory."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,13 @@ class Diagnosis:
     def reason_to_recover(self) -> str | None:
         """Returns why the directory must be recovered first; None if a living client uses it.
 
-        A held lock proves that a client is alive whatever the boot ids are, because containers may
-        have their own. An unreadable boot id proves neither a reboot nor its absence, so everything
-        that can be verified is.
+        A held lock proves that a client is alive, even if the boot ids differ, because containers
+        may have their own boot id. If the boot id cannot be read, a reboot is possible, and all
+        items are verified.
         """
         superblock = self.superblock
         if self.is_save():
-            return "copy"  # of the buffer that was saved
+            return "copy"  # a copy of the saved buffer
         if self.control.file != (superblock.device, superblock.inode):
             return "copy"
         if superblock.state != BufferState.RECOVERING and self.registry.alive():
@@ -84,13 +85,13 @@ class Diagnosis:
         return "restored" if verifiable and self._is_restored() else NO_CLIENT_ALIVE
 
     def is_save(self) -> bool:
-        """True if the directory is a save in which no process has continued."""
+        """True if the directory is a save that no process has turned into a live buffer."""
         return bool(self.superblock.flags & Flag.SAVE)
 
     def was_left_in_order(self) -> bool:
-        """True if all clients have left in order, so no process has died during a change.
+        """True if all clients have detached cleanly, so no process has died during a change.
 
-        Only if changes to the files by other programs would have been detected.
+        The result is False if changes by other programs could not have been detected.
         """
         entries, runtime = self.control.entries, self.control.runtime[0]
         return (
@@ -107,13 +108,13 @@ class Diagnosis:
         with suppress(BufferNotFoundError, CorruptBufferError):
             schema = self.schema
             return restored.is_restored(self.files.directory, self.control, schema)
-        return True  # the file may be damaged; the function that needs it reports that
+        return True  # the function that needs the file reports the damage
 
     def owner_is_dead(self) -> bool:
         """True if the owner is proved to be dead, even if it is a zombie."""
         owner = self.superblock.owner
         here = owner.pid_namespace == identity.current().pid_namespace
-        # no client there holds a lock, or one does and is alive
+        # a client in another container is alive if it holds its lock
         here |= identity.is_of_another_boot(owner)
         return identity.prove_dead(owner, lambda: here and not self.registry.alive())
 
@@ -127,6 +128,6 @@ class Diagnosis:
 
 
 def is_save(path: Path) -> bool:
-    """True if a directory is a save in which no process has continued."""
+    """True if a directory is a save that no process has turned into a live buffer."""
     with Directory.open(path, reading=True, allow_unsafe_fs=True) as directory:
         return Diagnosis.read(Files(directory, private=True), writable=False).is_save()

@@ -1,4 +1,4 @@
-"""The files of a buffer in a scratch directory, and the order in which they are created.
+"""Creates and opens the files of a buffer in a scratch directory.
 
     <scratch_dir>/               tensordict's memmap layout: meta.json, <leaf>.memmap, folders
       .shmbuffer/
@@ -6,7 +6,7 @@
         made.json                files that we create in the scratch directory, listed in advance
         schema.json, slots       exist once the schema is known
         ledger                   reservations and leases of items; created with the slots
-        records, dictionary      of records: the byte ring; the dictionary of their compression
+        records, dictionary      for records: the byte ring; the dictionary for compression
         history                  the counters over time, if there is a coordinator
         weights                  the weights that a learner has published, in two copies
         init.lock, coordinator.lock, procs/NNN.lock
@@ -76,7 +76,7 @@ class Files:
     def __init__(self, directory: Directory, *, private: bool = False) -> None:
         self.directory = directory
         self.path: Path = directory.path
-        self.private = private  # whether stores into the maps stay in this process
+        self.private = private  # True if stores into the maps stay in this process
         self._mapped: dict[str, tuple[int, int]] = {}  # device and inode of each file, by name
 
     @property
@@ -85,11 +85,11 @@ class Files:
         return self.directory.in_memory
 
     def lock(self, timeout: float, *, creating: bool = False) -> InitLock:
-        """Returns the lock that excludes creation, attach, recovery and cleanup by others."""
+        """Returns the lock that excludes creation, attach, recovery and cleanup elsewhere."""
         return InitLock(self.directory, timeout, creating=creating)
 
     def still_there(self) -> bool:
-        """True if the path still leads to this directory, and it contains a buffer."""
+        """True if the path still refers to this directory, and the directory contains a buffer."""
         return self.directory.still_there() and self.has_control()
 
     def has_control(self) -> bool:
@@ -165,8 +165,8 @@ class Files:
         Args:
             schema: The schema of the buffer.
             slots: The number of slots whose payload is allocated.
-            adopt: Whether existing leaf files are taken over.
-            sparse: Whether the slots file is left sparse, because most of it stays zero.
+            adopt: If True, existing leaf files are used.
+            sparse: If True, the slots file is sparse, because most of its bytes stay zero.
         """
         self.discard_unfinished()
         self._mapped.clear()
@@ -239,8 +239,8 @@ class Files:
     def lock_growth(self, timeout: float) -> Lock:
         """Excludes other processes and threads that allocate slots, or withdraw the schema.
 
-        It locks the slots file, because a flush holds init.lock until all data are on the disk.
-        Raises BufferNotFoundError if the definition is gone.
+        The slots file is locked and not init.lock, which a flush holds until all data are on the
+        disk. Raises BufferNotFoundError if the definition was withdrawn.
         """
         lock = Lock().hold(
             self.directory,
@@ -259,8 +259,8 @@ class Files:
     def grow(self, schema: Schema, start: int, stop: int, used: Callable[[], int]) -> None:
         """Allocates the space of slots in every file; the caller holds the growth lock.
 
-        If there is not enough space, it raises SpaceError and frees the space that it allocated.
-        ``used`` returns the end of the slots in use, which keep their space whatever ``start`` is.
+        If there is not enough space, this method frees the space that it has allocated and raises
+        SpaceError. The slots before the result of ``used`` keep their space in any case.
         """
         first, last = schema.bytes_of_slots(start), schema.bytes_of_slots(stop)
         parts = list(zip(schema.map_files, first, last, strict=True))
@@ -279,7 +279,7 @@ class Files:
         """
         parts = [part for part in parts if part[1] < part[2]]
         missing, free = 0, self.directory.free_bytes()
-        # some space may be allocated already, if a process died during this
+        # some space may already be allocated, if a process died during this call
         for name, start, end in parts:
             taken = self.directory.stat(name).st_blocks * 512
             missing += min(end - start, max(0, end - taken))
@@ -347,7 +347,7 @@ class Files:
         return self.directory.read(layout.DICTIONARY, limit=layout.SCHEMA_LIMIT)
 
     def publish_dictionary(self, data: bytes) -> bytes:
-        """Stores and syncs the dictionary unless there is one; returns it. Under init.lock."""
+        """Stores and syncs the dictionary unless there is one; returns it; under init.lock."""
         there = self.dictionary()
         if there is not None:
             return there
@@ -366,9 +366,9 @@ class Files:
         return self.discard_unfinished
 
     def remove(self, *, created_directory: bool, keep_lock: bool = False) -> bool:
-        """Removes every file that we created, then empty directories; under init.lock.
+        """Removes all files that this package created, then empty directories; under init.lock.
 
-        Returns whether there was a buffer.
+        Returns True if there was a buffer.
         """
         found = self.has_control()
         made.remove(self.directory)
@@ -445,7 +445,7 @@ class Files:
         return Mapped(schema, slots, leaves, self._map_ledger(schema, writable=writable))
 
     def _map_ledger(self, schema: Schema, *, writable: bool = True) -> Any:
-        """Maps more than the file has, so that it may grow: see `ledger`."""
+        """Maps the ledger with more bytes than the file has, so that it can grow; see `ledger`."""
         where, room = self.path / layout.LEDGER, schema.ledger_bytes
         with self._open_required(layout.LEDGER, writable=writable) as file, explain_errors(where):
             ledger.require_length(file.fd, where)
@@ -486,7 +486,7 @@ class Files:
         return self._map_file(layout.SLOTS, size, writable=writable, **options)
 
     def _map_file(self, name: str, nbytes: int, *, writable: bool, **options: Any) -> Any:
-        """Maps an existing file, and remembers its inode."""
+        """Maps an existing file, and stores its inode."""
         file = self._open_required(name, nbytes=nbytes, writable=writable)
         with file, explain_errors(self.path / name, needed=nbytes, free=free_memory_bytes):
             options |= {"writable": writable, "private": self.private}

@@ -40,7 +40,7 @@ STEP_BYTES = 32 * 2**20
 """The bytes of a step, over all files; allocating them takes some milliseconds on tmpfs."""
 
 TIMEOUT_S = 60.0
-"""How long a write waits for another process that allocates space."""
+"""Maximum time that a write waits for another process that allocates space."""
 
 log = logging.getLogger("shmbuffer.memory")
 
@@ -51,7 +51,7 @@ def grow(seat: Seat, needed: int, *, timeout: float | None = None) -> None:
     Returns at once if another process has allocated it, or is removing the buffer.
 
     Raises:
-        SpaceError: The disk is full. It has the needed and free bytes; nothing was changed.
+        SpaceError: The disk is full; the error has the needed and free bytes. Nothing was changed.
         AttachTimeout: Another process allocates space for longer than ``timeout``, by default
             `TIMEOUT_S`.
         BufferUnlinkedError: The files were removed or replaced.
@@ -112,7 +112,7 @@ def slots_to_allocate(superblock: Superblock, allocated: int, used: int, capacit
     """Returns how many slots must have their space when a buffer is opened again.
 
     Args:
-        superblock: Its flags say when space is allocated.
+        superblock: The superblock, whose flags define when space is allocated.
         allocated: The value of the runtime page, which may be older than the slots.
         used: The end of the slots in use.
         capacity: The number of all slots.

@@ -1,7 +1,7 @@
-"""made.json: the files that a definition creates in the scratch directory, listed in advance.
+"""Maintains made.json, the list of files that a definition creates in the scratch directory.
 
-The list allows later processes to remove the files that a crash left. Only names that this package
-uses are accepted from it.
+The list is written before the files. Therefore later processes can remove the files that remain
+after a crash. Names that this package does not use are rejected.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def remove(directory: Directory) -> None:
         if directory.exists(folder) and not directory.rmdir(folder):
             directory.sync(folder)
     if names:
-        # without the list, files that come back after a power cut would never be removed
+        # without the list, files that reappear after a power cut would never be removed
         directory.sync()
     unlink(directory, NAME)
 

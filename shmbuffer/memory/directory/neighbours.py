@@ -1,4 +1,4 @@
-"""Finds the buffer that a path refers to: the buffer itself, that of a save, or one nearby."""
+"""Finds the buffer that a path refers to, and similar paths that contain buffers."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def _remove_abandoned(path: Path) -> bool:
                     return begin(Diagnosis.read(files))
                 return files.remove(created_directory=True)
         except AttachTimeout:
-            return False  # another process is opening it right now
+            return False  # another process is opening it
 
 
 def _is_unneeded(files: Files) -> bool:

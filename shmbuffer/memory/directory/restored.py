@@ -1,28 +1,28 @@
 """Detects whether the files of a directory were replaced since its last processes wrote them.
 
 Recovery within one boot trusts the page cache, which contains everything that dead processes
-stored. A copy that is put back over the files (`cp -T`, `tar --overwrite`, `rsync --inplace`) and a
-snapshot that is rolled back are older, and may mix several moments. Three facts of the kernel
-reveal them, which no copy preserves:
+stored. If a copy is restored over the files (`cp -T`, `tar --overwrite`, `rsync --inplace`) or a
+snapshot is rolled back, the files are older, and may be from different points in time. Three
+attributes of files, which no copy preserves, are checked:
 
     ctime > last store      the control file was written later than its own content says that
                             any client stored into it, or another file a second later. No program
                             can set a ctime.
     ctime != mtime          a store and a write set both; utimensat, chmod, link and rename one
-    write hint is gone      it lives as long as the inode does in memory (fcntl(2), F_SET_RW_HINT),
-                            so it is lost with an unmount, which a rollback needs
+    write hint is missing   the hint exists as long as the inode is in memory (fcntl(2),
+                            F_SET_RW_HINT); an unmount, which a rollback needs, removes it
 
 Always true
   1. Restored files are detected. The opposite error is harmless: a file that was only touched, or
      whose inode left memory, costs a comparison of checksums. The first store of a process into a
      page sets the times (file_update_time), so a store is dated after it was made.
   2. `vouch` is called after the bytes were created or verified. If a recovery dies before it, the
-     next one finds the same facts.
-Not detected are:
+     next one finds the same attributes.
+The following cases are not detected:
 
-* a copy that is put back in the same tick of the kernel's clock (1 to 10 ms) as the last store;
-* a copy that is put back after the wall clock was set back;
-* a leaf alone within a second;
+* a copy that is restored in the same tick of the kernel's clock (1 to 10 ms) as the last store;
+* a copy that is restored after the wall clock was set back;
+* a single leaf that is restored within a second;
 * a rollback of a file system that needs no unmount (ZFS).
 """
 
@@ -48,7 +48,7 @@ _HINT = (1).to_bytes(8, "little")  # RWH_WRITE_LIFE_NONE requests nothing, and i
 
 
 def is_restored(directory: Directory, control: Control, schema: Schema | None) -> bool:
-    """True if the files were changed by another program, as far as that shows; some µs a file."""
+    """True if another program has detectably changed the files. Cost: a few µs per file."""
     last = max(int(control.runtime["touched_ns"][0]), int(control.entries["last_seen_ns"].max()))
     names = [layout.CONTROL, *(schema.mapped_files if schema else ())]
     try:

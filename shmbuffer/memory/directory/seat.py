@@ -1,11 +1,11 @@
-"""A handle's seat at a buffer: its registry entry, and the shared memory that it uses.
+"""Manages the seat of a handle: its registry entry, and the shared memory that it uses.
 
     taken (under init.lock) ──▶ connected, once there are slots ──▶ left
 
-Everything that a handle shares with other processes is reached through its seat. It contains the
-control file, the maps of slots and leaves, and the C core's ring on them, which passes the registry
-entry to every call. After ``fork``, the child finds its parent's seat, and takes its own on first
-use. After a handle was closed, `native` is an object whose every use raises an error.
+A handle reaches all data that it shares with other processes through its seat. The seat contains
+the control file, the maps of slots and leaves, and the ring of the C core, which passes the
+registry entry to every call. After ``fork``, the child has its parent's seat, and takes its own on
+first use. After a handle was closed, `native` is an object that raises an error on any use.
 
 If a process dies, another one frees its entry. The C core completes its claim or rolls it back,
 under the mutex.
@@ -53,7 +53,7 @@ class Seat:
         self.where = str(backing.path) if isinstance(backing, Files) else backing.where
         self.role = role
         self.mapped = mapped
-        self.closed = False  # whether the handle was closed
+        self.closed = False  # True once the handle was closed
         self.not_durable: str | None = None  # the reason of the first sync that failed
         self.native: Any = None  # the C core's ring of our entry; None before there are slots
         # fast paths for batches with a suitable layout, by the source of the priorities
@@ -199,7 +199,7 @@ class Seat:
             )
 
     def leave(self) -> bool:
-        """Frees the entry; false if a call in flight still needs it, so that it must be retried."""
+        """Frees the entry; False if a running call still needs it and the caller has to retry."""
         self.closed = True
         self.weights = None
         self.use(Closed(self.where))
@@ -301,7 +301,7 @@ class Seat:
         return self.backing.dictionary()
 
     def publish_dictionary(self, data: bytes, *, timeout: float = 60.0) -> bytes:
-        """Publishes a dictionary for compressing records, or returns the one that came first."""
+        """Publishes a dictionary for compressing records, or returns the one already published."""
         self.require_open()
         with self.backing.lock(timeout):
             self.require_there()
@@ -329,7 +329,7 @@ class Seat:
         return True
 
     def reap_dead(self) -> int:
-        """Reaps every client that is proved to be dead, and returns how many there were."""
+        """Reaps all clients that are proved to be dead, and returns their number."""
         dead = [client for client in self.registry.live() if self.registry.is_dead(client[0])]
         return sum(self.reap_if_dead(*client) for client in dead)
 
@@ -349,7 +349,7 @@ class Seat:
             raise
 
     def require_there(self) -> None:
-        """Raises BufferUnlinkedError unless the directory exists, and its path leads to it."""
+        """Raises BufferUnlinkedError unless the path still refers to the directory."""
         self._require_control()
         if isinstance(self.backing, Files) and not self.backing.still_there():
             raise BufferUnlinkedError(
@@ -364,7 +364,7 @@ class Seat:
 
 
 def unlinked(where: str) -> BufferUnlinkedError:
-    """Returns the error for a directory that does not exist any more."""
+    """Returns the error for a directory that no longer exists."""
     return BufferUnlinkedError(
         f"{where}: the directory was removed or replaced while this handle was open, so no other "
         "process sees new items; save the items with dumps() if you need them, then close the "

@@ -1,8 +1,8 @@
-"""Finds the parts of a slots file that were ever written; the rest is known to be zero.
+"""Finds the parts of a slots file that were ever written; all other parts are zero.
 
-The file system knows where a file has no data (lseek(2), SEEK_DATA). Examining a file therefore
-costs only its data, and creates no page. Reading a hole of a shared map would create one on a file
-system in memory. If the file system does not report holes, all of the file counts as data.
+The file system reports where a file has no data (lseek(2), SEEK_DATA). Therefore only the data of a
+file are read, and no pages are allocated. Reading a hole of a shared map would allocate a page on a
+file system in memory. If the file system does not report holes, the whole file counts as data.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Written:
         return 0
 
     def massive(self, element: int) -> int:
-        """Counts the nonzero leaves and nodes of the tree from an element on."""
+        """Counts the nonzero leaves and nodes of the tree, starting with an element."""
         return sum(int(np.count_nonzero(part)) for part in self._masses_from(element))
 
     def clear_masses(self, element: int) -> None:
-        """Sets them to zero; no other client may be alive."""
+        """Sets the nodes that `massive` counts to zero; no other client may be alive."""
         for part in self._masses_from(element):
             if part.any():
                 part[:] = 0

@@ -1,1 +1,1 @@
-"""Flow control: the rate limiter, reservations, consumers, and waiting."""
+"""Implements flow control: the rate limiter, reservations, consumers, and waiting."""

@@ -1,6 +1,7 @@
-"""Flow control: admits the writes and samples of a ring.
+"""Admits the writes and samples of a ring, as the flow control allows.
 
-The core decides what is allowed, under the mutex (``_native/core/flow.c``). `waiting` waits.
+The C core checks the limits under the mutex (``_native/core/flow.c``). If a call must wait, the
+module `waiting` does so.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ class Admission:
 
     @property
     def limits(self) -> int:
-        """The limits for which a call may have to wait; 0 if there are none."""
+        """Flags of the active limits; 0 if there is no limit."""
         return int(self._seat.native.limits)
 
     @property
     def is_queue(self) -> bool:
-        """True if items are handed out first in, first out, each a limited number of times."""
+        """True if items are returned first in, first out, each a limited number of times."""
         return bool(self.limits & Limit.QUEUE)
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Admits this thread's writes in the body whatever the ratio, without counting them."""
+        """Admits this thread's writes in the ``with`` block without checking or counting them."""
         self._seat.native.bypass(PASSES)
         try:
             yield
@@ -53,25 +54,26 @@ class Admission:
         return rate_status(runtime, width=schema.width, capacity=schema.capacity)
 
     def admit_now(self, count: int) -> bool:
-        """Admits a sampler's draw of ``count`` elements if it need not wait. Cost: 0.3 µs."""
+        """Admits a sample of ``count`` elements if the sampler need not wait. Cost: 0.3 µs."""
         self._calls.sides.draws_here()
         found: int = self._seat.native.admit_sample(count, 0, True, LOCK_TIMEOUT_NS)
         return found >= 0
 
     def admit(self, count: int, min_size: int = 0) -> int:
-        """Waits until ``count`` elements may be drawn; returns how many were counted as drawn."""
+        """Waits until ``count`` elements can be sampled; returns the number counted as sampled."""
         self._calls.sides.draws_here()
         return self._calls.ask("admit_sample", count, min_size, False, what="sample")
 
     def cancel(self, counted: int, version: int = 0) -> None:
-        """Cancels an admission, because the items were not drawn."""
+        """Cancels an admission, because the items were not sampled."""
         if counted:
             self._calls.ask("cancel_draw", counted, version, what="sample")
 
     def take(self, index: Ints, tickets: Ints) -> bool:
-        """Takes the oldest elements out of a queue; their slots are not reused until `release`.
+        """Takes the oldest elements of a queue; their slots are not reused until `release`.
 
-        Returns False if there is no queue any more, and nothing to release. Raises like `admit`.
+        Returns False if the buffer is no longer a queue; then there is nothing to release. Raises
+        the errors of `admit`.
         """
         count = len(index)
         self._calls.sides.draws_here()
@@ -84,5 +86,5 @@ class Admission:
         return self._calls.run(call, "sample") != _NO_QUEUE
 
     def release(self) -> None:
-        """Releases the items that this thread took, after they were read."""
+        """Releases the items that this thread has taken and read."""
         self._calls.run(lambda: int(self._seat.native.release(LOCK_TIMEOUT_NS)), "sample")

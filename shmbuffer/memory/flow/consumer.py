@@ -1,12 +1,12 @@
-"""A consumer, which gives each item once to one of its clients.
+"""Implements a consumer: a group of learners that together receive each item once.
 
-    c.take(count, lease) ──▶ items under a lease ──▶ c.ack(...)     done, for this consumer
-    c.claim(groups)      ──▶ chosen items, each group completely or not at all
-    c.drop(...)          ──▶ done without a delivery
-                 holder dead, or its lease over ──▶ given again, before all other items
+    c.take(count, lease) ──▶ items under a lease ──▶ c.ack(...)     done for this consumer
+    c.claim(groups)      ──▶ selected items, each group completely or not at all
+    c.drop(...)          ──▶ done without delivery
+                 holder dead, or lease expired ──▶ delivered again, before all other items
 
-Callers that choose the items to claim wait with `Consumer.wait_for`, like `Consumer.take`.
-``_native/core/ledger.c`` describes the changes of the ledger, and this module calls it.
+Callers that select the items to claim wait with `Consumer.wait_for`; `Consumer.take` waits itself.
+This module calls ``_native/core/ledger.c``, which describes the changes of the ledger.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _RARELY = 50
 
 
 class Leases:
-    """The leases that one call takes."""
+    """Collects the leases that one call takes."""
 
     def __init__(self) -> None:
         self._begun: list[tuple[Consumer, NDArray[np.uint64]]] = []
 
     def begin(self, consumer: Consumer) -> NDArray[np.uint64]:
-        """Returns memory in which the core stores the number of a lease; 0 before it begins."""
+        """Returns memory where the core stores the number of a lease; 0 before the lease begins."""
         lease = np.zeros(1, np.uint64)
         self._begun.append((consumer, lease))
         return lease
@@ -55,7 +55,7 @@ class Leases:
 
 @contextmanager
 def given_back_unless_delivered() -> Iterator[Leases]:
-    """Yields leases that are given back if the body raises an exception."""
+    """Yields leases whose items are returned to the consumer if the body raises an exception."""
     leases = Leases()
     try:
         yield leases
@@ -65,14 +65,14 @@ def given_back_unless_delivered() -> Iterator[Leases]:
 
 
 class Oldest(NamedTuple):
-    """The oldest item that is not acknowledged, if no learner holds it."""
+    """Describes the oldest unacknowledged item, if no learner holds that item."""
 
     slot: int
     ticket: int
     head: int
     """The head of the ring; no slot below it is being written."""
     room: int
-    """The number of items that can be written before it is acknowledged."""
+    """The number of items that can be written before the item is acknowledged."""
     waits: bool
     """True if a writer waits to overwrite the item, and no client has reservations."""
 
@@ -103,20 +103,20 @@ class Consumer:
     def take(
         self, count: int, lease_s: float = math.inf, leases: Leases | None = None
     ) -> LeasedItems:
-        """Returns the oldest ``count`` items that were not delivered yet, under a lease.
+        """Returns the oldest ``count`` undelivered items, under a lease.
 
-        Waits until there are enough items. It returns fewer items if no client could write more, or
-        if the writers wait for the acknowledgement of these items (`is_stuck`).
+        Waits until there are enough items. Returns fewer items if no client can write more, or if
+        the writers wait for the acknowledgement of these items (`is_stuck`).
 
         Args:
             count: The number of items.
-            lease_s: Seconds until the items are given to others. inf: until this handle is closed
-                or its process ends.
-            leases: Records the lease, so that it can be given back after an exception.
+            lease_s: Seconds until the items can be delivered to other learners. inf: until this
+                handle is closed or its process ends.
+            leases: Stores the lease, so that the items can be returned after an exception.
 
         Raises:
             EmptyBufferError: No item is left, and no client writes.
-            RateLimitTimeout, RateLimitError: As for a sample of a limited buffer.
+            RateLimitTimeout, RateLimitError: See the sampling of a limited buffer.
         """
         slots, tickets = np.empty(count, np.int64), np.empty(count, np.int64)
         found, lease = self.take_at(count, lease_s, address(slots), address(tickets), leases)
@@ -125,7 +125,7 @@ class Consumer:
     def take_at(
         self, count: int, lease_s: float, slots: int, tickets: int, leases: Leases | None = None
     ) -> tuple[int, int]:
-        """Takes items like `take`, into existing memory: addresses of slots and tickets.
+        """Takes items like `take`, and stores their slots and tickets at the given addresses.
 
         Returns:
             The number of items, and their lease.
@@ -147,15 +147,15 @@ class Consumer:
     def wait_for(
         self, choose: Callable[[int], int], most: int, size: int, why: Callable[[], str]
     ) -> None:
-        """Waits like `take`, for callers that choose the items to claim.
+        """Waits like `take`, for callers that select the items to claim.
 
         Args:
-            choose: Claims at least as many items as its argument says. Returns how many it has
-                claimed, or 0 if there are fewer.
-            most: The number of items, groups or windows that are wanted.
-            size: The number of items of each.
-            why: Returns the reason of an `EmptyBufferError`, which follows the name of the
-                consumer.
+            choose: Function that claims at least as many items as its argument, and returns the
+                number of claimed items; 0 if there are fewer items.
+            most: The requested number of items, groups or windows.
+            size: The number of items in each of these.
+            why: Function that returns the reason of an `EmptyBufferError`. The message contains it
+                after the name of the consumer.
 
         Raises:
             The errors of `take`.
@@ -168,7 +168,7 @@ class Consumer:
             if not waits and (found := choose(least)):
                 return found
             waits, since = True, np.zeros(1, np.uint64)
-            # writes before our wait was registered did not wake us, so try again after it
+            # writes before this wait was registered did not wake this thread, so try again
             for turn in range(2):
                 if turn and (found := choose(least)):
                     return found
@@ -184,7 +184,7 @@ class Consumer:
     def _take_batch_or_rest(
         self, take: Callable[[int], int], most: int, why: Callable[[], str]
     ) -> Callable[[], int]:
-        """Returns a call that takes a whole batch, or the remaining items if no client writes."""
+        """Returns a function that takes a full batch, or the rest if no client writes."""
 
         def call() -> int:
             result = take(most)
@@ -202,7 +202,7 @@ class Consumer:
     def _run_taking(
         self, call: Callable[[], int], lease: NDArray[np.uint64], index: object = None
     ) -> int:
-        """Runs a call that takes items, and gives them back if it is interrupted."""
+        """Runs a call that takes items, and returns them to the consumer if it is interrupted."""
         try:
             return self._calls.run(call, "sample", index=index)
         except BaseException:
@@ -212,8 +212,8 @@ class Consumer:
     def _reap_dead_holders(self) -> None:
         """Checks every 0.1 s whether holders of leases are alive, and reaps dead ones.
 
-        Their items are then delivered before all others. A sample that must wait makes its own
-        checks.
+        The items of dead holders are then delivered before all others. A sample that must wait
+        makes its own checks.
 
         Cost: 0.1 µs. A check takes about 100 µs for each other client that holds leases.
         """
@@ -231,7 +231,7 @@ class Consumer:
         self._next_look_s = ended_s + max(LOOK_S, _RARELY * (ended_s - began_s))
 
     def is_over(self) -> bool:
-        """True if no client writes, and the limiter does not wait for one."""
+        """True if no client writes, and the limiter does not wait for a writer."""
         seat = self._seat
         found = seat.control.limits()
         if found is not None and found.alone != Alone.PASS:
@@ -245,12 +245,12 @@ class Consumer:
         return self._calls.sides.all_wait(Side.INSERTS)
 
     def available(self, count: int) -> int:
-        """Returns how many items could be delivered now; 0 if `take` of ``count`` would wait."""
+        """Returns how many items `take` of ``count`` could deliver; 0 if it would wait."""
         there = self._count_available(self._calls.schema.capacity)
         return there if there >= count or self.cannot_grow(there, count) else 0
 
     def can_give(self, count: int) -> bool:
-        """True if `take` of ``count`` would not wait. O(count), plus the returned items."""
+        """True if `take` of ``count`` items would not wait. O(count), plus the returned items."""
         there = self._count_available(count)
         return there >= count or self.cannot_grow(there, count)
 
@@ -267,10 +267,10 @@ class Consumer:
         """Returns slots and tickets of items whose leases have ended since the last call.
 
         Args:
-            known: ``[LEASES]``, zeros at first: the leases that have been returned already.
+            known: ``[LEASES]``, initially zeros: the leases that were already returned.
 
-        Cost: 2 µs. If leases have ended, also the slots between the first and the last item of
-        each.
+        Cost: 2 µs. For each lease that has ended, the slots between its first and its last item are
+        also read.
         """
         self._reap_dead_holders()
         given = "list_returned", self.which, self.number, known.ctypes.data
@@ -282,7 +282,7 @@ class Consumer:
         return slots[:found].copy(), tickets[:found].copy()
 
     def oldest_to_give(self) -> Oldest | None:
-        """Returns the oldest unacknowledged item; None if it is held or being written."""
+        """Returns the oldest unacknowledged item; None if a client holds or writes that item."""
         found = np.empty(5, np.int64)
         if not self._calls.ask("find_oldest", self.which, self.number, found.ctypes.data):
             return None
@@ -292,7 +292,7 @@ class Consumer:
     def is_stuck(self, missing: int) -> bool:
         """True if ``missing`` items cannot be written before the oldest item is acknowledged.
 
-        That item must be held by no learner.
+        If a learner holds the oldest item, the result is False.
         """
         is_possible = missing < self._calls.schema.capacity  # otherwise no batch is ever complete
         return is_possible and self._calls.ask("is_stuck", self.which, self.number, missing) > 0
@@ -305,19 +305,18 @@ class Consumer:
         lease_s: float = math.inf,
         leases: Leases | None = None,
     ) -> tuple[Flags, int]:
-        """Takes chosen items under one lease.
+        """Takes selected items under one lease.
 
         Args:
-            index: Slots.
-            tickets: Tickets of the chosen items.
-            sizes: The number of items of each group. A group is taken completely, or not at all if
-                one of its items is gone, done, or held by a living client. None: each item is a
-                group.
-            lease_s: As for `take`.
-            leases: As for `take`.
+            index: Slots of the items.
+            tickets: Tickets of the items.
+            sizes: The number of items in each group. A group is not taken if any of its items was
+                removed, is done, or is held by a living client. None: each item is a group.
+            lease_s: See `take`.
+            leases: See `take`.
 
         Returns:
-            Which groups were taken, and the lease, which is 0 if none was.
+            A mask of the groups that were taken, and the lease, which is 0 if no group was taken.
         """
         self._calls.sides.draws_here()
         under = nanoseconds(lease_s), (leases or Leases()).begin(self)
@@ -327,7 +326,7 @@ class Consumer:
     def could_claim(
         self, index: Ints, tickets: Ints, sizes: Sequence[int] | Ints | None = None
     ) -> Flags:
-        """Returns which groups `claim` would take now."""
+        """Returns a mask of the groups that `claim` would take now."""
         return self._claim(index, tickets, sizes, 0, np.zeros(1, np.uint64))[0]
 
     def _claim(
@@ -338,7 +337,7 @@ class Consumer:
         lease_ns: int,
         lease: NDArray[np.uint64],
     ) -> tuple[Flags, int]:
-        """Claims groups of items; returns which were taken, and the lease."""
+        """Claims groups of items; returns a mask of the groups that were taken, and the lease."""
         groups = np.ones(len(index), np.int64) if sizes is None else np.asarray(sizes, np.int64)
         index, tickets = _pair(index, tickets)
         if int(groups.sum()) != len(index) or (groups < 0).any():
@@ -363,15 +362,15 @@ class Consumer:
     def drop(self, index: Ints, tickets: Ints) -> int:
         """Acknowledges items without a delivery, except those that a living client holds.
 
-        Returns how many. Used for items that are given up, such as incomplete groups and ends of
-        streams.
+        Returns the number of acknowledged items. Used for items that will never be delivered, such
+        as those of incomplete groups and ends of streams.
         """
         index, tickets = _pair(index, tickets)
         where = self.which, self.number, address(index), address(tickets), len(index)
         return self._calls.ask("drop_items", *where, what="drop", index=index)
 
     def ack(self, leases: int | NDArray[np.uint64], index: Ints, tickets: Ints) -> Acknowledged:
-        """Acknowledges items under the lease of each; doing so twice has no further effect."""
+        """Acknowledges items, each under its lease; a second call has no further effect."""
         index, tickets = _pair(index, tickets)
         under = np.ascontiguousarray(np.broadcast_to(np.asarray(leases, np.uint64), index.shape))
         return self.ack_at(address(under), address(index), address(tickets), len(index), index)
@@ -379,18 +378,18 @@ class Consumer:
     def ack_at(
         self, leases: int, index: int, tickets: int, count: int, shown: object = None
     ) -> Acknowledged:
-        """Acknowledges items like `ack`, by the addresses of numbers; errors use ``shown``."""
+        """Acknowledges items like `ack`, but takes addresses; ``shown`` is for error messages."""
         where = self.which, self.number, leases, index, tickets, count, LOCK_TIMEOUT_NS
         applied = self._calls.run(lambda: self._seat.native.acknowledge(*where), "ack", index=shown)
         return Acknowledged(applied, count - applied)
 
     def give_back(self, lease: int) -> None:
-        """Gives the unacknowledged items of a lease to others; does nothing for lease 0."""
+        """Returns the unacknowledged items of a lease to the consumer; ignores lease 0."""
         if lease:
             self._calls.ask("return_lease", self.which, self.number, lease, what="give_back")
 
     def item_states(self) -> ItemStates:
-        """Returns the state of each slot's item for this consumer at one moment. O(capacity)."""
+        """Returns a snapshot of the state of each slot's item for this consumer. O(capacity)."""
         capacity = self._calls.schema.capacity
         found = ItemStates(
             np.empty(capacity, np.uint8),
@@ -402,7 +401,7 @@ class Consumer:
         return found
 
     def held_items(self) -> tuple[Ints, Ints, NDArray[np.uint64]]:
-        """Returns slots, tickets and leases of the items that this handle holds. O(capacity)."""
+        """Returns the slots, tickets and leases of items that this handle holds. O(capacity)."""
         found = self.item_states()
         here = (found.states == HELD_HERE).nonzero()[0]
         return here, found.tickets[here], found.leases[here]

@@ -1,4 +1,4 @@
-"""The status of the consumers of a ring, read without a lock, for display and for waits."""
+"""Reads the status of the consumers of a ring without a lock, for display and for waits."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from shmbuffer.memory.mapped.native import Mapped
 
 
 class HeldItems(NamedTuple):
-    """Items that a client holds under one lease."""
+    """Describes the items that a client holds under one lease."""
 
     pid: int
     items: int
     held_s: float
     ends_in_s: float
-    """Seconds until the lease ends; inf if it ends with its holder.
+    """Seconds until the lease expires; inf if the lease lasts as long as its holder.
 
-    0 if it has ended, so that the next sample gets the items.
+    If the lease has expired, the value is 0, and the next sample gets the items.
     """
     entry: int
     """The registry entry of the handle that holds the items."""
@@ -35,33 +35,33 @@ class ConsumerStatus(NamedTuple):
 
     name: str
     max_sample_count: int
-    """How often each item must be acknowledged."""
+    """Number of times that each item must be acknowledged."""
     holds: bool
     """True if writers wait for the consumer."""
     position: int
-    """The ticket of the next item that no learner has been given."""
+    """Ticket of the next item that was not delivered to any learner."""
     floor: int
-    """The ticket below which every item is acknowledged or gone."""
+    """Ticket below which every item was acknowledged or removed."""
     behind: int
     """The number of tickets from ``floor`` to the newest item."""
     delivered: int
-    """Items since the consumer was created, as are the next four counts."""
+    """Number of items delivered since the consumer was created, like the next three counts."""
     acked: int
     redelivered: int
-    """Items that were delivered again because their holder died or their lease ended."""
+    """Number of items delivered again because their holder died or their lease expired."""
     refused: int
-    """Items that were acknowledged too late."""
+    """Number of items that were acknowledged too late."""
     dropped: int
-    """Items that were given up without delivery."""
+    """Number of items that were dropped without delivery."""
     leases: tuple[HeldItems, ...]
 
     @property
     def held(self) -> int:
-        """The number of items under a lease."""
+        """Number of items under a lease."""
         return sum(lease.items for lease in self.leases)
 
     def to_json(self) -> dict[str, Any]:
-        """Converts to a dict of plain values; a lease without an end has None."""
+        """Converts to a dict of JSON values; ``ends_in_s`` is None if a lease never expires."""
         leases = [
             {
                 **lease._asdict(),
@@ -119,7 +119,7 @@ def _parse_lease(lease: Any, entries: Any) -> HeldItems:
 
 
 def consumer_stats(seat: Seat) -> dict[str, int | float]:
-    """Sums the counts of all consumers; zeros if there is none."""
+    """Sums the counts of all consumers; returns zeros if there are no consumers."""
     found = [] if seat.mapped is None else read_consumers(seat.mapped, seat.control)
     return {
         "consumers": len(found),

@@ -1,7 +1,7 @@
-"""The consumers of a ring: opened by name, listed and removed.
+"""Opens, lists and removes the consumers of a ring.
 
-All processes know a consumer by its name, and it remains when they end. With ``holds``, writers
-wait for it, and do not overwrite items that it has not acknowledged.
+A consumer is identified by its name, and remains when its processes end. With ``holds``, writers do
+not overwrite items that the consumer has not acknowledged, but wait.
 """
 
 from __future__ import annotations
@@ -48,19 +48,21 @@ class Consumers:
         start: Start = "oldest",
         timeout: float = 60.0,
     ) -> Consumer:
-        """Returns the consumer of that name, and creates it if it does not exist.
+        """Returns the consumer with a name, which is created if it does not exist.
 
         Args:
             name: Up to 48 bytes of UTF-8.
-            times: How often each item must be acknowledged.
-            holds: Whether writers wait for it.
-            start: Where a new consumer starts: at the oldest existing item, or at the next one.
-            timeout: Seconds to wait for another process that opens a consumer, creates or recovers.
+            times: Number of times that each item must be acknowledged.
+            holds: If True, writers wait for the consumer.
+            start: First item of a new consumer: the oldest existing item, or the next new one.
+            timeout: Seconds to wait for another process that opens a consumer, or that creates or
+                recovers the buffer.
 
         Raises:
-            ConsumerError: It exists with other ``times`` or ``holds``, or there are eight already.
+            ConsumerError: The consumer exists with different ``times`` or ``holds``, or there are
+                already eight consumers.
             ValueError: The start or the name is invalid, or the storage has several dimensions.
-            SpaceError: There is no space for its notes.
+            SpaceError: There is not enough space for the data of the consumer.
         """
         encoded = self._encode_name(name, times, start)
         found = self._find(encoded)
@@ -82,12 +84,12 @@ class Consumers:
         return Consumer(self._calls, name, which, int(record["number"]))
 
     def known(self, name: str) -> Consumer | None:
-        """Returns the consumer of that name, or None if it does not exist."""
+        """Returns the consumer with a name, or None if there is no such consumer."""
         found = self._find(name.encode())
         return found and Consumer(self._calls, name, found[0], int(found[1]["number"]))
 
     def remove(self, name: str) -> bool:
-        """Removes a consumer, so that no writer waits for it. Returns False if there was none."""
+        """Removes a consumer, so that no writer waits for it; False if there was no consumer."""
         found = self._find(name.encode())
         if found is None:
             return False
@@ -98,7 +100,7 @@ class Consumers:
         return True
 
     def _encode_name(self, name: str, times: int, start: str) -> bytes:
-        """Encodes the name of a consumer, after checking the arguments."""
+        """Checks the arguments, and encodes the name of a consumer."""
         where, encoded = self._seat.where, name.encode()
         if not 0 < len(encoded) <= ledger.NAME_BYTES or "\0" in name:
             raise ValueError(
@@ -125,7 +127,7 @@ class Consumers:
     def _find(self, encoded: bytes) -> tuple[int, Any] | None:
         """Returns the place and a copy of a consumer's record; None if there is none."""
         for which, record in enumerate(ledger.consumers(self._map())):
-            # its place may be reused meanwhile
+            # another consumer may have reused the place
             number, known = int(record["number"]), record.copy()
             if (known["state"], known["name"]) == (ledger.CONSUMES, encoded):
                 return (which, known) if known["number"] == number else None

@@ -1,10 +1,10 @@
-"""Detects deadlocks, in which both sides of a buffer wait for each other forever.
+"""Detects deadlocks, in which writers and samplers wait for each other forever.
 
     writes wait for samples (the error buffer, the slots or the bytes of a queue)
     samples wait for writes (the error buffer, too few items)
                                   ──▶ the allowed difference is too small for their batches
 
-The registry shows what each client waits for. In the case of a queue, the core also checks it under
+The registry contains the reason of each wait. For a queue, the core also checks the reasons under
 the mutex. A client that could continue, but has not woken up yet, is not part of a deadlock.
 """
 
@@ -27,9 +27,9 @@ InQueue = Callable[[int, Side], Why | None]
 class Deadlock:
     """The largest batches that wait for each other."""
 
-    writes: int  # items of a write
-    draws: int  # items of a sample
-    in_queue: bool  # whether a queue is too small for them, instead of the error buffer
+    writes: int  # number of items of a write
+    draws: int  # number of items of a sample
+    in_queue: bool  # True if a queue is too small for both; False for the error buffer
 
     def text(self, control: Control, schema: Schema, found: RateLimiter, now: RateStatus) -> str:
         """Returns a description of the deadlock, and of the number that must be larger."""
@@ -41,7 +41,7 @@ class Deadlock:
                 f"{(self.writes * ratio + self.draws) / 2:g}, but is {found.tolerance:g}"
             )
         times = found.max_times_sampled or 1
-        # the largest number of items that is too small
+        # the largest value that is too small
         short = max((self.draws + times - 2) // times, found.min_size - 1)
         if schema.record_bytes and (now.queued or 0) + self.writes <= schema.elements:
             return f"{text} {self._of_bytes(control, schema.record_bytes, now, short)}"
@@ -66,7 +66,7 @@ class Deadlock:
 
 
 def find_deadlock(control: Control, now: RateStatus, why: Why, asked: InQueue) -> Deadlock | None:
-    """Returns the deadlock of the clients, if all of them wait and none may continue."""
+    """Returns the deadlock of the clients, if all of them wait and none can continue."""
     entries = control.entries
     in_queue = now.queued is not None
     live = entries["state"] == EntryState.LIVE
@@ -94,7 +94,7 @@ def find_deadlock(control: Control, now: RateStatus, why: Why, asked: InQueue) -
 
 
 def _limited(asked: InQueue, now: RateStatus, entry: int, side: Side, count: int) -> Why | None:
-    """Returns the limit that stops a waiting client; None if it may continue."""
+    """Returns the limit that blocks a waiting client; None if the client can continue."""
     if now.queued is not None and (why := asked(entry, side)) is not None:
         return why
     numbers = now.why(side, count)

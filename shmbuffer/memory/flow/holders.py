@@ -34,7 +34,7 @@ def table_of(seat: Seat) -> NDArray[Any]:
 
 
 def holders(table: NDArray[Any], entries: Any, width: int = 1) -> list[Holder]:
-    """Returns the clients that hold reservations, the one with the most items first."""
+    """Returns the clients that hold reservations, sorted by the number of items, largest first."""
     held = table[(table["state"] == ReservationState.OPEN)]
     now, found = _core.boot_ns(), []
     for entry in np.unique(held["entry"][held["entry"] < layout.ENTRIES]):

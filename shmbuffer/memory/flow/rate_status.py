@@ -1,8 +1,8 @@
-"""The state of the two sides of a limited buffer, in numbers and in words.
+"""Reads the state of both sides of a rate-limited buffer, and describes it in words.
 
-These functions read the runtime page and the registry, mapped or copied, without a lock. Errors at
-a deadline, logs and the live view use them. A client that samples is called a learner here, and a
-client that inserts is called a collector, whatever their roles are.
+The functions read the runtime page and the registry, mapped or copied, without a lock. They are
+used by timeout errors, logs and the live view. In this module, any client that samples is called a
+learner and any client that inserts is called a collector, regardless of its role.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LONG_S = 1.0  # shorter spans are shown in milliseconds
 
 @dataclass(frozen=True)
 class RateStatus:
-    """The state of both sides at one moment."""
+    """State of both sides at one point in time."""
 
     wanted: float | None  # samples per insert; None: there is no ratio
     # samples drawn for each insert since the ratio began; None before the first insert
@@ -34,9 +34,9 @@ class RateStatus:
     min_size: int  # the number of items that samples require
     size: int  # the number of items in the buffer
     filled: int  # the number of items once current writes are committed
-    # items that a queue has not handed out often enough; None: there is no queue
+    # items that a queue has not returned often enough; None: there is no queue
     queued: int | None
-    left: int  # how often these items can still be handed out
+    left: int  # how often these items can still be returned, in total
     room: int  # the capacity of the ring in items
     pending: int  # items that are being written
     max_times_sampled: int  # 0: there is no queue
@@ -48,7 +48,7 @@ class RateStatus:
     refused: int = 0  # items that were too old
 
     def why(self, side: Side, count: int) -> Why | None:
-        """Returns why a call for ``count`` items would wait now; None if it would not."""
+        """Returns why a call for ``count`` items would wait now; None if it would not wait."""
         if side == Side.SAMPLES:
             if self.queued is not None and self.queued + self.reserved + count > self.room:
                 return Why.FULL
@@ -86,8 +86,8 @@ def rate_status(runtime: Any, *, width: int, capacity: int) -> RateStatus:
     ratio = float(block["samples_per_insert"])
     inserted = limiter.signed(int(runtime["write_count"]) - int(block["inserts_base"]))
     drawn = limiter.signed(int(runtime["drawn"]) - int(block["samples_base"]))
-    # Items that are being overwritten still counted when the write began. A claim in a ring that
-    # was not full overwrites none.
+    # Items that are being overwritten were counted before the write began. A claim in a ring that
+    # was not full overwrites no items.
     overwrites = inserted >= 0 and head * width >= capacity * width + pending
     times = int(block["max_times_sampled"]) if limits & Limit.QUEUE else 0
     queued, left = None, 0
@@ -133,13 +133,13 @@ def _allowed(runtime: Any, ages: Any, open_: int) -> int | None:
 
 
 def clients_on(entries: Any, side: Side, *, excluding: int | None = None) -> list[int]:
-    """Returns the entries of clients on a side, judging by their calls, role or wait."""
+    """Returns the entries of clients on a side, identified by their calls, role or wait."""
     field, other, role, waiting = (
         ("last_sample_ns", "last_insert_ns", Role.LEARNER, Side.INSERTS)
         if side == Side.SAMPLES
         else ("last_insert_ns", "last_sample_ns", Role.COLLECTOR, Side.SAMPLES)
     )
-    # A coordinator calls every spawned process a collector, so calls are more reliable than roles.
+    # Every spawned process has the role "collector", so calls are more reliable than roles.
     to_come = (entries["role"] == role) & (entries[other] == 0)
     there = (entries["state"] == EntryState.LIVE) & (
         (entries[field] > 0) | to_come | (entries["waits_for"] & waiting > 0)
@@ -148,7 +148,7 @@ def clients_on(entries: Any, side: Side, *, excluding: int | None = None) -> lis
 
 
 def may_write(entries: Any, *, excluding: int) -> bool:
-    """True if any other living client has written, or may be about to write."""
+    """True if another living client has written or could write."""
     live = (entries["state"] == EntryState.LIVE) & (np.arange(len(entries)) != excluding)
     writes = (entries["role"] == Role.COLLECTOR) | (entries["role"] == Role.CLIENT)
     draws = (entries["last_sample_ns"] > 0) | (entries["waits_for"] & Side.INSERTS > 0)
@@ -167,7 +167,7 @@ def explain(
     consumers: Sequence[ConsumerStatus] = (),
     absent: str = "",
 ) -> str:
-    """Explains why and for whom a call waits: "4 samples per insert wanted, 3.2 seen; ...".
+    """Explains why a call waits and for which clients: "4 samples per insert wanted, ...".
 
     ``absent`` describes collectors that have not attached yet.
     """
@@ -247,7 +247,7 @@ def _explain_hold(consumers: Sequence[ConsumerStatus]) -> tuple[str, str]:
 
 
 def _own_leases(consumers: Sequence[ConsumerStatus], entry: int) -> str:
-    """Describes the action of a waiting learner whose own leases block the writers."""
+    """Explains how a waiting learner whose own leases block the writers can continue."""
     found = ""
     for one in consumers:
         items = sum(lease.items for lease in one.leases if lease.entry == entry and lease.ends_in_s)
@@ -276,7 +276,7 @@ def waits(
         for side in Side:
             why = limited_by(now, one, side)
             if why is None:
-                continue  # it may continue, and will in a moment
+                continue  # it can continue, and will do so shortly
             asked = now, entries, side, wanted(one, side), why, now_ns, int(entry)
             text = explain(*asked, held, consumers)
             found.append(
@@ -291,7 +291,7 @@ def waits(
 
 
 def wanted(entry: Any, side: Side) -> int:
-    """Returns how many items a client waits to write or to draw."""
+    """Returns how many items a client waits to write or to sample."""
     return int(entry["inserts_wanted" if side == Side.SAMPLES else "samples_wanted"])
 
 
@@ -348,7 +348,7 @@ def _first(entries: Any, field: str, which: Any) -> int | None:
 
 
 def not_attached(since: Sequence[float], now: float) -> str:
-    """Describes collectors that were started at these times and have not attached; "" if none."""
+    """Describes collectors that were started at these times but have not attached; "" if none."""
     if not since:
         return ""
     when = _span(max(0.0, now - max(since)))

@@ -1,13 +1,14 @@
-"""Reservations: space for later items, held by one handle's ring.
+"""Reserves space for later items of a handle.
 
-    reserve ──▶ name ──hold──▶ a write of this thread is made from it ──commit──▶ spent
-                  └──give_back, its time is over, the handle leaves──▶ others may use its space
+    reserve ──▶ name ──hold──▶ a write of this thread uses the reservation ──commit──▶ used up
+                  └──give_back, expired, handle closed──▶ other writers can use the space
 
-A reservation is admitted like a write, and counts at once for all limits. It has no slot and no
-ticket, because the write takes those. The table is in the ledger (``_native/core/reservations.c``).
-The name of a reservation combines its number and its place in the table.
-If the holder dies: its reservations end when it is reaped. A write that was being committed is
-committed for it, and its reservation is spent.
+A reservation is admitted like a write, and is counted at once for all limits. It has no slot and no
+ticket, because only the write takes these. The table is in the ledger
+(``_native/core/reservations.c``). The name of a reservation combines its number with its place in
+the table.
+If the holder dies: its reservations end when the client is reaped. A write whose commit had started
+is completed, and its reservation is used up.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ class Reservations:
         """Waits like a write of ``rows`` slots, then holds their space; returns the name.
 
         Args:
-            rows: Slots.
-            nbytes: Bytes of the byte ring; 0 if unknown.
-            seconds: The duration. None: until the handle is closed.
-            number: The number of pieces to continue; 0 for new ones.
-            name: ``[1]``, 0: receives the name when it is granted, for callers that may be
-                interrupted.
+            rows: The number of slots.
+            nbytes: The number of bytes of the byte ring; 0 if unknown.
+            seconds: The duration in seconds. None: until the handle is closed.
+            number: The number of a partial rollout to continue; 0 for a new one.
+            name: An array ``[1]`` of 0 in which the name is stored when the reservation is granted,
+                for callers that may be interrupted.
         """
         self._take_room()
         ends = _FOR_EVER
@@ -81,12 +82,12 @@ class Reservations:
     def hold(
         self, name: int, versions: Ints | None = None, young: Flags | None = None
     ) -> Iterator[None]:
-        """Makes the first write that this thread commits in the body from the reservation.
+        """Uses the reservation for the first write that this thread commits in the ``with`` block.
 
         Args:
-            name: The reservation.
-            versions: The version of each item, or one for all. None if unknown.
-            young: If `TooOld` is raised, receives which items are young enough.
+            name: The name of the reservation.
+            versions: The policy version of each item, or one version for all. None if unknown.
+            young: Array for a mask of the items that are young enough, set if `TooOld` is raised.
         """
         native = self._seat.native
         try:  # Ctrl-C may arrive as soon as the reservation is held
@@ -99,7 +100,7 @@ class Reservations:
             native.select_reservation(0, 0, 0, 0)
 
     def give_back(self, name: int) -> bool:
-        """Frees the space of a reservation; false if it had already ended."""
+        """Frees the space of a reservation; returns False if the reservation had already ended."""
 
         def call() -> int:
             found = int(self._seat.native.cancel_reservation(name, LOCK_TIMEOUT_NS))
@@ -112,11 +113,11 @@ class Reservations:
         self._calls.ask("note_partial", name, what="append")
 
     def is_done(self, number: int, *, forget: bool = False) -> bool:
-        """True if the pieces of that number were committed; ``forget``: their file was removed."""
+        """True if the pieces with a number were committed; ``forget``: their file was removed."""
         return self._calls.ask("partial_is_done", number, forget, what="partials") > 0
 
     def refuse(self, elements: int) -> None:
-        """Counts elements that were too old."""
+        """Adds to the count of elements that were rejected as too old."""
         self._seat.native.count_refused(elements)
 
     def list_committed(self) -> list[int]:

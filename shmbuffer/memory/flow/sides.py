@@ -1,4 +1,4 @@
-"""The clients on each side of a limited buffer, for the calls that wait for them."""
+"""Observes the clients on each side of a rate-limited buffer, for calls that wait for them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from shmbuffer.memory.flow.rate_status import clients_on, may_write, not_attache
 from shmbuffer.memory.format.layout import EntryState, Side
 
 ALONE_S = 1.0
-"""How long a side must be without clients before it counts as left; one may be restarting."""
+"""Time without clients after which a side counts as empty; a client may be restarting."""
 
 _FORGET_S = 30.0  # after this time without a wait, it is not known since when a side is left
 
 
 class Sides:
-    """The clients that sample and insert, as seen by one handle."""
+    """Tells a handle which clients sample and insert."""
 
     def __init__(self, seat: Seat) -> None:
         self._seat = seat
@@ -30,11 +30,11 @@ class Sides:
         self._alone: dict[Side, tuple[float, float]] = {}
 
     def draws_here(self) -> None:
-        """Records that this thread draws, for the writers of its process."""
+        """Records that this thread samples, for the writers of its process."""
         self._samplers.add(get_native_id())
 
     def are_left(self, side: Side, now: float) -> bool:
-        """True if no client has been on a side for a while."""
+        """True if a side has had no client for at least `ALONE_S`."""
         there = clients_on(self._seat.control.entries, side, excluding=self._seat.entry)
         if there or self.has_thread(side):
             self._alone.pop(side, None)
@@ -47,7 +47,7 @@ class Sides:
         return side in self._left or now - since >= ALONE_S
 
     def lost_collectors(self) -> tuple[Dead, ...]:
-        """Returns the dead collectors if all have died and no other client could write."""
+        """Returns the dead collectors, if all have died and no other client could write."""
         entry, spawned = self._seat.entry, self._spawned()
         if spawned.others or may_write(self._seat.control.entries, excluding=entry):
             return ()
@@ -66,7 +66,7 @@ class Sides:
         return attendance(directory, set(map(int, pids)))
 
     def all_wait(self, side: Side) -> bool:
-        """True if all clients on a side wait, or there is none."""
+        """True if all clients on a side wait, or the side has no clients."""
         waits = self._seat.control.entries["waits_for"]
         there = clients_on(self._seat.control.entries, side, excluding=self._seat.entry)
         if self.has_thread(side) and not waits[self._seat.entry] & ~np.uint32(side):
@@ -80,7 +80,7 @@ class Sides:
         return not known
 
     def has_thread(self, side: Side) -> bool:
-        """True if another thread of this process is on that side, using this handle."""
+        """True if another thread of this process uses this handle on that side."""
         me = get_native_id()
         native = self._seat.native  # None before the first write
         writers = {native.last_writer} if native is not None else set()

@@ -1,4 +1,4 @@
-"""Errors for the status codes of native calls: what happened, where, and what to do."""
+"""Raises the errors for the status codes of native calls."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TooOld(Exception):  # noqa: N818 - not an error: the other items are writt
 
 
 def require_linked(seat: Seat) -> None:
-    """Raises BufferUnlinkedError if the directory was removed; checks it once a second. 0.1 µs."""
+    """Raises BufferUnlinkedError if the directory was removed; checks once per second. 0.1 µs."""
     if seat.native is None:
         seat.require_linked()
     elif (status := seat.native.check_directory()) < 0:

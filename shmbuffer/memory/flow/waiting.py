@@ -1,10 +1,10 @@
-"""Runs native calls, and waits, retries or raises an error if a call is not successful.
+"""Runs native calls; if a call does not succeed, waits and retries it or raises an error.
 
     BLOCKED       another writer fills the slots: wait in the queue, and reap dead clients
     LIMITED       the other side must come first: see `Waiting`
     FORKED        the handle was inherited through fork: take a new seat
     UNALLOCATED   slots have no space in the files yet: allocate it, see `growth`
-    else          raise an error: see `status`
+    otherwise     raise an error: see `status`
 
     a call is limited ──▶ is a client on the other side? ──no──▶ pass, wait or error (when_no_peer)
                                       │ yes
@@ -12,10 +12,10 @@
                           sleep on the futex, at most 5 ms ──▶ try again
                           (reap dead clients, check the deadline and signals)
 
-A sample also ends if all collectors that a coordinator spawned have died, no other client could
-write, and ``when_no_peer`` is not "wait". A CollectorsDiedError then names them.
+A sample also fails if all collectors that a coordinator spawned have died, no other client could
+write, and ``when_no_peer`` is not "wait". The CollectorsDiedError lists these collectors.
 
-The core decides what is allowed, under the mutex; see ``_native/core/flow.c``.
+The C core checks the limits under the mutex; see ``_native/core/flow.c``.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ from shmbuffer.memory.system.identity import process_state
 _log = logging.getLogger("shmbuffer.flow")
 
 COUNTS, PASSES_ONCE, PASSES = range(3)
-"""How the ratio treats a thread's calls (``shmb_bypass`` in ``_native/core/flow.h``).
+"""Treatment of a thread's calls by the ratio (``shmb_bypass`` in ``_native/core/flow.h``).
 
-They count, the next one passes unconditionally, or all of them do.
+The calls are counted, or the next call is admitted unconditionally, or all calls are.
 """
 SLICE_NS = 5_000_000
 """The longest sleep.
 
-A death is noticed within this time, even that of the process that would have woken us.
+A death is detected within this time, even the death of the process that would end the sleep.
 """
 LOOK_S = 0.1
 """Seconds between two checks for dead clients and deadlocks."""
@@ -111,7 +111,7 @@ class Calls:
         priorities: object = None,
         index: object = None,
     ) -> int:
-        """Runs a method of the native ring, which errors call ``what``."""
+        """Runs a method of the native ring; error messages call it ``what``."""
         call = lambda: int(getattr(self.seat.native, name)(*given, LOCK_TIMEOUT_NS))  # noqa: E731
         return self.run(call, what or name, WRITE_TIMEOUT_S, priorities, index)
 
@@ -130,10 +130,10 @@ class Calls:
         priorities: object = None,
         index: object = None,
     ) -> int:
-        """Waits, reaps or rejoins, as the status requires, until the call succeeds.
+        """Waits, reaps or rejoins, depending on the status, until the call succeeds.
 
-        If the call fails, the caller withdraws its registered wait by one call of the core, in an
-        ``except`` that encloses both calls (see `run`).
+        If the call fails, the caller withdraws its registered wait with a call of the core, in an
+        ``except`` block that encloses both calls (see `run`).
         """
         seat = self.seat
         limit = deadline.start(timeout)
@@ -146,7 +146,7 @@ class Calls:
                 waiting = waiting or Waiting(seat, self.schema, self.sides, what)
                 native = seat.native
                 waiting.wait(Why(native.why), native.needed, deadline.start(None))
-                limit = deadline.start(timeout)  # waits for a slot are timed from here on
+                limit = deadline.start(timeout)  # the timeout of waits for a slot starts here
             elif result == -_core.FORKED:
                 seat.rejoin()
             elif result == -_core.UNALLOCATED:
@@ -157,12 +157,12 @@ class Calls:
                 raise_for_status(seat, -result, what, priorities, index)
             require_linked(seat)
             result = call()
-        if waiting is not None:  # without a limit, the core does not clear the wait by itself
+        if waiting is not None:  # the core clears the wait only for limited buffers
             seat.native.stop_waiting(LOCK_TIMEOUT_NS)
         return int(result)
 
     def _is_being_filled(self, limit: deadline.Deadline | None) -> bool:
-        """True if writers hold slots, or did so a moment ago, so that an empty ring fills soon."""
+        """True if writers hold slots, or held slots recently, so that an empty ring fills soon."""
         self.seat.reap_dead()
         if limit is not None and time.monotonic() >= limit.deadline:
             return False
@@ -172,7 +172,7 @@ class Calls:
     def _wait_for_blocker(
         self, what: str, limit: deadline.Deadline | None, before: _Blocked | None
     ) -> _Blocked | None:
-        """Waits, because most clients block only briefly; then reaps the client if it is dead."""
+        """Waits for a client, because most clients block only briefly; reaps a dead client."""
         seat = self.seat
         entry, incarnation, turn, by_turn = seat.native.blocker
         now = time.monotonic()
@@ -210,10 +210,10 @@ class _Blocked(NamedTuple):
     """A write that waits for another client."""
 
     who: tuple[int, int, int]
-    """Entry, incarnation and queue position of the blocking client; 0: it fills a slot."""
+    """Entry, incarnation and queue position of the blocking client; position 0: it fills a slot."""
     since: float
     looked: float
-    """When the client was last checked, or when it began to block."""
+    """Time of the last check of the client, or of the start of the wait."""
 
 
 class Waiting:
@@ -232,7 +232,7 @@ class Waiting:
         self._side = Side.INSERTS if what == "sample" else Side.SAMPLES
 
     def wait(self, why: Why, count: int, limit: deadline.Deadline | None) -> None:
-        """Waits once, until something has changed or a few milliseconds have passed."""
+        """Waits once, until the state of the buffer changes or a few milliseconds have passed."""
         native = self._seat.native
         now = time.monotonic()
         if now - self._looked >= LOOK_S:
@@ -253,7 +253,7 @@ class Waiting:
                 pids=self._pids(),
             )
         left = SLICE_NS if limit is None else int((limit.deadline - now) * 1e9) + 1
-        if native is None:  # no client could wake us
+        if native is None:  # no client could end a sleep
             time.sleep(min(SLICE_NS, left) / 1e9)
         else:
             native.wait(min(SLICE_NS, left))
@@ -289,7 +289,7 @@ class Waiting:
         return False
 
     def _require_collectors(self, why: Why, count: int) -> None:
-        """Raises CollectorsDiedError if no client is left that could write for a waiting sample."""
+        """Raises CollectorsDiedError if no client could write the items that a sample waits for."""
         lent = why == Why.SCARCE and any(one.leases for one in self._consumers())
         if self._side != Side.INSERTS or lent or not (dead := self._sides.lost_collectors()):
             return
@@ -352,7 +352,7 @@ class Waiting:
             self._full = None
             return False
         state = int(runtime["head"]), self._rate_status().left
-        # checked twice, because taken items are freed a moment later
+        # checked twice, because taken items are freed slightly later
         before, self._full = self._full, state
         return before == state
 

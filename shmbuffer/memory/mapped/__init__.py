@@ -1,1 +1,1 @@
-"""Maps the files of a buffer: control, slots and weights, and the settings that they record."""
+"""Maps the files of a buffer (control, slots and weights), and reads the recorded settings."""

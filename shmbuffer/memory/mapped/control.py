@@ -1,4 +1,4 @@
-"""The control file: identity, settings, clients, and the words that all processes share.
+"""Maps the control file: identity, settings, clients, and the shared state of a buffer.
 
 The superblock changes at creation, definition, recovery, barrier and change of settings, always
 under init.lock, and never in the hot path. It has two copies, in separate pages. A change
@@ -143,8 +143,8 @@ class Superblock:
 
 _BYTES = ("uuid", "boot_id", "schema_sha256", "owner_boot_id")
 _NUMBERS = tuple(one.name for one in fields(Superblock) if one.name not in (*_BYTES, "settings"))
-# The fields of a limiter that are in its ages. Then the highest valid numbers, from which the next
-# ones still fit; tickets end at 2 ** 62.
+# The fields of a limiter that are in its ages. Then the highest valid numbers, for which there is
+# still a next number; tickets end at 2 ** 62.
 _AGES = frozenset(("max_staleness", "items_per_version"))
 _LIMITS = {"sequence": 2**64 - 2**32, "epoch": 2**64 - 2**32, "durable_ticket": 2**62}
 
@@ -157,7 +157,7 @@ class Control:
         runtime: NumPy view of the runtime page, one structured value.
         entries: NumPy view of the registry, 256 structured values.
         file: The device and inode of the file.
-        repaired: Whether one of the superblock copies was found damaged.
+        repaired: True if one of the superblock copies was damaged.
     """
 
     def __init__(self, mapping: Any, where: str, file: tuple[int, int] | None = None) -> None:
@@ -181,7 +181,7 @@ class Control:
 
     @property
     def sequences(self) -> tuple[int, int]:
-        """The sequences of both copies, which change with every write. Costs 0.2 µs."""
+        """Sequence numbers of both copies, which change with every write. Cost: 0.2 µs."""
         first, second = self._sequences
         return first[0], second[0]
 
@@ -269,7 +269,7 @@ class Control:
             self._store(copy, replace(superblock, sequence=sequence + 1 + copy))
 
     def note_recovery(self, found: Mapping[str, Any]) -> None:
-        """Stores the report of a recovery for later readers; nothing depends on it."""
+        """Stores the report of a recovery for later readers."""
         page = np.zeros((), layout.RECOVERY)
         for name, value in found.items():
             page[name] = value
@@ -308,8 +308,7 @@ class Control:
     def mutex_owner(self) -> int:
         """Returns the thread that holds the mutex, in its own pid namespace; 0 if it is free.
 
-        It is the low 30 bits of the futex word, which the kernel itself reads (futex(2)). For
-        display only.
+        The thread ID is the low 30 bits of the futex word (futex(2)). It is for display only.
         """
         return int(_core.mutex_owner(self.map))
 

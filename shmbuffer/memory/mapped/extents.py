@@ -12,7 +12,7 @@ from shmbuffer.memory.mapped.slots_file import SlotsFile
 
 
 def find_misplaced(runtime: Any, live: SlotsFile, where: slice, record_bytes: int) -> Flags:
-    """Returns which slots have an item whose record cannot be at the place that they give."""
+    """Returns a mask of the slots whose item has an impossible place of its record."""
     position, nbytes = live.extents["position"][where], live.extents["bytes"][where]
     wrong = (nbytes < layout.RECORD.itemsize) | (nbytes > record_bytes) | (position % 8 != 0)
     wrong |= position > np.uint64(2**62)
@@ -25,7 +25,7 @@ def find_misplaced(runtime: Any, live: SlotsFile, where: slice, record_bytes: in
 
 
 def find_mismatched(live: SlotsFile, record_bytes: int, records_map: Any, placed: Flags) -> Flags:
-    """Returns which of the first slots have an item whose record has the header of another."""
+    """Returns a mask of the first slots: True if the record has the header of another item."""
     held = (placed & live.holds(slice(len(placed)))).nonzero()[0]
     extents = live.extents[held]
     numbers = np.frombuffer(records_map, np.uint64)

@@ -1,4 +1,4 @@
-"""The mapped files of a definition, and the C core's ring on them."""
+"""Holds the mapped files of a definition, and creates the ring of the C core."""
 
 from __future__ import annotations
 

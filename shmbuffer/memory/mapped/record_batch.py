@@ -37,11 +37,11 @@ class RecordBatch:
     outside: Ints | None = None
     """int64[n, k, 3]: offset in the record, address and size of pieces that are not in ``data``.
 
-    A batch that is about to be written leaves large pieces where they are, so that they
-    are copied once. In ``data`` the bytes after such a piece follow those before it without a gap.
+    Large pieces of a batch to be written are not copied to ``data``, so that they are copied only
+    once. In ``data``, such a piece leaves no gap.
     """
     keeps: Any = field(default=None, repr=False)
-    """Owners of the memory of those pieces."""
+    """References that keep the memory of these pieces alive."""
 
     def __len__(self) -> int:
         return len(self.starts)

@@ -1,7 +1,8 @@
-"""Recorded settings of the buffer and storage of a directory: JSON with a checksum.
+"""Encodes and decodes the recorded settings of a buffer and its storage: JSON with a checksum.
 
-They are checked before they are written, so that no argument can make a buffer unreadable. They are
-checked again when they are read, because another program or version may have written them.
+The settings are checked before they are written, so that no argument can make a buffer unreadable.
+They are checked again when they are read, because a different program or version may have written
+them.
 """
 
 from __future__ import annotations

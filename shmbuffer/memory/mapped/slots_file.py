@@ -1,4 +1,4 @@
-"""A live view of the slots file, which has the data of each slot besides the bytes of its item.
+"""Maps the slots file, which contains the data of each slot except the bytes of its item.
 
     words | checksums | sources | raw priorities | masses | sums and minima of each level | extents
     | nexts | holders
@@ -49,7 +49,7 @@ class SlotsFile:
         self.words: NDArray[np.uint64] = part("words", capacity, np.uint64)
         # uint64[capacity]: the writer and its stream; see `layout`
         self.sources: NDArray[np.uint64] = part("sources", capacity, np.uint64)
-        # float64[elements]: the given priorities, NaN if none was given
+        # float64[elements]: the raw priorities, NaN if none was set
         self.raw: Floats = part("raw", elements, np.float64)
         # float64, the leaves of the priority tree, padded to a multiple of 16
         self.masses: Floats = part("mass", _padded(elements), np.float64)
@@ -74,11 +74,11 @@ class SlotsFile:
         return self.masses[: len(self.raw)]
 
     def holds(self, where: Any = slice(None)) -> Flags:
-        """Returns which of these slots contain an item."""
+        """Returns a mask of the slots that contain an item."""
         return slots.committed(self.words[where])
 
     def writing(self, where: Any = slice(None)) -> Flags:
-        """Returns which of these slots a client is writing, or was writing when it died."""
+        """Returns a mask of the slots that a client is writing, or was writing when it died."""
         found: Flags = slots.states(self.words[where]) == SlotState.WRITING
         return found
 

@@ -1,4 +1,4 @@
-"""The file of the weights: their form, and two copies of their values.
+"""Maps the file of the weights, which contains their form and two copies of their values.
 
     one page    identification; the newest version; a stamp for each copy
     form        JSON: names, dtypes and shapes, as the first publish gave them
@@ -10,9 +10,9 @@ Always true
   2. The file has its space and its form before it has its name.
   3. Returned weights match the checksum of their stamp.
 If the publisher dies: the previous version is still the newest one, and the next publisher
-overwrites the unfinished copy. After a power cut, and in a copy of the directory, a copy of the
-weights may be torn. Its checksum reveals that, recovery removes it, and the previous version is
-used if it is intact.
+overwrites the unfinished copy. After a power cut, and in a copied directory, a copy of the weights
+may be written only in part. Its checksum is then wrong, recovery removes the copy, and the previous
+version is used if it is intact.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 
 class WeightsForm:
-    """The names, dtypes and shapes of weights, in order; refuses those that cannot be stored."""
+    """The names, dtypes and shapes of weights; raises an error if they cannot be stored."""
 
     def __init__(self, leaves: Sequence[Leaf]) -> None:
         if not 0 < len(leaves) <= MAX_LEAVES:
@@ -241,7 +241,7 @@ def make(directory: Directory, leaves: Sequence[Leaf], newest: int) -> None:
 
 
 def recover(directory: Directory) -> None:
-    """Removes weights that a power cut, or copying the directory, has torn; under init.lock."""
+    """Removes weights damaged by a power cut or a copy of the directory; under init.lock."""
     where = directory.path / layout.WEIGHTS
     try:
         found = open_weights(directory)

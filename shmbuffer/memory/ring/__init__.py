@@ -1,1 +1,1 @@
-"""Reads and writes of items: rows, records and priorities."""
+"""Reads and writes items: rows, records and priorities."""

@@ -1,7 +1,7 @@
-"""Writes in separate steps, for payloads that Python copies: claim, fill, commit or abort.
+"""Writes items in separate steps, if Python copies the payload: claim, fill, commit or abort.
 
-A handle has one claim, and other threads wait for it. A claim that a thread neither committed nor
-aborted is rolled back when the thread claims again.
+A handle has at most one open claim, and other threads wait for its end. If a thread neither commits
+nor aborts a claim, the claim is rolled back when the thread claims again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shmbuffer.memory.ring.tree import PriorityTree
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
 
 _KEEPS = 2
-"""Mode of a placed write that changes no observation; the core's ``SHMB_KEEPS_OBSERVATIONS``."""
+"""Mode of a write that changes no observation; ``SHMB_KEEPS_OBSERVATIONS`` in the C core."""
 
 
 class Claims:
@@ -59,12 +59,12 @@ class Claims:
         tickets: Ints | None = None,
         timeout: float | None = WRITE_TIMEOUT_S,
     ) -> Flags:
-        """Claims named slots, for `commit` or `abort` in the same thread. Raises like `Ring.place`.
+        """Claims the given slots, for `commit` or `abort` in the same thread.
 
-        ``keeps``: the write changes neither observations nor next observations that are stored
-        once.
+        If ``keeps`` is True, the write changes no observations and next observations that are
+        stored once. Raises the errors of `Ring.place`.
 
-        Returns bool[n]: which slots were claimed. If none were, no claim is open.
+        Returns bool[n], True for each claimed slot. If no slot was claimed, no claim is open.
         """
         where = np.ascontiguousarray(where, np.int64)
         kept = np.ones(len(where), np.bool_)
@@ -101,7 +101,7 @@ class Claims:
         self._calls.run(lambda: int(self._holder().fill(given)), "fill")
 
     def commit(self, priorities: Floats | int | None = None) -> None:
-        """Publishes the claimed slots. If it raises an error, the claim was given back."""
+        """Publishes the claimed slots. If an error is raised, the claim was released."""
         given = 0
         try:
             if priorities is None and self._tree.initial is not None and not self._in_place:
@@ -116,7 +116,7 @@ class Claims:
         )
 
     def abort(self) -> None:
-        """Gives the claimed slots back, empty."""
+        """Releases the claimed slots, which are then empty."""
         self._calls.run(lambda: int(self._holder().abort(LOCK_TIMEOUT_NS)), "abort")
 
     @property

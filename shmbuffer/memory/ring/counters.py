@@ -1,4 +1,4 @@
-"""The counters of a buffer in a flat dict, consistent under the mutex or without it."""
+"""Reads the counters of a buffer as a flat dict, with or without the mutex."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def split_snapshot(snapshot: bytes) -> tuple[Any, Any]:
 
 
 def totals(runtime: Any, entries: Any, *, width: int, elements: int) -> dict[str, int | float]:
-    """Sums the counters of all clients that the buffer ever had.
+    """Sums the counters of all current and former clients of a buffer.
 
     Returns:
         A dict with these keys:
@@ -72,7 +72,7 @@ def totals(runtime: Any, entries: Any, *, width: int, elements: int) -> dict[str
 
 
 def snapshot(seat: Seat, ring: Ring | None, capacity: int) -> dict[str, int | float]:
-    """Returns the counters of a handle's buffer at one moment; see `Engine.stats`."""
+    """Returns the counters of a handle's buffer at one point in time; see `Engine.stats`."""
     if ring is None:
         runtime, entries = seat.control.runtime[0], seat.control.entries
     else:
@@ -99,7 +99,7 @@ def glance(seat: Seat, ring: Ring | None, capacity: int) -> dict[str, int | floa
 
 
 def _of_sharing(ring: Ring | None) -> dict[str, int]:
-    """Returns the counters of own rows; nothing if each leaf has a column."""
+    """Returns the counters of own rows; an empty dict if each leaf has its own column."""
     if ring is None or not ring.schema.sharing:
         return {}
     sharing = ring.schema.sharing
@@ -109,7 +109,7 @@ def _of_sharing(ring: Ring | None) -> dict[str, int]:
 def _of_handle(
     seat: Seat, ring: Ring | None, capacity: int, runtime: Any, entries: Any
 ) -> dict[str, int | float]:
-    """Combines the counters that need no consistent moment."""
+    """Combines the counters that need not be consistent with each other."""
     width, elements = (ring.width, ring.elements) if ring else (1, capacity)
     return {
         **totals(runtime, entries, width=width, elements=elements),

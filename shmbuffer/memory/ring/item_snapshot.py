@@ -1,4 +1,4 @@
-"""A snapshot of a ring, without the bytes of its items."""
+"""Copies the state of a ring at one point in time."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _COPY_LOCKED = 256
 
 
 class ItemSnapshot(NamedTuple):
-    """The state of a ring at one moment."""
+    """State of a ring at one point in time, without the bytes of its items."""
 
     tickets: Ints
-    """int64[capacity]: the ticket of the item in each slot; -1 if there is none."""
+    """int64[capacity]: the ticket of the item in each slot; -1 if the slot has no item."""
     sources: NDArray[np.uint64]
     """uint64[capacity]: writer and stream of each item, see `layout.source_of`."""
     priorities: Floats
-    """float64[elements], raw; NaN if none is known."""
+    """float64[elements]: raw priorities; NaN if an element has no priority."""
     head: int
     """The next ticket."""
     write_count: int
     """The number of elements written so far."""
     max_priority: float | None
-    """The largest raw priority ever given; None before the first."""
+    """The largest raw priority ever set; None before the first."""
     extents: NDArray[Any] | None = None
     """`layout.EXTENT` [capacity]: the place of each record in the byte ring; None for rows."""
     byte_tail: int = 0
@@ -56,15 +56,15 @@ class _Living:
 
 
 LIVE_READS: Final = _Living()
-"""Used instead of a snapshot: the ring itself is saved, while clients continue to use it."""
+"""Replaces a snapshot if the ring itself is saved while clients continue to use the ring."""
 
 
 def copy_rows(calls: Calls, out: tuple[int, ...], length: int) -> ItemSnapshot:
     """Copies the rows of a ring to one address for each leaf; see `Ring.copy_out`.
 
-    Slots that changed since the last round are copied again, without a lock. When few of them
-    remain, they are copied under the mutex, together with the counters. The snapshot is of that
-    moment.
+    Slots that changed since the last round are copied again, without a lock. When only a few such
+    slots remain, they are copied under the mutex, together with the counters. The snapshot contains
+    the state at that time.
     """
     seat, schema = calls.seat, calls.schema
     capacity, width = schema.capacity, schema.width

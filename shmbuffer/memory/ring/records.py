@@ -1,28 +1,29 @@
-"""The byte ring, which stores records of any size one after the other.
+"""Reads and writes the byte ring, which stores records of any size one after the other.
 
     position    tail ────────────────────── head ────────────── tail + max_bytes
                 │ the oldest record in use  │ the next record starts here
 
-    file        the byte at a position is number position mod max_bytes; the file is mapped twice in
-                a row, so that no record is cut at its end
+    file        a position is at offset position mod max_bytes; the file is mapped twice in a row,
+                so that each record is contiguous in memory
 
     record      ticket u64 | position u64 | bytes u64 | body (see `record_format`)
     slot        word, checksum, source and priority, as in every ring; and an extent: position,
     bytes
 
-A claim takes slots and bytes together, under the mutex. It moves the tail from header to header,
-and evicts items that are still there (their slots become EMPTY). Bytes are taken and freed in the
-order of tickets, so an item is never evicted before an older one.
+A claim reserves slots and bytes together, under the mutex. The claim moves the tail from header to
+header and evicts the items that it passes (their slots become EMPTY). Bytes are reserved and freed
+in the order of tickets, so an item is never evicted before an older one.
 
 Always true
   1. The record of every item is between tail and head, and head - tail is at most max_bytes.
   2. Headers lead from the tail to the head: each record starts where the previous one ends, at a
-     multiple of 8. A record is the item of its slot if its ticket and position are those of the
-     slot. Otherwise it is not needed any more.
-  3. A word loses the state COMMITTED before a byte of its record changes. The rule for copies of
-     slots therefore applies to records: a copy is kept if the word was the same before and after.
-If the writer dies: before the head has moved, only evictions remain of its claim, which were due in
-any case. Later, words that are rolled back or forward protect its records.
+     multiple of 8. A record is the item of its slot if its ticket and position match those of the
+     slot. Otherwise the record is obsolete.
+  3. The state of a slot word changes from COMMITTED before any byte of its record changes.
+     Therefore the rule for copies of slots also applies to records: a copy is valid if the word was
+     the same before and after the copy.
+If the writer dies before the head has moved, its claim has only evicted items, which the next claim
+would have evicted as well. If the writer dies later, its slot words are rolled back or forward.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ from shmbuffer.memory.system import filesystem
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
 from shmbuffer.memory.system.progress import Progress
 
-# Limits of a copy: how often bytes that were written meanwhile are copied without the mutex, and
-# how many bytes may remain for the copy under the mutex.
+# Limits of a copy: the number of rounds that copy newly written bytes without the mutex, and the
+# number of bytes that may remain for the copy under the mutex.
 _COPY_ROUNDS = 8
 _COPY_LOCKED_BYTES = 2**20
 _COPY_PIECE_BYTES = 2**24
@@ -67,7 +68,7 @@ class Records:
         self._live = live
         self._map = records_map
         self._capacity = calls.schema.capacity
-        self.max_bytes = calls.schema.record_bytes  # of the byte ring
+        self.max_bytes = calls.schema.record_bytes  # size of the byte ring
         # live ``layout.EXTENT`` of each slot; meaningless for slots without an item
         self.extents = live.extents
         self._usual_bytes = 256.0  # estimated size of a record
@@ -76,13 +77,13 @@ class Records:
 
     @property
     def used(self) -> int:
-        """The bytes from the oldest record in use to the head."""
+        """Number of bytes from the oldest record in use to the head."""
         native = self._seat.native
         return int(native.byte_head - native.byte_tail)
 
     @property
     def content(self) -> memoryview:
-        """A live view of the bytes of the ring, twice in a row."""
+        """Live view of the bytes of the ring, mapped twice in a row."""
         return memoryview(self._map)
 
     def live(self) -> int:
@@ -159,7 +160,7 @@ class Records:
         return kept
 
     def sample(self, count: int, key: int, *, beta: float | None) -> RecordSample:
-        """Draws records and copies them out, each validated. See `Ring.sample`."""
+        """Samples records and copies them out, each validated. See `Ring.sample`."""
         index, tickets = np.empty(count, np.int64), np.empty(count, np.int64)
         weights = None if beta is None else np.empty(count, np.float32)
         how = (
@@ -197,7 +198,7 @@ class Records:
         Committed records do not change, so most are copied without a lock. The mutex is held for
         the last megabyte, and for a scan of the slots.
         """
-        # records after a dead writer's claim could be copied only under the mutex
+        # records after the claim of a dead writer could be copied only under the mutex
         self._seat.reap_dead()
         copied, safe, _ = self._span()
         with Progress("copy", safe - copied) as progress:
@@ -205,7 +206,9 @@ class Records:
                 self._copy(descriptor, copied, safe, where, progress)
                 copied = safe
                 tail, safe, head = self._span()
-                copied = max(copied, tail)  # records that were evicted meanwhile are not needed
+                copied = max(
+                    copied, tail
+                )  # records that were evicted during the copy are not needed
                 if head - copied <= _COPY_LOCKED_BYTES:
                     break
         capacity = self._capacity
@@ -226,7 +229,7 @@ class Records:
             )
             if not isinstance(answer, int):
                 break
-            # a writer has stopped in a claim: copy the rest under the mutex
+            # a writer is suspended in a claim: copy the rest under the mutex
             if answer == -_core.NO_ROOM:
                 room = min(self.max_bytes, 2 * int(self._seat.native.needed))
             else:
@@ -257,7 +260,7 @@ class Records:
             progress.advance(size)
 
     def _pwrite(self, descriptor: int, content: memoryview, at: int, where: str) -> None:
-        """Writes bytes of the ring from a position on, wrapping around the end of the file."""
+        """Writes bytes of the ring to a file at a position, wrapping around the end of the file."""
         while len(content):
             offset = at % self.max_bytes
             try:
@@ -277,7 +280,7 @@ class Records:
         what: str,
         index: Ints | None = None,
     ) -> RecordBatch:
-        """Returns records in new memory, which is enlarged until they fit."""
+        """Copies records to new memory, which is enlarged until they fit."""
         starts, sizes = np.empty(count, np.int64), np.empty(count, np.int64)
         positions = np.empty(count, np.uint64)
         room = int(count * self._usual_bytes * 1.25) + layout.PAGE
@@ -300,5 +303,5 @@ class Records:
         return RecordBatch(data[:used], starts, sizes)
 
 
-# A result that is neither a status nor a number of bytes.
+# A value that is neither a status nor a number of bytes.
 _NO_ROOM = 2**62

@@ -1,15 +1,15 @@
-"""The ring of a buffer: one native call for each operation, and the handling of its status.
+"""Operations on the ring of a buffer: makes one native call for each and handles its status.
 
      write:   claim ── fill ── commit      (the mutex is held for claim and commit, not for fill)
-     sample:  draw ── copy ── check, and draw again what changed
+     sample:  draw ── copy ── check, and draw again if an item has changed
      update:  priorities, by element and ticket
 
 A slot is one index of the first storage dimension and has ``width`` elements (1 unless the storage
 has several dimensions). Lane ``lane`` of a slot is element slot * width + lane. Tickets are int64.
 
-Payload, index, tickets and weights are passed by address. Payload has one address for each leaf, in
-the order of ``schema.leaves``. The caller keeps the memory alive and contiguous, and has compared
-dtypes and shapes.
+Payload, index, tickets and weights are passed by address. The payload has one address for each
+leaf, in the order of ``schema.leaves``. The caller must check dtypes and shapes, and keep the
+memory alive and contiguous.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
 
 
 class Ring(HasTotals):
-    """The ring of one buffer, as seen by one handle.
+    """Gives one handle access to the ring of a buffer.
 
     Args:
         seat: The seat of the handle, whose definition is mapped.
 
     Attributes:
         seat: The seat of the handle.
-        schema, capacity: The schema of an item; the number of slots.
-        width, elements: The elements of a slot; capacity * width.
-        live: Live views of words, sources, raw priorities and masses of all slots.
-        tree: Priorities and their exponents.
-        claims: Writes in separate steps.
-        records: The byte ring if items are records; None if they are rows of leaves.
-        admission: Limits of writes and samples.
-        reservations: Space for later items.
-        consumers: Consumers, which give each item once.
+        schema, capacity: The schema of an item, and the number of slots.
+        width, elements: The number of elements per slot, and capacity * width.
+        live: Live views of the words, sources, raw priorities and masses of all slots.
+        tree: The priority tree, with the exponents.
+        claims: The methods for writes in separate steps.
+        records: The byte ring if items are records; None if items are rows of leaves.
+        admission: The limits of writes and samples.
+        reservations: The reservations of space for later items.
+        consumers: The consumers, which each receive every item once.
     """
 
     def __init__(self, seat: Seat) -> None:
@@ -81,7 +81,7 @@ class Ring(HasTotals):
         leaves = ", ".join(leaf.name for leaf in self.schema.leaves) or "records or objects"
         return f"Ring({self.seat.where!r}, capacity={self.capacity}, {leaves})"
 
-    # One load each, without a lock.
+    # Each property is one load, without a lock.
 
     @property
     def length(self) -> int:
@@ -122,12 +122,11 @@ class Ring(HasTotals):
 
         Args:
             addresses: The address of ``[count, *lanes, *shape]`` in C order for each leaf.
-            count: The number of slots. If it exceeds the capacity, the last slots remain.
+            count: The number of slots. If it exceeds the capacity, only the last slots are kept.
             priorities: Raw priorities, float64, ``count * width``, as an array or an address. The
-                default is the largest priority ever given, at least 1.
+                default is the largest priority ever set, or 1 before the first.
             streams: uint32 ``[count]``, the stream of each slot; None for stream 0.
-            timeout: Seconds to wait for a slot that a living writer is filling; None to wait
-                forever.
+            timeout: Seconds to wait for a slot that a living writer is filling; None: no limit.
 
         Returns:
             The first ticket: item k, lane l is element ``(ticket + k) % capacity * width + l``.
@@ -156,17 +155,17 @@ class Ring(HasTotals):
             raise
 
     def refused(self, status: int, what: str = "write") -> None:
-        """Handles the status of a fast call, before the call is repeated in a slower way.
+        """Handles the status of a failed fast call, before the caller repeats it more slowly.
 
-        Raises LockTimeout, because the call has already waited once.
+        A timeout of the lock raises LockTimeout at once, because the fast call has already waited.
         """
         if status == -_core.LOCK_TIMEOUT:
             raise_for_status(self.seat, -status, what)
 
     def require_linked(self) -> None:
-        """Raises BufferUnlinkedError if the directory was removed; checks it once a second.
+        """Raises BufferUnlinkedError if the directory was removed; checks this once per second.
 
-        Calls that move items do so by themselves, except for `read`. Cost: 0.1 µs.
+        All calls that read or write items do this check, except for `read`. Cost: 0.1 µs.
         """
         require_linked(self.seat)
 
@@ -179,20 +178,21 @@ class Ring(HasTotals):
         in_place: bool,
         timeout: float | None = WRITE_TIMEOUT_S,
     ) -> None:
-        """Writes named slots: row i of the payload goes to slot ``where[i]``.
+        """Writes row i of the payload to slot ``where[i]``.
 
-        The position of the ring does not change. A slot that is named twice gets the last row.
+        The head of the ring does not change. If a slot is given twice, the last row is kept.
 
         Args:
             where: int64, slots.
             addresses: The address of ``[len(where), *lanes, *shape]`` for each leaf.
             priorities: Raw priorities, float64, ``len(where) * width``.
-            in_place: Existing items keep their raw priorities, and `write_count` does not change.
-            timeout: As for `write`.
+            in_place: If True, existing items keep their raw priorities, and `write_count` does not
+                change.
+            timeout: See `write`.
 
         Raises:
             IndexError: A slot does not exist.
-            RingOverrunError, ValueError: As for `write`.
+            RingOverrunError, ValueError: See `write`.
         """
         if len(where) == 0:
             return
@@ -223,24 +223,25 @@ class Ring(HasTotals):
         beta: float = 0.0,
         prioritized: bool,
     ) -> int:
-        """Draws ``count`` elements and copies them out, each validated.
+        """Samples ``count`` elements and copies them out, each validated.
 
         Args:
             count: The number of elements.
-            key: 64 bits; the same key on the same buffer draws the same elements.
+            key: 64 random bits; the same key on the same buffer samples the same elements.
             out: The address of ``[count, *shape]`` for each leaf; None for no payload.
             index: The address of int64[count], for the elements.
             tickets: The address of int64[count].
             weights: The address of float32[count], or 0, for (mass / smallest mass) ** -beta
                 (Schaul et al. 2016, section 3.4, normalised by the largest weight in the buffer).
             beta: The importance-sampling exponent.
-            prioritized: Whether to draw by mass, or uniformly over committed items. If all masses
-                are zero, the draw is uniform.
+            prioritized: If True, sample with probability proportional to mass, otherwise uniformly
+                over committed items. If all masses are zero, sampling is uniform.
 
         Returns:
-            The number of rows that were drawn again because they were overwritten during the copy.
+            The number of rows that were sampled again because they were overwritten during the
+            copy.
 
-        If no item is committed because the whole ring is being written, it waits for up to 5 s.
+        If no item is committed because the whole ring is being written, the call waits up to 5 s.
 
         Raises:
             EmptyBufferError: No item is committed.
@@ -277,15 +278,16 @@ class Ring(HasTotals):
     def update(
         self, index: Ints, priorities: Floats, tickets: Ints | None = None
     ) -> tuple[int, int]:
-        """Sets raw priorities; an element that is named twice gets the last one.
+        """Sets raw priorities; if an element is given twice, its last priority is kept.
 
         Args:
             index: int64[n], elements.
-            priorities: float64[n], raw.
-            tickets: int64[n]; an element whose slot has been written since is not changed.
+            priorities: float64[n], raw priorities.
+            tickets: int64[n], the tickets of the items. If a slot has a different ticket now, its
+                element is not changed.
 
         Returns:
-            How many were applied, and how many were stale or have no item.
+            The number of applied priorities, and the number whose item was overwritten or removed.
 
         Raises:
             ValueError: A priority is NaN, infinite, negative or too large; nothing was changed.
@@ -314,11 +316,11 @@ class Ring(HasTotals):
     def update_given(
         self, index: Any, priorities: Any, tickets: Any = None
     ) -> tuple[int, int] | None:
-        """Updates like `update`, with arrays or tensors that the core reads in place.
+        """Sets raw priorities like `update`, from arrays or tensors that the C core reads directly.
 
         Returns:
             The result of `update`. None if the arguments are unsuitable, an index is out of range,
-            or the core has refused; `update` then raises the error.
+            or the core has rejected the call; `update` then raises the error.
         """
         found = self.seat.native.update_arrays(index, priorities, tickets, LOCK_TIMEOUT_NS)
         if type(found) is int:
@@ -327,9 +329,9 @@ class Ring(HasTotals):
         return found  # type: ignore[no-any-return]
 
     def empty(self, *, keep_write_count: bool = False) -> None:
-        """Removes every item, and forgets the largest priority. O(capacity).
+        """Removes all items and resets the largest priority. O(capacity).
 
-        Slots that a writer is filling remain its own.
+        Slots that a writer is filling are not changed.
         """
         self._calls.ask("empty", keep_write_count)
 
@@ -345,23 +347,23 @@ class Ring(HasTotals):
         Used for a buffer whose items were loaded. The items do not change.
 
         Args:
-            ticket: The next ticket. If it is in the past, the next one of its slot is used.
-            write_count: Elements.
-            max_priority: A raw priority; None if none was given yet.
+            ticket: The next ticket. If it was already used, the next ticket of its slot is used.
+            write_count: The number of elements written.
+            max_priority: The largest raw priority ever set; None if none was set yet.
         """
         greatest = -1.0 if max_priority is None else float(max_priority)
         self._calls.ask("restore", ticket, write_count, greatest)
 
     def copy_out(self, out: Sequence[int]) -> ItemSnapshot:
-        """Copies every item at one moment, while other clients continue to write.
+        """Copies all items of one point in time, while other clients continue to write.
 
         Args:
-            out: The address of ``[capacity, *lanes, *shape]`` for each leaf. Slots without an item
-                are not changed, or receive bytes without meaning.
+            out: The address of ``[capacity, *lanes, *shape]`` for each leaf. The rows of slots
+                without an item are not changed, or contain arbitrary bytes.
 
-        Cost: copying all bytes once, and those that are written meanwhile. The mutex is held for a
-        scan of the words and raw priorities, and for slots that were written during the last round.
-        The scan takes some milliseconds for a million elements.
+        Cost: all bytes are copied once, and bytes that are written during the copy are copied
+        again. The mutex is held for a scan of the words and raw priorities, and for the slots that
+        were written during the last round. The scan takes a few milliseconds per million elements.
         """
         return copy_rows(self._calls, tuple(out), self.length)
 

@@ -1,7 +1,7 @@
-"""The total weight of the items of a ring, for draws from several rings.
+"""Reads the total mass of the items of a ring, for samples from several rings.
 
-A draw records it in the locked section in which it draws its first rows. The shares of several
-rings can therefore use numbers from the moments of their draws.
+Each sample records the totals in the locked section that samples its first rows. Therefore the
+shares of several rings can be computed from the totals at the time of each sample.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
 
 
 class Totals(NamedTuple):
-    """Totals of all items of a ring, at one moment under its mutex.
+    """Totals of all items of a ring, read at one point in time under its mutex.
 
-    Each item weighs 1 if the ring keeps no priorities, if all masses are zero, and in a draw
-    without priorities. In these cases ``mass`` is ``length``, and ``least`` is 1.
+    Each item has mass 1 if the ring has no priorities, if all masses are zero, or if the sample is
+    uniform. In these cases ``mass`` equals ``length``, and ``least`` is 1.
     """
 
     mass: float
     """The sum of all masses, ``(priority + eps) ** alpha`` each.
 
-    An item is drawn with the probability mass / sum.
+    An item is sampled with probability mass / sum.
     """
     least: float
-    """The smallest positive mass; its importance weight is the largest."""
+    """The smallest positive mass, which belongs to the largest importance weight."""
     max_priority: float | None
-    """The largest raw priority ever given, even in a uniform draw; None before the first."""
+    """The largest raw priority ever set, also for a uniform sample; None before the first."""
     length: int
     """The number of elements that contain an item."""
     is_uniform: bool = False
-    """True if each item weighs 1."""
+    """True if each item has mass 1."""
 
 
 class HasTotals:
@@ -42,34 +42,34 @@ class HasTotals:
     _calls: Calls
 
     def totals(self) -> Totals:
-        """Returns the current totals for a draw by priority. Takes the mutex for one read."""
+        """Returns the current totals for sampling by priority. Takes the mutex for one read."""
         seat = self._calls.seat
         return _parse_totals(
             self._calls.answer(lambda: seat.native.read_totals(LOCK_TIMEOUT_NS), "totals")
         )
 
     def drawn_from(self) -> Totals | None:
-        """Returns the totals of this thread's last draw; None before its first one. No lock.
+        """Returns the totals of this thread's last sample; None before the first. Takes no lock.
 
-        It is the last draw of `sample`, `draw`, ``records.sample`` or the core's ``Outtake`` from
-        any ring, so call this before the next draw. An empty draw, or one that raises because the
-        ring is empty, does not change it. Rows from the 513th on, and rows that are drawn again
-        because they were overwritten, are drawn at later moments, which are not recorded.
+        The last sample is that of `sample`, `draw`, ``records.sample`` or the core's ``Outtake``
+        from any ring, so call this method before the next sample. A sample of 0 items, or one that
+        raises because the ring is empty, does not change the totals. The 513th and later rows, and
+        rows that are sampled again, are sampled later; the totals at that time are not recorded.
         """
         found = self._calls.seat.native.drawn_from
         return None if found is None else _parse_totals(found)
 
     def raise_max_priority(self, value: float) -> None:
-        """Raises the largest priority ever given to at least ``value``, seen in another ring.
+        """Raises the largest priority to at least ``value``, the largest one of another ring.
 
-        New items without a priority start from it; see `PriorityTree.default_priority`. It is kept
-        until `empty` or `restore`, even if the ring keeps no priorities yet.
+        The largest priority is the default of new items; see `PriorityTree.default_priority`. It is
+        kept until `empty` or `restore`, even if the ring has no priorities yet.
 
         Args:
-            value: A raw priority. If a larger one was given, nothing changes.
+            value: A raw priority. If a larger one was already set, nothing changes.
 
         Raises:
-            ValueError: It is NaN, infinite, negative or too large; nothing was changed.
+            ValueError: ``value`` is NaN, infinite, negative or too large; nothing was changed.
         """
         shown = np.array([value], np.float64)
         self._calls.ask("raise_max_priority", value, priorities=shown)

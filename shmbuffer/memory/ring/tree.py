@@ -1,7 +1,7 @@
-"""The priority tree of a ring, as seen by one handle: exponents, masses and priorities.
+"""Gives a handle access to the priority tree of a ring: exponents, masses and priorities.
 
-Raw priorities are kept unchanged beside their masses, so alpha and eps can be changed exactly. The
-C core maintains the tree; `priorities` lists its invariants.
+The raw priorities are stored in addition to the masses, so the masses can be recomputed exactly if
+alpha or eps is changed. The C core maintains the tree; `priorities` lists its invariants.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class PriorityTree:
         self._calls = calls
         self._seat = calls.seat
         self._live = live
-        # returns the priority of new items without one; its argument is their slots, or None if
-        # they are claimed already. None: the largest priority ever given
+        # returns the default priority of new items; the argument is their slots, or None if the
+        # slots are already claimed. None: the largest priority ever set
         self.initial: Callable[[Ints | None], float] | None = None
 
-    # One load each, without a lock.
+    # Each property is one load, without a lock.
 
     @property
     def prioritized(self) -> bool:
@@ -45,13 +45,13 @@ class PriorityTree:
 
     @property
     def max_priority(self) -> float | None:
-        """The largest raw priority ever given; None before the first."""
+        """The largest raw priority ever set; None before the first."""
         greatest = float(self._seat.native.max_priority)
         return greatest if greatest >= 0 else None
 
     @property
     def default_priority(self) -> float:
-        """The priority of a new item: the largest ever given, or 1 before the first."""
+        """The default priority of a new item: the largest ever set, or 1 before the first."""
         return max(1.0, float(self._seat.native.max_priority))
 
     @property
@@ -61,18 +61,18 @@ class PriorityTree:
 
     @property
     def p_min(self) -> float:
-        """The smallest positive mass; 0 if there is none."""
+        """The smallest positive mass; 0 if no mass is positive."""
         return float(self._seat.native.least)
 
     @property
     def updates(self) -> int:
-        """The number of updates, plus that of deaths, as a dead client may not have counted."""
+        """Number of updates plus deaths, because a client may die before it counts its update."""
         control = self._seat.control
         deaths = control.runtime["reaped"][0] + control.runtime["repairs"][0]
         return int(control.entries["updates_applied"].sum() + deaths)
 
     def priorities(self, elements: Ints | slice | None = None) -> Floats:
-        """Returns a copy of raw priorities, or a view for a slice. NaN: none is known."""
+        """Returns a copy of raw priorities, or a view for a slice; NaN without a priority."""
         return self._live.raw.copy() if elements is None else self._live.raw[elements]
 
     def mass(self, elements: Ints | slice | None = None) -> Floats:
@@ -86,11 +86,11 @@ class PriorityTree:
     # Exponents.
 
     def bind(self, alpha: float, eps: float) -> None:
-        """Switches the tree on and computes the masses of all items. O(capacity), once."""
+        """Enables the tree, and computes the masses of all items. O(capacity), once."""
         self._set(alpha, eps, f"bind_priorities({alpha}, {eps})", bind=True)
 
     def set_alpha(self, alpha: float | None, eps: float | None = None) -> None:
-        """Recomputes the masses from raw priorities, O(capacity); None keeps that exponent."""
+        """Recomputes the masses from the raw priorities. O(capacity). None keeps the old value."""
         self._set(alpha, eps, f"set_alpha({alpha}, {eps})", bind=False)
 
     def _set(self, alpha: float | None, eps: float | None, what: str, *, bind: bool) -> None:

@@ -1,1 +1,1 @@
-"""Maintenance and inspection of a buffer: recovery, durability, check and history."""
+"""Maintains and inspects a buffer: recovery, durability, check and history."""

@@ -1,9 +1,9 @@
-"""Verifies everything in a buffer that can be verified, and changes nothing.
+"""Verifies all parts of a buffer that can be verified, and changes nothing.
 
-A buffer in use is examined under its mutex, for some milliseconds a million elements. Checksums are
-compared without the mutex. The mutex of a buffer without clients is not taken, because taking it
-repairs the buffer. Damage that the next recovery will repair is reported as a note instead of a
-problem. If the directory can only be read, a copy is checked, and no lock is taken.
+A buffer in use is examined under its mutex, for a few milliseconds per million elements. Checksums
+are compared without the mutex. If the buffer has no clients, the mutex is not taken, because taking
+it would repair the buffer. Damage that the next recovery will repair is reported as a note and not
+as a problem. If the directory is read-only, a copy is checked and no lock is taken.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CheckReport:
     """The result of a check."""
 
     path: str  # the directory, or "anonymous memory"
-    alive: bool = False  # whether a living client uses it
+    alive: bool = False  # True if a living client uses the buffer
     items: int = 0  # elements that are committed
     verified: int = 0  # elements whose checksum was compared
     problems: list[str] = field(default_factory=list)  # damage, one sentence each
@@ -50,7 +50,7 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """True if nothing is damaged."""
+        """True if the check found no damage."""
         return not self.problems
 
     def to_json(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class CheckReport:
 def check(
     path: str | PathLike[str], *, timeout: float = 60.0, on_progress: OnProgress | None = None
 ) -> CheckReport:
-    """Checks a directory, in use or not, without joining it; under init.lock.
+    """Checks a directory under init.lock, without becoming a client.
 
     If the directory belongs to another user or is on a read-only file system, a private copy is
     checked without a lock. If the directory may be in use, priorities, sums and counters are not
@@ -88,7 +88,7 @@ def check(
             if directory.copying or is_save(path):
                 _check_copy(report, Files(directory, private=True), on_progress)
                 return report
-            # before the lock, which must not be created for a file of another program
+            # first, because no lock file must be created next to files of another program
             Diagnosis.read(files)
             with files.lock(timeout):
                 found = Diagnosis.read(files)
@@ -107,7 +107,7 @@ def check(
 
 
 def check_living(seat: Seat) -> CheckReport:
-    """Checks the buffer of a handle, which is attached to it; see `check`."""
+    """Checks the buffer to which a handle is attached; see `check`."""
     superblock, mapped = seat.control.superblock(), seat.mapped
     report = CheckReport(seat.where, alive=True)
     report.problems += _impossible_fields(seat.control, superblock)
@@ -121,7 +121,7 @@ def check_living(seat: Seat) -> CheckReport:
 
 
 def _history_faults(directory: Directory) -> list[str]:
-    """Returns the faults of the history, which nothing else depends on."""
+    """Returns the faults of the history; no other part of the buffer depends on the history."""
     try:
         found = history.read(directory)
     except BufferNotFoundError:
@@ -159,7 +159,7 @@ def _check_copy(report: CheckReport, files: Files, on_progress: OnProgress | Non
 
 
 def _compare_control(report: CheckReport, found: Diagnosis) -> None:
-    """Checks the control file, and reports the reason for a recovery."""
+    """Checks the control file, and adds a note if the buffer needs a recovery."""
     control, superblock = found.control, found.superblock
     report.problems += _impossible_fields(control, superblock)
     reason = found.reason_to_recover()
@@ -210,7 +210,7 @@ def _compare_slots(
     native: _core.Ring,
     files: Files | None,
 ) -> int:
-    """Compares everything but checksums; returns the number of slots that were ever written."""
+    """Checks all parts except checksums; returns the number of slots that were ever written."""
     live = SlotsFile(mapped.slots, mapped.schema)
     written = None if files is None else Written(files, live)
     looked = max(_count_written(control, live), 0 if written is None else written.slots())
@@ -251,12 +251,12 @@ def _compare_slots(
 
 
 def _count_written(control: Control, live: SlotsFile) -> int:
-    """Returns the number of slots that were ever written, judging by the next ticket."""
+    """Returns the number of slots that were ever written, computed from the next ticket."""
     return min(int(control.runtime["head"][0]), live.capacity)
 
 
 def _has_unfinished_work(control: Control) -> bool:
-    """True if a client died with the mutex or a claim, so that recovery has work to do."""
+    """True if a client died while it held the mutex or a claim, which recovery must resolve."""
     mutex = control.runtime[0]["mutex"].tobytes()
     return bool((control.entries["phase"] != Phase.IDLE).any() or any(mutex[:4]))
 

@@ -1,11 +1,11 @@
-"""A private copy of a save, or of a buffer that this process can only read.
+"""Creates a private copy of a save, or of a buffer that this process can only read.
 
     copy all files ──▶ read the slot words again ──▶ remove what changed ──▶ valid items
 
-A save is mapped with copy on write, and no process writes to it. Other files belong to another
-user, or are on a read-only file system, so no lock is taken and other processes may write
-meanwhile. As for any reader, an item is valid if its slot word was the same before and after its
-bytes were copied. The other parts of the copy may be from different moments.
+A save is mapped with copy on write, and no process writes to it. Other files belong to another user
+or are on a read-only file system. Therefore no lock is taken, and other processes may write during
+the copy. An item is valid if its slot word was the same before and after its bytes were copied,
+which is the rule for all readers. The other parts of the copy may be from different points in time.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from shmbuffer.memory.upkeep.recovery_report import RecoveryReport
 
 @dataclass(frozen=True)
 class CopiedBuffer:
-    """A private copy of a buffer. Stores into it stay in this process."""
+    """A private copy of a buffer. Changes to the copy stay in this process."""
 
-    found: Diagnosis  # its control file is a copy that was made after all others
+    found: Diagnosis  # the control file is copied last
     mapped: Mapped | None  # the copies of the other files; None before the first write
     changed: int  # elements that were removed because they were overwritten during the copy
-    # why other processes may have changed the buffer meanwhile; None if that is impossible
+    # reason why other processes may have changed the buffer during the copy; None if impossible
     unsettled: str | None
 
 
@@ -42,7 +42,7 @@ def copy_buffer(files: Files) -> CopiedBuffer:
     """Copies or privately maps a buffer, without a lock.
 
     Raises:
-        BufferInUseError: The buffer was recovered, removed or redefined meanwhile.
+        BufferInUseError: The buffer was recovered, removed or redefined during the copy.
         SpaceError: The buffer is larger than the free memory.
     """
     before = Diagnosis.read(files, writable=False)
@@ -68,8 +68,8 @@ def repair_copy(copied: CopiedBuffer, mapped: Mapped, *, verify: bool = True) ->
     """Repairs the copy like a recovery, but changes no file.
 
     If processes of this boot wrote the buffer, items without checksums are kept, because their slot
-    words were compared when they were copied. ``verify``: compare the items of a save with their
-    checksums.
+    words were compared during the copy. If ``verify`` is True, the items of a save are compared
+    with their checksums.
     """
     found, control, began = copied.found, copied.found.control, time.perf_counter_ns()
     is_save = found.is_save()
@@ -83,19 +83,19 @@ def repair_copy(copied: CopiedBuffer, mapped: Mapped, *, verify: bool = True) ->
     repair = Repair(found, found.superblock, found.settings(), mapped)
     verify = verify or not is_save
     report = repair.run(report, verify=verify, left_in_order=False, believed=of_this_boot)
-    if is_save:  # zero is a possible word, but not for a slot that was saved with an item
+    if is_save:  # a slot that was saved with an item cannot have the word zero
         gone = abs(saved - report.items - report.checksum_failed) // mapped.schema.width
         report = replace(report, words_refused=max(report.words_refused, gone))
     control.runtime["state"] = BufferState.READ_ONLY if is_save else BufferState.READY
-    # memory of this process needs no allocation
+    # private memory needs no allocation
     control.runtime["allocated"] = mapped.schema.capacity
     duration_ms = (time.perf_counter_ns() - began) / 1e6
-    # the clients continue to use the buffer
+    # the clients keep using the original
     return replace(report, clients_retired=0, duration_ms=duration_ms)
 
 
 def _empty_changed(files: Files, mapped: Mapped) -> int:
-    """Empties the slots of the copy whose words have changed; returns how many elements."""
+    """Empties slots of the copy whose words changed; returns the number of removed elements."""
     schema, live = mapped.schema, SlotsFile(mapped.slots, mapped.schema)
     words = (live.at["words"], live.at["words"] + 8 * live.capacity)
     now = SlotsFile(files.map_slots(schema, writable=False, parts=[words]), schema).words

@@ -1,11 +1,11 @@
-"""The durability barrier: the files that must be on the disk, and the order of syncing them.
+"""Implements the durability barrier: syncs the files of a buffer to the disk in a fixed order.
 
     leaves ──▶ slots ──▶ ledger ──▶ superblock copy with the ticket ──▶ control file
 
-Always true: a superblock has a durable ticket only after everything below it was synced. If a
-covered item is overwritten meanwhile, its slot may reach the disk in part, which its checksum
-reveals.
-If the process dies before the end: the older superblock copy is used, with the previous barrier.
+Always true: a superblock contains a durable ticket only after all items below that ticket were
+synced. If one of these items is overwritten during the flush, its slot may be written to the disk
+only in part, and its checksum detects this.
+If the process dies before the end: the older superblock copy, with the previous barrier, is used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shmbuffer.memory.ring.ring import Ring
 
 
 def flush(seat: Seat, ring: Ring, timeout: float) -> None:
-    """Raises the barrier; see `Engine.flush`."""
+    """Moves the barrier to the newest items; see `Engine.flush`."""
     if not seat.is_ours():
         seat.rejoin(timeout=timeout)
     with seat.backing.lock(timeout):
@@ -36,11 +36,11 @@ def flush(seat: Seat, ring: Ring, timeout: float) -> None:
 
 
 def _raise(seat: Seat, snapshot: bytes) -> None:
-    """Syncs all files, which then cover the items of the snapshot; under init.lock."""
+    """Syncs all files, so that the items of the snapshot are on the disk; under init.lock."""
     control, mapped = seat.control, seat.mapped
     assert mapped is not None
     runtime, entries = counters.split_snapshot(snapshot)
-    # Items that are being written now may reach the disk in part.
+    # Items that are being written now may be written to the disk only in part.
     claims = entries["first"][entries["phase"] == Phase.PAYLOAD]
     ticket = min([int(runtime["head"]), *map(int, claims)])
     _core.reached("flush.locked")

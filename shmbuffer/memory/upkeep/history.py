@@ -1,39 +1,40 @@
-"""The history of a buffer: its counters over time, in a file whose size never changes.
+"""Format of the history of a buffer: its counters over time, in a file of constant size.
 
      header ── one page: the buffer, and the fields of a record
-     fine   ── a record a second, for an hour    ┐
-     coarse ── a record a minute, for a week     ├ rings: number n is at place (n - 1) mod room
+     fine   ── one record per second, 1 hour     ┐
+     coarse ── one record per minute, 1 week     ├ rings: number n is at place (n - 1) mod capacity
      events ── clients that joined, left or died; recoveries┘
 
-A record has the values of the counters instead of their increments. Any two records give a rate,
-and a missing record only affects its own moment. The header names the fields, so later versions may
-record other counters, and a reader of another version knows which fields it reads.
+A record contains the values of the counters and not their increments. Therefore a rate can be
+computed from any two records, and a missing record affects no other one. The header contains the
+names of the fields, so that later versions can record different counters.
 
 Always true
-  1. One process at a time writes. It holds the lock of the file, which its death frees.
-  2. The file has its space and its header before it has its name. Its size never changes.
-  3. A record counts only if its checksum is right and its place fits its number. A record that was
-     torn, by a death between two pages or by a power cut, is left out, and no other record is
-     affected.
-  4. Writing delays no other process. The process that supervises the buffer uses plain writes,
-     never syncs, and touches neither the mutex nor pages that others map. A reader takes no lock,
-     so a stopped reader stops no writer.
-If the writer dies: the kernel keeps its data, which can be read, and the next writer continues
-after them. A damaged history, or one of another program or version, has no other effects: the next
-writer begins a new one, and readers get an error. (A record calls its writer the recorder.)
+  1. At most one process writes. It holds the lock of the file, which the kernel releases if the
+     process dies.
+  2. The space of the file is allocated and the header is written before the file gets its name. Its
+     size never changes.
+  3. A record is valid only if its checksum is correct and its place matches its number. A record
+     that was written only in part, because of a death or a power cut, is skipped. Other records are
+     not affected.
+  4. Writing does not delay other processes. The writer uses plain writes, never syncs, and does not
+     use the mutex or pages that other processes map. A reader takes no lock, so a suspended reader
+     does not block the writer.
+If the writer dies: the kernel keeps the written data, and the next writer continues after them. If
+the history is damaged, or was written by a different program or version, the next writer starts a
+new history, and readers get an error. (In a record, the writer is called the recorder.)
 
-This module does not use a file format of the standard library. The history is the only record of
-the events before a crash on a machine without Prometheus, and `plot` uses it. It must not grow, a
-suspended reader must not stop the coordinator, and a user with read access only must be able to
-read it.
+This module does not use a file format of the standard library. On a machine without Prometheus, the
+history is the only record of the events before a crash, and `plot` uses it. The file must not grow,
+a suspended reader must not block the coordinator, and read access must be enough to read the file.
 
 * ``sqlite3`` with a rollback journal lets a suspended reader block the writer.
 * With a write-ahead log, such a reader makes the log grow without a limit, and readers need write
   access.
 * Rotated lines of text change their size, and a reader may find files that are being replaced.
 
-A ring of records with checksums has none of these problems. The code for its bytes is about half of
-this module. The other half handles events, and clients whose end was not seen.
+A ring of records with checksums has none of these problems. About half of this module encodes and
+decodes the file. The other half handles events, and clients whose end was not recorded.
 """
 
 from __future__ import annotations
@@ -59,16 +60,16 @@ MAGIC = b"SHMHIS\x00\x01"
 VERSION = 1
 
 FINE, FINE_S = 3600, 1.0
-"""The records of the fine ring, and the seconds between two of them: an hour."""
+"""Number of records of the fine ring, and the seconds between two records: one hour."""
 
 COARSE, COARSE_S = 7 * 24 * 60, 60.0
-"""The records of the coarse ring, and the seconds between two of them: a week."""
+"""Number of records of the coarse ring, and the seconds between two records: one week."""
 
 EVENTS = 2048
 
 HEADER_BYTES = layout.PAGE
 LIMIT = 64 * 2**20
-"""The largest size of a history that is read, whatever its header says."""
+"""Maximum size of a history that is read, regardless of its header."""
 
 FLOATS = ("max_priority", "p_sum", "samples_per_insert")
 """Fields that are float64; all others are unsigned integers of 64 bits."""
@@ -82,9 +83,9 @@ HEADER = np.dtype(
     ]
 )
 
-# The first fields of a record in any ring: its number, from 1, the wall clock, the nanoseconds
-# since boot, and the incarnation of the recorder. No program can set the second clock, but it means
-# nothing in another boot.
+# The first fields of each record: its number (from 1), the wall clock, the nanoseconds since boot,
+# and the incarnation of the recorder. No program can set the clock since boot, but its values are
+# meaningful only within one boot.
 STAMP = [("number", "<u8"), ("time_ns", "<u8"), ("boottime_ns", "<u8"), ("recorder", "<u8")]
 _CHECK = [("crc32c", "<u4"), ("pad", "V4")]
 
@@ -105,13 +106,13 @@ EVENT = np.dtype(
 
 UNKNOWN_EXITCODE = 2**31 - 1
 RESTARTED = 1  # flag of DIED: the process was restarted
-BY_RECOVERY = 0  # instead of the incarnation of a recorder: no recorder saw when the client died
+BY_RECOVERY = 0  # in place of a recorder's incarnation: no recorder observed the death
 
-_MANY = 2**62  # more records than are ever written, so that there is always a next number
+_MANY = 2**62  # larger than any valid number, so that there is always a next number
 
 
 class EventKind(IntEnum):
-    """The kind of an event. Clients that are attached when a recorder begins are JOINED, too."""
+    """Kind of an event. Clients that are attached when a recorder starts are also JOINED."""
 
     JOINED = 1
     LEFT = 2
@@ -121,17 +122,17 @@ class EventKind(IntEnum):
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a buffer."""
+    """An event in the history of a buffer."""
 
     kind: EventKind
-    role: str = "client"  # of the client, in lower case; of the recorder for a recovery
-    pid: int = 0  # of the client; 0 for a recovery
-    incarnation: int = 0  # of the client; 0 if unknown
+    role: str = "client"  # role of the client, or of the recorder for a recovery; lower case
+    pid: int = 0  # pid of the client; 0 for a recovery
+    incarnation: int = 0  # incarnation of the client; 0 if unknown
     epoch: int = 0  # number of recoveries at that time
-    name: str = ""  # of a process that a coordinator started, else ""
-    # of a dead process, as ``multiprocessing`` gives it; None if unknown
+    name: str = ""  # name of a process that a coordinator started, otherwise ""
+    # exit code of a dead process, like ``multiprocessing``'s; None if unknown
     exitcode: int | None = None
-    restarted: bool = False  # whether a dead process was restarted
+    restarted: bool = False  # True if a dead process was restarted
     # incarnation of its recorder; 0 (`BY_RECOVERY`) for a client that was found dead
     recorder: int = BY_RECOVERY
     time_ns: int = 0  # by the wall clock; 0 if the event is not recorded yet
@@ -155,7 +156,7 @@ class Event:
             "role": Role.__members__.get(self.role.upper(), Role.CLIENT),
             "exitcode": code,
             "flags": RESTARTED if self.restarted else 0,
-            # a name that is too long is cut; an argument may contain bytes that are not valid text
+            # a long name is truncated; a name may contain bytes that are not valid text
             "name": self.name.encode(errors="replace"),
         }
 
@@ -166,8 +167,8 @@ class History:
 
     uuid: bytes  # of the recorded buffer
     fields: Mapping[str, str]  # recorded fields by name, with their types
-    fine: NDArray[np.void]  # a record a second, oldest first; `STAMP` and the fields
-    coarse: NDArray[np.void]  # a record a minute, in the same form
+    fine: NDArray[np.void]  # one record per second, oldest first; `STAMP` and the fields
+    coarse: NDArray[np.void]  # one record per minute, with the same dtype
     events: Sequence[Event]  # oldest first
     # the three rings with their newest numbers
     rings: tuple[HistoryRing, HistoryRing, HistoryRing]
@@ -224,7 +225,7 @@ class HistoryRing:
         sums = [_core.crc32c(records[at : at + size - 8]) for at in range(0, len(records), size)]
         good = ring["crc32c"][used] == np.array(sums, np.uint32)
         good &= ((numbers - 1) % self.room == used) & (numbers < _MANY)
-        # A number from an earlier lap is invalid, too.
+        # A number from an earlier pass over the ring is invalid, too.
         good &= numbers + self.room > numbers[good].max(initial=0)
         found = ring[used[good]]
         self.number = int(found["number"].max(initial=0))
@@ -272,7 +273,7 @@ def parse(data: bytes, where: Path) -> History:
 def header_of(
     data: bytes, size: int, where: Path
 ) -> tuple[bytes, dict[str, str], tuple[HistoryRing, HistoryRing, HistoryRing]]:
-    """Parses a header: the uuid of the buffer, the fields and the rings; needs the first page."""
+    """Parses the header in the first page: the uuid of the buffer, the fields and the rings."""
     if data[: len(MAGIC)] != MAGIC:
         raise FormatError(
             f"{where}: this is not a history of shmbuffer; the next recorder starts a new one"
@@ -312,7 +313,7 @@ def _fields_of(text: bytes) -> dict[str, str]:
 
 
 def events_of(rows: NDArray[np.void]) -> list[Event]:
-    """Converts rows of `EVENT` to events; skips kinds that only a later version knows."""
+    """Converts rows of `EVENT` to events; skips kinds that this version does not define."""
     kinds = {int(kind): kind for kind in EventKind}
     names = [name for name in EVENT.names or () if name not in ("number", "crc32c", "pad")]
     found = []

@@ -43,13 +43,13 @@ _log = logging.getLogger(__name__)
 
 
 class HistoryWriter:
-    """Writes a history. Created by `open`; only one can be open at a time."""
+    """Writes a history. `open` creates the writer; at most one writer can be open."""
 
     def __init__(
         self, file: Lock, where: Path, found: History | None = None, reason: str | None = None
     ) -> None:
         self.history = found  # the existing history; None if it is a new one
-        # why a new history was begun, if an existing one could not be continued
+        # reason why a new history was started although one existed; None otherwise
         self.reason = reason
         self._file = file
         self._where = where
@@ -61,7 +61,7 @@ class HistoryWriter:
 
     @classmethod
     def open(cls, files: Files, uuid: bytes) -> Self:
-        """Continues the history of a buffer, or begins one; the caller holds init.lock."""
+        """Continues the history of a buffer, or starts a new one; the caller holds init.lock."""
         directory, where = files.directory, files.path / layout.HISTORY
         try:
             file = _open_locked(directory)
@@ -69,7 +69,7 @@ class HistoryWriter:
             return cls(_create(directory, uuid), where)
         try:
             found = _read_or_explain(directory, uuid)
-        except BaseException:  # a file that cannot be read now is no reason to begin a new one
+        except BaseException:  # a read error must not replace the history
             file.close()
             raise
         if isinstance(found, History):
@@ -78,12 +78,12 @@ class HistoryWriter:
             return cls(_create(directory, uuid), where, reason=found)
 
     def record(self, values: Mapping[str, int | float], recorder: int) -> None:
-        """Writes a record of this moment and, once a minute, one that is kept longer."""
+        """Writes a record to the fine ring and, once per minute, to the coarse ring."""
         stamp = _stamp(recorder)
         self._put(self._fine, {**values, **stamp})
         _core.reached("history.fine")
-        # The wall clock is used, so that short-lived recorders do not fill the ring. A clock that
-        # was set back must not stop the records.
+        # The wall clock is used, so that short-lived recorders do not fill the ring. If the clock
+        # was set back, recording must continue.
         now_ns, last_ns = stamp["time_ns"], self._coarse_ns
         if last_ns is None or not last_ns <= now_ns < last_ns + int(history.COARSE_S * 10**9):
             self._put(self._coarse, {**values, **stamp})
@@ -91,7 +91,7 @@ class HistoryWriter:
             self._coarse_ns = now_ns
 
     def note(self, event: Event, recorder: int) -> None:
-        """Writes an event of this moment."""
+        """Writes an event with the current time."""
         self._put(self._events, {**event.to_row(), **_stamp(recorder)})
         _core.reached("history.event")
 
@@ -128,8 +128,8 @@ def note_deaths(files: Files, control: Control, superblock: Superblock) -> None:
     where = files.path / layout.HISTORY
     try:
         with _open_locked(files.directory) as file:
-            # Only the events are read, because the other rings are large and processes wait for the
-            # recovery.
+            # Only the events are read: the other rings are large, and other processes are waiting
+            # for the recovery.
             page, size = os.pread(file.fd, HEADER_BYTES, 0), os.fstat(file.fd).st_size
             of, fields, _ = history.header_of(page, size, where)
             if of == superblock.uuid and fields == history.recorded_fields():
@@ -159,7 +159,7 @@ def _dead_clients(control: Control, epoch: int) -> list[Event]:
 
 
 def _read_or_explain(directory: Directory, uuid: bytes) -> History | str:
-    """Returns the existing history, or why a new one must be begun."""
+    """Returns the existing history, or the reason why a new one must be started."""
     try:
         found = history.read(directory)
     except (FormatError, CorruptBufferError) as error:

@@ -37,7 +37,7 @@ from shmbuffer.memory.system.private_copy import map_file
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.system.residency import Residency, residency, resident_bytes
 
-# The number of slots from which a histogram of priorities is made, and the slots of a run.
+# The number of slots that are read for a histogram of priorities, and the slots per run.
 _LOOKED_SLOTS = 1 << 14
 _RUN = 64
 
@@ -54,41 +54,40 @@ def inspect(
           ``counters``, ``owner`` and ``durable_ticket``;
         * ``needs_recovery``: the reason, or None;
         * ``schema``: None before the first write;
-        * ``clients``: the fields of `Client`, ``mutex`` (whether it holds it now) and
+        * ``clients``: the fields of `Client`, ``mutex`` (True if the client holds the mutex), and
           ``memory_bytes`` of its process, including shared pages (None if not visible);
         * ``bytes``: the size of all files;
         * ``disk_bytes``: the space that the file system has allocated for them, which is less for
           sparse files;
-        * ``memory_bytes``: the part of all files that is in memory; None if the kernel does not
-          tell;
-        * ``unwritten_bytes``: the part of these that was changed and is not yet on the disk;
+        * ``memory_bytes``: the part of all files that is in memory; None if unknown;
+        * ``unwritten_bytes``: the part of ``memory_bytes`` that is not yet written to the disk;
         * ``filesystem``: ``in_memory``, and ``free_bytes`` (None without a limit);
         * ``records``: ``max_bytes``, ``used_bytes`` from the oldest record in use to the head,
           ``live_bytes`` of the items with their headers, and ``dictionary_bytes``; None if items
           are rows;
-        * ``sharing``: ``leaves`` that are stored once, ``own_rows`` that the files have, and
-          ``used``; None if each leaf has a column;
+        * ``sharing``: ``leaves`` that are stored once, the number of extra rows (``own_rows``), and
+          the number of these that are ``used``; None if no leaves are shared;
         * ``consumers``: the fields of `ConsumerStatus`;
         * ``weights``: ``version``, ``step``, ``pid`` of the publisher, ``at_s``, ``tensors`` and
-          ``bytes`` of the newest ones, or only the ``damage`` of their file; None if there are
-          none;
-        * ``recovery``: the time and the report of the last one; None if there was none, or a
-          version without reports did it;
-        * ``mutex``: ``tid`` and ``pid`` of its current holder; None if it is free;
+          ``bytes`` of the newest weights, or only the ``damage`` of their file; None if no weights
+          were published;
+        * ``recovery``: the time and the report of the last recovery; None if there was no recovery,
+          or its version did not store a report;
+        * ``mutex``: ``tid`` and ``pid`` of the holder of the mutex; None if the mutex is free;
         * ``waits``: ``entry``, ``pid``, ``seconds`` and ``text`` of each client that waits for the
           other side of a limited buffer;
         * ``reservations``: ``entry``, ``pid``, ``reservations``, ``items``, ``nbytes`` and
-          ``oldest_s`` of each client that holds some;
-        * ``partials``: the number of rollouts of dead processes that another one may continue; None
-          in another user's directory, where no lock is tested;
-        * ``priorities``, if requested: shares of items by the power of two below which their
-          priority is.
+          ``oldest_s`` of each client that holds reservations;
+        * ``partials``: the number of rollouts of dead processes that another process can continue;
+          None in the directory of another user, whose locks are not tested;
+        * ``priorities``, if requested: the share of the items in each priority range, by the power
+          of two that is its upper bound.
 
-    The directory may belong to another user, if this process may read its files (root may). They
-    are copied instead of mapped. A client has the state ``unknown`` if it is in another pid
-    namespace or boot, because only its lock could tell.
+    If the directory belongs to another user, but this process can read its files (like root), the
+    files are copied and not mapped. A client has the state ``unknown`` if it is in another pid
+    namespace or boot, where only its lock could prove that it is alive.
 
-    Cost: about a millisecond without ``live_bytes``, whatever the capacity. It reads some pages
+    Cost: about a millisecond without ``live_bytes``, for any capacity. The call reads a few pages
     that all clients read, and stores nothing.
     """
     with Directory.open(directory_of(path), reading=True) as directory:
@@ -189,7 +188,7 @@ def _describe(schema: Schema | None) -> dict[str, Any] | None:
 
 
 def _sharing(files: Files, schema: Schema | None) -> dict[str, Any] | None:
-    """Describes shared leaves. In a busy buffer, the count may mix slightly different moments."""
+    """Describes shared leaves. In a busy buffer, the counts are not from one point in time."""
     if schema is None or not schema.sharing:
         return None
     live = SlotsFile(files.map_slots(schema, writable=False), schema)
@@ -241,7 +240,7 @@ def _weights(files: Files) -> dict[str, Any] | None:
 
 
 def _recovery(control: Control, superblock: Superblock) -> dict[str, Any] | None:
-    """Returns the record of the last recovery, unless a version without records did it."""
+    """Returns the record of the last recovery; None if that recovery stored no record."""
     found = control.last_recovery()
     if found is None or found["epoch"] != superblock.epoch or not superblock.epoch:
         return None
@@ -264,7 +263,7 @@ _NOT_HERE = (ProcessState.OTHER_CONTAINER, ProcessState.UNKNOWN)
 def _live_values(
     client: dict[str, Any], clients: list[dict[str, Any]], mutex: dict[str, int] | None
 ) -> dict[str, Any]:
-    """Returns values of a client besides its entry; the mutex holder may have several handles."""
+    """Returns the values of a client that are not in its entry, such as its memory and mutex."""
     here = client["state"] not in _NOT_HERE
     theirs = [
         one
@@ -281,7 +280,7 @@ def _live_values(
 def _records(
     files: Files, schema: Schema | None, control: Control, *, live_bytes: bool
 ) -> dict[str, int | None] | None:
-    """Describes the byte ring. In a busy buffer, the numbers may mix slightly different moments."""
+    """Describes the byte ring. In a busy buffer, the numbers are not from one point in time."""
     if schema is None or not schema.record_bytes:
         return None
     runtime = control.runtime[0]
@@ -300,7 +299,7 @@ def _records(
 def _priority_shares(
     files: Files, schema: Schema | None, control: Control
 ) -> dict[str, float] | None:
-    """Returns shares of items by the power of two that bounds their priority, smallest first."""
+    """Returns the share of items by the power of two that bounds the priority, smallest first."""
     if schema is None or not control.runtime["prioritized"][0]:
         return None
     looked = _choose_slots(min(int(control.runtime["head"][0]), schema.capacity))
@@ -310,7 +309,7 @@ def _priority_shares(
     found = live.raw.reshape(schema.capacity, schema.width)[held].ravel()
     found = found[found >= 0]  # NaN: the item is being written
     mantissas, exponents = np.frexp(found)
-    exponents = exponents - (mantissas == 0.5)  # a power of two belongs to the share below it
+    exponents = exponents - (mantissas == 0.5)  # a power of two belongs to the range below it
     exponents = np.where(found == 0, -1075, exponents)  # below the smallest number
     edges, counts = np.unique(exponents, return_counts=True)
     return {
@@ -320,9 +319,9 @@ def _priority_shares(
 
 
 def _choose_slots(reached: int) -> Ints:
-    """Returns written slots, in runs from all over the ring.
+    """Returns the indices of written slots, in runs that are spread evenly over the ring.
 
-    Each run costs a page fault, because each inspection maps the file anew.
+    Each run costs a page fault, because each inspection maps the file again.
     """
     runs = _LOOKED_SLOTS // _RUN
     if reached <= _LOOKED_SLOTS:
@@ -332,7 +331,7 @@ def _choose_slots(reached: int) -> Ints:
 
 
 def _parts(looked: Ints, schema: Schema) -> list[tuple[int, int]]:
-    """Returns the parts of the slots file with words and raw priorities of these slots."""
+    """Returns the parts of the slots file that contain the words and raw priorities of slots."""
     breaks = np.flatnonzero(np.diff(looked) != 1) + 1
     runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(looked, breaks) if len(run)]
     return [
@@ -343,5 +342,5 @@ def _parts(looked: Ints, schema: Schema) -> list[tuple[int, int]]:
 
 
 def exists(path: str | PathLike[str]) -> bool:
-    """True if there is a buffer, without opening it."""
+    """True if the directory contains a buffer; the buffer is not opened."""
     return os.path.exists(os.path.join(path, layout.CONTROL))

@@ -1,7 +1,7 @@
-"""Statistics of the stored items: age, writer and priority, whether a buffer is in use or not.
+"""Collects statistics of the stored items: age, writer and priority.
 
-No lock is taken, so the items of a busy buffer may be from slightly different moments. In a large
-buffer, slots are sampled from all over the ring.
+No lock is taken, so the statistics of a busy buffer are not from one point in time. In a large
+buffer, only some slots are read, which are spread evenly over the ring.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from shmbuffer.memory.mapped.slots_file import SlotsFile
 from shmbuffer.memory.system.region import Directory
 
 LOOKED_SLOTS = 1 << 20
-"""The largest number of slots that are read; a million takes some tens of milliseconds."""
+"""Maximum number of slots that are read; a million slots take tens of milliseconds."""
 
 
 @dataclass(frozen=True)
 class ItemWriter:
-    """The writer of items, if the registry still has it.
+    """The writer of items, as far as the registry still contains it.
 
     Attributes:
-        incarnation: Unique in the directory.
-        pid: Its process; None if another client has its entry now.
+        incarnation: The incarnation of the client, which is unique in the directory.
+        pid: The pid of the client; None if another client now has its registry entry.
         role: The role in the registry; "" if unknown.
-        living: Whether it still has its entry.
+        living: Whether the client still has its registry entry.
     """
 
     incarnation: int
@@ -43,10 +43,10 @@ class ItemWriter:
 
 @dataclass(frozen=True)
 class ItemStats:
-    """Statistics of sampled items, one element each."""
+    """Statistics of items; each array has one element per item."""
 
     share: float  # of the sampled slots, from 0 to 1
-    ages: Ints  # elements that any client has written since
+    ages: Ints  # number of elements written after the item
     sources: NDArray[np.uint64]  # the writer, as returned by `layout.writer_of`
     priorities: Floats  # as given; NaN if the item was being written
     masses: Floats  # of the priority tree; empty without one
@@ -54,7 +54,7 @@ class ItemStats:
 
 
 def take(path: str | PathLike[str]) -> ItemStats | None:
-    """Samples the items of a directory; None before the first write."""
+    """Reads the statistics of a directory; None before the first write."""
     with Directory.open(path, reading=True) as directory:
         files = Files(directory)
         diagnosis = Diagnosis.read(files, writable=False)
@@ -78,7 +78,7 @@ def take(path: str | PathLike[str]) -> ItemStats | None:
 
     return ItemStats(
         len(words) / reached if reached else 1.0,
-        np.repeat(np.maximum(ages, 0), width),  # the head may be another one a moment later
+        np.repeat(np.maximum(ages, 0), width),  # the head may have moved since it was read
         np.repeat(writers, width),
         of_held(live.raw),
         of_held(live.mass) if prioritized else np.empty(0),

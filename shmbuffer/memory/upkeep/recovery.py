@@ -2,13 +2,13 @@
 
     READY ──no client alive──▶ RECOVERING ──mutex, claims, words, checksums, tree──▶ READY
 
-Recovery runs under init.lock, so only one process recovers, and no process joins before the end.
-Every step may be repeated. If the process is killed, another one starts from the first step. READY
-is stored last.
+Recovery runs under init.lock, so only one process recovers the directory, and no process joins
+before the recovery is complete. Every step can be repeated. If the process is killed, another
+process starts again with the first step. The state READY is stored last.
 
-Within one boot, the kernel has all pages of a file, including everything that a dead process
-stored. After a reboot, in a copy of the directory, or where a copy was put back, any page may be
-older than another. Every item then needs a checksum that matches.
+Within one boot, the kernel has all pages of a file, including all stores of dead processes. After a
+reboot, in a copied directory, or if files were restored from a copy, some pages may be older than
+others. In these cases an item is kept only if its checksum matches.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from shmbuffer.memory.system.progress import Progress
 from shmbuffer.memory.upkeep.history_writer import note_deaths
 from shmbuffer.memory.upkeep.recovery_report import RecoveryReport
 
-# A larger head is accepted only if there are items near it. No program writes 10 ** 9 items a
-# second for 70 years, or that many at once without leaving items.
+# A larger head is accepted only if there are items near it. No program writes 10 ** 9 items per
+# second for 70 years, or moves the head this far without writing items.
 _MANY_TICKETS = 2**61
 _LARGEST_GAP = 2**40
 
@@ -83,14 +83,14 @@ def recover_directory(
     _core.reached("recover.tree")
     if verify or reason != NO_CLIENT_ALIVE:
         weights_file.recover(files.directory)
-    # This comes late, because a process that repeats an interrupted recovery must find the same
+    # This is stored late, so that a process that repeats an interrupted recovery finds the same
     # reason.
     files.vouch(mapped.schema if mapped else None)
     control.write(replace(_with_new_identity(superblock, files, reason), state=state))
     _core.reached("recover.superblock")
     report = replace(report, duration_ms=(time.perf_counter_ns() - began) / 1e6)
-    report.note(control)  # before READY, so that a process that sees its end also sees the report
-    control.entries["last_seen_ns"] = 0  # of clients that are gone, whose clock may have been ahead
+    report.note(control)  # before READY, so that a process that sees READY also finds the report
+    control.entries["last_seen_ns"] = 0  # of former clients, whose clock may have been ahead
     _core.reached("recover.seen")
     control.touch()
     control.runtime["state"] = state
@@ -108,10 +108,10 @@ def _with_new_identity(superblock: Superblock, files: Files, reason: str) -> Sup
 
 
 def _allocate_space(found: Diagnosis, mapped: Mapped, reason: str) -> None:
-    """Allocates space that a power cut or a copy has lost, and stores how many slots have it.
+    """Allocates space that was lost in a power cut or a copy, and stores the number of such slots.
 
-    Within one boot, files are assumed to have their space. Without checksums they are not, because
-    a copy that was put back could not be detected.
+    Within one boot, the files are assumed to have kept their space. Without checksums, this is not
+    assumed, because a restored copy would not be detected.
     """
     files, superblock, runtime = found.files, found.superblock, found.control.runtime
     schema, used = mapped.schema, 0
@@ -132,7 +132,7 @@ def _allocate_space(found: Diagnosis, mapped: Mapped, reason: str) -> None:
 def wrong_checksums(
     native: _core.Ring, schema: Schema, live: SlotsFile, count: int, progress: Progress
 ) -> list[int]:
-    """Returns which of the first slots have an item that does not match its checksum."""
+    """Returns a mask of the first slots: True if the item does not match its checksum."""
     slot_bytes = sum(schema.map_bytes) // schema.capacity
     wrong: list[int] = []
     for first, some in progress.cut(count, slot_bytes):
@@ -144,7 +144,7 @@ def wrong_checksums(
 
 
 class Repair:
-    """The steps between RECOVERING and READY, on the mapped bytes."""
+    """Performs the steps between RECOVERING and READY on the mapped files."""
 
     def __init__(
         self, found: Diagnosis, superblock: Superblock, settings: Settings, mapped: Mapped
@@ -167,11 +167,11 @@ class Repair:
     ) -> RecoveryReport:
         """Runs all steps. Bytes of processes of this boot are trusted, unless ``verify`` is set.
 
-        ``believed``: without checksums, items are kept whatever the reason.
+        If ``believed`` is True, items without checksums are kept, whatever the reason is.
 
-        The bytes of a directory that seems to have been restored may be intact after all. Its
-        claims are completed too, so that their batches stay complete. If all clients have left in
-        order, the slots need no repair, and are not read.
+        The files of a directory that seems to have been restored may still be intact. Therefore its
+        claims are completed, too, so that their batches stay complete. If all clients have detached
+        cleanly, the slots need no repair and are not read.
         """
         runtime, is_save = self.control.runtime, bool(self.superblock.flags & Flag.SAVE)
         trusted = report.reason == NO_CLIENT_ALIVE
@@ -227,7 +227,7 @@ class Repair:
         )
 
     def _sane_settings(self) -> bool:
-        """Repairs alpha and eps of the runtime page from the settings; true if it was necessary."""
+        """Repairs alpha and eps of the runtime page from the settings; True if they were wrong."""
         runtime, settings = self.control.runtime, self.settings
         alpha, eps = found = self._exponent()
         if not exponent_fits(alpha, eps, len(self.live.raw)):
@@ -251,7 +251,7 @@ class Repair:
         )
 
     def _settle_flow(self, held: Callable[[], int]) -> None:
-        """Removes an invalid limiter; resets the counts if the sides are impossibly far apart."""
+        """Removes an invalid limiter; resets the counts if their difference is impossible."""
         runtime, entries = self.control.runtime, self.control.entries
         for name in ("pending", "reading", "waits_for"):
             entries[name] = 0
@@ -262,14 +262,14 @@ class Repair:
         ledger.end_reservations(self.ledger, runtime)
         runtime["queue_since"] = min(int(runtime["queue_since"][0]), int(runtime["head"][0]))
         _core.reached("recover.flow")
-        if limiter.active(runtime[0]) is None:  # none, or an invalid one
+        if limiter.active(runtime[0]) is None:  # no limiter, or an invalid one
             runtime["limiter_version"] = 0
         _core.reached("recover.limiter")
         if limiter.is_far_apart(runtime[0], self.capacity * self.width):
             block = self.control.limiter_block(int(runtime["limiter_version"][0]))
             free = max(0, int(block["min_size"][0]) - held())
             if int(block["limits"][0]) & layout.Limit.QUOTA:
-                # first, because a quota that ends too early does no harm
+                # first, because a quota that ends too early is harmless
                 block["error_buffer"] = 0.0
                 _core.reached("recover.bases")
             block["inserts_base"] = int(runtime["write_count"][0]) + free
@@ -278,7 +278,7 @@ class Repair:
         _core.reached("recover.bases")
 
     def _sane_head(self) -> None:
-        """Lowers a head that is far beyond every item, which would make the buffer unusable."""
+        """Lowers a head that is far beyond all items and would make the buffer unusable."""
         runtime, head = self.control.runtime, int(self.control.runtime["head"][0])
         if head > _MANY_TICKETS:
             words = self.live.words[self.used]
@@ -292,9 +292,9 @@ class Repair:
     def _reap_all(self, *, finishing: bool) -> int:
         """Completes the claims of all clients, unless the claims may be older than the slots.
 
-        In that case the claims are over, and completing them would lose items. Completing an old
-        emptying, for example, would remove all items that were written since. Then only the words
-        decide.
+        In that case the claims may have been completed long ago, and completing them again would
+        lose items. For example, completing an old emptying would remove all items that were written
+        after it. Therefore only the slot words are used.
         """
         entries = self.control.entries
         retired = 0
@@ -317,7 +317,7 @@ class Repair:
         _core.reached("recover.idle")
         entries["turn"] = 0
         _core.reached("recover.turns")
-        # After a reboot, the slots may be newer than the page that counts.
+        # After a reboot, the slots may be newer than the page with the counters.
         known = [self.control.runtime["next_incarnation"], entries["incarnation"]]
         known += [layout.writer_of(self.live.sources[piece]) for piece in self._pieces()]
         self.control.runtime["next_incarnation"] = max(
@@ -337,7 +337,9 @@ class Repair:
         for piece in self._pieces():
             words = self.live.words[piece]
             tickets = slots.tickets(words).view(np.uint64)
-            laps = tickets // np.uint64(self.capacity)  # by a multiplication; a remainder is slower
+            laps = tickets // np.uint64(
+                self.capacity
+            )  # used with a multiplication, because a remainder is slower
             first = tickets - laps * np.uint64(self.capacity)
             wrong = first != np.arange(piece.start, piece.stop, dtype=np.uint64)
             wrong |= slots.states(words) == SlotState.EMPTY
@@ -360,14 +362,14 @@ class Repair:
         return int(np.count_nonzero(wrong))
 
     def _relink(self) -> int:
-        """Restores the chain from record to record; records that overlap others are dropped."""
+        """Rebuilds the chain of records, and drops records that overlap others."""
         held = self.live.holds(self.used).nonzero()[0]
         order = np.argsort(self.live.extents["position"][held], kind="stable")
         ordered = np.ascontiguousarray(held[order], np.int64)
         return int(self.native.relink(ordered.ctypes.data, len(ordered)))
 
     def _abort_writing(self) -> int:
-        """Aborts slots that are being written, even if they are in no claim."""
+        """Aborts slots that are being written, even if no claim contains them."""
         aborted = 0
         for piece in self._pieces():
             which = self.live.writing(piece)
@@ -377,7 +379,7 @@ class Repair:
         return aborted
 
     def _verify(self, progress: Progress, believed: bool) -> tuple[int, int]:
-        """Keeps items that match their checksum, or without checksums those of a barrier."""
+        """Keeps items that match their checksum; without checksums, items below the barrier."""
         runtime = self.control.runtime
         head = int(runtime["head"][0])
         words = self.live.words[self.used]
@@ -414,7 +416,7 @@ class Repair:
         return are_priorities(raw, *self._exponent(), len(self.live.raw))
 
     def _sane_priorities(self) -> int:
-        """Replaces invalid raw priorities by NaN; returns how many."""
+        """Replaces invalid raw priorities by NaN; returns the number of replaced priorities."""
         refused = 0
         prioritized = bool(self.control.runtime["prioritized"][0])
         for piece in self._pieces():
@@ -422,7 +424,7 @@ class Repair:
             raw = self.live.raw[where]
             wrong = ~self._fits(raw)  # also true for NaN
             wrong &= np.repeat(self.live.holds(piece), self.width)
-            if not prioritized:  # NaN then means that none was given
+            if not prioritized:  # NaN then means that the writer passed no priority
                 wrong &= ~np.isnan(raw)
             self.live.raw[where][wrong] = np.nan
             _core.reached("recover.priority")

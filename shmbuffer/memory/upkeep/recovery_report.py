@@ -1,4 +1,4 @@
-"""The report of a recovery, for people and for programs."""
+"""Defines the report of a recovery."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class RecoveryReport:
         path: The directory.
         reason: ``"no client alive"``, ``"reboot"``, ``"copy"`` or ``"restored"``; ``"in use"`` for
             a private copy.
-        items: Elements that the buffer has now.
-        rolled_back: Elements of batches that their writers had not finished; their slots are free.
-        rolled_forward: Elements of batches that were fully written, but not all marked as
-            committed.
-        clients_retired: Registry entries of dead clients.
-        priorities_repaired: Invalid raw priorities, which were replaced by the default.
-        words_refused: Slots with an impossible word.
-        checksum_failed: Elements that were dropped because their bytes did not match their
+        items: Number of elements in the buffer after the recovery.
+        rolled_back: Number of elements of incomplete batches, whose slots were freed.
+        rolled_forward: Number of elements of batches that were fully written, but not completely
+            marked as committed.
+        clients_retired: Number of registry entries of dead clients that were freed.
+        priorities_repaired: Number of invalid raw priorities, which were replaced by the default.
+        words_refused: Number of slots with an impossible word.
+        checksum_failed: Number of elements that were dropped because they did not match their
             checksum.
-        unverified: Elements that were kept without a checksum, because the buffer has none.
-        epoch: The number of recoveries of this directory, including this one.
-        duration_ms: The duration.
+        unverified: Number of elements that were kept although the buffer has no checksums.
+        epoch: Number of recoveries of this directory, including this one.
+        duration_ms: Duration of the recovery in milliseconds.
     """
 
     path: str
@@ -67,7 +67,7 @@ class RecoveryReport:
         return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows[1:])])
 
     def note(self, control: Control) -> None:
-        """Stores the report in the control file, where it outlives a coordinator's log."""
+        """Stores the report in the control file, so that later processes can read it."""
         found = self.to_json()
         del found["path"]
         duration_ms = found.pop("duration_ms")

@@ -1,4 +1,4 @@
-"""Writes a snapshot of a buffer: a directory in the format of a live one, which no process uses.
+"""Writes a snapshot of a buffer: a directory in the format of a live buffer, without clients.
 
     begin ──leaves, or records──▶ the caller copies a ring ──finish──▶ READY, with the flag SAVE
 
@@ -7,8 +7,9 @@ allocated. `meta.json` describes the rows up to the last item, so ``TensorDict.l
 no row that was never written. There are no clients, leases, partial rollouts or weights, and the
 priority tree is empty: `attaching.open_save` rebuilds it in memory.
 
-If the process dies here: the directory looks like one that another process has begun to define. The
-caller writes it where no other process looks for a buffer, and publishes it when it is complete.
+If the process dies here: the directory looks like a buffer whose definition is incomplete. The
+caller writes the snapshot to a path where no process searches for buffers, and publishes it when it
+is complete.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _PRIVATE_FILES = (layout.CONTROL, layout.SCHEMA, layout.SLOTS, layout.LEDGER)
 
 
 class Snapshot:
-    """A directory that becomes a save.
+    """A directory to which a save is being written.
 
     Args:
         folder: An existing, empty directory.
@@ -97,11 +98,11 @@ class Snapshot:
         self._files.publish_dictionary(data)
 
     def finish(self, moment: ItemSnapshot, tree: PriorityTree | None) -> None:
-        """Writes the slots, then the superblock, and gives the files the directory's permissions.
+        """Writes the slots, then the superblock; sets the file permissions from the directory's.
 
         Args:
             moment: The snapshot of the items that were copied.
-            tree: The priorities of the ring; None if it has none.
+            tree: The priority tree of the ring; None if the ring has no priorities.
         """
         schema, control = self._schema, self._control
         used = moment.used
@@ -133,7 +134,7 @@ class Snapshot:
             live.extents[used] = moment.extents[used]
 
     def _share(self) -> None:
-        """Lets every user who may read the directory read the files."""
+        """Makes the files readable for every user who can read the directory."""
         directory = self._files.directory
         rights = stat.S_IMODE(os.fstat(directory.file.fd).st_mode)
         names = {*_PRIVATE_FILES, layout.DICTIONARY, layout.RECORDS, made.NAME}
