@@ -1,8 +1,9 @@
-"""Shared memory: the places of items, the access of processes, and repair after a crash.
+"""Shared memory: stores items, gives processes access to them, and repairs them after a crash.
 
-These modules use numpy and the C core only, so a collector with arrays does not import torch.
+These modules use only numpy and the C core, so a collector with arrays does not import torch.
 
-A room imports only from the rooms above it. The modules beside the rooms combine them to `Engine`:
+A folder imports only from the folders above it. The modules in this folder combine them to
+`Engine`:
 
     system          files, pages, time, processes
     format          the meaning of each shared byte
@@ -10,7 +11,7 @@ A room imports only from the rooms above it. The modules beside the rooms combin
     record_format   the bytes of one record
     clients         file locks, the registry, unfinished rollouts
     directory       creation, diagnosis, growth and removal of the files of a buffer
-    flow            waiting: the rate limiter, reservations, consumers
+    flow            flow control: the rate limiter, reservations, consumers, waiting
     ring            reads and writes of items: rows, records, priorities
     upkeep          recovery, durability, checks, history
 """

@@ -1,4 +1,4 @@
-"""Attaches to a directory by its path; opens saves, and copies of buffers that can only be read."""
+"""Attaches to a directory by its path; opens saves, and copies of buffers that are read-only."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ from shmbuffer.memory.upkeep.copied_buffer import copy_buffer, repair_copy
 Role = Literal["client", "collector", "learner", "coordinator"]
 
 OnExisting = Literal["attach", "recover"]
-"""Treatment of a save: open it for reading, or continue in it."""
+"""Treatment of a save: open it for reading, or turn it into a live buffer."""
 
 role_of_this_process: Role = "client"
 """The default role of this process; "collector" if a coordinator spawned it."""
 
 LOOK_S = 0.01
-"""The interval at which a waiting ``attach`` looks for the buffer."""
+"""Interval at which a waiting ``attach`` checks whether the buffer exists."""
 
 SAY_S = 2.0
-"""The time after which a waiting ``attach`` logs the path."""
+"""Time after which a waiting ``attach`` logs the path."""
 
 log = logging.getLogger("shmbuffer.service")
 
@@ -118,7 +118,7 @@ def open_copy(path: Path) -> tuple[Engine, int]:
 
 
 def _open_private(files: Files, *, verify: bool) -> tuple[Engine, int]:
-    """Opens a private copy; returns the handle, and how many elements changed meanwhile."""
+    """Opens a private copy; returns the handle and the number of elements changed by then."""
     require_platform()
     copy = copy_buffer(files)
     if copy.mapped is None:
@@ -156,7 +156,7 @@ def _open_if_present(
             raise
         return _with_leaves(open_save(path, verify=False))
     except BufferNotFoundError:
-        return None  # removed meanwhile; another buffer may follow
+        return None  # it was removed; another buffer may be created
 
 
 def _is_readable_save(path: Path) -> bool:
@@ -167,7 +167,7 @@ def _is_readable_save(path: Path) -> bool:
 
 
 def _with_leaves(engine: Engine) -> Engine:
-    """Returns the handle, unless its items are Python objects, which are not in the leaves."""
+    """Returns the handle; raises an error if its items are Python objects, which no leaf stores."""
     ring = engine.ring()
     if ring is not None and ring.schema.structure.get("kind") == layout.OBJECTS:
         engine.close()

@@ -1,13 +1,14 @@
-"""The version of the policy that learners have: one number in the control file, for all clients.
+"""Stores the policy version of the learners: one number in the control file, for all clients.
 
     publish(weights) ──at least its version──▶
     sampler.consumer_version = n ────────────▶ consumer_version ──▶ samplers, limiter, top
     sampler.increment_consumer_version() ────▶
 
-Items contain the version that produced them, and their staleness is the difference. Each change is
-one atomic store, even if several processes change it, and wakes waiting clients.
-If the process dies after the store, the new version is valid, and waiting clients see it
-milliseconds later.
+Items contain the version that generated them. The difference between the two versions is their
+staleness. Each change is atomic, even if several processes change the version, and wakes waiting
+clients.
+If the process dies after the change, the new version is valid, and waiting clients read it within
+milliseconds.
 """
 
 from __future__ import annotations

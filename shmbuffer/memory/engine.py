@@ -1,4 +1,4 @@
-"""A process's handle on a buffer: creating, joining and leaving it.
+"""Gives a process a handle on a buffer: creates the buffer, attaches to it, and detaches.
 
     Engine.anonymous(settings)       anonymous memory, for one process and its children
     Engine.open(path, settings)      a directory: created, attached to or recovered, as needed
@@ -7,9 +7,9 @@
                             ▲                                   │  ▲
                             └──── undefine (empty, alone) ──────┘  └──▶ RECOVERING (all died)
 
-Creation has two steps. The control file is created first, so that clients may join before the form
-of the items is known. The first write has the schema. The first process that writes builds the
-files under init.lock, while the others wait, with a deadline, and then load them.
+Creation has two steps. The control file is created first, so that clients can join before the form
+of the items is known. The first write defines the schema. The first process that writes creates the
+files under init.lock. Other processes wait, with a timeout, and then load the files.
 
 If a process dies while creating or defining, the superblock decides what the next process under
 init.lock does. It removes unfinished files and starts again, or publishes complete ones: see
@@ -103,25 +103,25 @@ class Engine:
 
         Args:
             path: The scratch directory.
-            settings: The settings of a new buffer. None: only attach.
+            settings: The settings of a new buffer. None: do not create a buffer.
             existing: The treatment of an existing buffer.
 
-                * ``"attach"``, ``"recover"``: join it, after recovering it if no living client uses
-                  it.
-                * ``"verify"``: the same, but compare every item with its checksum. Refused if a
-                  living client uses it.
-                * ``"error"``: refuse.
-                * ``"overwrite"``: remove it first. Refused if a living client uses it.
-                * ``"adopt"``: as attach, and take over the leaf files of a bare tensordict
+                * ``"attach"``, ``"recover"``: join the buffer. If no living client uses the buffer,
+                  recover it first.
+                * ``"verify"``: like ``"recover"``, but compare every item with its checksum. An
+                  error if a living client uses the buffer.
+                * ``"error"``: raise BufferExistsError.
+                * ``"overwrite"``: remove the buffer first. An error if a living client uses it.
+                * ``"adopt"``: like ``"attach"``, but also use the leaf files of a plain tensordict
                   directory, without items.
 
             role: ``client``, ``collector``, ``learner`` or ``coordinator``; for display.
-            timeout: Seconds to wait for another process that creates or recovers it.
-            temporary: The directory is ours, and is removed when this process ends.
-            auto_cleanup: The files in the user's directory are removed when this process ends.
+            timeout: Seconds to wait for another process that creates or recovers the buffer.
+            temporary: If True, the whole directory is removed when this process ends.
+            auto_cleanup: If True, the buffer's files are removed when this process ends.
             prefault: Whether to prefault the pages, now or once there is a schema. If another
-                process defines the schema, "full" is like "background", because any call may be the
-                first to see it.
+                process defines the schema, "full" is treated like "background", because any call
+                may be the first one that maps the files.
 
         Raises:
             BufferNotFoundError: ``settings`` is None and there is no buffer.
@@ -157,7 +157,7 @@ class Engine:
         if self._ring is None and not self.closed:
             self.seat.catch_up()
             with self.seat.connecting:
-                # Another thread may have created it meanwhile.
+                # Another thread may have created the ring in the meantime.
                 if self.seat.mapped is not None and self._ring is None:
                     self._ring = Ring(self.seat)
                     self.pages.make(self.seat)
@@ -259,15 +259,15 @@ class Engine:
 
     @property
     def limiter(self) -> RateLimiter | None:
-        """The limiter of writes and samples; None if there is none."""
+        """The limiter of writes and samples; None if there is no limiter."""
         self.seat.require_open()
         return self.seat.control.limits()
 
     def set_limiter(self, wanted: RateLimiter | Quota | None, *, timeout: float = 60.0) -> None:
         """Sets the limits of writes and samples for all processes; None removes them.
 
-        The ratio counts from now on. Items that a queue has handed out stay so. A new queue
-        contains all existing items.
+        The ratio is counted from the time of this call. Items that a queue has already returned are
+        not returned again. A new queue contains all existing items.
 
         Raises:
             ValueError: ``min_size`` is larger than the buffer, or a queue was requested for a
@@ -307,7 +307,7 @@ class Engine:
         return found | weights.stats(self.seat) | consumer_stats(self.seat)
 
     def glance(self) -> dict[str, int | float]:
-        """Returns the counters without the mutex, so they may be from different moments.
+        """Returns the counters without the mutex, so they may not be consistent with each other.
 
         Returns:
             `counters.totals`, ``p_sum`` and ``epoch``.
@@ -321,7 +321,7 @@ class Engine:
         return self.seat.registry.clients()
 
     def check(self) -> CheckReport:
-        """Verifies everything and changes nothing; see `check.check`."""
+        """Verifies all parts of the buffer and changes nothing; see `check.check`."""
         self.seat.require_open()
         if not self.seat.is_ours():
             self.seat.rejoin()
@@ -331,14 +331,14 @@ class Engine:
     def flush(self, *, timeout: float = 60.0) -> None:
         """Writes committed items to the disk, so that they survive a power cut until overwritten.
 
-        Waits for the disk, which takes some milliseconds, or longer for many dirty pages. Writers
-        continue meanwhile.
+        Waits for the disk, which takes a few milliseconds, or longer for many dirty pages. Writers
+        are not blocked.
 
         Raises:
             DurabilityError: A sync failed. It is not retried, even by later calls of this handle:
                 the kernel may have dropped the pages, so a second success would prove nothing
                 (fsync(2), EIO).
-            BufferUnlinkedError: The directory is gone.
+            BufferUnlinkedError: The directory was removed.
         """
         self.seat.require_open()
         if self.shared and (ring := self.ring()) is not None:
@@ -347,21 +347,21 @@ class Engine:
     # Leaving and removing.
 
     def close(self) -> None:
-        """Waits for calls in flight, then leaves; later calls raise BufferClosedError. Idempotent.
+        """Waits for running calls, then detaches; later calls raise BufferClosedError. Idempotent.
 
-        Views keep their memory mapped. If it is interrupted, the next call completes it.
+        Views keep their memory mapped. If this call is interrupted, the next call completes it.
         """
         self.pages.stop()
         self.seat.leave()
 
     def cleanup(self, *, timeout: float = removal.TIMEOUT_S) -> bool:
-        """Removes the files that this package created, then the directory if it is ours and empty.
+        """Removes the buffer's files, and the directory if this package created it and it is empty.
 
-        Processes that have it open keep their maps: reads continue, and writes raise
+        Processes that have the buffer open keep their maps: reads continue, and writes raise
         BufferClosedError. Idempotent.
 
         Returns:
-            Whether there was something to remove.
+            True if there was a buffer to remove.
         """
         if self.path is None:
             return False

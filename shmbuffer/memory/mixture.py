@@ -1,4 +1,4 @@
-"""The share of a data set in each sample: one number that all learners of a buffer read.
+"""Stores the share of a data set in each sample: one number that all learners of a buffer read.
 
     offline_base       the initial share, in (0, 1); 0 if it was not set
     offline_fraction   the current share, in [0, 1)
@@ -16,7 +16,7 @@ from shmbuffer.memory.engine import Engine
 
 
 class Mixture:
-    """The share of a data set in the samples of a buffer, for all processes; at first ``base``."""
+    """The share of a data set in the samples of all processes; initially ``base``."""
 
     def __init__(self, engine: Engine, base: float, *, timeout: float = 60.0) -> None:
         self._engine = engine

@@ -35,7 +35,7 @@ Existing = Literal["attach", "error", "recover", "verify", "overwrite", "adopt"]
 
 
 def require_platform(machine: Callable[[], int] = lambda: layout.ARCHITECTURE) -> None:
-    """Raises UnsupportedPlatformError if the engine's locks are not known to work here."""
+    """Raises UnsupportedPlatformError if the engine's locks may not work on this machine."""
     if os.name != "posix" or not os.path.exists("/proc/self/stat") or machine() == 0:
         raise UnsupportedPlatformError(
             "shmbuffer needs Linux with glibc on x86-64 or aarch64; on this machine its locks "
@@ -59,7 +59,7 @@ def open_seat(
         try:
             return _open_once(path, settings, existing, role, timeout, temporary=temporary)
         except BufferUnlinkedError:
-            continue  # removed between our first look and the lock: try again
+            continue  # removed before the lock was taken: try again
 
 
 def _open_once(
@@ -71,7 +71,7 @@ def _open_once(
     *,
     temporary: bool,
 ) -> tuple[Seat, RecoveryReport | None]:
-    """Opens the directory once; raises BufferUnlinkedError if it was removed meanwhile."""
+    """Opens the directory once; raises BufferUnlinkedError if it is removed during the call."""
     creating = settings is not None
     files = Files(Directory.open(path, create=creating))
     try:
@@ -82,7 +82,7 @@ def _open_once(
             )
         control = files.control_if_there()
         if control is not None:
-            # before the lock, which must not be created for a file of another program
+            # first, because no lock file must be created next to files of another program
             flags = control.superblock().flags
             if flags & Flag.SAVE and existing == "attach" and not creating:
                 raise ReadOnlyError(

@@ -42,7 +42,7 @@ class Pages:
             self._populating.wait()
 
     def stop(self) -> None:
-        """Stops the prefault. Pages that exist remain."""
+        """Stops the prefault; allocated pages are kept."""
         if self._populating is not None and self._maker == os.getpid():
             self._populating.stop()
 

@@ -6,7 +6,7 @@ An item keeps its slot and its source. Raw priorities, exponents, maximum, count
 kept, too. Tickets are new, in the order of the slots, so old tickets become invalid. A ring can
 therefore grow only if no other process has it open.
 
-Other threads may draw and change priorities meanwhile, and none of these changes is lost. Writers
+During the move, other threads can sample and update priorities, and no update is lost. Writers
 wait, because the caller prevents claims while the ring grows.
 """
 
@@ -21,7 +21,7 @@ from shmbuffer.memory.format.schema import Schema
 
 
 def grow(engine: Engine, capacity: int) -> Engine:
-    """Moves a ring to more slots; returns its engine. O(capacity), constant an item if doubled."""
+    """Moves a ring to more slots and returns its engine. Amortized O(1) per item if doubled."""
     ring = engine.ring()
     assert ring is not None
     assert not engine.shared
@@ -43,7 +43,7 @@ def grow(engine: Engine, capacity: int) -> Engine:
     old = ring.live.raw
     vars(ring).update(vars(fresh))  # one step, as other threads see it
     larger._ring, engine._ring = ring, None
-    engine.close()  # waits for calls in flight on the old memory
+    engine.close()  # waits for running calls on the old memory
     late = old[present]
     changed = (late != raw) & ~np.isnan(late) & (ring.tree.priorities(present) == raw)
     ring.update(present[changed], np.ascontiguousarray(late[changed]))

@@ -1,4 +1,4 @@
-"""Weights beside the buffer: a learner publishes them, and collectors load newer ones.
+"""Publishes the weights of a learner next to the buffer, from where collectors load them.
 
     learner                     .shmbuffer/weights                        collectors
     publish ──lock, write──▶ the copy that is not in use
@@ -35,7 +35,7 @@ from shmbuffer.memory.system.path_checks import explain_errors
 from shmbuffer.memory.system.region import Directory
 
 TIMEOUT_S = 5.0
-"""How long a publisher waits for another one, which takes milliseconds."""
+"""Maximum time to wait for another publisher, which normally takes milliseconds."""
 
 _STEPS = 2**63
 _LOOK_S = 1.0  # between checks that the mapped file still has its name
@@ -58,7 +58,7 @@ class Weights(NamedTuple):
 def publish(
     seat: Seat,  # of the handle
     leaves: Sequence[Leaf],  # names, dtypes and shapes
-    # the addresses of the tensors, in C order; no thread may change them meanwhile
+    # the addresses of the tensors, in C order; no thread may change the tensors during the call
     addresses: Sequence[int],
     step: int,  # the caller's step
     timeout: float = TIMEOUT_S,  # seconds to wait for another publisher
@@ -87,8 +87,8 @@ def publish(
         with explain_errors(where):
             found = os.fstat(lock.fd)
         if file is None or file.identity != (found.st_dev, found.st_ino):
-            # Open it anew: a map keeps its own descriptor, and thus its lock, even in a forked
-            # child.
+            # Open the file again: a map keeps its own descriptor, and therefore its lock, even in
+            # a forked child.
             file = seat.weights = weights_file.open_weights(directory)
             if file is None:
                 raise BufferNotFoundError(
