@@ -1,1 +1,1 @@
-"""Beyond one machine. Optional dependencies, imported on use."""
+"""Buffers for several machines. The optional dependencies are imported on first use."""

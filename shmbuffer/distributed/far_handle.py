@@ -1,12 +1,12 @@
-"""A handle on the buffer of another process: straight to its memory, or by way of its owner.
+"""A handle on the buffer of another process, through shared memory or through the owner.
 
     handle.sample() ──▶ LocalHandle ──▶ the owner's directory, open here   if it can be reached
                    └──▶ Owner, by a request                                everything else
 
 A handle has every public method and property of the buffer's class. Calls that move data take the
-direct path if there is one; the owner makes changes to the buffer (`set_sampler`, `empty`, `dumps`,
-...). The handle asks for the owner's address once, at its first use. Afterwards the owner may be
-busy, stopped or dead.
+direct path if it is available. Calls that change the buffer itself (`set_sampler`, `empty`,
+`dumps`, ...) run in the owner. The handle asks for the owner's address once, at its first use.
+Afterwards the direct path also works while the owner is busy, stopped or dead.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LIFECYCLE = frozenset(
 
 
 class Handle:
-    """Base of the handles. A derived class defines how the owner is asked."""
+    """Base class of the handles. A derived class defines how requests are sent to the owner."""
 
     owner_is_gone: tuple[type[Exception], ...] = ()
     """Errors that `_ask` raises if the owner is dead."""
@@ -49,11 +49,11 @@ class Handle:
     _looking = ForkLock()
 
     def __init__(self, offer: Address | None = None, remote_only: str = "") -> None:
-        self._offer = offer  # of the handle that this one is a copy of
-        self._remote_only = remote_only  # why the direct path is not wanted; "": it is
+        self._offer = offer  # from the handle that was copied
+        self._remote_only = remote_only  # why the direct path must not be used; "" if it can be
         self._near: LocalHandle | None = None
         self._apart = remote_only  # why there is no direct path
-        self._settled = bool(remote_only)  # True until a change of the buffer
+        self._settled = bool(remote_only)  # True: no new attempt until the buffer changes
 
     def _ask(self, request: str, *args: Any) -> Any:
         """Calls a method of `Owner`; returns its result or raises its error."""
@@ -68,14 +68,14 @@ class Handle:
 
     @property
     def paths(self) -> dict[str, str]:
-        """For ``"read"``, ``"write"`` and ``"sample"``: ``"direct"``, or why the owner does it."""
+        """Maps "read", "write" and "sample" to "direct", or to the reason why the owner does it."""
         near = self._reach()
         if near is None:
             return dict.fromkeys(GROUPS, self._apart)
         return {group: near.offer.refused.get(group, "direct") for group in GROUPS}
 
     def detach(self) -> None:
-        """Leaves the owner's directory. The next direct call opens it again."""
+        """Detaches from the owner's directory. The next direct call opens the directory again."""
         with self._looking:
             self._offer = self._carried()
             near, self._near = self._near, None
@@ -83,18 +83,18 @@ class Handle:
                 near.close()
 
     def _carried(self) -> Address | None:
-        """Returns the offer for a copy of this handle."""
+        """Returns the owner's address for a copy of this handle."""
         return self._offer if self._near is None else self._near.offer
 
     def _reach(self, group: str | None = None) -> LocalHandle | None:
-        """Returns the owner's buffer in this process, or None if it cannot do ``group``."""
+        """Returns the buffer as opened in this process, or None if ``group`` needs the owner."""
         near = self._near
         if near is None or not near.is_current():
             near = self._look()
         return near if near is None or group is None or group in near.direct else None
 
     def _look(self) -> LocalHandle | None:
-        """Tries to reach the owner's memory, unless it is known that this fails."""
+        """Tries to open the owner's memory, unless an earlier attempt failed for good."""
         if self._near is None and self._settled:
             return None
         with self._looking:
@@ -104,13 +104,13 @@ class Handle:
                 carried, self._offer = self._offer, None
                 if carried is not None:
                     self._follow(carried)
-                if self._near is None:  # another machine, or the offer is out of date
+                if self._near is None:  # another machine, or the address is out of date
                     self._settled = False
                     self._follow(self._ask("offer"))
             return self._near
 
     def _follow(self, offer: Address) -> None:
-        """Opens an offer of the owner in place of the offer that is open."""
+        """Opens the buffer at a new address of the owner, and replaces the current one."""
         before, self._near = self._near, None
         try:
             self._near = approach(offer, before)
@@ -118,14 +118,14 @@ class Handle:
             self._apart, self._settled = str(reason), not offer.later
 
     def _catch_up(self, near: LocalHandle) -> None:
-        """Reads the owner's configuration again if the directory has another mark."""
+        """Reads the owner's configuration again if the mark in the directory has changed."""
         mark = near.news()
         if mark is None:
-            return  # another thread was faster
+            return  # another thread has already read the configuration
         try:
             offer = self._ask("offer")
         except self.owner_is_gone:
-            offer = near.offer  # the mark is not the owner's: a dead owner changes nothing
+            offer = near.offer  # the owner is dead, so another process has written the mark
         if offer != near.offer:
             self._follow(offer)
         now = self._near
@@ -135,14 +135,17 @@ class Handle:
     # -- the methods of a buffer ---------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        """Samples until the sampler has run out. All handles share one pass of the owner's."""
-        while (near := self._reach(SAMPLE)) is not None:  # direct draws never run out
+        """Yields samples until the sampler runs out. All handles share the owner's pass."""
+        while (near := self._reach(SAMPLE)) is not None:  # a direct sampler never runs out
             yield near.buffer.sample()
         while (batch := self._call("next")) is not None:
             yield batch
 
     def iter_in_order(self, chunk: int) -> Iterator[Any]:
-        """Items in storage order, ``chunk`` slots at a time; see `ReplayBuffer.iter_in_order`."""
+        """Yields the items in storage order, ``chunk`` slots at a time.
+
+        See `ReplayBuffer.iter_in_order`.
+        """
         near = self._reach(READ)
         if near is not None:
             yield from near.buffer.iter_in_order(chunk)
@@ -158,13 +161,13 @@ class Handle:
         return done(functools.partial(self._call, "update_if_present", **update))
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Has the owner call a method of the buffer."""
+        """Asks the owner to call a method of the buffer, and returns the result."""
         try:
             result = self._ask("call", name, args, kwargs)
         except BufferInUseError:  # nothing was changed
             if self._near is None:
                 raise
-            self.detach()  # this handle may be the one that uses it
+            self.detach()  # this handle may be the client that keeps the buffer in use
             result = self._ask("call", name, args, kwargs)
         if name not in GROUP_OF:
             self._look_again()
@@ -173,12 +176,12 @@ class Handle:
         return self if result is Itself else result
 
     def _look_again(self) -> None:
-        """Looks for a direct path again, which there may be after a change of the buffer."""
+        """Allows another attempt at the direct path, because the buffer has changed."""
         if self._near is None and not self._remote_only:
             self._settled = False
 
     def __getattr__(self, name: str) -> Any:
-        """Returns attributes of the owner's class that `TensorDictReplayBuffer` does not have."""
+        """Returns an attribute that the owner's class has and `TensorDictReplayBuffer` lacks."""
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if name in LIFECYCLE:
@@ -219,7 +222,7 @@ def _property(name: str, original: property) -> property:
 
 
 def _forward(cls: type[Handle]) -> None:
-    """Gives the handle every public method and property of `TensorDictReplayBuffer`."""
+    """Adds every public method and property of `TensorDictReplayBuffer` to the handle class."""
     for name in dir(TensorDictReplayBuffer):
         if name in LIFECYCLE or name in vars(cls):
             continue

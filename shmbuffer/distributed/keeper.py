@@ -3,9 +3,9 @@
     made_of(class, arguments) ──▶ Keeper ──▶ Owner, or Shard ──▶ buffer
     asked(keeper, name, ...)  ──▶ answer ──▶ opened: the result, or the error that was raised
 
-A request is one pickle in bytes, because Ray copies bytes. Of arrays it hands out read-only views
-of its object store, and a buffer that kept such a view would keep the store's memory in use. An
-answer is a message (see message.py), which its receiver copies if it has to.
+A request is a pickle in a bytes object, because Ray copies bytes. Arrays arrive as read-only views
+of Ray's object store, and a buffer that kept such a view would keep the store's memory in use. An
+answer is a message (see message.py). The receiver copies the message if necessary.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from shmbuffer.distributed.runtime import STARTS_SOONER, require_ray
 from shmbuffer.memory.format.array_types import Bytes
 
 START_S = 10.0
-"""After this time a constructor logs that Ray has not started an actor yet."""
+"""Seconds after which a constructor logs that Ray has not started an actor yet."""
 
 SLOW_START_S = 120.0
-"""After this time it also logs that Ray may be killing workers that start slowly."""
+"""Seconds after which a constructor logs that Ray may be killing workers that start slowly."""
 
 LEAVE_S = 5.0
-"""A keeper that has not closed its buffer by then is killed."""
+"""Seconds that a keeper has to close its buffer before it is killed."""
 
 _ASK_FOR_LESS = "pass remote_config={'num_cpus': 0} to request fewer resources"
 _SLOW = (
@@ -45,12 +45,12 @@ _log = logging.getLogger(__name__)
 
 
 class Keeper:
-    """The actor.
+    """Ray actor that owns a buffer and answers requests.
 
     Args:
-        made_of: class and arguments of the buffer; see `made_of`.
-        serve: class of the owner, whose methods are called.
-        about: further arguments of that class.
+        made_of: class and arguments of the buffer, pickled by `made_of`.
+        serve: class of the owner, whose methods the requests call.
+        about: further arguments of the owner's class.
     """
 
     def __init__(self, made_of: bytes, serve: type[Owner] = Owner, *about: str) -> None:
@@ -60,7 +60,7 @@ class Keeper:
         try:
             cls, args, kwargs = pickle.loads(made_of)
             self._owner = serve(cls(*args, **kwargs), require_ray().cloudpickle.dumps, *about)
-        except Exception as error:  # raised at each request: a dead actor says less
+        except Exception as error:  # raised at each request, because a dead actor gives no reason
             self._failure = self._error(error)
 
     def answer(self, request: bytes) -> Bytes:
@@ -97,14 +97,17 @@ class Keeper:
 
 
 def _end_after(raylet: int) -> None:
-    """Ends this process after its parent, the raylet, because Ray may start the actor elsewhere."""
+    """Exits when the parent raylet has died, because Ray may restart the actor elsewhere."""
     while os.getppid() == raylet:
         time.sleep(1.0)
     os._exit(1)
 
 
 def made_of(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, front: str) -> bytes:
-    """Pickles class and arguments of a buffer; TypeError names one of ``front`` that cannot be."""
+    """Pickles a buffer's class and arguments, or raises TypeError for one that cannot be pickled.
+
+    ``front`` is the public function that the error message names.
+    """
     dumps: Callable[[Any], bytes] = require_ray().cloudpickle.dumps
     named = {"replay_buffer_cls": cls, **{f"args[{at}]": arg for at, arg in enumerate(args)}}
     for name, value in {**named, **kwargs}.items():
@@ -121,12 +124,12 @@ def made_of(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, front: s
 
 
 def asked(keeper: Any, name: str, *args: Any) -> Any:
-    """Has a keeper call a method of its owner; returns Ray's reference to the answer."""
+    """Asks a keeper to call a method of its owner, and returns Ray's reference to the answer."""
     return keeper.answer.remote(require_ray().cloudpickle.dumps((name, args)))
 
 
 def opened(message: Bytes) -> Any:
-    """Returns the result in an answer, whose tensors are views of it, or raises the error."""
+    """Returns the result in an answer, or raises its error. Tensors are views of the answer."""
     done, result, *where = unpacked(message)
     if done:
         return result
@@ -138,12 +141,12 @@ def opened(message: Bytes) -> Any:
 
 
 def started(where: str, answers: Mapping[str, Any], limit_s: float = math.inf) -> list[Any]:
-    """Waits for actors that Ray is starting, and returns what they answered.
+    """Waits for actors that Ray is starting, and returns their first answers.
 
     Args:
-        where: the buffer, for messages.
-        answers: Ray's references to their first answers, by the words for the actor.
-        limit_s: seconds after which it raises TimeoutError.
+        where: description of the buffer for messages.
+        answers: Ray's references to the first answers, by a description of each actor.
+        limit_s: seconds after which TimeoutError is raised.
     """
     ray, refs, began = require_ray(), list(answers.values()), time.monotonic()
     for wait_s, hint in ((START_S, _ASK_FOR_LESS), (SLOW_START_S, _SLOW), (limit_s, "")):
@@ -167,7 +170,7 @@ def started(where: str, answers: Mapping[str, Any], limit_s: float = math.inf) -
 
 
 def ended(keepers: Collection[Any]) -> list[Bytes]:
-    """Has keepers close their buffers, and kills them; returns the answers that came in time."""
+    """Asks keepers to close their buffers, kills them, and returns the answers that arrived."""
     ray = require_ray()
     if not keepers or not ray.is_initialized():
         return []
@@ -175,7 +178,7 @@ def ended(keepers: Collection[Any]) -> list[Bytes]:
     try:
         leaving = [asked(keeper, "leave") for keeper in keepers]
         for ref in ray.wait(leaving, num_returns=len(leaving), timeout=LEAVE_S)[0]:
-            with suppress(ray.exceptions.RayError):  # it has died already
+            with suppress(ray.exceptions.RayError):  # the keeper has already died
                 answers.append(ray.get(ref))
     finally:
         for keeper in keepers:

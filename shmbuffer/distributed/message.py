@@ -1,10 +1,10 @@
-"""A value as one array of bytes, from which its tensors are unpacked without a copy.
+"""Packs a value into one array of bytes, from which its tensors are unpacked without a copy.
 
-    bytes of the pickle (8) │ the pickle │ the bytes of each tensor and array, on whole cache lines
+    size of the pickle (8) │ the pickle │ the bytes of each tensor and array, cache line aligned
 
 Ray sends one array more cheaply than many. The receiver's array lies in Ray's object store and is
-read-only. Copy the array if the tensors in it are handed to a user, and the tensors if they become
-a part of something else.
+read-only. Copy the whole array before its tensors are returned to a user. Copy single tensors
+before they are stored in another object.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BYTES = np.dtype("<u8").itemsize
 
 
 def packed(value: Any) -> Bytes:
-    """Packs a value into a message, uint8 ``[bytes]``."""
+    """Packs a value into a message and returns it, uint8 ``[bytes]``."""
     try:
         data, parts = _pickled(_ByName, value)
     except Exception:  # a class or function that cannot be imported
@@ -47,10 +47,10 @@ def packed(value: Any) -> Bytes:
 
 
 def unpacked(message: Bytes) -> Any:
-    """Unpacks the value of a message; its tensors and arrays are views of the message."""
-    # torch only takes writable memory.
+    """Unpacks the value of a message. Its tensors and arrays are views of the message."""
+    # torch.frombuffer() accepts only writable memory.
     memory: Any = (ctypes.c_uint8 * message.size).from_address(message.ctypes.data)
-    memory.source = message  # keeps it alive
+    memory.source = message  # keeps the message alive
     view = memoryview(memory).cast("B")
     length = int.from_bytes(view[:_BYTES], "little")
     sizes, data = pickle.loads(view[_BYTES : _BYTES + length])
@@ -60,7 +60,7 @@ def unpacked(message: Bytes) -> Any:
 
 
 def _pickled(pickler: Any, value: Any) -> tuple[bytes, list[memoryview]]:
-    """Returns the pickle, and the bytes that are not in it."""
+    """Returns the pickle, and the buffers that were left out of band."""
     parts: list[memoryview] = []
     stream = io.BytesIO()
     collect = lambda part: parts.append(part.raw())  # noqa: E731
@@ -69,7 +69,7 @@ def _pickled(pickler: Any, value: Any) -> tuple[bytes, list[memoryview]]:
 
 
 def _reduced(part: torch.Tensor) -> Any:
-    """Pickles a tensor with its bytes out of band, if these say everything about it."""
+    """Reduces a tensor for pickling, with its bytes out of band if they describe it fully."""
     more = part.requires_grad or part.is_quantized or part.is_conj() or part.is_neg()
     if more or not part.is_cpu or part.layout is not torch.strided:
         return part.__reduce_ex__(5)  # type: ignore[no-untyped-call]
@@ -78,21 +78,21 @@ def _reduced(part: torch.Tensor) -> Any:
 
 
 class _ByName(pickle.Pickler):
-    """Pickles classes and functions by name, at half the cost."""
+    """Pickles classes and functions by name, at half the cost of `_by_value`."""
 
     dispatch_table = ChainMap({torch.Tensor: _reduced}, copyreg.dispatch_table)  # type: ignore[arg-type]  # noqa: RUF012
 
 
 @functools.cache
 def _by_value() -> Any:
-    """Makes the class that pickles classes and functions as Ray does."""
+    """Returns a pickler class that pickles classes and functions by value, like Ray."""
     base: Any = require_ray().cloudpickle.CloudPickler
     table = ChainMap({torch.Tensor: _reduced}, base.dispatch_table)
     return type("_ByValue", (base,), {"dispatch_table": table})
 
 
 def _places(head: int, sizes: list[int]) -> tuple[list[int], int]:
-    """Returns the offset of each part, and the end of the last one."""
+    """Returns the offset of each part, and the end of the last part."""
     places, at = [], _BYTES + head
     for size in sizes:
         at += -at % _LINE
@@ -102,7 +102,7 @@ def _places(head: int, sizes: list[int]) -> tuple[list[int], int]:
 
 
 def _tensor(raw: memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Makes a tensor over the bytes of a message."""
+    """Returns a tensor that is a view of the bytes of a message."""
     if not raw.nbytes:
         return cpu.empty(shape, dtype=dtype)
     return torch.frombuffer(raw, dtype=dtype).view(shape)

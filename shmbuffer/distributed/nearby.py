@@ -1,22 +1,23 @@
-"""Decides whether a process can reach another one's buffer in memory, and opens it there.
+"""Decides whether a process can open the buffer of another process in memory, and opens it.
 
     owner's process                                  this process
     buffer ──Address.of──▶ Address ── by RPC ──▶ approach ──▶ LocalHandle: the same directory
                          machine, directory, and the buffer's configuration, pickled
 
-A host name proves nothing: containers share one or have several, and networks repeat them. The two
-processes have to see the same boot id of the kernel, and the same file under the path.
+Host names cannot identify a machine: containers can share a name or have several, and networks
+reuse names. Two processes are on one machine if they see the same boot id of the kernel, and the
+same file under the buffer's path.
 
-A buffer is pickled as its path and configuration, without its contents. So the copy has the
-owner's class, arguments, transforms and `collate_fn`, and reads and writes the owner's memory.
-State that belongs to one process stays with the owner, and these calls go there:
+A buffer is pickled as its path and configuration, without its contents. The copy has the owner's
+class, arguments, transforms and `collate_fn`, and reads and writes the owner's memory. State that
+belongs to one process stays with the owner, so the owner runs these calls:
 
-- drawing, if the sampler remembers its draws (a pass without replacement), uses a generator that
-  the buffer was given, or is not one of shmbuffer;
-- writing, if a part that is not one of shmbuffer has to see each write.
+- sampling, if the sampler keeps track of its draws (such as a pass without replacement) or is not
+  one of shmbuffer's, or if the buffer was created with a generator;
+- writing, if an object that is not part of shmbuffer must be notified of each write.
 
-When its configuration changes, the owner leaves a new mark in the directory (see owner.py).
-`LocalHandle` notices it before the next call, at the cost of comparing two numbers.
+When its configuration changes, the owner writes a new mark to the directory (see owner.py).
+`LocalHandle` detects the new mark before the next call, at the cost of comparing two numbers.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ from shmbuffer.storages.ring_backed import RingBacked
 from shmbuffer.writers.round_robin import RoundRobinWriter
 
 READ, WRITE, SAMPLE = GROUPS = ("read", "write", "sample")
-"""The kinds of calls that another process may make directly."""
+"""The kinds of calls that another process can make directly."""
 
 MARK = "config_version"
-"""The entry of the directory's settings that changes when the owner's configuration does."""
+"""Key in the directory's settings whose value changes with the owner's configuration."""
 
 _OPERATIONS = {
     READ: ("__getitem__", "__len__"),
@@ -55,29 +56,29 @@ _OPERATIONS = {
 
 
 class Unreachable(Exception):  # noqa: N818 - a state, not a failure
-    """This process cannot reach the buffer's memory, for the reason in the message."""
+    """Raised if this process cannot open the buffer's memory. The message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a buffer is, and its configuration."""
+    """Location and configuration of a buffer."""
 
-    boot_id: bytes  # of the kernel that it runs on
-    pid: int  # its process, for messages
-    path: str | None = None  # the directory; None in anonymous memory
-    uuid: bytes = b""  # of the buffer in there
+    boot_id: bytes  # boot id of the owner's kernel
+    pid: int  # pid of the owner, for messages
+    path: str | None = None  # directory of the buffer; None if it is in anonymous memory
+    uuid: bytes = b""  # UUID of the buffer in the directory
     file: tuple[int, int] = (0, 0)  # device and inode of its control file
     payload: bytes = b""  # class and configuration of the buffer, pickled
-    storage: bytes = b""  # its storage, pickled to its path
-    # why the owner has to do the calls of one of `GROUPS`, or under ``""`` all calls
+    storage: bytes = b""  # the storage, pickled as its path
+    # why the owner has to run the calls of a group of `GROUPS`; key "" applies to all calls
     refused: dict[str, str] = field(default_factory=dict)
-    later: bool = False  # the first write will make a directory
-    # the mark in the directory that this offer belongs to
+    later: bool = False  # True if the first write will create the directory
+    # the mark in the directory that belongs to this address
     mark: str = field(default="", compare=False)
 
     @property
     def place(self) -> tuple[Any, ...]:
-        """Identity of the memory."""
+        """Values that together identify the memory of the buffer."""
         return (self.boot_id, self.path, self.uuid, self.file, self.storage)
 
     @classmethod
@@ -112,25 +113,25 @@ class Address:
 
 
 class LocalHandle:
-    """The owner's buffer, open in this process. Leaves the directory when it is dropped."""
+    """The owner's buffer, opened in this process. Detaches when it is garbage collected."""
 
     def __init__(self, buffer: ReplayBuffer, offer: Address) -> None:
         self.buffer = buffer
         self.offer = offer
-        # the groups that do not need the owner
+        # the groups of calls that do not need the owner
         self.direct = frozenset(GROUPS) - offer.refused.keys()
         self._control = engine_of(buffer).seat.control
         self._sequences: tuple[int, int] | None = None
-        # Not closed when it is replaced: another thread may be in the middle of a call.
+        # A replaced handle is not closed at once, because another thread may be in a call.
         self._end = weakref.finalize(self, buffer.close)
-        self._end.atexit = False  # the engine closes itself then
+        self._end.atexit = False  # at exit the engine closes itself
 
     def is_current(self) -> bool:
-        """True if the owner's configuration is unchanged: compares two numbers, 0.4 µs."""
+        """True if the owner's configuration is unchanged. Compares two numbers in 0.4 µs."""
         return self._control.sequences == self._sequences or self.news() is None
 
     def news(self) -> str | None:
-        """Returns the mark in the directory, or None if it is the known one."""
+        """Returns the mark in the directory, or None if it has not changed."""
         sequences = self._control.sequences
         mark = str(self._control.superblock().settings["extra"].get(MARK, ""))
         if mark != self.offer.mark:
@@ -139,14 +140,14 @@ class LocalHandle:
         return None
 
     def give_up(self) -> RingBacked:
-        """Hands the open storage over to another `LocalHandle`, which closes it."""
+        """Returns the open storage to the caller, whose new `LocalHandle` must close it."""
         self._end.detach()
         storage = self.buffer.storage
         assert isinstance(storage, RingBacked)
         return storage
 
     def close(self) -> None:
-        """Leaves the directory now."""
+        """Detaches from the directory now."""
         self._end()
 
 
@@ -158,7 +159,7 @@ def approach(offer: Address, near: LocalHandle | None = None) -> LocalHandle:
         raise Unreachable("its owner is on another machine")
     storage: Any = None
     try:
-        cls, state = pickle.loads(offer.payload)  # may fail, so before the directory is opened
+        cls, state = pickle.loads(offer.payload)  # first, because unpickling can fail
         if near is not None and near.offer.place == offer.place:
             return LocalHandle(_rebuilt(cls, state, near.give_up()), offer)
         _require_same(offer)
@@ -177,7 +178,7 @@ def approach(offer: Address, near: LocalHandle | None = None) -> LocalHandle:
 
 
 def engine_of(buffer: ReplayBuffer) -> Engine:
-    """Returns the engine of a buffer whose items are in a ring."""
+    """Returns the engine of a buffer that stores its items in a ring."""
     storage = buffer.storage
     assert isinstance(storage, RingBacked)
     return storage.engine()
@@ -199,7 +200,7 @@ def _require_same(offer: Address) -> None:
 
 
 def _owners_business(buffer: ReplayBuffer) -> dict[str, str]:
-    """Returns why some of `GROUPS` need the owner although its memory can be reached."""
+    """Returns the `GROUPS` that need the owner despite shared memory, each with the reason."""
     storage, sampler, writer = buffer.storage, buffer.sampler, buffer.writer
     refused: dict[str, str] = {}
 
@@ -246,12 +247,12 @@ def _is_ours(function: Any) -> bool:
 
 
 def _configuration(buffer: ReplayBuffer, refused: dict[str, str]) -> dict[str, Any]:
-    """Returns the buffer's state for another process, without the parts that stay here."""
+    """Returns the buffer's state for another process, without the parts that stay in this one."""
     state = buffer.__getstate__()
     parts = {**state.pop("_parts").__getstate__(), "generator": None, "rank_given": None}
     del parts["storage"]
     if SAMPLE in refused and not isinstance(buffer.sampler, PrioritizedSampler):
-        parts["sampler"] = RandomSampler()  # never asked
+        parts["sampler"] = RandomSampler()  # a placeholder: the owner does the sampling
     return {**state, "parts": parts}
 
 

@@ -1,12 +1,13 @@
-"""The part in the owner's process that serves handles in other processes.
+"""Serves the handles of other processes, in the process that owns the buffer.
 
     Handle ──answer: call, get, put, offer──▶ Owner ──▶ buffer
                                                 └─ mark ──▶ its directory, read by `LocalHandle`
 
-A process that opens the owner's directory also has the transforms, `collate_fn`, sampler and batch
-size of that time. After a call that may have changed them, the owner pickles them again. If the
-result differs, the owner leaves a new mark in the directory, and a process that sees an unknown
-mark asks for them again. Calls that move data change no configuration and skip the comparison.
+A process that opens the owner's directory receives a copy of the current configuration: transforms,
+`collate_fn`, sampler and batch size. After a call that may have changed the configuration, the
+owner pickles it again. If the result differs, the owner writes a new mark to the directory. A
+process that reads an unknown mark requests the configuration again. Calls that move data do not
+change the configuration and skip the comparison.
 """
 
 from __future__ import annotations
@@ -49,19 +50,19 @@ _IN_MEMORY = {
 GROUP_OF = {name: group for group, names in _IN_MEMORY.items() for name in names}
 """Methods that move data, and properties that any process with the directory can read.
 
-The owner answers for all other names. Such a method may change the configuration.
+The owner handles all other names. Their methods may change the configuration.
 """
 
 _EXCHANGE = ("set_sampler", "set_storage", "set_writer")
 
 
 class Itself:
-    """Stands for the buffer or a method of it, for which the caller gets a part of its handle."""
+    """Placeholder for the buffer or one of its methods, which the handle replaces with its own."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """A part of the buffer that was pickled before it was closed. The handle unpickles it."""
+    """A pickled part of the buffer, which the owner has closed. The handle unpickles it."""
 
     data: bytes
 
@@ -70,7 +71,7 @@ class Owner:
     """Serves the handles of a buffer. ``dumps`` pickles the buffer's configuration."""
 
     fatal: tuple[type[Exception], ...] = ()
-    """Errors after which the process of the owner cannot go on."""
+    """Errors after which the owner's process cannot continue."""
 
     lock = ForkLock()
 
@@ -78,8 +79,8 @@ class Owner:
         self.buffer = buffer
         self._dumps = dumps
         self._published: Address | None = None
-        self._engine: Engine | None = None  # of the directory that the offer names
-        self._former: list[Storage] = []  # in directories
+        self._engine: Engine | None = None  # engine of the directory in the address
+        self._former: list[Storage] = []  # replaced storages that are in directories
 
     def answer(self, request: str, args: tuple[Any, ...]) -> Any:
         """Calls a method of this class, one at a time."""
@@ -87,7 +88,10 @@ class Owner:
             return getattr(self, request)(*args)
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a method; returns its result, or `Itself` or a `Message` in place of a part."""
+        """Calls a method of the buffer and returns its result.
+
+        Returns `Itself` in place of the buffer, and a `Message` in place of a replaced part.
+        """
         if name in _EXCHANGE and args:
             args = (_made(args[0]), *args[1:])
         result = getattr(self.buffer, name)(*args, **kwargs)
@@ -98,7 +102,7 @@ class Owner:
         return self._given_up(result) if name in _EXCHANGE else detached(result)
 
     def get(self, name: str) -> Any:
-        """Returns an attribute of the buffer; `Itself` for a method."""
+        """Returns an attribute of the buffer, or `Itself` if the attribute is a method."""
         value = getattr(self.buffer, name)
         return Itself if inspect.ismethod(value) else value
 
@@ -108,7 +112,7 @@ class Owner:
         self.announce()
 
     def extent(self) -> int:
-        """Returns the number of slots up to the last one that was written."""
+        """Returns the number of slots up to and including the last written slot."""
         storage = self.buffer.storage
         if not isinstance(storage, RingBacked):
             return len(storage)
@@ -116,20 +120,20 @@ class Owner:
         return 0 if ring is None else extent(ring)
 
     def offer(self) -> Address:
-        """Returns the buffer's address, with a mark that is in its directory."""
+        """Returns the buffer's address, with the mark that is in its directory."""
         offer = Address.of(self.buffer, self._dumps)
         if self._published != offer:
             try:
                 self._tell(offer)
-            except (ShmBufferError, ValueError) as error:  # closed; no room for a mark
+            except (ShmBufferError, ValueError) as error:  # closed, or no space for a mark
                 reason = f"no marker file can be created in its directory ({error})"
                 self._published = Address(offer.boot_id, offer.pid, refused={"": reason})
         assert self._published is not None
         return self._published
 
     def announce(self) -> None:
-        """Leaves a new mark if the configuration differs from the last offer."""
-        if self._published is not None:  # else no handle has one
+        """Writes a new mark if the configuration differs from the last published address."""
+        if self._published is not None:  # otherwise no handle has an address
             self.offer()
 
     def leave(self) -> None:
@@ -140,7 +144,7 @@ class Owner:
         self.buffer.close()
 
     def _tell(self, offer: Address) -> None:
-        """Leaves a new mark in the directory of the offer, and in that of the one before."""
+        """Writes a new mark to the directory of the address, and to the previous directory."""
         storage = self.buffer.storage
         before, now = self._engine, None
         if offer.path is not None and isinstance(storage, RingBacked):
@@ -153,7 +157,7 @@ class Owner:
         self._engine, self._published = now, replace(offer, mark=mark)
 
     def _given_up(self, part: Any) -> Message:
-        """Packs a part that was replaced, or None if it cannot be pickled, and closes the part."""
+        """Pickles a replaced part, or None if the part cannot be pickled, and closes the part."""
         try:
             message = Message(self._dumps(part))
         except Exception:  # pickling runs the code of users' classes
@@ -166,13 +170,13 @@ class Owner:
 
 
 def _made(part: Any) -> Any:
-    """Calls a function that makes a part; returns anything else as it is."""
+    """Calls a function that creates a part, and returns any other object unchanged."""
     parts = (Storage, Sampler, Writer)
     return part() if callable(part) and not isinstance(part, parts) else part
 
 
 def detached(data: Any) -> Any:
-    """Copies views of memory maps (``rb[a:b]``, not shared), which cannot be pickled."""
+    """Copies views of private memory maps, such as ``rb[a:b]``, which cannot be pickled."""
 
     def copied(leaf: Any) -> Any:
         leaves = leaf.values(True, True) if is_collection(leaf) else [leaf]
@@ -183,7 +187,7 @@ def detached(data: Any) -> Any:
 
 
 def changed(data: Any, change: Callable[[Any], Any]) -> Any:
-    """Applies ``change`` to everything in nested tuples, lists and dicts."""
+    """Applies ``change`` to every value in nested tuples, lists and dicts."""
     if type(data) in (tuple, list):
         return type(data)(changed(part, change) for part in data)
     if type(data) is dict:

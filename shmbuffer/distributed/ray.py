@@ -1,4 +1,4 @@
-"""A buffer in a Ray actor, and handles on it that skip Ray on the actor's own machine."""
+"""A buffer in a Ray actor, with handles that bypass Ray on the actor's own machine."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ DEFAULT_REMOTE_CONFIG = {"num_cpus": 1}
 class RayClient(Handle):
     """A handle on the buffer of a `RayReplayBuffer`, for any process of the Ray cluster.
 
-    It can be pickled into tasks and other actors. On the machine of the buffer it attaches to the
-    buffer's directory; see `RayReplayBuffer`. It has neither ``close`` nor ``shutdown``: only the
-    creator ends the buffer.
+    The handle can be pickled and sent to tasks and other actors. On the buffer's machine, the
+    handle attaches to the buffer's directory; see `RayReplayBuffer`. There is no ``close`` or
+    ``shutdown``, because only the creator can end the buffer.
     """
 
     def __init__(
         self,
         actor: Any,
-        has_gpu: bool,  # of the actor; if not, tensors are sent from the CPU
+        has_gpu: bool,  # True if the actor has a GPU; otherwise tensors are moved to the CPU first
         offer: Address | None = None,
         remote_only: str = "",
-        timeout: float | None = None,  # seconds that the actor may take to move data
+        timeout: float | None = None,  # seconds to wait for a call that moves data
     ) -> None:
         super().__init__(offer, remote_only)
         self._ray = require_ray()
@@ -46,7 +46,7 @@ class RayClient(Handle):
         self._require_open()
         if not self.has_gpu and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             args = changed(args, _on_cpu)
-        whole = request == "call" and args[0] not in GROUP_OF  # a save may take a long time
+        whole = request == "call" and args[0] not in GROUP_OF  # for example a long save
         try:
             message = self._ray.get(
                 asked(self._actor, request, *args), timeout=None if whole else self._timeout
@@ -54,7 +54,7 @@ class RayClient(Handle):
         except self._ray.exceptions.RayActorError as error:
             error.add_note(self._obituary())
             raise
-        return opened(np.array(message))  # the caller may keep and change the result
+        return opened(np.array(message))  # a copy, because the caller may modify the result
 
     def _require_open(self) -> None:
         if self._actor is None:
@@ -65,7 +65,7 @@ class RayClient(Handle):
             )
 
     def _obituary(self) -> str:
-        """Returns a note on the items of a dead actor."""
+        """Returns a note that says where the items of a dead actor are."""
         offer = self._carried()
         if offer is None or offer.path is None:
             return "The buffer was in the memory of this actor, so it is lost."
@@ -75,7 +75,7 @@ class RayClient(Handle):
         )
 
     def _state(self) -> tuple[Any, ...]:
-        """Returns the arguments of the constructor for a copy."""
+        """Returns the constructor's arguments for a copy of this handle."""
         return self._actor, self.has_gpu, self._carried(), self._remote_only
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -90,48 +90,51 @@ class RayClient(Handle):
 class RayReplayBuffer(RayClient, ReplayBuffer):
     """A buffer in a Ray actor.
 
-    The actor holds the buffer. This object, its clients, and copies of either in tasks and other
-    actors are handles on it. They have all methods and properties of the buffer's class.
+    The actor owns the buffer. This object, its clients, and copies of either in tasks and other
+    actors are handles on the buffer. A handle has all methods and properties of the buffer's class.
 
-    **Handles on the actor's machine do not need Ray.** They use memory if the buffer's storage is a
-    `LazyMemmapStorage` in a directory (``scratch_dir`` or ``shared_init=True``). Such a handle
-    opens the directory itself, and reads, writes, samples and updates priorities there. It has
-    pickled copies of the actor's transforms and ``collate_fn``. Only handles on other
-    machines move batches through Ray. `direct` tells whether a handle works in memory, and `paths`
-    why it does not. Two processes are on the same machine if they see the same boot id of the
-    kernel, and the same files under the buffer's path.
+    **Handles on the actor's machine do not need Ray.** They use shared memory if the buffer's
+    storage is a `LazyMemmapStorage` in a directory (``scratch_dir`` or ``shared_init=True``). Such
+    a handle opens the directory itself, and reads, writes, samples and updates priorities there. It
+    has pickled copies of the actor's transforms and ``collate_fn``. Only handles on other machines
+    move batches through Ray. `direct` is True if a handle works in memory; otherwise `paths` gives
+    the reason. Two processes are on the same machine if they see the same boot id of the kernel,
+    and the same files under the buffer's path.
 
     Only the actor changes the buffer itself (``empty``, ``set_sampler``, ``dumps``,
-    ``append_transform``, ...). It also draws all samples if the sampler remembers its draws, such
-    as `SamplerWithoutReplacement`, whose pass all handles share, or if a ``generator`` was given.
+    ``append_transform``, ...). The actor also does all sampling in two cases: if a ``generator``
+    was passed, or if the sampler keeps track of its draws. An example of such a sampler is
+    `SamplerWithoutReplacement`, whose pass is shared by all handles.
 
-    **Death.** A direct handle continues after the actor was killed. Committed items are in the
-    directory. A new `RayReplayBuffer` with the same ``scratch_dir`` and ``shared_init=True`` has
-    them, and so has this one if ``remote_config={"max_restarts": -1}`` was given.
+    **Crashes.** A direct handle continues to work after the actor is killed. Committed items remain
+    in the directory. A new `RayReplayBuffer` with the same ``scratch_dir`` and ``shared_init=True``
+    opens them again. If ``remote_config={"max_restarts": -1}`` was passed, Ray restarts the actor,
+    and this object can be used again.
 
     Args:
         *args: positional arguments of ``replay_buffer_cls``.
         replay_buffer_cls: class of the buffer.
-        ray_init_config: arguments of ``ray.init`` if Ray is not initialised. `close` then shuts it
-            down.
-        remote_config: options of the actor, as for ``Actor.options()``; None is
+        ray_init_config: arguments of ``ray.init`` if Ray is not initialized. In this case, `close`
+            shuts Ray down.
+        remote_config: options of the actor, passed to ``Actor.options()``. None means
             ``{"num_cpus": 1}``.
-        transport: ``"auto"`` uses memory on the actor's machine and Ray elsewhere; ``"ray"`` uses
+        transport: ``"auto"`` uses memory on the actor's machine and Ray elsewhere. ``"ray"`` uses
             Ray on every machine. ``"distributed"`` is not supported.
-        transport_options: options of ``"distributed"``; has to be None.
-        delayed_init: True makes the buffer's parts at its first use.
-        **kwargs: keyword arguments of ``replay_buffer_cls``. Objects are pickled. To make a
-            storage, a sampler, a writer or a transform in the actor, give a function
-            (``storage=partial(LazyTensorStorage, 100)``, ``transform_factory=``).
+        transport_options: options of ``"distributed"``. Must be None.
+        delayed_init: if True, the parts of the buffer are created at its first use.
+        **kwargs: keyword arguments of ``replay_buffer_cls``. Objects are pickled. To create a
+            storage, a sampler, a writer or a transform in the actor, pass a function, such as
+            ``storage=partial(LazyTensorStorage, 100)`` or ``transform_factory=...``.
 
     Raises:
         ImportError: Ray is not installed.
-        TypeError: an argument cannot be pickled, or is unknown to the class.
-        ValueError: ``transport`` is unknown, or ``transport_options`` was given.
-        NotImplementedError: ``transport="distributed"``.
+        TypeError: an argument cannot be pickled, or the class does not accept it.
+        ValueError: ``transport`` is unknown, or ``transport_options`` was passed.
+        NotImplementedError: ``transport`` is ``"distributed"``.
         Exception: any error that the constructor of the buffer raises in the actor.
 
-    Cost: a direct call costs 1 µs more than the buffer's own; a call through Ray about 1 ms.
+    Cost: a direct call takes 1 µs longer than a call of the buffer's own method. A call through Ray
+        takes about 1 ms.
 
     Example::
 
@@ -185,24 +188,24 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
 
     @property
     def service_backend(self) -> str:
-        """``"ray"``."""
+        """Name of the service that runs the buffer: ``"ray"``."""
         return "ray"
 
     @property
     def transport_kind(self) -> str:
-        """The carrier of batches between machines: ``"ray"``."""
+        """Name of the transport that moves batches between machines: ``"ray"``."""
         return "ray"
 
     @property
     def is_alive(self) -> bool:
-        """True if this object was not closed."""
+        """True if this object has not been closed."""
         return self._actor is not None
 
     def start(self) -> RayReplayBuffer:
-        """Returns the buffer, which its constructor has started.
+        """Returns this object. The constructor has already started the actor.
 
         Raises:
-            BufferClosedError: it was closed.
+            BufferClosedError: this object was closed.
         """
         self._require_open()
         return self
@@ -217,7 +220,9 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
         return RayClient(*self._state())
 
     def clients(self, num_clients: int) -> list[RayClient]:
-        """Returns several handles. On the actor's machine they write in parallel, also in threads.
+        """Returns a list of handles.
+
+        On the actor's machine, the handles can write in parallel, even from threads of one process.
 
         Args:
             num_clients: number of handles, at least 1.
@@ -229,9 +234,9 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
         return [self.client() for _ in range(num_clients)]
 
     def close(self) -> None:
-        """Ends the actor. Committed items stay in its directory, unless that is temporary.
+        """Ends the actor. Committed items stay in its directory unless the directory is temporary.
 
-        `close` of an unpickled copy does not end the actor. Idempotent.
+        Calling `close` on an unpickled copy does not end the actor. Idempotent.
         """
         self.detach()
         self._offer, self._settled = None, True
@@ -249,7 +254,7 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
         """Calls `close`.
 
         Args:
-            timeout: accepted, as in TorchRL.
+            timeout: ignored. It exists for compatibility with TorchRL.
         """
         self.close()
 
@@ -261,7 +266,7 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
 def _arrived(cls: type[RayReplayBuffer], *state: Any) -> RayReplayBuffer:
     buffer = cls.__new__(cls)
     RayClient.__init__(buffer, *state)
-    buffer._ray_use = None  # the creator ends the actor
+    buffer._ray_use = None  # only the creator ends the actor
     return buffer
 
 

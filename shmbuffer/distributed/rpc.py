@@ -1,4 +1,4 @@
-"""A buffer behind torch RPC, and a handle on it that skips RPC on the buffer's own machine."""
+"""A buffer served by torch RPC, with a handle that bypasses RPC on the buffer's own machine."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from shmbuffer.distributed.far_handle import Handle
 from shmbuffer.distributed.nearby import Address
 from shmbuffer.distributed.owner import GROUP_OF, Owner
 
-# What rpc.remote() returns; torch may be built without RPC.
+# The type of the result of rpc.remote(). It is missing if torch was built without RPC.
 _RREF: tuple[type, ...] = (rpc.PyRRef,) if rpc.is_available() else ()  # type: ignore[attr-defined]
 
 _clients: MutableMapping[Any, RemoteClient] = weakref.WeakKeyDictionary()
 
 
 class RemoteClient(Handle):
-    """A handle on the `RemoteTensorDictReplayBuffer` of another process; it can be sent by RPC."""
+    """A handle on the `RemoteTensorDictReplayBuffer` of another process. It can be sent by RPC."""
 
-    owner_is_gone = (RuntimeError,)  # torch raises it if there is no answer
+    owner_is_gone = (RuntimeError,)  # torch raises RuntimeError if the owner does not answer
 
     def __init__(self, rref: Any, offer: Address | None = None, *, weak: bool = False) -> None:
         super().__init__(offer)
@@ -33,14 +33,14 @@ class RemoteClient(Handle):
 
     def _ask(self, request: str, *args: Any) -> Any:
         rref = self._rref()
-        # The RRef last: torch counts it as sent once it is pickled, even if the rest fails to.
+        # Pickle the RRef last, because torch counts it as sent even if pickling fails afterwards.
         done, result = rpc.rpc_sync(rref.owner(), _answer, (request, args, rref))
         if done:
             return result
         try:
             raise result
         finally:
-            del result  # else this frame and the error keep each other, and the RRef, alive
+            del result  # otherwise this frame and the error keep each other and the RRef alive
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteClient, (self._rref(), self._carried())
@@ -52,30 +52,30 @@ class RemoteClient(Handle):
 
 
 class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
-    """A `TensorDictReplayBuffer` whose methods also take an RRef in place of the buffer.
+    """A `TensorDictReplayBuffer` whose methods also accept an RRef in place of the buffer.
 
-    One process of the RPC group makes it with ``rpc.remote``, and all processes hold the RRef. They
-    have three ways to call a method:
+    One process of the RPC group creates the buffer with ``rpc.remote``, and all processes hold the
+    RRef. A process can call a method in three ways:
 
     - ``rpc.rpc_sync(rref.owner(), RemoteTensorDictReplayBuffer.sample, (rref, 32))`` and
-      ``rref.rpc_sync().sample(32)`` run in the buffer's process, and send the batch;
-    - ``RemoteTensorDictReplayBuffer.sample(rref, 32)`` does the same for a caller on another
-      machine, and **reads the buffer's memory itself on the buffer's machine**;
-    - ``RemoteTensorDictReplayBuffer.client(rref)`` returns a handle that has all methods, and tells
-      with ``direct`` and ``paths`` which of them work in memory.
+      ``rref.rpc_sync().sample(32)`` run in the buffer's process, and send the batch.
+    - ``RemoteTensorDictReplayBuffer.sample(rref, 32)`` does the same if the caller is on another
+      machine. **On the buffer's machine, it reads the buffer's memory directly.**
+    - ``RemoteTensorDictReplayBuffer.client(rref)`` returns a handle that has all methods. Its
+      ``direct`` and ``paths`` show which of them work in memory.
 
     Memory can be read if the buffer's storage is a `LazyMemmapStorage` in a directory
     (``scratch_dir`` or ``shared_init=True``).
 
-    A handle works in memory in the same cases as that of a `RayReplayBuffer`. Here transforms,
-    ``collate_fn`` and storages are pickled by name. A lambda cannot be, and its buffer is served by
-    RPC.
+    A handle works in memory in the same cases as the handle of a `RayReplayBuffer`. Transforms,
+    ``collate_fn`` and storages are pickled by name. If one of them cannot be pickled by name, such
+    as a lambda, the buffer is served through RPC.
 
-    Calls by RRef run one at a time.
+    Calls through an RRef run one at a time.
 
     Args:
-        **kwargs: see `TensorDictReplayBuffer`. A function may be given in place of a storage, a
-            sampler or a writer. The owner calls it to make that part.
+        **kwargs: see `TensorDictReplayBuffer`. A storage, a sampler or a writer can be replaced by
+            a function, which the owner calls to create that part.
 
     Example::
 
@@ -86,12 +86,12 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
         rref.rpc_sync().extend(data)
         batch = rref.rpc_sync().sample()
 
-    Source: ``torchrl.data.RemoteTensorDictReplayBuffer``; its `sample` takes ``include_info``
-    before ``return_info``, this one has the order of its base class.
+    Source: ``torchrl.data.RemoteTensorDictReplayBuffer``. Its `sample` has the parameter
+    ``include_info`` before ``return_info``. This class uses the order of its base class.
     """
 
     def client(self) -> Any:
-        """Returns a handle on the buffer: the buffer itself, or a `RemoteClient` for an RRef."""
+        """Returns a handle on the buffer: the buffer itself, or a `RemoteClient` of an RRef."""
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -115,9 +115,9 @@ def _owner_of(buffer: Any) -> Owner:
 
 
 def _client_of(rref: Any) -> RemoteClient:
-    """Returns the handle for calls with ``rref`` in this process, which lives as long as it."""
+    """Returns the handle for calls with ``rref`` in this process. It lives as long as ``rref``."""
     client = _clients.get(rref)
-    if client is None:  # if two threads make one, both get the first
+    if client is None:  # if two threads create a handle, both get the first one
         client = _clients.setdefault(rref, RemoteClient(rref, weak=True))
     return client
 
@@ -141,7 +141,7 @@ def _accepting_an_rref(name: str, method: Callable[..., Any]) -> Callable[..., A
                 owner.announce()
             return result
 
-    # RPC sends a function by this name.
+    # RPC looks a function up by this name.
     accepting.__module__ = RemoteTensorDictReplayBuffer.__module__
     accepting.__qualname__ = f"{RemoteTensorDictReplayBuffer.__qualname__}.{name}"
     return accepting
@@ -151,7 +151,7 @@ def _accept_rrefs() -> None:
     cls = RemoteTensorDictReplayBuffer
     for name in dir(cls):
         method = getattr(cls, name)
-        # Classes and bound methods take no buffer, so that no RRef replaces one.
+        # Classes and bound methods have no buffer as argument that an RRef could replace.
         if not name.startswith("_") and inspect.isroutine(method) and not inspect.ismethod(method):
             setattr(cls, name, _accepting_an_rref(name, method))
 

@@ -1,4 +1,4 @@
-"""Ray, imported on use, and shut down by the process that started it."""
+"""Imports Ray on first use, and shuts it down in the process that started it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ PATIENT = {
     "RAY_worker_register_timeout_seconds": "120",
     "RAY_agent_register_timeout_ms": "600000",
 }
-"""Environment variables with which Ray's workers start on a busy machine.
+"""Environment variables that let Ray's workers start on a busy machine.
 
-By default a worker has niceness 15, and gets about a thirtieth of the time of any other process.
-On a machine without an idle processor its imports take many minutes. Ray kills a worker that has
-not registered after 60 seconds, and starts another.
+By default a worker has niceness 15, and gets about a thirtieth of the CPU time of a process with
+niceness 0. On a machine without an idle CPU, the imports of a worker take many minutes. Ray kills
+a worker that has not registered after 60 seconds, and starts another.
 """
 
 STARTS_SOONER = (
@@ -25,11 +25,11 @@ STARTS_SOONER = (
 )
 
 _lock = threading.RLock()
-_uses: set[RayUse] | None = None  # of a Ray that this process started
+_uses: set[RayUse] | None = None  # users of Ray, if this process started it
 
 
 def require_ray() -> Any:
-    """Returns the module ``ray``, or raises an error that says how to install it."""
+    """Returns the module ``ray``, or raises an error that explains how to install Ray."""
     try:
         import ray
     except ImportError as error:
@@ -38,7 +38,7 @@ def require_ray() -> Any:
 
 
 def living_nodes() -> dict[str, str]:
-    """Returns the ids of the living nodes by name; ValueError if two share a name."""
+    """Returns the ids of the living nodes by name. Raises ValueError if two share a name."""
     found: dict[str, str] = {}
     for node in require_ray().nodes():
         if not node["Alive"]:
@@ -62,7 +62,7 @@ def own_node() -> str:
 
 
 class RayUse:
-    """A user of Ray in this process. The last release shuts Ray down if it was started here."""
+    """A use of Ray in this process. The last release shuts Ray down if this process started it."""
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
         global _uses
@@ -70,7 +70,7 @@ class RayUse:
         with _lock:
             if not ray.is_initialized():
                 ray.init(**(config or {}))
-                _uses = set()  # without users of an earlier Ray, which was shut down
+                _uses = set()  # discards users of an earlier instance that was shut down
             if _uses is not None:
                 _uses.add(self)
 

@@ -1,7 +1,7 @@
-"""A shard, as a client sees it: in memory on its own node, else its keeper through Ray.
+"""A client's view of a shard, in memory on its own node, otherwise through Ray and the keeper.
 
 A shard whose keeper has died, or does not answer in time, counts as empty until it answers again.
-Then a new life begins, and answers to messages of the life before are dropped.
+Then a new life of the shard begins, and answers to messages of the previous life are discarded.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from shmbuffer.errors import BufferUnlinkedError
 from shmbuffer.memory import Totals
 
 FRESH_S = 0.1
-"""The age up to which the totals of a shard decide how many items it draws."""
+"""Maximum age in seconds of a shard's totals when a batch is divided among the shards."""
 
 PROBE_S = 0.5
-"""The interval of requests to the map, and to a shard that does not answer."""
+"""Seconds between two requests to the map, or to a shard that does not answer."""
 
 _log = logging.getLogger(__name__)
 
@@ -33,33 +33,33 @@ class Sent:
 
     def __init__(self, ref: Any, life: int) -> None:
         self.ref = ref  # Ray's reference to the answer
-        self.life = life  # of the shard
-        self.result: Any = None  # of `Shard.step`, once it has arrived
+        self.life = life  # life of the shard when the message was sent
+        self.result: Any = None  # result of `Shard.step`, once it has arrived
 
 
 class Coming(NamedTuple):
-    """A piece that has not arrived yet. One message asks for the pieces of several batches."""
+    """A piece that has not arrived yet. One message can request pieces of several batches."""
 
     sent: Sent
-    at: int  # its place in the result
+    at: int  # position of the piece in the result
 
 
 class Update:
-    """Priorities of items of one shard, and the result."""
+    """A priority update for items of one shard, and its result."""
 
     __slots__ = ("answer", "found", "given")
 
     def __init__(self, shard: int, index: Any, priority: Any, generation: Any) -> None:
         self.given = shard, index, priority, generation
-        self.found: tuple[int, int, int] | None = None  # applied, stale, lost
-        self.answer: tuple[Sent, int] | None = None  # the message with the result, its place there
+        self.found: tuple[int, int, int] | None = None  # numbers applied, stale and lost
+        self.answer: tuple[Sent, int] | None = None  # the message, the position of the result in it
 
     def lose(self) -> None:
-        """Counts all as lost."""
+        """Counts all priorities of this update as lost."""
         self.found = 0, 0, len(self.given[2])
 
     def result(self) -> tuple[int, int, int]:
-        """Returns how many were applied, stale and lost. Without an answer all are lost."""
+        """Returns how many were applied, stale and lost. Without an answer, all are lost."""
         if self.found is None and self.answer is not None and self.answer[0].result is not None:
             self.found = self.answer[0].result[0][self.answer[1]]
         if self.found is None:
@@ -69,15 +69,15 @@ class Update:
 
 
 class Member:
-    """A shard, as a client uses it.
+    """A client's view of one shard.
 
     Args:
         node: name of the shard's node.
-        keeper: the actor.
+        keeper: the actor that owns the shard.
         where: the buffer's name, for messages.
-        is_here: True if it is on this process's node.
-        timeout: seconds for an answer.
-        patience: number of updates that may wait for a draw, to be sent with it.
+        is_here: True if the shard is on this process's node.
+        timeout: seconds to wait for an answer.
+        patience: number of updates that may wait to be sent together with the next draw.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Member:
         self._why = ""
         self._probe: Any = None
         self._probed = -PROBE_S
-        self.sent: list[Any] = []  # messages with only priorities that may not have arrived
+        self.sent: list[Any] = []  # unanswered messages that contain only priorities
         self._waiting: list[Update] = []
         self._patience = patience
         self._take(keeper)
@@ -106,14 +106,14 @@ class Member:
         )
 
     def move(self, keeper: Any) -> None:
-        """Takes another keeper, after the node died and came back. It has to answer first."""
+        """Switches to a new keeper after its node has restarted. It must answer first."""
         self.lose("its node died and has returned")
         self._probed = -PROBE_S
         self.handle.detach()
         self._take(keeper)
 
     def near(self, group: str) -> Any:
-        """Returns the shard's buffer in this process; None if it cannot be reached."""
+        """Returns the shard's buffer as opened in this process, or None if it is not reachable."""
         if not self.lives and self.handle._near is None:
             return None
         try:
@@ -124,16 +124,16 @@ class Member:
         return None if reached is None else reached.buffer
 
     def can_write(self) -> bool:
-        """True if it can be written to: in memory, or because its keeper answers."""
+        """True if the shard can be written to, in memory or because its keeper answers."""
         return self.lives or self.near(WRITE) is not None
 
     def is_empty(self) -> None:
-        """Notes that it has no items any more."""
+        """Records that the shard has become empty."""
         if self.lives:
             self.learn(NOTHING._replace(max_priority=self.totals.max_priority), None)
 
     def learn(self, totals: Totals, identity: int | None) -> None:
-        """Notes the state that the shard has reported."""
+        """Records the state that the shard has reported."""
         if not self.lives:
             _log.info("%s: the shard of node %s answers again", self._where, self.node)
         self.lives, self.totals, self.seen = True, totals, time.monotonic()
@@ -141,7 +141,7 @@ class Member:
             self.identity = identity
 
     def lose(self, why: str) -> None:
-        """Counts it as empty until it answers."""
+        """Counts the shard as empty until it answers."""
         if self.lives:
             _log.warning(
                 "%s: the shard of node %s does not answer (%s); its %d items are left out until "
@@ -160,12 +160,15 @@ class Member:
         self._waiting.clear()
 
     def leave(self, error: Exception) -> None:
-        """Leaves its directory, which was removed. The keeper will make another one."""
+        """Detaches from the shard's removed directory. The keeper will create another one."""
         self.handle.detach()
         self.lose(type(error).__name__)
 
     def whole(self, name: str, *args: Any) -> Any:
-        """Calls a method for the whole shard without a timeout; RuntimeError if it died."""
+        """Calls a method for the whole shard without a timeout.
+
+        Raises RuntimeError if the shard died.
+        """
         try:
             return getattr(self.handle, name)(*args)
         except self.handle.owner_is_gone as error:
@@ -176,7 +179,7 @@ class Member:
             ) from error
 
     def look(self) -> bool:
-        """Reads its totals in memory; False if that is not possible."""
+        """Reads the shard's totals in memory. Returns False if the memory is not reachable."""
         buffer = self.near(SAMPLE)
         if buffer is None:
             return False
@@ -188,21 +191,21 @@ class Member:
         return True
 
     def ask(self, name: str, *args: Any) -> Sent:
-        """Sends the keeper a call of a method of `Shard`."""
+        """Sends the keeper a request to call a method of `Shard`."""
         return Sent(asked(self.keeper, name, *args), self.life)
 
     def take_news(self, message: Any) -> None:
-        """Notes the keeper's answer to a call of `Shard.news`."""
+        """Records the keeper's answer to a call of `Shard.news`."""
         try:
             identity, totals, self.capacity = opened(message)
-        except Exception as error:  # it answers, but cannot open its directory
+        except Exception as error:  # the keeper answers, but cannot open its directory
             self.lose(f"{type(error).__name__}: {error}")
         else:
             self.learn(totals, identity)
-            self.identity = identity  # None: its directory is new
+            self.identity = identity  # None if the directory is new
 
     def probe(self, ray: Any) -> None:
-        """Asks a shard that does not answer, without waiting."""
+        """Sends a request to a shard that does not answer, without waiting for the reply."""
         if self._probe is None:
             if time.monotonic() - self._probed >= PROBE_S:
                 self._probed = time.monotonic()
@@ -213,11 +216,11 @@ class Member:
             try:
                 message = ray.get(answer)
             except ray.exceptions.RayError:
-                return  # ask again
+                return  # the next call sends a new request
             self.take_news(message)
 
     def draw(self, orders: list[tuple[Any, ...]]) -> list[Piece | Coming | None]:
-        """Draws by the orders of `pieces_of`; None for each if the shard is empty."""
+        """Draws a piece for each order of `pieces_of`, or None for each if the shard is empty."""
         buffer = self.near(SAMPLE)
         if buffer is None:
             sent = self._step(orders)
@@ -226,11 +229,11 @@ class Member:
                 return [*pieces_of(buffer, self.node, orders)]
             except BufferUnlinkedError as error:
                 self.leave(error)
-                sent = Sent(None, -1)  # there will be no answer
+                sent = Sent(None, -1)  # no answer will arrive
         return [Coming(sent, at) for at in range(len(orders))]
 
     def update(self, update: Update) -> None:
-        """Sets priorities: now if it is near, else with the next message to the keeper."""
+        """Sets priorities, now if the shard is in memory, else with the next message."""
         buffer = self.near(SAMPLE)
         if buffer is not None:
             try:
@@ -244,12 +247,12 @@ class Member:
         self._waiting.append(update)
 
     def flush(self) -> None:
-        """Sends the updates that wait for a message."""
+        """Sends the waiting priority updates."""
         if self._waiting:
             self.sent.append(self._step([]).ref)
 
     def _step(self, orders: list[tuple[Any, ...]]) -> Sent:
-        """Sends the keeper orders, and the priorities that wait for a message."""
+        """Sends the keeper orders together with the waiting priority updates."""
         waiting, self._waiting = self._waiting, []
         sent = self.ask("step", [update.given for update in waiting], orders)
         for at, update in enumerate(waiting):

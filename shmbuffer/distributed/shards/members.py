@@ -1,4 +1,4 @@
-"""A client's view of all shards. It asks the map for changes now and then, without waiting."""
+"""A client's view of all shards, which regularly asks the map for changes without waiting."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from shmbuffer.distributed.keeper import opened
 from shmbuffer.distributed.shards.member import FRESH_S, PROBE_S, Member, Sent
 
 MAX_SENT = 64
-"""Largest number of messages to one shard, with priorities alone, that are not answered."""
+"""Maximum number of unanswered messages to one shard that contain only priorities."""
 
 START_S = 180.0
-"""Seconds for the start of the actors, which takes minutes on a busy node or a cold disk."""
+"""Seconds to wait for the actors to start, which takes minutes on a busy node or a cold disk."""
 
 
 class Members:
-    """All shards; see `Member` for the arguments."""
+    """A client's view of all shards. See `Member` for the arguments."""
 
     def __init__(
         self,
         ray: Any,
-        find_map: Callable[[], Any],  # ValueError: there is none
+        find_map: Callable[[], Any],  # raises ValueError if there is no map
         where: str,
         home: str,  # name of this process's node
         timeout: float,
@@ -38,7 +38,10 @@ class Members:
         self._take(self.ask_map("keepers"), lives=True)
 
     def ask_map(self, name: str, *args: Any) -> Any:
-        """Asks the map, after a restart if it has died; RuntimeError without an answer."""
+        """Asks the map, and waits for its restart if it has died.
+
+        Raises RuntimeError if the map does not answer.
+        """
         ray, end = self._ray, time.monotonic() + START_S
         while True:
             try:
@@ -62,7 +65,7 @@ class Members:
         return [member for member in self if member.lives]
 
     def missing(self, without: Collection[str] = ()) -> str:
-        """Returns a sentence on the shards that do not answer; empty if all do."""
+        """Returns a sentence that names the shards that do not answer, or "" if all answer."""
         nodes = [node for node in self.missing_nodes() if node not in without]
         return f"no answer from the shards of {', '.join(nodes)}" if nodes else ""
 
@@ -71,7 +74,7 @@ class Members:
         return [*(member.node for member in self if not member.lives), *self._absent]
 
     def require_all(self, done: str, without: Collection[str] = (), hint: str = "") -> None:
-        """Raises RuntimeError if a shard does not answer that is not left out."""
+        """Raises RuntimeError if a shard does not answer, except those in ``without``."""
         if missing := self.missing(without):
             raise RuntimeError(
                 f"{self._where}: {missing}; they can only be {done} all together. Nothing was "
@@ -83,11 +86,11 @@ class Members:
         return self._members.get(node)
 
     def by_identity(self) -> dict[int, Member]:
-        """Returns the shards whose identity is known, by identity."""
+        """Returns a mapping from identity to shard, for the shards with a known identity."""
         return {one.identity: one for one in self if one.identity is not None}
 
     def refresh(self, *, all_of_them: bool = False) -> None:
-        """Asks shards for their totals if these are old; waits for one round trip at most."""
+        """Requests totals that are too old from their shards. Waits at most one round trip."""
         self._follow_map()
         if all_of_them:
             self.send_what_waits()
@@ -105,7 +108,7 @@ class Members:
             member.take_news(message)
 
     def answers(self, asked: Iterable[tuple[Member, Sent]]) -> Iterator[tuple[Member, Sent, Any]]:
-        """Yields the messages of shards that answer in time and were not lost; loses the others."""
+        """Yields the answers that arrive in time, and marks the other shards as lost."""
         ray = self._ray
         waiting = {sent.ref: (member, sent) for member, sent in asked if sent.life == member.life}
         if not waiting:
@@ -124,7 +127,7 @@ class Members:
                 yield member, sent, message
 
     def collect(self, coming: Mapping[Sent, Member]) -> list[tuple[Member, Sent]]:
-        """Waits for results of `Shard.step`, and returns those that have arrived now."""
+        """Waits for results of `Shard.step`, and returns the messages whose results arrived."""
         asked = ((member, sent) for sent, member in coming.items() if sent.result is None)
         arrived = []
         for member, sent, message in self.answers(asked):
@@ -137,7 +140,7 @@ class Members:
             member.lose(why)
 
     def send_what_waits(self) -> None:
-        """Sends the priorities that wait for a draw; waits for a shard that owes many answers."""
+        """Sends the waiting priorities. Waits if a shard has many unanswered messages."""
         for member in self:
             member.flush()
             excess = len(member.sent) - MAX_SENT
@@ -151,15 +154,15 @@ class Members:
                     )
 
     def send_map(self, name: str, *args: Any) -> Any:
-        """Sends a message to the map; returns Ray's reference to the answer."""
+        """Sends a message to the map, and returns Ray's reference to the answer."""
         return getattr(self._map, name).remote(*args)
 
     def lose_map(self) -> None:
-        """Finds the map again after a restart; ValueError: the buffer has ended."""
+        """Finds the map again after its restart. Raises ValueError if the buffer has ended."""
         self._map = self._find_map()
 
     def _follow_map(self) -> None:
-        """Asks the map for its keepers, and reads an earlier answer, without waiting."""
+        """Requests the list of keepers from the map, and reads an earlier answer if one arrived."""
         ray, now = self._ray, time.monotonic()
         if self._asked is None:
             if now - self._asked_at >= PROBE_S:
@@ -181,13 +184,13 @@ class Members:
             if member is None:
                 here = node == self._home
                 member = Member(node, keeper, self._where, here, self.timeout, self._patience)
-                member.lives = lives  # else it is being started
+                member.lives = lives  # False: the keeper is being started
                 self._members[node] = member
             elif member.keeper._actor_id != keeper._actor_id:
                 member.move(keeper)
 
     def leave(self) -> None:
-        """Leaves the directories that are open in this process."""
+        """Detaches from the shards whose directories are open in this process."""
         self.send_what_waits()
         for member in self:
             member.handle.detach()

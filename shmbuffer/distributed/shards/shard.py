@@ -1,9 +1,9 @@
-"""A shard, in the process of its keeper: handles on its buffer, and draws for other nodes.
+"""Serves a shard in the process of its keeper, and draws from it for other nodes.
 
     Keeper ──▶ Shard ──▶ buffer in <scratch_dir>/<node>
 
-If the keeper dies, Ray starts it again on its node, and it recovers the directory. If the directory
-is removed, the keeper ends itself, and is started again with a new one.
+If the keeper dies, Ray restarts it on the same node, and the new keeper recovers the directory. If
+the directory is removed, the keeper exits, and Ray restarts it with a new directory.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ class Shard(Owner):
     def step(
         self, updates: list[Any], orders: list[tuple[Any, ...]]
     ) -> tuple[list[tuple[int, int, int]], list[Piece | None]]:
-        """Sets priorities, the arguments of `updated`, then draws by the orders of `pieces_of`."""
+        """Sets priorities by `updated`, then draws by `pieces_of`, and returns both results."""
         found = [updated(self.buffer, self._node, *update) for update in updates]
         return found, pieces_of(self.buffer, self._node, orders)
 
     def news(self) -> tuple[int | None, Totals, int]:
-        """Returns identity, totals and capacity of the shard."""
+        """Returns the identity, the totals and the capacity of the shard."""
         return news_of(self.buffer, self._node)
 
     def face(self) -> dict[str, Any]:
-        """Returns the properties of the buffer that samples depend on."""
+        """Returns the properties of the buffer on which samples depend."""
         buffer = self.buffer
         sampler: Any = buffer.sampler
         prioritized = isinstance(sampler, PrioritizedSampler)

@@ -1,9 +1,10 @@
-"""A batch of items from all shards: begun, and finished when the shards have answered.
+"""Draws a batch from all shards, in two steps: begin it, and finish it when they have answered.
 
     begin    masses of the shards ─▶ counts ─▶ a message to each shard that draws
-    finish   pieces ─▶ missing ones are drawn again from other shards ─▶ weights ─▶ one batch
+    finish   pieces ─▶ redraw missing pieces from other shards ─▶ weights ─▶ one batch
 
-In between other batches may be begun, so that a learner need not wait for the network.
+Further batches can be begun between the two steps, so that a learner does not have to wait for the
+network.
 """
 
 from __future__ import annotations
@@ -23,39 +24,39 @@ from shmbuffer.samplers.rank import mixed
 from shmbuffer.tensors.form import cpu
 
 SHARD = "shard"
-"""The entry of a sample with the shard of each item: int64 ``[n]``."""
+"""Entry of a sample that holds the shard of each item, int64 ``[n]``."""
 
 EFFECTIVE_SIZE = "effective_sample_size"
-"""The entry in the info of a prioritized sample; see `shares.effective_size`."""
+"""Entry of a prioritized sample's info; see `shares.effective_size`."""
 
 Answer = Piece | Coming | None
-"""A piece, None from an empty shard, or a piece that has not arrived yet."""
+"""A piece, None if the shard is empty, or a piece that has not arrived yet."""
 
 
 class Begun(NamedTuple):
-    """A batch that is being drawn."""
+    """A batch whose draw is in progress."""
 
     size: int
     key: int
     beta: float | None
-    shares: dict[str, float]  # by node, as far as was known when it was begun
-    asked: list[tuple[Member, int, Answer]]  # shards, how many items each draws, and the piece
+    shares: dict[str, float]  # share of each node when the batch was begun
+    asked: list[tuple[Member, int, Answer]]  # each shard, its number of items, and its piece
 
 
 class ShardBatches:
-    """Draws batches. ``face`` is made by `keeper.face_of`."""
+    """Draws batches. ``face`` is the result of `Shard.face`."""
 
     def __init__(self, members: Members, face: dict[str, Any], home: str | None) -> None:
-        self._members, self._home = members, home  # None: draws from all nodes
+        self._members, self._home = members, home  # home None: draws from all nodes
         self._weight_keys: tuple[str, ...] = face["weight_keys"]
-        self.largest = 0.0  # priority seen in any shard
-        self.drawn_again: Callable[[int], None] = lambda count: None  # told of repeated draws
+        self.largest = 0.0  # largest priority reported by any shard
+        self.drawn_again: Callable[[int], None] = lambda count: None  # called for repeated draws
 
     def begin(self, count: int, keys: list[int], beta: float | None) -> list[Begun]:
-        """Has the shards draw a batch for each key; EmptyBufferError if they have no items."""
+        """Asks the shards to draw a batch for each key, or raises EmptyBufferError."""
         self._members.refresh()
         shares = self._shares(self._members.living())
-        if not any(shares.values()):  # there may be items since the last report
+        if not any(shares.values()):  # items may have been added since the last report
             self._members.refresh(all_of_them=True)
             shares = self._shares(self._members.living())
         for member in self._members.living():
@@ -64,7 +65,7 @@ class ShardBatches:
         return [Begun(count, key, beta, shares, one) for key, one in zip(keys, asked, strict=True)]
 
     def _shares(self, members: list[Member]) -> dict[str, float]:
-        """Returns the share of each shard in a batch, by node."""
+        """Returns the share of each shard in a batch, keyed by node."""
         if self._home is not None:
             return {one.node: 1.0 for one in members if one.totals.length}
         weighed = any(one.totals.length and not one.totals.is_uniform for one in members)
@@ -80,7 +81,7 @@ class ShardBatches:
         beta: float | None,
         again: int,
     ) -> list[list[tuple[Member, int, Answer]]]:
-        """Has batches, of ``wanted`` sizes and keys, drawn; ``again`` counts the repetitions."""
+        """Requests batches with the sizes and keys in ``wanted``. ``again`` counts the retries."""
         home = self._home
         able = self._able(shares if home is None else {home: shares.get(home, 0.0)})
         if not able:
@@ -115,7 +116,7 @@ class ShardBatches:
         return found
 
     def finish(self, begun: Begun) -> tuple[Any, dict[str, Any]]:
-        """Returns the batch in random order, and its info; draws missing items again."""
+        """Returns the batch in random order and its info. Redraws missing items."""
         pieces, asked, again = [], begun.asked, 0
         while True:
             came = self._collected(asked)
@@ -127,7 +128,7 @@ class ShardBatches:
             self.drawn_again(left)
             try:
                 (asked,) = self._ask(begun.shares, [(left, begun.key)], begun.beta, again)
-            except EmptyBufferError:  # shards that have joined since may have items
+            except EmptyBufferError:  # shards that joined in the meantime may have items
                 self.drawn_again(begun.size - left)
                 return self.finish(*self.begin(begun.size, [begun.key], begun.beta))
         return self._joined(begun, pieces)
@@ -159,11 +160,11 @@ class ShardBatches:
         infos = self._weighed(begun, pieces)
         for info, (_, n, piece) in zip(infos, pieces, strict=True):
             info[SHARD] = cpu.full((n,), piece.identity, dtype=torch.int64)
-        if len(pieces) == 1 and begun.asked[0][2] is pieces[0][2]:  # drawn here
+        if len(pieces) == 1 and begun.asked[0][2] is pieces[0][2]:  # drawn in this process
             data, info = pieces[0][2].data, infos[0]
         else:
             places = None
-            if len(pieces) > 1:  # in random order, so that a part of a batch is a sample too
+            if len(pieces) > 1:  # in random order, so that part of a batch is also a sample
                 random = np.random.Generator(np.random.Philox(key=begun.key))
                 order = torch.from_numpy(random.permutation(begun.size))
                 places = torch.split(order, [n for _, n, _ in pieces])
@@ -178,7 +179,7 @@ class ShardBatches:
     def _weighed(
         self, begun: Begun, pieces: list[tuple[Member, int, Piece]]
     ) -> list[dict[str, Any]]:
-        """Returns the info of each piece, with weights among all shards under their first key."""
+        """Returns the info of each piece, with weights over all shards under the first key."""
         infos = [dict(piece.info) for _, _, piece in pieces]
         first, *others = self._weight_keys
         for info in infos:
@@ -205,7 +206,7 @@ class ShardBatches:
 
 
 def _learn(member: Member, piece: Piece | None) -> None:
-    """Notes the state that a shard has reported with its last piece."""
+    """Records the state that a shard has reported with its last piece."""
     if piece is None:
         member.is_empty()
     else:

@@ -1,11 +1,11 @@
-"""The actor that knows the keepers, and makes one on each node that is to have a shard.
+"""The actor that lists the keepers, and creates one on each node that should have a shard.
 
-    Ray's list of nodes ──▶ ShardMap ──▶ a Keeper on each, pinned to it, under a name
+    Ray's list of nodes ──▶ ShardMap ──▶ a named Keeper on each node, pinned to the node
                                ╰──▶ keepers by node, for clients
 
-After a restart it recovers all its state. Ray has its arguments and the nodes, also the dead ones,
-and it finds the keepers by their names. Ray starts a dead keeper again. After the death of a node,
-the map makes a new keeper when a node of that name is back.
+After a restart, the map recovers all its state. Ray stores the map's arguments and lists all nodes,
+including dead ones. The map finds the keepers by their names. Ray restarts a dead keeper. If a node
+dies, the map creates a new keeper when a node of the same name joins again.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from shmbuffer.distributed.shards.shard import Shard
 from shmbuffer.memory import RateLimiter
 
 _LOOK_S = 0.5
-"""Interval of its searches for new nodes."""
+"""Seconds between two searches for new nodes."""
 
 _log = logging.getLogger(__name__)
 
 
 NAMESPACE = "shmbuffer"
-"""The namespace of the actors' names."""
+"""Ray namespace of the actors' names."""
 
 
 def map_name(name: str) -> str:
-    """Returns the name of the map of a buffer."""
+    """Returns the actor name of a buffer's map."""
     return f"{name}/map"
 
 
 def found_map(name: str) -> Any:
-    """Returns the map of a buffer; ValueError if there is none."""
+    """Returns the map of a buffer, or raises ValueError if there is no map."""
     ray = require_ray()
-    if not ray.is_initialized():  # else Ray would start a cluster
+    if not ray.is_initialized():  # otherwise Ray would start a cluster
         raise ValueError(
             f"the sharded buffer {name!r} cannot be reached, because this process is not connected "
             "to a Ray cluster; call ray.init(address='auto') first"
@@ -55,20 +55,20 @@ def found_map(name: str) -> Any:
 
 
 def keeper_name(name: str, node_id: str) -> str:
-    """Returns the name of a keeper. A node that died comes back with another id."""
+    """Returns the actor name of a keeper. A node that died returns with a different id."""
     return f"{name}/keeper/{node_id}"
 
 
 class ShardMap:
-    """The actor."""
+    """Ray actor that creates and lists the keepers."""
 
     def __init__(
         self,
         name: str,
         made_of: bytes,  # class and arguments of each shard's buffer, pickled
-        wanted: list[str] | None,  # names of the nodes that are to have a shard; None: all
-        former: set[str],  # ids of nodes that died before the buffer was made
-        options: dict[str, Any],  # of the keepers
+        wanted: list[str] | None,  # names of the nodes that should have a shard; None means all
+        former: set[str],  # ids of nodes that died before the buffer was created
+        options: dict[str, Any],  # actor options of the keepers
         limiter: RateLimiter | None,
     ) -> None:
         self._ray = require_ray()
@@ -77,7 +77,7 @@ class ShardMap:
         self._absent: list[str] = []  # names of nodes without a keeper
         self._failure: Exception | None = None
         self._parts = self._ray.cloudpickle.loads(made_of)
-        self._keepers: dict[str, tuple[str, Any]] = {}  # by name of the node: its id, the actor
+        self._keepers: dict[str, tuple[str, Any]] = {}  # node name -> (node id, actor)
         self._looking = threading.Lock()
         self._ended = threading.Event()
         self._look()
@@ -86,7 +86,7 @@ class ShardMap:
         self._flow = FlowControl(self._ray, self._there, limiter, where)
 
     def keepers(self) -> tuple[dict[str, Any], list[str]]:
-        """Returns the keepers by node, and nodes without one; if there are none, raises why."""
+        """Returns the keepers by node, and the nodes without one. Raises if there is no keeper."""
         with self._looking:
             if self._failure is not None and not self._keepers:
                 raise self._failure
@@ -100,7 +100,7 @@ class ShardMap:
         return {node: keeper for node, (_, keeper) in self._keepers.items()}
 
     def parts(self) -> Any:
-        """Class, positional and keyword arguments of each shard's buffer."""
+        """Returns the class, positional and keyword arguments of each shard's buffer."""
         return self._parts
 
     def flow(self, name: str, *args: Any) -> Any:
@@ -108,7 +108,7 @@ class ShardMap:
         return getattr(self._flow, name)(*args)
 
     def end(self) -> dict[str, Any]:
-        """Stops making keepers, and returns the keepers that exist."""
+        """Stops creating keepers, and returns the existing keepers."""
         self._ended.set()
         self._flow.end()
         with self._looking:
@@ -119,7 +119,7 @@ class ShardMap:
             self._look()
 
     def _look(self) -> None:
-        """Makes the missing keepers."""
+        """Creates the missing keepers."""
         with self._looking:
             if self._ended.is_set():
                 return
@@ -128,7 +128,7 @@ class ShardMap:
                 for node, node_id in self._places().items():
                     self._keepers[node] = node_id, self._keeper(node, node_id)
                 self._absent = sorted(self._all_nodes() - self._keepers.keys())
-            except Exception as error:  # it tries again; an actor that raises here would be dead
+            except Exception as error:  # the next pass retries; raising would end the actor
                 self._failure = error
                 if str(error) != str(before):
                     _log.exception(
@@ -136,27 +136,27 @@ class ShardMap:
                     )
 
     def _all_nodes(self) -> set[str]:
-        """Returns the names of the nodes that are to have a shard, also of dead ones."""
+        """Returns the names of all nodes that should have a shard, including dead nodes."""
         if self._wanted is not None:
             return set(self._wanted)
         nodes = self._ray.nodes()
         return {node["NodeName"] for node in nodes if node["NodeID"] not in self._former}
 
     def _places(self) -> dict[str, str]:
-        """Ids of the living nodes that are to have a shard, by name."""
+        """Returns the ids of the living nodes that should have a shard, keyed by name."""
         found = living_nodes()
         if self._wanted is None:
             return found
         return {node: found[node] for node in self._wanted if node in found}
 
     def _keeper(self, node: str, node_id: str) -> Any:
-        """Returns the keeper of a node, and makes it if there is none."""
+        """Returns the keeper of a node, which is created if there is none."""
         ray = self._ray
         name = keeper_name(self._name, node_id)
         try:
             return ray.get_actor(name, namespace=NAMESPACE)
         except ValueError:
-            pass  # there is none
+            pass  # no keeper has this name yet
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         cls, args, kwargs = self._parts

@@ -1,8 +1,8 @@
-"""The numbers of all shards for Prometheus, from one port.
+"""Serves the metrics of all shards to Prometheus, on one port.
 
     GET /metrics  ──▶  stats of every shard, by the keepers  ──▶  ..._total{node="a"} 123
 
-The counters of a shard are in its directory, so they go on when a keeper or a node is back.
+The counters of a shard are in its directory, so they continue when a keeper or a node restarts.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ from shmbuffer.watch.metrics import MetricsServer, Reading
 
 
 class ShardMetrics:
-    """Serves them on loopback until it is closed; ``base`` is the directory above the nodes'."""
+    """Serves the metrics on loopback until it is closed.
+
+    ``base`` is the parent of the nodes' directories.
+    """
 
     def __init__(self, connect: Callable[[], ShardedClient], base: Path, port: int) -> None:
-        self._client, self._base = connect(), base  # a second handle, which the lock below protects
-        self._asking = threading.Lock()  # each request has a thread
+        self._client, self._base = connect(), base  # a separate handle, protected by the lock below
+        self._asking = threading.Lock()  # each request runs in its own thread
         self._server = MetricsServer(self._read, port)
         self.port = self._server.port
 
     def close(self) -> None:
-        """Stops answering, and frees the port."""
+        """Stops serving and frees the port."""
         self._server.close()
         self._client.detach()
 

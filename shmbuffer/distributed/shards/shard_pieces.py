@@ -1,4 +1,4 @@
-"""The pieces of a batch, one from each shard that draws, and how they are joined."""
+"""Draws the pieces of a batch, one from each shard, and joins them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from shmbuffer.tensors.form.tensor_nodes import is_collection
 
 
 class Piece(NamedTuple):
-    """Items of one shard."""
+    """The part of a batch that one shard draws."""
 
     data: Any  # ``[n, ...]``, collated and transformed
-    info: dict[str, Any]  # ``[n]``: index, generation, weights as if there were no other shard
-    totals: Totals  # of the locked section in which they were drawn
-    identity: int  # of the shard; see `identity_of`
+    info: dict[str, Any]  # ``[n]``: index, generation, and weights within this shard alone
+    totals: Totals  # totals of the shard in the locked section in which the items were drawn
+    identity: int  # identity of the shard; see `identity_of`
 
 
 NOTHING = Totals(0.0, 0.0, None, 0)
@@ -36,13 +36,13 @@ _uuids: weakref.WeakKeyDictionary[Ring, bytes] = weakref.WeakKeyDictionary()
 
 
 def identity_of(node: str, uuid: bytes) -> int:
-    """Returns the number of a shard in samples, 63 bits; a new directory has another number."""
+    """Returns the 63-bit number of a shard in samples. A new directory has a different number."""
     digest = hashlib.blake2b(node.encode(), key=uuid, digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def identity_in(buffer: ReplayBuffer, node: str) -> int:
-    """Returns the identity of a buffer's shard; EmptyBufferError before the first write."""
+    """Returns the identity of a buffer's shard. Raises EmptyBufferError before the first write."""
     ring = ring_in(buffer)
     uuid = _uuids.get(ring)
     if uuid is None:
@@ -51,7 +51,7 @@ def identity_in(buffer: ReplayBuffer, node: str) -> int:
 
 
 def ring_in(buffer: ReplayBuffer) -> Ring:
-    """Returns the ring of a shard's buffer; EmptyBufferError before the first write."""
+    """Returns the ring of a shard's buffer. Raises EmptyBufferError before the first write."""
     ring: Ring | None = ring_of(buffer.storage)
     if ring is None:
         raise EmptyBufferError("nothing was written to this shard yet")
@@ -61,7 +61,10 @@ def ring_in(buffer: ReplayBuffer) -> Ring:
 def piece_of(
     buffer: ReplayBuffer, node: str, count: int, key: int, beta: float | None, largest: float
 ) -> Piece:
-    """Draws from a shard; new items get the ``largest`` priority of any shard, or their own."""
+    """Draws a piece from a shard.
+
+    New items get the larger of ``largest``, the largest priority of any shard, and the shard's own.
+    """
     ring = ring_in(buffer)
     raise_largest(ring, largest)
     plan = buffer.plan
@@ -83,7 +86,10 @@ def piece_of(
 def pieces_of(
     buffer: ReplayBuffer, node: str, orders: Sequence[tuple[Any, ...]]
 ) -> list[Piece | None]:
-    """Draws a piece for each order (arguments of `piece_of`); None for each if it is empty."""
+    """Draws a piece for each order. Returns None for each order if the shard is empty.
+
+    An order holds the arguments of `piece_of`.
+    """
     found: list[Piece | None] = []
     for order in orders:
         try:
@@ -101,7 +107,7 @@ def updated(
     priority: Floats,
     generation: Ints | None,
 ) -> tuple[int, int, int]:
-    """Sets priorities of items of this shard; returns how many were applied, stale and lost."""
+    """Sets priorities of items of this shard. Returns how many were applied, stale and lost."""
     ring = ring_of(buffer.storage)
     if ring is None or identity_in(buffer, node) != shard:
         return 0, 0, len(priority)
@@ -110,7 +116,10 @@ def updated(
 
 
 def news_of(buffer: ReplayBuffer, node: str) -> tuple[int | None, Totals, int]:
-    """Returns identity, totals and capacity of a shard; before the first write without identity."""
+    """Returns the identity, totals and capacity of a shard.
+
+    The identity is None before the first write.
+    """
     capacity = buffer.storage.max_size
     try:
         return identity_in(buffer, node), ring_in(buffer).totals(), capacity
@@ -119,14 +128,14 @@ def news_of(buffer: ReplayBuffer, node: str) -> tuple[int | None, Totals, int]:
 
 
 def raise_largest(ring: Ring, largest: float) -> None:
-    """Raises the priority of new items to this one."""
+    """Raises the priority of new items to at least ``largest``."""
     seen = ring.tree.max_priority
     if largest > 0 and (seen is None or largest > seen) and ring.tree.prioritized:
         ring.raise_max_priority(largest)
 
 
 def joined(parts: Sequence[Any], places: Sequence[torch.Tensor] | None = None) -> Any:
-    """Joins parts of a batch in new memory, their rows at these places or one after the other."""
+    """Joins parts of a batch in new memory, with their rows at ``places`` or concatenated."""
     first = parts[0]
     if type(first) is torch.Tensor:
         return torch.cat(list(parts), 0) if places is None else _scattered(parts, places)
@@ -158,7 +167,7 @@ def joined(parts: Sequence[Any], places: Sequence[torch.Tensor] | None = None) -
 
 
 def _scattered(parts: Sequence[torch.Tensor], places: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Joins tensors, their rows at these places, with one copy of each."""
+    """Joins tensors with their rows at ``places``, and copies each tensor once."""
     rows = sum(part.shape[0] for part in parts)
     whole = parts[0].new_empty((rows, *parts[0].shape[1:]))
     for part, where in zip(parts, places, strict=True):

@@ -1,11 +1,11 @@
-"""Saves of a buffer of several shards: each is saved by its keeper into one common work directory.
+"""Saves and loads a buffer of several shards. The keepers save into one common work directory.
 
     <path>/storage/<node>/       the save of a shard, written by its keeper
-    <path>/storage/shards.json   the nodes whose shards are in it
+    <path>/storage/shards.json   the nodes whose shards are in the save
 
-`publication.publish` makes the work directory, syncs it, and puts it into the place of ``storage``
-as a whole. If a process dies meanwhile, either the previous save or the new one is there. A keeper
-that answers too late finds the work directory gone, and saves nothing.
+`publication.publish` creates the work directory, syncs it, and replaces ``storage`` with it
+atomically. If a process dies during a save, either the previous save or the new one is in place. If
+a keeper answers too late, the work directory no longer exists, and the keeper saves nothing.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from shmbuffer.saves.values import damaged, read_json, reading, write_json
 from shmbuffer.saves.work_directory import shared_way
 
 LIST = "shards.json"
-_RENEW_S = 2.0  # between two messages to the gate
-_CHUNK = 4096  # items that are moved at once
+_RENEW_S = 2.0  # seconds between two messages to the gate
+_CHUNK = 4096  # number of items per chunk
 
 
 def save_shards(
@@ -45,7 +45,7 @@ def save_shards(
     consistent: bool = False,
     without: Collection[str] = (),
 ) -> None:
-    """Saves all shards that were written to; see `ShardedClient.dumps`."""
+    """Saves all shards that contain data; see `ShardedClient.dumps`."""
     known = {*(member.node for member in members), *members.missing_nodes()}
     if strange := sorted(set(without) - known):
         raise ValueError(
@@ -67,9 +67,9 @@ def save_shards(
     target = Path(path).absolute()
     make_folders(target)
     with Directory.open(target, allow_unsafe_fs=True):
-        pass  # keepers open it by its name, so no other user may be able to exchange it
+        pass  # keepers open it by name, so other users must not be able to replace it
     with publish(target / "storage", "sharded buffer") as directory:
-        place = shared_way(directory)  # other processes cannot use ``directory``
+        place = shared_way(directory)  # ``directory`` is valid only in this process
         if consistent:
             with Gate(members) as gate:
                 _save_at_once(written, place, gate)
@@ -80,7 +80,7 @@ def save_shards(
 
 
 class Gate:
-    """Pauses the writers of all shards; RuntimeError if that is not possible."""
+    """Pauses the writers of all shards. Raises RuntimeError if they cannot be paused."""
 
     def __init__(self, members: Members) -> None:
         self._members, self._token = members, secrets.token_hex(8)
@@ -94,7 +94,7 @@ class Gate:
         return self
 
     def keep(self) -> None:
-        """Extends the pause; to be called every few seconds, and once at the end."""
+        """Extends the pause. Must be called every few seconds, and once at the end."""
         if not self._ask("renew"):
             raise RuntimeError(
                 "writers could not be paused until all shards were saved, because the map of the "
@@ -106,11 +106,11 @@ class Gate:
         try:
             self._ask("release")
         except RuntimeError:
-            return  # it opens after `HOLD_S`
+            return  # the gate opens after `HOLD_S`
 
 
 def _save_at_once(written: list[Member], folder: Path, gate: Gate) -> None:
-    """Has all keepers save their shards at the same time."""
+    """Asks all keepers to save their shards at the same time."""
     ray = require_ray()
     waiting = {
         member.ask("call", "dumps", (folder / member.node,), {}).ref: member for member in written
@@ -131,7 +131,7 @@ def _save_at_once(written: list[Member], folder: Path, gate: Gate) -> None:
 
 
 def saves_of_nodes(members: Members, path: str | os.PathLike[str]) -> dict[str, Path]:
-    """Returns the save of each node; all is checked before anything is changed."""
+    """Returns the path of each node's save, after checks of the list and of all saves."""
     folder = Path(path).absolute() / "storage"
     settle(folder)
     nodes = _read_list(folder / LIST)
@@ -146,7 +146,7 @@ def saves_of_nodes(members: Members, path: str | os.PathLike[str]) -> dict[str, 
 
 
 def _read_list(file: Path) -> list[str]:
-    """Reads the list of a save: the names of the nodes of its shards."""
+    """Reads the names of the nodes whose shards are in a save."""
     found = read_json(file, missing="no sharded buffer was saved there")
     with reading(file):
         nodes = found["nodes"]
@@ -158,18 +158,18 @@ def _read_list(file: Path) -> list[str]:
 
 
 def _is_plain(node: Any) -> bool:
-    """True if a node's name can be the name of a directory that no other file has."""
+    """True if a node's name is a valid directory name that no other file uses."""
     return isinstance(node, str) and node not in ("", ".", "..") and not {"/", "\0"} & set(node)
 
 
 def load_shards(members: Members, saves: dict[str, Path], parts: Any) -> None:
-    """Loads these saves into the shards; see `ShardedClient.loads`."""
+    """Loads saves into the shards; see `ShardedClient.loads`."""
     ours = {member.node: member for member in members}
     if set(saves) == set(ours):
         for node, path in saves.items():
             ours[node].whole("loads", path)
         return
-    for path in saves.values():  # a save that cannot be loaded is refused first
+    for path in saves.values():  # rejects a save that cannot be loaded before any change
         next(_items_of(parts, path), None)
     for member in members:
         member.whole("empty")

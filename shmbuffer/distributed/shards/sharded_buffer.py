@@ -1,4 +1,4 @@
-"""The buffer over several nodes, for its creator."""
+"""The creator's object for a buffer over several nodes."""
 
 from __future__ import annotations
 
@@ -30,39 +30,42 @@ _NOT_HERE = {
 class ShardedReplayBuffer(ShardedClient):
     """A buffer over the nodes of a Ray cluster, with a ring on each node.
 
-    An actor on each node, its keeper, owns the buffer there, in a directory of that node. Writers
-    write into the ring of their own node, in memory. Learners draw from all shards by priority, as
-    if they were one buffer, with the importance weights of that buffer.
+    On each node an actor, the keeper, owns a buffer in a directory of that node. Writers write to
+    the ring of their own node, in memory. Learners draw from all shards by priority, as if they
+    were one buffer. The importance weights are also those of a single buffer.
 
-    **Death.** A shard whose keeper or node has died is left out of draws, and the log names it. Ray
-    starts the keeper again, or the map makes a new one when the node is back. The items are in its
-    directory. The cluster ends with Ray's head node; a new cluster opens the directories again.
+    **Crashes.** If a keeper or a node has died, its shard is left out of draws and named in the
+    log. Ray restarts the keeper, or the map creates a new one when the node returns. The items are
+    still in the directory of the node. The cluster ends with Ray's head node. A new cluster opens
+    the directories again.
 
-    **Limits.** Nothing is replicated: the items of a dead node are missing until it returns. Each
-    shard drops its own oldest items. A pass or a slice of a sampler never crosses shards.
+    **Limits.** Nothing is replicated: the items of a dead node are missing until the node returns.
+    Each shard evicts its own oldest items. A pass or a slice of a sampler never crosses shards.
 
     Args:
         replay_buffer_cls: class of the buffer of each shard.
-        storage: of each shard, ``partial(LazyMemmapStorage, capacity, scratch_dir=...,
-            shared_init=True)``. Each node has a directory of its name in ``scratch_dir``.
-        nodes: names of the nodes that have a shard (``ray start --node-name``, by default the
-            address of the node), or a number of nodes, the first ones in order of name. None means
-            all nodes, also nodes that join later.
-        locality: ``"global"`` draws a batch from all shards. ``"local"`` draws it from the shard of
-            the learner's node, without the network. With a learner on each node, the weights make
-            the mean over the learners unbiased at ``beta`` 1, with more variance.
-        name: name of the buffer in the cluster, for `find`; None chooses a random one.
-        prefetch: number of batches that are begun ahead, so that a learner does not wait for other
-            nodes.
+        storage: factory of each shard's storage, ``partial(LazyMemmapStorage, capacity,
+            scratch_dir=..., shared_init=True)``. Each node has its own directory in
+            ``scratch_dir``, which is named after the node.
+        nodes: names of the nodes that have a shard, or their number. A node's name is set by
+            ``ray start --node-name``, and is its address by default. A number selects the first
+            nodes in the order of their names. None means all nodes, including nodes that join
+            later.
+        locality: ``"global"`` draws a batch from all shards. ``"local"`` draws the batch from the
+            shard of the learner's node, without the network. With a learner on each node and
+            ``beta`` 1, the weights make the mean over the learners unbiased, with more variance.
+        name: name of the buffer in the cluster, for `find`. None chooses a random name.
+        prefetch: number of batches that are requested in advance, so that a learner does not wait
+            for other nodes.
         rank: rank of this learner among several; see `ReplayBuffer`.
         answer_timeout: seconds after which a shard that does not answer is left out.
-        metrics_port: port on which this process serves the numbers of all shards to Prometheus, at
-            ``http://127.0.0.1:PORT/metrics``, with the label ``node``. 0 takes a free port; the
-            attribute ``metrics_port`` has its number. Needs the extra "metrics".
+        metrics_port: port on which this process serves the metrics of all shards to Prometheus, at
+            ``http://127.0.0.1:PORT/metrics``, with the label ``node``. 0 chooses a free port, whose
+            number is in the attribute ``metrics_port``. Requires the extra "metrics".
         rate_limiter: keeps writers and learners of all shards in step, by a ratio, ``min_size``,
-            or both. A queue is not possible. See the guide on flow control.
+            or both. A queue is not supported. See the guide on flow control.
         ray_init_config: see `RayReplayBuffer`.
-        remote_config: options of the keepers, as for ``Actor.options()``; None is
+        remote_config: options of the keepers, passed to ``Actor.options()``. None means
             ``{"num_cpus": 0}``.
         **kwargs: arguments of ``replay_buffer_cls``, as for `RayReplayBuffer`.
 
@@ -70,13 +73,13 @@ class ShardedReplayBuffer(ShardedClient):
         ImportError: Ray is not installed.
         TypeError: the storage is not a ``partial`` with a ``scratch_dir``, or an argument cannot
             be pickled.
-        ValueError: an unknown ``locality``, a ``rate_limiter`` that is a queue, a name that is
-            taken, or two nodes of the same name.
-        NotImplementedError: ``generator``, ``pin_memory``.
-        TimeoutError: Ray has not started the actors within three minutes; it names them.
+        ValueError: ``locality`` is unknown, ``rate_limiter`` is a queue, ``name`` is already used,
+            or two nodes have the same name.
+        NotImplementedError: ``generator`` or ``pin_memory`` was passed.
+        TimeoutError: Ray has not started the actors within three minutes. The message names them.
 
-    Cost: a write on a node with a shard costs 1 µs more than the buffer's own. A batch costs one
-        message to each shard on another node that draws for it.
+    Cost: a write on a node with a shard takes 1 µs longer than a write to a local buffer. A batch
+        costs one message to each shard on another node that contributes to it.
 
     Example::
 
@@ -170,8 +173,8 @@ class ShardedReplayBuffer(ShardedClient):
             answer_timeout: see the constructor.
 
         Raises:
-            ValueError: there is no buffer of that name, or this process is in no Ray cluster; the
-                constructor has further reasons.
+            ValueError: there is no buffer of that name, this process is not connected to a Ray
+                cluster, or the constructor rejects an argument.
         """
         return ShardedClient(_options(name, prefetch, locality, rank, answer_timeout))
 
@@ -187,12 +190,12 @@ class ShardedReplayBuffer(ShardedClient):
 
     @property
     def metrics_port(self) -> int | None:
-        """Port for Prometheus; None if the numbers are not served."""
+        """Port for Prometheus, or None if metrics are not served."""
         return None if self._metrics is None else self._metrics.port
 
     @property
     def is_alive(self) -> bool:
-        """True if this object was not closed."""
+        """True if this object has not been closed."""
         return self._map is not None
 
     def close(self) -> None:
@@ -205,7 +208,7 @@ class ShardedReplayBuffer(ShardedClient):
     shutdown = close
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_members", "_credits"):  # of a buffer that was closed
+        if name in ("_members", "_credits"):  # deleted by `close`
             raise BufferClosedError(f"{self!r} was closed")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -219,7 +222,7 @@ class ShardedReplayBuffer(ShardedClient):
         try:
             if shard_map is not None and ray.is_initialized():
                 keepers = {member.node: member.keeper for member in vars(self).get("_members", ())}
-                with suppress(ray.exceptions.RayError):  # it may be starting again
+                with suppress(ray.exceptions.RayError):  # the actor may be restarting
                     keepers |= ray.get(shard_map.end.remote(), timeout=LEAVE_S)
                 ray.kill(shard_map, no_restart=True)
                 ended(keepers.values())
@@ -256,7 +259,7 @@ def _require_free(ray: Any, name: str) -> None:
 
 
 def _chosen(nodes: int | list[str] | None) -> list[str] | None:
-    """Returns the names of the nodes, which stay the same when the map is started again."""
+    """Returns the names of the selected nodes, which do not change when the map restarts."""
     there = sorted(living_nodes())
     if nodes is None:
         return nodes

@@ -1,4 +1,4 @@
-"""A handle on a buffer over several nodes. It writes on its own node, and draws from all nodes."""
+"""A handle on a buffer over several nodes, which writes on its node and draws from all nodes."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from shmbuffer.samplers.sampler import draw_key
 from shmbuffer.tensors.form import cpu
 
 TURN_S = 0.05
-"""Seconds that a write through Ray waits in the keeper before it is sent again."""
+"""Seconds that a write through Ray waits in the keeper before the client sends it again."""
 
 
 class ShardIndex(NamedTuple):
-    """Where items were written."""
+    """The location of written items."""
 
     shard: int
     """The number of the shard, as in the entry ``"shard"`` of a sample."""
@@ -52,7 +52,7 @@ class ShardIndex(NamedTuple):
 
 
 class Options(NamedTuple):
-    """The settings of a handle; it finds the buffer by its name."""
+    """The settings of a handle, which finds the buffer by its name."""
 
     name: str
     prefetch: int = 0
@@ -64,8 +64,9 @@ class Options(NamedTuple):
 class ShardedClient:
     """A handle on a `ShardedReplayBuffer`, for any process of the Ray cluster.
 
-    It can be pickled into tasks and other actors. It writes in memory to the shard of its node. On
-    a node without a shard it writes through Ray to the shard that has the most room.
+    The handle can be pickled and sent to tasks and other actors. It writes in memory to the shard
+    of its node. On a node without a shard, it writes through Ray to the shard with the most free
+    space.
 
     Args:
         options: see `ShardedReplayBuffer`.
@@ -77,7 +78,7 @@ class ShardedClient:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._ray = require_ray()
-        self._at_once = max(1, (options.prefetch + 1) // 2)  # batches that one message begins
+        self._at_once = max(1, (options.prefetch + 1) // 2)  # number of batches per message
         self._node = own_node()
         self._members = Members(
             self._ray,
@@ -93,7 +94,7 @@ class ShardedClient:
         self._credits = Credits(self._ray, self._members, f"sharded buffer {options.name!r}")
         self._batches.drawn_again = self._credits.spend_more
         self._beta: float | None = self._face["beta"]
-        self._begun: deque[tuple[int, Begun]] = deque()  # sizes and batches that were begun ahead
+        self._begun: deque[tuple[int, Begun]] = deque()  # (size, batch) of prefetched batches
         self._draws = RandomSampler()
         self._draws._rank_in_draws = known_rank(options.rank) or 0
 
@@ -106,17 +107,17 @@ class ShardedClient:
 
     @property
     def shards(self) -> dict[int, str]:
-        """Nodes of the shards that were written to, by the entry ``"shard"``."""
+        """Maps the entry ``"shard"`` of samples to the node of each shard that contains data."""
         self._members.refresh()
         return {number: one.node for number, one in self._members.by_identity().items()}
 
     @property
     def beta(self) -> float | None:
-        """Exponent of the importance weights of this handle's samples; None: they have none.
+        """Exponent of the importance weights of this handle's samples, or None without weights.
 
         Raises:
-            TypeError: set to something other than a number.
-            ValueError: set to a number that is negative or not finite.
+            TypeError: the new value is not a number.
+            ValueError: the new value is negative or not finite.
         """
         return self._beta
 
@@ -126,17 +127,17 @@ class ShardedClient:
 
     @property
     def batch_size(self) -> int | None:
-        """Size of a batch of ``sample()`` and of iteration."""
+        """Default batch size of ``sample()`` and of iteration."""
         size: int | None = self._face["batch_size"]
         return size
 
     @property
     def priority_key(self) -> Any:
-        """Entry that holds priorities."""
+        """Key of the entry that holds priorities."""
         return self._face["priority_key"]
 
     def __len__(self) -> int:
-        """Number of items in the shards that answer. One round trip."""
+        """Returns the number of items in the shards that answer. Costs one round trip."""
         self._members.refresh(all_of_them=True)
         return sum(member.totals.length for member in self._members.living())
 
@@ -144,14 +145,15 @@ class ShardedClient:
         """Returns the counters of the shards that answer, and their sums.
 
         Returns:
-            ``"length"``, ``"capacity"``; ``"shards"``: `ReplayBuffer.stats` of each, by node;
-            ``"missing"``: nodes whose shards do not answer.
+            A dict with the total ``"length"`` and ``"capacity"``. ``"shards"`` maps each node to
+            the `ReplayBuffer.stats` of its shard. ``"missing"`` lists the nodes whose shards do not
+            answer.
         """
         self._members.refresh(all_of_them=True)
         shards = {}
         for member in self._members.living():
             if member.identity is not None:
-                with suppress(RuntimeError):  # it has just died
+                with suppress(RuntimeError):  # the shard has just died
                     shards[member.node] = member.whole("stats")
         living = self._members.living()
         return {
@@ -168,34 +170,35 @@ class ShardedClient:
         return self._written("add", data, options)
 
     def extend(self, data: Any, **options: Any) -> ShardIndex:
-        """Writes a batch into one shard, as a whole or not at all.
+        """Writes a batch to one shard, as a whole or not at all.
 
-        The batch is written in memory to the shard of this process's node. If there is none that
-        lives, it is written through Ray to the shard that has the most room. If a keeper dies while
-        it writes, the batch is written to another shard, and may also be in the first one when that
-        returns.
+        The batch is written in memory to the shard of this process's node. If this node has no live
+        shard, the batch is written through Ray to the shard with the most free space. If a keeper
+        dies during the write, the batch is written to another shard. In this case the first shard
+        may also contain the batch when it returns.
 
         Args:
             data: see `ReplayBuffer.extend`.
             **options: see `ReplayBuffer.extend`.
 
         Returns:
-            The shard and the index in it; `update_priority` takes both.
+            The shard and the index in the shard, which `update_priority` accepts.
 
         Raises:
             SchemaMismatchError, ValueError, TypeError: see `ReplayBuffer.extend`.
             EmptyBufferError: no shard answers.
-            RateLimitTimeout: the rate limiter did not admit it in time; nothing was written.
+            RateLimitTimeout: the rate limiter did not admit the write in time. Nothing was written.
 
-        Cost: 2 µs more than the buffer's own on a node with a shard (see `local`), else about 1 ms.
+        Cost: on a node with a shard, 2 µs more than a write to a local buffer (see `local`). On
+            other nodes, about 1 ms.
         """
         return self._written("extend", data, options)
 
     @property
     def local(self) -> ReplayBuffer | None:
-        """The shard of this process's node, a ``replay_buffer_cls``; None without a shard.
+        """The buffer of this node's shard, or None if this node has no shard.
 
-        Its writes save 2 µs a call. Its samples are from this shard alone.
+        A write to this buffer is 2 µs faster per call. Its samples come only from this shard.
         """
         home = self._members.at(self._node)
         buffer: ReplayBuffer | None = None if home is None else home.near(WRITE)
@@ -215,7 +218,7 @@ class ShardedClient:
         while True:
             member = home if home is not None and home.can_write() else self._emptiest()
             wait = timeout
-            if member.near(WRITE) is None:  # the keeper has other clients to serve
+            if member.near(WRITE) is None:  # a keeper must not wait, because it has other clients
                 left = TURN_S if timeout is None else began + timeout - time.monotonic()
                 wait = max(0.0, min(TURN_S, left))
             try:
@@ -231,7 +234,7 @@ class ShardedClient:
                 return ShardIndex(self._identity_of(member), index)
 
     def _emptiest(self) -> Member:
-        """Returns the shard that has the most room."""
+        """Returns the shard with the most free space."""
         self._members.refresh()
         living = self._members.living()
         if not living:
@@ -241,7 +244,7 @@ class ShardedClient:
         return min(living, key=lambda one: one.totals.length / max(one.capacity, 1))
 
     def _identity_of(self, member: Member) -> int:
-        if member.identity is None and not member.look():  # this was its first write
+        if member.identity is None and not member.look():  # this was the shard's first write
             for _, _, message in self._members.answers([(member, member.ask("news"))]):
                 member.take_news(message)
         return -1 if member.identity is None else member.identity
@@ -260,27 +263,28 @@ class ShardedClient:
         """Draws a batch from all shards, as if they were one buffer.
 
         Args:
-            batch_size: number of items; None uses the constructor's.
-            return_info: return ``(data, info)``.
+            batch_size: number of items. None uses the batch size of the constructor.
+            return_info: if True, returns ``(data, info)``.
             include_info: False leaves index, weights and shard out of a sample of TensorDicts.
-            min_size: wait until the shards that answer have this many items.
-            timeout: seconds to wait for them and for the rate limiter; None waits without a limit.
+            min_size: number of items in the shards that answer for which the call waits.
+            timeout: seconds to wait for the items and the rate limiter. None waits without a limit.
 
         Returns:
-            The data ``[batch_size, ...]``, in random order. A sample has the entries of a sample of
-            one shard, and ``"shard"``, int64 ``[batch_size]``, the shard of each index and
-            generation. The info of a prioritized sample has ``"effective_sample_size"``, the number
-            of items of equal weight that would have the same variance, a float.
+            The data ``[batch_size, ...]``, in random order. A sample has the entries of a sample
+            from a single buffer, and the entry ``"shard"``, int64 ``[batch_size]``, which is the
+            shard of each index and generation. The info of a prioritized sample also has the float
+            ``"effective_sample_size"``. It is the number of items of equal weight that would have
+            the same variance.
 
         Raises:
             EmptyBufferError: no shard that answers has an item.
-            RateLimitTimeout: the items that ``min_size`` or the rate limiter demands were not
+            RateLimitTimeout: the items that ``min_size`` or the rate limiter requires were not
                 written in time.
-            RateLimitError: the rate limiter can never admit it.
-            RuntimeError: no batch size was given.
+            RateLimitError: the rate limiter can never admit a sample of this size.
+            RuntimeError: no batch size was specified.
 
-        Cost: one message to each shard on another node that draws, all at once; a copy of the
-            answers.
+        Cost: one message to each contributing shard on another node, all sent in parallel, and one
+            copy of the answers.
         """
         count = self._count(batch_size)
         if min_size is not None and min_size < 0:
@@ -292,7 +296,7 @@ class ShardedClient:
         return (data, info) if return_info else data
 
     def __iter__(self) -> Iterator[Any]:
-        """Samples without end."""
+        """Yields samples without end."""
         while True:
             yield self.sample()
 
@@ -304,7 +308,7 @@ class ShardedClient:
         return asked_size(batch_size, self.batch_size, "the constructor of the buffer", 3, least=1)
 
     def _next(self, count: int, min_size: int, timeout: float | None) -> tuple[Any, dict[str, Any]]:
-        """Returns the oldest batch that was begun ahead, or one that is begun now."""
+        """Returns the oldest prefetched batch, or begins a batch and returns it."""
         begun = self._begun
         if begun and begun[0][0] != count:
             begun.clear()
@@ -329,17 +333,17 @@ class ShardedClient:
         """Sets the priorities of a sample from its entry ``priority_key``.
 
         Args:
-            data: a sample, or part of one: entries ``"shard"``, ``"index"``, ``"index_generation"``
-                and ``priority_key``.
+            data: a sample or part of a sample, with the entries ``"shard"``, ``"index"``,
+                ``"index_generation"`` and ``priority_key``.
 
         Returns:
-            How many were applied, stale and lost; see `ShardedUpdate`.
+            The numbers of priorities that were applied, stale and lost; see `ShardedUpdate`.
 
         Raises:
-            KeyError: one of the entries is missing.
-            ValueError: NaN, infinite or negative; nothing was changed.
+            KeyError: an entry is missing.
+            ValueError: a priority is NaN, infinite or negative. Nothing was changed.
 
-        Cost: one message to each shard on another node, without waiting for it.
+        Cost: one message to each shard on another node. The call does not wait for the answers.
         """
         if self.beta is None:
             return ShardedUpdate(self._members, (0, 0, 0), [])
@@ -364,20 +368,20 @@ class ShardedClient:
         """Changes priorities.
 
         Args:
-            index: the result of a write; or, with ``shard``, the index of a sample, ``[n]`` or
-                ``[n, ndim]``; or a whole sample, as for `update_tensordict_priority`.
-            priority: ``[n]`` or one number, finite and not negative. None takes the entry
+            index: the result of a write, or a whole sample, as for `update_tensordict_priority`.
+                With ``shard``, the index of a sample, ``[n]`` or ``[n, ndim]``.
+            priority: ``[n]`` or one number, finite and not negative. None uses the entry
                 `priority_key` of the sample.
-            generation: ``index_generation`` of the sample, ``[n]``. The priority of an item that
-                was overwritten since is dropped, and counted as stale.
+            generation: ``index_generation`` of the sample, ``[n]``. If an item has been overwritten
+                since it was sampled, its priority is discarded and counted as stale.
             shard: the entry ``"shard"`` of the sample, ``[n]``, or one number.
 
         Returns:
-            See `ShardedUpdate`.
+            The numbers of priorities that were applied, stale and lost; see `ShardedUpdate`.
 
         Raises:
-            TypeError: the shard or the priorities are missing; nothing was changed.
-            ValueError: NaN, infinite or negative; nothing was changed.
+            TypeError: the shard or the priorities are missing. Nothing was changed.
+            ValueError: a priority is NaN, infinite or negative. Nothing was changed.
         """
         if priority is None:
             sample = priority_entry.sample_alone(index, index_generation=generation, shard=shard)
@@ -410,7 +414,7 @@ class ShardedClient:
 
     @property
     def rate_limiter(self) -> RateLimiter | None:
-        """Rate limiter of all shards, or None. Reading it costs a message; see `set_rate`."""
+        """The rate limiter of all shards, or None. Reading it costs a message; see `set_rate`."""
         found: RateLimiter | None = self._members.ask_map("flow", "rate")
         return found
 
@@ -421,20 +425,22 @@ class ShardedClient:
     def set_rate(
         self, limiter: RateLimiter | EllipsisType | None = ..., **changes: Any
     ) -> RateLimiter | None:
-        """Changes the rate limiter of all shards, while clients write and draw.
+        """Changes the rate limiter of all shards, while clients continue to write and draw.
 
-            rb.set_rate(samples_per_insert=8)     # the rest stays as it is
+            rb.set_rate(samples_per_insert=8)     # keeps the other settings
             rb.set_rate(RateLimiter(samples_per_insert=8, min_size=1_000))
 
-        None removes it. The ratio counts from now on, over all shards. Learners that have drawn
-        before wait up to 3 s for their first quota by the new ratio.
+        None removes the limiter. The ratio counts from now on, over all shards. Existing learners
+        wait up to 3 s for their first quota under the new ratio.
 
         Returns:
             The new rate limiter.
 
         Raises:
-            TypeError: both a limiter and changes, or neither; no such argument of `RateLimiter`.
-            ValueError: see `RateLimiter`; a queue; ``min_size`` is larger than all shards.
+            TypeError: both a limiter and changes were passed, or neither, or `RateLimiter` does not
+                accept an argument.
+            ValueError: `RateLimiter` rejects a value, the limiter is a queue, or ``min_size`` is
+                larger than the capacity of all shards.
         """
         if bool(changes) == (limiter is not ...):
             raise TypeError(
@@ -451,10 +457,11 @@ class ShardedClient:
     # -- the buffer as a whole -----------------------------------------------------------------
 
     def empty(self) -> None:
-        """Forgets all items of all shards.
+        """Removes all items from all shards.
 
         Raises:
-            RuntimeError: a shard does not answer; nothing was changed, unless it died meanwhile.
+            RuntimeError: a shard does not answer. Nothing was changed unless the shard died during
+                the call.
         """
         self._begun.clear()
         self._members.refresh(all_of_them=True)
@@ -470,45 +477,48 @@ class ShardedClient:
         consistent: bool = False,
         without: Collection[str] = (),
     ) -> None:
-        """Saves a snapshot of each shard; an error or a crash leaves the previous save or this one.
+        """Saves a snapshot of each shard.
+
+        If an error or a crash interrupts the call, either the previous save or the new one remains.
 
         Args:
-            path: directory that all nodes see under this name; other files in it stay.
-            consistent: save all shards at the same moment, while writers wait. If a write is in
-                the save, so are all writes before it. Priorities may change meanwhile.
-            without: names of nodes whose shards are left out because they will not come back.
+            path: directory that all nodes can access under this path. Other files in it are kept.
+            consistent: if True, saves all shards at the same point in time, while writers wait. If
+                a write is in the save, all earlier writes are in the save too. Priorities may
+                change during the save.
+            without: names of nodes whose shards are left out because they will not return.
 
         Raises:
             RuntimeError: a shard does not answer, or nothing was written.
-            ValueError: a node of ``without`` has no shard, or a node's name has a slash in it.
-            BufferInUseError: another process is saving there.
-            UnsafePathError: the directory belongs to another user, or everybody can write to it.
-            OSError: a node does not see the directory, or lacks room or permission.
+            ValueError: a node of ``without`` has no shard, or a node's name contains a slash.
+            BufferInUseError: another process is saving to the same path.
+            UnsafePathError: the directory belongs to another user, or all users can write to it.
+            OSError: a node cannot access the directory, or has no space or permission to write.
         """
         self._members.refresh(all_of_them=True)
         save_shards(self._members, path, consistent=consistent, without=without)
 
     def loads(self, path: str | os.PathLike[str]) -> None:
-        """Loads a save of `dumps`, also one of another number of shards.
+        """Loads a save that `dumps` has written, possibly with a different number of shards.
 
         Each shard loads the save of its node. If the nodes differ, the items are distributed over
-        the shards in chunks, with their priorities. The rate limiter does not apply meanwhile; its
-        ratio counts from then on.
+        the shards in chunks, with their priorities. The rate limiter is suspended during the load,
+        and its ratio counts from the end of the load.
 
         Args:
             path: directory of the save.
 
         Raises:
-            FileNotFoundError: the list of shards, or a shard that it names, is missing.
+            FileNotFoundError: the list of shards, or a shard in the list, is missing.
             CorruptBufferError, UnsafePathError: the list is damaged, or the save contains a link.
-            RuntimeError: a shard does not answer; nothing was changed, as after the other errors.
+            RuntimeError: a shard does not answer. Nothing was changed, as after the other errors.
         """
         self._begun.clear()
         self._members.refresh(all_of_them=True)
         parts = self._members.ask_map("parts")
         saves = saves_of_nodes(self._members, path)
         limiter = self.rate_limiter
-        self.set_rate(None)  # else the writes would wait for draws
+        self.set_rate(None)  # otherwise the writes would wait for draws
         try:
             load_shards(self._members, saves, parts)
         finally:
@@ -516,7 +526,7 @@ class ShardedClient:
         self._members.refresh(all_of_them=True)
 
     def detach(self) -> None:
-        """Leaves the directory that is open in this process. The next call opens it again."""
+        """Detaches from the directory open in this process. The next call opens it again."""
         self._begun.clear()
         self._members.leave()
 
@@ -526,7 +536,7 @@ class ShardedClient:
         for member, _, message in self._members.answers(asked):
             try:
                 face: dict[str, Any] = opened(message)
-            except Exception as error:  # of a shard that cannot open its directory
+            except Exception as error:  # a shard cannot open its directory
                 member.lose(f"{type(error).__name__}: {error}")
                 failed = error
             else:
@@ -543,7 +553,7 @@ class ShardedClient:
 
 
 def require_ratio(limiter: RateLimiter | None) -> None:
-    """ValueError for a queue."""
+    """Raises ValueError if the limiter is a queue."""
     if limiter is not None and limiter.max_times_sampled is not None:
         raise ValueError(
             "a sharded buffer cannot be a queue (max_times_sampled), because no process knows the "

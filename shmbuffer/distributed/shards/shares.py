@@ -1,17 +1,17 @@
-"""How many items each shard draws, and their weights.
+"""Computes how many items each shard draws, and their importance weights.
 
-    counts       multinomial, by the shares of the shards as a learner knows them
+    counts       multinomial, by the shares of the shards last reported to the learner
     probability  of item i of shard k:  share_k / sum(shares) * mass_i / mass_of_shard_k
     correction   c_k = share_k / mass_of_shard_k, divided by the largest of them
     weight       (mass_i * c_k / min over shards of (least mass_j * c_j)) ** -beta
 
-The mass and the least mass of a shard are those of the locked section in which its items were
-drawn. So the weights match the probability that was used: an outdated share changes the draws, but
-a weighted mean stays unbiased at ``beta`` 1. With one shard the correction is 1, and the weights
-are those of its buffer, bit for bit.
+The mass and the least mass of a shard are read in the locked section in which its items are drawn.
+Therefore the weights match the actual probabilities: an outdated share changes the draws, but a
+weighted mean stays unbiased at ``beta`` 1. With one shard, the correction is 1, and the weights
+are equal to those of its buffer, bit for bit.
 
 Source: Schaul et al., Prioritized Experience Replay, ICLR 2016, section 3.4, with the probability
-of a draw in two steps.
+of a two-step draw.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ import numpy as np
 
 
 class Weighed(NamedTuple):
-    """Numbers of a shard that the weights of a batch depend on."""
+    """Values of a shard on which the weights of a batch depend."""
 
-    share: float  # by which it was given a part of the batch
-    mass: float  # of all its items, when its part was drawn
-    least: float  # smallest mass of one of them
+    share: float  # share that determined the shard's part of the batch
+    mass: float  # total mass of the shard's items when its part was drawn
+    least: float  # smallest mass of a single item at that time
 
 
 def counts_of(shares: Mapping[str, float], count: int, key: int) -> dict[str, int]:
-    """Returns how many of ``count`` items each shard draws, by node, if it draws any."""
+    """Returns how many of ``count`` items each shard draws, by node, without zero counts."""
     names = [name for name, share in shares.items() if share > 0]
     if len(names) == 1:
         return {names[0]: count}
@@ -42,7 +42,7 @@ def counts_of(shares: Mapping[str, float], count: int, key: int) -> dict[str, in
 
 
 def factors_of(drawn: Sequence[Weighed], others: Iterable[Weighed], beta: float) -> list[float]:
-    """Returns a factor for the weights of each piece, which its shard computed for itself alone."""
+    """Returns the factor that corrects the weights of each piece, computed within one shard."""
     known = [*drawn, *others]
     corrections = np.array([one.share / one.mass for one in known])
     corrections /= corrections.max()
@@ -52,7 +52,10 @@ def factors_of(drawn: Sequence[Weighed], others: Iterable[Weighed], beta: float)
 
 
 def effective_size(weights: Iterable[float]) -> float:
-    """Returns how many items of equal weight have this variance (Kish, Survey Sampling, 1965)."""
+    """Returns how many equally weighted items have the same variance.
+
+    Source: Kish, Survey Sampling, 1965.
+    """
     array = np.asarray(weights, np.float64)
     squares = float((array**2).sum())
     return float(array.sum()) ** 2 / squares if squares else 0.0

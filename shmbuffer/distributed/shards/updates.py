@@ -1,4 +1,4 @@
-"""Priorities for items of several shards, and the results."""
+"""Priority updates for items of several shards, and their results."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from shmbuffer.memory.format.array_types import Floats, Ints
 
 
 class ShardedUpdate:
-    """Numbers of priorities that were applied, were stale, and were lost.
+    """Numbers of priorities that were applied, stale and lost.
 
-    Priorities for other nodes are sent with the next draw from them. Reading a number sends them
-    now, and waits for the answers up to the timeout of the shards.
+    Priorities for other nodes are sent together with the next draw from these nodes. Reading a
+    number sends them immediately, and waits for the answers up to the timeout of the shards.
     """
 
     def __init__(
@@ -25,17 +25,17 @@ class ShardedUpdate:
 
     @property
     def applied(self) -> int:
-        """Items whose priority was set."""
+        """Number of items whose priority was set."""
         return self._settled()[0]
 
     @property
     def stale(self) -> int:
-        """Items that were overwritten since they were sampled; their priority was dropped."""
+        """Number of priorities discarded because the item was overwritten after it was sampled."""
         return self._settled()[1]
 
     @property
     def lost(self) -> int:
-        """Items of shards that did not answer. Their update may be repeated."""
+        """Number of items in shards that did not answer. Their update can be repeated."""
         return self._settled()[2]
 
     def _settled(self) -> tuple[int, int, int]:
@@ -64,7 +64,7 @@ class ShardedUpdate:
 def sent_to(
     members: Members, shards: Ints, index: Ints, raw: Floats, tickets: Ints | None
 ) -> ShardedUpdate:
-    """Sets priorities: now on the own node, with the next message to each other shard."""
+    """Sets priorities, now on this node, and with the next message to each other shard."""
     known, sent, lost = members.by_identity(), [], 0
     for number in np.unique(shards).tolist():
         rows = np.flatnonzero(shards == number)

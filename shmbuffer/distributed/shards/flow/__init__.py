@@ -1,1 +1,1 @@
-"""Flow control over all shards: limits, quotas and credits."""
+"""Flow control over all shards, by limits, quotas and credits."""

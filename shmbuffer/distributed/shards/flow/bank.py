@@ -1,17 +1,19 @@
-"""How much may still be written to all shards and drawn from them, computed from their reports.
+"""Computes how many items may be written to all shards and drawn from them.
 
-    keepers ──Report──▶ Bank ──BankState, sent to all of them first──▶ quotas: rooms of rings,
+    keepers ──Report──▶ Bank ──BankState, sent to all keepers first──▶ quotas: rooms of rings,
                                                                        items for learners
 
     inserts are granted while   (granted - free) * samples_per_insert - drawn    <=  error_buffer
     samples are granted while   (inserted - free) * samples_per_insert - granted >= -error_buffer
 
-What the others have done only grows, so their last report is a lower bound; a quota counts as spent
-until its holder reports otherwise. So the ratio stays within the error buffer, whatever is late,
-lost or dead. The first ``min_size`` inserts are free, as in one buffer.
+The counts of inserts and draws only grow, so the last report of a shard is a lower bound. A quota
+counts as spent until its holder reports otherwise. Therefore the ratio stays within the error
+buffer even if messages are late or lost, or processes die. The first ``min_size`` inserts are free,
+as in a single buffer.
 
-A bank that starts again reads the shards, and from any of them the state, which has the quotas of
-those that do not answer. It gives a quota only after all shards that answer have that state.
+A bank that restarts reads the reports of the shards, and the state of the previous bank from any of
+them. The state includes the quotas of shards that do not answer. The bank grants a quota only after
+all shards that answer have received the state.
 """
 
 from __future__ import annotations
@@ -28,55 +30,55 @@ from shmbuffer.memory.flow.sides import ALONE_S
 from shmbuffer.memory.format.layout import Alone
 
 LAPSE_S = 2.0
-"""How long a learner may draw by a quota, counted from its request."""
+"""Seconds for which a learner may use a quota, counted from its request."""
 
 GONE_S = 3.0
-"""After this time without a message the bank counts a learner's quota as lapsed."""
+"""Seconds without a message after which the bank considers a learner's quota expired."""
 
 PEER_S = 60.0
-"""How long a learner counts as a client after its last message."""
+"""Seconds for which a learner counts as a client after its last message."""
 
 
 class Report(NamedTuple):
-    """A keeper's report on its shard; ``used`` and ``drawn`` only grow."""
+    """A keeper's report on its shard. The counts ``used`` and ``drawn`` only grow."""
 
-    room: int  # items that may be written by quotas, since the first one
-    used: int  # of these, items that were written
-    drawn: int  # items that were drawn, ever
-    pending: int = 0  # items that are being written, and not in ``used`` yet
+    room: int  # total number of items that all quotas so far allow to be written
+    used: int  # number of these items that were written
+    drawn: int  # total number of items that were drawn
+    pending: int = 0  # number of items that are being written and are not in ``used`` yet
     length: int = 0
     capacity: int = 0
-    wanted: int = 0  # items of the largest write that waits
+    wanted: int = 0  # number of items in the largest waiting write
     has_writers: bool = False
 
     @property
     def left(self) -> int:
-        """Items of the quota whose write has not begun."""
+        """Returns the number of items in the quota whose write has not started."""
         return max(0, self.room - self.used - self.pending)
 
     @property
     def need(self) -> int:
-        """The room that the largest waiting write needs; 0: none waits."""
+        """Returns the room that the largest waiting write needs, or 0 if no write waits."""
         return self.used + self.pending + self.wanted if self.wanted > self.left else 0
 
 
 class BankState(NamedTuple):
-    """The state that the next bank needs; a bank sends it to all keepers before it grants."""
+    """The state for the next bank. A bank sends it to all keepers before it grants a quota."""
 
     bank: int
     turn: int
-    setting: int  # number of the ratio; a quota of a learner belongs to one
+    setting: int  # number of the current ratio, to which each learner's quota belongs
     limiter: RateLimiter | None
-    free: int  # inserts that do not count
-    passed: int  # samples that do not count
-    samples: int  # items that learners may draw by quotas, since the ratio began
-    began: Mapping[str, Report]  # by shard, when the ratio began
-    heard: Mapping[str, Report]  # the last, by shard; its room is the largest that it may have
+    free: int  # number of inserts that do not count
+    passed: int  # number of samples that do not count
+    samples: int  # number of items granted to learners since the ratio took effect
+    began: Mapping[str, Report]  # report of each shard when the ratio took effect
+    heard: Mapping[str, Report]  # last report of each shard, with the largest room it may have
 
 
 @dataclass
 class Learner:
-    """A quota of items to draw."""
+    """A learner's quota of items to draw."""
 
     granted: int
     spent: int
@@ -86,43 +88,43 @@ class Learner:
 
 @dataclass
 class Bank:
-    """The arithmetic. The caller passes the times, and sends the messages."""
+    """Calculates the quotas. The caller passes the current times and sends the messages."""
 
     state: BankState
     learners: dict[str, Learner] = field(default_factory=dict)
-    grants_from: float = 0.0  # until then quotas of an earlier bank may be drawn by
-    _samples: int = 0  # granted to learners, or drawn, since the ratio began
-    _told: int = 0  # samples of the state that all keepers have
-    _waits: list[str] = field(default_factory=list)  # shards whose writers wait, in order
-    _alone: dict[str, float] = field(default_factory=dict)  # sides without clients, since when
-    _snapshot: tuple[int, int] = 0, 0  # samples, and what living learners had left of them
+    grants_from: float = 0.0  # until this time learners may use quotas of an earlier bank
+    _samples: int = 0  # items granted to learners, or drawn, since the ratio took effect
+    _told: int = 0  # ``samples`` of the state that all keepers have received
+    _waits: list[str] = field(default_factory=list)  # shards with waiting writers, oldest first
+    _alone: dict[str, float] = field(default_factory=dict)  # sides without clients, and since when
+    _snapshot: tuple[int, int] = 0, 0  # samples, and how many of them live learners had left
 
     # -- settings ------------------------------------------------------------------------------
 
     @classmethod
     def new(cls, number: int, found: BankState | None, now: float) -> Bank:
-        """Makes a bank that starts with the last state that a keeper has."""
+        """Creates a bank that continues from the newest state that a keeper has received."""
         if found is None:
             return cls(BankState(number, 0, 0, None, 0, 0, 0, {}, {}))
         return cls(found._replace(bank=number), {}, now + GONE_S, found.samples)
 
     @property
     def limiter(self) -> RateLimiter | None:
-        """The rate limiter that is set."""
+        """The current rate limiter, or None."""
         return self.state.limiter
 
     @property
     def ratio(self) -> float | None:
-        """Samples per insert; None: quotas are not needed."""
+        """Samples per insert, or None if no quotas are needed."""
         return None if self.limiter is None else self.limiter.samples_per_insert
 
     @property
     def key(self) -> tuple[int, int]:
-        """The bank and setting that quotas of learners belong to."""
+        """The numbers of the bank and of the setting to which learners' quotas belong."""
         return self.state.bank, self.state.setting
 
     def set(self, limiter: RateLimiter | None, reports: Mapping[str, Report], now: float) -> None:
-        """Sets a limiter, whose ratio counts from here on. Quotas of learners run out first."""
+        """Sets a limiter, whose ratio counts from now on, after the learners' quotas expire."""
         there = sum(one.length for one in reports.values())
         free = 0 if limiter is None else max(0, limiter.min_size - there)
         old = self.state
@@ -139,19 +141,19 @@ class Bank:
     # -- reports ---------------------------------------------------------------------------------
 
     def ask(self, now: float) -> None:
-        """Notes that reports are requested now; later messages of learners are newer than these."""
+        """Records that reports are requested now. Later messages of learners are newer."""
         self.learners = {k: one for k, one in self.learners.items() if now - one.heard <= PEER_S}
         self._snapshot = (
             self._samples,
             sum(
                 max(0, one.granted - one.spent)
                 for one in self.learners.values()
-                if now - one.heard <= GONE_S  # else it has lapsed; the shards report its draws
+                if now - one.heard <= GONE_S  # otherwise expired: the shards report its draws
             ),
         )
 
     def hear(self, reports: Mapping[str, Report], now: float) -> None:
-        """Takes in the reports of the shards that answer; they have the rooms last ordered."""
+        """Records the reports of the shards that answer, which have applied the last orders."""
         if self.ratio is None:
             return
         known, began = dict(self.state.heard), dict(self.state.began)
@@ -159,7 +161,7 @@ class Bank:
             before = known.get(shard)
             if before is None:
                 began[shard] = one
-            elif one.used < before.used or one.drawn < before.drawn:  # emptied, or loaded
+            elif one.used < before.used or one.drawn < before.drawn:  # emptied, or loaded a save
                 self.set(self.limiter, {**known, **reports}, now)
                 return
             known[shard] = one
@@ -172,7 +174,7 @@ class Bank:
         self._waits = [*first, *sorted(waiting - set(first))]
 
     def _settle(self) -> None:
-        """All shards have reported their draws, so only the rest counts as granted."""
+        """Reduces the granted samples, because all shards have reported their draws."""
         before, granted = self._snapshot
         since = self._samples - before
         self._samples = max(self.drawn, min(self._samples, self.drawn + granted + since))
@@ -189,29 +191,29 @@ class Bank:
                 self._alone.setdefault(side, now)
 
     def is_left(self, side: str, now: float) -> bool:
-        """True if a side has had no clients for some time."""
+        """True if one side, the writers or the learners, has had no clients for some time."""
         return now - self._alone.get(side, now) >= ALONE_S
 
     # -- the numbers -----------------------------------------------------------------------------
 
     @property
     def inserted(self) -> int:
-        """Items that were written since the ratio began, a lower bound."""
+        """Returns a lower bound on the number of items written since the ratio took effect."""
         return self._sum(self.state.heard, "used") - self._sum(self.state.began, "used")
 
     @property
     def granted(self) -> int:
-        """Items that may have been written since, an upper bound."""
+        """Returns an upper bound on the number of items written since the ratio took effect."""
         return self._sum(self.state.heard, "room") - self._sum(self.state.began, "used")
 
     @property
     def drawn(self) -> int:
-        """Items that were drawn since, a lower bound."""
+        """Returns a lower bound on the number of items drawn since the ratio took effect."""
         return self._sum(self.state.heard, "drawn") - self._sum(self.state.began, "drawn")
 
     @property
     def samples(self) -> int:
-        """Items that may have been drawn since, an upper bound."""
+        """Returns an upper bound on the number of items drawn since the ratio took effect."""
         return self._samples
 
     @staticmethod
@@ -219,14 +221,14 @@ class Bank:
         return sum(getattr(one, name) for one in reports.values())
 
     def _inserts_left(self) -> int:
-        """Items that may be granted to writers."""
+        """Returns the number of items that can be granted to writers."""
         assert self.limiter is not None
         assert self.ratio is not None
         drawn = self.drawn - self.state.passed + self.limiter.tolerance + ROUNDING
         return self.state.free + math.floor(drawn / self.ratio) - self.granted
 
     def _samples_left(self) -> int:
-        """Items that may be granted to learners."""
+        """Returns the number of items that can be granted to learners."""
         assert self.limiter is not None
         assert self.ratio is not None
         done = (self.inserted - self.state.free) * self.ratio
@@ -236,7 +238,7 @@ class Bank:
     # -- quotas of writers -----------------------------------------------------------------------
 
     def plan(self, living: Mapping[str, Report], now: float) -> dict[str, int]:
-        """Returns new rooms of shards. A decrease counts once the shard has reported it."""
+        """Returns the new room of each shard. A decrease takes effect once the shard reports it."""
         if self.ratio is None:
             return {}
         heard = self.state.heard
@@ -254,7 +256,7 @@ class Bank:
         return {shard: room for shard, room in rooms.items() if room != living[shard].room}
 
     def _serve(self, rooms: dict[str, int], living: Mapping[str, Report], now: float) -> None:
-        """Grants to the shards that wait, the longest first, then to those with little left."""
+        """Grants items to shards with waiting writers, longest wait first, then to low shards."""
         assert self.limiter is not None
         assert self.ratio is not None
         left, short = self._inserts_left(), self._short_of_items(living)
@@ -267,7 +269,7 @@ class Bank:
                 short -= more
             elif self._passes("samples", now):
                 self.state = self.state._replace(free=self.state.free + more)
-            else:  # it is next in turn; idle quotas of the others are called in
+            else:  # this shard is next, so idle quotas of the other shards are recalled
                 idle = {k: r for k, r in living.items() if k not in self._waits and r.left}
                 if sum(one.left for one in idle.values()) + left >= more:
                     rooms.update({k: r.used + r.pending for k, r in idle.items()})
@@ -284,10 +286,10 @@ class Bank:
                 left, idle_now = left - more, idle_now + more
 
     def _short_of_items(self, living: Mapping[str, Report]) -> int:
-        """Items that are missing before any may be drawn, whatever the ratio."""
+        """Returns how many items are still missing before the first draw, at any ratio."""
         assert self.limiter is not None
         if sum(one.capacity for one in living.values()) < self.limiter.min_size:
-            return 0  # there is no room for them: a shard is missing
+            return 0  # a shard is missing, so there is no space for these items
         there = sum(
             min(one.capacity, one.length + one.left + one.pending) for one in living.values()
         )
@@ -301,33 +303,34 @@ class Bank:
 
     @property
     def is_waited_for(self) -> bool:
-        """True if a writer or a learner waits for a quota."""
+        """True if a writer or a learner is waiting for a quota."""
         return bool(self._waits) or any(one.wanted for one in self.learners.values())
 
     def confirm(self, state: BankState) -> None:
-        """Notes that all keepers that answer have this state."""
+        """Records that all keepers that answer have received this state."""
         if state.setting == self.state.setting:
             self._told = state.samples
 
     def _reserve(self) -> int:
-        """Items that may be granted to learners until the next state."""
+        """Returns the number of items to reserve for learners until the next state is sent."""
         assert self.limiter is not None
         wanted = sum(one.wanted for one in self.learners.values())
         return max(0, min(self._samples_left(), wanted + int(self.limiter.tolerance / 2)))
 
     def grant(self, name: str, granted: int, spent: int, wanted: int, now: float) -> int:
-        """Grants items to a learner; returns the total of its quotas by this `key`, to be spent.
+        """Grants items to a learner, and returns the total of its quotas under this `key`.
 
-        ``granted`` is that total as the learner knows it, ``spent`` its draws by it. RateLimitError
-        if ``wanted`` is too many at once, or there is no writer and ``when_no_peer`` is "error".
+        ``granted`` is the total that the learner received last, and ``spent`` is the number of
+        items that it has drawn. Raises RateLimitError if ``wanted`` is too large for one draw, or
+        if there is no writer and ``when_no_peer`` is "error".
         """
         limiter = self.limiter
         assert limiter is not None
         one = self.learners.setdefault(name, Learner(spent, spent, now))
-        if now - one.heard > GONE_S:  # its quota has lapsed
+        if now - one.heard > GONE_S:  # the quota has expired
             one.granted = spent
-        over = max(0, spent - one.granted)  # drawn again, for a shard that has died
-        one.granted = max(spent, min(one.granted, granted))  # less if an answer was lost
+        over = max(0, spent - one.granted)  # drawn again because a shard has died
+        one.granted = max(spent, min(one.granted, granted))  # smaller if an answer was lost
         one.spent, one.heard = spent, now
         self._samples += over
         need = one.wanted = max(0, spent + wanted - one.granted)
@@ -356,6 +359,6 @@ class Bank:
 
 
 def latest(states: Iterable[BankState | None]) -> BankState | None:
-    """Returns the newest state."""
+    """Returns the newest state, or None if there is no state."""
     found = [one for one in states if one is not None]
     return max(found, key=lambda one: (one.bank, one.turn), default=None)

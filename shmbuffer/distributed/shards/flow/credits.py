@@ -1,8 +1,9 @@
-"""A learner's part in flow control over all shards: the items that it may draw.
+"""Flow control in a learner: the items that the learner may draw.
 
-It has the map grant items, draws them without further messages, and asks for more before they
-are used up. A quota lapses `LAPSE_S` after the request, so the items of a learner that dies go to
-others. Without a limiter, it asks the map now and then if one was set.
+The learner requests a quota of items from the shard map, draws them without further messages, and
+requests more before the quota is used up. A quota expires `LAPSE_S` seconds after the request, so
+that the items of a dead learner are granted to other learners. Without a limiter, the learner
+occasionally asks the map whether a limiter has been set.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from shmbuffer.errors import RateLimitTimeout
 from shmbuffer.memory import RateLimiter
 
 POLL_S = 0.01
-"""Between two checks of a sample that waits."""
+"""Seconds between two checks while a call to sample waits."""
 
 
 class Credits:
-    """The items that one handle may draw."""
+    """The quota of items that one handle may draw."""
 
     def __init__(self, ray: Any, members: Members, where: str) -> None:
         self._ray, self._members, self._where = ray, members, where
@@ -40,15 +41,15 @@ class Credits:
 
     @property
     def limiter(self) -> RateLimiter | None:
-        """Rate limiter that the map reported last."""
+        """The rate limiter that the map reported last."""
         return self._limiter
 
     def forget(self) -> None:
-        """Another limiter was set: asks the map before the next draw."""
+        """Discards the quota after a change of the limiter. The next draw asks the map."""
         self._known, self._asked, self._ends = False, None, 0.0
 
     def spend(self, count: int, min_size: int, timeout: float | None) -> None:
-        """Waits until ``count`` items may be drawn, and counts them as drawn."""
+        """Waits until ``count`` items may be drawn, and records them as drawn."""
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             text = self._refused(count, min_size, end)
@@ -66,18 +67,18 @@ class Credits:
             time.sleep(POLL_S)
 
     def spend_now(self, count: int) -> bool:
-        """Counts ``count`` items as drawn, if that is possible without waiting."""
+        """Records ``count`` items as drawn. Returns False if this would have to wait."""
         self._hear()
         may = self._may(count)
         self._spent += count if may else 0
         return may
 
     def spend_more(self, count: int) -> None:
-        """Counts items that are drawn again for a dead shard; this may exceed the quota."""
+        """Records items that are drawn again because a shard died. This may exceed the quota."""
         self._spent += count
 
     def _refused(self, count: int, min_size: int, end: float | None) -> str:
-        """Returns why this many items may not be drawn now; empty if they may."""
+        """Returns the reason why ``count`` items may not be drawn now, or "" if they may."""
         self._hear()
         if not self._may(count) or not self._known:
             self._ask(count)
@@ -100,7 +101,7 @@ class Credits:
         return self._spent + count <= self._granted and time.monotonic() < self._ends
 
     def _ask(self, count: int) -> None:
-        """Asks the map, unless a request is open."""
+        """Sends the map a request, unless a request is pending."""
         if self._asked is None:
             self._asked_at = time.monotonic()
             self._asked = self._members.send_map(
@@ -108,7 +109,7 @@ class Credits:
             )
 
     def _hear(self, timeout: float = 0.0) -> None:
-        """Reads an answer that has arrived, and asks again if that is due, without waiting."""
+        """Reads an answer that has arrived, and sends the next request if one is due."""
         if self._asked is None and time.monotonic() - self._asked_at > PROBE_S:
             self._ask(0)
         ray, asked = self._ray, self._asked
@@ -116,7 +117,7 @@ class Credits:
             return
         if not ray.wait([asked], timeout=timeout)[0]:
             if time.monotonic() - self._asked_at > self._members.timeout:
-                self._asked = None  # ask again
+                self._asked = None  # the next call sends a new request
             return
         self._asked = None
         try:

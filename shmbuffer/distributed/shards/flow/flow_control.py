@@ -1,12 +1,12 @@
-"""Flow control over all shards: the map's part, a loop over the keepers.
+"""Flow control in the map: a loop over the keepers.
 
     every 20 ms, or 5 ms while a client waits
-        ask      the state of the bank, the last orders ─▶ keepers ─▶ their shards, as they are
-        plan     `Bank`: the rooms of their quotas
-        tell     the state with these rooms ─▶ keepers; the next round orders them
+        ask      send the state and the last orders to the keepers, which report on their shards
+        plan     `Bank` computes the rooms of the quotas
+        tell     send the state with these rooms to the keepers; the next round orders them
 
-A late keeper is left out until it has answered. No state here outlives the map: the next one asks
-the keepers.
+A late keeper is left out until it has answered. No state of this module outlives the map: the next
+map reads the state from the keepers.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from shmbuffer.errors import RateLimitError
 from shmbuffer.memory import RateLimiter
 
 ANSWER_S = 0.2
-"""How long a round waits for a keeper."""
+"""Seconds that a round waits for a keeper."""
 
 START_S = 30.0
-"""How long the start waits for keepers that are being started."""
+"""Seconds that the map waits at its start for keepers that are being started."""
 
 SETTLE_S = 5.0
-"""How long a new setting waits for keepers that do not answer."""
+"""Seconds that a new setting waits for keepers that do not answer."""
 
 HOLD_S = 10.0
-"""How long a gate stays closed without a message from its holder."""
+"""Seconds that a gate stays closed without a message from its holder."""
 
 _PACE_S, _HURRY_S, _IDLE_S = 0.02, 0.005, 0.2
 
@@ -46,29 +46,29 @@ class Lent(NamedTuple):
     key: tuple[int, int]
     granted: int
     limiter: RateLimiter | None
-    text: str  # the state of both sides, for messages
+    text: str  # description of both sides, for messages
 
 
 class FlowControl:
-    """The map's part."""
+    """Runs flow control over all shards, in the map."""
 
     def __init__(
         self,
         ray: Any,
         keepers: Callable[[], dict[str, Any]],  # by node
-        limiter: RateLimiter | None,  # unless the keepers have one
+        limiter: RateLimiter | None,  # used if the keepers have no limiter
         where: str,  # the buffer's name, for messages
     ) -> None:
         self._ray, self._keepers, self._first, self._where = ray, keepers, limiter, where
         self._bank: Bank | None = None
         self._number = time.time_ns()
         self._talking = threading.Lock()  # one round with the keepers at a time
-        self._state = threading.Lock()  # of the bank
+        self._state = threading.Lock()  # protects the bank
         self._late: dict[str, Any] = {}
-        self._opened: set[tuple[str, Any]] = set()  # nodes and keepers whose shard has no quota
+        self._opened: set[tuple[str, Any]] = set()  # (node, keeper) of shards without a quota
         self._orders: dict[str, int] = {}
-        self._shards: dict[str, str] = {}  # by node
-        self._answering: set[str] = set()  # shards, in the last round
+        self._shards: dict[str, str] = {}  # shards by node
+        self._answering: set[str] = set()  # shards that answered in the last round
         self._hold: tuple[str, float] | None = None
         self._ended = threading.Event()
         self._ready = threading.Event()
@@ -81,12 +81,15 @@ class FlowControl:
         self._ended.set()
 
     def rate(self) -> RateLimiter | None:
-        """Returns the rate limiter that is set."""
+        """Returns the current rate limiter, or None."""
         self._ready.wait(START_S)
         return None if self._bank is None else self._bank.limiter
 
     def set_rate(self, limiter: RateLimiter | None) -> None:
-        """Sets a limiter; its ratio counts from here on. ValueError: ``min_size`` is too large."""
+        """Sets a limiter, whose ratio counts from now on.
+
+        Raises ValueError if ``min_size`` is too large.
+        """
         self._ready.wait(START_S)
         with self._talking:
             ratio = limiter is not None and limiter.samples_per_insert is not None
@@ -108,7 +111,7 @@ class FlowControl:
     def grant(
         self, name: str, key: tuple[int, int], granted: int, spent: int, wanted: int
     ) -> Lent | RateLimitError | None:
-        """Grants items to a learner; see `Bank.grant`. None: the keepers have not answered yet."""
+        """Grants items to a learner; see `Bank.grant`. Returns None until the keepers answer."""
         with self._state:
             bank = self._bank
             if bank is None:
@@ -124,7 +127,7 @@ class FlowControl:
             return Lent(bank.key, more, bank.limiter, self._text(bank))
 
     def hold(self, token: str) -> str:
-        """Closes the gate: no shard is written to. Returns ``""``, or why it could not."""
+        """Closes the gate, which stops all writes. Returns "", or the reason for a failure."""
         self._ready.wait(START_S)
         with self._state:
             if self._is_held() and self._hold is not None and self._hold[0] != token:
@@ -148,7 +151,7 @@ class FlowControl:
             time.sleep(_HURRY_S)
 
     def renew(self, token: str) -> bool:
-        """Keeps the gate closed; False if it is not any more."""
+        """Extends the time that the gate stays closed. Returns False if the gate is open."""
         with self._state:
             mine = self._is_held() and self._hold is not None and self._hold[0] == token
             if mine:
@@ -156,7 +159,7 @@ class FlowControl:
             return mine
 
     def release(self, token: str) -> bool:
-        """Opens the gate; False if it was open already."""
+        """Opens the gate. Returns False if the gate was already open."""
         mine = self.renew(token)
         if mine:
             with self._state:
@@ -212,7 +215,7 @@ class FlowControl:
         return self._hold is not None and time.monotonic() < self._hold[1]
 
     def _round(self) -> dict[str, KeeperReply]:
-        """Asks, plans and tells; returns the answers of the keepers."""
+        """Runs one round: ask, plan, tell. Returns the answers of the keepers."""
         bank = self._bank
         assert bank is not None
         with self._state:
@@ -228,7 +231,7 @@ class FlowControl:
             found = self._ask(OPEN, ANSWER_S, skip=self._opened)
             self._opened |= {(node, self._keepers()[node]) for node in found}
         newest = max((one.bank for one in found.values()), default=0)
-        if newest > self._number:  # an earlier bank, whose clock was ahead
+        if newest > self._number:  # the clock of an earlier bank was ahead
             self._number = newest + 1
             with self._state:
                 self._bank = Bank.new(
@@ -255,7 +258,7 @@ class FlowControl:
     def _ask(
         self, order: str, timeout: float, skip: set[tuple[str, Any]] | None = None
     ) -> dict[str, KeeperReply]:
-        """Sends all keepers the state with the order, or the room that was planned for them."""
+        """Sends each keeper the state with the order, or with the room planned for its shard."""
         ray, bank = self._ray, self._bank
         state = None if bank is None or not bank.state.setting else bank.state
         sent: dict[Any, str] = {}
@@ -279,7 +282,7 @@ class FlowControl:
             try:
                 found[sent[ref]] = opened(ray.get(ref))
             except ray.exceptions.RayError:
-                continue  # being started again
+                continue  # the keeper is being restarted
             except Exception as error:
                 _log.warning("%s: the shard of node %s: %s", self._where, sent[ref], error)
         self._shards |= {node: one.shard for node, one in found.items()}

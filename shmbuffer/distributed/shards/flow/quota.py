@@ -1,7 +1,7 @@
-"""A keeper's part in flow control: it sets the quota of its ring, and reports the state.
+"""Flow control in a keeper, which sets the quota of its ring and reports on its shard.
 
-The ring holds the quota: writers in memory wait for it there, and it outlives all processes. The
-keeper only stores the state of the bank, for the next one.
+The quota is in the ring: writers in memory wait for it there, and it outlives all processes. The
+keeper only stores the state of the bank, so that the next bank can continue from it.
 """
 
 from __future__ import annotations
@@ -20,25 +20,27 @@ from shmbuffer.memory.ring.counters import split_snapshot
 from shmbuffer.storages.ring_backed import RingBacked
 
 LOOK, KEEP, OPEN, HOLD = "look", "keep", "open", "hold"
-"""Orders: change nothing; have a quota, at first of no items; have none; write no more items. A
-number as order is a room."""
+"""Orders to a keeper.
 
-_RECENT_S = 60.0  # after a write through Ray its writer counts as a client
-_WAITS_S = 1.0  # after a refused write through Ray its writer counts as waiting
+LOOK changes nothing. KEEP sets a quota, which is initially zero. OPEN removes the quota. HOLD stops
+all further writes. A number is an order to set the room to this value.
+"""
+_RECENT_S = 60.0  # seconds for which a writer through Ray counts as a client after its last write
+_WAITS_S = 1.0  # seconds for which a writer through Ray counts as waiting after a refused write
 
 
 class KeeperReply(NamedTuple):
     """A keeper's answer."""
 
-    bank: int  # the newest that it knows of; it ignores the others
-    state: BankState | None  # the last that it was sent
-    shard: str  # node and uuid of its directory
+    bank: int  # number of the newest bank; the keeper ignores all others
+    state: BankState | None  # the last state that the keeper received
+    shard: str  # node and UUID of the keeper's directory
     report: Report
-    holds: bool  # True if no write is possible or in progress
+    holds: bool  # True if no write is allowed or in progress
 
 
 class Vault:
-    """The quota of one keeper."""
+    """Manages the quota of one keeper's ring."""
 
     def __init__(self, node: str) -> None:
         self._node = node
@@ -49,7 +51,7 @@ class Vault:
     def obey(
         self, buffer: ReplayBuffer, bank: int, state: BankState | None, order: str | int
     ) -> KeeperReply:
-        """Takes in the state of a bank, follows its order, and reports on the shard."""
+        """Stores the state of a bank, follows its order, and reports on the shard."""
         engine = shareable(buffer.storage, "a shard needs")
         if bank >= self._bank:
             self._bank = bank
@@ -64,7 +66,7 @@ class Vault:
         return KeeperReply(self._bank, self._state, shard, report, holds)
 
     def note_refusal(self, buffer: ReplayBuffer) -> None:
-        """Notes that a write through Ray lacked a quota; its writer tries again."""
+        """Records that a write through Ray lacked a quota. The writer will try again."""
         storage = buffer.storage
         engine = storage.open_engine if isinstance(storage, RingBacked) else None
         native = None if engine is None else engine.seat.native
@@ -112,6 +114,6 @@ class Vault:
 
 
 def has_quota(buffer: ReplayBuffer) -> bool:
-    """True if writes into the shard may have to wait."""
+    """True if writes to the shard may have to wait for a quota."""
     engine: Any = getattr(buffer.storage, "open_engine", None)
     return engine is not None and quota_of(engine.seat.control.runtime[0]) is not None
