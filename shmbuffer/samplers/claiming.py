@@ -1,10 +1,10 @@
-"""Claims: a learner chooses units itself, and claims them so that no other learner gets them.
+"""Claims of units: a learner chooses units, and claims them so that no other learner gets them.
 
-    Source ──choose──▶ units ──Consumer.claim──▶ those that no other learner has
-      ▲                                              ╰──▶ leave_out: all that were chosen
+    Source ──choose──▶ units ──Consumer.claim──▶ units that no other learner holds
+      ▲                                              ╰──▶ leave_out: all chosen units
       ├── put_back    items whose leases have ended
-      ├── look        what other learners have: once a second, and when too few units are there
-      └── lost        items that can never be given, such as those of a group that lost an item
+      ├── look        units of other learners: once per second, and if too few units are left
+      └── lost        items that can never be delivered, as when their group has lost an item
 
 A unit is an item, a group or a window. Lost items are acknowledged without a delivery, so that
 writers do not wait for them. The same applies to a group that blocks all writers and can never be
@@ -34,38 +34,40 @@ from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.format.ledger import LEASES, ItemStates, LeasedItems
 from shmbuffer.samplers.taking import Consumes, Taking
 
-_EVERY_S = 1.0  # seconds between two looks at other learners' units
-_SHORT_S = 0.02  # seconds between them if there are too few units
-_RARELY = 20  # a look takes at most this fraction of a learner's time
+_EVERY_S = 1.0  # seconds between two updates from other learners' units
+_SHORT_S = 0.02  # seconds between two updates if there are too few units
+_RARELY = 20  # updates take at most 1 / _RARELY of a learner's time
 
 
 Under = tuple[float, Leases]  # see `Consumer.take`
 
 
 class Units(NamedTuple):
-    """Items, groups or windows, int64 ``[units, size]``."""
+    """Units (items, groups or windows), int64 ``[units, size]``."""
 
     elements: Ints
     tickets: Ints
-    """Tickets; -1 for an item that is no longer in the source."""
+    """Tickets of the items, or -1 for an item that is no longer in the source."""
 
     def select(self, which: Flags | slice) -> Units:
-        """Selects units."""
+        """Returns the selected units."""
         return Units(self.elements[which], self.tickets[which])
 
     def join(self, more: Units) -> Units:
-        """Appends other units."""
+        """Returns these units followed by other units."""
         return Units(*(np.concatenate(pair) for pair in zip(self, more, strict=True)))
 
 
 class Source(ABC):
-    """Units that one learner chooses from. The caller holds the sampler's lock.
+    """Base class of the sets of units from which one learner chooses.
+
+    The caller must hold the sampler's lock.
 
     Attributes:
         ring: the ring of the items.
         size: number of items in a unit.
-        table: table of the units; replaced by a new object when all items are read again.
-        laps: number of times that the ring is overwritten before a look becomes due early.
+        table: table of the units. It is replaced by a new object when all items are read again.
+        laps: number of complete rewrites of the ring after which an update is due early.
     """
 
     ring: Ring
@@ -75,15 +77,15 @@ class Source(ABC):
 
     @abstractmethod
     def count(self) -> int:
-        """Returns the number of units that may be chosen."""
+        """Returns the number of units that can be chosen."""
 
     @abstractmethod
     def choose(self, most: int) -> Units:
-        """Chooses up to ``most`` units. They stay in the source until `leave_out`."""
+        """Chooses up to ``most`` units. They stay in the source until `leave_out` is called."""
 
     @abstractmethod
     def leave_out(self, chosen: Units, which: Flags) -> None:
-        """Removes some units of the last choice, because a learner has them."""
+        """Removes some of the last chosen units, because a learner holds them."""
 
     @abstractmethod
     def put_back(self, slots: Ints, tickets: Ints) -> None:
@@ -91,10 +93,10 @@ class Source(ABC):
 
     @abstractmethod
     def look(self, item_states: ItemStates, *, is_new: bool) -> Ints:
-        """Removes the items of other learners, and puts back items that they have returned.
+        """Removes the items of other learners, and puts back the items that they have returned.
 
         Returns:
-            Slots of items that no learner has and that can never be delivered.
+            Slots of items that no learner holds and that can never be delivered.
         """
 
     def lost(self) -> Units | None:
@@ -102,27 +104,27 @@ class Source(ABC):
         return None
 
     def missing(self, oldest: Oldest) -> int:
-        """Returns how many items the group of this item lacks; 0 without a group."""
+        """Returns how many items are missing in the group of this item, or 0 without a group."""
         return 0
 
     def give_up(self, oldest: Oldest) -> None:
-        """Gives up the group of this item, so that all its items become `lost`."""
+        """Abandons the group of this item. All its items become `lost`."""
         raise NotImplementedError
 
     def facts(self, elements: Ints) -> dict[Any, torch.Tensor]:
-        """Returns entries of a sample of these elements."""
+        """Returns additional entries for a sample of these elements."""
         return {}
 
 
 class Claims:
-    """State of one learner among its consumer's leases. The caller holds the sampler's lock."""
+    """Claims of one learner for a consumer. The caller must hold the sampler's lock."""
 
     def __init__(self) -> None:
         self._table: Any = None
         self._known = np.zeros(LEASES, np.uint64)  # ended leases whose items were put back
         self._asked_s = 0.0  # time of the last request for ended leases
-        self._looked_s, self._looked_at, self._took_s = 0.0, 0, 0.0  # time, head, and duration
-        self._held_up: tuple[int, float] | None = None  # head, and the time since it has not moved
+        self._looked_s, self._looked_at, self._took_s = 0.0, 0, 0.0  # last update: time, head, cost
+        self._held_up: tuple[int, float] | None = None  # a blocked head, and since when
 
     def __reduce__(self) -> Any:
         return Claims, ()  # the state belongs to one handle
@@ -135,12 +137,12 @@ class Claims:
         Args:
             source: source of the units.
             consumer: consumer that claims them.
-            wanted: number of units, and the least number.
+            wanted: requested number of units, and the minimum number.
             under: seconds of the leases, and the list that records them; see `Consumer.claim`.
 
         Returns:
-            The items of each lease. There are none if there are too few units, unless more cannot
-                be written before these are acknowledged.
+            The items of each lease. If there are too few units, the list is empty, unless no more
+                units can be written before these are acknowledged.
         """
         most, least = wanted
         self._follow(source, consumer)
@@ -152,7 +154,7 @@ class Claims:
                 taken = self._claim(source, consumer, there, under)
                 if sum(len(part.slots) for part in taken) == there * source.size:
                     return taken
-                for part in taken:  # now the source excludes what other learners have
+                for part in taken:  # the source now excludes the units of other learners
                     consumer.give_back(part.lease)
             elif not self._unblock(source, consumer):
                 return []
@@ -170,7 +172,7 @@ class Claims:
     # -- inside --------------------------------------------------------------------------------
 
     def _follow(self, source: Source, consumer: Consumer, *, is_short: bool = False) -> None:
-        """Brings the source up to date with the ledger."""
+        """Updates the source from the ledger."""
         if (lost := source.lost()) is not None:
             there = lost.tickets >= 0
             consumer.drop(lost.elements[there], lost.tickets[there])
@@ -223,11 +225,11 @@ class Claims:
         return 0
 
     def _unblock(self, source: Source, consumer: Consumer) -> bool:
-        """Gives up the group of the oldest item if it can never be complete.
+        """Abandons the group of the oldest item if the group can never be complete.
 
-        A group can never be complete if its other items have no room before this one is
-        acknowledged. The same is assumed if all writers have waited for so long that a dead writer
-        would have been restarted.
+        A group can never be complete if its other items do not fit into the ring before the oldest
+        item is acknowledged. The same is assumed if all writers have waited so long that a dead
+        writer would have been restarted by now.
         """
         oldest = consumer.oldest_to_give()
         if oldest is None:
@@ -265,7 +267,7 @@ def _claimed(chosen: Units, claim: Callable[[Ints, Ints, Ints], Flags]) -> Flags
 
 
 class ClaimingSampler(Consumes):
-    """A sampler that chooses the units of its consumer; each unit is delivered once."""
+    """A sampler that chooses units for a consumer, so that each unit is delivered once."""
 
     def __init__(self, consumer: str | None, start: Start) -> None:
         super().__init__(consumer, 1, start)
@@ -273,21 +275,21 @@ class ClaimingSampler(Consumes):
 
     @property
     def _lock(self) -> AbstractContextManager[Any]:
-        """Lock that is held while the source is used."""
+        """Returns the lock to hold while the source is used."""
         raise NotImplementedError
 
     def _source(self, storage: Any, consumer: Consumer) -> Source:
-        """Returns the current units of a storage; EmptyBufferError if it has no items."""
+        """Returns the current units of a storage, or raises EmptyBufferError if it is empty."""
         raise NotImplementedError
 
     def _exhausted(self) -> str:
-        """Describes what the consumer was given, for the error if nothing is left."""
+        """Describes which items were delivered, for the error if nothing is left."""
         raise NotImplementedError
 
     def _claimed(
         self, storage: Any, wanted: int, size: int, taking: Taking | None
     ) -> tuple[Any, dict[Any, Any]]:
-        """Claims ``wanted`` units of ``size`` items; waits as `Consumer.wait_for` does."""
+        """Claims ``wanted`` units of ``size`` items, and waits like `Consumer.wait_for`."""
         if taking is None:
             return self._acknowledged(storage, wanted * size)
         consumer = self.opened(storage)

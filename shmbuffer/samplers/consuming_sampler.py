@@ -1,4 +1,4 @@
-"""Sampler that delivers each item once, to one of the learners of a consumer."""
+"""Sampler that delivers each item once, to one of a consumer's learners."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from shmbuffer.tensors.form import cpu
 class ConsumingSampler(Consumes):
     """Delivers each item once, oldest first, to one of the consumer's learners.
 
-    A consumer has a name, which all processes of the buffer know, and outlives these processes. All
-    learners with a sampler of that name share the items; another consumer gets every item again. A
-    buffer has up to eight consumers, each with its own position.
+    A consumer has a name, is visible to all processes of the buffer, and outlives these processes.
+    All learners whose samplers use the same consumer name share the items. Every other consumer
+    also receives each item. A buffer has up to eight consumers, each with its own position.
 
-    An item is delivered under a lease: ``sample(lease=60.0)`` gives the learner this many seconds
-    to train on it and to acknowledge it with `ReplayBuffer.ack`. If the learner dies or the lease
-    expires before that, the item is delivered again, before any other. A late `ack` is refused and
-    counted, so that two learners never own the same item. Without ``lease`` a sample is
-    acknowledged before it is returned.
+    An item is delivered under a lease: ``sample(lease=60.0)`` gives the learner 60 seconds to train
+    on the item and to acknowledge it with `ReplayBuffer.ack`. If the learner dies or the lease
+    expires before the acknowledgement, the item is delivered again, before all others. A late `ack`
+    is rejected and counted, so that two learners never own the same item. Without ``lease``, a
+    sample is acknowledged before it is returned.
 
-    Writers wait instead of overwriting items that a consumer has not acknowledged, and items cannot
-    be written at given places (``rb[3] = item``). A consumer without learners blocks writers: the
-    wait names it, and ``shmbuffer consumers DIR --remove NAME`` or `ReplayBuffer.remove_consumer`
-    removes it.
+    Writers wait instead of overwriting items that a consumer has not acknowledged. Items cannot be
+    written to explicit indices (``rb[3] = item``). A consumer without learners blocks the writers.
+    Their messages name the consumer, which can be removed with ``shmbuffer consumers DIR --remove
+    NAME`` or `ReplayBuffer.remove_consumer`.
 
-    A sample waits for ``batch_size`` items. If no writer is left, it returns the remaining items,
-    or raises `EmptyBufferError` if there are none.
+    A call to ``sample`` waits for ``batch_size`` items. If no writer is left, it returns the
+    remaining items, or raises `EmptyBufferError` if there are none.
 
     Args:
-        max_sample_count: number of times that each item has to be acknowledged, up to 1023.
-        consumer: name of the consumer, up to 48 bytes.
-        start: position of a new consumer: ``"oldest"`` starts with the oldest item, and
-            ``"newest"`` with the next one that is written.
+        max_sample_count: number of times that each item must be acknowledged, at most 1023.
+        consumer: name of the consumer, at most 48 bytes.
+        start: position of a new consumer. ``"oldest"`` starts with the oldest item, and
+            ``"newest"`` starts with the next item that is written.
 
     Raises:
         TypeError: ``max_sample_count`` is not an int, or ``consumer`` is not a str.
         ValueError: ``max_sample_count`` is below 1.
 
-    Cost: one native call for the draw and one for the acknowledgement; 16 bytes per slot and
-        consumer.
+    Cost: one native call for the draw and one for the acknowledgement. The ledger needs 16 bytes
+        per slot and consumer.
 
     Example:
         >>> import torch
@@ -110,7 +110,7 @@ class ConsumingSampler(Consumes):
         return slots, known
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
-        """True if there are items that have not been delivered, or no more can come."""
+        """True if there are undelivered items, or if no more items can be written."""
         consumer = self.bind(storage)
         return consumer is not None and consumer.can_give(batch_size)
 
@@ -126,7 +126,10 @@ class ConsumingSampler(Consumes):
 
     @classmethod
     def of(cls, count: Any) -> Self:
-        """Converts ``consume_after_n_samples``; TypeError or ValueError if it is invalid."""
+        """Creates a sampler from the value of ``consume_after_n_samples``.
+
+        Raises TypeError or ValueError if the value is invalid.
+        """
         try:
             return cls(count)
         except (TypeError, ValueError) as error:
@@ -134,7 +137,7 @@ class ConsumingSampler(Consumes):
 
 
 def consuming_instead(sampler: Any, count: Any, prefetch: int | None) -> ConsumingSampler:
-    """Returns the sampler for an argument ``consume_after_n_samples``."""
+    """Returns the sampler for the argument ``consume_after_n_samples``."""
     wanted = ConsumingSampler.of(count)
     if prefetch:
         raise ValueError("Prefetching is not supported when consume_after_n_samples is set.")

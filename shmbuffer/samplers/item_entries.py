@@ -1,14 +1,14 @@
-"""Entries of the items of a storage, read by its mover without the rest of the items.
+"""Reads single entries of the items of a storage, without the rest of the items.
 
-Slices need one or two small entries (``done``, a trajectory id) of every item, and some flags of
-the items that they draw. Samplers by version or group need a label of every item.
+Slice samplers need one or two small entries (``done``, a trajectory id) of every item, and some
+flags of the drawn items. Samplers by version or by group need a label of every item.
 
     RowEntries     reads the columns of rows where they are stored
-    KeptEntries    reads records and objects once each, and keeps the entries by ticket
+    KeptEntries    reads each record or object once, and caches its entries by ticket
     labels_of      reads the labels of new items, as numbers or as objects
-    columns_of     tells the core where labels are, so that it reads them by itself
+    columns_of     returns the addresses of labels, from which the core reads them directly
 
-`ForeignItems` reads objects, and the items of a storage without a ring, which has no mover.
+`ForeignItems` reads objects, and the items of a storage that has neither a ring nor a mover.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ Column = NDArray[Any] | list[Any]
 _PIECE_BYTES = 2**24  # bytes of records that are read together
 _NUMBERS = (torch.Tensor, np.ndarray, np.generic, bool, int, float)
 _READ = {*((kind, size) for kind in "iu" for size in (1, 2, 4, 8)), ("f", 4), ("f", 8)}
-"""Kinds and sizes of numbers that the core reads."""
+"""Kinds and sizes of numbers that the core can read."""
 
 
 class RowEntries:
-    """Entries of rows, read where they are stored."""
+    """Reads the entries of rows in place."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         leaves = rows.leaves
         self._at: dict[KeyPath, int] = {}
-        if leaves.node is not LEAF:  # one tensor has no entries
+        if leaves.node is not LEAF:  # a single tensor has no entries
             self._at = {leaf.path: at for at, leaf in enumerate(leaves.leaves)}
 
     @property
@@ -62,7 +62,7 @@ class RowEntries:
         return tuple(self._rows.leaves.leaves[self._at[path]].shape)
 
     def column(self, path: KeyPath) -> torch.Tensor | None:
-        """Returns an entry of all elements; None unless it is contiguous in memory."""
+        """Returns an entry of all elements, or None unless the entry is contiguous in memory."""
         return self._rows.contiguous(self._at[path])
 
     def has(self, path: KeyPath) -> bool:
@@ -70,7 +70,7 @@ class RowEntries:
         return path in self._at
 
     def read(self, slots: Ints) -> None:
-        """Keeps nothing, because entries are read where they are stored."""
+        """Does nothing, because entries are read in place."""
 
     def at(self, path: KeyPath, slots: Ints) -> NDArray[Any]:
         """Copies an entry of some slots, ``[n, lanes, numbers]``."""
@@ -84,16 +84,16 @@ class RowEntries:
 
 
 class KeptEntries:
-    """Entries of records and objects, read once for each item and kept by ticket."""
+    """Reads the entries of each record or object once, and caches them by ticket."""
 
     def __init__(self, items: Any, capacity: int, paths: Sequence[KeyPath]) -> None:
         self._items = items  # a mover, or `ForeignItems`
         self._paths = paths
-        self._tickets = np.full(capacity, -1, np.int64)  # tickets of the items that were read
+        self._tickets = np.full(capacity, -1, np.int64)  # tickets of the cached items
         self._columns = {path: _KeptColumn(path, capacity) for path in paths}
 
     def read(self, slots: Ints) -> None:
-        """Reads the items of these slots that are new."""
+        """Reads the new items in these slots."""
         ring = self._items.ring
         now = 0 if ring is None else slot_words.tickets(ring.live.words[slots])
         new = np.unique(slots[now != self._tickets[slots]])
@@ -103,7 +103,7 @@ class KeptEntries:
             for path, values in zip(self._paths, found, strict=True):
                 self._columns[path].lose(part[~there])
                 self._columns[path].put(part[there], values)
-            self._tickets[part] = tickets  # last, because other threads read them first
+            self._tickets[part] = tickets  # written last, because other threads read tickets first
 
     def _pieces(self, slots: Ints) -> list[Ints]:
         if not isinstance(self._items, RecordStore):
@@ -113,7 +113,7 @@ class KeptEntries:
         return np.split(slots, np.flatnonzero(np.diff(piece)) + 1)
 
     def has(self, path: KeyPath) -> bool:
-        """True if all items that were read have a tensor at this path."""
+        """True if all cached items have a tensor at this path."""
         return path in self._columns and self._columns[path].is_in_all()
 
     def at(self, path: KeyPath, slots: Ints) -> NDArray[Any]:
@@ -135,20 +135,20 @@ class _KeptColumn:
 
     def __init__(self, path: KeyPath, capacity: int) -> None:
         self._path = path
-        self._lacks = np.zeros(capacity, np.bool_)  # items that were read and lack the entry
+        self._lacks = np.zeros(capacity, np.bool_)  # True for cached items without the entry
         self._without = 0  # number of these items
         self.values: NDArray[Any] = np.zeros((capacity, 1, 0), np.bool_)
         self.shape: tuple[int, ...] | None = None
 
     def lose(self, slots: Ints) -> None:
-        """Forgets the items of these slots, which are gone."""
+        """Discards the values of these slots, whose items were removed."""
         self._without -= int(self._lacks[slots].sum())
         self._lacks[slots] = False
 
     def put(self, slots: Ints, values: Any) -> None:
-        """Stores the entries of the items of these slots; an entry that is no number is missing."""
+        """Stores entries of the items in these slots. Entries that are not numbers are missing."""
         self.lose(slots)
-        if isinstance(values, torch.Tensor | np.ndarray):  # one value for each item
+        if isinstance(values, torch.Tensor | np.ndarray):  # one value per item
             there, rows = np.ones(len(slots), np.bool_), as_tensor(values).detach().cpu()
         else:
             each = [None] * len(slots) if values is None else list(values)
@@ -171,7 +171,7 @@ class _KeptColumn:
         self.values[slots[there]] = numbers
 
     def _require_shape(self, shape: Sequence[int]) -> None:
-        """Raises RuntimeError if an entry has another shape than the entries before it."""
+        """Raises RuntimeError if the shape of an entry differs from that of earlier entries."""
         self.shape = tuple(shape) if self.shape is None else self.shape
         if tuple(shape) != self.shape:
             raise RuntimeError(
@@ -181,12 +181,12 @@ class _KeptColumn:
             )
 
     def is_in_all(self) -> bool:
-        """True if every item that was read has the entry."""
+        """True if every cached item has the entry."""
         return self.shape is not None and not self._without
 
 
 class ForeignItems:
-    """Reads objects, and items of a storage without a ring, whole through ``get``."""
+    """Reads complete objects, and items of a storage without a ring, through ``get``."""
 
     ring = None
 
@@ -194,20 +194,20 @@ class ForeignItems:
         self._storage = storage
 
     def entries(self, slots: Ints, paths: Sequence[KeyPath]) -> tuple[list[Any], Ints]:
-        """Returns entries of items like a mover. All tickets are 0, so each item is read once."""
+        """Returns entries of items, like a mover. All tickets are 0, so each item is read once."""
         data = self._storage.get(torch.from_numpy(slots))
         return [entries_in(data, path) for path in paths], np.zeros_like(slots)
 
 
 def entries_in(data: Any, path: KeyPath) -> Any:
-    """Returns an entry of a batch, or of each item of a list; None if the batch lacks it."""
+    """Returns an entry of a batch or of each item in a list, or None if a batch lacks it."""
     if isinstance(data, list | tuple):
         return [entry_at(item, path) for item in data]
     return entry_at(data, path)
 
 
 def pick(data: Any, path: KeyPath) -> torch.Tensor | None:
-    """Returns an entry of a batch or of a list of items; None unless it is a tensor."""
+    """Returns an entry of a batch or of a list of items, or None unless it is a tensor."""
     found = entries_in(data, path)
     if isinstance(found, list):
         if not found or not all(map(_is_number, found)):
@@ -219,7 +219,7 @@ def pick(data: Any, path: KeyPath) -> torch.Tensor | None:
 
 
 def any_of(numbers: NDArray[Any]) -> Flags:
-    """True for each item with a number other than 0, ``[slots, lanes]``."""
+    """Returns True for each item with a nonzero number, ``[slots, lanes]``."""
     if numbers.shape[-1] != 1:
         return np.asarray(numbers.any(-1))
     return numbers[..., 0] if numbers.dtype == np.bool_ else numbers[..., 0] != 0
@@ -233,18 +233,19 @@ def labels_of(
 ) -> tuple[list[Column], Flags]:
     """Reads entries of the items with tickets below ``seen``.
 
-    An item that a writer overwrites meanwhile is skipped, and reported again by the next update.
+    If a writer overwrites an item during the read, the item is skipped, and the next update reports
+    it again.
 
     Returns:
-        For each path numbers ``[elements, k]``, or a list with one object per element; and True for
-            each slot that had such an item while it was read.
+        For each path, numbers ``[elements, k]`` or a list with one object per element. Also a flag
+            per slot, which is True if the slot held such an item during the read.
 
     Raises:
         KeyError: an item lacks an entry.
     """
     found, tickets = mover.entries(slots, paths)
     if isinstance(mover, RecordStore) and not all(map(_are_numbers, found)):
-        kept, known, _ = mover.read(torch.from_numpy(slots))  # text and objects: whole records
+        kept, known, _ = mover.read(torch.from_numpy(slots))  # text, objects: reads whole records
         tickets = known.numpy()
         items = mover.codec.decoder.items(mover.select_rows(kept, tickets >= 0))
         found = [entries_in(items, path) for path in paths]
@@ -259,10 +260,10 @@ def labels_of(
 def columns_of(
     mover: Any, paths: Sequence[KeyPath], means: Floats | None
 ) -> tuple[Any, ...] | None:
-    """Returns the places of a label's and a value's numbers in an item for the core.
+    """Returns, for the core, where the numbers of a label and a value are stored in an item.
 
-    Returns None if the core cannot read them. For records, the places are those in the first
-    record, and the core reports a record of another form.
+    Returns None if the core cannot read them. For records, the locations are those in the first
+    record, and the core reports any record with a different layout.
     """
     if isinstance(mover, RecordStore) and len(paths) == 1:
         return _of_records(mover, paths[0])
@@ -288,7 +289,7 @@ def columns_of(
 
 
 def _of_records(store: RecordStore, path: KeyPath) -> tuple[Any, ...] | None:
-    """Returns the place of the number of a label in records; None if it is compressed."""
+    """Returns where records store the number of a label, or None if it is compressed."""
     found = store.form_and_chunk(path)
     if found is None:
         return None
@@ -307,12 +308,12 @@ def _of_records(store: RecordStore, path: KeyPath) -> tuple[Any, ...] | None:
 
 
 def _kind_of(dtype: np.dtype[Any]) -> tuple[str, int]:
-    """Returns kind and size of a dtype for the core; booleans are unsigned."""
+    """Returns the kind and the size of a dtype for the core. Booleans are unsigned."""
     return {"b": "u"}.get(dtype.kind, dtype.kind), dtype.itemsize
 
 
 def as_column(values: Any, path: KeyPath) -> Column:
-    """Converts the entries of items at a path; KeyError if an item has none."""
+    """Converts the entries of items at a path, or raises KeyError if an item has none."""
     if values is None or (isinstance(values, list) and any(value is None for value in values)):
         name = repr(path[0] if len(path) == 1 else path)
         raise KeyError(
@@ -330,7 +331,7 @@ def _some(column: Column, which: Flags) -> Column:
 
 
 def _as_object(value: Any) -> Any:
-    """Converts a key so that Python can compare it: to a number, or a tuple of numbers."""
+    """Converts a key to a number or a tuple of numbers, which Python can compare."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     elif is_collection(value) and hasattr(value, "data"):
@@ -339,7 +340,7 @@ def _as_object(value: Any) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    """True for numbers and tensors, and for arrays of numbers."""
+    """True for a number, a tensor, or an array of numbers."""
     return isinstance(value, _NUMBERS) and not (
         isinstance(value, np.ndarray) and value.dtype.kind not in "biuf"
     )
@@ -352,7 +353,7 @@ def _are_numbers(values: Any) -> bool:
 
 
 def _stacked(values: Any) -> NDArray[Any]:
-    """Stacks numbers to ``[n, k]``."""
+    """Stacks numbers into an array ``[n, k]``."""
     if not len(values):
         return np.zeros((0, 1), np.int64)
     if isinstance(values, np.ndarray):

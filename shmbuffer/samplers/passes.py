@@ -1,16 +1,16 @@
-"""A pass draws each item once, in an order that is chosen when the pass starts.
+"""Passes, which draw each item once, in an order that is chosen when the pass starts.
 
-Other processes may write meanwhile, so a pass is an order of places instead of items. When a place
-is next, its slot word decides:
+Other processes may write during a pass, so a pass is an order of element indices instead of items.
+When an element is next, the state in its slot word decides:
 
-    COMMITTED          the item that is there now is drawn
-    WRITING, ABORTED   the place is left out
-    EMPTY              the storage was emptied: the pass is over; or its record was evicted, which
-                       the counter of evictions tells: the place is left out
+    COMMITTED          the current item of the slot is drawn
+    WRITING, ABORTED   the element is skipped
+    EMPTY              if the counter of evictions has changed, the record was evicted, and the
+                       element is skipped; otherwise the storage was emptied, and the pass is over
 
-If the slots are known to be filled from the first one on (see `filled_elements`), a pass starts
-without reading them, and its order is a `Permutation`. The cost of a write or a new pass then does
-not depend on the size of the storage.
+If all slots up to a known number are filled (see `filled_elements`), a pass starts without reading
+them, and its order is a `Permutation`. In this case, the cost of a write or a new pass does not
+depend on the size of the storage.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from shmbuffer.samplers.permutation import Permutation
 from shmbuffer.samplers.sampler import in_storage
 from shmbuffer.tensors.form.tensor_kit import TENSORS
 
-_LOOKS = 8  # reads of counters that change meanwhile
+_LOOKS = 8  # maximum number of attempts to read counters that keep changing
 
 
 class Pass(NamedTuple):
-    """Position of a sampler; immutable."""
+    """Position of a sampler in its pass. Immutable."""
 
     order: Ints | Permutation | None = None
-    """Elements, or first items of trajectories, in the order of the pass; None between passes."""
+    """Elements or first items of trajectories in the order of the pass, or None between passes."""
     at: int = 0
     """Number of drawn elements."""
     whole: int = 0
@@ -51,12 +51,12 @@ class Pass(NamedTuple):
     """Number of items in the storage at the start of the pass."""
     ran_out: bool = False
     tickets: Ints | None = None
-    """Tickets of the elements; None if they are not compared."""
+    """Tickets of the elements, or None if tickets are not compared."""
     evicted: int = 0
     """Number of items that the ring had evicted at the start of the pass."""
 
     def left(self) -> Ints | None:
-        """Returns the elements that remain to be drawn; None between two passes."""
+        """Returns the elements that remain to be drawn, or None between two passes."""
         return None if self.order is None else self.order[self.at :]
 
     def count_left(self) -> int:
@@ -66,7 +66,7 @@ class Pass(NamedTuple):
         return len(self.order) - self.at
 
     def reaches(self, elements: int) -> bool:
-        """True if the order contains elements other than the first ``elements``."""
+        """True if the order contains an element that is not among the first ``elements``."""
         if isinstance(self.order, Permutation):
             return self.order.count > elements
         return self.order is not None and bool((self.order >= elements).any())
@@ -77,15 +77,15 @@ class PassDraw(NamedTuple):
 
     elements: Ints
     tickets: Ints | None
-    """None if the storage has no tickets."""
+    """Tickets of the items, or None if the storage has no tickets."""
     at: int
     """Position of the pass after these items."""
     filling: bool
-    """True if a place was skipped because it is being written."""
+    """True if an element was skipped because it is being written."""
 
 
 def held_next(ring: Ring | None, now: Pass, count: int) -> PassDraw | None:
-    """Returns the next ``count`` items of a pass; None if the storage was emptied."""
+    """Returns the next ``count`` items of a pass, or None if the storage was emptied."""
     order, at = now.order, now.at
     assert order is not None
     elements = order[at : at + count]
@@ -116,7 +116,7 @@ def is_over(ring: Ring | None, now: Pass, count: int) -> bool:
 
 
 def wait_for(ring: Ring | None, elements: Ints | None) -> bool:
-    """Waits up to 5 s for writes to these places. Returns True if all are complete."""
+    """Waits up to 5 s for writes to these elements. Returns True if all writes are complete."""
     deadline = time.monotonic() + WRITE_TIMEOUT_S
     while ring is not None and elements is not None:
         if not (slots.states(ring.live.words[elements // ring.width]) == SlotState.WRITING).any():
@@ -128,7 +128,7 @@ def wait_for(ring: Ring | None, elements: Ints | None) -> bool:
 
 
 def wait_for_items(storage: Any, ring: Ring | None, otherwise: str) -> None:
-    """Waits while all items are being overwritten; EmptyBufferError if there are none."""
+    """Waits while all items are being overwritten. Raises EmptyBufferError if there are none."""
     if ring is None:
         if not len(storage):
             raise EmptyBufferError(otherwise)
@@ -144,10 +144,11 @@ def evictions(ring: Ring | None) -> int:
 
 
 def filled_elements(storage: Any, ring: Ring | None) -> int | None:
-    """Returns the number of elements if all of them, from the first on, hold or will hold an item.
+    """Returns the number of elements if the used elements are exactly the first ones.
 
-    None means that the slots must be read, because they are used in another way or change too fast.
-    The cost does not depend on their number.
+    Each of these elements holds an item or will hold one. Returns None if the slots must be read,
+    because they are used in another way or change too fast. The cost does not depend on the number
+    of slots.
     """
     if ring is None:
         return len(storage)
@@ -157,7 +158,7 @@ def filled_elements(storage: Any, ring: Ring | None) -> int | None:
         phases = entries["phase"]
         writing = int(entries["count"][phases == Phase.PAYLOAD].sum())
         moves = ((phases != Phase.IDLE) & (phases != Phase.PAYLOAD)).any()
-        # A claim moves the head and a commit adds items, so neither occurred if both are unchanged.
+        # A claim moves the head, and a commit adds items. If both are unchanged, neither occurred.
         if not moves and (head, length) == (ring.head, ring.length):
             reached = min(head, ring.capacity)
             return reached * ring.width if length == (reached - writing) * ring.width else None
@@ -165,10 +166,10 @@ def filled_elements(storage: Any, ring: Ring | None) -> int | None:
 
 
 def places_of(storage: Any, ring: Ring | None) -> Ints:
-    """Returns elements with a committed or unfinished item, in storage order.
+    """Returns the elements with a committed or unfinished item, in storage order.
 
-    The cost is linear in the items written since the storage was emptied, or in the slots in use;
-    see `SlotsFile.used`.
+    The cost is linear in the number of items written since the storage was emptied, or in the
+    number of slots in use; see `SlotsFile.used`.
     """
     if ring is None:
         return np.arange(len(storage), dtype=np.int64)

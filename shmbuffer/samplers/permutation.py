@@ -1,11 +1,11 @@
-"""Random order of many numbers, computed piece by piece.
+"""Computes a random order of many numbers incrementally.
 
 A table of the order would have to be computed completely before the first draw. Here a number is
-the image of its position under a keyed permutation. This is a generalized Feistel network, repeated
-until the image is below the count (Black and Rogaway, "Ciphers with arbitrary finite domains",
-2002).
+the image of its position under a keyed permutation. The permutation is a generalized Feistel
+network, which is repeated until the image is below the count (Black and Rogaway, "Ciphers with
+arbitrary finite domains", 2002).
 
-    position = high * columns + low          columns is about the root of the count
+    position = high * columns + low          columns is about the square root of the count
     high = (high + hash(low)) mod rows       low = (low + hash(high)) mod columns, and so on
 """
 
@@ -21,22 +21,21 @@ from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.samplers.rank import mixed
 
 FEWEST = 8192
-"""Least count for which a table is not used; smaller tables are fast, and allow every order."""
-
-_PIECE = 4096  # numbers per step: fewer would be dominated by numpy's calls
+"""Smallest count that uses no table. Smaller tables are fast, and can represent every order."""
+_PIECE = 4096  # numbers per step; with fewer, the overhead of numpy's calls would dominate
 _TURNS = 3  # rounds of two hashes each; two rounds are uneven for small orders
 _FACTORS = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 _FOLD, _TOP, _BITS = np.uint64(32), np.uint64(33), np.uint64(31)  # a hash is the upper 31 bits
 
 
 class Permutation:
-    """Numbers below ``count`` in a random order; immutable.
+    """The numbers below ``count`` in a random order. Immutable.
 
     Args:
-        count: how many numbers.
-        key: 63 bits that determine the order; None is ascending order.
+        count: how many numbers there are.
+        key: 63 bits that determine the order. None means ascending order.
 
-    Cost: 30 ns per number, and 50 µs for the first ones.
+    Cost: 30 ns per number, plus 50 µs for the first access.
     """
 
     def __init__(self, count: int, key: int | None) -> None:
@@ -58,7 +57,7 @@ class Permutation:
         if first < start or end > start + len(piece):
             start, last = first, min(self.count, max(end, first + _PIECE))
             piece = np.empty(last - first, np.int64)
-            for at in range(0, len(piece), _PIECE):  # a piece fits into the cache
+            for at in range(0, len(piece), _PIECE):  # each piece fits into the CPU cache
                 part = piece[at : at + _PIECE]
                 part[:] = self._images(np.arange(first + at, first + at + len(part), dtype="u8"))
             if len(piece) <= _PIECE:

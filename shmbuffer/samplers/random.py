@@ -26,13 +26,13 @@ class RandomSampler(Sampler, metaclass=WithOrWithout):
     """Draws every item with the same probability, with replacement.
 
     Args:
-        replacement: False creates a `SamplerWithoutReplacement` instead.
+        replacement: if False, a `SamplerWithoutReplacement` is created instead.
         **options: arguments of `SamplerWithoutReplacement`, ``drop_last`` and ``shuffle``.
 
     Raises:
-        TypeError: options are given with replacement.
+        TypeError: options were passed, but ``replacement`` is True.
 
-    Cost: one native call for draw and gather with a storage of this package.
+    Cost: with a storage of this package, one native call for draw and gather.
 
     Example:
         >>> from shmbuffer import RandomSampler

@@ -1,9 +1,9 @@
-"""Rank of a learner, which makes its draws differ from other learners with the same seed.
+"""Ranks of learners, which make the draws of learners with the same seed differ.
 
     key of a draw = mixed(63 bits of torch's default generator, rank)
 
-The bits are unchanged for rank 0, for a generator of the user, and for a buffer that is not shared.
-A draw does not depend on process ids or incarnations, so that a run can be repeated.
+The bits are unchanged for rank 0, for a user's own generator, and for a buffer that is not shared.
+A draw does not depend on process ids or incarnations, so that a run is reproducible.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def require_rank(rank: Any) -> int | None:
 
 
 def known_rank(given: int | None) -> int | None:
-    """Returns ``given``, torch.distributed's rank, the variable RANK, or None, in that order."""
+    """Returns the first known rank: ``given``, torch.distributed's, or RANK, otherwise None."""
     if given is not None:
         return given
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -68,9 +68,9 @@ def _scrambled(bits: Any) -> Any:
 
 
 class Share(NamedTuple):
-    """A learner's share of a pass: one of every ``world_size`` successive places."""
+    """A learner's share of a pass: one of every ``world_size`` consecutive elements."""
 
-    # The share differs from pass to pass. It depends on the place, but not on the number of places.
+    # The share differs from pass to pass. It depends on the element, not on the number of elements.
     rank: int
     world_size: int
     seed: int
@@ -78,7 +78,7 @@ class Share(NamedTuple):
     """Number of the pass, from 0."""
 
     def of(self, places: Ints, *, shuffle: bool, even: bool) -> Ints:
-        """Returns our share of places, in order; ``even`` makes all shares equally large."""
+        """Returns our share of ``places``, in order. ``even`` makes all shares equally large."""
         common = mixed(self.seed & _KEY, self.number + 1)
         block, at = np.divmod(places, self.world_size)
         turn = np.zeros(len(places), np.int64)
@@ -96,7 +96,10 @@ class Share(NamedTuple):
 
 
 def share_rank(given: int | None, world_size: int) -> int:
-    """Returns the rank of a learner that shares its passes; ValueError if unknown or too large."""
+    """Returns the rank of a learner that shares its passes.
+
+    Raises ValueError if the rank is unknown or too large.
+    """
     rank = known_rank(given)
     if rank is None and world_size > 1:
         raise ValueError(
@@ -115,12 +118,12 @@ def share_rank(given: int | None, world_size: int) -> int:
 def rank_of_draws(
     storage: Any, generator: torch.Generator | None, given: int | None, *, shared: bool
 ) -> int:
-    """Returns the rank to mix into draws; warns if another process draws from the same state."""
+    """Returns the rank to mix into draws. Warns if another process draws from the same state."""
     engine = getattr(storage, "open_engine", None)
     seat = None if engine is None else engine.seat
     if seat is not None and not seat.is_ours():
         seat.rejoin()
-    shared = shared or getattr(storage, "shared", False)  # other storages may lack it
+    shared = shared or getattr(storage, "shared", False)  # other storages may lack the attribute
     if not (shared or (seat is not None and seat.was_joined())):
         return 0
     rank = (known_rank(given) if generator is None else given) or 0

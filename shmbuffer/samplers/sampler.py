@@ -1,4 +1,4 @@
-"""Base class of samplers, which return indices of items and data about the draw."""
+"""Base class of samplers, which return the indices of items and information on the draw."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WithOrWithout(type):
     _without_replacement: Any
 
     def __call__(cls, *args: Any, replacement: bool = True, **options: Any) -> Any:
-        """Creates the sampler, of the other class if ``replacement`` is False."""
+        """Creates a sampler, of the class without replacement if ``replacement`` is False."""
         if replacement:
             return super().__call__(*args, **options)
         if "_without_replacement" not in vars(cls):
@@ -48,18 +48,19 @@ class WithOrWithout(type):
 class Sampler(Checkpoints):
     """Base class of samplers, which choose items.
 
-    A custom sampler needs ``sample``; the buffer reads the items at its indices. Samplers of this
-    package draw, gather and validate in one call of the C core if the storage has a ring.
+    A custom sampler must define ``sample``. The buffer reads the items at the returned indices. The
+    samplers of this package draw, gather and validate in one call of the C core if the storage has
+    a ring.
 
     Source: ``torchrl.data.replay_buffers.Sampler``.
     """
 
     _rng: torch.Generator | None = None
-    """Generator of the buffer; None is torch's default generator."""
+    """Generator of the buffer. None means torch's default generator."""
     _rank_in_draws: int = UNKNOWN
-    """Rank that is mixed into draws: 0 changes nothing, `UNKNOWN` until the first draw."""
+    """Rank that is mixed into draws: 0 has no effect, and `UNKNOWN` is set until the first draw."""
     _rank_given: tuple[int | None, bool] = None, False
-    """The buffer's ``rank``, and whether it is treated as shared."""
+    """The buffer's ``rank``, and True if the buffer is treated as shared."""
     _own_rank: int | None = None
     """The sampler's own ``rank``."""
 
@@ -77,8 +78,8 @@ class Sampler(Checkpoints):
             batch_size: number of items.
 
         Returns:
-            Element indices: int64 ``[batch_size]``, or a tuple of ``ndim`` of them; and a dict of
-            tensors ``[batch_size]`` that become part of the sample.
+            Element indices, int64 ``[batch_size]`` or a tuple of ``ndim`` such tensors, and a dict
+            of tensors ``[batch_size]`` that become part of the sample.
 
         Raises:
             EmptyBufferError: the storage is empty.
@@ -90,22 +91,22 @@ class Sampler(Checkpoints):
         return len(storage) > 0
 
     def _sampleable_count(self, storage: Any, batch_size: int) -> int:
-        """Returns the number of different draws: items, or places where a slice can start."""
+        """Returns the number of different draws: items, or positions where a slice can start."""
         return len(storage)
 
     def add(self, index: Any) -> None:
-        """Notes that an item was written at ``index``."""
+        """Records that an item was written at ``index``."""
 
     def extend(self, index: Any) -> None:
-        """Notes that items were written at ``index``."""
+        """Records that items were written at ``index``."""
 
     def mark_update(self, index: Any, *, storage: Any = None) -> None:
-        """Notes that the items at ``index`` were rewritten."""
+        """Records that the items at ``index`` were rewritten."""
 
     def update_priority(
         self, index: Any, priority: Any, *, storage: Any = None, generation: Any = None
     ) -> PriorityUpdate:
-        """Changes priorities, if the sampler has any."""
+        """Changes priorities if the sampler has priorities."""
         return PriorityUpdate(0, 0)
 
     @property
@@ -115,18 +116,21 @@ class Sampler(Checkpoints):
 
     @property
     def ran_out(self) -> bool:
-        """True if the last draw ended a pass; samplers with passes allow setting it to False."""
+        """True if the last draw ended a pass. Samplers with passes allow setting it to False."""
         return False
 
     def _position(self) -> Any:
-        """Returns a position for `_rewind`, at low cost; None if draws change nothing."""
+        """Returns a position for `_rewind`, at low cost, or None if draws change no state."""
         return None
 
     def _rewind(self, position: Any) -> None:
-        """Reverts all draws since `_position`, such as prefetched batches never delivered."""
+        """Reverts all draws since `_position`, such as undelivered prefetched batches."""
 
     def _to_plain(self, position: Any, before: Any) -> Any:
-        """Converts a position for a save; TypeError if prefetched batches have to be redrawn."""
+        """Converts a position for a save.
+
+        Raises TypeError if prefetched batches must be redrawn.
+        """
         if position is not None:
             raise TypeError(
                 f"the position of a {type(self).__name__} cannot be saved as plain values"
@@ -137,7 +141,7 @@ class Sampler(Checkpoints):
         return None
 
     def _again(self, storage: Any, index: Any) -> tuple[Any, dict[str, Any]]:
-        """Repeats a draw because items were overwritten; in a pass, at the same places."""
+        """Repeats a draw because items were overwritten. In a pass, uses the same elements."""
         return self.sample(storage, self._size_of(index))
 
     def _size_of(self, index: Any) -> int:
@@ -145,7 +149,7 @@ class Sampler(Checkpoints):
         return len(index[0] if isinstance(index, tuple) else index)
 
     def _divide(self, worker: int, workers: int, rank: int, seed: int) -> None:
-        """Shares each pass with other workers of this learner; all get the same ``seed``."""
+        """Shares each pass with other workers of this learner, which get the same ``seed``."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the sampler without its arguments."""
@@ -155,45 +159,45 @@ class Sampler(Checkpoints):
         """Loads a state."""
 
     def _empty(self) -> None:
-        """Notes that the storage was emptied."""
+        """Records that the storage was emptied."""
 
     def _loaded_into(self, storage: Any) -> None:
-        """Notes that the loaded state belongs to the items in ``storage``."""
+        """Records that the loaded state belongs to the items in ``storage``."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_rank_in_draws": UNKNOWN}  # may be another learner
+        return {**self.__dict__, "_rank_in_draws": UNKNOWN}  # the copy may be in another learner
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
 
 def lanes_of(storage: Any) -> tuple[int, ...]:
-    """Returns the sizes of a storage's dimensions after the first; ``()`` for one dimension."""
+    """Returns the sizes of a storage's dimensions after the first, or ``()`` for one dimension."""
     if isinstance(storage, RingBacked):
         return storage.lanes()
-    ndim = getattr(storage, "ndim", 1)  # other storage: use its shape, as TorchRL does
+    ndim = getattr(storage, "ndim", 1)  # for other storages, use the shape, as TorchRL does
     return tuple(storage.shape[1:ndim]) if ndim > 1 else ()
 
 
 def in_storage(storage: Any, elements: torch.Tensor) -> Any:
-    """Converts elements to an index of ``storage``: coordinates if it has lanes."""
+    """Converts elements to an index of ``storage``, to coordinates if the storage has lanes."""
     lanes = lanes_of(storage)
     return unravel(elements, lanes) if lanes else elements
 
 
 def wait_for_marks(storage: Any) -> None:
-    """Waits until no writer is marking slots, because it takes the mutex."""
+    """Waits until no writer is marking slots, by acquiring the mutex."""
     ring: Ring | None = ring_of(storage)
     if ring is not None:
         ring.totals()
 
 
 def unchanged(storage: Any, draw: Callable[[], _T | None], what: str) -> _T:
-    """Draws until no chosen item was overwritten meanwhile.
+    """Repeats a draw until no chosen item is overwritten during the draw.
 
     Args:
         storage: the storage to draw from.
-        draw: chooses items; returns None if one was overwritten.
+        draw: function that chooses items, and returns None if one was overwritten.
         what: name of the chosen items, for the message.
 
     Raises:
@@ -212,19 +216,19 @@ def unchanged(storage: Any, draw: Callable[[], _T | None], what: str) -> _T:
 
 _scratch = threading.local()
 _asked: weakref.WeakSet[Sampler] = weakref.WeakSet()
-_gate = threading.RLock()  # reentrant: a signal handler may fork while its thread draws
+_gate = threading.RLock()  # reentrant, because a signal handler may fork while its thread draws
 
 
 def between_forks(call: Callable[..., _T], *arguments: Any, **options: Any) -> _T:
-    """Calls a function that uses a generator of torch, while no fork can happen."""
-    # A child forked while another thread draws would inherit the generator's mutex locked.
+    """Calls a function that uses a torch generator, while no fork can happen."""
+    # If a process forked while another thread draws, the child would inherit a locked generator.
     with _gate:
         return call(*arguments, **options)
 
 
 def draw_key(sampler: Sampler, storage: Any) -> int:
-    """Draws a 63-bit key from the sampler's generator and the `rank`; 0.5 µs."""
-    # Each thread reuses one tensor, which torch fills and which is read in place.
+    """Draws a 63-bit key from the sampler's generator and the `rank`. Takes 0.5 µs."""
+    # Each thread reuses one tensor. torch fills the tensor, and the key is read in place.
     if rank := sampler._rank_in_draws:
         rank = ask_rank(sampler, storage)
     try:
@@ -241,7 +245,7 @@ def draw_key(sampler: Sampler, storage: Any) -> int:
 
 
 def drawn_by(sampler: Sampler, call: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
-    """Draws with a function of torch, for a sampler that knows its rank."""
+    """Draws with a torch function, for a sampler whose rank is known."""
     generator = sampler._rng
     if sampler._rank_in_draws > 0:
         generator = torch.Generator().manual_seed(draw_key(sampler, None))
@@ -249,7 +253,7 @@ def drawn_by(sampler: Sampler, call: Callable[..., torch.Tensor], *arguments: An
 
 
 def random_numbers(sampler: Sampler, count: int) -> Ints:
-    """Returns random numbers below 2**62; their bias modulo a count is below 2**-30."""
+    """Returns random numbers below 2**62. Their bias modulo a count is below 2**-30."""
     numbers: Ints = drawn_by(sampler, cpu.randint, 2**62, (count,)).numpy()
     return numbers
 
@@ -273,8 +277,8 @@ def _forget_ranks() -> None:
         sampler._rank_in_draws = UNKNOWN
 
 
-# C functions, because Ctrl-C may interrupt the start of a Python function.
+# These are C functions, because Ctrl-C may interrupt the start of a Python function.
 os.register_at_fork(
     before=_gate.acquire, after_in_parent=_gate.release, after_in_child=_gate.release
 )
-os.register_at_fork(after_in_child=_forget_ranks)  # a child may be another learner
+os.register_at_fork(after_in_child=_forget_ranks)  # a child process may be another learner

@@ -1,4 +1,7 @@
-"""Base of samplers that may draw for a consumer, whose learners get each item once in total."""
+"""Base class for samplers that can sample on behalf of a consumer.
+
+A consumer is a group of learners that together receive each item once.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +26,19 @@ from shmbuffer.storages.storage import ring_of
 
 @dataclass
 class Taking:
-    """Items claimed by one `sample` call. They are returned to the consumer unless delivered."""
+    """Items claimed by one `sample` call. They return to the consumer unless delivered."""
 
-    lease_s: float | None  # None: acknowledged before the call returns
+    lease_s: float | None  # None: items are acknowledged before the call returns
     leases: Leases
     taken: list[tuple[Consumer, LeasedItems]] = field(default_factory=list)
 
     @property
     def under(self) -> tuple[float, Leases]:
-        """Seconds of a lease, and the list that records leases; see `Consumer.take`."""
+        """Returns the seconds of a lease, and the list of leases; see `Consumer.take`."""
         return math.inf if self.lease_s is None else self.lease_s, self.leases
 
     def give_back(self) -> None:
-        """Returns the items to the consumer at once, because they are not delivered."""
+        """Returns the items to the consumer immediately, because they are not delivered."""
         self.taken.clear()
         self.leases.give_back()
 
@@ -47,11 +50,11 @@ class Taking:
 
 
 class Consumes(Sampler):
-    """Base class of samplers that may draw for a consumer.
+    """Base class of samplers that can draw for a consumer.
 
     Args:
-        consumer: name of the consumer; None: items may be drawn repeatedly.
-        times: number of times that each item has to be acknowledged.
+        consumer: name of the consumer. With None, items can be drawn repeatedly.
+        times: number of times that each item must be acknowledged.
         start: position of a new consumer.
     """
 
@@ -64,10 +67,10 @@ class Consumes(Sampler):
         self.start: Start = start
         self._times = times
         self._found: Consumer | None = None
-        self._of: weakref.ref[Any] | None = None  # ring of the consumer
+        self._of: weakref.ref[Any] | None = None  # ring to which the consumer belongs
 
     def bind(self, storage: Any) -> Consumer | None:
-        """Returns the open consumer of a storage; None before the first write or without one."""
+        """Returns the storage's open consumer, or None before the first write or without one."""
         if self.consumer is None:
             return None
         if isinstance(storage, ListStorage) and not storage.shared:
@@ -90,7 +93,7 @@ class Consumes(Sampler):
         return self._found
 
     def opened(self, storage: Any) -> Consumer:
-        """Returns the open consumer; EmptyBufferError before the first write."""
+        """Returns the open consumer, or raises EmptyBufferError before the first write."""
         found = Consumes.bind(self, storage)
         if found is None:
             raise EmptyBufferError(NOTHING_THERE)
@@ -102,7 +105,7 @@ class Consumes(Sampler):
 
     @contextmanager
     def taking(self, lease_s: float | None) -> Iterator[Taking]:
-        """Starts a call of a buffer, and gives its items back if the block raises an exception."""
+        """Starts a call of a buffer. Returns its items to the consumer if the block raises."""
         with given_back_unless_delivered() as leases:
             yield Taking(lease_s, leases)
 
@@ -114,8 +117,8 @@ class Consumes(Sampler):
         Args:
             storage: the storage to draw from.
             batch_size: number of items.
-            taking: the call of a buffer that gets the items. With None, items for the consumer are
-                acknowledged at once.
+            taking: the call of a buffer that receives the items. With None, items for a consumer
+                are acknowledged immediately.
         """
         return super().sample(storage, batch_size)
 
@@ -129,7 +132,7 @@ class Consumes(Sampler):
     def _again(
         self, storage: Any, index: Any, taking: Taking | None = None
     ) -> tuple[Any, dict[Any, Any]]:
-        """Draws other items, because the buffer was emptied before these were read."""
+        """Draws other items, because the buffer was emptied before the items were read."""
         if taking is None:
             return super()._again(storage, index)
         taking.give_back()

@@ -1,4 +1,4 @@
-"""Sampling without replacement: each item once per pass."""
+"""Sampling without replacement, which draws each item once per pass."""
 
 from __future__ import annotations
 
@@ -43,42 +43,42 @@ class SamplerWithoutReplacement(Sampler):
     """Draws every item once, then starts the next pass.
 
     With a batch size of 3, a pass over 10 items has batches of 3, 3, 3 and 1, or 3, 3 and 3 with
-    ``drop_last``. After the last batch of a pass `ran_out` is True, which ends an iteration over
-    the buffer; the next draw starts a new pass. An iteration that stops in the middle of a pass is
-    continued by the next one.
+    ``drop_last``. After the last batch of a pass, `ran_out` is True, which ends an iteration over
+    the buffer. The next draw starts a new pass. If an iteration stops in the middle of a pass, the
+    next iteration continues the pass.
 
     Writes in the middle of a pass:
 
     - If the storage grows, a new pass starts, as in TorchRL. Items that other processes add to a
       shared storage are included in the next pass instead, so that a pass ends while they continue
       to write.
-    - A slot that is overwritten is drawn once, with its item at that time. A slot without an item,
-      as after an eviction, is skipped.
+    - A slot that is overwritten is drawn once, with the item that it holds when it is drawn. A slot
+      without an item, for example after an eviction, is skipped.
     - Emptying the storage starts a new pass.
 
-    The pass belongs to this sampler in this process. With ``world_size`` several learners share
-    each pass, and one of them draws each item. Their shares differ by at most one item. With
-    ``drop_last`` they are equal, so that all learners get the same number of batches. The shares
-    depend on ``seed``, rank, slot and number of the pass, but not on a generator. They are exact if
-    all learners start the same passes with the same length of the storage. A learner whose own
-    write starts a new pass is one pass ahead of the others. An overwritten slot stays with its
-    learner.
+    The pass belongs to this sampler in this process. With ``world_size``, several learners share
+    each pass, and exactly one of them draws each item. Their shares differ by at most one item.
+    With ``drop_last``, the shares are equal, so that all learners get the same number of batches.
+    The shares depend on ``seed``, the rank, the slot and the number of the pass, but not on a
+    generator. They are exact if all learners start the same passes with the same length of the
+    storage. A learner whose own write starts a new pass is one pass ahead of the others. An
+    overwritten slot still belongs to the same learner.
 
     Args:
-        drop_last: whether the last batch of a pass is dropped if it would be short; the buffer then
-            needs a ``batch_size``.
-        shuffle: whether each pass has a new random order; False uses the order of the storage.
-        world_size: number of learners that share a pass; None does not share it.
-        rank: number of this learner, from 0; None uses the buffer's rank, else torch.distributed's,
-            else the variable ``RANK``.
-        seed: seed of shared passes, the same for all learners.
+        drop_last: if True, drops the last batch of a pass if the batch would be short. Requires a
+            ``batch_size`` of the buffer.
+        shuffle: if True, each pass has a new random order. If False, uses the order of the storage.
+        world_size: number of learners that share a pass. With None, the pass is not shared.
+        rank: number of this learner, starting at 0. None uses the first known rank: the buffer's,
+            torch.distributed's, or the environment variable ``RANK``.
+        seed: seed of shared passes, which must be the same for all learners.
 
     Raises:
         ValueError: ``world_size`` is not an int or is below 1, or ``rank`` is not below
             ``world_size``.
 
-    Cost: O(batch), also for the first batch of a pass and after a write. A new pass is O(items)
-        with ``world_size``, or if there are empty slots, as after an eviction or an aborted write.
+    Cost: O(batch), even for the first batch of a pass and after a write. A new pass is O(items)
+        with ``world_size``, or if there are empty slots after an eviction or an aborted write.
 
     Example:
         >>> import torch
@@ -118,9 +118,9 @@ class SamplerWithoutReplacement(Sampler):
             )
         self._begun = 0  # number of shared passes
         self._pass = Pass()
-        self._storage: weakref.ref[Any] | None = None  # storage of the pass
-        self._written = False  # our buffer has written since the last draw
-        self._loaded = False  # the loaded pass has not been compared with the storage
+        self._storage: weakref.ref[Any] | None = None  # storage of the current pass
+        self._written = False  # True if our buffer has written since the last draw
+        self._loaded = False  # True if a loaded pass has not been compared with the storage yet
 
     # -- drawing -------------------------------------------------------------------------------
 
@@ -128,12 +128,12 @@ class SamplerWithoutReplacement(Sampler):
         """Draws items; see `Sampler.sample`.
 
         Returns:
-            The next ``batch_size`` items of the pass, or its rest; with ``"index_generation"`` for
-                a shared storage.
+            The next ``batch_size`` items of the pass, or the remaining items. With a shared
+                storage, the dict has ``"index_generation"``.
 
         Raises:
             EmptyBufferError: the storage is empty.
-            ValueError: with ``drop_last``, a batch is larger than the content of the storage.
+            ValueError: with ``drop_last``, a batch is larger than the number of items.
         """
         if self.world_size is None:
             ask_rank(self, storage)
@@ -162,14 +162,14 @@ class SamplerWithoutReplacement(Sampler):
         return described(storage, drawn.elements.copy(), drawn.tickets)  # not a view of the pass
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
-        """True if there are enough items; with ``drop_last``, for a full batch."""
+        """True if there are enough items for a batch or, with ``drop_last``, for a full batch."""
         count = len(storage)
         if count and self.world_size is not None:
             count = len(self._ours(places_of(storage, ring_of(storage))))
         return count >= self._least(batch_size)
 
     def _least(self, wanted: int) -> int:
-        """Returns the least number of items for a batch of ``wanted``."""
+        """Returns the minimum number of items for a batch of ``wanted``."""
         return max(1, wanted if self.drop_last else 1)
 
     def _has_changed(self, storage: Any, ring: Ring | None, now: Pass) -> bool:
@@ -182,11 +182,11 @@ class SamplerWithoutReplacement(Sampler):
             return length != now.items
         if self._loaded:
             return length != now.items or now.reaches(ring.elements)
-        # Fewer items are no change: a slot that is being overwritten briefly holds no item.
+        # Fewer items do not count as a change: a slot being overwritten briefly holds no item.
         return length > now.items and (self._written or not storage.shared)
 
     def _new_pass(self, storage: Any, ring: Ring | None, batch_size: int) -> Pass:
-        """Starts a pass over all items; `filled_elements` and `places_of` have the costs."""
+        """Starts a pass over all items. See `filled_elements` and `places_of` for the costs."""
         wait_for_items(storage, ring, NOTHING_THERE)
         evicted = evictions(ring)  # read before the slots
         if self.world_size is None and (count := filled_elements(storage, ring)):
@@ -212,7 +212,7 @@ class SamplerWithoutReplacement(Sampler):
             )
 
     def _order_of(self, count: int) -> Ints | Permutation:
-        """Returns the order of a pass over ``count`` places."""
+        """Returns the order of a pass over ``count`` elements."""
         if not self.shuffle:
             return Permutation(count, None)
         if count < FEWEST:
@@ -221,7 +221,7 @@ class SamplerWithoutReplacement(Sampler):
         return Permutation(count, int(random_numbers(self, 1)[0]))
 
     def _ours(self, places: Ints) -> Ints:
-        """Returns this learner's share of these places."""
+        """Returns this learner's share of these elements."""
         if self.world_size is None:
             return places
         rank = share_rank(self._given_rank, self.world_size)
@@ -229,15 +229,15 @@ class SamplerWithoutReplacement(Sampler):
         return share.of(places, shuffle=self.shuffle, even=self.drop_last)
 
     def _in_order(self, ours: Ints) -> Ints:
-        """Starts a pass, and returns its places in order."""
+        """Starts a pass, and returns its elements in order."""
         if self.world_size is not None:
             self._begun += 1
-        elif self.shuffle:  # depends only on the number of places
+        elif self.shuffle:  # depends only on the number of elements
             ours = ours[self._order_of(len(ours))[:]]
         return ours
 
     def _again(self, storage: Any, index: Any) -> tuple[Any, dict[str, Any]]:
-        """Repeats a draw at the same places, with items present now or within 5 s."""
+        """Repeats a draw of the same elements, with items that are present now or within 5 s."""
         ring: Ring | None = ring_of(storage)
         elements = ravel(index, lanes_of(storage))
         if ring is None:
@@ -261,11 +261,11 @@ class SamplerWithoutReplacement(Sampler):
     # -- called by the buffer ----------------------------------------------------------------------
 
     def add(self, index: Any) -> None:
-        """Notes that the buffer wrote an item."""
+        """Records that the buffer wrote an item."""
         self._written = True
 
     def extend(self, index: Any) -> None:
-        """Notes that the buffer wrote items."""
+        """Records that the buffer wrote items."""
         self._written = True
 
     def _empty(self) -> None:
@@ -288,7 +288,7 @@ class SamplerWithoutReplacement(Sampler):
 
     def _to_plain(self, position: Any, before: Any) -> Any:
         now, *flags = position
-        same = before is not None and now.order is before[0].order  # as in all of one pass
+        same = before is not None and now.order is before[0].order  # True within one pass
         order: Any = None if same else now.order
         if isinstance(order, Permutation):
             order = [order.count, order.key]
@@ -310,10 +310,10 @@ class SamplerWithoutReplacement(Sampler):
         """Returns the position of the pass, which `load_state_dict` continues.
 
         Returns:
-            ``len_storage``, the number of items in the pass; ``drop_last``; ``_ran_out``; and
-                ``_sample_list``, the remaining elements in order, int64, or None between passes.
-                With ``world_size`` also ``_begun``, the number of started passes, and ``_written``
-                if the buffer has written since the last draw.
+            A dict with ``drop_last``, ``_ran_out``, the number of items in the pass
+                (``len_storage``), and the remaining elements in order (``_sample_list``, int64, or
+                None between passes). With ``world_size``, it also has the number of started passes
+                (``_begun``), and ``_written`` if the buffer has written since the last draw.
         """
         left = self._pass.left()
         known = {} if self.world_size is None else {"_begun": self._begun}
@@ -328,9 +328,9 @@ class SamplerWithoutReplacement(Sampler):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state, also one of TorchRL.
+        """Loads a state of this class or of TorchRL's.
 
-        If the storage has another number of items than the pass had, a new pass starts.
+        If the number of items in the storage differs from that of the pass, a new pass starts.
         """
         left = state_dict["_sample_list"]
         order = None
@@ -347,7 +347,7 @@ class SamplerWithoutReplacement(Sampler):
 
     @property
     def len_storage(self) -> int:
-        """Number of items at the start of the pass; for slices, at the last draw."""
+        """Number of items at the start of the pass or, for slices, at the last draw."""
         return self._pass.items
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Converts group keys to 64-bit labels; whole numbers are their own labels."""
+"""Converts group keys to 64-bit labels. Integers below a limit are their own labels."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.samplers.item_entries import Column
 
-_ITSELF = 2**61  # smaller numbers are their own labels
-_FEW = 2**16  # unused keys that are kept
+_ITSELF = 2**61  # smaller integers are their own labels
+_FEW = 2**16  # number of unused keys that are kept
 
 
 class Keys:
-    """Labels of keys that are numbers, text, or rows of numbers."""
+    """Assigns labels to keys, which are numbers, text, or rows of numbers."""
 
     def __init__(self) -> None:
         self._labels: dict[Any, int] = {}
@@ -23,7 +23,7 @@ class Keys:
         self._kept = 0
 
     def labels_of(self, column: Column) -> Ints:
-        """Returns the label of each key, int64 ``[n]``; TypeError if a key is not hashable."""
+        """Returns the label of each key, int64 ``[n]``. Raises TypeError for an unhashable key."""
         if isinstance(column, np.ndarray):
             if column.shape[1] == 1 and column.dtype.kind in "biu":
                 flat = column[:, 0]
@@ -50,7 +50,7 @@ class Keys:
         return label
 
     def trim(self, live: Callable[[], Ints]) -> None:
-        """Forgets keys that no item has; ``live`` returns the labels in use."""
+        """Discards keys that no item has. ``live`` returns the labels in use."""
         if len(self._labels) > 2 * self._kept + _FEW:
             there = set(live().tolist())
             self._labels = {key: label for key, label in self._labels.items() if label in there}

@@ -29,16 +29,16 @@ _SHOWN = ("num_groups", "samples_per_group", "group_key", "strategy", "group_siz
 
 
 class GroupCounts(NamedTuple):
-    """Numbers of groups in a buffer, as one sampler has seen them."""
+    """Numbers of groups in a buffer, as counted by one sampler."""
 
     whole: int
-    """Groups that can be sampled."""
+    """Number of complete groups, which can be sampled."""
     open: int
-    """Groups that lack items."""
+    """Number of groups that lack items."""
     withdrawn: int
-    """Groups that were removed because an item was overwritten or evicted."""
+    """Number of groups that were removed because an item was overwritten or evicted."""
     given_up: int
-    """Groups that were incomplete after ``give_up_after`` seconds or can never be complete."""
+    """Number of groups incomplete after ``give_up_after`` seconds or impossible to complete."""
 
 
 class PromptGroupSampler(ClaimingSampler):
@@ -51,39 +51,40 @@ class PromptGroupSampler(ClaimingSampler):
     any writer and in any order. The group is removed permanently when one of its items is
     overwritten or evicted. An incomplete group is abandoned ``give_up_after`` seconds after its
     first item was written. The death of a writer alone does not abandon a group, because another
-    writer may finish it. Each process decides this for itself, and counts its decisions in
-    `groups`. With a consumer, no learner gets the items of an abandoned group. A group that blocks
-    writers and can never be complete is abandoned, too. After ``group_size`` items the same key
-    starts a new group.
+    writer may finish it. Each process decides independently which groups to abandon, and counts
+    them in `groups`. With a consumer, no learner gets the items of an abandoned group. A group that
+    blocks writers and can never be complete is also abandoned. After ``group_size`` items, the same
+    key starts a new group.
 
-    Without ``group_size`` a group has all items that have the key now, as in TorchRL. If there are
-    too few, some items are drawn twice, with one warning.
+    Without ``group_size``, a group consists of all items that currently have the key, as in
+    TorchRL. If there are too few items, some are drawn twice, and the sampler warns once.
 
     Args:
-        num_groups: number of groups in a batch; divides the batch size.
-        samples_per_group: number of items from each group; divides the batch size. Pass one of the
-            two, or neither for ``group_size`` items from each group.
-        group_key: entry of an item with its group: a number, a text, or a row of numbers.
-        strategy: ``"random"``; ``"recency"``, the newest items; ``"reward"``, the items with the
-            largest rewards; ``"variance"``, those whose rewards differ most (RePO).
-        reward_key: entry with the reward; the mean is used if it has several numbers.
-        cache_groups: accepted; only items written since the last draw are read in any case.
+        num_groups: number of groups in a batch. Must divide the batch size.
+        samples_per_group: number of items from each group. Must divide the batch size. Pass one of
+            the two, or neither for ``group_size`` items from each group.
+        group_key: entry that holds the group of an item: a number, a string, or a row of numbers.
+        strategy: ``"random"`` draws at random, ``"recency"`` draws the newest items, and
+            ``"reward"`` draws the items with the largest rewards. ``"variance"`` draws the items
+            whose rewards have the largest variance (RePO).
+        reward_key: entry that holds the reward. If it has several numbers, their mean is used.
+        cache_groups: has no effect. Only items written since the last draw are read in any case.
         group_size: number of items in a complete group.
-        give_up_after: seconds after which an incomplete group is abandoned; None: never.
+        give_up_after: seconds after which an incomplete group is abandoned. None means never.
         consumer: name of a consumer. All learners with this name share the groups under leases, as
-            with a `ConsumingSampler`. Requires ``group_size``; groups are drawn completely.
+            with a `ConsumingSampler`. Requires ``group_size``. Groups are drawn as a whole.
         start: position of a new consumer, ``"oldest"`` or ``"newest"``.
 
     Raises:
-        TypeError: both ``num_groups`` and ``samples_per_group`` are given, or neither without
-            ``group_size``; a number is not an int; or ``give_up_after`` is given without
-            ``group_size``.
-        ValueError: a number is below 1, ``strategy`` is unknown, or there are more samples than
-            ``group_size``.
+        TypeError: a number is not an int, or ``num_groups`` and ``samples_per_group`` were both
+            passed. Without ``group_size``, also if neither or ``give_up_after`` was passed.
+        ValueError: a number is below 1, ``strategy`` is unknown, or ``samples_per_group`` is larger
+            than ``group_size``.
 
-    Cost: 50 ns per item written since the last draw, 1 µs per record; 80 µs per batch of 256 in
-        groups of 8. The first draw reads every item: 100 ms per million, and one second for text
-        keys in tensor storages. For text keys, new records are read completely. 20 bytes per item.
+    Cost: 50 ns per tensor item and 1 µs per record written since the last draw. A batch of 256
+        items in groups of 8 takes 80 µs. The first draw reads every item, which takes 100 ms per
+        million items. For text keys in tensor storages it takes one second per million items. With
+        text keys, new records are read completely. Memory: 20 bytes per item.
 
     Example:
         >>> import torch
@@ -168,7 +169,7 @@ class PromptGroupSampler(ClaimingSampler):
 
     @property
     def groups(self) -> GroupCounts:
-        """Numbers of groups at the last draw, and of groups lost until then."""
+        """Numbers of groups at the last draw, and of all groups lost until then."""
         with self._index.lock:
             if (table := self._index.table) is None:
                 return GroupCounts(0, 0, 0, 0)
@@ -185,13 +186,15 @@ class PromptGroupSampler(ClaimingSampler):
             taking: see `Consumes.sample`.
 
         Returns:
-            Element indices int64 ``[n]``, group by group.
+            Element indices, int64 ``[n]``, ordered by group.
 
         Raises:
-            EmptyBufferError: the storage is empty; with ``group_size``, there are too few complete
-                groups for a batch. With a consumer: no complete group and no writer is left.
-            KeyError: items have no ``group_key``, or no reward.
-            ValueError: ``batch_size`` is not a multiple, or requests more items than a group has.
+            EmptyBufferError: the storage is empty. With ``group_size``, also if there are too few
+                complete groups for a batch. With a consumer, if no complete group and no writer is
+                left.
+            KeyError: items have no entry ``group_key`` or no reward.
+            ValueError: ``batch_size`` is not a multiple of ``num_groups`` or
+                ``samples_per_group``, or requests more items than a group has.
             NotImplementedError: the storage has several dimensions.
         """
         if lanes_of(storage):
@@ -231,7 +234,7 @@ class PromptGroupSampler(ClaimingSampler):
         return f"was given every complete group ({self._others()})"
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
-        """True if the storage has items; with ``group_size``, if it has enough complete groups."""
+        """True if the storage has items or, with ``group_size``, enough complete groups."""
         groups, _ = self._shape(batch_size)
         if not len(storage):
             return False
@@ -245,7 +248,7 @@ class PromptGroupSampler(ClaimingSampler):
             return int(self._index.table.marked) >= (1 if self.group_size is None else groups)
 
     def _shape(self, batch_size: int) -> tuple[int, int]:
-        """Returns the number of groups in a batch, and of items from each."""
+        """Returns the number of groups in a batch, and the number of items from each group."""
         name = "samples_per_group" if self.num_groups is None else "num_groups"
         value = self.samples_per_group if self.num_groups is None else self.num_groups
         assert value is not None
@@ -273,7 +276,7 @@ class PromptGroupSampler(ClaimingSampler):
         return ring
 
     def _choose(self, key: int, groups: int, wanted: int) -> Ints:
-        """Returns the elements of chosen groups, group by group."""
+        """Chooses groups, and returns their elements, ordered by group."""
         table = self._index.table
         numbers = self._numbers(key, table.marked, groups)
         elements = np.empty((groups, wanted), np.int64)
@@ -297,7 +300,7 @@ class PromptGroupSampler(ClaimingSampler):
         return elements.reshape(-1)
 
     def _numbers(self, key: int, there: int, groups: int) -> Ints:
-        """Chooses groups, which are numbered by the age of their first items."""
+        """Chooses groups by number. Groups are numbered by the age of their first items."""
         numbers = np.empty(groups, np.int64)
         if there < groups and (self.group_size is not None or not there):
             raise self._too_few(groups, there)

@@ -1,15 +1,15 @@
 """Index of a storage's items by label, which follows new writes.
 
-    ring ──▶ Follower           what was committed and what went, since this process looked last
-                 └──▶ labels_of     the entry of the new items
+    ring ──▶ Follower           items committed or removed since the last update of this process
+                 └──▶ labels_of     the label entry of the new items
                           └──▶ Labels   items of each label, oldest first
 
-The index is private to a process, and writers continue while it is updated. Later writes have
-tickets from the observed head on. A draw checks the tickets of its items: if all are older, the
-items have not changed since.
+The index is private to a process, and writers continue while it is updated. The tickets of later
+writes are at least the head that the update has read. A draw checks the tickets of its items: if
+all of them are smaller, the items have not changed since the update.
 
-An item that is being written during an update is absent from its group, but not lost. If the same
-item comes back, changed in place, its group is complete again.
+An item that is being written during an update is missing from its group, but the group is not
+removed. If the same item has been changed in place, its group is complete again after the write.
 """
 
 from __future__ import annotations
@@ -35,30 +35,31 @@ from shmbuffer.samplers.passes import wait_for_items
 from shmbuffer.samplers.sampler import NOTHING_THERE
 from shmbuffer.storages.storage import ring_of
 
-_PIECE = 2**15  # items that are added together
+_PIECE = 2**15  # number of items added per step
 
 
 class LabelIndex:
     """Labels of the items of one storage.
 
     Args:
-        path: path of the entry with the label.
-        to_labels: converts entries to 64-bit labels.
+        path: path of the entry that holds the label.
+        to_labels: function that converts entries to 64-bit labels.
         value: path of a number that is stored with each item.
-        limit: number of items in a group; 0: no limit.
-        by_age: whether labels are ordered by the age of their first item.
-        trim: called after each update with a function that returns the labels in use, or None.
+        limit: number of items in a group, or 0 for no limit.
+        by_age: if True, labels are ordered by the age of their first item.
+        trim: None, or a function that is called after each update. Its argument is a function that
+            returns the labels in use.
 
     Attributes:
-        limit: the argument.
-        table: the labels; use it while holding `lock`.
+        limit: the argument ``limit``.
+        table: the labels. Hold `lock` while using the table.
         values: float64 ``[elements]``, if ``value`` is given.
-        head: head of the ring at the last update; items with tickets from there on are not
+        head: head of the ring at the last update. Items whose tickets are at least ``head`` are not
             included.
-        is_claimed: whether the table excludes items of other learners.
+        is_claimed: True if the table excludes the items of other learners.
 
-    Cost: the first update reads each slot, 100 ms per million. Later updates read new and removed
-        items. 12 to 16 bytes per item, and 80 per label.
+    Cost: the first update reads every slot, which takes 100 ms per million slots. Later updates
+        read only new and removed items. Memory: 12 to 16 bytes per item, and 80 bytes per label.
     """
 
     def __init__(
@@ -78,11 +79,11 @@ class LabelIndex:
         self.forget()
 
     def forget(self) -> None:
-        """Forgets all labels, so that the next update reads every item."""
+        """Discards all labels. The next update reads every item."""
         self._storage: weakref.ref[Any] | None = None
         self._native: Any = None
         self._mover: Any = None
-        self._asked: Any = None  # mover to which `_columns` belong
+        self._asked: Any = None  # mover to which `_columns` belongs
         self._follower: Any = None
         self.table: Any = None
         self.values: Floats | None = None
@@ -103,7 +104,7 @@ class LabelIndex:
     # -- looking -------------------------------------------------------------------------------
 
     def update(self, storage: Any) -> Ring | None:
-        """Updates the table with new writes; the caller holds `lock`.
+        """Updates the table with new writes. The caller must hold `lock`.
 
         Returns:
             The ring of the storage, or None.
@@ -148,11 +149,11 @@ class LabelIndex:
     def _begin(self, elements: int) -> None:
         self.table = _core.Labels(max(1, elements), self.limit, self._by_age)
         if self.is_claimed:
-            self.table.record_lost()  # record lost items from the first update on
+            self.table.record_lost()  # starting with the first update
         self.values = np.zeros(elements) if len(self._paths) > 1 else None
 
     def _look_at_foreign(self, storage: Any) -> None:
-        """Reads all items of a storage of another package again."""
+        """Reads all items of a storage that is not part of this package."""
         count = len(storage)
         if not count:
             raise EmptyBufferError(NOTHING_THERE)
@@ -166,7 +167,7 @@ class LabelIndex:
         self.table.settle(None)
 
     def _catch_up(self, ring: Ring) -> None:
-        """Reads new items once, and again after the first update."""
+        """Reads new items once, and a second time after the first update."""
         columns = self._columns
         if columns is not None:
             now = time.monotonic_ns() if self.limit else 0
@@ -179,7 +180,7 @@ class LabelIndex:
             pass
 
     def _look_once(self, ring: Ring) -> bool:
-        """True after a first update, which takes so long that there are newer items."""
+        """Updates once. Returns True for a first update, during which newer items were written."""
         follower, table = self._follower, self.table
         before = follower.seen
         seen = follower.poll()
@@ -235,13 +236,13 @@ class LabelIndex:
     # -- asking --------------------------------------------------------------------------------
 
     def kins(self, elements: Ints) -> Ints:
-        """Returns a number for the group or version of each element; -1 for none."""
+        """Returns a number for the group or version of each element, or -1 for none."""
         found = np.empty(len(elements), np.int64)
         self.table.read_groups(address(elements), len(elements), address(found))
         return found
 
     def leave_out(self, elements: Ints) -> None:
-        """Removes items that are still in the storage."""
+        """Removes items from the index that are still in the storage."""
         elements = np.ascontiguousarray(elements)
         self.table.drop(address(elements), len(elements))
         self.table.settle(self._follower)
@@ -261,19 +262,19 @@ class LabelIndex:
         return found
 
     def fresh(self, version: int, most: int, key: int, count: int, *out: int) -> bool | None:
-        """Draws by staleness; see ``Labels.fresh`` of the core."""
+        """Draws by staleness; see ``Labels.fresh`` in the core."""
         found: bool | None = self.table.draw_fresh(self._follower, version, most, key, count, *out)
         return found
 
     def tickets(self, elements: Ints) -> Ints | None:
-        """Returns tickets of items, int64 ``[n]``; None if one was overwritten since."""
+        """Returns the tickets of items, int64 ``[n]``, or None if one has been overwritten."""
         found = np.empty(len(elements), np.int64)
         out = address(elements), len(elements), address(found)
         return found if self.table.read_tickets(self._follower, *out) else None
 
 
 def _not_again(ring: Ring, gone: Ints, parts: list[Ints], before: int) -> Ints:
-    """Returns the slots whose items are gone, without those where the same item is back."""
+    """Returns the slots whose items were removed, except slots where the same item is back."""
     if not parts:
         return gone
     fresh = np.concatenate(parts)

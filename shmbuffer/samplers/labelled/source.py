@@ -1,4 +1,4 @@
-"""Sources of units that a learner chooses from an index of labels; see `Claims`."""
+"""Sources that choose a learner's units from an index of labels; see `Claims`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from shmbuffer.samplers.sampler import Sampler, draw_key
 
 
 class LabelSource(Source):
-    """Units of an index as of its last update."""
+    """Base class of sources with the units of an index as of its last update."""
 
     def __init__(self, index: LabelIndex, ring: Ring, size: int) -> None:
         self._index, self.ring, self.size, self.table = index, ring, size, index.table
 
     def with_tickets(self, elements: Ints) -> Units:
-        """Returns units of these elements, with -1 as the ticket of items that the index lacks."""
+        """Returns units of these elements. The ticket is -1 if the item is not in the index."""
         words = self.ring.live.words[elements]
         tickets = slot_words.tickets(words)
         tickets[~(slot_words.committed(words) & (tickets < self._index.head))] = -1
@@ -36,14 +36,14 @@ class LabelSource(Source):
         self.add(slots[tickets < self._index.head])
 
     def look(self, item_states: ItemStates, *, is_new: bool) -> Ints:
-        """Removes items of other learners, puts back returned ones, and returns lost ones."""
+        """Removes items of other learners, puts back returned items, and returns lost items."""
         # Items that the index has not read yet are ignored.
         known, states = item_states.tickets < self._index.head, item_states.states
-        # This learner's items were removed when it took them, and come back with their leases.
+        # This learner's items were removed when it took them. They return when their leases end.
         here = states == HELD_HERE
         free = np.flatnonzero(known & (states == TO_GIVE))
         given = np.flatnonzero(known & (states > TO_GIVE) & (is_new | ~here))
-        if not is_new:  # a new table has all of them
+        if not is_new:  # a new table contains all items
             self.add(free)
         return self.remove_taken(given, free, states)
 
@@ -53,11 +53,11 @@ class LabelSource(Source):
 
     @abstractmethod
     def remove_taken(self, given: Ints, free: Ints, states: Bytes) -> Ints:
-        """Removes items that learners have or had.
+        """Removes items that learners hold or have acknowledged.
 
         Args:
             given: elements of these items.
-            free: elements of items that no learner has.
+            free: elements of items that no learner holds.
             states: state of each slot's item for the consumer.
 
         Returns:
@@ -66,14 +66,14 @@ class LabelSource(Source):
 
 
 class WholeGroups(LabelSource):
-    """Groups that are complete."""
+    """Source of complete groups."""
 
     def __init__(self, sampler: Sampler, index: LabelIndex, storage: Any, ring: Ring) -> None:
         super().__init__(index, ring, index.limit)
         self._sampler, self._storage = sampler, storage
 
     def count(self) -> int:
-        """Returns the number of groups that may be chosen."""
+        """Returns the number of groups that can be chosen."""
         return int(self.table.marked)
 
     def choose(self, most: int) -> Units:
@@ -82,22 +82,22 @@ class WholeGroups(LabelSource):
         return self.with_tickets(self._index.groups(key, most, self.size))
 
     def leave_out(self, chosen: Units, which: Flags) -> None:
-        """Removes chosen groups, because a learner has them."""
+        """Removes chosen groups, because a learner holds them."""
         self._take(chosen.elements[which, 0], are_taken=True)
 
     def lost(self) -> Units | None:
-        """Returns the items of groups that lost an item or were given up."""
+        """Returns the items of groups that lost an item or were abandoned."""
         lost = np.frombuffer(self.table.take_lost(), np.int64)
         return self.with_tickets(lost[:, None]) if len(lost) else None
 
     def missing(self, oldest: Oldest) -> int:
-        """Returns how many items the group of this item lacks."""
+        """Returns how many items are missing in the group of this item."""
         self._index.update(self._storage)  # includes the latest commits
         missing = int(self.table.count_missing(oldest.slot))
         return missing if self._index.head == oldest.head else 0
 
     def give_up(self, oldest: Oldest) -> None:
-        """Gives up the group of this item."""
+        """Abandons the group of this item."""
         self.table.give_up_one(oldest.slot)
 
     def add(self, elements: Ints) -> None:
@@ -105,7 +105,7 @@ class WholeGroups(LabelSource):
         self._take(elements, are_taken=False)
 
     def remove_taken(self, given: Ints, free: Ints, states: Bytes) -> Ints:
-        """Removes items that learners have or had, and returns the rest of acknowledged groups."""
+        """Removes delivered items, and returns the remaining items of acknowledged groups."""
         self._take(given, are_taken=True)
         done = self._index.kins(given[states[given] == DONE])
         done = done[done >= 0]

@@ -1,4 +1,4 @@
-"""Policy versions as labels, and the consumer's version, from which staleness is computed."""
+"""Policy versions of items as labels, and the learners' version for computing staleness."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shmbuffer.storages.ring_backed import RingBacked
 
 
 def versions_of(column: Column) -> Ints:
-    """Converts the versions of items to int64; TypeError or ValueError if they are invalid."""
+    """Converts the versions of items to int64. Raises TypeError or ValueError if invalid."""
     if not isinstance(column, np.ndarray) or column.shape[1] != 1:
         what = (
             f"{column.shape[1]} numbers"
@@ -39,18 +39,18 @@ def versions_of(column: Column) -> Ints:
 
 
 class ConsumerVersion:
-    """The consumer's version of a sampler, which is that of its buffer once it has one.
+    """The consumer's version, which is stored in the buffer once the sampler has a buffer.
 
-    Without shared memory, or with a storage of another package, the sampler stores the version
-    itself.
+    If the storage is not in shared memory, or not part of this package, the sampler stores the
+    version itself.
     """
 
     def __init__(self) -> None:
-        self._own: int | None = None  # version that was set before there was a buffer
+        self._own: int | None = None  # version that was set before the sampler had a buffer
         self._storage: weakref.ref[Any] | None = None
 
     def bind(self, storage: Any) -> None:
-        """Uses the version of this storage from now on."""
+        """Uses the version stored in this storage from now on."""
         if self._storage is None or self._storage() is not storage:
             self._storage = weakref.ref(storage)
 

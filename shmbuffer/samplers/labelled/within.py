@@ -1,4 +1,4 @@
-"""Selects items of a group that has more items than requested."""
+"""Selects items from a group that has more items than requested."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import numpy as np
 
 from shmbuffer.memory.format.array_types import Floats, Ints
 
-_SAME = 1e-12  # variances that differ by rounding only
+_SAME = 1e-12  # relative difference of variances that is attributed to rounding
 
 
 def last(members: Ints, wanted: int) -> Ints:
-    """Returns the newest members of ``[groups, items]``, which are sorted by age."""
+    """Returns the newest members of each group in ``[groups, items]``, sorted by age."""
     return members[:, members.shape[1] - wanted :]
 
 
 def best(members: Ints, rewards: Floats, wanted: int) -> Ints:
-    """Returns the members with the largest rewards, in descending order; ties by age."""
+    """Returns the members with the largest rewards, in descending order. Ties are sorted by age."""
     order = np.argsort(-rewards, axis=1, kind="stable")[:, :wanted]
     return np.take_along_axis(members, order, 1)
 
@@ -23,8 +23,8 @@ def best(members: Ints, rewards: Floats, wanted: int) -> Ints:
 def most_different(members: Ints, rewards: Floats, wanted: int) -> Ints:
     """Returns the members whose rewards have the largest variance, in ascending order.
 
-    These are some of the smallest and some of the largest rewards. If variances are equal, the
-    largest sum decides.
+    The result combines some of the smallest and some of the largest rewards. Of selections with
+    equal variance, the one with the largest sum is returned.
     """
     order = np.argsort(rewards, axis=1, kind="stable")
     values = np.take_along_axis(rewards, order, 1)

@@ -1,1 +1,1 @@
-"""Priorities of a sampler: their location and their changes."""
+"""Sampling by priority: where priorities are stored, and how they change."""

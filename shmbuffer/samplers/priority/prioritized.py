@@ -25,8 +25,8 @@ from shmbuffer.tensors.form.tensor_kit import TENSORS
 from shmbuffer.torchrl.compat.sampler_files import PRIORITIES, moved
 
 DTYPES = (torch.float32, torch.float64)
-# A weight computed in float64 may differ by this much from the core's float32. A larger difference
-# means that the priorities have changed since the draw.
+# Maximum difference between a weight computed in float64 and the core's float32 weight. A larger
+# difference means that the priorities have changed since the draw.
 _SAME_WEIGHT = 1e-4
 
 
@@ -36,37 +36,40 @@ class PrioritizedSampler(PriorityStore):
     The mass of an item is ``(priority + eps) ** alpha``.
 
     The importance weight is ``(mass_i / min(mass)) ** -beta``, in (0, 1], with the minimum over all
-    items. A new item gets the largest priority ever given, initially 1.0. If all masses are zero
-    (``eps=0``), sampling is uniform with weights of 1.
+    items. A new item gets the largest priority that was ever set, initially 1.0. If all masses are
+    zero (``eps=0``), sampling is uniform with weights of 1.
 
-    Storages of this package store the priorities in their own memory. In a directory all processes
-    share one tree: collectors set initial priorities, and several learners sample and update at
-    once. All samplers of a shared directory need the same alpha and eps. For other storages, and
-    for a second sampler of a storage that is not shared, the sampler has its own table.
+    Storages of this package store the priorities in their own memory. In a directory, all processes
+    share one tree: collectors set initial priorities, and several learners sample and update
+    concurrently. All samplers of a shared directory need the same alpha and eps. With other
+    storages, the sampler uses its own table. So does a second sampler of a storage that is not
+    shared.
 
     Args:
         max_capacity: capacity of the sampler's own table in elements.
-        alpha: priority exponent, at least 0; 0 is uniform.
-        beta: exponent of the importance weights, at least 0; a value far above 1 warns.
-        eps: added to every priority, at least 0.
+        alpha: priority exponent, at least 0. With 0, sampling is uniform.
+        beta: exponent of the importance weights, at least 0. A value far above 1 causes a warning.
+        eps: constant that is added to every priority, at least 0.
         dtype: dtype of the weights and their computation, ``torch.float`` or ``torch.double``.
             Priorities and masses are always float64.
-        reduction: reduction of several priorities of one item (a stored trajectory): ``"max"``,
-            ``"min"``, ``"mean"``, ``"median"`` (the lower of two middle values) or ``"sum"``.
-        max_priority_within_buffer: whether a new item gets the largest priority of the items in the
-            buffer instead of the largest ever given. All processes that write to a shared directory
-            have to set it.
-        device: None or the CPU; the tree is in shared memory.
+        reduction: reduction of several priorities of one item, such as a stored trajectory:
+            ``"max"``, ``"min"``, ``"mean"``, ``"median"`` (the lower of two middle values) or
+            ``"sum"``.
+        max_priority_within_buffer: if True, a new item gets the largest priority of the items in
+            the buffer instead of the largest priority that was ever set. All processes that write
+            to a shared directory must pass the same value.
+        device: None or the CPU, because the tree is in shared memory.
 
     Raises:
         ValueError: ``alpha``, ``beta`` or ``eps`` is negative or not finite, ``max_capacity`` is
             below 1, or ``reduction`` is unknown.
-        NotImplementedError: ``dtype`` is another one, or ``device`` is not the CPU.
+        NotImplementedError: ``dtype`` is not supported, or ``device`` is not the CPU.
 
-    Cost: draw, gather and weights of 256 items are one native call of about ten microseconds. It
-        grows with the base-16 logarithm of the capacity. With ``max_priority_within_buffer`` a
-        write without priorities reads the items written since the last one. It reads all masses (a
-        millisecond per million) if the largest is gone or another process has set priorities.
+    Cost: one native call draws and gathers 256 items with their weights in about ten microseconds.
+        This time grows with the base-16 logarithm of the capacity. With
+        ``max_priority_within_buffer``, a write without priorities reads the items written since the
+        last such write. If the largest priority was removed or another process has set priorities,
+        it reads all masses, which takes a millisecond per million.
 
     Example:
         >>> import torch
@@ -134,12 +137,16 @@ class PrioritizedSampler(PriorityStore):
 
     @property
     def max_priority_within_buffer(self) -> bool:
-        """True if a new item gets the largest priority in the buffer, not the largest ever."""
+        """True if new items get the largest priority in the buffer instead of the largest ever."""
         return self._within
 
     @property
     def beta(self) -> float:
-        """Exponent of the importance weights; ValueError if negative or not finite."""
+        """Exponent of the importance weights.
+
+        Raises:
+            ValueError: the new value is negative or not finite.
+        """
         return self._beta
 
     @beta.setter
@@ -149,7 +156,7 @@ class PrioritizedSampler(PriorityStore):
     # -- drawing -------------------------------------------------------------------------------
 
     def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[str, Any]]:
-        """Draws items, with weights under ``"_weight"`` and ``"priority_weight"``."""
+        """Draws items, with weights in the entries ``"_weight"`` and ``"priority_weight"``."""
         ring: Ring | None = ring_of(storage)
         if not len(storage) and (ring is None or not batch_size):  # else the draw waits or raises
             raise EmptyBufferError(NOTHING_THERE)
@@ -164,9 +171,9 @@ class PrioritizedSampler(PriorityStore):
         return in_storage(storage, elements), info
 
     def _weights(self, elements: torch.Tensor, weights: Any) -> torch.Tensor:
-        """Converts the core's weights to our dtype; recomputes float64 from unchanged masses."""
+        """Converts the core's weights to our dtype. Computes float64 weights from the masses."""
         ring = self.ring()
-        assert ring is not None  # a draw has found it
+        assert ring is not None  # a draw has already used the ring
         least = ring.tree.p_min
         if self.dtype is torch.float32 or not least:
             return weights.to(self.dtype)  # type: ignore[no-any-return]
@@ -181,8 +188,9 @@ class PrioritizedSampler(PriorityStore):
         """Returns alpha, eps, beta, and all raw priorities.
 
         Returns:
-            ``_alpha``, ``_eps``, ``_beta``; ``_max_priority``, the largest ever given or None;
-                ``_priorities``, float64 ``[elements]`` with NaN for missing items, or None.
+            A dict with ``_alpha``, ``_eps`` and ``_beta``. ``_max_priority`` is the largest
+                priority that was ever set, or None. ``_priorities`` is float64 ``[elements]`` with
+                NaN for missing items, or None.
         """
         ring = self.ring()
         return {
@@ -194,10 +202,10 @@ class PrioritizedSampler(PriorityStore):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state; load the items first.
+        """Loads a state. The items must be loaded first.
 
         Raises:
-            ValueError: the storage had another capacity; nothing was changed.
+            ValueError: the saved storage had a different capacity. Nothing was changed.
         """
         beta = from_zero("_beta", state_dict["_beta"])
         raw, largest = state_dict["_priorities"], state_dict["_max_priority"]
@@ -212,7 +220,7 @@ class PrioritizedSampler(PriorityStore):
         self._beta = beta
 
     def _load(self, raw: Floats, largest: float | None) -> None:
-        """Replaces all priorities and the largest priority ever given."""
+        """Replaces all priorities and the largest priority that was ever set."""
         if self._greatest is not None:
             self._greatest.forget()
         if self._table is not None:
@@ -222,14 +230,14 @@ class PrioritizedSampler(PriorityStore):
         assert ring is not None
         present = ring.live.committed()
         present = present[~np.isnan(raw[present])]
-        if largest is not None and len(present):  # priority of a removed item: set, then replaced
+        if largest is not None and len(present):  # set on one item first, then overwritten
             ring.update(present[:1], np.array([largest]))
         ring.update(present, raw[present])
         if ring.seat.is_alone():
             ring.restore(ring.head % ring.capacity, ring.write_count, largest)
 
     def _fitted(self, raw: Floats) -> Floats:
-        """Returns priorities of a state as ``[elements]``, also for a ring that grows."""
+        """Returns the priorities of a state as ``[elements]``, even if the ring can grow."""
         if self._ring is None:
             return raw
         storage, elements = self._known, self._ring.elements
@@ -245,12 +253,12 @@ class PrioritizedSampler(PriorityStore):
     def _saved(self, moment: Any, folder: Path) -> dict[str, Any]:
         state = self.state_dict()
         if self._ring is not None and (moment is LIVE_READS or isinstance(moment, ItemSnapshot)):
-            state["_priorities"] = None  # the save of the storage has them
+            state["_priorities"] = None  # the save of the storage contains the priorities
         return state
 
     def _apply(self, saved: dict[str, Any], loaded: Loaded | None) -> None:
         state = dict(saved)
-        if loaded is not None and loaded.in_place:  # the directory has newer priorities
+        if loaded is not None and loaded.in_place:  # the directory already has newer priorities
             self.beta = state["_beta"]
             return
         in_storage = state.pop("_in_storage", False) or state["_priorities"] is None
@@ -272,7 +280,7 @@ class PrioritizedSampler(PriorityStore):
 
     @property
     def _max_priority(self) -> tuple[float | None, int | None]:
-        """The largest raw priority, and an element that has it or had it at the last call."""
+        """The largest raw priority, and an element that has or had it at the last call."""
         ring = self.ring()
         if ring is None or (self._within and not ring.length):
             return None, None

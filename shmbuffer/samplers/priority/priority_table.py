@@ -1,6 +1,6 @@
-"""Table of priorities in a sampler, for storages without priorities.
+"""A sampler's own table of priorities, for storages that do not store priorities.
 
-The table is a ring without leaves, so that it uses the same tree implementation. The slot of an
+The table is a ring without leaves, so that the same tree implementation can be used. The slot of an
 element is committed when the element is marked.
 """
 
@@ -13,7 +13,7 @@ from shmbuffer.memory.format.array_types import Floats, Ints
 
 
 class PriorityTable:
-    """Priorities of elements ``0 .. capacity - 1``, in this process."""
+    """Priorities of the elements ``0 .. capacity - 1`` in the memory of this process."""
 
     def __init__(self, capacity: int, alpha: float, eps: float) -> None:
         self._engine = Engine.anonymous(Settings(capacity=capacity, checksum=False, reserve=False))
@@ -21,7 +21,7 @@ class PriorityTable:
         self.ring.tree.bind(alpha, eps)
 
     def mark(self, elements: Ints) -> None:
-        """Gives these elements the default priority."""
+        """Sets these elements to the default priority."""
         if len(elements):
             self.ring.place(np.unique(elements), (), in_place=False)
 
@@ -30,12 +30,12 @@ class PriorityTable:
         self.mark(elements[~self.ring.live.holds(elements)])
 
     def update(self, elements: Ints, priorities: Floats) -> int:
-        """Sets priorities, and marks new elements. Returns the number of set priorities."""
+        """Sets priorities and marks new elements. Returns the number of priorities set."""
         self.add(elements)
         return self.ring.update(elements, priorities)[0]
 
     def fit(self, count: int) -> None:
-        """Keeps exactly the elements ``0 .. count - 1``, as a storage without a ring has."""
+        """Keeps exactly the elements ``0 .. count - 1``, like a storage without a ring."""
         if self.ring.length == count:
             return
         kept = self.ring.live.committed()
@@ -56,7 +56,7 @@ class PriorityTable:
 
 
 def raw_of(ring: Ring) -> Floats:
-    """Returns the raw priorities of all elements of a ring, NaN without an item."""
+    """Returns the raw priorities of all elements of a ring, with NaN for missing items."""
     raw = np.full(ring.elements, np.nan)
     present = ring.live.committed()
     raw[present] = ring.tree.priorities(present)

@@ -1,4 +1,4 @@
-"""Trees of sums and minima in the memory of this process, using the C core's tree."""
+"""Trees of sums and minima in the memory of this process, based on the tree of the C core."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from shmbuffer.memory.format.array_types import Ints
 
 
 class SegmentTree:
-    """Numbers by index with their sum or minimum over any range in O(log size).
+    """Stores numbers, and computes their sum or minimum over any range in O(log size).
 
-    Indices and values may be numbers, arrays or tensors; a result has the type of the index. The
-    tree is not shared, unlike that of a `PrioritizedSampler`.
+    Indices and values can be numbers, arrays or tensors. A result has the type of the index. The
+    tree is private to the process, unlike the tree of a `PrioritizedSampler`.
 
     Args:
         size: number of elements, at least 1.
@@ -40,7 +40,7 @@ class SegmentTree:
 
     @property
     def capacity(self) -> int:
-        """Power of two above ``size``, as in TorchRL."""
+        """The power of two above ``size``, as in TorchRL."""
         return 1 << self._size.bit_length()
 
     @property
@@ -52,19 +52,19 @@ class SegmentTree:
         return self._size
 
     def at(self, index: Any) -> Any:
-        """Returns the numbers at ``index``; IndexError if it is out of range."""
+        """Returns the numbers at ``index``. Raises IndexError if an index is out of range."""
         return _like(index, self._nodes[self._places(index)].astype(self._dtype))
 
     def update(self, index: Any, value: Any) -> None:
-        """Sets numbers; if an index occurs twice, the last number is used.
+        """Sets numbers. If an index occurs twice, the last number is used.
 
         Args:
             index: ``[n]``, or one index.
-            value: ``[n]``, or one number for all.
+            value: ``[n]``, or one number for all indices.
 
         Raises:
-            IndexError: an index is out of range; nothing was changed.
-            ValueError: a value is NaN, or the numbers of values and indices differ; nothing was
+            IndexError: an index is out of range. Nothing was changed.
+            ValueError: a value is NaN, or the numbers of values and indices differ. Nothing was
                 changed.
         """
         places, values = self._places(index), _numbers(value, self._dtype)
@@ -80,7 +80,7 @@ class SegmentTree:
     __setitem__ = update
 
     def query(self, left: Any, right: Any) -> Any:
-        """Returns the sum or minimum of ``[left, right)``; `identity_element` if it is empty."""
+        """Returns the sum or minimum over ``[left, right)``, or `identity_element` if empty."""
         ends = [_numbers(end, np.int64).clip(0, self._size) for end in (left, right)]
         first, end = (np.ascontiguousarray(one) for one in np.broadcast_arrays(*ends))
         found = np.empty(first.size)
@@ -120,7 +120,8 @@ class _Sums(SegmentTree):
     def scan_lower_bound(self, value: Any) -> Any:
         """Returns the first index at which the running sum reaches ``value``, an int or ``[n]``.
 
-        The result is ``size`` if the total is less, and undefined for negative numbers.
+        The result is ``size`` if the total is smaller than ``value``. The result is undefined if
+        the tree contains negative numbers.
         """
         values = _numbers(value, np.float64)
         found = np.empty(values.size, np.int64)
@@ -187,7 +188,7 @@ def _numbers(value: Any, dtype: type[np.generic]) -> NDArray[Any]:
     array = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
     if dtype is np.int64 and array.size and array.dtype.kind not in "iu":
         raise TypeError(f"an index must consist of integers, got {array.dtype}")
-    with np.errstate(over="ignore"):  # too large for float32: infinity
+    with np.errstate(over="ignore"):  # numbers too large for float32 become infinity
         return np.ascontiguousarray(array.reshape(-1), dtype)
 
 

@@ -1,4 +1,4 @@
-"""Location of a sampler's priorities, and their changes."""
+"""Base class that decides where a sampler's priorities are stored, and changes them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from shmbuffer.storages.storage import ring_of
 
 
 class PriorityStore(Sampler):
-    """A sampler with priorities; `PrioritizedSampler` adds the draw."""
+    """Base class of samplers with priorities. `PrioritizedSampler` adds the draw."""
 
-    # a storage of this package   its ring keeps them, for one sampler; in a directory, for all
-    # any other storage           a table of the sampler's own, as large as the storage
-    # a second sampler            the same, if the storage is not shared
+    # a storage of this package   in its ring, for one sampler, or for all samplers of a directory
+    # any other storage           in the sampler's own table, which is as large as the storage
+    # a second sampler            in the sampler's own table, if the storage is not shared
     def __init__(self, max_capacity: int, alpha: float, eps: float, within: bool) -> None:
         if int(max_capacity) < 1:
             raise ValueError(f"max_capacity must be at least 1, got {max_capacity}")
@@ -30,19 +30,19 @@ class PriorityStore(Sampler):
         self._alpha = from_zero("alpha", alpha)
         self._eps = from_zero("eps", eps)
         self._within = bool(within)
-        self._follows = False  # alpha and eps come from the storage
-        self._storage: weakref.ref[Any] | None = None  # storage of the indices
-        self._ring: Ring | None = None  # ring of the storage, with our priorities
+        self._follows = False  # True if alpha and eps are taken from the storage
+        self._storage: weakref.ref[Any] | None = None  # storage to which the indices refer
+        self._ring: Ring | None = None  # ring of the storage, if it stores our priorities
         self._waits_for: weakref.ref[Any] | None = None  # storage without a ring so far
         self._table: PriorityTable | None = None  # own table, instead of the ring
         self._greatest: MaxPriority | None = None
 
     @property
     def alpha(self) -> float:
-        """Priority exponent. Setting it recomputes every mass exactly, also from 0; O(capacity).
+        """Priority exponent. Setting it recomputes every mass exactly, even from 0. O(capacity).
 
         Raises:
-            ValueError: the value is negative, or too large for the priorities; nothing was changed.
+            ValueError: the value is negative, or too large for the priorities. Nothing was changed.
         """
         ring = self.ring()
         return self._alpha if ring is None else ring.tree.alpha
@@ -76,11 +76,11 @@ class PriorityStore(Sampler):
 
     @property
     def _known(self) -> Any:
-        """Storage of the indices, or None."""
+        """The storage to which the indices refer, or None."""
         return None if self._storage is None else self._storage()
 
     def _set(self, alpha: float | None, eps: float | None) -> None:
-        """Sets alpha and eps; None leaves a value unchanged."""
+        """Sets alpha and eps. None leaves a value unchanged."""
         ring = self.ring()
         if ring is not None:
             ring.tree.set_alpha(alpha, eps)
@@ -90,13 +90,14 @@ class PriorityStore(Sampler):
     # -- a storage -----------------------------------------------------------------------------
 
     def bind(self, storage: Any) -> bool:
-        """Stores the priorities in the ring of ``storage`` if it is free, else in a table.
+        """Stores the priorities in the ring of ``storage`` if it is free, otherwise in a table.
 
         Returns:
-            True if the ring stores them; existing priorities are moved there.
+            True if the ring stores the priorities. In this case existing priorities are moved to
+            the ring.
 
         Raises:
-            ValueError: the storage is shared with another alpha or eps.
+            ValueError: the storage is shared, and uses a different alpha or eps.
         """
         if not isinstance(storage, RingBacked):
             self._keep_table(storage)
@@ -129,14 +130,14 @@ class PriorityStore(Sampler):
         return True
 
     def _bound(self) -> Ring | None:
-        """Returns the storage's ring with our priorities, and binds it if it is new."""
+        """Returns the ring that stores our priorities, and binds a new ring of the storage."""
         storage = None if self._waits_for is None else self._waits_for()
         if storage is not None:
             self.bind(storage)
         return self._ring
 
     def _agrees(self, storage: Any) -> bool:
-        """True if the storage's alpha and eps are accepted: in a pickled copy, or if equal."""
+        """True if the storage's alpha and eps equal ours, or if this is an unpickled copy."""
         if self._follows or not storage.shared:
             return self._follows
         settings = storage.engine().settings
@@ -148,7 +149,7 @@ class PriorityStore(Sampler):
         ring.tree.initial = None if self._greatest is None else self._greatest.default
 
     def release(self, storage: Any) -> None:
-        """Leaves the priorities of ``storage`` unchanged to the next sampler."""
+        """Releases the priorities of ``storage``, unchanged, for the next sampler."""
         if getattr(storage, "_table_owner", None) is not None and storage._table_owner() is self:
             storage._table_owner = None
             if self._ring is not None:
@@ -163,10 +164,10 @@ class PriorityStore(Sampler):
         self._ring, self._greatest, self._waits_for = None, None, self._storage
 
     def _keep_table(self, storage: Any) -> PriorityTable:
-        """Returns the sampler's own table, as large as the storage, with its items."""
+        """Returns the sampler's own table, updated to the size and the items of the storage."""
         table = self._table
         known = self._known if storage is None else storage
-        ring = ring_of(known)  # the present size of a list without a limit
+        ring = ring_of(known)  # for the current size of an unbounded list
         size = getattr(known, "max_size", 0) if ring is None else ring.elements
         capacity = max(self._max_capacity, size)
         if table is None or table.ring.elements < capacity:
@@ -182,7 +183,7 @@ class PriorityStore(Sampler):
             self._storage = weakref.ref(storage)
             if ring is not None:
                 table.add(ring.live.committed())
-                storage.attach(self)  # reports writes by others
+                storage.attach(self)  # notifies this sampler of other writes
         if ring is None:
             table.fit(len(storage))
         return table
@@ -190,16 +191,16 @@ class PriorityStore(Sampler):
     # -- priorities ----------------------------------------------------------------------------
 
     def add(self, index: Any) -> None:
-        """Gives the new item at ``index`` the default priority."""
+        """Sets the new item at ``index`` to the default priority."""
         self.extend(index)
 
     def extend(self, index: Any) -> None:
-        """Gives new items the default priority, unless the ring does; skips -1."""
+        """Sets new items to the default priority, unless the ring does so. Skips -1."""
         if self._bound() is None:
             self._renew(index)
 
     def mark_update(self, index: Any, *, storage: Any = None) -> None:
-        """Gives the items at ``index`` the default priority."""
+        """Sets the items at ``index`` to the default priority."""
         if storage is not None:
             self.bind(storage)
         if self._bound() is None:
@@ -217,23 +218,23 @@ class PriorityStore(Sampler):
         """Sets the priorities of items.
 
         Args:
-            index: element indices: an int, ``[n]`` or ``[n, 1]``; with lanes ``[n, ndim]`` or a
-                tuple of ``ndim``. -1 is skipped. If an index occurs twice, the last priority is
-                used.
-            priority: one number for all, ``[n]`` or ``[n, 1]``; finite and not negative.
-            storage: storage of the indices, if the sampler does not know it yet.
-            generation: tickets of a sample, ``[n]``. Items that were overwritten since are skipped
-                and counted. None sets all items, as TorchRL does.
+            index: element indices: an int, ``[n]`` or ``[n, 1]``. With lanes, ``[n, ndim]`` or a
+                tuple of ``ndim`` indices. -1 is skipped. If an index occurs twice, the last
+                priority is used.
+            priority: one number for all items, ``[n]`` or ``[n, 1]``, finite and not negative.
+            storage: storage to which the indices refer, if the sampler has not used it yet.
+            generation: tickets of a sample, ``[n]``. Items that have been overwritten since the
+                sample are skipped and counted. None sets all items, as TorchRL does.
 
         Returns:
             The numbers of applied and of stale priorities.
 
         Raises:
-            ValueError: a priority is NaN, infinite or negative; nothing was changed.
-            IndexError: ``index`` is out of range, a mask or fractions; nothing was changed.
-            RuntimeError: sizes of ``index`` and ``priority`` differ; nothing was changed.
+            ValueError: a priority is NaN, infinite or negative. Nothing was changed.
+            IndexError: ``index`` is out of range, a mask, or not integral. Nothing was changed.
+            RuntimeError: the sizes of ``index`` and ``priority`` differ. Nothing was changed.
 
-        Cost: one native call; contiguous tensors (int64 indices and generations, float32 or
+        Cost: one native call. Contiguous tensors (int64 indices and generations, float32 or
             float64 priorities) are read in place.
         """
         if self._bound() is not None:
@@ -247,11 +248,11 @@ class PriorityStore(Sampler):
         raw = as_raw(priority, len(elements))
         if self._ring is None and self._table is None and self._waits_for is not None:
             check_raw(raw)
-            return PriorityUpdate(0, 0 if generation is None else len(elements))  # no items so far
+            return PriorityUpdate(0, 0 if generation is None else len(elements))  # no items yet
         tickets = None if generation is None else ravel(generation, ())
         try:
             return self._update(elements, raw, tickets)
-        except IndexError:  # only now check for -1
+        except IndexError:  # check for -1 only if the fast path fails
             written = are_written(elements, lanes)
             if written.all():
                 raise
@@ -259,7 +260,7 @@ class PriorityStore(Sampler):
             return self._update(elements[written], raw[written], tickets)
 
     def update_given(self, index: Any, priority: Any, generation: Any) -> PriorityUpdate | None:
-        """Updates priorities from data that the core can read directly; else returns None."""
+        """Updates priorities if the core can read the data directly, otherwise returns None."""
         ring = self._ring
         if ring is None or self._greatest is not None:
             return None
@@ -305,7 +306,7 @@ class PriorityStore(Sampler):
                 "cannot see them; use a LazyMemmapStorage or LazyTensorStorage, which share the "
                 "items and their priorities"
             )
-        return {  # the receiving process binds it again
+        return {  # the receiving process binds the sampler again
             **super().__getstate__(),
             "_alpha": self.alpha,
             "_eps": self.eps,

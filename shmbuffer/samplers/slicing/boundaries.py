@@ -1,4 +1,4 @@
-"""Rules for the ends of trajectories, and the trajectories that follow from them."""
+"""Applies the rules for the ends of trajectories, and finds the trajectories."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from shmbuffer.tensors.form.tensors import as_numbers
 
 _EMPTY = "the storage is empty; write items before sampling"
 DONE: KeyPath = ("next", "done")
-#: Entries with trajectory ids that are tried; TorchRL's collectors write the first one.
+#: Entries that are checked for trajectory ids. TorchRL's collectors write the first one.
 USUAL_IDS: tuple[KeyPath, ...] = (("collector", "traj_ids"), ("episode",))
 _ENDS, _BEGINS, _IDS = range(3)  # codes of the core
 
-Keys = tuple[KeyPath | None, tuple[KeyPath, ...]]  # of the id, and of the flags
+Keys = tuple[KeyPath | None, tuple[KeyPath, ...]]  # key of the id, and keys of the flags
 
 
 class _OtherKeysError(Exception):
-    """Raised if newer items have other entries, so that all trajectories must be cut again."""
+    """Raised if newer items have different entries, so that all trajectories must be cut again."""
 
 
 class Found(NamedTuple):
-    """Trajectories of a storage at one moment."""
+    """Trajectories of a storage at one point in time."""
 
     table: Trajectories
     entries: Entries
@@ -50,7 +50,7 @@ class Found(NamedTuple):
     storage: weakref.ref[Any]
     mover: Any
     following: Following | None
-    """Keeps the table up to date; None if it is made from all items each time."""
+    """Updates the table, or None if the table is rebuilt from all items each time."""
     moment: tuple[int, int, int] | None
 
 
@@ -59,8 +59,8 @@ class Boundaries:
 
     Args:
         options: the user's rules.
-        others: further entries to read.
-        windows: windows into which the trajectories of a ring are cut.
+        others: additional entries to read.
+        windows: windows into which the trajectories of a ring are cut, or None.
     """
 
     def __init__(
@@ -74,17 +74,17 @@ class Boundaries:
         ends = options.end_keys or () if options.end_key is None else (options.end_key,)
         self._ends = tuple(path_of(key) for key in ends)
         self._ids = None if options.traj_key is None else path_of(options.traj_key)
-        step_key = options.step_key if options.fragmented else None  # None: items are in order
+        step_key = options.step_key if options.fragmented else None  # None: items are ordered
         self._step = None if step_key is None else path_of(step_key)
         self._begins = tuple(path_of(key) for key in options.begins)
         self._others = (*others, *self._begins)
         self._windows = windows
         self._interleaved = Interleaved()
         self._seen: Found | None = None
-        self._asked: Keys | None = None  # keys of the entries that were read
+        self._asked: Keys | None = None  # keys of the entries read so far
 
     def find(self, storage: Any) -> Found:
-        """Returns the current trajectories of a storage; ignores changes through memory views."""
+        """Returns the current trajectories of a storage. Ignores changes through memory views."""
         with self.lock:
             for attempt in range(ATTEMPTS):
                 try:
@@ -98,11 +98,11 @@ class Boundaries:
         raise AssertionError("not reached")
 
     def forget(self) -> None:
-        """Forgets all trajectories, so that the next call reads every item."""
+        """Discards all trajectories. The next call reads every item."""
         self._seen = None
 
     def _in_child(self, _: bool) -> None:
-        """Starts again in the child of a fork, and delivers every window again."""
+        """Starts over in a forked child process, where every window is delivered again."""
         self.forget()
         if self._windows is not None:
             self._windows.forget()
@@ -121,7 +121,7 @@ class Boundaries:
         ring: Ring | None = ring_of(storage)
         mover = storage.mover() if isinstance(storage, RingBacked) else None
         wait_for_items(storage, ring, _EMPTY)
-        # Read first, so that a later write makes another moment.
+        # Read first, so that a later write changes the values.
         moment = None if ring is None else (ring.head, ring.write_count, ring.length)
         seen = self._seen
         if seen is not None and (seen.storage() is not storage or seen.mover is not mover):
@@ -172,7 +172,10 @@ class Boundaries:
             following.catch_up(partial(self._cuts, entries, following.ring.width))
 
     def _cuts(self, entries: Entries, lanes: int, slots: Ints, before: Ints) -> Flags:
-        """True where a trajectory starts after the item ``before`` (-1: none), ``[n, lanes]``."""
+        """Returns True for each slot that starts a trajectory, ``[n, lanes]``.
+
+        ``before`` has the slot that each slot follows, or -1 for none.
+        """
         follow = before >= 0
         entries.read(slots)
         entries.read(before[follow])
@@ -189,7 +192,7 @@ class Boundaries:
         return cuts
 
     def _steps(self, entries: Entries, slots: Ints) -> tuple[Ints, Ints, str]:
-        """Returns ids and steps of items, int64 ``[n * lanes]``, and their names."""
+        """Returns the ids and steps of items, int64 ``[n * lanes]``, and the names of both."""
         entries.read(slots)
         id_path, _ = self._keys_as_before(entries)
         assert id_path is not None
@@ -242,7 +245,7 @@ class Boundaries:
 
     @property
     def _paths(self) -> tuple[KeyPath, ...]:
-        """All entries that may be read."""
+        """Returns the paths of all entries that may be read."""
         steps = () if self._step is None else (self._step,)
         return tuple(
             dict.fromkeys((*self._ids_to_try, *steps, *(self._ends or (DONE,)), *self._others))
@@ -255,7 +258,7 @@ class Boundaries:
         return () if self._ends else USUAL_IDS
 
     def _keys_as_before(self, entries: Entries) -> Keys:
-        """Returns `_keys`; _OtherKeysError if earlier items had other keys."""
+        """Returns `_keys`, or raises _OtherKeysError if earlier items had different keys."""
         keys = self._keys(entries)
         before, self._asked = self._asked, keys
         if before is not None and before != keys:
@@ -263,7 +266,7 @@ class Boundaries:
         return keys
 
     def _keys(self, entries: Entries) -> Keys:
-        """Returns the entries of the items that define trajectories."""
+        """Returns the keys of the entries that define trajectories."""
         if self._all_ends and not self._ends:
             return None, ()
         wanted = self._ids_to_try
@@ -292,7 +295,7 @@ class Boundaries:
 def cut_columns(
     entries: Entries, ids: KeyPath | None, ends: Sequence[KeyPath], begins: Sequence[KeyPath]
 ) -> Ints | None:
-    """Returns addresses of the columns that cut trajectories; None if one is not a column."""
+    """Returns the addresses of the columns that cut trajectories, or None if one is no column."""
     if not isinstance(entries, RowEntries):
         return None
     wanted = [(path, _ENDS) for path in ends] + ([] if ids is None else [(ids, _IDS)])

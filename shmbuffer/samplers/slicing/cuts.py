@@ -1,4 +1,4 @@
-"""Slices of trajectories: their rows, and the flags of their steps in a sample.
+"""Computes the rows of slices, and the flags of their steps in a sample.
 
 Cuts ──rows_of──▶ SliceRows ──Marks──▶ flags, read entry by entry
 elements of whole slices ────Shown──▶ flags in the columns of a ring, which the core reads
@@ -19,7 +19,7 @@ from shmbuffer.samplers.slicing.trajectories import Trajectories
 from shmbuffer.tensors.form import cpu
 
 MASK: KeyPath = ("collector", "mask")
-"""Entry that tells steps from padding, as in TorchRL."""
+"""Entry that is True for steps and False for padding, as in TorchRL."""
 _AS_STORED, _AND_LAST, _AND_FIRST = range(3)  # codes of the core
 
 
@@ -29,28 +29,31 @@ class Cuts(NamedTuple):
     trajectories: Ints
     """Trajectory of each slice, int64 ``[slices]``."""
     begins: Ints
-    """First step of each slice, int64 ``[slices]``; negative if it is cut off at the left."""
+    """First step of each slice, int64 ``[slices]``. Negative if it is cut off at the left."""
     weights: torch.Tensor | None = None
-    """Weights ``[slices]``, if there are any."""
+    """Weights ``[slices]``, or None."""
 
 
 class SliceRows(NamedTuple):
-    """Rows of slices, one slice after the other."""
+    """The concatenated rows of several slices."""
 
     rows: Ints
     """Rows of the table of trajectories, int64 ``[n]``."""
     lengths: Ints
-    """Length of each slice with padding, int64 ``[slices]``."""
+    """Length of each slice including padding, int64 ``[slices]``."""
     first: Flags
     """True for the first step of each slice, bool ``[n]``."""
     last: Flags
     """True for the last real step of each slice, bool ``[n]``."""
     mask: Flags | None
-    """False for padding, bool ``[n]``; None without padding."""
+    """False for padding, bool ``[n]``, or None if there is no padding."""
 
 
 def places(lengths: Ints, steps: int, span: Span) -> tuple[Ints, Ints]:
-    """Returns the first possible start of a slice (negative: cut off) and the number of starts."""
+    """Returns the first possible start of a slice and the number of possible starts.
+
+    A negative start means that the slice is cut off at the left.
+    """
     whole = np.minimum(lengths, steps)
     left = span.off(span.left, whole)
     return -left, lengths - whole + 1 + left + span.off(span.right, whole)
@@ -88,7 +91,7 @@ def window_rows(elements: Ints, steps: int, *, pad: bool) -> SliceRows:
 
 
 def consecutive(first: Ints, counts: Ints) -> tuple[Ints, Ints]:
-    """Returns runs of numbers from each first one on, and the end of each run."""
+    """Returns runs of consecutive numbers that start at ``first``, and the end of each run."""
     stops = np.cumsum(counts)
     rows = np.arange(counts.sum()) + np.repeat(first - (stops - counts), counts)
     return rows, stops
@@ -97,9 +100,10 @@ def consecutive(first: Ints, counts: Ints) -> tuple[Ints, Ints]:
 class Marks(NamedTuple):
     """Entries that mark the first and last steps of slices."""
 
-    # ``truncated`` and ``done`` are true on the last step of a slice, and ``init`` on the first if
-    # it is stored. Other steps, and ``terminated``, are as stored. A mark has the shape of the
-    # stored entry, else that of another of the first three, else ``[n, 1]``.
+    # ``truncated`` and ``done`` are True on the last step of a slice. ``init`` is True on the first
+    # step if items have this entry. On other steps, the stored values are used, and ``terminated``
+    # is never changed. A mark has the shape of its stored entry. If the entry is not stored, it has
+    # the shape of another of the first three entries, or else ``[n, 1]``.
 
     truncated: KeyPath | None
     done: KeyPath
@@ -120,14 +124,14 @@ class Marks(NamedTuple):
 
     @property
     def paths(self) -> tuple[KeyPath, ...]:
-        """Entries that have to be read."""
+        """Returns the paths of the entries that must be read."""
         flags = () if self.truncated is None else (self.truncated, self.done, self.terminated)
         return flags if self.init is None else (*flags, self.init)
 
     def of_rows(
         self, entries: Entries, elements: Ints, found: SliceRows
     ) -> dict[Any, torch.Tensor]:
-        """Returns the marks of drawn items, bool ``[n, *shape]``, by string or tuple key."""
+        """Returns the marks of drawn items, bool ``[n, *shape]``, keyed by string or tuple."""
         stored = {
             path: entries.take(path, elements) != 0 for path in self.paths if entries.has(path)
         }
@@ -138,7 +142,7 @@ class Marks(NamedTuple):
             nothing = torch.zeros_like(form)
             last = torch.from_numpy(found.last)
             truncated = stored.get(self.truncated, nothing)
-            if found.mask is not None:  # padding is no step, so it has no cut
+            if found.mask is not None:  # padding is not a step, so it is never marked
                 truncated = truncated & _each(torch.from_numpy(found.mask), truncated)
             done, terminated = stored.get(self.done, nothing), stored.get(self.terminated, nothing)
             marks[key_of(self.truncated)] = truncated | _each(last, truncated)
@@ -153,9 +157,9 @@ class Marks(NamedTuple):
 
 
 class Shown:
-    """Flags of a sample, which the core reads from columns."""
+    """Flags of a sample that the core reads from columns."""
 
-    # For each flag: key, address or 0, shape, role.
+    # Each form is (key, address or 0, shape, role).
     def __init__(self, forms: list[tuple[Key, int, tuple[int, ...], int]]) -> None:
         self._forms = [(key, shape) for key, _, shape, _ in forms]
         self._at = np.zeros((len(forms), 4), np.int64)
@@ -165,7 +169,7 @@ class Shown:
 
     @classmethod
     def of(cls, marks: Marks, entries: Entries) -> Shown | None:
-        """Returns the flags; None if one is not a column of booleans."""
+        """Returns the flags, or None if one of them is not a column of booleans."""
         if not isinstance(entries, RowEntries):
             return None
         stored: dict[KeyPath, torch.Tensor] = {}
@@ -196,7 +200,7 @@ class Shown:
     def read(
         self, follower: Any, elements: torch.Tensor, steps: int
     ) -> tuple[dict[Any, torch.Tensor], torch.Tensor] | None:
-        """Reads the flags and tickets of slices; None if an item is gone."""
+        """Reads the flags and tickets of slices. Returns None if an item was removed."""
         count = elements.numel()
         found: dict[Any, torch.Tensor] = {
             key: cpu.empty((count, *shape), dtype=torch.bool) for key, shape in self._forms

@@ -1,17 +1,19 @@
-"""Follows the trajectories of a ring; the cost of an update depends on what has changed.
+"""Follows the trajectories of a ring, at a cost that depends only on the changes.
 
-    ring ──▶ Follower            what was committed and what went, since the last look
-                 └──▶ cuts           between which of the new items a trajectory ends (boundaries)
+    ring ──▶ Follower            items committed or removed since the last update
+                 └──▶ cuts           the ends of trajectories among the new items (boundaries)
                           └──▶ Trajectories
 
-Several collectors, or streams of one, may write alternately. Each source is followed separately: an
-item only follows one of the same stream of the same collector, without a restart in between. A slot
-without an item cuts all trajectories, because its source is unknown. No item follows the newest
-one, and the end of the ring's memory cuts no trajectory.
+Several collectors, or several streams of one collector, can write alternately. Each source is
+followed separately: an item only follows an item of the same stream and the same collector, without
+a restart in between. A slot without an item cuts all trajectories, because its source is unknown.
+The oldest item does not follow the newest one. A trajectory continues from the last slot of the
+ring to the first.
 
-Writers continue during an update. Later writes have tickets from the observed head on. A draw
-checks the tickets of its items: if all are older, these items have not changed. Other items do not
-matter, because a cut is between two items, and only a draw of both can cross it.
+Writers continue during an update. The tickets of later writes are at least the head that the update
+has read. A draw checks the tickets of its items: if all of them are smaller, the items have not
+changed. Other items do not matter, because a cut is between two items, and only a draw of both
+items can cross the cut.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.samplers.slicing.cuts import Shown
 from shmbuffer.samplers.slicing.trajectories import Trajectories
 
-_PIECE = 2**15  # items per step, so that the arrays stay in the second-level cache
-_MOVED = 64  # moved trajectories per item before items are sorted first
+_PIECE = 2**15  # items per step, so that the arrays fit into the second-level cache
+_MOVED = 64  # moved trajectories per item above which items are sorted first
 
 
 class Fresh(NamedTuple):
@@ -41,13 +43,13 @@ class Fresh(NamedTuple):
     slots: Ints
     """Slots, int64 ``[n]``."""
     sources: NDArray[np.uint64]
-    """Sources ``[n]``."""
+    """Source of each item, ``[n]``."""
     reach: Ints
-    """Number of slots before each that hold items, int64 ``[n]``."""
+    """Number of preceding slots that hold items, for each item, int64 ``[n]``."""
 
 
 class Following:
-    """Trajectories of one ring; `SliceSampler` has the costs of an update."""
+    """Follows the trajectories of one ring. See `SliceSampler` for the costs of an update."""
 
     def __init__(self, ring: Ring) -> None:
         self.ring = ring
@@ -55,12 +57,12 @@ class Following:
         self.follower = _core.Follower(self.native)
         self.table = Trajectories(ring.capacity, ring.width)
         self._again = False
-        self._is_mixed = False  # steps arrive unordered
-        self._cuts: tuple[Ints, int] | None = None  # columns and their address
+        self._is_mixed = False  # True if steps arrive unordered
+        self._cuts: tuple[Ints, int] | None = None  # columns, and the address of their array
         self.shown: Shown | None = None
 
     def forget(self) -> None:
-        """Forgets all items, so that the next update reads them again."""
+        """Discards all items. The next update reads them again."""
         self.follower.forget()
 
     def cut_by(self, windows: _core.Windows) -> None:
@@ -69,7 +71,7 @@ class Following:
         self.table.cut_by(windows)
 
     def cut_at(self, columns: Ints | None) -> None:
-        """Cuts at these columns, see `cut_columns`; None cuts by the argument of `catch_up`."""
+        """Cuts by these columns (see `cut_columns`), or by the argument of `catch_up` if None."""
         self._cuts = None if columns is None else (columns, columns.ctypes.data)
 
     @property
@@ -78,7 +80,10 @@ class Following:
         return self.follower.pending
 
     def catch_up(self, cuts: Callable[[Ints, Ints], Flags]) -> None:
-        """Follows items in write order; ``cuts(slots, before)`` is True at starts."""
+        """Follows items in write order.
+
+        ``cuts(slots, before)`` returns True for each slot that starts a trajectory.
+        """
         table, seen = self.table, None
         if self._cuts is not None:
             columns, at = self._cuts
@@ -92,7 +97,7 @@ class Following:
                 around = None
                 if table.windows is None:
                     around = table.around(changed, self.ring.live.sources[changed])
-                if around is None:  # the source has changed, or a lap has: restart
+                if around is None:  # a source has changed, or the slot was reused: start over
                     self.follower.forget()
                     self._again = True
                     continue
@@ -106,7 +111,10 @@ class Following:
                 table.append(slots, sources, cuts(slots, follows), self.follower.settled)
 
     def catch_up_by_step(self, steps_of: Callable[[Ints], tuple[Ints, Ints, str]]) -> None:
-        """Follows items by ``steps_of(slots)``: ids, steps, and the names of both."""
+        """Follows items in the order of their steps.
+
+        ``steps_of(slots)`` returns ids, steps, and the names of both.
+        """
         table, width = self.table, self.ring.width
         for changed, fresh in self._looks():
             table.drop(changed)
@@ -150,7 +158,7 @@ class Following:
     def _looks(
         self, seen: tuple[bool, bytes, bytes] | None = None
     ) -> Iterator[tuple[Ints, Iterator[Fresh]]]:
-        """Yields changes until there are none; after an error all items are read again."""
+        """Yields changes until there are no more. After an error, all items are read again."""
         follower, table = self.follower, self.table
         try:
             while True:
@@ -159,7 +167,7 @@ class Following:
                 if seen is None:
                     return
                 is_first, gone, changed = seen
-                self._again = is_first  # slow: others have written
+                self._again = is_first  # a first update is slow, so other processes have written
                 if is_first:
                     table.clear()
                 table.drop(np.frombuffer(gone, np.int64))
@@ -189,7 +197,10 @@ def put_in_order(
     steps: Ints,
     what: str,
 ) -> None:
-    """Inserts items by step; RuntimeError, which names ``what``, for a repeated step."""
+    """Inserts items in the order of their steps.
+
+    Raises RuntimeError for a repeated step. The message contains ``what``.
+    """
     twice = table.insert(elements, sources, ids, steps)
     if twice is not None:
         at, there = twice

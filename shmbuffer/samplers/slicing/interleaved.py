@@ -3,8 +3,9 @@
     extend([a0, b0, c0])  extend([a1, b1, c1])   ──▶  a0 b0 c0 a1 b1 c1
 
 The rows of a vector environment belong to one stream unless the writer names the streams. The ring
-does not record that they come from several environments, but their observations show it. In the
-example the next observation of an item is the observation of the item three places later.
+does not record that they were collected in several environments, but it can be detected from their
+observations. In the example, the next observation of an item equals the observation of the item
+three positions later.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from shmbuffer.samplers.item_entries import pick
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.tensor_structure import leaves_of
 
-_LEAST, _MOST = 64, 8192  # number of items of one stream to compare
-_BYTES = 2**24  # approximate bytes of their observations
-_LAGS = 32  # distances to try
-_PAIRS = 8  # pairs that have to agree
-_FOLLOWS = 0.2  # share of items followed by the next one in one environment
-_AGREES = 0.8  # share of items followed at that distance in several
+_LEAST, _MOST = 64, 8192  # minimum and maximum number of items of one stream to compare
+_BYTES = 2**24  # approximate limit on the bytes of their observations
+_LAGS = 32  # number of distances to try
+_PAIRS = 8  # number of pairs that must match
+_FOLLOWS = 0.2  # fraction of adjacent matches that indicates a single environment
+_AGREES = 0.8  # fraction of matches at one distance that indicates several environments
 _ENDS: tuple[KeyPath, ...] = (("next", "done"), ("done",))
 
 
 class Interleaved:
-    """Checks the newest items of a ring until it is known whether environments are mixed."""
+    """Checks the newest items of a ring until it is certain whether environments are mixed."""
 
     def __init__(self) -> None:
-        self._wanted = _LEAST  # items in the ring before the next check; 0: known
+        self._wanted = _LEAST  # number of items needed for the next check; 0 after the last check
 
     def check(self, storage: Any, ring: Ring) -> None:
         """Warns once if the items of a stream alternate between several environments.
@@ -49,7 +50,7 @@ class Interleaved:
         self._wanted = 0 if ends else 2 * length
         try:
             lag = _lag_of(storage, _newest_of_a_stream(ring))
-        except (IndexError, RuntimeError):  # overwritten, or shapes differ: no warning
+        except (IndexError, RuntimeError):  # items were overwritten, or their shapes differ
             return
         if lag is None:
             return
@@ -76,7 +77,7 @@ def _newest_of_a_stream(ring: Ring) -> Ints:
 
 
 def _lag_of(storage: Any, slots: Ints) -> tuple[int, KeyPath] | None:
-    """Returns the distance to an item's next observation, and its entry; None if unknown."""
+    """Returns the distance to an item's next observation, and its entry, or None if unknown."""
     if len(slots) < _LEAST:
         return None
     leaves = leaves_of(storage.get(int(slots[-1])))
@@ -101,7 +102,7 @@ def _lag_of(storage: Any, slots: Ints) -> tuple[int, KeyPath] | None:
         goes_on = ~done.reshape(count, -1).any(-1)
 
     def share(lag: int) -> float:
-        """Returns the share of the items that lead to the item at this distance."""
+        """Returns the fraction of items whose next observation is at this distance."""
         which = goes_on[:-lag]
         if int(which.sum()) < _PAIRS:
             return 0.0

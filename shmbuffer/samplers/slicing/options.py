@@ -1,4 +1,4 @@
-"""Checked options of slice samplers: the ends of trajectories, and the form of slices."""
+"""Validated options of slice samplers: the ends of trajectories, and the form of slices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SliceArgumentsError(TypeError, ValueError):
 
 
 class Span(NamedTuple):
-    """Number of steps that may be cut off a slice at the start and end of a trajectory."""
+    """Numbers of steps that may be cut off a slice at the start and the end of a trajectory."""
 
     left: Side
     right: Side
@@ -38,7 +38,7 @@ class Span(NamedTuple):
         return cls(*sides)
 
     def check(self, steps: int) -> None:
-        """Raises ValueError if no step would be left of a slice of ``steps``."""
+        """Raises ValueError if no step of a slice of ``steps`` steps would be left."""
         for name, side in (("left", self.left), ("right", self.right)):
             if side is not True and side >= steps > 0:
                 raise ValueError(
@@ -64,11 +64,11 @@ class TrajectoryOptions:
     trajectories: torch.Tensor | None = None
     cache_values: bool = False
     begins: Sequence[Key] = ()
-    """Flags of first items; missing ones are ignored."""
+    """Flags that mark first items. Flags that items do not have are ignored."""
 
     @property
     def are_given(self) -> bool:
-        """True if the user passed a flag or an id for each item."""
+        """True if the user passed an array with a flag or an id for each item."""
         return self.ends is not None or self.trajectories is not None
 
 
@@ -93,7 +93,7 @@ class SliceOptions(TrajectoryOptions):
 
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any]) -> Self:
-        """Selects the options by name from the arguments of a constructor, such as ``locals()``."""
+        """Creates the options from a constructor's arguments, such as ``locals()``, by name."""
         names = [one.name for one in fields(cls)]
         return cls(**{name: arguments[name] for name in names if name in arguments})
 
@@ -155,14 +155,14 @@ class SliceOptions(TrajectoryOptions):
 
 
 def refuse(cls: type, given: dict[str, Any], *names: str) -> None:
-    """Raises TypeError for arguments that a derived class does not have."""
+    """Raises TypeError for arguments that a derived class does not accept."""
     for name in names:
         if name in given:
             raise TypeError(f"{cls.__name__}() got an unexpected keyword argument {name!r}")
 
 
 def _at_least_one(name: str, value: int | None) -> int | None:
-    """Returns the number as an int; TypeError or ValueError if it is not one."""
+    """Returns the number as an int. Raises TypeError or ValueError if it is invalid."""
     if value is None:
         return None
     try:

@@ -21,32 +21,32 @@ from shmbuffer.samplers.slicing.trajectories import Long, Trajectories
 from shmbuffer.storages.indexing import ravel
 from shmbuffer.tensors.form import cpu
 
-_ROUNDS = 4  # rounds of rejection sampling, followed by an exact draw in O(items)
-_SPARE = 2  # items drawn per slice
-_PIECE = 1024  # trajectories that are checked together
+_ROUNDS = 4  # rounds of rejection sampling before an exact draw in O(items)
+_SPARE = 2  # number of items drawn per slice
+_PIECE = 1024  # number of trajectories checked per step
 
 
 class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     """Draws slices like a `SliceSampler`, with first items in proportion to their mass.
 
-    Priorities, masses, weights and sharing are those of a `PrioritizedSampler`. With
-    ``strict_length`` a slice never starts at the last ``slice length - 1`` steps of a trajectory,
-    regardless of their priority. A trajectory whose priorities are all zero is never drawn, unless
-    all priorities are zero. Every step of a slice has the weight of the first step.
+    Priorities, masses and weights, and the sharing of priorities, are as in a `PrioritizedSampler`.
+    With ``strict_length``, a slice never starts at one of the last ``slice length - 1`` steps of a
+    trajectory, regardless of their priority. A trajectory whose priorities are all zero is never
+    drawn, unless all priorities are zero. Every step of a slice has the weight of the first step.
 
     Args:
         max_capacity, alpha, beta, eps, dtype, reduction, max_priority_within_buffer: see
             `PrioritizedSampler`.
         **slices: arguments of `SliceSampler` except ``pad_output`` and ``use_gpu``. With a
-            ``span``, short trajectories are drawn despite ``strict_length``. Its left side is
-            ignored with a warning, because a slice starts at an item.
+            ``span``, short trajectories are drawn despite ``strict_length``. The left side of
+            ``span`` is ignored with a warning, because a slice always starts at an item.
 
     Raises:
-        SliceArgumentsError, ValueError, NotImplementedError: as those two classes.
-        RuntimeError: as those two classes. A sample with ``eps=0`` raises it, too, if all possible
-            first items have priority 0 but other items have not.
+        SliceArgumentsError, ValueError, NotImplementedError: in the same cases as the two classes.
+        RuntimeError: in the same cases as the two classes. With ``eps=0``, a sample also raises
+            RuntimeError if all possible first items have priority 0 but other items do not.
 
-    Cost: O(log capacity) per slice; O(items) if few items can start a slice. See also
+    Cost: O(log capacity) per slice, or O(items) if few items can start a slice. See also
         `SliceSampler`.
 
     Example:
@@ -109,7 +109,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     def _by_rejection(
         self, storage: Any, table: Trajectories, count: int, steps: int
     ) -> tuple[Ints, torch.Tensor]:
-        """Draws rows that can start a slice from the tree; may return fewer than ``count``."""
+        """Draws rows that can start a slice from the tree. May return fewer than ``count`` rows."""
         rows, weights, missing = [], [], count
         for _ in range(_ROUNDS):
             index, info = PrioritizedSampler.sample(self, storage, _SPARE * missing)
@@ -123,7 +123,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         return np.concatenate(rows), torch.cat(weights)
 
     def _can_begin(self, table: Trajectories, drawn: Ints, steps: int) -> Ints:
-        """Returns positions in ``drawn`` of the rows (-1: none) that can start a slice."""
+        """Returns the positions in ``drawn`` of rows that can start a slice. Rows may be -1."""
         at = np.flatnonzero(drawn >= 0)
         rows = drawn[at]
         trajectories = table.of_rows(rows)
@@ -136,7 +136,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         return at[kept]
 
     def _exactly(self, table: Trajectories, count: int, steps: int) -> tuple[Ints, torch.Tensor]:
-        """Draws rows that can start a slice from the sum over all of them. O(items)."""
+        """Draws rows that can start a slice, by the cumulative sum of their masses. O(items)."""
         rows, mass = self._candidates(table, steps)
         before = np.cumsum(mass)
         if not before[-1] > 0:
@@ -147,7 +147,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
             )
         numbers = drawn_by(self, partial(cpu.rand, dtype=torch.float64), count).numpy()
         at = np.searchsorted(before, numbers * before[-1], side="right")
-        at = np.minimum(at, np.flatnonzero(mass)[-1])  # rounding may exceed the last one
+        at = np.minimum(at, np.flatnonzero(mass)[-1])  # rounding may exceed the last positive mass
         least = self._tree.p_min
         weights = (mass[at] / least) ** -self.beta if least > 0 else np.ones(count)
         return rows[at], torch.from_numpy(weights).to(self.dtype)
@@ -160,12 +160,12 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         trajectories = trajectories[wanted]
         room = self._room(table.lengths(trajectories), steps)
         rows, _ = consecutive(table.starts(trajectories), room)
-        if not self._tree.p_sum > 0:  # uniform, as in `PrioritizedSampler`
+        if not self._tree.p_sum > 0:  # all masses are zero: uniform, as in `PrioritizedSampler`
             return rows, np.ones(len(rows))
         return rows, self._tree.mass(table.elements_of(rows))
 
     def _suffice(self, table: Trajectories, allowed: Long, count: int, steps: int) -> bool:
-        """True if these trajectories make a batch; without ``eps``, not those of priority 0."""
+        """True if these trajectories suffice for a batch. With ``eps=0``, ignores priority 0."""
         if not len(allowed) or self.eps or self.ring() is None:
             return len(allowed) > 0
         return bool(self._candidates(table, steps)[1].any())
@@ -176,11 +176,11 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         return np.where(lengths < self._shortest(steps), 0, room)
 
     def _shortest(self, steps: int) -> int:
-        """Returns the least length to draw from; 1 if slices may be cut off, as in TorchRL."""
+        """Returns the minimum trajectory length, or 1 if slices may be cut off, as in TorchRL."""
         return 1 if self.span.right else super()._shortest(steps)
 
     def _wanted(self, table: Trajectories, trajectories: Ints, steps: int) -> Flags:
-        """True for each trajectory with a positive priority, bool ``[n]``. O(their items)."""
+        """Returns True for each trajectory with a positive priority, bool ``[n]``. O(items)."""
         each, at = np.unique(trajectories, return_inverse=True)
         lengths = table.lengths(each)
         rows, stops = consecutive(table.starts(each), lengths)
@@ -205,5 +205,5 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     @property
     def _tree(self) -> PriorityTree:
         ring = self.ring()
-        assert ring is not None  # a draw has found it
+        assert ring is not None  # a draw has already used the ring
         return ring.tree

@@ -38,63 +38,67 @@ _SHOWN = (
 class SliceSampler(Sampler, metaclass=WithOrWithout):
     """Draws slices of trajectories: first a trajectory, then the start of a slice in it.
 
-    Trajectories that are long enough are equally likely, and so are the slices of one. Slices are
-    drawn with replacement, and a batch concatenates them.
+    All trajectories that are long enough are equally likely, and so are all slices of a trajectory.
+    Slices are drawn with replacement, and a batch is their concatenation.
 
-    - A slice is contiguous in time and from one trajectory. It never crosses the ring's head or an
-      empty slot. With several collectors it comes from one of them, without a restart in between.
-    - Its last step is marked ``True`` under ``truncated_key``, and under ``done`` next to it;
-      ``terminated`` next to it is as stored. If items have an entry ``init_key``, it is ``True`` on
-      the first step. These marks are entries of a `TensorDictReplayBuffer`'s sample, and of
-      ``info``.
+    - A slice is contiguous in time and comes from one trajectory. It never crosses the ring's head
+      or an empty slot. With several collectors, it comes from one of them, without a restart in
+      between.
+    - The last step of a slice is marked ``True`` under ``truncated_key``, and in the entry ``done``
+      at the same level. The entry ``terminated`` at this level is not changed. If items have an
+      entry ``init_key``, it is ``True`` on the first step. These marks are entries of a
+      `TensorDictReplayBuffer`'s sample, and of ``info``.
     - The newest item of a collector ends an open trajectory, as does the collector's death. Slices
-      that reach it are truncated there.
+      that reach this item are truncated there.
 
     A trajectory ends if ``end_key`` (or one of ``end_keys``) is true or ``traj_key`` changes. By
-    default the ids under ``("collector", "traj_ids")`` or ``"episode"`` are used if the items have
-    them, else ``("next", "done")``. A flag of several numbers is true if any of them is. Writes and
-    assignments to the buffer or storage are noticed; changes through a view of the memory, such as
-    ``rb[:]["done"][3] = True``, are not.
+    default, the ids in ``("collector", "traj_ids")`` or ``"episode"`` are used if the items have
+    them, otherwise ``("next", "done")``. A flag with several numbers is true if any of them is
+    true. Writes and assignments to the buffer or the storage are detected. Changes through a view
+    of the memory, such as ``rb[:]["done"][3] = True``, are not detected.
 
     Args:
-        num_slices: number of slices in a batch; divides the batch size.
-        slice_len: number of steps in a slice; divides the batch size. Pass exactly one of the two.
-        end_key: flag of the last step of a trajectory.
-        end_keys: several flags, any of which ends a trajectory; missing ones are ignored.
-        traj_key: id of the trajectory; if the items lack it, the end keys are used.
-        step_key: number of the step, for ``fragmented``.
-        fragmented: whether items of a trajectory may be anywhere; they are ordered by ``step_key``
-            for each collector. A missing step ends a trajectory.
-        ends: bool ``[items]``, replaces stored flags; the first item follows the last one unless
-            that is an end. Requires ``cache_values=True``.
-        trajectories: integers ``[items]``, replaces stored ids in the same way.
-        cache_values: whether objects are read again only after a write. Tensors and records are
+        num_slices: number of slices in a batch. Must divide the batch size.
+        slice_len: number of steps in a slice. Must divide the batch size. Pass exactly one of
+            ``num_slices`` and ``slice_len``.
+        end_key: entry with the flag of the last step of a trajectory.
+        end_keys: several such entries, any of which ends a trajectory. Missing entries are ignored.
+        traj_key: entry with the id of the trajectory. If items lack it, the end keys are used.
+        step_key: entry with the number of the step, for ``fragmented``.
+        fragmented: if True, the items of a trajectory can be anywhere in the storage. They are
+            ordered by ``step_key`` for each collector. A missing step ends a trajectory.
+        ends: bool ``[items]``, used instead of stored flags. The first item follows the last item
+            unless the last item is an end. Requires ``cache_values=True``.
+        trajectories: integers ``[items]``, used in the same way instead of stored ids.
+        cache_values: if True, objects are read again only after a write. Tensors and records are
             never read twice.
-        truncated_key: see above; None sets no marks.
-        init_key: see above; None sets no marks.
-        strict_length: whether only trajectories that are long enough are drawn from. False also
-            takes shorter ones completely, which makes the batch shorter.
-        pad_output: whether the last step of a short slice is repeated to fill the batch; real steps
-            are ``True`` under ``("collector", "mask")``, ``[n]``. Requires ``strict_length=False``.
-        compile: accepted without effect.
-        span: whether slices may be cut off at the start or end of a trajectory, so that its first
-            and last steps are drawn as often as others. True allows slices of one step, an int i
-            slices of ``slice length - i`` steps. A tuple has a value for each side.
-        use_gpu: accepted without effect; trajectories are found on the CPU.
+        truncated_key: see above. None sets no marks.
+        init_key: see above. None sets no marks.
+        strict_length: if True, draws only from trajectories that are long enough. If False, shorter
+            trajectories are also drawn as a whole, which makes the batch shorter.
+        pad_output: if True, the last step of a short slice is repeated to fill the batch. Real
+            steps are ``True`` in the entry ``("collector", "mask")``, ``[n]``. Requires
+            ``strict_length=False``.
+        compile: has no effect.
+        span: allows slices to be cut off at the start or the end of a trajectory, so that its first
+            and last steps are drawn as often as the others. True allows slices of one step. An int
+            ``i`` allows slices of ``slice length - i`` steps. A tuple has a value for each side.
+        use_gpu: has no effect, because trajectories are found on the CPU.
 
     Raises:
         SliceArgumentsError: (TypeError, ValueError) both or neither of ``num_slices`` and
-            ``slice_len`` are given.
-        ValueError: a number is below 1; ``pad_output`` with ``strict_length``; ``span`` is not a
-            bool, an int or a pair of them; ``fragmented`` without ``step_key`` or with ``ends`` or
-            ``trajectories``.
-        RuntimeError: arguments exclude each other, or ``ends`` or ``trajectories`` are given
+            ``slice_len`` were passed.
+        ValueError: a number is below 1, or ``pad_output`` was passed with ``strict_length``. Also
+            if ``span`` is not a bool, an int or a pair of them, or if ``fragmented`` was passed
+            without ``step_key``, or with ``ends`` or ``trajectories``.
+        RuntimeError: arguments exclude each other, or ``ends`` or ``trajectories`` were passed
             without ``cache_values``.
 
     Cost: 60 to 100 µs per batch of 256 at any capacity, and 80 ns per item written since the last
-        draw. The first draw reads every slot, 50 ms per million. A draw after a write at given
-        places, or in place, reads every slot word, 2 ms per million. 12 to 16 bytes per item.
-        Objects, and items of a custom storage, are all read again by every draw.
+        draw. The first draw reads every slot, which takes 50 ms per million slots. A draw after a
+        write in place, or to explicit indices, reads every slot word, which takes 2 ms per million.
+        Memory: 12 to 16 bytes per item. Every draw reads all objects, and all items of a custom
+        storage, again.
 
     Example:
         >>> import torch
@@ -124,7 +128,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
     end_key: Key | None
     end_keys: Sequence[Key] | None
     traj_key: Key | None
-    step_key: Key | None = "step_count"  # also an attribute of the class, as in TorchRL
+    step_key: Key | None = "step_count"  # also a class attribute, as in TorchRL
     fragmented: bool = False
     cache_values: bool
     truncated_key: Key | None
@@ -134,7 +138,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
     compile: bool | dict[str, Any]
     span: Span
     use_gpu: torch.device | bool
-    _in_core: bool = True  # slices of full length are cut by the core
+    _in_core: bool = True  # True if the core cuts slices of full length
 
     def __init__(
         self,
@@ -160,13 +164,13 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         self._apply_options(SliceOptions.from_arguments(locals()))
 
     def _apply_options(self, options: SliceOptions, windows: Windows | None = None) -> None:
-        """Sets the arguments of a constructor as attributes and rules."""
+        """Stores the constructor's arguments as attributes, and creates the rules."""
         vars(self).update(options.attributes())
         if not options.are_given and options.end_key is None and options.end_keys is None:
             self.end_key = DONE
         self._marks = Marks.of(options.truncated_key, options.init_key)
         self._boundaries = Boundaries(options, self._marks.paths, windows)
-        self._asked = 0  # last batch size, for `_again`
+        self._asked = 0  # batch size of the last draw, for `_again`
 
     # -- drawing -------------------------------------------------------------------------------
 
@@ -178,15 +182,15 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
             batch_size: total number of steps.
 
         Returns:
-            Element indices int64 ``[n]``, or a tuple of ``ndim`` of them, and a dict. It has the
-                marks under tuples, bool ``[n, *shape]`` (``[n, 1]`` if no such flag is stored).
-                With a ring it also has ``"index_generation"``, int64 ``[n]``. n is ``batch_size``
-                if every slice has its full length.
+            Element indices, int64 ``[n]`` or a tuple of ``ndim`` such tensors, and a dict. The dict
+                has the marks, bool ``[n, *shape]`` (``[n, 1]`` if no such flag is stored), with
+                tuples as keys. With a ring, it also has ``"index_generation"``, int64 ``[n]``. If
+                every slice has its full length, ``n`` is ``batch_size``.
 
         Raises:
             EmptyBufferError: the storage is empty.
-            RuntimeError: ``batch_size`` is not a multiple, no trajectory is long enough, or the
-                items have no entry that ends one.
+            RuntimeError: ``batch_size`` is not a multiple of ``num_slices`` or ``slice_len``, no
+                trajectory is long enough, or items have no entry that ends a trajectory.
             ValueError: ``span`` would leave no step of a slice.
         """
         count, steps = self._sizes(batch_size)
@@ -208,12 +212,12 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
             return self._suffice(table, table.long(self._shortest(steps)), count, steps)
 
     def _sampleable_count(self, storage: Any, batch_size: int) -> int:
-        """Returns the number of places where a slice can start; O(trajectories)."""
+        """Returns the number of positions where a slice can start. O(trajectories)."""
         steps = self._sizes(batch_size)[1]
         with self._boundaries.lock:
             try:
                 table = self._boundaries.find(storage).table
-            except (EmptyBufferError, KeyError, RuntimeError):  # as `sample` would raise
+            except (EmptyBufferError, KeyError, RuntimeError):  # `sample` would raise the same
                 return 0
             found = table.long(self._shortest(steps))
             lengths = table.lengths(found[np.arange(len(found))])
@@ -226,7 +230,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
     def _from_columns(
         self, storage: Any, count: int, steps: int
     ) -> tuple[Any, dict[Any, Any]] | None:
-        """Draws slices of full length in the core; None if it cannot read the flags."""
+        """Draws slices of full length in the core, or returns None if it cannot read the flags."""
         ask_rank(self, storage)
         ring, position = ring_of(storage), self._position()
         with self._boundaries.lock:
@@ -252,12 +256,12 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         """Writes the elements of random slices to an address."""
         which, begins = random_numbers(self, count), random_numbers(self, count)
         if not table.slices_at(which, begins, steps, out):
-            self._allowed(table, steps)  # raises
+            self._allowed(table, steps)  # raises RuntimeError
 
     def _draw(
         self, storage: Any, steps: int, choose: Callable[[Trajectories], Cuts]
     ) -> tuple[Any, dict[Any, Any]]:
-        """Chooses slices and reads their flags, repeated if they are overwritten meanwhile."""
+        """Chooses slices and reads their flags. Repeats both if items are overwritten."""
         ask_rank(self, storage)
         ring, position = ring_of(storage), self._position()
 
@@ -287,7 +291,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         self._rewind(position)
 
     def _sizes(self, batch_size: int) -> tuple[int, int]:
-        """Returns the number of slices in a batch and of steps in a slice."""
+        """Returns the number of slices in a batch, and the number of steps in a slice."""
         count, steps = self.num_slices, self.slice_len
         name, value = ("num_slices", count) if steps is None else ("slice_len", steps)
         assert value is not None
@@ -305,7 +309,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         return Cuts(chosen, self._begins(table, chosen, steps))
 
     def _allowed(self, table: Trajectories, steps: int) -> Long:
-        """Returns the trajectories to draw from; RuntimeError if there are none."""
+        """Returns the trajectories to draw from. Raises RuntimeError if there are none."""
         allowed = table.long(self._shortest(steps))
         if not len(allowed):
             raise RuntimeError(
@@ -316,16 +320,16 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         return allowed
 
     def _shortest(self, steps: int) -> int:
-        """Returns the least length of a trajectory to draw from."""
+        """Returns the minimum length of a trajectory to draw from."""
         return steps if self.strict_length else 1
 
     def _begins(self, table: Trajectories, chosen: Ints, steps: int) -> Ints:
-        """Chooses a first step in each trajectory, uniformly over the possible ones."""
+        """Chooses a first step in each trajectory, uniformly over the possible first steps."""
         first, count = places(table.lengths(chosen), steps, self.span)
         return first + random_numbers(self, len(chosen)) % count
 
     def _size_of(self, index: Any) -> int:
-        """Returns the batch size of a draw, which the index of short slices does not show."""
+        """Returns the batch size of a draw, which can exceed the index size for short slices."""
         whole = self.strict_length and not any(self.span)
         return super()._size_of(index) if whole else self._asked
 

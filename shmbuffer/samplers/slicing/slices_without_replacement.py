@@ -23,28 +23,29 @@ from shmbuffer.tensors.form import cpu
 class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
     """Draws one slice of every trajectory that is long enough, then starts the next pass.
 
-    Each pass draws different slices. The last batch of a pass may be short. After it `ran_out` is
-    True, which ends an iteration over the buffer.
+    Each pass draws different slices. The last batch of a pass can be short. After this batch,
+    `ran_out` is True, which ends an iteration over the buffer.
 
-    A write of this buffer starts a new pass, as in TorchRL. Writes of other processes are included
-    in the next pass, so that a pass ends while they continue to write. A trajectory whose first
-    item was overwritten is skipped.
+    A write of this buffer starts a new pass, as in TorchRL. Items that other processes write are
+    included in the next pass, so that a pass ends while they continue to write. A trajectory whose
+    first item was overwritten is skipped.
 
     Args:
-        drop_last: whether the last batch of a pass is dropped if it would be short.
-        shuffle: whether each pass has a new random order; False uses the order of age.
-        world_size: number of learners that share a pass. While nothing is written, exactly one of
-            them draws each trajectory; see `SamplerWithoutReplacement`.
+        drop_last: if True, drops the last batch of a pass if the batch would be short.
+        shuffle: if True, each pass has a new random order. If False, the oldest trajectory is
+            first.
+        world_size: number of learners that share a pass. As long as nothing is written, exactly one
+            of them draws each trajectory; see `SamplerWithoutReplacement`.
         rank: see `SamplerWithoutReplacement`.
         seed: see `SamplerWithoutReplacement`.
         **slices: arguments of `SliceSampler` except ``fragmented``, ``pad_output``, ``span`` and
             ``step_key``. ``cache_values`` is True.
 
     Raises:
-        ValueError: as those two classes. A sample with ``drop_last`` raises it, too, if a batch
-            needs more slices than there are trajectories.
+        ValueError: in the same cases as the two classes. With ``drop_last``, a sample also raises
+            ValueError if a batch needs more slices than there are trajectories.
 
-    Cost: O(trajectories) for a new pass, else O(slices); see also `SliceSampler`.
+    Cost: O(trajectories) for a new pass, otherwise O(slices). See also `SliceSampler`.
 
     Example:
         >>> import torch
@@ -109,11 +110,11 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         return Cuts(chosen, self._begins(table, chosen, steps))
 
     def _suffice(self, table: Trajectories, allowed: Long, count: int, steps: int) -> bool:
-        """True if these trajectories suffice for a batch; with ``drop_last``, for a full one."""
+        """True if these trajectories suffice for a batch or, with ``drop_last``, for a full one."""
         return len(self._ours(np.arange(len(allowed)))) >= self._least(count)
 
     def _left(self, ring: Ring | None, table: Trajectories, steps: int) -> Ints | None:
-        """Returns the trajectories that remain in the pass; None if it is over."""
+        """Returns the trajectories that remain in the pass, or None if the pass is over."""
         now = self._pass
         if not isinstance(now.order, np.ndarray) or self._written:
             return None
@@ -129,7 +130,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         return left
 
     def _again(self, storage: Any, index: Any) -> tuple[Any, dict[Any, Any]]:
-        """Draws as many slices of different trajectories without changing the pass."""
+        """Draws the same number of slices of different trajectories without changing the pass."""
         steps = self._sizes(self._asked)[1]
         count = -(-len(index[0] if isinstance(index, tuple) else index) // steps)
 
@@ -147,7 +148,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
 
         ``_heads`` has the first element of each remaining trajectory, or is None between passes.
         ``_trajectories`` is the number of trajectories in the pass. ``_sample_list`` is None, so
-        that TorchRL, which numbers trajectories differently, starts a new pass.
+        that TorchRL starts a new pass, because it numbers trajectories differently.
         """
         state = super().state_dict()
         return {
@@ -158,11 +159,11 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state; from TorchRL's state, only ``drop_last`` and ``_ran_out``.
+        """Loads a state. From a state of TorchRL, loads only ``drop_last`` and ``_ran_out``.
 
-        If the storage has another number of items than the pass had, a new pass starts.
+        If the number of items in the storage differs from that of the pass, a new pass starts.
         """
-        # Without tickets, because loaded items have different ones.
+        # Tickets are left out, because loaded items have different tickets.
         super().load_state_dict({**state_dict, "_sample_list": state_dict.get("_heads")})
         self._pass = self._pass._replace(whole=int(state_dict.get("_trajectories", 0)))
 

@@ -1,4 +1,4 @@
-"""Sampling of trajectory windows as they are completed, each once, and of random slices."""
+"""Sampling of each trajectory window once, after its completion, and of random slices."""
 
 from __future__ import annotations
 
@@ -32,56 +32,60 @@ from shmbuffer.storages.storage import ring_of
 from shmbuffer.tensors.form import cpu
 
 _BEGINS = ("is_init",)
-_REMEMBERED = 64  # number of batches that may be in use
+_REMEMBERED = 64  # number of batches that can be in use
 _UNKNOWN = None, cpu.zeros(0, dtype=torch.int64), 0
 
 
 class StreamingSliceSampler(ClaimingSampler, SliceSampler):
     """Draws each window of ``slice_len`` steps once, when it is complete, and random slices.
 
-    A trajectory is cut from its first step into consecutive windows without overlap. A batch has
-    the windows that have not been drawn, in the order of their completion, and is filled up with
-    slices as of a `SliceSampler`. Steps at the end of a trajectory that fill no window are in no
-    window.
+    A trajectory is cut from its first step into consecutive windows without overlap. A batch
+    contains the windows that have not been drawn, in the order of their completion, and is filled
+    up with random slices, as drawn by a `SliceSampler`. Steps at the end of a trajectory that do
+    not fill a window are in no window.
 
-    - Streams and collectors may write alternately to one buffer; each is followed separately. A
-      window never crosses the end of a trajectory or a step whose ``is_init`` is true.
+    - Streams and collectors can write alternately to one buffer. Each of them is followed
+      separately. A window never crosses the end of a trajectory or a step whose ``is_init`` is
+      true.
     - Items that are being written block the later windows of all streams, because their stream is
-      not known yet. Items of a dead writer do so for 0.1 s.
-    - A window is skipped if an item is overwritten before it is drawn. It counts as `lost` unless
-      it was also completed since the last draw. If writers are faster than a draw, windows that
-      they would overwrite before the read are skipped, too. If the first steps of a trajectory were
-      overwritten before this process read them, the rest of the trajectory is cut.
+      not known yet. Items of a dead writer block them for 0.1 s.
+    - A window is skipped if one of its items is overwritten before the window is drawn. The window
+      counts as `lost` unless it was also completed since the last draw. If writers are faster than
+      a draw, the sampler also skips windows that would be overwritten before they are read. If the
+      first steps of a trajectory were overwritten before this process read them, the rest of the
+      trajectory is cut into windows.
     - The position belongs to this process. It is saved with the buffer and by `state_dict`. A copy
       in another process starts with the oldest window.
 
     Args:
         slice_len: number of steps in a window or slice.
-        end_key: flag of the last step of a trajectory; see `SliceSampler`.
-        end_keys: several flags.
-        traj_key: id of the trajectory.
+        end_key: entry with the flag of the last step of a trajectory; see `SliceSampler`.
+        end_keys: several such entries.
+        traj_key: entry with the id of the trajectory.
         cache_values: see `SliceSampler`.
-        truncated_key: entry that is true on the last step of each window.
-        init_key: entry that is true on the first step of each window; None does not change it.
-        strict_length: whether random slices are drawn only from trajectories that are long enough.
-        pad_output: for random slices; see `SliceSampler`.
-        compile: accepted without effect.
-        span: for random slices; see `SliceSampler`.
-        use_gpu: accepted without effect.
+        truncated_key: entry that is set to True on the last step of each window.
+        init_key: entry that is set to True on the first step of each window. None leaves it
+            unchanged.
+        strict_length: if True, random slices are drawn only from trajectories that are long enough.
+        pad_output: applies to random slices; see `SliceSampler`.
+        compile: has no effect.
+        span: applies to random slices; see `SliceSampler`.
+        use_gpu: has no effect.
         consumer: name of a consumer. All learners with this name share the windows under leases, as
-            with a `ConsumingSampler`. A batch then has windows only.
+            with a `ConsumingSampler`. In this case, a batch contains only windows.
         start: position of a new consumer, ``"oldest"`` or ``"newest"``.
 
     Raises:
-        TypeError: ``slice_len`` is not an integer. On sampling: the storage is of another package.
+        TypeError: ``slice_len`` is not an integer. A sample also raises TypeError if the storage is
+            not part of this package.
         ValueError: ``slice_len`` is below 1.
 
-    Writers wait for items that a consumer has not acknowledged. A step that is still outside any
-    window after half a lap of the ring is given up, and writers do not wait for it. This applies to
-    the ends of trajectories and to slow streams.
+    Writers wait for items that a consumer has not acknowledged. If a step is still outside any
+    window after half the slots of the ring have been written again, writers no longer wait for the
+    step. This happens at the ends of trajectories and in slow streams.
 
-    Cost: see `SliceSampler`; 8 more bytes per item. After a write at given places, or in place, all
-        items are read again, 50 ms per million.
+    Cost: see `SliceSampler`. Needs 8 additional bytes per item. After a write in place, or to
+        explicit indices, all items are read again, which takes 50 ms per million items.
 
     Example:
         >>> import torch
@@ -132,7 +136,7 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
         )
         self._units = WindowSource(self._windows, self._marks, pad=self.pad_output)
         self._drawn: deque[tuple[Any, torch.Tensor, int]] = deque(maxlen=_REMEMBERED)
-        self._taken = 0  # windows of the last choice; the others are random slices
+        self._taken = 0  # number of windows in the last choice; the rest are random slices
 
     # -- what there is -------------------------------------------------------------------------
 
@@ -144,9 +148,10 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
 
     @property
     def lost(self) -> int:
-        """Number of complete windows that were overwritten, or about to be, before they were drawn.
+        """Number of complete windows that were lost before they were drawn.
 
-        Windows that were completed and overwritten between two draws are not counted.
+        A window is lost if it is overwritten, or about to be overwritten. Windows that are both
+        completed and overwritten between two draws are not counted.
         """
         with self._boundaries.lock:
             position = self._windows.position
@@ -160,8 +165,9 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
         """Draws new windows first, then random slices; see `SliceSampler.sample`.
 
         Raises:
-            TypeError: the storage is of another package, and has no ring.
-            EmptyBufferError: with a consumer: no window and no writer is left.
+            TypeError: the storage is not part of this package, and has no ring.
+            EmptyBufferError: the storage is empty. With a consumer, also if no window and no writer
+                is left.
         """
         ring = self._windows.ring_of(storage)
         if self.consumer is not None:
@@ -186,13 +192,13 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
         return "was given every complete window"
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
-        """True if a trajectory is long enough; with a consumer, if there are enough windows."""
+        """True if a trajectory is long enough or, with a consumer, if enough windows are left."""
         if (consumer := self.bind(storage)) is None:
             return super().can_sample(storage, batch_size)
         return self._can_claim(storage, consumer, self._sizes(batch_size)[0])
 
     def _choose(self, storage: Any, table: Trajectories, count: int, steps: int) -> Cuts:
-        """Chooses the next windows, and slices for the rest."""
+        """Chooses the next windows, and random slices for the rest."""
         return self._with(np.zeros(0, np.int64), storage, table, count, steps)
 
     def _put(self, table: Trajectories, count: int, steps: int, out: int) -> None:
@@ -208,7 +214,7 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
             raise
 
     def _with(self, kept: Ints, storage: Any, table: Trajectories, count: int, steps: int) -> Cuts:
-        """Cuts windows at these rows, then the next windows, and slices for the rest."""
+        """Cuts windows at the rows ``kept``, then the next windows, then random slices."""
         before = self._windows.position
         rows = np.concatenate([kept, table.rows_of(self._windows.take(count - len(kept)))])
         self._taken = len(rows)
@@ -229,7 +235,7 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
         )
 
     def _remember(self, found: tuple[Any, dict[Any, Any]]) -> None:
-        """Remembers a draw until its items have been read."""
+        """Stores a draw until its items have been read."""
         index, info = found
         self._drawn.append((index, info[GENERATION], self._taken))
 
@@ -241,7 +247,7 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
     def _again(
         self, storage: Any, index: Any, taking: Taking | None = None
     ) -> tuple[Any, dict[Any, Any]]:
-        """Repeats a draw: keeps slices that are still present, and replaces the others."""
+        """Repeats a draw, keeping slices that are still present and replacing the others."""
         if self.consumer is not None:
             return super()._again(storage, index, taking)
         count, steps = self._sizes(self._asked)
@@ -301,19 +307,20 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns which windows were drawn; after loading, the others are drawn.
+        """Returns which windows were drawn. After the state is loaded, the others are drawn.
 
         Returns:
-            ``slice_len``; ``_used``, uint8, with one bit per element, set if its item was in a
-                drawn window or is in none; ``_below``, the ring's head.
+            A dict with ``slice_len``, ``_used`` and ``_below``. ``_used`` is uint8 with one bit per
+                element, which is set if the item was in a drawn window or is in no window.
+                ``_below`` is the ring's head.
         """
         return self._state(None)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a `state_dict`; from TorchRL's, whose slots differ, only the length.
+        """Loads a `state_dict`. From a state of TorchRL, whose slots differ, loads only the length.
 
         Raises:
-            RuntimeError: the state has windows of another length; nothing was changed.
+            RuntimeError: the state has windows of a different length. Nothing was changed.
         """
         steps = int(state_dict["slice_len"])
         if steps != self._windows.steps:
@@ -325,7 +332,7 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
         with self._boundaries.lock:
             self._boundaries.forget()
             self._units.forget()
-            if self.consumer is None:  # else the ledger has the state
+            if self.consumer is None:  # otherwise the ledger has the state
                 self._windows.load(used)
             else:
                 self._windows.forget()

@@ -1,8 +1,8 @@
-"""Trajectories of a storage: which items follow each other, and their numbers.
+"""Tables of a storage's trajectories: which items follow each other, and their numbers.
 
-rows            one for each item: trajectory << 32 | number in it, so that the items of a
-                trajectory are consecutive rows; valid until the next look
-trajectories    numbers in no order; those that are long enough are counted by age
+rows            one number per item, trajectory << 32 | position in the trajectory, so that the
+                items of a trajectory are consecutive rows; valid until the next update
+trajectories    numbers in no particular order; those that are long enough are ordered by age
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ class TrajectoryItems(NamedTuple):
     elements: Ints
     """Elements, int64 ``[n]``."""
     tickets: Ints | None
-    """Tickets, int64 ``[n]``; None without a ring."""
+    """Tickets, int64 ``[n]``, or None without a ring."""
 
     def select(self, at: Ints) -> TrajectoryItems:
-        """Selects the items at these positions."""
+        """Returns the items at these positions."""
         return TrajectoryItems(
             self.elements[at], None if self.tickets is None else self.tickets[at]
         )
 
 
 class Trajectories:
-    """Trajectories of a storage as of the last update; 12 to 16 bytes per element."""
+    """Trajectories of a storage as of the last update. Needs 12 to 16 bytes per element."""
 
     def __init__(self, slots: int, width: int) -> None:
         self._all = _core.Trajectories(slots, width)
-        # Head of the ring at that update: items with tickets from there on are newer. None without
-        # a ring.
+        # Head of the ring at the update, or None without a ring. Items whose tickets are at least
+        # ``head`` are newer.
         self.head: int | None = None
         self.windows: _core.Windows | None = None  # windows into which trajectories are cut
-        self.first = 0  # element of the oldest slot, where counting starts
+        self.first = 0  # element of the oldest slot, where the numbering starts
 
     def __len__(self) -> int:
-        """Number of trajectories."""
+        """Returns the number of trajectories."""
         return self._all.count
 
     @property
@@ -62,15 +62,18 @@ class Trajectories:
 
     @property
     def longest(self) -> int:
-        """Number of items in the longest trajectory. O(trajectories)."""
+        """Returns the number of items in the longest trajectory. O(trajectories)."""
         return self._all.longest
 
     def long(self, steps: int) -> Long:
-        """Returns trajectories of at least ``steps`` items; O(trajectories) for a new ``steps``."""
+        """Returns trajectories of at least ``steps`` items. O(trajectories) for a new ``steps``."""
         return Long(self._all, steps, self.first)
 
     def rows_at(self, numbers: Ints) -> Ints:
-        """Returns rows by age, int64 ``[n]``. O(log elements) each; at first O(elements)."""
+        """Returns the rows of items numbered by age, int64 ``[n]``.
+
+        Each row costs O(log elements). The first call costs O(elements).
+        """
         return self.rows_of(_each(self._all.list_items, numbers, self.first))
 
     def starts(self, trajectories: Ints) -> Ints:
@@ -90,11 +93,14 @@ class Trajectories:
         return _each(self._all.find_elements, rows)
 
     def rows_of(self, elements: Ints) -> Ints:
-        """Returns the row of each element, int64 ``[n]``; -1 if there is none."""
+        """Returns the row of each element, int64 ``[n]``, or -1 if there is none."""
         return _each(self._all.find_rows, elements)
 
     def are_there(self, ring: Ring, elements: Ints) -> Ints | None:
-        """Returns tickets of items of this table, int64 ``[n]``; None if one was overwritten."""
+        """Returns the tickets of items of this table, int64 ``[n]``.
+
+        Returns None if one of the items was overwritten.
+        """
         tickets = tickets_at(ring, elements // ring.width)
         there = (tickets >= 0) & (tickets < (self.head or 0))
         return tickets if there.all() else None
@@ -106,11 +112,11 @@ class Trajectories:
         self._all.clear()
 
     def drop(self, slots: Ints) -> None:
-        """Removes the items of these slots."""
+        """Removes the items in these slots."""
         self._all.drop(slots.ctypes.data, len(slots))
 
     def before(self, slots: Ints, sources: NDArray[np.uint64], reach: Ints) -> Ints:
-        """Returns the slot that each new item follows; -1 if none is within its ``reach``."""
+        """Returns the slot that each new item follows, or -1 if none is within its ``reach``."""
         out = np.empty_like(slots)
         self._all.find_predecessors(_at(slots), _at(sources), _at(reach), len(slots), _at(out))
         return out
@@ -118,39 +124,39 @@ class Trajectories:
     def append(
         self, slots: Ints, sources: NDArray[np.uint64], cuts: Flags, settled: int = 0
     ) -> None:
-        """Appends items to their sources; the first ``settled`` of them may complete windows."""
+        """Appends items to their sources. The first ``settled`` of them may complete windows."""
         self._all.append(_at(slots), _at(sources), _at(cuts), len(slots), settled)
 
     def insert(
         self, elements: Ints, sources: NDArray[np.uint64], ids: Ints, steps: Ints
     ) -> tuple[int, int] | None:
-        """Inserts items by step; returns the places of both items of a repeated step."""
+        """Inserts items by step. Returns the positions of both items of a repeated step."""
         return self._all.insert(_at(elements), _at(sources), _at(ids), _at(steps), len(elements))
 
     def follow(
         self, follower: _core.Follower, cuts: int, count: int
     ) -> int | tuple[bool, bytes, bytes] | None:
-        """Updates the table, and returns the new head, or the changes if it could not."""
+        """Updates the table and returns the new head, or returns the changes if it cannot."""
         return self._all.follow(follower, cuts, count)
 
     def windows_at(self, count: int, newest: int, out: int) -> int:
-        """Takes windows like `take`, writes all their elements, and returns their number."""
+        """Takes windows like `take`, writes all their elements, and returns how many it took."""
         return self._all.read_windows(count, newest, out)
 
     def slices_at(self, which: Ints, begins: Ints, steps: int, out: int) -> bool:
-        """Writes the elements of slices, by two numbers each; False if they do not fit."""
+        """Writes the elements of slices, each given by two numbers. Returns False on a mismatch."""
         return self._all.draw_slices(_at(which), _at(begins), len(which), steps, self.first, out)
 
     def histories(
         self,
-        follower: _core.Follower | None,  # of the ring, or None
+        follower: _core.Follower | None,  # follower of the ring, or None
         elements: Ints,
         drawn: Ints | None,  # tickets that the elements must have
         steps: int,
     ) -> TrajectoryItems | None:
-        """Returns the ``steps`` items up to each element, repeating the first of a trajectory.
+        """Returns the ``steps`` items up to and including each element.
 
-        Returns None if one of the items is missing.
+        The first item of a trajectory is repeated as needed. Returns None if an item is missing.
         """
         elements = np.ascontiguousarray(elements, np.int64)
         drawn = None if drawn is None else np.ascontiguousarray(drawn, np.int64)
@@ -163,23 +169,23 @@ class Trajectories:
 
     @property
     def native(self) -> _core.Trajectories:
-        """Table for native calls that look up histories themselves."""
+        """Returns the table for native calls that look up histories themselves."""
         return self._all
 
     def cut_by(self, windows: _core.Windows) -> None:
-        """Cuts items from now on into windows."""
+        """Cuts items that are added from now on into windows."""
         self._all.cut_by(windows)
         self.windows = windows
 
     def take(self, count: int, newest: int) -> Ints:
-        """Returns first elements, int64 ``[n]``, of the next windows in the ``newest`` slots."""
+        """Takes the next windows in the ``newest`` slots. Returns first elements, int64 ``[n]``."""
         firsts = np.empty(count, np.int64)
         return firsts[: self._all.claim_windows(count, newest, _at(firsts))]
 
     def used(self, elements: int, *, waiting: bool = False) -> Ints:
-        """Returns by element the ticket of an item in no window or in a taken one, else -1.
+        """Returns the ticket of each element that is in no window or a taken window, else -1.
 
-        With ``waiting``, items in windows that were not taken are included.
+        With ``waiting``, items in windows that were not taken are also included.
         """
         tickets = np.empty(elements, np.int64)
         self._all.list_used(_at(tickets), waiting)
@@ -187,11 +193,14 @@ class Trajectories:
 
     @property
     def moved(self) -> int:
-        """Number of trajectories that were moved to make room for others since `clear`."""
+        """Number of trajectories that were moved to make space for others since `clear`."""
         return self._all.moved
 
     def around(self, slots: Ints, sources: NDArray[np.uint64]) -> tuple[Ints, Ints] | None:
-        """Returns the followers of slots, and what each follows; None if a source changed."""
+        """Returns the followers of slots, and the slot that each of them follows.
+
+        Returns None if a source changed.
+        """
         items, before = np.empty((2, 2 * len(slots)), np.int64)
         found = self._all.list_neighbours(
             _at(slots), _at(sources), len(slots), _at(items), _at(before)
@@ -204,14 +213,14 @@ class Trajectories:
 
 
 class Long:
-    """Trajectories of a least length, numbered by the age of their first item."""
+    """Trajectories with a minimum length, numbered by the age of their first item."""
 
     def __init__(self, trajectories: _core.Trajectories, steps: int, first: int) -> None:
         self._all, self._first = trajectories, first
         self._count = trajectories.count_long(steps)
 
     def __len__(self) -> int:
-        """Number of these trajectories."""
+        """Returns the number of these trajectories."""
         return self._count
 
     def __getitem__(self, numbers: Ints) -> Ints:
@@ -224,9 +233,9 @@ class Long:
 def given_trajectories(
     options: TrajectoryOptions, there: Ints, capacity: int, width: int, head: int | None
 ) -> Trajectories:
-    """Makes trajectories of slots ``there`` from a flag or id that the user passed for each item.
+    """Builds the trajectories of the slots ``there`` from flags or ids that the user passed.
 
-    The ring's head ends a trajectory. The first item of a full storage follows the last one.
+    The ring's head ends a trajectory. In a full storage, the first item follows the last item.
     """
     table = Trajectories(capacity, width)
     table.head = head
@@ -239,19 +248,19 @@ def given_trajectories(
         cut[head % capacity - 1] = True
     for lane in range(width):
         order = there
-        if is_full:  # start after the last end
+        if is_full:  # starts after the last end
             ends = np.flatnonzero(cut[:, lane])
             order = np.roll(there, -int(ends[-1]) - 1) if len(ends) else there
         begins = np.ones(len(order), np.bool_)
         begins[1:] = cut[order[:-1], lane] | ((order[1:] - order[:-1]) % capacity != 1)
         nothing = np.zeros(len(order), np.int64)
-        steps = np.arange(len(order)) + np.cumsum(begins)  # a missing step cuts
+        steps = np.arange(len(order)) + np.cumsum(begins)  # a missing step ends a trajectory
         table.insert(order * width + lane, nothing.view(np.uint64), nothing, steps)
     return table
 
 
 def _cut_behind(options: TrajectoryOptions, slots: int, capacity: int, width: int) -> Flags:
-    """True if a trajectory ends with an item, ``[slots, lanes]``."""
+    """Returns True for each item that ends a trajectory, ``[slots, lanes]``."""
     if options.ends is not None:
         return any_of(_checked("ends", options.ends, slots, capacity, width)).copy()
     assert options.trajectories is not None

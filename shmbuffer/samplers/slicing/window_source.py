@@ -1,7 +1,7 @@
-"""Source of the windows that a learner of a consumer chooses; see `Claims`.
+"""Source of the windows that a consumer's learner can choose; see `Claims`.
 
-windows.c, or what was given back ──▶ choose ──▶ claimed by this learner or by another: `_given`
-items in no window, half a lap old ──▶ acknowledged, so that writers do not wait for them
+windows.c, or returned windows ──▶ choose ──▶ claimed by this or another learner: `_given`
+items in no window, half a ring old ──▶ acknowledged, so that writers do not wait for them
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from shmbuffer.samplers.slicing.windows import Used, Windows
 
 
 class WindowSource(Source):
-    """Windows of one sampler.
+    """Source of the windows of one sampler.
 
     Args:
         windows: windows of this process.
         marks: marks of the steps.
-        pad: whether a sample has a mask.
+        pad: True if samples have a mask.
     """
 
     laps = 0.25
@@ -41,10 +41,10 @@ class WindowSource(Source):
         self.forget()
 
     def forget(self) -> None:
-        """Forgets which windows learners have."""
+        """Discards the record of windows that learners hold."""
         self._none = Units(*np.zeros((2, 0, self.size), np.int64))
-        self._next = self._none  # chosen but not claimed, or returned: chosen first
-        self._given: list[Units] = []  # windows of learners, until they are acknowledged
+        self._next = self._none  # returned windows, or chosen but not claimed; chosen first
+        self._given: list[Units] = []  # windows that learners hold, until acknowledged
 
     def begin(self, consumer: Consumer) -> None:
         """Excludes acknowledged items before the first item is followed."""
@@ -53,15 +53,15 @@ class WindowSource(Source):
         self.forget()
         found = consumer.item_states()
         done = np.flatnonzero(found.states == DONE)
-        below = int(found.tickets[done].max(initial=-1)) + 1  # excludes later items in these slots
+        below = int(found.tickets[done].max(initial=-1)) + 1  # later items may be used
         self._windows.load(Used(done, below))
 
     def look_at(self, ring: Ring, bounds: Found) -> None:
-        """Chooses from these trajectories from now on."""
+        """Uses these trajectories for further choices."""
         self.ring, self._bounds, self.table = ring, bounds, bounds.table
 
     def count(self) -> int:
-        """Returns the number of windows that may be chosen."""
+        """Returns the number of windows that can be chosen."""
         return self._windows.waiting + len(self._next.elements)
 
     def choose(self, most: int) -> Units:
@@ -76,11 +76,11 @@ class WindowSource(Source):
         rows = firsts[:, None] + np.arange(self.size)
         elements = table.elements_of(rows.ravel()).reshape(rows.shape)
         tickets = slot_words.tickets(self.ring.live.words[elements])
-        # An item that was overwritten since the window was chosen has a later ticket.
+        # If an item has been overwritten since the window was chosen, its ticket is larger.
         return Units(elements, np.where(tickets < (table.head or 0), tickets, -1))
 
     def leave_out(self, chosen: Units, which: Flags) -> None:
-        """Removes chosen windows, because a learner has them."""
+        """Removes chosen windows, because a learner holds them."""
         rest = self._next.select(slice(len(which), None))
         self._next = chosen.select(~which).join(rest)
         self._given.append(chosen.select(which))
@@ -96,19 +96,19 @@ class WindowSource(Source):
             self._take_back(given, is_back.all(1))
 
     def look(self, item_states: ItemStates, *, is_new: bool) -> Ints:
-        """Removes windows of other learners, puts back returned ones, and returns lost items."""
+        """Removes windows of other learners, puts back returned windows, returns lost items."""
         self._windows.help()
         given = self._all_given()
         elements, tickets = given
         is_same, states = item_states.tickets[elements] == tickets, item_states.states[elements]
         is_over = ~is_same.all(1) | (states == DONE).any(1)
-        rest = is_over[:, None] & is_same & (states == TO_GIVE)  # acknowledged in part
+        rest = is_over[:, None] & is_same & (states == TO_GIVE)  # windows acknowledged in part
         self._take_back(given.select(~is_over), (states == TO_GIVE).all(1)[~is_over])
-        # Items that were written since the last update may be half a lap old, and in windows.
+        # Items written since the last update may be half a ring old, and in windows.
         is_old = item_states.tickets < self._windows.followed - self.ring.capacity // 2
         left = np.flatnonzero(is_old & (item_states.states == TO_GIVE))
         if len(left):
-            # Used items need not be in a window, because a window may have lost its first items.
+            # Used items may be in no window, because a window may have lost its first items.
             used = (self.table.used(self.ring.elements, waiting=way) for way in (True, False))
             in_windows = np.not_equal(*used)
             for some in (self._next, *self._given):

@@ -1,10 +1,10 @@
 """Windows of trajectories that are each delivered once, with a state for saves.
 
-    trajectories ──▶ windows.c      completed windows, a queue; the items that need none any more
-                        ╰──▶ state  those items, a bit each
+    trajectories ──▶ windows.c      a queue of complete windows, and the items that need no window
+                        ╰──▶ state  these items, one bit per item
 
-The windows follow from the trajectories and from the items that have been in a window, so that only
-these items are saved. Their tickets identify them as long as the ring is the same.
+The windows can be computed from the trajectories and from the items that have been in a window.
+Therefore only these items are saved. Their tickets identify them as long as the ring is the same.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from shmbuffer.tensors.form import cpu
 
 
 class Used(NamedTuple):
-    """Items that need no window."""
+    """Items that need no window any more."""
 
     elements: Ints
     """Elements, int64 ``[n]``."""
     below: int
-    """Limit of their tickets; items with later tickets have replaced them."""
+    """Upper limit of their tickets. Items with larger tickets have replaced them."""
 
 
 _REAP_S = 0.1  # seconds between two checks for dead writers
@@ -48,7 +48,7 @@ class Windows:
     Args:
         steps: number of items in a window.
 
-    The caller holds the lock of the trajectories.
+    The caller must hold the lock of the trajectories.
     """
 
     def __init__(self, steps: int) -> None:
@@ -62,9 +62,10 @@ class Windows:
         self.race = Race()
 
     def ring_of(self, storage: Any) -> Ring:
-        """Returns the ring of a storage; TypeError if it has none, ValueError if it is too small.
+        """Returns the ring of a storage.
 
-        Raises EmptyBufferError before the first write.
+        Raises TypeError if the storage has no ring, ValueError if the ring is too small, and
+        EmptyBufferError before the first write.
         """
         ring = ring_of(storage)
         if ring is None:
@@ -82,7 +83,7 @@ class Windows:
         return ring
 
     def follow(self, ring: Ring, following: Following) -> None:
-        """Cuts the followed trajectories, which have no items yet, into windows."""
+        """Cuts the followed trajectories into windows. They must not have items yet."""
         if self._ring is None or self._ring.seat.native is not ring.seat.native:
             self._native, self._ring = _core.Windows(ring.seat.native, self.steps), ring
             loaded, self._loaded = self._loaded, _NONE
@@ -93,26 +94,26 @@ class Windows:
         self._following, self._table = following, following.table
 
     def forget(self) -> None:
-        """Forgets all windows, so that each is delivered again."""
+        """Discards the state of all windows, so that each is delivered again."""
         self._native = self._ring = self._following = self._table = None
         self._loaded = _NONE
 
     def take(self, count: int) -> Ints:
-        """Returns the first elements of the next windows, int64 ``[n]``."""
+        """Takes the next windows, and returns their first elements, int64 ``[n]``."""
         table, ring = self._table, self._ring
         assert table is not None
         assert ring is not None
         return table.take(count, self.race.newest(ring))
 
     def put(self, count: int, out: int) -> int:
-        """Writes all elements of the next windows into memory. Returns their number."""
+        """Takes the next windows, writes their elements to memory, and returns how many it took."""
         table, ring = self._table, self._ring
         assert table is not None
         assert ring is not None
         return table.windows_at(count, self.race.newest(ring), out)
 
     def are_ahead(self, firsts: Ints) -> Flags:
-        """True for first elements whose slots are not overwritten next."""
+        """Returns True for each first element whose slot is not about to be overwritten."""
         ring, table = self._ring, self._table
         assert ring is not None
         assert table is not None
@@ -121,7 +122,7 @@ class Windows:
         return ahead
 
     def lose(self, count: int) -> None:
-        """Notes that taken windows were overwritten before they were read."""
+        """Records that taken windows were overwritten before they were read."""
         if self._native is not None:
             number, lost = self._native.position
             self._native.take_back(number, lost + count)
@@ -137,14 +138,14 @@ class Windows:
 
     @property
     def followed(self) -> int:
-        """End of the tickets of items that are cut; 0 while one of them is being written."""
+        """End of the tickets of items that are cut, or 0 while one of them is being written."""
         if self._table is None or self._following is None or self._following.pending:
             return 0
         return self._table.head or 0
 
     @property
     def is_begun(self) -> bool:
-        """True if items are followed."""
+        """True if items are being followed."""
         return self._native is not None
 
     def use(self, elements: Ints, below: int) -> None:
@@ -155,12 +156,12 @@ class Windows:
 
     @property
     def waiting(self) -> int:
-        """Number of windows that were not taken, including lost ones."""
+        """Number of windows that were not taken, including lost windows."""
         return 0 if self._native is None else self._native.waiting
 
     @property
     def position(self) -> tuple[int, int] | None:
-        """Position for `rewind`, and the number of lost items."""
+        """Returns the position for `rewind`, and the number of lost items."""
         return None if self._native is None else self._native.position
 
     def rewind(self, position: tuple[int, int] | None) -> None:
@@ -174,7 +175,7 @@ class Windows:
         """Returns the items that need no window, and the ring's head.
 
         Args:
-            moment: the `ItemSnapshot` of the saved storage; any other value means the current ring.
+            moment: the `ItemSnapshot` of the saved storage. Any other value means the current ring.
         """
         if self._table is None or self._ring is None:
             return self._loaded
@@ -186,12 +187,12 @@ class Windows:
         return Used(np.flatnonzero(tickets >= 0), head)
 
     def load(self, used: Used) -> None:
-        """Continues from this state when items are next followed."""
+        """Continues from this state the next time items are followed."""
         self.forget()
         self._loaded = used
 
     def loaded_into(self, ring: Ring) -> None:
-        """Applies the loaded state to the items of this ring, which have other tickets."""
+        """Applies the loaded state to the items of this ring, which have different tickets."""
         self._loaded = self._loaded._replace(below=ring.head)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -200,13 +201,13 @@ class Windows:
 
 
 def as_bits(elements: Ints) -> torch.Tensor:
-    """Converts a set of numbers to uint8 ``[largest / 8]``."""
+    """Converts a set of numbers to a bitmap, uint8 ``[largest / 8]``."""
     flags = np.zeros(int(elements.max(initial=-1)) + 1, np.bool_)
     flags[elements] = True
     return torch.from_numpy(np.packbits(flags, bitorder="little"))
 
 
 def of_bits(bits: Any) -> Ints:
-    """Reverses `as_bits`, to int64."""
+    """Reverses `as_bits`. Returns int64."""
     given = cpu.as_tensor(bits).cpu().numpy().astype(np.uint8)
     return np.flatnonzero(np.unpackbits(given, bitorder="little"))
