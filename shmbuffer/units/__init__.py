@@ -1,1 +1,1 @@
-"""Sample units, which turn a drawn item into a window, a transition or a stack of frames."""
+"""Sample units, which expand a drawn item into a window, a transition or a stack of frames."""

@@ -1,8 +1,8 @@
 """Finds drawn items in their trajectories, and checks that their neighbours are still present.
 
-The rows of a trajectory come from one stream of one collector without a restart, in time order,
-wherever they are in the ring. Elements of a table that are still present have not been overwritten
-since it was made, so that a window is consistent.
+The rows of a trajectory come from one stream of one collector without a restart. They are in time
+order, regardless of their positions in the ring. If the elements of a window are still in the
+table, they have not been overwritten since the table was built, so the window is consistent.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from shmbuffer.units.unit import Expanded, SampleUnit
 
 
 class Anchors(NamedTuple):
-    """Drawn items, and the trajectory of each as of one moment."""
+    """Drawn items, and the trajectory of each item at one point in time."""
 
     storage: Any
     ring: Ring | None
     found: Found
     elements: Ints
-    """Elements, int64 ``[n]``; the next four are also int64 ``[n]``."""
+    """Elements, int64 ``[n]``. The next four fields have the same shape and dtype."""
     rows: Ints
     """Rows of the table."""
     first: Ints
@@ -41,10 +41,10 @@ class Anchors(NamedTuple):
     last: Ints
     """Last row of each item's trajectory."""
     tickets: Ints | None
-    """Tickets of the items; None without a ring."""
+    """Tickets of the items, or None without a ring."""
 
     def items(self, rows: Ints) -> TrajectoryItems | None:
-        """Returns the items in these rows of the table; None if one was overwritten."""
+        """Returns the items in these rows of the table, or None if one was overwritten."""
         table = self.found.table
         elements = table.elements_of(rows)
         tickets = None if self.ring is None else table.are_there(self.ring, elements)
@@ -62,7 +62,7 @@ class Anchors(NamedTuple):
 
 
 class AnchorTrajectories:
-    """Finds the trajectories of anchors; ``others`` are further entries to read."""
+    """Finds the trajectories of anchors. ``others`` are additional entries to read."""
 
     def __init__(self, done_key: Key | None, others: Sequence[KeyPath] = ()) -> None:
         self._done_key = done_key
@@ -71,11 +71,11 @@ class AnchorTrajectories:
 
     @property
     def lock(self) -> Any:
-        """Lock that is held while rows are used, because another thread may update them."""
+        """The lock to hold while rows are used, because another thread may update them."""
         return self._boundaries.lock
 
     def locate(self, index: Any, info: dict[Any, Any], storage: Any) -> Anchors | None:
-        """Finds anchors; None if one of them is missing or was replaced since the draw."""
+        """Finds anchors. Returns None if one is missing or has been replaced since the draw."""
         elements = ravel(index, lanes_of(storage))
         ring: Ring | None = ring_of(storage)
         found = self.look_up(storage)
@@ -97,10 +97,10 @@ class AnchorTrajectories:
     def histories(
         self, index: Any, info: dict[Any, Any], storage: Any, steps: int
     ) -> TrajectoryItems | None:
-        """Returns the ``steps`` items up to each anchor, one history after the other.
+        """Returns the ``steps`` items up to and including each anchor, as concatenated histories.
 
-        The first step of a trajectory is repeated if there are fewer steps. Returns None if an item
-        is missing, or an anchor was replaced since the draw.
+        The first step of a trajectory is repeated if there are too few steps. Returns None if an
+        item is missing, or if an anchor has been replaced since the draw.
         """
         elements = ravel(index, lanes_of(storage))
         found, drawn = self.look_up(storage), info.get(GENERATION)
@@ -120,12 +120,12 @@ class AnchorTrajectories:
 
 
 class OfTrajectories(SampleUnit):
-    """Base class of units whose items are from the trajectory of their anchor."""
+    """Base class of units whose items come from the trajectory of their anchor."""
 
     _trajectories: AnchorTrajectories
 
     def expand(self, index: Any, info: dict[Any, Any], storage: Any) -> Expanded:
-        """Returns the items of a batch; IndexError if an anchor is missing or was replaced."""
+        """Returns the items of a batch. Raises IndexError if an anchor is missing or replaced."""
         for attempt in range(ATTEMPTS):
             if attempt > 1:
                 wait_for_marks(storage)
@@ -147,7 +147,7 @@ class AroundAnchors(OfTrajectories):
 
     @abstractmethod
     def _around(self, anchors: Anchors, info: dict[Any, Any]) -> Expanded | None:
-        """Returns the items of each anchor; None if one was overwritten."""
+        """Returns the items of each anchor, or None if one was overwritten."""
 
     def _expand(self, index: Any, info: dict[Any, Any], storage: Any) -> Expanded | None:
         """Returns the items of a batch; None if one was overwritten."""

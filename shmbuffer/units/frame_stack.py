@@ -1,6 +1,6 @@
-"""Stacks of the last frames, built on sampling from steps with one frame each.
+"""Stacks of the last frames, built when steps are sampled that are stored with one frame each.
 
-stored      ... o1    o2    o3    o4    o5 ...      one frame a step
+stored      ... o1    o2    o3    o4    o5 ...      one frame per step
 sample of step 4
   observation         o1    o2    o3    o4
   next observation          o2    o3    o4    o5
@@ -27,50 +27,50 @@ from shmbuffer.units.unit import Expanded
 class FrameStack(OfTrajectories):
     """Returns the stack of the last frames for each sampled step, and the next stack.
 
-    Each step is stored with one frame under each of ``keys``, and with the next frame under
-    ``("next", key)``. A sample has stacks instead:
+    Each step is stored with one frame in each entry of ``keys``, and with the next frame in
+    ``("next", key)``. A sample has stacks in these entries instead:
 
     | entry | shape, dtype | content |
     |---|---|---|
     | ``key`` | ``[n, stack, *frame]``, dtype of the frame | the frames of the step and of the
       ``stack - 1`` steps before it, oldest first |
-    | ``("next", key)`` | the same | the last ``stack - 1`` of these frames, then the next frame |
+    | ``("next", key)`` | as above | the last ``stack - 1`` of these frames, then the next frame |
     | any other entry | ``[n, ...]`` | the entry of the step |
 
     If ``("next", key)`` is not stored, only ``key`` is stacked. ``index``, weights, priorities and
-    ``index_generation`` are those of the step, so `update_priority` works as without a unit.
+    ``index_generation`` belong to the step, so `update_priority` works as it does without a unit.
 
-    - A stack never crosses the start of an episode: the first frame of the episode is repeated
-      instead, as in gymnasium's ``FrameStackObservation`` with its default
-      ``padding_type="reset"``. An episode ends where ``done_key`` is true.
-    - A stack only has frames of one stream of one collector, without a restart in between.
-    - The oldest steps of the ring lose their history when the ring overwrites it. The oldest
-      remaining frame is repeated for them, as `Sequence` does with ``burn_in``. The same holds
-      after a slot that a crash left without an item. At most ``stack - 1`` steps of a trajectory
-      are affected.
-    - All frames of a sample are validated against the tickets of their items. A step is drawn again
-      if one of its frames was overwritten while it was read.
+    - A stack never crosses the start of an episode. Instead, the first frame of the episode is
+      repeated, as in gymnasium's ``FrameStackObservation`` with its default
+      ``padding_type="reset"``. An episode ends at each step whose ``done_key`` is true.
+    - A stack only contains frames of one stream of one collector, without a restart in between.
+    - The oldest steps in the ring lose their history when earlier frames are overwritten. For these
+      steps, the oldest remaining frame is repeated, as `Sequence` does with ``burn_in``. The same
+      applies after a slot that a crash left without an item. At most ``stack - 1`` steps of a
+      trajectory are affected.
+    - All frames of a sample are validated against the tickets of their items. If one of the frames
+      was overwritten during the read, another step is drawn.
 
-    With ``share_next=True`` of the storage, each frame is stored once.
+    If the storage has ``share_next=True``, each frame is stored once.
 
     Args:
-        stack: frames in a stack, from 1.
+        stack: number of frames in a stack, at least 1.
         keys: entries that hold one frame each, of any shape and dtype.
-        done_key: flag of the last step of an episode, terminated or truncated. None: only the end
-            of a stream ends an episode.
+        done_key: entry with the flag of the last step of an episode, terminated or truncated. With
+            None, only the end of a stream ends an episode.
 
     Raises:
-        ValueError: ``stack`` is below 1; ``keys`` is empty, names an entry twice, or an entry below
-            ``"next"``.
+        ValueError: ``stack`` is below 1, or ``keys`` is empty, contains an entry twice, or contains
+            an entry below ``"next"``.
         TypeError: a key is not a string or a tuple of strings.
-        KeyError: on sampling, if the items have no tensor under one of ``keys``, or no
+        KeyError: raised by a sample if the items have no tensor in an entry of ``keys``, or no
             ``done_key``.
 
-    Cost: that of `SliceSampler` for the boundaries, and one native call that copies ``stack + 1``
-        frames of each step from the buffer. Items that are not rows of tensors in the ring's own
-        memory (`ListStorage`, records, GPU storages), several storage dimensions and a
-        ``collate_fn`` use a slower path: ``n * stack`` items are read and then stacked. The client
-        without torch (``shmbuffer.numpy``) has no sample units.
+    Cost: the boundaries cost the same as in `SliceSampler`. One native call copies ``stack + 1``
+        frames per step from the buffer. A slower path reads ``n * stack`` items and stacks them.
+        It is used with several storage dimensions, with a ``collate_fn``, and if the items are not
+        rows in the ring's own memory (`ListStorage`, records, GPU storages). The client without
+        torch (``shmbuffer.numpy``) has no sample units.
 
     Example:
         >>> import torch
@@ -114,7 +114,7 @@ class FrameStack(OfTrajectories):
         return f"{type(self).__name__}({shown})"
 
     def _expand(self, index: Any, info: dict[Any, Any], storage: Any) -> Expanded | None:
-        """Returns the frames of each step, one stack after the other; None if overwritten."""
+        """Returns the frames of each step as concatenated stacks, or None if one is overwritten."""
         with self._trajectories.lock:
             items = self._trajectories.histories(index, info, storage, self.stack)
         if items is None:
@@ -155,7 +155,7 @@ class FrameStack(OfTrajectories):
         return of_frames[self.stack - 1 :: self.stack].contiguous()
 
     def _reader(self, rows: Any) -> StackReader | None:
-        """Returns a native reader of samples; None if the rows do not allow it."""
+        """Returns a native reader of samples, or None if the rows do not support it."""
         leaves = rows.leaves
         if type(self).assemble is not FrameStack.assemble or not isinstance(rows, NativeRows):
             return None
@@ -188,7 +188,7 @@ class StackReader:
     def draw(
         self, storage: Any, given: tuple[int, int, float | None], *into: tuple[int, ...]
     ) -> Any:
-        """Draws a sample in one native call, see `StackedRows.draw`; None if that is impossible."""
+        """Draws a sample in one native call, or returns None; see `StackedRows.draw`."""
         trajectories = self._unit._trajectories
         with trajectories.lock:
             found = trajectories.look_up(storage)
@@ -198,7 +198,7 @@ class StackReader:
             return self._stacked.draw(given, known, *into)
 
     def build(self, tensors: list[torch.Tensor]) -> Any:
-        """Builds the data of a sample in their own structure."""
+        """Builds the data of a sample in the structure of the items."""
         return self.leaves.build(tensors, (len(tensors[0]),))
 
     def of_anchors(self, info: dict[Any, Any]) -> dict[Any, Any]:
@@ -207,7 +207,7 @@ class StackReader:
 
 
 def _checked(keys: Any) -> tuple[Key, ...]:
-    """Returns the checked keys of frames; ValueError or TypeError for invalid ones."""
+    """Returns the checked keys of frames. Raises ValueError or TypeError if a key is invalid."""
     if isinstance(keys, str) or not isinstance(keys, Sequence):
         raise TypeError(f"keys must be a sequence of keys, such as ('observation',), got {keys!r}")
     if not keys:
@@ -229,7 +229,7 @@ def _checked(keys: Any) -> tuple[Key, ...]:
 
 
 def _is_flat(node: Any, path: KeyPath) -> bool:
-    """True if no TensorDict above an entry has a batch size of its own for each item."""
+    """True if no TensorDict above an entry has additional batch dimensions within an item."""
     for key in path:
         if isinstance(node, TensorDictNode) and node.batch:
             return False

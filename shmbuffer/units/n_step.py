@@ -1,10 +1,11 @@
-"""Transitions over n steps, built on sampling from single steps.
+"""Transitions over n steps, built from single steps when they are sampled.
 
     item t     observation, action, ...                          │
     t .. last  rewards ──▶ next.reward = r + gamma r' + ...      ├─▶ one transition
     last       next: observation, done, terminated, ...          │
 
-``last`` is n - 1 steps later, or the end of the episode, or the newest step of the stream.
+``last`` is n - 1 steps later, at the end of the episode, or the newest step of the stream,
+whichever is first.
 """
 
 from __future__ import annotations
@@ -29,36 +30,36 @@ _REWARD = "n_step_reward"  # passed from `_around` to `assemble`
 class NStep(AroundAnchors):
     """Returns a transition over up to n steps for each sampled step.
 
-    The buffer stores single steps for any n, so that n may be changed or differ between learners. A
-    sample is like one of transitions that were written with n steps:
+    The buffer stores single steps for any n, so that n can be changed and can differ between
+    learners. A sample is the same as if transitions over n steps had been written:
 
-    - ``next`` comes from the last step, with all of its entries: observation, ``done``,
+    - ``next`` comes from the last step, with all its entries: observation, ``done``,
       ``terminated``, ``truncated``.
     - ``reward_key`` has the discounted sum of the rewards.
     - ``"gamma"`` is the discount of later values, ``gamma ** steps``, and ``"steps_to_next_obs"``
-      the number of steps. Both have the shape of a reward. The target is ``reward + gamma *
-      ~terminated * value(next observation)``; TorchRL's losses read ``"steps_to_next_obs"``.
+      is the number of steps. Both have the shape of a reward. The target is ``reward + gamma *
+      ~terminated * value(next observation)``. TorchRL's losses read ``"steps_to_next_obs"``.
 
     The steps come from one episode and one stream of one collector, without a restart in between.
-    They are read consistently, or drawn again. A transition has fewer steps before the end of an
-    episode, the newest step of a stream, and a slot that a crash left empty. A sum never includes
-    missing steps.
+    If a step is overwritten during the read, the item is drawn again. A transition has fewer steps
+    near the end of an episode, near the newest step of a stream, and before a slot that a crash
+    left empty. A sum never includes missing steps.
 
-    ``index``, weights and priorities are those of the first step. For complete episodes the result
-    equals what `Recorder` writes with ``n_step=n``.
+    ``index``, weights and priorities are those of the first step. For complete episodes, the result
+    equals the transitions that `Recorder` writes with ``n_step=n``.
 
     Args:
-        n: number of steps in a transition, from 1.
+        n: number of steps in a transition, at least 1.
         gamma: discount per step, from 0 to 1.
         reward_key: entry with the reward of a step.
-        done_key: flag of the last step of an episode, terminated or truncated. None: only the end
-            of a stream ends an episode.
+        done_key: entry with the flag of the last step of an episode, terminated or truncated. With
+            None, only the end of a stream ends an episode.
 
     Raises:
         ValueError: a number is out of range, or ``reward_key`` is not below ``next``.
 
-    Cost: that of `SliceSampler` for the boundaries, and one read of the first and last steps and of
-        the rewards.
+    Cost: the boundaries cost the same as in `SliceSampler`. The first steps, the last steps and the
+        rewards are read once.
 
     Example:
         >>> import torch
@@ -104,7 +105,7 @@ class NStep(AroundAnchors):
         return f"{type(self).__name__}(n={self.n}, gamma={self.gamma})"
 
     def _around(self, anchors: Anchors, info: dict[Any, Any]) -> Expanded | None:
-        """Returns the first and last step of each transition, one after the other."""
+        """Returns the first and the last step of each transition, in turn."""
         entries = anchors.found.entries
         if not entries.has(self._reward):
             raise KeyError(
@@ -154,7 +155,7 @@ class NStep(AroundAnchors):
             if isinstance(first, (TensorDictBase, dict)) or hasattr(first, key):
                 set_entry(first, key, made[key].to(device))
             else:
-                said[key] = made[key]  # a tensorclass takes no other fields
+                said[key] = made[key]  # a tensorclass accepts no other fields
         for key in (INDEX, GENERATION):
             if key in said:
                 said[key] = tree_map(lambda one: one[:count], said[key])

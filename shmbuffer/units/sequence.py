@@ -34,15 +34,17 @@ _SHOWN = ("length", "episode_boundary", "done_key", "burn_in", "bootstrap", "dil
 class Sequence(AroundAnchors):
     """Returns a window of steps around each sampled item.
 
-    The item is the anchor. Its window has ``burn_in`` steps before it, ``length`` steps from it on,
-    and ``bootstrap`` steps after those; ``dilation`` is the distance between steps. A batch of n
-    has n consecutive windows, ``n * (burn_in + length + bootstrap)`` items.
+    The item is the anchor. Its window has ``burn_in`` steps before the anchor, then ``length``
+    steps that start with the anchor, then ``bootstrap`` further steps. ``dilation`` is the distance
+    between steps. A batch of n anchors has n consecutive windows, which are
+    ``n * (burn_in + length + bootstrap)`` items.
 
     - A window comes from one stream of one collector, without a restart in between. It never
-      crosses the ring's head or an empty slot. It is read consistently, or drawn again.
-    - Missing steps repeat the step at the boundary, and are False in the mask.
+      crosses the ring's head or an empty slot. If a step is overwritten during the read, the window
+      is drawn again.
+    - For missing steps, the step at the boundary is repeated, and the mask is False.
 
-    Besides the items and the weights of their anchors, a sample has:
+    In addition to the items and the weights of their anchors, a sample has:
 
     | key | shape, dtype | content |
     |---|---|---|
@@ -52,27 +54,27 @@ class Sequence(AroundAnchors):
     | ``"anchor_generation"`` | ``[n]`` int64 | its ticket, in a shared buffer |
     | ``"sequence_id"``, ``"step_in_sequence"`` | ``[n]`` int64 | number of window, of step |
 
-    ``update_tensordict_priority`` computes one priority for the anchor from those of the steps to
-    learn from: ``eta * max + (1 - eta) * mean``. The sample may be reshaped to ``[windows, steps]``
-    or cut before.
+    ``update_tensordict_priority`` computes the priority of the anchor from the priorities of the
+    steps to learn from: ``eta * max + (1 - eta) * mean``. Before this call, the sample can be
+    reshaped to ``[windows, steps]`` or reduced to a part.
 
     Args:
         length: number of steps to learn from, starting with the anchor.
-        episode_boundary: ``"pad"`` ends the window at the ends of the episode. ``"stop"`` starts
-            the window earlier if the episode ends in it, as far as possible. ``"include_reset"``
-            continues windows into the next episode of the stream.
-        done_key: flag of the last step of an episode. None: only the end of a stream ends an
-            episode.
+        episode_boundary: ``"pad"`` limits the window to the episode. ``"stop"`` starts the window
+            earlier, as far as possible, if the episode ends within the window.
+            ``"include_reset"`` continues windows into the next episode of the stream.
+        done_key: entry with the flag of the last step of an episode. With None, only the end of a
+            stream ends an episode.
         burn_in: number of steps before the anchor, to warm up the state of a recurrent network.
-        bootstrap: number of steps after those, for multi-step targets.
-        dilation: distance between steps; 2 uses every other step.
-        eta: weight of the largest priority against the mean; R2D2 uses 0.9 (Kapturowski et al.,
-            ICLR 2019).
+        bootstrap: number of steps after the steps to learn from, for multi-step targets.
+        dilation: distance between steps. With 2, every other step is used.
+        eta: weight of the largest priority; the mean has the weight ``1 - eta``. R2D2 uses 0.9
+            (Kapturowski et al., ICLR 2019).
 
     Raises:
         ValueError: a number is out of range, or ``episode_boundary`` is unknown.
 
-    Cost: that of `SliceSampler` for the boundaries, and one read of the steps.
+    Cost: the boundaries cost the same as in `SliceSampler`. The steps are read once.
 
     Example:
         >>> import torch
@@ -129,7 +131,7 @@ class Sequence(AroundAnchors):
         return f"{type(self).__name__}({shown})"
 
     def _around(self, anchors: Anchors, info: dict[Any, Any]) -> Expanded | None:
-        """Returns the steps of each window; None if one was overwritten."""
+        """Returns the steps of each window, or None if one was overwritten."""
         steps = np.arange(self.burn_in + self.length + self.bootstrap)
         begins = anchors.rows
         if self.episode_boundary == "stop":
@@ -148,7 +150,7 @@ class Sequence(AroundAnchors):
             _NUMBER: cpu.arange(count),
         }
         for key, value in info.items():
-            # The marks of a slice sampler for the last step of a slice do not apply to windows.
+            # A slice sampler's marks for the last step of a slice do not apply to windows.
             if isinstance(key, str) and key not in (GENERATION, INDEX):
                 said[key] = cpu.as_tensor(value)
         said = {
@@ -164,7 +166,7 @@ class Sequence(AroundAnchors):
         return anchors.named(items, said)
 
     def _by_anchor(self, data: Any, key: Key, reduction: str, lanes: tuple[int, ...]) -> Any:
-        """Reduces the priorities of a sample to one row for each anchor."""
+        """Reduces the priorities of a sample to one row per anchor."""
         anchors = data.get(_ANCHOR, None)
         if anchors is None:
             return data
