@@ -1,1 +1,1 @@
-"""Writers, which choose the places of new items, one per module."""
+"""Writers, which choose the slots of new items. Each module has one writer or a shared part."""

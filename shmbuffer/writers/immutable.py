@@ -1,4 +1,4 @@
-"""Writer that refuses all writes, for a fixed data set."""
+"""Writer that rejects all writes, for a fixed data set."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shmbuffer.writers.writer import Writer
 
 
 class ImmutableDatasetWriter(Writer):
-    """Refuses to write: ``add``, ``extend`` and ``empty`` of the buffer raise RuntimeError.
+    """Rejects all writes: ``add``, ``extend`` and ``empty`` of the buffer raise RuntimeError.
 
     Example:
         >>> import torch
@@ -41,7 +41,7 @@ class ImmutableDatasetWriter(Writer):
         raise RuntimeError(_refusal("the buffer cannot be emptied"))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_storage": None}  # the buffer registers it again
+        return {**self.__dict__, "_storage": None}  # the buffer registers the storage again
 
 
 def _refusal(what: str) -> str:

@@ -1,10 +1,10 @@
 """Writer that keeps the best items: a better item replaces the worst one.
 
     rank of an item  ──  not full: the next free slot
-                     └─  full: above the lowest rank, the slot of that item; else -1
+                     └─  full: above the lowest rank, the slot of that item; otherwise -1
 
-A heap has the ranks of stored items, lowest first. It is a cache, rebuilt from the items after
-other code writes, empties or loads the storage.
+A heap has the ranks of the stored items, lowest first. The heap is a cache, which is rebuilt from
+the items after other code has written to, emptied or loaded the storage.
 """
 
 from __future__ import annotations
@@ -30,25 +30,27 @@ from shmbuffer.writers.writer import Writer
 class TensorDictMaxValueWriter(Writer):
     """Keeps as many items with the highest ranks as the storage can hold.
 
-    In a full storage, an item is rejected unless its rank is above the lowest one. It then replaces
-    the item with the lowest rank, or among equals the one with the smallest index. The items of a
-    batch are compared in order and then written once. Items may be complete trajectories ``[T]``
-    with one rank.
+    In a full storage, an item is rejected unless its rank is above the lowest stored rank.
+    Otherwise it replaces the item with the lowest rank. If several items have this rank, the one
+    with the smallest index is replaced. The items of a batch are compared in order and then written
+    once. An item can be a complete trajectory ``[T]`` with a single rank.
 
-    Existing items of a storage (a `TensorStorage`) are ranked too. `rb[i] = ...` changes an item
-    but not its rank. The ranks are in this process: the writer cannot be pickled, and does not
-    write where other processes write (RuntimeError), as a `RoundRobinWriter` does.
+    The existing items of a storage, such as a `TensorStorage`, are also ranked. `rb[i] = ...`
+    changes an item but not its rank. The ranks are private to this process. Therefore the writer
+    cannot be pickled, and raises RuntimeError if other processes can write to the storage. For such
+    storages, use a `RoundRobinWriter`.
 
     Args:
-        rank_key: entry with the rank; None is ``("next", "reward")``.
+        rank_key: entry with the rank. None means ``("next", "reward")``.
         reduction: reduction of several values of an item to its rank: ``"max"``, ``"min"``,
             ``"mean"``, ``"median"`` (the lower of two middle values) or ``"sum"``.
-        compilable: accepted; `torch.compile` leaves the native calls alone either way.
+        compilable: has no effect, because `torch.compile` never compiles the native calls.
 
     Raises:
         ValueError: ``reduction`` is unknown, or the storage has more than one dimension.
 
-    Cost: one comparison for a rejected item, O(log capacity) for others; one write per batch.
+    Cost: one comparison per rejected item, O(log capacity) per accepted item, and one write per
+        batch.
 
     Example:
         >>> import torch
@@ -77,7 +79,7 @@ class TensorDictMaxValueWriter(Writer):
         self._rank_key: Key = ("next", "reward") if rank_key is None else rank_key
         self._reduction = reduction
         self._current_top_values: list[tuple[Rank, int]] = []  # a heap of (rank, index)
-        self._cursor = 0  # start of the search for a free slot
+        self._cursor = 0  # slot where the search for a free slot starts
         self._count = 0
         self._seen: tuple[int, ...] | None = None  # state of the storage after our last write
 
@@ -99,7 +101,7 @@ class TensorDictMaxValueWriter(Writer):
     _write_count = write_count
 
     def register_storage(self, storage: Any) -> None:
-        """Sets the storage to write to; RuntimeError if it was opened to be shared."""
+        """Sets the storage to write to. Raises RuntimeError if the storage is shared."""
         if getattr(storage, "ndim", 1) > 1:
             raise ValueError(
                 "TensorDictMaxValueWriter needs a storage with ndim=1, but this one has "
@@ -119,7 +121,7 @@ class TensorDictMaxValueWriter(Writer):
         Raises:
             RuntimeError: ``data`` is not a TensorDict, or other processes have the storage open.
             KeyError: ``data`` has no entry ``rank_key``.
-            ValueError: the rank is NaN; nothing was changed.
+            ValueError: the rank is NaN. Nothing was changed.
         """
         with self._turn:
             index = self.get_insert_index(data)
@@ -129,11 +131,13 @@ class TensorDictMaxValueWriter(Writer):
         return index
 
     def extend(self, data: Any) -> torch.Tensor:
-        """Writes a batch ``[n, ...]``, a TensorDict or a list of them; raises as `add`.
+        """Writes a batch ``[n, ...]``, a TensorDict or a list of TensorDicts.
+
+        Raises the errors of `add`.
 
         Returns:
-            int64 ``[n]``: the place of each item; -1 if it was rejected, or replaced by a better
-                item of the same batch.
+            The index of each item, int64 ``[n]``. It is -1 if the item was rejected, or replaced by
+                a better item of the same batch.
         """
         ranks = ranks_of(data, self._rank_key, self._reduction)
         index = cpu.full((len(ranks),), -1, dtype=torch.int64)
@@ -157,7 +161,7 @@ class TensorDictMaxValueWriter(Writer):
         return index
 
     def get_insert_index(self, data: Any) -> int | None:
-        """Reserves the place for one item, which the caller writes; None if rejected. See `add`."""
+        """Reserves a slot for one item, which the caller writes, or returns None if rejected."""
         rank = rank_of(data, self._rank_key, self._reduction)
         with self._turn:
             self._begin()
@@ -166,7 +170,7 @@ class TensorDictMaxValueWriter(Writer):
             return self._take(rank)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns ranks with their indices, cursor and count."""
+        """Returns the ranks with their indices, the cursor and the write count."""
         with self._turn:
             if self._storage is not None:
                 self._catch_up()
@@ -177,7 +181,7 @@ class TensorDictMaxValueWriter(Writer):
             }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state; load the items first."""
+        """Loads a state. The items must be loaded first."""
         top = [(rank, int(index)) for rank, index in state_dict["_current_top_values"]]
         with self._turn:
             heapq.heapify(top)
@@ -200,7 +204,7 @@ class TensorDictMaxValueWriter(Writer):
     # -- inside --------------------------------------------------------------------------------
 
     def _take(self, rank: Rank) -> int:
-        """Takes the slot for an accepted item."""
+        """Reserves a slot for an accepted item, and returns it."""
         heap = self._current_top_values
         if not self._room():
             return heapq.heapreplace(heap, (rank, heap[0][1]))[1]
@@ -225,7 +229,7 @@ class TensorDictMaxValueWriter(Writer):
         self._seen = _look(self._storage)
 
     def _begin(self) -> None:
-        """Prepares a write: RuntimeError if it is not allowed; updates the ranks."""
+        """Raises RuntimeError if a write is not allowed, otherwise updates the ranks."""
         storage = self._storage
         if storage is None:
             raise RuntimeError(
@@ -258,7 +262,7 @@ class TensorDictMaxValueWriter(Writer):
         if abandoned:
             self._seen = None
 
-    _turn = ForkLock(_in_child)  # ranks and items change together
+    _turn = ForkLock(_in_child)  # held so that ranks and items change together
 
     def _empty(self, empty_write_count: bool = True) -> None:
         with self._turn:
@@ -283,7 +287,7 @@ class TensorDictMaxValueWriter(Writer):
 
 
 def _look(storage: Any) -> tuple[int, ...]:
-    """Returns numbers that change with every write, emptying or loading of the storage."""
+    """Returns numbers that change when the storage is written to, emptied or loaded."""
     ring = ring_of(storage)
     if ring is None:
         return (len(storage),)

@@ -1,4 +1,4 @@
-"""Rank of an item: one number from an entry that may have many."""
+"""Computes the rank of an item: one number from an entry that can have several numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Rank = int | float
 
 
 def rank_of(item: Any, key: Key, reduction: str) -> Rank:
-    """Returns the rank of one item, a TensorDict of any batch size. Raises as `ranks_of`."""
+    """Returns the rank of one item, a TensorDict of any batch size. Raises like `ranks_of`."""
     return _ranks(item, 1, key, reduction)[0]
 
 

@@ -21,14 +21,14 @@ from shmbuffer.writers.writer import Writer
 
 
 class RoundRobinWriter(Writer):
-    """Writes at the cursor, and wraps at the end of the storage.
+    """Writes at the cursor, and continues at slot 0 after the end of the storage.
 
-    A storage of this package stores cursor and count for all writers in all processes. For a custom
-    storage the writer stores them.
+    A storage of this package stores the cursor and the write count for all writers in all
+    processes. With a custom storage, the writer stores both.
 
     Args:
-        compilable: accepted; `torch.compile` leaves the native calls alone either way.
-        track_generations: whether samples have ``index_generation``, the ticket of the item's
+        compilable: has no effect, because `torch.compile` never compiles the native calls.
+        track_generations: if True, samples have ``index_generation``, the ticket of the item's
             write, even if the buffer is not shared.
 
     Source: ``torchrl.data.RoundRobinWriter``.
@@ -46,12 +46,12 @@ class RoundRobinWriter(Writer):
 
     @eager
     def add(self, data: Any) -> int | torch.Tensor:
-        """Writes one item ``[*lanes, ...]``. Returns its index; with lanes ``[lanes, ndim]``."""
+        """Writes one item ``[*lanes, ...]``. Returns its index, or ``[lanes, ndim]`` with lanes."""
         return self._write(data, True)  # type: ignore[no-any-return]
 
     @eager
     def extend(self, data: Any) -> torch.Tensor:
-        """Writes a batch. Returns its indices, int64 ``[n]``; with lanes ``[n * lanes, ndim]``."""
+        """Writes a batch. Returns indices, int64 ``[n]`` or, with lanes, ``[n * lanes, ndim]``."""
         return self._write(data, False)  # type: ignore[no-any-return]
 
     def _write(self, data: Any, single: bool) -> Any:
@@ -71,7 +71,7 @@ class RoundRobinWriter(Writer):
         """Writes new items to slots ``[n]``, or one item to a slot, without moving the cursor.
 
         Returns:
-            ``index``; with lanes int64 ``[n * lanes, ndim]``.
+            The argument ``index`` or, with lanes, int64 ``[n * lanes, ndim]``.
         """
         storage = self._storage
         slots = index if isinstance(index, int) else cpu.as_tensor(index)
@@ -118,11 +118,11 @@ class RoundRobinWriter(Writer):
         return f"{type(self).__name__}(cursor={self._cursor}, full_storage={full})"
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns cursor and count."""
+        """Returns the cursor and the write count."""
         return {"_cursor": self._cursor, "_write_count": self.write_count}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state; load the items first."""
+        """Loads a state. The items must be loaded first."""
         ring = self._ring
         self._own_cursor = int(state_dict["_cursor"])
         self._own_count = int(state_dict["_write_count"])
@@ -145,14 +145,14 @@ class RoundRobinWriter(Writer):
         if self._ring is None or loaded is None:
             self.load_state_dict(saved)
         else:
-            self._count_offset = 0  # the storage has restored its count
+            self._count_offset = 0  # the storage has restored the write count
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_storage": None}  # the buffer sets it again
+        return {**self.__dict__, "_storage": None}  # the buffer sets the storage again
 
 
 class TensorDictRoundRobinWriter(RoundRobinWriter):
-    """A `RoundRobinWriter` for TensorDicts; unlike TorchRL's it stores no entry ``"index"``.
+    """A `RoundRobinWriter` for TensorDicts. Unlike TorchRL's, it stores no entry ``"index"``.
 
     Source: ``torchrl.data.TensorDictRoundRobinWriter``.
     """

@@ -1,4 +1,4 @@
-"""Base class of writers, which choose a place for each item and count the writes."""
+"""Base class of writers, which choose a slot for each item and count the writes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from shmbuffer.tensors.form import cpu
 
 
 class Writer(Checkpoints):
-    """Base class of writers, which choose the places of new items.
+    """Base class of writers, which choose the slots of new items.
 
-    A custom writer needs ``add`` and ``extend``, which call ``self._storage.set(index, data)``. On
-    a ring that writes a batch completely or not at all, with the default priority.
+    A custom writer must define ``add`` and ``extend``, which call
+    ``self._storage.set(index, data)``. If the storage has a ring, this call writes a batch
+    completely or not at all, with the default priority.
 
     Args:
-        compilable: accepted; `torch.compile` leaves the native calls alone either way.
+        compilable: has no effect, because `torch.compile` never compiles the native calls.
 
     Source: ``torchrl.data.Writer``.
     """
@@ -53,12 +54,12 @@ class Writer(Checkpoints):
         """Returns the current ``index_generation`` of slots.
 
         Args:
-            index: slots ``[...]`` or one slot; or coordinates of a write, ``[..., ndim]`` or a
-                tuple, of which the first is used.
+            index: one slot or slots ``[...]``, or the coordinates of a write, ``[..., ndim]`` or a
+                tuple. Only the first coordinate is used.
 
         Returns:
-            Tickets, int64 in the shape of the slots; -1 without an item, and for all slots unless
-                `tracks_generations`.
+            Tickets, int64 in the shape of the slots. A slot without an item has -1. If
+                `tracks_generations` is False, all slots have -1.
         """
         slots = cpu.as_tensor(index[0] if isinstance(index, tuple) else index)
         ndim = getattr(self._storage, "ndim", 1)
@@ -73,7 +74,7 @@ class Writer(Checkpoints):
         return found
 
     def _empty(self, empty_write_count: bool = True) -> None:
-        """Notes that the storage was emptied."""
+        """Records that the storage was emptied."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the writer without its arguments."""
@@ -84,5 +85,5 @@ class Writer(Checkpoints):
 
 
 def write_count_of(writer: Any) -> int:
-    """Returns the number of written elements, also of a writer with TorchRL's private name."""
+    """Returns the number of written elements, possibly from TorchRL's private attribute."""
     return int(getattr(writer, "write_count", getattr(writer, "_write_count", 0)))
