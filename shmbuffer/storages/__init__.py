@@ -1,1 +1,1 @@
-"""The storages of a buffer, one per module."""
+"""Storages, which contain the items of a buffer. Each module has one storage or a shared part."""

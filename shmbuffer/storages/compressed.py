@@ -1,4 +1,4 @@
-"""Storage that compresses each tensor of an item on its own, in a list or in shared records."""
+"""Storage that compresses each tensor of an item separately, in a list or in shared records."""
 
 from __future__ import annotations
 
@@ -37,59 +37,61 @@ class CompressedListStorage(RecordList):
     """A list of items whose tensors are compressed when written and restored exactly when read.
 
     Tensors, arrays and bytes are compressed at any depth of TensorDicts, tensorclasses, lazy
-    stacks, dicts, tuples and lists. Dtypes, shapes and batch sizes are preserved. zstd stores bytes
-    that entries of the same size in an item share, such as an observation and the next one, only
-    once. Batches are compressed and decompressed together, in several threads if that is faster.
+    stacks, dicts, tuples and lists. Dtypes, shapes and batch sizes are preserved. If entries of the
+    same size in an item share bytes, such as an observation and the next one, zstd stores these
+    bytes only once. Batches are compressed and decompressed together, in several threads if this is
+    faster.
 
     In one process, an item that a record cannot hold is stored as a Python object, as in a
-    `ListStorage`. Examples are items with a complex number, a set or another object, or a sparse or
-    nested tensor. So are keys other than text, numbers, None and tuples of them. Such an item is
-    not compressed, `get` returns the stored object itself, and `bytes` does not count it.
+    `ListStorage`. Examples are items with a complex number, a set or another object, a sparse or
+    nested tensor, or a key that is not text, a number, None or a tuple of them. Such an item is not
+    compressed, `get` returns the stored object itself, and `bytes` does not count it.
 
     A buffer returns a batch as one dense TensorDict if its items have the same structure and
     shapes, and as a lazy stack otherwise.
 
-    Without ``scratch_dir`` and ``shared_init`` the items are in a list of this process, and passing
-    the storage to another process raises RuntimeError. With one of them the items are *records* in
-    a ring of bytes. Any number of processes write and read this ring, and it survives them; see
-    `RecordList`.
+    Without ``scratch_dir`` and ``shared_init``, the items are in a list of this process, and
+    passing the storage to another process raises RuntimeError. With one of them, the items are
+    *records* in a ring of bytes. Any number of processes can write and read this ring, and it
+    outlives them; see `RecordList`.
 
     Args:
-        max_size: capacity in items; None: no limit, in one process only.
-        compression_fn: takes a tensor and returns a uint8 tensor; None compresses with zstd.
-        decompression_fn: takes the result of ``compression_fn`` and returns the tensor, or its
+        max_size: capacity in items. None means no limit, and is only possible in one process.
+        compression_fn: function from a tensor to a uint8 tensor. None compresses with zstd.
+        decompression_fn: function from the result of ``compression_fn`` to the tensor, or to its
             bytes as uint8. If it has two positional arguments, the second is a dict with the
-            tensor's ``"shape"``, ``"dtype"`` and ``"device"``. None decompresses zstd. Functions
-            are not recorded, so other processes pass both to ``attach``.
-        compression_level: the level of zstd, from 1 (fast) to 22 (small).
-        device: device of the tensors in the items that are read. None is the CPU; in one process,
-            an item with a tensor on another device is then stored uncompressed, as a Python object.
-        compilable: accepted; `torch.compile` leaves the native calls alone either way.
-        compress: for records: keys or nested keys of the entries to compress, with everything below
-            them (``["obs", ("next", "obs")]``); other entries are stored raw. None compresses
-            entries of at least 64 bytes that become smaller.
-        dictionary_bytes: for records: size of a zstd dictionary, for items that are too small to
-            compress well alone. The dictionary is learned from the first items and kept in the
-            directory. 100,000 is usual; 0 uses no dictionary.
-        max_bytes: capacity in bytes of stored records, including headers; required with a
+            tensor's ``"shape"``, ``"dtype"`` and ``"device"``. None decompresses with zstd.
+            Functions are not recorded, so other processes must pass both to ``attach``.
+        compression_level: zstd level, from 1 (fast) to 22 (small).
+        device: device of the tensors in the items that are read. None means the CPU. In this case,
+            a list in one process stores an item with a tensor on another device uncompressed, as a
+            Python object.
+        compilable: has no effect, because `torch.compile` never compiles the native calls.
+        compress: only for records: keys or nested keys of the entries to compress, including all
+            entries below them (``["obs", ("next", "obs")]``). Other entries are stored raw. None
+            compresses each entry of at least 64 bytes if the result is smaller.
+        dictionary_bytes: only for records: size of a zstd dictionary, for items that are too small
+            to compress well individually. The dictionary is learned from the first items and stored
+            in the directory. A usual size is 100,000. 0 means no dictionary.
+        max_bytes: capacity in bytes of stored records, including headers. Required with a
             directory. The oldest items are removed when either capacity is reached.
         pad_output: form of a batch whose items differ in shape; see `LazyStackStorage`.
         **options: ``scratch_dir``, ``shared_init``, ``existsok``, ``auto_cleanup``, ``checksum``,
-            ``reserve`` (``"all"`` or False), ``timeout``, ``prefault``, ``on_progress``: see
+            ``reserve`` (``"all"`` or False), ``timeout``, ``prefault``, ``on_progress``; see
             `LazyMemmapStorage`.
 
-    Several threads may read and write at once. They compress and decompress in parallel if
-    ``compression_fn`` and ``decompression_fn`` allow it.
+    Several threads can read and write concurrently. They compress and decompress in parallel if
+    ``compression_fn`` and ``decompression_fn`` allow this.
 
     Raises:
-        ValueError: the level is out of range; a directory is given without ``max_size`` or
-            ``max_bytes``; or an option for records is given without a directory or together with
-            ``compression_fn``.
+        ValueError: the level is out of range, or a directory was requested without ``max_size`` or
+            ``max_bytes``. Also if an option for records was passed without a directory or together
+            with ``compression_fn``.
         TypeError: ``compress`` is not a list of keys, or ``pad_output`` has an invalid type.
         SchemaMismatchError, ...: see `LazyMemmapStorage`.
 
-    Cost: zstd at level 3 takes about 0.15 ms for four images of 84 x 84 bytes, and a third of that
-        to decompress. Each `get` decompresses every item that it returns.
+    Cost: zstd at level 3 compresses four images of 84 x 84 bytes in about 0.15 ms, and decompresses
+        them in a third of this time. Each `get` decompresses every item that it returns.
 
     Example:
         >>> import torch
@@ -174,7 +176,7 @@ class CompressedListStorage(RecordList):
             )
 
     def _made_item_codec(self) -> BodyCodec:
-        # If only one function is given, zstd takes the place of the other, tensor by tensor.
+        # If only one function was passed, zstd replaces the other, tensor by tensor.
         own = self._functions != (None, None)
         functions = (self.compression_fn, self.decompression_fn) if own else self._functions
         return BodyCodec(self.device, self._record_codec(*functions))
@@ -244,8 +246,8 @@ class CompressedListStorage(RecordList):
     def to_bytestream(data_to_bytestream: Any) -> builtins.bytes:
         """Returns the bytes of a tensor in C order, an array or bytes, and pickles other data.
 
-        The last is as in TorchRL. Nothing in this package unpickles the result or calls this
-        method.
+        Other data are pickled for compatibility with TorchRL. This package neither calls this
+        method nor unpickles its result.
         """
         data = data_to_bytestream
         if isinstance(data, torch.Tensor):

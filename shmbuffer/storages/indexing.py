@@ -1,7 +1,7 @@
-"""Indices: the elements that an index selects, their shape, and the view that shows them.
+"""Resolves indices to the selected elements, their shape, and a view of them.
 
-An index selects slots, or any dimensions if it is a tuple. An index of a slot without an item
-raises IndexError; a slice skips such slots. Negative numbers count from the last item.
+An index selects slots or, if it is a tuple, along any dimensions. The index of a slot without an
+item raises IndexError, but a slice skips such slots. Negative numbers count from the last item.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class Selection(NamedTuple):
     elements: Ints
     """Element indices (slot * lanes + lane), flat."""
     lead: tuple[int, ...]
-    """Shape of the selection; the product is ``len(elements)``."""
+    """Shape of the selection. The product of the sizes is ``len(elements)``."""
     view: Callable[[torch.Tensor], torch.Tensor] | None
-    """Makes a view of the elements from a leaf ``[slots, *lanes, ...]``; None if none can."""
+    """Function that returns a view of the elements of a leaf ``[slots, *lanes, ...]``, or None."""
     skips: bool
     """True for a slice, which skips slots without an item instead of raising an error."""
 
 
 def select(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int = 0) -> Selection:
-    """Resolves ``index``. Cost: constant for an int, linear in the capacity for a tuple."""
+    """Resolves ``index``. The cost is constant for an int, and O(capacity) for a tuple."""
     if is_int(index):
         index = int(index)
     if index is Ellipsis:
@@ -78,7 +78,7 @@ def slots_of(cursor: Any, ring: Ring) -> Ints:
 
 
 def is_int(index: Any) -> bool:
-    """True if an index names one slot, so that a write there takes one item."""
+    """True if an index selects one slot, so that a write to it takes one item."""
     if isinstance(index, (torch.Tensor, np.ndarray)):
         return index.ndim == 0 and index.dtype not in _BOOLS
     return isinstance(index, (int, np.integer)) and not isinstance(index, bool)
@@ -91,14 +91,14 @@ def extent(ring: Ring) -> int:
     if length == ring.elements:
         return int(ring.capacity)
     head = ring.head
-    if head <= ring.capacity and length == head * lanes:  # filled in order during the first lap
+    if head <= ring.capacity and length == head * lanes:  # filled in order, not wrapped
         return int(head)
     committed = ring.live.committed_slots()
     return int(committed[-1]) + 1 if len(committed) else 0
 
 
 def tickets_at(ring: Ring, slots: Ints) -> Ints:
-    """Returns the current ticket of each slot, -1 for an empty slot."""
+    """Returns the current ticket of each slot, or -1 for an empty slot."""
     _core.fence()  # SYNC slot-claim, acquire
     words = ring.live.words[slots]
     _core.fence()  # SYNC slot-commit, acquire
@@ -106,7 +106,7 @@ def tickets_at(ring: Ring, slots: Ints) -> Ints:
 
 
 def is_one(index: Any) -> bool:
-    """True if an index names one item, including a tuple of one int."""
+    """True if an index selects one item. The index can be a tuple with one int."""
     if isinstance(index, tuple) and len(index) == 1:
         index = index[0]
     return is_int(index)
@@ -154,7 +154,7 @@ def as_array(index: Any) -> NDArray[Any]:
 
 
 def integers(index: Any, end: int) -> Ints:
-    """Returns the places below ``end`` that an index names; IndexError if it is not an index."""
+    """Returns the slots below ``end`` that an index selects, or raises IndexError."""
     chosen = as_array(index)
     if chosen.dtype == np.bool_:
         if chosen.shape != (end,):
@@ -220,12 +220,12 @@ def _in_grid(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int) ->
 
 
 def _goes_forward(part: Any) -> bool:
-    """True for a slice with a positive step; torch supports no other steps."""
+    """True for a slice with a positive step. torch does not support other steps."""
     return isinstance(part, slice) and (part.step or 1) > 0
 
 
 def _spelled_out(index: Any, ndim: int) -> tuple[Any, ...] | None:
-    """Returns the index as a tuple with one part per dimension; None if that is impossible."""
+    """Returns the index as a tuple with one part per dimension, or None if this is impossible."""
     parts = index if isinstance(index, tuple) else (index,)
     if any(part is None or np.ndim(part) > 1 for part in parts if not isinstance(part, slice)):
         return None

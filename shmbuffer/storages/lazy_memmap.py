@@ -1,4 +1,4 @@
-"""Storage in memory-mapped files: committed items survive a kill, and any process may open them."""
+"""Storage in memory-mapped files, whose committed items survive a kill of all processes."""
 
 from __future__ import annotations
 
@@ -23,70 +23,73 @@ class LazyMemmapStorage(LazyTensorStorage):
     The first write defines the structure of the items and creates the files.
 
     A directory contains the items, their order, the cursor and the priorities. Unrelated processes
-    may open and close it. If all of them are killed, the next process that opens the directory
+    can open and close it. If all of them are killed, the next process that opens the directory
     recovers it and continues. The files have tensordict's memmap layout, so
     ``TensorDict.load_memmap(scratch_dir)`` can read them at any time.
 
-    The arguments decide where the bytes are, and what happens if the directory already has a
-    buffer:
+    The arguments determine where the bytes are stored, and what happens if the directory already
+    contains a buffer:
 
-    - neither ``scratch_dir`` nor ``shared_init``: anonymous memory, shared by this process and
-      those that the storage is passed to.
-    - ``shared_init=True``: a directory, which is temporary without ``scratch_dir``. The buffer is
-      created, attached to or recovered as needed; ``existsok`` is ignored.
-    - ``scratch_dir``: the first write creates the files, and raises RuntimeError if there is
-      already a buffer.
-    - ``scratch_dir`` and ``existsok=True``: an existing shmbuffer directory is attached to or
-      recovered, with its items. A plain tensordict directory is reused, and starts empty.
+    - Neither ``scratch_dir`` nor ``shared_init``: the bytes are in anonymous memory, which is
+      shared with the processes that receive the storage.
+    - ``shared_init=True``: the bytes are in a directory, which is temporary without
+      ``scratch_dir``. The buffer is created, attached or recovered as needed, and ``existsok`` is
+      ignored.
+    - ``scratch_dir``: the first write creates the files, or raises RuntimeError if there is already
+      a buffer.
+    - ``scratch_dir`` and ``existsok=True``: an existing shmbuffer directory is attached or
+      recovered, with its items. A plain tensordict directory is reused and starts empty.
 
     Args:
         max_size: capacity in elements.
-        scratch_dir: the directory of the files.
-        device: where samples are sent. The bytes stay on the CPU; None and ``"auto"`` are the CPU
-            too.
-        ndim: leading dimensions of the data that belong to the storage.
+        scratch_dir: directory of the files.
+        device: device of the samples. The stored bytes stay on the CPU. None and ``"auto"`` mean
+            the CPU.
+        ndim: number of leading dimensions of the data that belong to the storage.
         existsok: see the list above.
-        compilable: accepted; `torch.compile` leaves the native calls alone either way.
+        compilable: has no effect, because `torch.compile` never compiles the native calls.
         shared_init: see the list above.
-        auto_cleanup: remove the files when the process that created them ends (at exit, SIGTERM,
-            SIGINT). None: only in a temporary directory. The directory itself is removed only if
-            the storage created it and it contains no other files.
-        checksum: store a CRC32C of every item, to detect damage after a power cut. Costs about 0.1
-            ns per byte.
-        reserve: when the files take their space. ``"steps"``: in steps of 32 MiB, ahead of the
-            items that are written. A full disk is then a `SpaceError` of the write that needs more.
-            ``"all"``: at the first write, so that a disk that becomes full later stops no writer.
-            False: page by page (sparse files); a full disk then kills the writer with SIGBUS. None:
-            ``"all"`` with ``shared_init`` or ``prefault``, else ``"steps"``. An existing directory
-            keeps what it was created with.
+        auto_cleanup: if True, removes the files when the process that created them ends (at exit,
+            SIGTERM, SIGINT). None means True only for a temporary directory. The directory itself
+            is removed only if the storage created it and it contains no other files.
+        checksum: if True, stores a CRC32C of every item, to detect damage after a power cut. Costs
+            about 0.1 ns per byte.
+        reserve: determines when disk space is allocated. ``"steps"`` allocates steps of 32 MiB in
+            advance. If the disk is full, the write that needs more space raises `SpaceError`.
+            ``"all"`` allocates all space at the first write, so that a full disk cannot stop a
+            writer later. False allocates page by page (sparse files), so that a full disk kills the
+            writer with SIGBUS. None means ``"all"`` with ``shared_init`` or ``prefault``, otherwise
+            ``"steps"``. An existing directory keeps its original setting.
         timeout: seconds to wait while another process creates or recovers the directory.
-        prefault: whether this process allocates and maps the pages of the buffer before they are
-            needed: ``"off"``, ``"background"`` (in a thread, once the files exist) or ``"full"``
-            (creating or opening the buffer waits for it). Takes about 0.3 s per GiB in memory, and
-            speeds up the first lap there; see docs/memory.md.
-        on_progress: called with a `ProgressReport` a few times per second while pages are
-            prefaulted, in the thread that does so, and while a directory is recovered. Its
-            exceptions are raised by the waiting call.
-        share_next: store observations once. A leaf ``("next", key)`` that equals ``key`` of the
-            following item of its stream, bit for bit, is not stored again. Either a list of keys,
+        prefault: determines whether this process allocates and maps the pages of the buffer in
+            advance: ``"off"``, ``"background"`` (in a thread, after the files are created) or
+            ``"full"`` (before the call that creates or opens the buffer returns). Takes about 0.3 s
+            per GiB in memory, and speeds up the first pass over the ring; see docs/memory.md.
+        on_progress: function that is called with a `ProgressReport` a few times per second while
+            pages are prefaulted, in the prefaulting thread, and while a directory is recovered. The
+            waiting call raises the function's exceptions.
+        share_next: stores each observation only once. If a leaf ``("next", key)`` equals ``key`` of
+            the next item in its stream, bit for bit, it is not stored again. Pass a list of keys,
             with or without the "next", or True. True shares all such leaves of at least 8 bytes
             with the dtype and shape of ``key``, except ``done``, ``terminated``, ``truncated`` and
-            ``reward``. Samples and ``get`` return complete items; these leaves have no views.
-        share_next_room: number of next observations that can be stored in full at the same time:
-            those of the newest item of each stream and of the last step of each episode. None: a
-            twentieth of the slots, at least 64. A write that finds no room waits for active
-            writers, or raises SpaceError; nothing is dropped.
+            ``reward``. Samples and ``get`` return complete items. These leaves have no views.
+        share_next_room: number of next observations that can be stored in full at the same time.
+            These are needed for the newest item of each stream and the last step of each episode.
+            None means a twentieth of the slots, but at least 64. If no space is left, a write waits
+            for active writers or raises SpaceError. No item is dropped.
 
     Raises:
         SchemaMismatchError: the directory has a buffer with a different ``max_size`` or ``ndim``.
-        BufferExistsError: (at the first write) there is already a buffer; also a RuntimeError.
-        SpaceError: (at the first write) bytes needed and bytes free; nothing is left behind. (At
-            any write) ``share_next_room`` is full; with ``reserve="steps"``, the disk is full.
-            Nothing was changed.
-        ValueError: ``share_next`` with ``ndim`` above 1; ``share_next_room`` without
-            ``share_next``; ``reserve="steps"`` with ``prefault``.
+        BufferExistsError: raised by the first write if there is already a buffer. It is also a
+            RuntimeError.
+        SpaceError: raised by the first write if the disk has too little space. The message has the
+            bytes needed and the bytes free, and no files remain. Raised by any write if
+            ``share_next_room`` is full or, with ``reserve="steps"``, if the disk is full. In this
+            case nothing was changed.
+        ValueError: ``share_next`` was passed with ``ndim`` above 1, ``share_next_room`` without
+            ``share_next``, or ``reserve="steps"`` with ``prefault``.
         AttachTimeout, FormatError, CorruptBufferError, ReadOnlyError, UnsafePathError,
-            UnsafeFilesystemError, RegistryFullError: as their names say.
+            UnsafeFilesystemError, RegistryFullError: see the documentation of these errors.
 
     A pickled storage contains its path and arguments, not its items. The process that unpickles it
     opens the same directory.
@@ -157,7 +160,7 @@ class LazyMemmapStorage(LazyTensorStorage):
     ) -> LazyMemmapStorage:
         """Returns the storage of an open buffer and takes ownership of its handle.
 
-        ``device`` is where samples are sent.
+        ``device`` is the device of the samples.
         """
         settings = engine.settings
         storage = cls(settings.capacity, device=device, ndim=settings.ndim)

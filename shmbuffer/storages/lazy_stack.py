@@ -1,4 +1,4 @@
-"""Storage for items that differ in shape; several items are returned as a lazy stack."""
+"""Storage for items that differ in shape, which returns several items as a lazy stack."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ from shmbuffer.tensors.records.tensor_decoder import RawBatch
 
 
 class LazyStackStorage(RecordList):
-    """A list of TensorDicts or tensorclasses of any shapes and keys, also with text and objects.
+    """A list of TensorDicts or tensorclasses of any shapes and keys, including text and objects.
 
-    Several items are returned as one lazy stack without copying them. Shapes that differ show as
-    -1, text is a NonTensorStack, and ``densify()`` makes nested tensors of the stack. Setting an
+    Several items are returned as one lazy stack without being copied. A size that differs between
+    items is -1, text is a NonTensorStack, and ``densify()`` converts to nested tensors. Setting an
     entry of the stack does not change the items. Items of other kinds, such as the dicts that a
     `ReplayBuffer` writes, are returned as a list. The buffer stacks each entry of the list, or
     calls its ``collate_fn`` if the items differ.
 
-    Without ``scratch_dir`` and ``shared_init`` the items are in a list of this process. They may
-    contain any Python objects, they are not copied, and no limit is required. Passing the storage
-    to another process raises RuntimeError.
+    Without ``scratch_dir`` and ``shared_init``, the items are in a list of this process. They can
+    contain any Python objects, are not copied, and need no limit. Passing the storage to another
+    process raises RuntimeError.
 
-    With one of them the items are *records* in a ring of bytes. Any number of processes write and
-    read this ring, and it survives them; see `RecordList`.
+    With one of them, the items are *records* in a ring of bytes. Any number of processes can write
+    and read this ring, and it outlives them; see `RecordList`.
 
     Args:
-        max_size: capacity in items; None: no limit, in one process only.
-        compilable: accepted; `torch.compile` leaves the native calls alone either way.
-        stack_dim: dimension of the stack in the batch dimensions of a sample; negative counts from
-            their end.
-        device: device to which items are moved when they are written; None does not move them. For
-            records: device to which they are moved when they are read; None is the CPU.
-        max_bytes: capacity in bytes of records, including headers; required with a directory. The
+        max_size: capacity in items. None means no limit, and is only possible in one process.
+        compilable: has no effect, because `torch.compile` never compiles the native calls.
+        stack_dim: position of the stack dimension in the batch dimensions of a sample. A negative
+            number counts from the end.
+        device: device to which items are moved when they are written. None does not move them.
+            Records are moved to this device when they are read, and None means the CPU.
+        max_bytes: capacity in bytes of records, including headers. Required with a directory. The
             oldest items are removed when either capacity is reached.
-        pad_output: form of a batch, instead of a lazy stack. A number: dense tensors, with shorter
-            leaves padded with that number and a mask under ``"mask"``. ``"nested"``: nested
-            tensors. A dict: the arguments of `pad` (``{"value": 0, "mask_key": {"tokens":
-            "mask"}}``), or of `densify` (``{"keys": ["tokens"]}``).
+        pad_output: form of a batch, instead of a lazy stack. A number pads shorter leaves to dense
+            tensors, and adds a mask in the entry ``"mask"``. ``"nested"`` returns nested tensors. A
+            dict has the arguments of `pad` (``{"value": 0, "mask_key": {"tokens": "mask"}}``) or of
+            `densify` (``{"keys": ["tokens"]}``).
         **options: ``scratch_dir``, ``shared_init``, ``existsok``, ``auto_cleanup``, ``checksum``,
-            ``reserve`` (``"all"`` or False), ``timeout``, ``prefault``, ``on_progress``: see
+            ``reserve`` (``"all"`` or False), ``timeout``, ``prefault``, ``on_progress``; see
             `LazyMemmapStorage`.
 
     Raises:
-        ValueError: a directory without ``max_size`` or ``max_bytes``, or ``max_bytes`` without a
-            directory.
+        ValueError: a directory was requested without ``max_size`` or ``max_bytes``, or
+            ``max_bytes`` was passed without a directory.
         TypeError: ``pad_output`` has an invalid type.
         SchemaMismatchError, ...: see `LazyMemmapStorage`.
 
-    Cost: one shallow copy per item in one process; for records a copy of their bytes. Reading an
-        entry of the stack stacks it.
+    Cost: one shallow copy per item in one process, and a copy of the bytes of records. An entry of
+        a stack is stacked when it is read.
 
     Example:
         >>> import torch
@@ -83,7 +83,7 @@ class LazyStackStorage(RecordList):
         super().__init__(max_size, device=device, **options)
 
     def put(self, cursor: Any, data: Any, *, in_place: bool) -> None:
-        """Writes the items at ``cursor``; a stack from `get` is split along its own dimension."""
+        """Writes items at ``cursor``. A stack from `get` is split along its stack dimension."""
         if isinstance(data, LazyStackedTensorDict) and not is_int(cursor):
             dim = self.stack_dim + (data.batch_dims if self.stack_dim < 0 else 0)
             data = list(data.tensordicts) if dim == data.stack_dim else data

@@ -18,38 +18,39 @@ from shmbuffer.tensors.form.tensor_kit import new_columns
 class LazyTensorStorage(TensorStorage):
     """A storage in memory. The first write defines the items' structure and allocates the memory.
 
-    On the CPU the bytes are in shared anonymous memory. After the first write the storage can be
+    On the CPU, the bytes are in shared anonymous memory. After the first write, the storage can be
     passed to spawned or forked processes, which share the buffer. The memory is freed when the last
-    of them ends.
+    of these processes ends.
 
     Text and other Python objects in a TensorDict are stored beside the tensors, and samples return
-    them as tensordict does. A storage with such objects cannot be passed to another process.
-    Neither can a PyTree with keys other than text, numbers, None and tuples of them. In both cases
-    torch copies the rows instead of the C core.
+    them as tensordict does. A storage with such objects cannot be passed to another process. The
+    same applies to a PyTree with keys that are not text, numbers, None or tuples of them. In both
+    cases the rows are copied by torch instead of the C core.
 
     Args:
         max_size: capacity in elements.
-        device: device of the items. On a GPU torch copies them, and the storage cannot be passed to
-            another process. None or ``"auto"`` uses the device of the first batch.
-        ndim: leading dimensions of the data that belong to the storage. With ``ndim > 1``
-            ``max_size`` is rounded up to whole slots (the product of the other dimensions) at the
-            first write.
-        compilable: accepted; `torch.compile` leaves the native calls alone either way.
-        consolidated: accepted without effect. TorchRL's option places all leaves in one block of
-            memory, as this storage always does on the CPU.
-        shared_init: place the storage in a temporary directory, as a `LazyMemmapStorage` does, so
-            that it can be passed on before the first write. The first write by any process defines
-            it.
-        cleanup_memmap: with ``shared_init``, remove that directory when the process that created it
-            ends.
-        prefault: for memory of the CPU; see `LazyMemmapStorage`. All of it is then allocated at
-            once instead of when it is written.
+        device: device of the items. On a GPU, torch copies the items, and the storage cannot be
+            passed to another process. None or ``"auto"`` uses the device of the first batch.
+        ndim: number of leading dimensions of the data that belong to the storage. With
+            ``ndim > 1``, the first write rounds ``max_size`` up to whole slots (the product of the
+            other dimensions).
+        compilable: has no effect, because `torch.compile` never compiles the native calls.
+        consolidated: has no effect. TorchRL's option places all leaves in one block of memory, as
+            this storage always does on the CPU.
+        shared_init: if True, the storage is in a temporary directory, like a `LazyMemmapStorage`.
+            It can be passed to other processes before the first write. The first write by any
+            process defines the structure of the items.
+        cleanup_memmap: if True, removes the directory of ``shared_init`` when the process that
+            created it ends.
+        prefault: applies to CPU memory; see `LazyMemmapStorage`. All memory is then allocated at
+            once instead of when it is first written.
         on_progress: see `LazyMemmapStorage`.
 
     Raises:
-        ValueError: ``max_size`` or ``ndim`` below 1, or an unknown ``prefault``.
+        ValueError: ``max_size`` or ``ndim`` is below 1, or ``prefault`` is unknown.
 
-    With ``shared_init`` the first write raises TypeError if it contains text, objects or such keys.
+    With ``shared_init``, the first write raises TypeError if it contains text, objects or such
+    keys.
 
     Cost: memory is allocated when it is first written.
 
@@ -99,12 +100,12 @@ class LazyTensorStorage(TensorStorage):
 
     @property
     def scratch_dir(self) -> Path | None:
-        """The directory of ``shared_init``; None while it has no name.
+        """The directory of ``shared_init``, or None while it has no name.
 
         Raises:
-            AttributeError: the storage is in memory. Programs ask ``hasattr(storage,
-                "scratch_dir")`` before they remove the directory, because TorchRL's storages in
-                memory do not have this attribute.
+            AttributeError: the storage is in memory. Programs check ``hasattr(storage,
+                "scratch_dir")`` before they remove the directory, because TorchRL's in-memory
+                storages do not have this attribute.
         """
         if not (self.shared or self._memory_mapped):
             raise AttributeError(

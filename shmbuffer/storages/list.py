@@ -1,4 +1,4 @@
-"""Storage for any items in a list: as objects, compressed, or as records."""
+"""Storage for arbitrary items in a list, as Python objects, compressed, or as records."""
 
 from __future__ import annotations
 
@@ -35,18 +35,19 @@ class ListStorage(RingBacked):
     A ring without leaves stores their order and priorities, so that every sampler works.
 
     Args:
-        max_size: capacity; None sets no limit, and `max_size` is then the largest int64.
-        compilable: accepted; `torch.compile` leaves the native calls alone either way.
-        device: device to which tensors in the items are moved when they are written; None does not
+        max_size: capacity. None sets no limit, and the property `max_size` is the largest int64.
+        compilable: has no effect, because `torch.compile` never compiles the native calls.
+        device: device to which tensors in the items are moved when they are written. None does not
             move them.
 
     Items are at ``0 .. len - 1`` without gaps. They are not copied, so changing an item changes the
     storage, and the rows of a batch keep the whole batch in memory.
 
-    Passing the storage to another process, or using it in the child of a fork, raises RuntimeError.
+    Passing the storage to another process, or using it in a forked child process, raises
+    RuntimeError.
 
-    Cost: one list access per item; ``collate_fn`` (by default a stack) makes the batch. Growing to
-        n items moves each of them a constant number of times.
+    Cost: one list access per item. ``collate_fn`` (by default a stack) builds the batch. While the
+        list grows to n items, each item is moved a constant number of times on average.
 
     Example:
         >>> from shmbuffer import ListStorage
@@ -96,7 +97,10 @@ class ListStorage(RingBacked):
         return TensorRecordCodec(device=self.device)
 
     def engine(self) -> Engine:
-        """Returns the process's handle, opened on first use; RuntimeError if items are objects."""
+        """Returns the process's handle, opened on first use.
+
+        Raises RuntimeError if the items are Python objects.
+        """
         if not self.shared:
             raise RuntimeError(
                 f"a {type(self).__name__} holds objects of this process; {self._instead}"
@@ -130,18 +134,18 @@ class ListStorage(RingBacked):
         """Appends one item, or all items of a list or batch.
 
         Args:
-            data: one item if ``single``; else an iterable of items, a tensor, array or TensorDict
-                that is split along its first dimension, or a dict of these.
-            single: whether ``data`` is one item.
-            priorities: raw, float64, one per item; None uses the largest so far.
+            data: one item if ``single``, otherwise an iterable of items, a tensor, array or
+                TensorDict that is split along its first dimension, or a dict of these.
+            single: True if ``data`` is one item.
+            priorities: raw priorities, float64, one per item. None uses the largest so far.
             streams: see `RingBacked.append`.
 
         Returns:
             The first slot and the number of items.
 
         Raises:
-            TypeError: ``data`` is a tuple or number, which contains no items; nothing was changed.
-            ValueError: a priority is invalid, or entries of a dict differ in length; nothing was
+            TypeError: ``data`` is a tuple or number, which contains no items. Nothing was changed.
+            ValueError: a priority is invalid, or entries of a dict differ in length. Nothing was
                 changed.
         """
         items = self._codec.encode(data, single)
@@ -153,12 +157,12 @@ class ListStorage(RingBacked):
         return first, count
 
     def prepare(self, data: Any, single: bool) -> None:
-        """Creates the store. Invalid data are refused before a directory is created."""
+        """Creates the store. Rejects invalid data before a directory is created."""
         if self.mover() is None and len(self._codec.encode(data, single)):
             self._store()
 
     def put(self, cursor: Any, data: Any, *, in_place: bool) -> None:
-        """Writes ``data`` at ``cursor``; ``in_place`` keeps the priorities of the items there."""
+        """Writes ``data`` at ``cursor``. ``in_place`` keeps the priorities of existing items."""
         single = is_int(cursor)
         if type(data) is tuple and not single:
             data = list(data)
@@ -170,7 +174,7 @@ class ListStorage(RingBacked):
     def change(
         self, index: Any, value: Any, path: tuple[str, ...] | None, *, dim_extend: int = 0
     ) -> None:
-        """Changes the entry at ``path`` of the items at ``index``; with None the whole items."""
+        """Changes the entry at ``path`` of the items at ``index``, or whole items with None."""
         if path is None:
             self[index] = value
             return
@@ -179,13 +183,13 @@ class ListStorage(RingBacked):
     # -- reading -------------------------------------------------------------------------------
 
     def fetch(self, index: Any, *, dim_extend: int = 0, views: bool | None = None) -> Any:
-        """Returns the item at an int, or several items as `collate` takes them."""
+        """Returns the item at an int, or several items in the form that `collate` accepts."""
         if has_its_own(self, "get"):
             return self.get(index)
         return (self._mover or self._need(index)).fetch(index)
 
     def collate(self, items: Any) -> Any:
-        """Makes a batch from several items of `get`; see `batches.collate`."""
+        """Builds a batch from several items of `get`; see `batches.collate`."""
         return collate(self.uncollated(items))
 
     def uncollated(self, data: Any) -> Any:
@@ -193,11 +197,14 @@ class ListStorage(RingBacked):
         return data.items() if isinstance(data, RawBatch) else data
 
     def iter_in_order(self, chunk: int) -> Iterator[Any]:
-        """Yields items in storage order, without places that another process emptied meanwhile."""
+        """Yields items in storage order, and skips slots that another process has emptied."""
         return filter(len, super().iter_in_order(chunk))
 
     def contains(self, item: Any) -> Any:
-        """True if there is an item at an int, or at each int of a tensor; TypeError otherwise."""
+        """True if there is an item at an int. Returns a tensor of bools for a tensor of ints.
+
+        Raises TypeError for any other index.
+        """
         if isinstance(item, torch.Tensor) or is_int(item):
             return super().contains(item)
         raise TypeError(
@@ -213,14 +220,14 @@ class ListStorage(RingBacked):
     def copy_in(self, items: list[Any], slots: Ints, *, cursor: int, write_count: int) -> None:
         """Replaces the contents with ``items`` in their stored form, each in its slot.
 
-        ``cursor`` is the slot of the next item, and ``write_count`` the number of writes so far.
+        ``cursor`` is the slot of the next item. ``write_count`` is the number of writes so far.
         """
         assert isinstance(self._mover, ObjectStore)
         self._mover.copy_in(items, slots, cursor=cursor, write_count=write_count)
 
     @property
     def codec(self) -> ItemCodec:
-        """Codec of the items in this process; for a storage of records it keeps objects."""
+        """The codec of items in this process. With records, the codec stores objects."""
         codec = self._codec
         return codec if isinstance(codec, ItemCodec) else ItemCodec(None, codec)
 
@@ -231,8 +238,9 @@ class ListStorage(RingBacked):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Replaces the contents with a `state_dict`. Tensors in the items are copied.
 
-        A full ring that is loaded into a larger storage continues after its last item. If the items
-        (IndexError) or bytes (ValueError) do not fit, nothing is changed.
+        If a full ring is loaded into a larger storage, writing continues after its last item.
+        Raises IndexError if the items do not fit, or ValueError if the bytes do not fit. In both
+        cases nothing is changed.
         """
         slots, capacity = state_dict["_index"].numpy(), int(state_dict["_capacity"])
         cursor, count = int(state_dict["_cursor"]), len(slots)
@@ -263,8 +271,8 @@ class ListStorage(RingBacked):
     ) -> None:
         """Replaces the contents with records or with the items that they contain.
 
-        ``slots`` are their slots, and ``tickets`` their tickets if other processes see them. The
-        other arguments are those of `copy_in`.
+        ``slots`` are their slots. ``tickets`` are their tickets, if other processes use them. See
+        `copy_in` for the other arguments.
         """
         codec = self.codec_for(image.dictionary)
         kept = [self.codec.keep(item) for part in image.items(codec) for item in part]

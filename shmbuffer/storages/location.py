@@ -1,4 +1,4 @@
-"""Location of a storage's bytes: a directory or anonymous memory; see `LazyMemmapStorage`."""
+"""Location of a storage's bytes, a directory or anonymous memory; see `LazyMemmapStorage`."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Place(TypedDict, total=False):
 
 
 class Location:
-    """A `Place` with its defaults. ``auto_cleanup=None`` removes temporary directories only.
+    """A `Place` with default values. ``auto_cleanup=None`` removes only temporary directories.
 
-    ``steps``: if ``reserve`` is not given and one process uses the directory, its files take their
-    space in steps.
+    With ``steps``, disk space is allocated in steps if ``reserve`` was not passed and only one
+    process uses the directory.
     """
 
     def __init__(self, *, steps: bool = False, **place: Unpack[Place]) -> None:
@@ -66,7 +66,10 @@ class Location:
         )
 
     def _reserve(self, asked: Reserve | None, *, steps: bool) -> Reserve:
-        """Returns when space is taken; ValueError if that is not known, or not with a prefault."""
+        """Returns when to allocate disk space.
+
+        Raises ValueError if the value is unknown, or if it excludes ``prefault``.
+        """
         if asked is None:
             return "steps" if steps and not (self.shared_init or self.prefault) else "all"
         require_reserve(asked)
@@ -163,7 +166,7 @@ def _listed(parts: list[str]) -> str:
 
 
 def unmade(engine: Engine) -> bool:
-    """Removes a buffer that was just created; False if it has items or other clients."""
+    """Removes a buffer that was just created. Returns False if it has items or other clients."""
     if engine.seat.incarnation != 1 or not engine.seat.is_alone():
         return False
     engine.cleanup()
