@@ -43,8 +43,8 @@ class CompressedListStorage(RecordList):
     faster.
 
     In one process, an item that a record cannot hold is stored as a Python object, as in a
-    `ListStorage`. Examples are items with a complex number, a set or another object, a sparse or
-    nested tensor, or a key that is not text, a number, None or a tuple of them. Such an item is not
+    `ListStorage`. Examples are items with a complex number, a set, a sparse tensor or a nested
+    tensor, and keys other than text, numbers, None and tuples of them. Such an item is not
     compressed, `get` returns the stored object itself, and `bytes` does not count it.
 
     A buffer returns a batch as one dense TensorDict if its items have the same structure and

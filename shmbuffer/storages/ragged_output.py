@@ -1,4 +1,4 @@
-"""Batches of items that differ in shape: padded or nested."""
+"""Builds padded or nested batches of items that differ in shape."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _PAD, _NEST = {"value", "mask_key"}, {"keys"}
 
 
 def ragged_output(asked: object) -> Callable[[Any], Any] | None:
-    """Returns the function that makes such batches; TypeError if ``asked`` is not a `PadOutput`."""
+    """Returns the function that builds such batches.
+
+    Raises TypeError if ``asked`` is not a `PadOutput`.
+    """
     if asked is None:
         return None
     if asked == "nested":

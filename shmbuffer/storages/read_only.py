@@ -1,4 +1,4 @@
-"""Data set in read-only files, with priorities in a table of their own.
+"""Storage for a data set in read-only files, with priorities in a separate table.
 
     <path>/               the items, mapped for reading by every process that uses them
     <priorities>/         a buffer without leaves: slot, ticket and priority of each item
@@ -38,23 +38,24 @@ class ReadOnlyStorage(TensorStorage):
     """A read-only storage over the files of a data set.
 
     Learners that open the same directory share its pages, so that a data set of 100 GB is in memory
-    at most once. Writes are refused.
+    at most once. Writes are rejected.
 
     Args:
         path: the directory. It was written by ``dumps`` of a buffer or storage, of shmbuffer or
             TorchRL, or has the layout of ``TensorDict.memmap`` and TorchRL's data sets. The path
             may be a link, but the files in the directory may not.
-        priorities: a directory for the priorities, which processes share and which survives a kill.
-            None: in memory, shared by this process and those that the storage is passed to.
-        device: where samples are sent.
-        ndim: leading dimensions of the data that belong to the storage.
-        strict: whether an unusable column is an error instead of a warning. A column is unusable if
-            samples have a key of their own with its name, such as ``"index"``.
+        priorities: a directory for the priorities, which processes can share and which survives a
+            kill. With None, the priorities are in memory that is shared with the processes that
+            receive the storage.
+        device: device of the samples.
+        ndim: number of leading dimensions of the data that belong to the storage.
+        strict: if True, an unusable column is an error instead of a warning. A column is unusable
+            if samples already have a key with its name, such as ``"index"``.
 
     Raises:
         FileNotFoundError: there is no data set at ``path``.
         BufferExistsError: the directory belongs to a buffer in use.
-        SchemaMismatchError: ``priorities`` belongs to a data set of another size.
+        SchemaMismatchError: ``priorities`` belongs to a data set of a different size.
         CorruptBufferError: a file is too short or cannot be read.
         UnsafePathError: the directory contains a link, a FIFO or a device.
         ValueError: an entry was pickled (nothing is unpickled), or a column is unusable and
@@ -116,7 +117,7 @@ class ReadOnlyStorage(TensorStorage):
 
     @property
     def supports_conditional_update(self) -> bool:
-        """False, because nothing changes the data set."""
+        """False, because the data set never changes."""
         return False
 
     @property
@@ -150,7 +151,7 @@ class ReadOnlyStorage(TensorStorage):
         """Checks that a state belongs to a data set of this size.
 
         Raises:
-            ValueError: the state belongs to a data set of another size or to another storage.
+            ValueError: the state belongs to a data set of a different size or another storage.
         """
         if state_dict.get("max_size") != self.max_size:
             raise ValueError(
@@ -186,7 +187,7 @@ def report_losses(
     """Warns the caller's caller about columns that are left out or incomplete.
 
     Raises:
-        ValueError: ``strict``, and there is such a column.
+        ValueError: ``strict`` is True, and there is such a column.
     """
     if losses:
         message = f"{os.fspath(where)}: {' '.join(losses.values())}"

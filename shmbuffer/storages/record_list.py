@@ -1,4 +1,4 @@
-"""List whose items are in one process or, with a directory, in records that processes share."""
+"""Base class of lists whose items are in one process or, with a directory, in shared records."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class RecordOptions(Place, total=False):
 class RecordList(ListStorage):
     """Base class of `LazyStackStorage` and `CompressedListStorage`.
 
-    In a directory each item is a record, which contains its leaves, raw or compressed, and its
-    structure. Any process may open the directory by path. If all of them are killed, the next
-    process recovers it and continues. The differences to a list in one process are:
+    In a directory, each item is a record, which contains its leaves, raw or compressed, and its
+    structure. Any process can open the directory by path. If all processes are killed, the next
+    process recovers the directory and continues. The differences from a list in one process are:
 
     - There are two capacities: items (``max_size``) and bytes (``max_bytes``). When either is
-      reached, the oldest items are removed in order. Slots may therefore be empty, and slices skip
+      reached, the oldest items are removed first. Slots can therefore be empty, and slices skip
       them.
     - An item is copied when it is written and when it is read. `rb[i] = item` and `set_at_` replace
       its record with a new one at the head of the ring, which may remove the oldest items.
@@ -165,7 +165,7 @@ class RecordList(ListStorage):
 
     @abstractmethod
     def _collate(self, data: Any) -> Any:
-        """Makes a batch from the result of `fetch`, ignoring ``pad_output``."""
+        """Builds a batch from the result of `fetch`, and ignores ``pad_output``."""
 
     def _records(self) -> RecordStore:
         store = self._store()
@@ -180,7 +180,7 @@ class RecordList(ListStorage):
 
     @property
     def supports_conditional_update(self) -> bool:
-        """True for records, whose tickets tell whether an item was replaced."""
+        """True for records, because their tickets show whether an item was replaced."""
         return self.shared
 
     def change_if_present(
@@ -215,7 +215,7 @@ class RecordList(ListStorage):
         return elements, numbers, tickets
 
     def collate(self, items: Any) -> Any:
-        """Makes a batch from several items of `fetch` or `get`; see ``pad_output``."""
+        """Builds a batch from several items of `fetch` or `get`; see ``pad_output``."""
         return self._collate(items) if self._output is None else self._output(items)
 
     # -- everything ----------------------------------------------------------------------------

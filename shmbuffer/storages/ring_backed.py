@@ -3,7 +3,7 @@
     RingBacked ─┬─ engine   the handle of the buffer: clients, priorities, recovery
                 └─ mover    moves items into its ring and out of it; None before a write
 
-A storage that is not shared returns views for an int or a slice, as in TorchRL. A shared one
+A storage that is not shared returns views for an int or a slice, as in TorchRL. A shared storage
 returns validated copies, because other processes may overwrite its items.
 """
 
@@ -44,7 +44,7 @@ class RingBacked(Storage):
     _table_owner: weakref.ref[Any] | None = None  # the sampler of the ring's priorities
 
     described: Callable[[Settings], Settings] | None = None
-    """Adds what the buffer records about itself when its directory is created."""
+    """Function that adds the buffer's own settings when its directory is created."""
 
     _opening = ForkLock()
 
@@ -57,7 +57,7 @@ class RingBacked(Storage):
     # -- engine and ring -----------------------------------------------------------------------
 
     def engine(self) -> Engine:
-        """Returns the process's handle, opened on first use, which must not be after a fork."""
+        """Returns the process's handle, opened on first use. Must not be opened after a fork."""
         return self._engine or self._open()
 
     def _open(self, *, existsok: bool = False) -> Engine:
@@ -97,7 +97,7 @@ class RingBacked(Storage):
         return self._mover
 
     def _need(self, index: Any = None) -> Any:
-        """Returns the mover; raises an error before the first write."""
+        """Returns the mover. Raises an error before the first write."""
         mover = self._mover or self.mover()
         if mover is None:
             nothing = "nothing was written yet, so there is nothing to read"
@@ -115,30 +115,30 @@ class RingBacked(Storage):
         return self._engine
 
     def ring(self) -> Ring | None:
-        """Returns the ring of the items; None before the first write."""
+        """Returns the ring of the items, or None before the first write."""
         mover = self._mover or self.mover()
         return None if mover is None else mover.ring
 
     def lanes(self) -> tuple[int, ...]:
-        """Returns the sizes of the dimensions after the first; ``()`` before the first write."""
+        """Returns the sizes of the dimensions after the first, or ``()`` before the first write."""
         mover = self._mover or self.mover()
         return () if mover is None else mover.lanes
 
     @property
     def shared(self) -> bool:
-        """True if the bytes are in a directory that other processes may open."""
+        """True if the bytes are in a directory that other processes can open."""
         return self._location is not None and self._location.is_directory
 
     @property
     def _directory(self) -> Path | None:
-        """Returns the directory; None in memory, or while a temporary directory has no name."""
+        """Returns the directory, or None in memory or while a temporary directory has no name."""
         if self._engine is not None:
             return self._engine.path
         return None if self._location is None else self._location.directory
 
     @property
     def scratch_dir(self) -> Path | None:
-        """The directory; None in memory, or while a temporary directory has no name."""
+        """The directory, or None in memory or while a temporary directory has no name."""
         return self._directory
 
     @property
@@ -163,7 +163,7 @@ class RingBacked(Storage):
 
     @eager
     def __len__(self) -> int:
-        """Number of committed elements."""
+        """Returns the number of committed elements."""
         ring = self.ring()
         return 0 if ring is None else ring.length
 
@@ -205,29 +205,29 @@ class RingBacked(Storage):
 
         Args:
             data: a batch or an item.
-            single: whether ``data`` is one item.
-            priorities: raw, float64, one per element; None uses the largest so far.
-            streams: a stream from 0 to 2**24 - 1 per slot, or one for all; None is 0.
+            single: True if ``data`` is one item.
+            priorities: raw priorities, float64, one per element. None uses the largest so far.
+            streams: a stream from 0 to 2**24 - 1 per slot, or one for all slots. None means 0.
 
         Returns:
-            The first place, as `written` takes it, and the number of slots.
+            The first position, for `written`, and the number of slots.
         """
 
     @eager
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
-        """Writes new items at given places. They get the default priority and count as written.
+        """Writes new items to explicit indices. They get the default priority and are counted.
 
         Args:
-            cursor: an int with one item; or a slice, range, list, array or tensor of ints or
-                booleans with a batch. If an index occurs twice, the last item wins.
-            data: the item or batch; a list is a list of items.
-            set_cursor: accepted as in TorchRL; the ring's own position never moves here.
+            cursor: an int for one item, or a slice, range, list, array or tensor of ints or
+                booleans for a batch. If an index occurs twice, the last item is written.
+            data: the item or batch. A list is a list of items.
+            set_cursor: has no effect. The ring's own position never moves in this method.
 
         Raises:
-            IndexError: a place is beyond the capacity. A list raises RuntimeError for this, and for
-                a place that would leave a gap.
+            IndexError: an index is beyond the capacity. A list storage raises RuntimeError instead,
+                and also for an index that would leave a gap.
             SchemaMismatchError: the leaves differ, or a shared storage would get a new key.
-            ValueError: the numbers of items and places differ.
+            ValueError: the numbers of items and indices differ.
 
         If an error is raised, nothing is changed.
         """
@@ -271,8 +271,8 @@ class RingBacked(Storage):
         """Returns items by index.
 
         Args:
-            index: int, slice, range, list, array or tensor of ints or booleans; a tuple of them if
-                the storage has several dimensions. A mask has the length of the storage.
+            index: int, slice, range, list, array or tensor of ints or booleans, or a tuple of these
+                if the storage has several dimensions. A mask has the length of the storage.
 
         Returns:
             The data in the form in which they were written. Several items of a list are a list, or
@@ -287,13 +287,13 @@ class RingBacked(Storage):
         return self.uncollated(RingBacked.fetch(self, index))
 
     def fetch(self, index: Any, *, dim_extend: int = 0, views: bool | None = None) -> Any:
-        """Returns items for `collate`; without ``views``, items of a shared storage are copies."""
+        """Returns items for `collate`. Without ``views``, items of a shared storage are copies."""
         as_views = not self.shared if views is None else views
         mover = self._mover or self._need(index)
         return self.to_device(mover.fetch(index, dim_extend=dim_extend, as_views=as_views))
 
     def fetch_held(self, index: Any, tickets: torch.Tensor) -> Any:
-        """Returns copies of chosen elements; None if one of them was replaced."""
+        """Returns copies of chosen elements, or None if one of them was replaced."""
         mover = self._mover or self._need()
         elements = index
         if mover.lanes or not is_plain(index):
@@ -302,7 +302,7 @@ class RingBacked(Storage):
         return None if found is None else self.to_device(mover.build(found, tuple(elements.shape)))
 
     def tickets(self, index: Any) -> torch.Tensor:
-        """Returns the tickets of the items at ``index``, int64 ``[n]``; -1 without an item.
+        """Returns the tickets of the items at ``index``, int64 ``[n]``, or -1 without an item.
 
         A custom sampler returns them as ``"index_generation"`` to identify its items.
         """
@@ -338,7 +338,7 @@ class RingBacked(Storage):
         return False if self._engine is None else self._engine.cleanup()
 
     def close(self) -> None:
-        """Closes the handle and the mapping; committed items stay. Idempotent."""
+        """Closes the handle and the mapping. Committed items are kept. Idempotent."""
         if self._engine is not None:
             self._engine.close()
 

@@ -1,4 +1,4 @@
-"""Protocol of storages: TorchRL's access by index, and what a buffer needs beyond it."""
+"""Base class of storages: TorchRL's access by index, and the further methods for a buffer."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from shmbuffer.tensors.form import cpu
 class Storage(Checkpoints):
     """Base class of storages, which contain the items of a buffer.
 
-    A custom storage needs ``set``, ``get`` and ``__len__``. Any sampler and any writer can use it
-    through these three methods.
+    A custom storage must define ``set``, ``get`` and ``__len__``. Any sampler and any writer can
+    use the storage through these three methods.
 
     Args:
         max_size: capacity in elements.
-        checkpointer: object that saves the storage; None uses the default of its class.
-        compilable: accepted; `torch.compile` leaves the native calls alone either way.
+        checkpointer: object that saves the storage. None uses the default of the class.
+        compilable: has no effect, because `torch.compile` never compiles the native calls.
 
     Source: ``torchrl.data.Storage``.
     """
@@ -65,7 +65,7 @@ class Storage(Checkpoints):
 
     @property
     def initialized(self) -> bool:
-        """True if the storage knows its leaves."""
+        """True if the leaves of the storage are defined."""
         return True
 
     @property
@@ -99,7 +99,7 @@ class Storage(Checkpoints):
 
     @property
     def tracks_generations(self) -> bool:
-        """True if the ticket of an item tells whether it was replaced."""
+        """True if the ticket of an item shows whether the item was replaced."""
         return False
 
     # -- reading -------------------------------------------------------------------------------
@@ -109,17 +109,17 @@ class Storage(Checkpoints):
         raise NotImplementedError(f"{type(self).__name__} does not implement get()")
 
     def fetch(self, index: Any, *, dim_extend: int = 0, views: bool | None = None) -> Any:
-        """Returns the item at an int, or several items as `collate` takes them.
+        """Returns the item at an int, or several items in the form that `collate` accepts.
 
         Args:
             index: see `get`.
             dim_extend: the dimension along which batches are appended and ``index`` selects.
-            views: whether to return views instead of copies; None uses the storage's default.
+            views: if True, returns views instead of copies. None uses the storage's default.
         """
         return self.get(index)
 
     def fetch_held(self, index: Any, tickets: torch.Tensor) -> Any:
-        """Returns elements that a sampler has chosen; None if one of them was replaced.
+        """Returns elements that a sampler has chosen, or None if one of them was replaced.
 
         Args:
             index: element indices int64 ``[n]``, or a tuple of coordinates.
@@ -140,7 +140,7 @@ class Storage(Checkpoints):
         )
 
     def collate(self, data: Any) -> Any:
-        """Makes a batch from several items of `fetch`; the default returns them unchanged."""
+        """Builds a batch from several items of `fetch`. The default returns them unchanged."""
         return data
 
     def uncollated(self, data: Any) -> Any:
@@ -148,7 +148,7 @@ class Storage(Checkpoints):
         return data
 
     def iter_in_order(self, chunk: int) -> Iterator[Any]:
-        """Yields all items in order, ``chunk`` places at a time, in the form of `fetch`."""
+        """Yields all items in order, ``chunk`` slots at a time, in the form of `fetch`."""
         for start in range(0, len(self), chunk):
             yield self.fetch(slice(start, start + chunk))
 
@@ -176,7 +176,7 @@ class Storage(Checkpoints):
     def change(
         self, index: Any, value: Any, path: tuple[str, ...] | None, *, dim_extend: int = 0
     ) -> None:
-        """Changes the entry at ``path`` of some items; with None the whole items.
+        """Changes the entry at ``path`` of some items, or whole items if ``path`` is None.
 
         Args:
             index: see `get`.
@@ -196,7 +196,7 @@ class Storage(Checkpoints):
 
     @property
     def supports_conditional_update(self) -> bool:
-        """True if `change_if_present` can tell whether an item was replaced."""
+        """True if `change_if_present` can detect that an item was replaced."""
         return False
 
     def change_if_present(
@@ -235,7 +235,7 @@ class Storage(Checkpoints):
         )
 
     def forget(self, *, keep_write_count: bool) -> None:
-        """Removes all items; ``keep_write_count`` continues to count the writes."""
+        """Removes all items. ``keep_write_count`` continues the count of writes."""
         self._empty()
 
     # -- watching --------------------------------------------------------------------------------
@@ -362,7 +362,7 @@ class Storage(Checkpoints):
         return False
 
     def close(self) -> None:
-        """Releases what the storage holds besides memory. Idempotent."""
+        """Releases all resources of the storage except memory. Idempotent."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the contents of the storage in memory."""
@@ -392,5 +392,5 @@ class Storage(Checkpoints):
 
 
 def ring_of(storage: Any) -> Ring | None:
-    """Returns the ring of any storage; None if it has no ring or not yet."""
+    """Returns the ring of any storage, or None if it has no ring yet or at all."""
     return storage.ring() if isinstance(storage, Storage) else None

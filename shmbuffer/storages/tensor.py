@@ -1,4 +1,4 @@
-"""Storage of tensors with one column per leaf, here of tensors that the caller passes."""
+"""Storage of tensors with one column per leaf, and its base form over the caller's tensors."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class TensorStorage(RingBacked):
             copied: writes change it, and samples see its changes. A TensorDict without entries gets
             the entries of the first write, with zeros in all other items.
         max_size: the number of slots in ``storage``, or None.
-        device: device of the samples; ``storage`` stays on its own device.
+        device: device of the samples. The tensors in ``storage`` stay on their device.
         ndim: number of leading dimensions of ``storage`` that belong to the storage.
-        compilable: accepted; `torch.compile` leaves the native calls alone either way.
+        compilable: has no effect, because `torch.compile` never compiles the native calls.
 
     Raises:
         TypeError: ``storage`` contains an object that is not a tensor.
@@ -119,7 +119,7 @@ class TensorStorage(RingBacked):
 
     @property
     def shape(self) -> torch.Size | None:
-        """``[slots, *lanes]``; None before the first write."""
+        """The shape ``[slots, *lanes]``, or None before the first write."""
         rows: Rows | None = self._mover or self.mover()
         return None if rows is None else torch.Size((rows.ring.capacity, *rows.lanes))
 
@@ -138,8 +138,8 @@ class TensorStorage(RingBacked):
     def _storage(self) -> Any:
         """The data, under the name by which programs for TorchRL read them.
 
-        Of a directory the result has every slot, and its entries have a ``filename``. In memory it
-        is views of the stored items.
+        For a directory, the result has every slot, and its entries have a ``filename``. In memory,
+        the result consists of views of the stored items.
         """
         if self._directory is None:
             return self[:]
@@ -147,12 +147,12 @@ class TensorStorage(RingBacked):
 
     @property
     def appends_natively(self) -> bool:
-        """True if no subclass has an ``append`` of its own."""
+        """True unless a subclass overrides ``append``."""
         return not has_its_own(self, "append") and not has_its_own(self, "written")
 
     @property
     def supports_conditional_update(self) -> bool:
-        """True, because the ticket of a slot tells whether its item was replaced."""
+        """True, because the ticket of a slot shows whether its item was replaced."""
         return True
 
     @property
@@ -173,7 +173,7 @@ class TensorStorage(RingBacked):
         )
 
     def allow(self, keys: frozenset[str]) -> None:
-        """Allows root entries that are not leaves; they are not stored."""
+        """Allows root entries that are not leaves. They are not stored."""
         self.optional = keys
         if self._mover is not None:
             self._mover.leaves.allow(keys)
@@ -198,7 +198,7 @@ class TensorStorage(RingBacked):
         return first, count
 
     def put(self, cursor: Any, data: Any, *, in_place: bool) -> None:
-        """Writes ``data`` at ``cursor``; ``in_place`` keeps the priorities of the items there."""
+        """Writes ``data`` at ``cursor``. ``in_place`` keeps the priorities of existing items."""
         single = is_int(cursor)
         rows: Rows | None = self._mover or self.mover()
         if type(data) is list and not single and (rows is None or rows.leaves.node.kind != "list"):
@@ -226,7 +226,7 @@ class TensorStorage(RingBacked):
     def change(
         self, index: Any, value: Any, path: tuple[str, ...] | None, *, dim_extend: int = 0
     ) -> None:
-        """Changes the entry at ``path`` of some items; with None the whole items."""
+        """Changes the entry at ``path`` of some items, or whole items if ``path`` is None."""
         self._need().change(index, value, path, dim_extend)
 
     def change_if_present(
@@ -254,8 +254,9 @@ class TensorStorage(RingBacked):
                 storage.
 
         Raises:
-            SchemaMismatchError: the storage is already defined with another structure.
-            SpaceError: bytes needed and bytes free; nothing is left behind.
+            SchemaMismatchError: the storage is already defined with a different structure.
+            SpaceError: there is too little space. The message has the bytes needed and the bytes
+                free, and no files remain.
         """
         single = is_collection(example) and len(example.batch_size) < self.ndim
         rows: Rows = self.mover() or self._define(example, single)
@@ -294,7 +295,7 @@ class TensorStorage(RingBacked):
         self._emptied = True
 
     def _redefined(self, data: Any, single: bool) -> Rows:
-        """Returns rows for data of another structure if that is allowed, else raises again."""
+        """Returns rows for data of a different structure if allowed, otherwise raises again."""
         rows = self._mover
         if rows is not None and not rows.leaves.leaves:  # the caller passed an empty TensorDict
             wider = self._widened(rows, data, single)
@@ -305,10 +306,10 @@ class TensorStorage(RingBacked):
         return self.mover() or self._define(data, single)
 
     def _forget_form(self) -> bool:
-        """Forgets the structure of the items; returns True if the next write may define another.
+        """Discards the structure of the items if the next write may define a new one.
 
-        This requires that this handle has emptied the buffer, and that no process has written to it
-        or joined it since.
+        This requires that this handle has emptied the buffer, and that no process has written to
+        the buffer or joined it since. Returns False, without a change, if this is not the case.
         """
         if not self._emptied or self._mover is None:
             return False
@@ -354,7 +355,7 @@ class TensorStorage(RingBacked):
         return -(-self._max_size // max(1, math.prod(leaves.lanes)))
 
     def _widened(self, rows: Rows, data: Any, single: bool) -> Rows | None:
-        """Returns rows with the new columns of the data; None if the data differ otherwise."""
+        """Returns rows with the new columns of the data, or None if the data differ otherwise."""
         wider = HeldRows.widened(rows, self._described(data, single))
         return None if wider is None else self._settle(wider)
 

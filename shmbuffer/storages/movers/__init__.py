@@ -1,1 +1,1 @@
-"""Movers, which carry items between tensors and the ring of a storage: one kind in each file."""
+"""Movers, which copy items between tensors and the ring of a storage. Each module has one kind."""

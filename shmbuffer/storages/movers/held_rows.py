@@ -45,7 +45,7 @@ class HeldRows(Rows):
 
     @classmethod
     def widened(cls, rows: Rows, wider: Leaves) -> HeldRows | None:
-        """Returns rows with a zero column for each new leaf; None if the write differs in more."""
+        """Returns rows with a zero column per new leaf, or None if the write differs otherwise."""
         if rows.ring.schema.sharing:  # some leaves have no column
             return None
         have = {
@@ -134,7 +134,7 @@ class HeldRows(Rows):
         return tensors, index, tickets, weights
 
     def copy_out(self, columns: list[torch.Tensor]) -> ItemSnapshot:
-        """Copies all items as of one moment. Writers of this process wait until it has finished."""
+        """Copies a snapshot of all items. Writers of this process wait until it is complete."""
         with self._claim:
             moment = self.ring.copy_out([])
             held = np.flatnonzero(moment.tickets >= 0)  # column files may be sparse
@@ -174,11 +174,11 @@ class HeldRows(Rows):
         self._commit(fill, priorities)
 
     def _tickets(self, index: torch.Tensor) -> torch.Tensor:
-        """Returns the current ticket of each element's slot, -1 for an empty slot."""
+        """Returns the current ticket of each element's slot, or -1 for an empty slot."""
         return torch.from_numpy(tickets_at(self.ring, index.numpy() // self.ring.width))
 
     def _require_owner(self) -> None:
-        """Raises RuntimeError in the child of a fork, which only has copies of the objects."""
+        """Raises RuntimeError in a forked child process, which only has copies of the objects."""
         if self._owner is not None and os.getpid() != self._owner:
             raise RuntimeError(
                 "this storage was inherited through a fork, but the strings and objects in it "

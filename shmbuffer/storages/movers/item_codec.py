@@ -1,4 +1,4 @@
-"""Forms in which a list of this process stores an item: as an object, or as a record body."""
+"""Codecs for the items of a list in this process, which are stored as objects or record bodies."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class ItemCodec:
         return kept
 
     def accept(self, saved: Any) -> Any:
-        """Returns the stored form of an item from a save, which is a record body or the item.
+        """Converts a saved item, which is a record body or the item itself, to its stored form.
 
         Raises:
-            SchemaMismatchError: the body was compressed with a function that is not available here.
+            SchemaMismatchError: the body was compressed with a function that is not available.
         """
         if type(saved) is not RecordBody:
             return self.keep(saved)
@@ -85,7 +85,7 @@ class ItemCodec:
 
 
 class BodyCodec(ItemCodec):
-    """Stores items as record bodies, and items that no record can hold as objects."""
+    """Stores items as record bodies, or as objects if a record cannot hold them."""
 
     def encode(self, data: Any, single: bool) -> list[Any]:
         """Returns the stored form of one item if ``single``, else of each item of a batch."""
@@ -103,11 +103,11 @@ class BodyCodec(ItemCodec):
         return self.encode(item, True)[0]
 
     def give(self, kept: Any) -> Any:
-        """Decodes a body; returns any other stored form unchanged."""
+        """Decodes a body. Returns any other stored form unchanged."""
         return self._decoded(kept) if type(kept) is RecordBody else kept
 
     def give_all(self, kept: list[Any]) -> Any:
-        """Returns a `RawBatch` if all items are bodies, else a list of items."""
+        """Returns a `RawBatch` if all items are bodies, otherwise a list of items."""
         if kept and set(map(type, kept)) == {RecordBody}:
             return RawBatch(join(kept), self._records.decoder)
         return [self.give(one) for one in kept]
@@ -117,7 +117,7 @@ class BodyCodec(ItemCodec):
 
 
 def for_state(kept: Any) -> Any:
-    """Returns what a state contains for a stored form: the tagged bytes of a body, or the item."""
+    """Converts a stored form for a state, to the tagged bytes of a body or to the item."""
     if type(kept) is not RecordBody:
         return kept
     return {_RECORD: torch.frombuffer(bytearray(kept), dtype=torch.uint8)}
@@ -135,7 +135,7 @@ def _copied(leaf: Any) -> Any:
 
 
 def _is_on_cpu(data: Any) -> bool:
-    """True if no tensor or TensorDict in the data is on another device than the CPU."""
+    """True if all tensors and TensorDicts in the data are on the CPU."""
     where, take = getattr(data, "device", None), take_of(type(data))
     if isinstance(where, torch.device) and where.type != "cpu":
         return False

@@ -23,9 +23,9 @@ from shmbuffer.tensors.form.tensor_structure import leaves_of
 _ALIKE = (bool, int, float, complex, str, bytes, type(None))  # one value for all items
 
 Changes = Mapping[KeyPath, Any]
-"""New entries by path: the value of one item, or ``[n, ...]`` for n items."""
+"""New entries by path. An entry is the value of one item, or ``[n, ...]`` for n items."""
 Edit = Callable[[int, Any], Any]
-"""Takes a position in the selection and a copy of the item there, and returns the new item."""
+"""Function from a position in the selection and a copy of its item to the new item."""
 
 
 class ItemStore(StorageMover):
@@ -37,15 +37,15 @@ class ItemStore(StorageMover):
     def write(
         self, items: Any, priorities: Floats | None, streams: GivenStreams = None
     ) -> tuple[int, int]:
-        """Appends at least one item. Returns the first place and the number of items."""
+        """Appends at least one item. Returns the first slot and the number of items."""
 
     @abstractmethod
     def write_at(self, cursor: Any, items: Any, *, in_place: bool) -> Ints:
-        """Writes items at the places that ``cursor`` names. Returns the slots, each once."""
+        """Writes items to the slots that ``cursor`` selects. Returns the slots, each once."""
 
     @abstractmethod
     def change(self, index: Any, changes: Changes) -> None:
-        """Changes entries of items. Their priorities stay."""
+        """Changes entries of items without changing their priorities."""
 
     @abstractmethod
     def copy_out(self) -> tuple[list[Any], ItemSnapshot]:
@@ -77,7 +77,7 @@ class ItemStore(StorageMover):
         return selection._replace(view=None)
 
     def shaped(self, found: Any, lead: tuple[int, ...], held: torch.Tensor | None = None) -> Any:
-        """Builds the selected items; with ``held``, only those that are present."""
+        """Builds the selected items, or with ``held``, only those that are present."""
         return self.build(found if held is None else self.select_rows(found, held.numpy()), lead)
 
 

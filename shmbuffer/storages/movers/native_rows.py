@@ -30,8 +30,8 @@ class NativeRows(RingRows, Rows):
     def read_if_held(self, index: torch.Tensor, tickets: torch.Tensor) -> list[torch.Tensor] | None:
         """Reads the leaves of items by contiguous int64 indices and tickets, both ``[n]``.
 
-        Returns None if an item was replaced or the direct native path is unavailable; use `read`
-        then.
+        Returns None if an item was replaced or the direct native path is unavailable. In this case,
+        use `read`.
         """
         core = self.ring.seat.outtake or self._outtake()
         if core is None or reads_elsewhere():
@@ -50,7 +50,7 @@ class NativeRows(RingRows, Rows):
         return self.sample_patiently(count, key, beta)
 
     def sample_patiently(self, count: int, key: int, beta: float | None) -> Drawn:
-        """Draws elements and reads them; waits or raises an error if it has to."""
+        """Draws elements and reads them. Waits, or raises an error if there are no items."""
         return super().sample(count, key, beta)
 
     def fill(
@@ -67,7 +67,7 @@ class NativeRows(RingRows, Rows):
         draw_into(self.ring, addresses, drawn, key, beta)
 
     def _outtake(self) -> Any:
-        """Returns the direct native path; None if the core has none or the handle was closed."""
+        """Returns the direct native path, or None if there is none or the handle was closed."""
         leaves = self.leaves
         if self._has_no_outtake or leaves.lanes:
             return None
@@ -83,7 +83,7 @@ class NativeRows(RingRows, Rows):
             return None
 
     def copy_out(self, columns: list[torch.Tensor]) -> ItemSnapshot:
-        """Copies all items as of one moment into ``columns``, while other processes write."""
+        """Copies a snapshot of all items into ``columns``, while other processes write."""
         return self.ring.copy_out([column.data_ptr() for column in columns])
 
     def views(self) -> list[torch.Tensor]:

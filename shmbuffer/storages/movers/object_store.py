@@ -1,4 +1,4 @@
-"""Python objects of this process in a list, and a ring without leaves that stores their order."""
+"""Store for Python objects in a list, whose order is in a ring without leaves."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ObjectStore(ItemStore):
 
     @property
     def ring(self) -> Ring:  # type: ignore[override] # it grows
-        """Ring of the items. It remains the same object when it grows."""
+        """The ring of the items. It remains the same object when it grows."""
         if os.getpid() != self._pid:
             raise RuntimeError(
                 f"this {self.name} was inherited through a fork, and its items belong to process "
@@ -66,7 +66,7 @@ class ObjectStore(ItemStore):
     def write(
         self, items: Any, priorities: Floats | None, streams: GivenStreams = None
     ) -> tuple[int, int]:
-        """Appends at least one item. Returns the first place and the number of items."""
+        """Appends at least one item. Returns the first slot and the number of items."""
         count = len(items)
         of = None if streams is None else expand_streams(streams, count)
         with self._claim:
@@ -87,7 +87,7 @@ class ObjectStore(ItemStore):
         return first % capacity, count
 
     def write_at(self, cursor: Any, items: Any, *, in_place: bool) -> Ints:
-        """Writes at the places that ``cursor`` names. Returns the slots without duplicates."""
+        """Writes to the slots that ``cursor`` selects. Returns the slots without duplicates."""
         with self._claim:
             places = places_of(cursor, len(items), self.ring.length, self.max_size)
             slots = np.array(places, np.int64)
@@ -97,7 +97,7 @@ class ObjectStore(ItemStore):
         return slots
 
     def place(self, slots: Ints, data: Any, *, in_place: bool) -> None:
-        """Writes row i of ``data`` to ``slots[i]``; the caller holds the claim."""
+        """Writes row i of ``data`` to ``slots[i]``. The caller must hold the claim."""
         self.ring.claims.claim_slots(slots, in_place=in_place)
         self._kept.extend([None] * (int(slots.max()) + 1 - len(self._kept)))
         for slot, one in zip(slots.tolist(), data, strict=True):
@@ -105,11 +105,11 @@ class ObjectStore(ItemStore):
         self.ring.claims.commit()
 
     def select_rows(self, data: Any, which: NDArray[Any]) -> Any:
-        """Selects rows of ``data`` that `place` takes."""
+        """Selects rows of ``data`` in the form that `place` accepts."""
         return [data[at] for at in np.arange(len(data))[which].tolist()]
 
     def change(self, index: Any, changes: Changes) -> None:
-        """Changes entries of items. Their priorities stay."""
+        """Changes entries of items without changing their priorities."""
         with self._claim:
             slots = self.select(index).elements
             edit = edits(changes, index, len(slots))
@@ -119,7 +119,7 @@ class ObjectStore(ItemStore):
                 self.place(slots[rows], list(map(self.codec.keep, items)), in_place=True)
 
     def _reach(self, end: int) -> None:
-        """Grows the ring to slot ``end`` or to the maximum; the caller holds the claim."""
+        """Grows the ring to slot ``end`` or to the maximum. The caller must hold the claim."""
         capacity = self.ring.capacity
         if end > capacity and capacity < self.max_size:
             wanted = max(2 * capacity, 1 << (end - 1).bit_length())
@@ -158,7 +158,7 @@ class ObjectStore(ItemStore):
         return self.codec.give_all(found) if lead else self.codec.give(found[0])
 
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
-        """Raises NotImplementedError, because a sampler has to draw the indices of objects."""
+        """Raises NotImplementedError, because a sampler must draw the indices of objects."""
         raise NotImplementedError(f"items of a {self.name} are sampled by a sampler, by index")
 
     # -- everything ----------------------------------------------------------------------------
@@ -195,7 +195,7 @@ class ObjectStore(ItemStore):
 
 
 def places_of(cursor: Any, count: int, length: int, max_size: int) -> list[int]:
-    """Returns the ``count`` places of a write, from 0."""
+    """Returns the ``count`` slots of a write, starting at 0."""
     named = [int(cursor)] if is_int(cursor) else _named(cursor, length)
     require_one_each(named, count)
     places = []

@@ -1,6 +1,6 @@
 """Codec between items and records, with the options of one storage.
 
-A buffer's zstd dictionary is learned from its first items, kept in its directory, and used by all
+A buffer's zstd dictionary is learned from its first items, stored in its directory, and used by all
 its readers and writers.
 """
 
@@ -34,7 +34,7 @@ class TensorRecordCodec(codec.RecordCodec):
         keys: Iterable[Any] | None = None,  # leaves to compress; see `TensorEncoder`
         compress: Compress | None = None,  # function of the user, instead of zstd
         decompress: Decompress | None = None,  # function of the user that reverses ``compress``
-        # Size of the dictionary that is learned from the first items; 0: none.
+        # Size of the dictionary that is learned from the first items, or 0 for no dictionary.
         dictionary_bytes: int = 0,
         device: torch.device | None = None,  # device of decoded tensors; None is the CPU
     ) -> None:
@@ -62,7 +62,7 @@ class TensorRecordCodec(codec.RecordCodec):
 
 
 def with_metadata(function: Decompress) -> Callable[[torch.Tensor, dict[str, Any]], Any]:
-    """Wraps a user's function that may take the chunk alone, so that it also accepts metadata."""
+    """Wraps a user's function that takes only the chunk, so that it also accepts metadata."""
     return function if _takes_two(function) else lambda chunk, _: function(chunk)
 
 

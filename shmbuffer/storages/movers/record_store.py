@@ -1,4 +1,4 @@
-"""Records in a ring of bytes, in a directory that processes share.
+"""Store for records in a ring of bytes, in a directory that processes share.
 
 A read returns a validated copy. A changed item is written as a new record with the same priority,
 unless another process has replaced the item since it was read.
@@ -42,13 +42,13 @@ class RecordStore(RecordRows, ItemStore):
     # -- writing -------------------------------------------------------------------------------
 
     def write_at(self, cursor: Any, items: Any, *, in_place: bool) -> Ints:
-        """Writes items at the places that ``cursor`` names. Returns the slots, each once."""
+        """Writes items to the slots that ``cursor`` selects. Returns the slots, each once."""
         slots = slots_of(cursor, self.ring)
         require_one_each(slots, len(items))
         return self.put(slots, items, in_place=in_place) if len(slots) else slots
 
     def place(self, slots: Ints, data: Any, *, in_place: bool) -> None:
-        """Writes record i of ``data`` to ``slots[i]``; ``in_place`` keeps priorities and counts."""
+        """Writes record i of ``data`` to ``slots[i]``. ``in_place`` keeps priorities and counts."""
         self.records.place(slots, data, in_place=in_place)
 
     def select_rows(self, data: Any, which: NDArray[Any]) -> Any:
@@ -58,7 +58,7 @@ class RecordStore(RecordRows, ItemStore):
         return data.rows(which)
 
     def change(self, index: Any, changes: Changes) -> None:
-        """Changes entries of items, without losing changes that other processes make meanwhile."""
+        """Changes entries of items, without losing concurrent changes by other processes."""
         selection = self.select(index)
         edit = edits(changes, index, len(selection.elements))
         at = last_of_each(selection.elements)
@@ -109,7 +109,7 @@ class RecordStore(RecordRows, ItemStore):
     # -- reading -------------------------------------------------------------------------------
 
     def read_chosen(self, index: torch.Tensor, tickets: torch.Tensor) -> Any:
-        """Reads the chosen items for `build`; None if one of them was replaced."""
+        """Reads the chosen items for `build`, or returns None if one of them was replaced."""
         drawn = self.records.read(index.numpy())
         return drawn.batch if drawn.tickets.tobytes() == tickets.numpy().tobytes() else None
 

@@ -1,7 +1,8 @@
-"""Rows whose next observations are stored once; the C core reads and writes complete items.
+"""Rows whose next observations are stored once. The C core reads and writes complete items.
 
-A leaf ``("next", k)`` without a column uses the bytes of k in the following item, and has no view.
-Observations are changed through the core, which preserves the next observation of the item before.
+A leaf ``("next", k)`` without a column uses the bytes of ``k`` in the next item, and has no view.
+Observations are changed through the core, which preserves the next observation of the previous
+item.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from shmbuffer.storages.movers.storage_mover import ATTEMPTS
 
 
 class SharingRows(NativeRows):
-    """Reads and writes like `NativeRows`, and uses the core wherever those would use torch."""
+    """Reads and writes like `NativeRows`, but uses the core where `NativeRows` uses torch."""
 
     _keeps = True
 
@@ -40,7 +41,7 @@ class SharingRows(NativeRows):
     def patch(
         self, elements: Ints, columns: dict[int, torch.Tensor], tickets: Ints | None = None
     ) -> Flags:
-        """Changes leaves of elements in place; if an observation changes, rewrites whole items."""
+        """Changes leaves of elements in place. If an observation changes, rewrites whole items."""
         changed = np.zeros(len(elements), np.bool_)
         left = np.arange(len(elements))
         for _ in range(ATTEMPTS):
@@ -87,7 +88,7 @@ class SharingRows(NativeRows):
     def _runs(
         self, slots: Ints, cursor: int, exact: Tickets | None
     ) -> tuple[list[Ints], list[int | None], int]:
-        """Returns the items in order of age, so that each is linked to the one that follows it."""
+        """Returns the items in order of age, so that each is linked to the next item."""
         runs, starts, head = super()._runs(slots, cursor, exact)
         if starts != [None]:
             return runs, starts, head
@@ -102,7 +103,7 @@ class SharingRows(NativeRows):
         sources: NDArray[np.uint64] | None,
         placed: bool,
     ) -> None:
-        """Writes items at the head; SpaceError if too many next observations need a full copy."""
+        """Writes items at the head. Raises SpaceError for too many full next observations."""
         assert columns is not None  # files of a storage that shares are not reused
         assert not placed
         if sources is None:
@@ -120,7 +121,7 @@ class SharingRows(NativeRows):
         return super().views()
 
     def take(self, at: int, elements: Ints) -> torch.Tensor:
-        """Copies one leaf of some elements; for a leaf without a column, reads whole items."""
+        """Copies one leaf of some elements. For a leaf without a column, reads whole items."""
         if self.ring.schema.leaves[at].path not in self.ring.schema.sharing.paths:
             return super().take(at, elements)
         tensors, _, _ = self.read(torch.from_numpy(np.ascontiguousarray(elements, np.int64)))
@@ -128,7 +129,7 @@ class SharingRows(NativeRows):
         return tensor
 
     def column(self, at: int) -> torch.Tensor:
-        """Returns the column of a leaf; SchemaMismatchError for a leaf without one."""
+        """Returns the column of a leaf. Raises SchemaMismatchError if the leaf has no column."""
         if at not in self._columns:
             self.ring.schema.require_column(at, self.where)
             self._columns[at] = self._view(at).as_subclass(torch.Tensor)

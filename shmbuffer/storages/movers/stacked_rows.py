@@ -24,7 +24,7 @@ ONE_ROW, STACK = -2, -1  # codes of the core; others are the leaf whose stack is
 
 
 class StackedRows:
-    """Reads samples of one form; ``forms`` has the layout of each leaf in a sample."""
+    """Reads samples of one form. ``forms`` has the layout of each leaf in a sample."""
 
     def __init__(self, rows: NativeRows, steps: int, forms: tuple[int, ...]) -> None:
         self.rows, self.steps, self._forms = rows, steps, forms
@@ -37,7 +37,7 @@ class StackedRows:
 
     @classmethod
     def of(cls, rows: NativeRows, steps: int, forms: tuple[int, ...]) -> StackedRows | None:
-        """Returns a reader; None if the core cannot create such tensors with this torch."""
+        """Returns a reader, or None if the core cannot create such tensors with this torch."""
         made = cls(rows, steps, forms)
         try:
             made._core()
@@ -46,7 +46,7 @@ class StackedRows:
         return made
 
     def read(self, index: torch.Tensor, tickets: torch.Tensor) -> list[torch.Tensor] | None:
-        """Returns new tensors, one per leaf; None if an item was replaced or the handle closed."""
+        """Returns one new tensor per leaf, or None if an item was replaced or the handle closed."""
         if reads_elsewhere():
             tensors, addresses = self.leaves.outputs((index.numel() // self.steps,))
             return tensors if self.fill(index, tickets, tuple(addresses)) else None
@@ -79,7 +79,7 @@ class StackedRows:
         return index.data_ptr(), tickets.data_ptr(), count, LOCK_TIMEOUT_NS
 
     def _core(self) -> Any:
-        """Returns the direct native path; None once the handle is closed."""
+        """Returns the direct native path, or None after the handle was closed."""
         seat = self.rows.ring.seat
         found = seat.stack_outtakes.get((self.steps, self._forms))
         if found is not None:

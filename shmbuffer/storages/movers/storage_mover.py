@@ -52,11 +52,11 @@ class StorageMover(Mover):
 
     @abstractmethod
     def place(self, slots: Ints, data: Any, *, in_place: bool) -> None:
-        """Writes row i of ``data`` to ``slots[i]``; ``in_place`` keeps priorities and counts."""
+        """Writes row i of ``data`` to ``slots[i]``. ``in_place`` keeps priorities and counts."""
 
     @abstractmethod
     def select_rows(self, data: Any, which: NDArray[Any]) -> Any:
-        """Selects rows of ``data`` that `place` takes."""
+        """Selects rows of ``data`` in the form that `place` accepts."""
 
     def forget(self, *, keep_write_count: bool) -> None:
         """Removes all items."""
@@ -65,7 +65,7 @@ class StorageMover(Mover):
     # -- reading -------------------------------------------------------------------------------
 
     def read_chosen(self, index: torch.Tensor, tickets: torch.Tensor) -> Any:
-        """Reads the chosen items for `build`; None if one of them was replaced."""
+        """Reads the chosen items for `build`, or returns None if one of them was replaced."""
         found, now, _ = self.read(index)
         return found if torch.equal(now, tickets.reshape(-1)) else None
 
@@ -95,15 +95,15 @@ class StorageMover(Mover):
 
     @abstractmethod
     def shaped(self, found: Any, lead: tuple[int, ...], held: torch.Tensor | None = None) -> Any:
-        """Builds selected items; with ``held``, only those of slots that hold an item."""
+        """Builds selected items, or with ``held``, only those of slots that hold an item."""
 
     def viewed(self, selection: Selection) -> Any:
-        """Returns views of the items, neither copied nor validated, if the mover has any."""
+        """Returns views of the items without copy or validation, if the mover supports views."""
         raise NotImplementedError(type(self).__name__)
 
 
 def drawn_slots(ring: Ring, index: Any) -> Ints | None:
-    """Returns an index that can be read unchanged, as samplers choose it; None for others."""
+    """Returns an index that can be read unchanged, such as a sampler's, or None for others."""
     if not is_plain(index) or not index.numel():
         return None
     slots: Ints = index.numpy()
@@ -119,7 +119,7 @@ def last_of_each(slots: Ints) -> Ints:
 
 
 def require_priorities(ring: Ring, priorities: Floats) -> None:
-    """Raises ValueError for an invalid priority, as the ring itself does at commit."""
+    """Raises ValueError for an invalid priority, like the ring itself at commit."""
     fits = are_priorities(priorities, ring.tree.alpha, ring.tree.eps, ring.elements)
     if not fits.all():
         at = int(fits.argmin())
@@ -131,7 +131,7 @@ def require_priorities(ring: Ring, priorities: Floats) -> None:
 
 @contextmanager
 def whole_or_empty(ring: Ring, where: str) -> Iterator[None]:
-    """Lifts the limits on writes while the ring is filled, and empties the ring if that raises."""
+    """Lifts the limits on writes while the ring is filled. Empties the ring if the block raises."""
     try:
         with ring.admission.uncounted():
             yield

@@ -1,4 +1,4 @@
-"""Items of one structure, with one column per leaf.
+"""Base class of movers for items of one structure, with one column per leaf.
 
 The C core copies rows of the ring's memory (`NativeRows`). torch copies rows that this process
 holds (`HeldRows`), between claim and commit.
@@ -40,7 +40,7 @@ PIECE_BYTES = 2**25
 
 
 class Rows(StorageMover):
-    """Rows of a ring."""
+    """Base class of movers for the rows of a ring."""
 
     _claim: AbstractContextManager[Any] = nullcontext()
     """Lock from claim to commit, if the ring's own gate is not sufficient."""
@@ -66,7 +66,7 @@ class Rows(StorageMover):
         """Returns the leaves, ``[slots, *lanes, *shape]``, without copy or validation."""
 
     def column(self, at: int) -> torch.Tensor:
-        """Returns one of `views`; SchemaMismatchError for a leaf without a column of its own."""
+        """Returns one of `views`. Raises SchemaMismatchError for a leaf without its own column."""
         return self.views()[at].as_subclass(torch.Tensor)
 
     def take(self, at: int, elements: Ints) -> torch.Tensor:
@@ -80,7 +80,7 @@ class Rows(StorageMover):
         return next((at for at, leaf in leaves if leaf.path == path), None)
 
     def contiguous(self, at: int) -> torch.Tensor | None:
-        """Returns a leaf of all elements if it is contiguous in CPU memory, else None."""
+        """Returns a leaf of all elements if it is contiguous in CPU memory, otherwise None."""
         sharing = self.ring.schema.sharing
         is_shared = sharing and self.leaves.leaves[at].path in sharing.paths
         if at in self.leaves.objects or is_shared:
@@ -109,10 +109,10 @@ class Rows(StorageMover):
 
     @abstractmethod
     def copy_out(self, columns: list[torch.Tensor]) -> ItemSnapshot:
-        """Copies all items as of one moment into ``columns``, while other processes write."""
+        """Copies a snapshot of all items into ``columns``, while other processes write."""
 
     def select_rows(self, data: Any, which: NDArray[Any]) -> Any:
-        """Selects rows of ``data`` that `place` takes."""
+        """Selects rows of ``data`` in the form that `place` accepts."""
         values, _ = values_of(self.leaves, data)
         chosen = torch.from_numpy(which)
         parts = [value[chosen.to(value.device)] for value in values]
@@ -130,7 +130,7 @@ class Rows(StorageMover):
         return self.leaves.build(found, lead)
 
     def shaped(self, found: Any, lead: tuple[int, ...], held: torch.Tensor | None = None) -> Any:
-        """Builds selected items; with ``held``, only those of slots that hold an item."""
+        """Builds selected items, or with ``held``, only those of slots that hold an item."""
         if held is not None:
             found = [
                 tensor.view(lead[0], -1, *tensor.shape[1:])[held.to(tensor.device)]
@@ -146,7 +146,7 @@ class Rows(StorageMover):
         return self.build([selection.view(view) for view in self.views()], selection.lead)
 
     def everything(self) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
-        """Copies all elements that are present: their indices, leaves and tickets."""
+        """Returns the indices, copied leaves and tickets of all elements that are present."""
         index = torch.from_numpy(self.ring.live.committed())
         tensors, tickets, missing = self.read(index)
         if missing:  # another process overwrote some of them
@@ -160,7 +160,7 @@ class Rows(StorageMover):
     # -- changing ------------------------------------------------------------------------------
 
     def change(self, index: Any, value: Any, path: tuple[str, ...] | None, dim_extend: int) -> None:
-        """Changes entries in place, also while other processes write."""
+        """Changes entries in place, even while other processes write."""
         chosen = self.select(index, dim_extend)
         self.patch(chosen.elements, columns_of(self.leaves, chosen.lead, value, path))
 
@@ -191,8 +191,8 @@ class Rows(StorageMover):
     ) -> Flags:
         """Changes leaves of elements in place. Returns bool ``[n]``, True for changed elements.
 
-        The other leaves, the priority, the source and the write count stay. No other write can
-        occur between the check of the ticket and the change.
+        The other leaves, the priority, the source and the write count do not change. No other write
+        can occur between the check of the ticket and the change.
         """
         width = self.ring.width
         slots, of_slot = np.unique(elements // width, return_inverse=True)
@@ -233,10 +233,10 @@ class Rows(StorageMover):
         tickets: Tickets | None = None,
         sources: NDArray[np.uint64] | None = None,
     ) -> None:
-        """Replaces the contents with these rows of the columns, in these slots.
+        """Replaces the contents with the given rows of the columns, in the given slots.
 
-        Without columns the bytes are in place already; without ``tickets`` the items get new
-        tickets. The bytes are copied once, in pieces.
+        If ``columns`` is None, the bytes are already in place. Without ``tickets``, the items get
+        new tickets. The bytes are copied once, in pieces.
         """
         self.ring.empty()
         exact = None if tickets is None else tickets.for_ring(self.ring)
@@ -258,7 +258,7 @@ class Rows(StorageMover):
     def _runs(
         self, slots: Ints, cursor: int, exact: Tickets | None
     ) -> tuple[list[Ints], list[int | None], int]:
-        """Returns runs of items in write order, the first ticket of each or None, and the head."""
+        """Returns runs of items in write order, their first tickets (or None), and the head."""
         runs = None if exact is None else exact.runs()
         if exact is None or runs is None:
             return [np.arange(len(slots))], [None], cursor
@@ -272,7 +272,7 @@ class Rows(StorageMover):
         sources: NDArray[np.uint64] | None,
         placed: bool,
     ) -> None:
-        """Writes items in one claim, in these slots if ``placed``, else at the head."""
+        """Writes items in one claim, in these slots if ``placed``, otherwise at the head."""
         from_, to = torch.from_numpy(rows), torch.from_numpy(slots)
 
         def fill() -> None:
@@ -298,7 +298,7 @@ class Rows(StorageMover):
         self.ring.claims.commit(priorities)
 
     def _settle(self) -> None:
-        """Waits until torch has written the rows, which is at once on the CPU."""
+        """Waits until torch has written the rows. Returns immediately on the CPU."""
 
     @property
     def _slot_bytes(self) -> int:
