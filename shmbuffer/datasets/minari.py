@@ -122,7 +122,7 @@ def _add(
         case (("observation" | "info"), 1):
             pass
         case _:
-            return f"it has {rows} rows instead of {steps}"
+            return f"it has {rows} rows, but the episode has {steps} steps"
     if known is not None:
         data[key] = _tensor(known)
     if following is not None:

@@ -401,7 +401,10 @@ def select(joint: Any, index: Any) -> Any:
     """Returns the member at an int, or a joint object of the selected members."""
     if isinstance(index, tuple):
         if len(index) != 1:
-            raise IndexError(f"a {joint._what} is empty, so {index!r} selects nothing")
+            raise IndexError(
+                f"{index!r} has {len(index)} parts, but a {joint._what} has no items to select "
+                f"from; pass the index of a {joint._what} alone"
+            )
         index = index[0]
     if index is Ellipsis or (isinstance(index, slice) and index == slice(None)):
         return joint

@@ -166,6 +166,8 @@ class Zstd:
                 _damaged(where, [at], str(error), error)
             if says.dict_id not in known:
                 self._refuse(where, at, says.dict_id)
+            if says.content_size == zstandard.CONTENTSIZE_UNKNOWN:
+                _damaged(where, [at], "its frame does not contain its size")
             if says.content_size != size:
                 _damaged(where, [at], f"{says.content_size} bytes instead of {size}")
 
