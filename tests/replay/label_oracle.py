@@ -48,7 +48,7 @@ def looked(index: LabelIndex, storage: Any) -> Listed | None:
     """What an index finds; None: nothing is there."""
     with index.lock:
         try:
-            index.look(storage)
+            index.update(storage)
         except EmptyBufferError:
             return None
         return listed(index.table)

@@ -148,7 +148,7 @@ def test_a_value_of_an_unknown_form_is_refused(form: Any, tmp_path: Path) -> Non
 
 
 def test_pickle_is_neither_written_nor_read_unless_it_is_allowed(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"value 1 holds <.*Thing.* of type Thing"):
+    with pytest.raises(TypeError, match=r"value 1 contains <.*Thing.* of type Thing"):
         write_values(tmp_path, "x", [1, {"a": Thing(2)}], allow_pickle=False, what="value")
     write_values(tmp_path, "y", [Trap(tmp_path / "trapped")], allow_pickle=True, what="value")
     with pytest.raises(ValueRefusedError, match="loading them runs code from the file"):
@@ -160,7 +160,9 @@ def test_pickle_is_neither_written_nor_read_unless_it_is_allowed(tmp_path: Path)
 
 def test_an_array_with_a_mask_is_not_saved_without_its_mask(tmp_path: Path) -> None:
     masked = np.ma.masked_array([1, 2], [True, False])
-    with pytest.raises(TypeError, match=r"value 0 holds masked_array(?s:.*) of type MaskedArray"):
+    with pytest.raises(
+        TypeError, match=r"value 0 contains masked_array(?s:.*) of type MaskedArray"
+    ):
         write_values(tmp_path, "x", [masked], allow_pickle=False, what="value")
     write_values(tmp_path, "y", [masked], allow_pickle=True, what="value")
     (found,) = read_values(tmp_path, "y", allow_pickle=True)
@@ -182,7 +184,7 @@ def test_objects_in_a_list_are_pickled_only_where_that_is_allowed(tmp_path: Path
     rb = buffer()
     rb.extend([torch.ones(2), Thing(7)])
     remedy = r"storage.checkpointer = ListStorageCheckpointer\(allow_pickle=True\), which runs code"
-    with pytest.raises(TypeError, match=rf"item 1 holds .*Thing.*{remedy}"):
+    with pytest.raises(TypeError, match=rf"item 1 contains .*Thing.*{remedy}"):
         rb.dumps(tmp_path / "run")
     assert not (tmp_path / "run").exists()
     allowed = {"checkpointer": ListStorageCheckpointer(allow_pickle=True)}
@@ -317,7 +319,9 @@ def test_an_ensemble_is_saved_member_by_member(tmp_path: Path) -> None:
     assert len(others[2]) == 0
     assert other.sampler.p.tolist() == rb.sampler.p.tolist()
     two = ReplayBufferEnsemble(*buffers()[:2], batch_size=4)
-    with pytest.raises(ValueError, match=r"has the storages \[0, 1, 2\] of an ensemble.* has 2"):
+    with pytest.raises(
+        ValueError, match=r"contains the storages \[0, 1, 2\] of an ensemble.* has 2"
+    ):
         two.storage.loads(tmp_path / "storage")
 
 

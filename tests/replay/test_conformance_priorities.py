@@ -234,7 +234,7 @@ def test_a_sample_without_priorities_and_an_index_alone_say_what_is_missing() ->
     with pytest.warns(UserWarning, match=r"no entry 'td_error'") as said:
         rb.update_priority(sample)
     assert [one.filename for one in said] == [__file__]
-    with pytest.raises(TypeError, match=r"no priorities.*update_priority\(index, priority\)"):
+    with pytest.raises(TypeError, match=r"without priorities.*update_priority\(index, priority\)"):
         rb.update_priority(sample["index"])
     with pytest.raises(KeyError, match="needs the entry 'index'"):
         rb.update_priority(sample.exclude("index"))

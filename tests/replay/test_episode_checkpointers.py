@@ -366,7 +366,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     rb.extend(stream(5, seed=18))
     rb.dumps(tmp_path / "saved")
     (tmp_path / "saved/storage/checkpoint.h5").unlink()
-    with pytest.raises(FileNotFoundError, match=r"storage/checkpoint\.h5: not there"):
+    with pytest.raises(FileNotFoundError, match=r"storage/checkpoint\.h5: no such file"):
         rb.loads(tmp_path / "saved")
     assert len(rb) == 5
 

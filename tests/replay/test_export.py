@@ -170,7 +170,8 @@ def test_every_dtype_is_read_bit_for_bit_or_refused_by_name(
     rb.extend(TensorDict({"x": leaf, "id": torch.arange(9)}, [9]))
     if not DTYPES[dtype].in_numpy and (kind == "hdf5" or dtype.startswith("float8")):
         with pytest.raises(
-            TypeError, match=rf"items: 'x' is {dtype}, which \w+.* lacks; export it to Parq"
+            TypeError,
+            match=rf"items: 'x' is {dtype}, which \w+.* does not support; export it to Parq",
         ):
             export(rb.storage, path, kind)
         assert not list(tmp_path.iterdir())

@@ -194,7 +194,7 @@ class Histories:
 def found_by(one: Boundaries, storage: Any) -> Any:
     """What it finds; the words of an error; None: nothing is there."""
     try:
-        return one.of(storage)
+        return one.find(storage)
     except RuntimeError as error:
         return "occurs twice" if "occurs twice" in str(error) else None
 

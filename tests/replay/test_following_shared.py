@@ -61,7 +61,7 @@ def require_one_writer_each(rb: TensorDictReplayBuffer, found: Any) -> None:
 
 def require_same(one: Any, rb: TensorDictReplayBuffer, *, at_rest: bool) -> None:
     """What was followed is right, and at rest what a first look finds and what lies there."""
-    found = one.of(rb.storage)
+    found = one.find(rb.storage)
     require_whole(found.table)
     require_one_writer_each(rb, found)
     if at_rest:  # while named slots are being marked, those that were told of stay until all are
@@ -127,7 +127,7 @@ def test_an_edit_that_was_looked_at_half_way_is_seen_once_it_is_done(
         assert writer[1].poll(50)
         assert writer[1].recv() == "alive"
         require_same(one, rb, at_rest=True)
-        assert [6, 7] in listed(one.of(rb.storage).table)  # 5 and 7 end one now
+        assert [6, 7] in listed(one.find(rb.storage).table)  # 5 and 7 end one now
 
 
 def writes_and_edits(path: Path, capacity: int, source: int, connection: Any) -> None:
@@ -158,7 +158,7 @@ def test_what_is_followed_beside_writers_that_are_killed_is_what_lies_there(
             pass
         for turn in range(6):
             for _ in range(200):
-                require_whole(one.of(rb.storage).table)
+                require_whole(one.find(rb.storage).table)
                 looks += 1
             kill(running[turn % 3])
             running[turn % 3] = start(writes_and_edits, path, capacity, 3 + turn)
@@ -166,7 +166,7 @@ def test_what_is_followed_beside_writers_that_are_killed_is_what_lies_there(
             kill(each)
         rb.sample(1)
         engine_of(rb).seat.reap_dead()
-        ends = one.of(rb.storage).entries.at(END, np.arange(capacity)).reshape(-1)
+        ends = one.find(rb.storage).entries.at(END, np.arange(capacity)).reshape(-1)
         expected = followed(ring_of(rb), ends, None)
-        assert listed(one.of(rb.storage).table) == expected
+        assert listed(one.find(rb.storage).table) == expected
     assert looks == 1200

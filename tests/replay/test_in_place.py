@@ -280,7 +280,7 @@ def test_objects_are_changed_one_by_one() -> None:
     assert [rb[i]["a"].item() for i in range(4)] == [0, 10, 2, 30]
     assert rb[0]["b", "c"].tolist() == [0, 0, 0]
     assert before["a"].item() == 1, "what was given out stays"
-    with pytest.raises(RuntimeError, match="keeps no generations"):
+    with pytest.raises(RuntimeError, match="does not track generations"):
         rb.update_if_present(index=torch.tensor([0]), generation=torch.tensor([0]), patch={"a": 1})
 
 

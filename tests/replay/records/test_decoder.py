@@ -383,7 +383,7 @@ def test_a_damaged_frame_is_refused_by_name(decoder: TensorDecoder) -> None:
 
 @pytest.mark.parametrize(
     ("item", "content", "words"),
-    [("text", b"\xff", "can't decode byte 0xff"), (True, b"\2", "a bool is 0 or 1, found 2")],
+    [("text", b"\xff", "can't decode byte 0xff"), (True, b"\2", "a bool must be 0 or 1, found 2")],
 )
 def test_bytes_that_are_no_value_are_refused(
     item: Any, content: bytes, words: str, decoder: TensorDecoder

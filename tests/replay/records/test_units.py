@@ -137,5 +137,5 @@ def test_a_frame_of_another_size_is_refused() -> None:
     at, size = int(one.offsets[2, 0]), int(one.sizes[2, 0])
     frame = Zstd().compress([b"x" * 10])[0]
     batch.data[at : at + size] = np.frombuffer(frame + bytes(size - len(frame)), np.uint8)
-    with pytest.raises(CorruptBufferError, match="10 bytes where 6000 belong"):
+    with pytest.raises(CorruptBufferError, match="10 bytes instead of 6000"):
         decoder().dense(batch)
