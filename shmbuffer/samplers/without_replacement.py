@@ -111,10 +111,11 @@ class SamplerWithoutReplacement(Sampler):
         self.drop_last = bool(drop_last)
         self.shuffle = bool(shuffle)
         self.world_size, self._own_rank, self.seed = world_size, require_rank(rank), int(seed)
-        if world_size is not None and (type(world_size) is not int or (rank or 0) >= world_size):
+        if world_size is not None and (type(world_size) is not int or world_size < 1):
+            raise ValueError(f"world_size must be an integer of at least 1, got {world_size!r}")
+        if world_size is not None and (rank or 0) >= world_size:
             raise ValueError(
-                f"rank must be from 0 to world_size - 1 (world_size={world_size!r}); got "
-                f"rank={rank}"
+                f"rank must be from 0 to world_size - 1 (world_size={world_size}), got {rank}"
             )
         self._begun = 0  # number of shared passes
         self._pass = Pass()

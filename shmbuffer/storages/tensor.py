@@ -377,8 +377,8 @@ class TensorStorage(RingBacked):
             raise RuntimeError(
                 f"this {type(self).__name__} contains data that only this process can access (on a "
                 "GPU, passed by the caller, a column that was added later, or text and other "
-                "objects), so it cannot be sent to another process; use a LazyMemmapStorage, or a "
-                "LazyTensorStorage whose first write has all keys, all of them tensors"
+                "objects), so it cannot be sent to another process; use a LazyMemmapStorage or a "
+                "LazyTensorStorage whose first write has all keys, with tensors only"
             )
         state = super().__getstate__()  # refused before any change
         self._handed_over |= self._forget_form()

@@ -72,7 +72,10 @@ def find_start_stop_traj(
     if rows is None or (end is not None and trajectory is not None):
         raise TypeError("find_start_stop_traj: pass either trajectory or end")
     if not rows.dim() or not len(rows):
-        raise RuntimeError(f"find_start_stop_traj: a tensor {list(rows.shape)} has no rows")
+        raise RuntimeError(
+            "find_start_stop_traj: trajectory or end must have at least one row, but its shape is "
+            f"{list(rows.shape)}"
+        )
     there, rows = rows.device, rows.to(device)
     last = rows.bool().clone() if trajectory is None else rows != rows.roll(-1, 0)
     if not at_capacity:

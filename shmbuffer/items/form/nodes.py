@@ -120,7 +120,10 @@ class BranchNode:
         """Returns the reason why a part cannot leave this process, as the start of a sentence."""
         for key, child in self.pairs:
             if not labels.is_json(key):
-                return f"has the key {key!r}, which is not a string, a number or a tuple of them"
+                return (
+                    f"has the key {key!r}, which is not a string, a finite number or a tuple of "
+                    "them"
+                )
             if (reason := child.private()) is not None:
                 place = f"entry {key!r}"
                 return f"{place} {'-> ' if reason.startswith('entry') else ''}{reason}"
