@@ -425,7 +425,7 @@ def test_items_of_other_forms_are_named_with_the_part_that_has_them() -> None:
         ({"online_storage": ListStorage()}, "the online part has a ListStorage"),
         (
             {"online_capacity": 3, "root": "/tmp"},
-            "'root': only for a data set that is loaded by name",
+            "'root' is only supported for a data set that is loaded by name",
         ),
     ],
 )

@@ -241,7 +241,7 @@ def test_other_arguments_that_make_no_sense_are_refused() -> None:
         PrioritizedSampler(10, 0.7, 0.9, reduction="first")
     with pytest.raises(ValueError, match="max_capacity must be at least 1, got 0"):
         PrioritizedSampler(0, 0.7, 0.9)
-    with pytest.raises(NotImplementedError, match=r"float16 not supported by PrioritizedSampler"):
+    with pytest.raises(NotImplementedError, match="float16 is not supported by PrioritizedSampler"):
         PrioritizedSampler(10, 0.7, 0.9, dtype=torch.float16)
     with pytest.raises(NotImplementedError, match=r"device='cuda:1'.*on the CPU"):
         PrioritizedSampler(10, 0.7, 0.9, device="cuda:1")
@@ -374,7 +374,7 @@ def test_another_number_of_priorities_than_indices_changes_nothing(
 ) -> None:
     rb = filled(anywhere(4), [1.0, 2.0, 3.0, 4.0])
     message = "priority should be a number or an iterable of the same length as index"
-    with pytest.raises(RuntimeError, match=f"{message}: there are . priorities for 3 items"):
+    with pytest.raises(RuntimeError, match=f"{message}, but there are . priorities for 3 items"):
         rb.update_priority(torch.tensor([0, 1, 2]), torch.tensor(priority))
     assert raw(rb) == [1.0, 2.0, 3.0, 4.0]
 
@@ -819,7 +819,7 @@ def test_priorities_that_are_not_as_many_as_the_items_are_refused(
     storage = LazyMemmapStorage(10, scratch_dir=path, shared_init=path is not None)
     rb = TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=0.4, storage=storage)
     rb.extend({"obs": torch.zeros(2, 3)})
-    message = rf"{number} priorities were given for 4 items; nothing was changed"
+    message = rf"got {number} priorities for 4 items; nothing was changed"
     with pytest.raises(ValueError, match=message):
         rb.extend({"obs": torch.zeros(4, 3), "td_error": torch.ones(number)})
     assert (len(rb), rb.write_count) == (2, 2)

@@ -205,7 +205,7 @@ def test_without_eps_a_slice_needs_an_item_to_begin_with() -> None:
     rb = buffer(LazyTensorStorage(9), 4, slice_len=2, eps=0.0)
     rb.extend(episodes(4, 5))
     give(rb, {3: 1.0, 8: 1.0})
-    with pytest.raises(RuntimeError, match=r"no slice of 2 steps .* all 7 items .* eps is 0"):
+    with pytest.raises(RuntimeError, match=r"no slice of 2 steps .* all 7 possible .* eps is 0"):
         rb.sample()
 
 

@@ -202,7 +202,7 @@ def test_a_directory_with_anything_that_no_save_of_this_kind_made_is_refused_bef
 def test_a_file_that_comes_in_while_a_save_is_written_stays(tmp_path: Path, exchange: bool) -> None:
     path = tmp_path / "run"
     save(path, {"a": "1"})
-    with pytest.raises(BufferExistsError, match="notes in it was not made"):
+    with pytest.raises(BufferExistsError, match="notes in it does not belong to a save"):
         save_late(path)
     assert tree(path) == {"a": "1", "notes": "mine"}
     assert os.listdir(tmp_path) == ["run"]
@@ -228,7 +228,7 @@ def test_a_file_that_comes_in_while_the_save_is_replaced_stays(
 
 @needs_root
 @pytest.mark.parametrize(
-    ("mount", "says"), [("", "run: is a mount point"), ("b", "run: .* but b in it was not made")]
+    ("mount", "says"), [("", "run: is a mount point"), ("b", "run: .* but b in it does not belong")]
 )
 def test_a_mount_point_is_refused(tmp_path: Path, mount: str, says: str) -> None:
     """By a real mount, in a mount namespace that ends with the child."""

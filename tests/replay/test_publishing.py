@@ -133,7 +133,7 @@ def test_another_network_is_refused_by_the_first_tensor_that_differs(buffer: Rep
 
 @pytest.mark.parametrize("value", ["text", None, [1.0], torch.empty(2, device="meta")])
 def test_what_cannot_be_stored_is_refused_by_name(buffer: ReplayBuffer, value: object) -> None:
-    with pytest.raises(TypeError, match=r"'net\.extra' is a .* that cannot be stored"):
+    with pytest.raises(TypeError, match=r"'net\.extra' is a .*, which cannot be stored"):
         buffer.publish({"net": {"extra": value}}, 0)
     assert buffer.newest() is None
 

@@ -223,7 +223,7 @@ def test_a_key_that_json_cannot_hold_works_in_the_process_itself(tree: Any) -> N
     other = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=5)
     other.load_state_dict(rb.state_dict())
     same(other[:], rb[:])
-    with pytest.raises(RuntimeError, match="no other process"):
+    with pytest.raises(RuntimeError, match=r"only this process can access.*another process"):
         pickle.dumps(rb.storage)
 
 
@@ -233,7 +233,7 @@ def test_a_key_that_json_cannot_hold_is_refused_where_others_look(
 ) -> None:
     storage = LazyMemmapStorage(4, scratch_dir=tmp_path / "buffer", shared_init=True)
     rb = ReplayBuffer(storage=storage)
-    with pytest.raises(TypeError, match=r"has the key .*, which is not text, a number or a tuple"):
+    with pytest.raises(TypeError, match=r"has the key .*, which is not a string, a finite number"):
         rb.extend(tree)
     rb.extend({"a": numbers(3)})
     assert rb[:]["a"].tolist() == [0, 1, 2]

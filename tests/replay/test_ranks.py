@@ -418,12 +418,10 @@ def test_a_shared_pass_that_is_saved_goes_on_with_its_share(shared: Path, tmp_pa
 
 
 def test_a_share_needs_a_rank_below_the_number_of_learners(shared: Path) -> None:
-    with pytest.raises(ValueError, match=r"rank must be from 0 to .*world_size=2.* got rank=2"):
+    with pytest.raises(ValueError, match=r"rank must be from 0 to .*world_size=2\), got 2"):
         SamplerWithoutReplacement(world_size=2, rank=2)
-    with pytest.raises(ValueError, match="world_size=0"):
-        SamplerWithoutReplacement(world_size=0)
-    for wrong in (2.5, "2", True):
-        with pytest.raises(ValueError, match=f"world_size={wrong!r} "):
+    for wrong in (0, -1, 2.5, "2", True):
+        with pytest.raises(ValueError, match=f"world_size must be an integer .* got {wrong!r}"):
             SamplerWithoutReplacement(world_size=wrong)
     for rank, says in (
         (None, "2 learners share .* the rank of this one is unknown; pass rank= to the sampler or"),

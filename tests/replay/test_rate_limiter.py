@@ -523,8 +523,8 @@ def test_a_queue_refuses_parts_that_choose_items(options: Any, asked: str) -> No
     rb.extend(items(5))
     refuses(
         rb.sample,
-        r"the buffer is a queue \(max_times_sampled\), which hands items out first in, "
-        rf"first out, at the time of the call; {asked} cannot be combined with it",
+        r"the buffer is a queue \(max_times_sampled\), which returns items in first-in, "
+        rf"first-out order at the time of the call; {asked} cannot be combined with it",
         ValueError,
     )
 

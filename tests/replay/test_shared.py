@@ -374,7 +374,7 @@ def test_a_storage_in_memory_that_is_pickled_before_the_first_write_is_another_o
     rb = ReplayBuffer(storage=made(10), batch_size=4, collate_fn=torch.stack)
     if made is not ListStorage:
         rb = ReplayBuffer(storage=made(10), batch_size=4)
-    with pytest.warns(UserWarning, match="another storage; write first, or use shared_init"):
+    with pytest.warns(UserWarning, match="another storage; to share this one, write first, or use"):
         other = pickle.loads(pickle.dumps(rb))
     other.extend(torch.arange(5))
     assert (len(other), len(rb)) == (5, 0)

@@ -141,7 +141,7 @@ def steps_of_environments(envs: int, count: int, next_obs: bool = False) -> list
     return found
 
 
-MIXED = r"8 places later.*rows of 8 environments.*streams=range\(8\)"
+MIXED = r"8 places later.*rows of 8 interleaved environments.*streams=range\(8\)"
 
 
 @pytest.mark.parametrize("next_obs", [False, True])

@@ -517,7 +517,9 @@ def test_data_that_hdf5_cannot_restore_are_refused() -> None:
         H5Split()(TED2Nested()(data))
     half = two_episodes()
     half["half"] = torch.zeros(5, dtype=torch.bfloat16)
-    with pytest.raises(TypeError, match=r"'half' is bfloat16, which HDF5 lacks; convert it"):
+    with pytest.raises(
+        TypeError, match=r"'half' is bfloat16, which HDF5 does not support; convert"
+    ):
         H5Split()(TED2Nested()(half))
     slashed = two_episodes()
     slashed["a/b"] = torch.zeros(5)
