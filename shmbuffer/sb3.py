@@ -603,5 +603,5 @@ def _leaves(observations: Any) -> list[NDArray[Any]]:
 
 
 def _bytes(rows: NDArray[Any]) -> NDArray[np.uint8]:
-    """Returns the bytes of each row; as bytes, a NaN equals itself."""
+    """Returns each row as bytes, so that identical NaNs compare equal."""
     return np.ascontiguousarray(rows).reshape(len(rows), -1).view(np.uint8)

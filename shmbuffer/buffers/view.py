@@ -22,7 +22,7 @@ class BufferView(Protocol):
         """Samples a batch."""
 
     def update_priority(self, index: Any, priority: Any = None, *, generation: Any = None) -> Any:
-        """Changes the priorities of the items at an index of a sample."""
+        """Changes the priorities of sampled items, by the index of the sample."""
 
     def __getitem__(self, index: Any) -> Any:
         """Returns items by index."""

@@ -8,11 +8,12 @@ from shmbuffer.cli import arguments, console, exits
 from shmbuffer.watch.tables import Table
 
 DESCRIPTION = (
-    "Stops every process that uses a buffer: collectors first, then other clients, learners, and "
-    "the coordinator last. Each process gets SIGTERM, and SIGKILL after the grace period; "
-    "suspended processes are continued first. No coordinator restarts a process meanwhile. The "
-    "items are kept, except those of a temporary buffer, which its coordinator removes. Processes "
-    "in another container are only listed, and then the exit code is 4."
+    "Stops every process that uses a buffer, in this order: collectors, other clients, learners, "
+    "and the coordinator. Each process gets SIGTERM, and then SIGKILL if it is still running after "
+    "the grace period. Suspended processes are resumed first. Coordinators do not restart "
+    "processes in the meantime. The items are kept, except those of a temporary buffer, which its "
+    "coordinator removes. Processes in another container are listed but not stopped; in that case "
+    "the exit code is 4."
 )
 EXAMPLES = "shmbuffer stop run/buffer\nshmbuffer stop run/buffer --grace 30"
 

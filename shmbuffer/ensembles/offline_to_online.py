@@ -417,7 +417,7 @@ def _mixture(storage: Storage, base: float) -> Any:
 
 
 def _concatenated(data: list[Any]) -> Any:
-    """Concatenates the rows of both parts to one batch."""
+    """Concatenates the rows of both parts into one batch."""
     if len(data) == 1:
         return data[0]
     try:

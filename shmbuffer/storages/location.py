@@ -31,7 +31,9 @@ class Place(TypedDict, total=False):
 
 
 class Location:
-    """A `Place` with default values. ``auto_cleanup=None`` removes only temporary directories.
+    """The arguments of a `Place`, with defaults filled in.
+
+    ``auto_cleanup=None`` removes only temporary directories.
 
     With ``steps``, disk space is allocated in steps if ``reserve`` was not passed and only one
     process uses the directory.

@@ -1,4 +1,4 @@
-"""Encodes items as records, raw or compressed leaf by leaf.
+"""Encodes items as records. Each leaf is stored either raw or compressed.
 
 items ──split, or as the rows of a batch──▶ Columns ──compressed──▶ pieces
 ──laid out──▶ RecordBatch

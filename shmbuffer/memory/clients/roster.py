@@ -224,7 +224,7 @@ def living(scratch_dir: Path, excluding: Collection[str] = ()) -> list[LivingPro
 
 
 def _names(directory: Directory) -> list[str]:
-    """Returns the paths of all files of spawned processes."""
+    """Returns the paths of the files that record spawned processes."""
     try:
         names = directory.listdir(layout.SPAWNED)
     except BufferNotFoundError:

@@ -1,4 +1,4 @@
-"""The weights of priorities, and the rules of the tree that sums them.
+"""Masses of priorities, and the rules of the tree that sums them.
 
     level 3                       sum, min                          one node: the root
     level 2            sum, min            sum, min   ...
@@ -11,12 +11,12 @@ Always true while the mutex is free
      to those that a check recomputes.
   2. ``min`` is the smallest positive value below a node, or 0 if there is none.
   3. A mass is positive only if the slot's word is COMMITTED.
-If a process dies during a change: leaves are recomputed from words and raw priorities, and parents
-from leaves.
+If a process dies during a change, a repair recomputes the leaves from the words and raw
+priorities, and then the parents from the leaves.
 
 Proportional prioritization is described in Schaul et al., "Prioritized Experience Replay", ICLR
-2016, section 3.3. The C core maintains the tree (``_native/core/tree.c``). Python only computes the
-weight of a priority.
+2016, section 3.3. The C core maintains the tree (``_native/core/tree.c``).
+Python computes only the mass of a single priority.
 """
 
 from __future__ import annotations

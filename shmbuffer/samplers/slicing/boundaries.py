@@ -1,4 +1,4 @@
-"""Applies the rules for the ends of trajectories, and finds the trajectories."""
+"""Finds trajectories by the rules that determine where they end."""
 
 from __future__ import annotations
 
