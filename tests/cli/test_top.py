@@ -329,7 +329,7 @@ def test_a_claim_held_for_long_shows_its_duration(closed: Path) -> None:
         ({"needs_recovery": "no client alive"}, "not in use (all clients closed it)"),
         (
             {"needs_recovery": "reboot"},
-            "the machine was rebooted; the next process to open it will recover",
+            "the machine was rebooted; the next process will recover",
         ),
         ({"needs_recovery": "copy"}, "a copy of another directory; the next process"),
         ({"needs_recovery": "no client alive", "state": "RECOVERING"}, "being recovered"),

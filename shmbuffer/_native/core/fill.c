@@ -165,10 +165,14 @@ void shmb_fill(struct shmb_ring *ring, const unsigned char *const *sources, uint
 }
 
 /* Copies a piece of a record, and returns the checksum including its bytes. */
-static uint32_t fill_piece(const struct shmb_ring *ring, unsigned char *to, const unsigned char *from, uint64_t bytes, uint32_t crc) {
-    if (ring->checksum) return shmb_crc32c_copy(to, from, bytes, crc, ring->max_bytes >= LARGE_LEAF);
-    if (bytes) memcpy(to, from, bytes);
-    return 0;
+static uint32_t fill_piece(const struct shmb_ring *ring, uint64_t position, const unsigned char *from, uint64_t bytes, uint32_t crc) {
+    unsigned char *body = shmb_record_at(ring, position);
+    if (ring->checksum)
+        crc = shmb_crc32c_copy(body, from, bytes, crc, ring->max_bytes >= LARGE_LEAF);
+    else if (bytes)
+        memcpy(body, from, bytes);
+    CP(write_copy);
+    return crc;
 }
 
 /* W9 for the bodies of records. Their checksums are computed during the copy. */
@@ -180,20 +184,19 @@ static void fill_records(void *what, uint64_t begin, uint64_t end) {
         const struct shmb_slot_run run = shmb_run_from(&claimed, row, row + 1);
         const uint64_t of = shmb_batch_row(ring, row), size = (uint64_t)batch->sizes[of], header = sizeof(struct shmb_record);
         const unsigned char *from = batch->data + batch->starts[of] + header;
-        unsigned char *record = shmb_record_at(ring, ring->extents[run.slot].position);
+        const uint64_t position = ring->extents[run.slot].position;
         uint64_t at = header;
         uint32_t crc = 0;
-        if (ring->checksum) begin_checksums(ring, &run.ticket, 1, &crc), crc = shmb_crc32c(~crc, record, header);
+        if (ring->checksum) begin_checksums(ring, &run.ticket, 1, &crc), crc = shmb_crc32c(~crc, shmb_record_at(ring, position), header);
         for (uint64_t i = 0; i < batch->each; i++) {
             const struct shmb_outside piece = batch->outside[of * batch->each + i];
             const uint64_t before = (uint64_t)piece.offset - at;
-            crc = fill_piece(ring, record + at, from, before, crc);
-            crc = fill_piece(ring, record + piece.offset, (const unsigned char *)(uintptr_t)piece.address, (uint64_t)piece.bytes, crc);
+            crc = fill_piece(ring, position + at, from, before, crc);
+            crc = fill_piece(ring, position + (uint64_t)piece.offset, (const unsigned char *)(uintptr_t)piece.address, (uint64_t)piece.bytes, crc);
             from += before;
             at = (uint64_t)(piece.offset + piece.bytes);
         }
-        crc = ~fill_piece(ring, record + at, from, size - at, crc);
-        CP(write_copy);
+        crc = ~fill_piece(ring, position + at, from, size - at, crc);
         if (ring->checksum) store_checksums(ring, run, &crc);
     }
 }

@@ -95,8 +95,8 @@ int main(void) {
             double mass = bits >> 38 & 3 ? (double)(bits >> 30) / 3 : 0;
             trees[0].mass[at[0][i]] = trees[1].mass[at[0][i]] = mass;
         }
-        touched_by_two(&trees[0], at[0], COUNT);
-        touched_by_four(&trees[1], at[1], COUNT);
+        update_by_two(&trees[0], at[0], COUNT);
+        update_by_four(&trees[1], at[1], COUNT);
         if (memcmp(slots[0], slots[1], sections.bytes)) return 1;
         if (shmb_tree_count_faults(&trees[0], LEAVES)) return 1;
     }
