@@ -38,13 +38,18 @@ _CALLS = {
 }
 
 
+def compile_c(source: Path, directory: Path) -> ctypes.CDLL:
+    """Compiles a program that includes sources of the C core, and loads it."""
+    made = directory / f"{source.stem}.so"
+    compiler = shlex.split(sysconfig.get_config_var("CC") or "cc")
+    command = [*compiler, *_FLAGS, f"-I{_NATIVE}", "-o", str(made), str(source), "-lm"]
+    subprocess.run(command, check=True)
+    return ctypes.CDLL(str(made))
+
+
 def compiled(directory: Path) -> ctypes.CDLL:
     """The shared object of `bound.c`."""
-    made = directory / "bound.so"
-    compiler = shlex.split(sysconfig.get_config_var("CC") or "cc")
-    command = [*compiler, *_FLAGS, f"-I{_NATIVE}", "-o", str(made), str(_SOURCE), "-lm"]
-    subprocess.run(command, check=True)
-    core = ctypes.CDLL(str(made))
+    core = compile_c(_SOURCE, directory)
     core.bound_bytes.restype = core.bound_calls.restype = ctypes.c_int64
     core.bound_batch.restype = core.bound_tree.restype = ctypes.c_void_p
     return core

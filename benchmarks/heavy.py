@@ -15,7 +15,6 @@ import ctypes
 import importlib
 import shutil
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,23 +26,19 @@ import torch
 from tensordict import TensorDict
 
 import shmbuffer
+from benchmarks.bound import compile_c
 
 RING_BYTES = 2**28
 SOURCES = 4
 BLOCK_S = 0.02
 SIZES = (2**15, 2**17, 2**20)
-_ROOT = Path(__file__).resolve().parents[1]
 
 Call = Callable[[int], Any]
 
 
 def plain_c(directory: Path) -> ctypes.CDLL:
     """Compiles and loads ``heavy.c``."""
-    native, library = _ROOT / "shmbuffer" / "_native", directory / "heavy.so"
-    sources = [str(_ROOT / "benchmarks" / "heavy.c"), str(native / "core" / "crc32c.c")]
-    command = ["gcc", "-std=gnu11", "-O3", "-shared", "-fPIC", f"-I{native}", "-o", str(library)]
-    subprocess.run([*command, *sources], check=True)
-    loaded = ctypes.CDLL(str(library))
+    loaded = compile_c(Path(__file__).with_suffix(".c"), directory)
     loaded.begin()
     return loaded
 
