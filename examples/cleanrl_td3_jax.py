@@ -87,7 +87,7 @@ class Policy:
 
 
 def adam(params: Any, grads: Any, state: Any, rate: float) -> tuple[Any, Any]:
-    """One step of Adam: new parameters and a new state ``(step, means, squares)``."""
+    """Takes a step of Adam, and returns new parameters and a new state ``(step, means, squares)``."""
     step, mean, square = state
     step += 1
     mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, mean, grads)
@@ -112,7 +112,7 @@ class Learner:
         self.optimizers = [(jnp.zeros((), jnp.int32), one, one) for one in zeros]
 
     def update(self, batch: dict[str, np.ndarray]) -> None:
-        """One step of the critics, and at every second one of the actor and all targets."""
+        """Updates the critics, and at every second call the actor and all targets."""
         self.updates += 1
         self.key, key = jax.random.split(self.key)
         self.critics, self.optimizers[1] = self._step_critics(
