@@ -91,7 +91,12 @@ def grow(seat: Seat, needed: int, *, timeout: float | None = None) -> None:
 
 def step(schema: Schema) -> int:
     """Returns the number of slots of a step, at least one."""
-    return max(1, STEP_BYTES // max(1, sum(schema.bytes_of_slots(1)) - _own_row_bytes(schema)))
+    return max(1, STEP_BYTES // slot_bytes(schema))
+
+
+def slot_bytes(schema: Schema) -> int:
+    """Returns the bytes that a slot takes in all files, without own rows; at least one."""
+    return max(1, sum(schema.bytes_of_slots(1)) - _own_row_bytes(schema))
 
 
 def first_step(files: Files, schema: Schema) -> int:

@@ -47,3 +47,9 @@ def live_bytes(live: SlotsFile) -> int:
 def padded(sizes: Ints) -> Ints:
     """Rounds the sizes of records up to multiples of 8."""
     return (sizes + 7) & ~7
+
+
+def place_records(sizes: Ints) -> tuple[Ints, int]:
+    """Returns the start of each record, one after the other, and their total size in bytes."""
+    nbytes = padded(sizes)
+    return np.cumsum(nbytes) - nbytes, int(nbytes.sum())

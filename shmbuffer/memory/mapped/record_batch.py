@@ -13,7 +13,7 @@ from shmbuffer._native import _core
 from shmbuffer._native._core import address
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.format.array_types import Bytes, Ints
-from shmbuffer.memory.mapped.extents import padded
+from shmbuffer.memory.mapped.extents import place_records
 
 HEADER_BYTES = layout.RECORD.itemsize
 
@@ -71,8 +71,8 @@ class RecordBatch:
         begins = np.hstack([none, offsets + sizes])  # of what lies between them, in the record
         left_out = np.hstack([none, np.cumsum(sizes, axis=1)])
         between = np.hstack([offsets, self.sizes[:, None]]) - begins
-        places = np.cumsum(padded(self.sizes)) - padded(self.sizes)
-        data = np.zeros(int(padded(self.sizes).sum()), np.uint8)
+        places, total = place_records(self.sizes)
+        data = np.zeros(total, np.uint8)
         origins = address(self.data) + self.starts[:, None] + begins - left_out
         at = np.hstack([origins, addresses]).ravel()
         nbytes = np.hstack([between, sizes]).ravel()
@@ -107,13 +107,13 @@ def join(bodies: Sequence[bytes]) -> RecordBatch:
         missing = -len(body) % 8
     parts.append(bytes(missing))
     data = np.frombuffer(bytearray().join(parts), np.uint8)
-    return RecordBatch(data, np.cumsum(padded(sizes)) - padded(sizes), sizes)
+    return RecordBatch(data, place_records(sizes)[0], sizes)
 
 
 def gather(addresses: Ints, sizes: Ints) -> RecordBatch:
     """Copies records, including their headers, from any addresses into a batch."""
-    starts = np.cumsum(padded(sizes)) - padded(sizes)
-    data = np.zeros(int(padded(sizes).sum()), np.uint8)
+    starts, total = place_records(sizes)
+    data = np.zeros(total, np.uint8)
     to = address(data) + starts
     _core.move_pieces(address(addresses), address(sizes), address(to), len(sizes))
     return RecordBatch(data, starts, sizes)

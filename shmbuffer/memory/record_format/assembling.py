@@ -10,7 +10,7 @@ import numpy as np
 from shmbuffer._native import _core
 from shmbuffer._native._core import address
 from shmbuffer.memory.format.array_types import Flags, Ints
-from shmbuffer.memory.mapped.extents import padded
+from shmbuffer.memory.mapped.extents import place_records
 from shmbuffer.memory.mapped.record_batch import RecordBatch
 from shmbuffer.memory.record_format.bounds import MAX_U32, ImpossibleError, refuse
 from shmbuffer.memory.record_format.headers import NUMBERS_AT
@@ -78,9 +78,7 @@ class Layout:
         self._outside: Ints | None = None
         self._left_out = left_out = _left_outside(sizes) if apart else np.zeros(pieces, np.bool_)
         if left_out.any():
-            of_each = padded(ends - sizes[:, left_out].sum(axis=1))
-            self._nbytes = int(of_each.sum())
-            starts[:] = np.cumsum(of_each) - of_each
+            starts[:], self._nbytes = place_records(ends - sizes[:, left_out].sum(axis=1))
             columns = offsets[:, left_out], np.zeros_like(sizes[:, left_out]), sizes[:, left_out]
             self._outside = np.stack(columns, axis=2)
         self._written = *written, *places, address(left_out)

@@ -16,6 +16,7 @@ import torch
 
 from shmbuffer.memory import Engine, ItemSnapshot, Ring, Schema, Settings
 from shmbuffer.memory.attaching import open_save
+from shmbuffer.memory.directory import growth
 from shmbuffer.memory.directory.diagnosis import is_save
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.system.path_checks import resolve_path
@@ -31,7 +32,6 @@ if TYPE_CHECKING:  # storages import their checkpointers
 # If a ring is not full, space after its last item is reserved before the copy for items that other
 # processes write in the meantime.
 _MARGIN_BYTES = 2**22
-_LEAST_BYTES = 64  # size of a slot with its word, checksum, source and priority
 
 
 def write_rows(
@@ -89,9 +89,9 @@ def write_ring(folder: Path, ring: Ring, moment: ItemSnapshot, settings: Setting
 
 def slots_to_reserve(ring: Ring) -> int:
     """Returns the number of slots to reserve for a copy while other processes can write."""
-    used, schema = ring.live.used(), ring.schema
-    of_slot = max(_LEAST_BYTES, sum(schema.leaf_bytes) // schema.capacity)
-    return min(ring.capacity, used + max(_MARGIN_BYTES // of_slot, used // 8, 1))
+    used = ring.live.used()
+    margin = max(_MARGIN_BYTES // growth.slot_bytes(ring.schema), used // 8, 1)
+    return min(ring.capacity, used + margin)
 
 
 def settings_of(storage: Any) -> Settings:
