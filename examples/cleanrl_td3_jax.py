@@ -87,7 +87,7 @@ class Policy:
 
 
 def adam(params: Any, grads: Any, state: Any, rate: float) -> tuple[Any, Any]:
-    """Takes a step of Adam, and returns new parameters and a new state ``(step, means, squares)``."""
+    """Returns the parameters and the state ``(step, means, squares)`` after a step of Adam."""
     step, mean, square = state
     step += 1
     mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, mean, grads)
