@@ -17,12 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import shmbuffer
+from benchmarks import frames
 from benchmarks.library import (
     ARRAYS,
+    AS_IT_COMES,
+    BEHIND_WRITES,
     BY_STALENESS,
     IN_GROUPS,
     IN_STREAMS,
     INDEX,
+    LAZY_STACK,
+    LISTED,
     OUT,
     TENSORDICT,
     Operation,
@@ -39,6 +44,7 @@ OPERATIONS = {
         Operation("add", 1, ARRAYS),
         Operation("add", 1, TENSORDICT),
         Operation("sample", 256, TENSORDICT),
+        Operation("passes", 256, BEHIND_WRITES),
     ],
     True: [
         Operation("extend", 1, TENSORDICT),
@@ -60,29 +66,57 @@ OPERATIONS = {
 }
 
 
+RECORDS = [
+    Operation("extend", 32, TENSORDICT),
+    Operation("sample", 64, AS_IT_COMES),
+    Operation("sample", 64, LISTED),
+]
+STACKS, FILM_STEPS = 32, 1000
+
+
 def main(requests: str, directory: str) -> None:
-    """Make the calls."""
+    """Makes the calls."""
     valgrind = ctypes.CDLL(requests)
     if not valgrind.counting():
         raise SystemExit("this is to be run by valgrind: see benchmarks/instructions.py")
     shmbuffer.set_threads(1)
-    gc.disable()  # it would come in the middle of some calls, and not of others
-    library = ShmBuffer()
-    written = 0
+    gc.disable()  # it would run during some calls, and not during others
+    counter, library, place = Counter(valgrind), ShmBuffer(), Path(directory)
     for prioritized, operations in OPERATIONS.items():
-        place = Path(directory) / str(prioritized)
-        library.open(str(place), "S", CAPACITY, prioritized)
+        library.open(str(place / str(prioritized)), "S", CAPACITY, prioritized)
+        counter.count_all(library, operations, "prioritized" if prioritized else "uniform")
+        library.close()
+    library.open(str(place / "records"), "sequences", CAPACITY // 10, False, LAZY_STACK)
+    counter.count_all(library, RECORDS, "records")
+    library.close()
+    rb = frames.open_buffer(place / "frames", FILM_STEPS)
+    counter.count(f"sample({STACKS}), uniform, stacks of frames", rb.sample, [(STACKS,)])
+    rb.close()
+
+
+class Counter:
+    """Counts the instructions of calls, and prints which of valgrind's files belong to each."""
+
+    def __init__(self, valgrind: Any) -> None:
+        self.valgrind = valgrind
+        self.written = 0  # files
+
+    def count_all(self, library: ShmBuffer, operations: list[Operation], how: str) -> None:
+        """Counts the operations that a library has."""
         for operation in operations:
             called = library.call(operation)
-            if called is None:
-                continue
-            calls = LARGE_CALLS if operation.count == LARGE else CALLS
-            _count(valgrind, *called, calls)
-            how = "prioritized" if prioritized else "uniform"
-            name = f"{operation.call}({operation.count}), {how}, {operation.form}"
-            print(json.dumps({"name": name, "first": written + 1, "calls": calls}), flush=True)
-            written += 2 + WINDOWS
-        library.close()
+            if called is not None:
+                calls = LARGE_CALLS if operation.count == LARGE else CALLS
+                name = f"{operation.call}({operation.count}), {how}, {operation.form}"
+                self.count(name, *called, calls)
+
+    def count(
+        self, name: str, call: Any, inputs: list[tuple[Any, ...]], calls: int = CALLS
+    ) -> None:
+        """Counts WINDOWS times so many calls."""
+        _count(self.valgrind, call, inputs, calls)
+        print(json.dumps({"name": name, "first": self.written + 1, "calls": calls}), flush=True)
+        self.written += 2 + WINDOWS
 
 
 def _count(valgrind: Any, call: Any, inputs: list[tuple[Any, ...]], calls: int) -> None:

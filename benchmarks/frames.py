@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,19 +36,10 @@ def run(setting: Setting) -> list[Series]:
     peers = dataclasses.replace(setting, capacity=capacity, libraries=libraries)
     with ExitStack() as stack:
         scratch = stack.enter_context(setting.scratch())
-        storage = shmbuffer.LazyMemmapStorage(
-            capacity,
-            scratch_dir=scratch / "frames",
-            shared_init=True,
-            share_next=True,
-            share_next_room=capacity // film.EPISODE + 64,
-        )
-        unit = shmbuffer.FrameStack(film.STACK, keys=("obs",))
-        rb: Any = shmbuffer.TensorDictReplayBuffer(storage=storage, sample_unit=unit)
+        rb = open_buffer(scratch / "frames", capacity)
         stack.callback(rb.close)
         ring, at = film.FrameRing(capacity), 0
         for frames in film.episodes(capacity):
-            _extend(rb, torch.from_numpy(frames))
             ring.extend(frames, at)
             at += len(frames) - 1
         others = peers.open_all(stack, prioritized=False)
@@ -75,6 +67,22 @@ def run(setting: Setting) -> list[Series]:
             Series("frames a step", "shmbuffer", TENSORDICT, "x", [[taken]] * setting.rounds)
         )
         return found
+
+
+def open_buffer(directory: Path, capacity: int) -> Any:
+    """Returns a buffer of steps with one frame each, whose samples are stacks. It is full."""
+    storage = shmbuffer.LazyMemmapStorage(
+        capacity,
+        scratch_dir=directory,
+        shared_init=True,
+        share_next=True,
+        share_next_room=capacity // film.EPISODE + 64,
+    )
+    unit = shmbuffer.FrameStack(film.STACK, keys=("obs",))
+    rb = shmbuffer.TensorDictReplayBuffer(storage=storage, sample_unit=unit)
+    for frames in film.episodes(capacity):
+        _extend(rb, torch.from_numpy(frames))
+    return rb
 
 
 def _contender(setting: Setting, series: Series, call: Callable[[int], list[float]]) -> Contender:
