@@ -75,13 +75,13 @@ class Bound:
         self._next: dict[Operation, tuple[int, int]] = {}  # which input, and calls of a block
 
     def versions(self) -> dict[str, str]:
-        """See `Library.versions`."""
+        """Implements `Library.versions`."""
         return {"plain C": str(sysconfig.get_config_var("CC"))}
 
     def open(
         self, directory: str, kind: str, capacity: int, prioritized: bool, storage: str = MEMMAP
     ) -> bool:
-        """See `Library.open`."""
+        """Implements `Library.open`."""
         if storage != MEMMAP:
             return False
         self._kind, self._capacity, self._prioritized = KINDS[kind], capacity, prioritized
@@ -119,7 +119,7 @@ class Bound:
         return 0
 
     def prepare(self, operation: Operation, block_s: float) -> bool:
-        """See `Library.prepare`."""
+        """Implements `Library.prepare`."""
         if (operation.call, operation.form) not in _CALLS:
             return False
         if operation.count > self._most:
@@ -137,11 +137,11 @@ class Bound:
         return True
 
     def round(self, operation: Operation, blocks: int) -> list[float]:
-        """See `Library.round`."""
+        """Implements `Library.round`."""
         return [self._block(operation) for _ in range(blocks)]
 
     def calls(self, operation: Operation, count: int) -> list[float]:
-        """See `Library.calls`."""
+        """Implements `Library.calls`."""
         first, calls = self._next[operation]
         self._next[operation] = first, 1
         found = [self._block(operation) for _ in range(count)]
@@ -157,7 +157,7 @@ class Bound:
         raise NotImplementedError(f"{self.name} is not measured with items of any size")
 
     def close(self) -> None:
-        """See `Library.close`."""
+        """Implements `Library.close`."""
         self._core.bound_close()
         self._inputs.clear()
         self._files.clear()

@@ -26,7 +26,7 @@ class OneThread(ShmBuffer):
     name = f"{ShmBuffer.name}, {ONE_THREAD}"
 
     def round(self, operation: Operation, blocks: int) -> list[float]:
-        """See `Library.round`."""
+        """Implements `Library.round`."""
         shmbuffer.set_threads(1)
         try:
             return super().round(operation, blocks)

@@ -60,7 +60,7 @@ class Local(ABC):
         """What is called, and with what; None if there is no such operation."""
 
     def versions(self) -> dict[str, str]:
-        """See `Library.versions`."""
+        """Implements `Library.versions`."""
         return {name: _version(name) for name in self.distributions}
 
     def fill(self, buffer: Any, capacity: int) -> None:
@@ -70,7 +70,7 @@ class Local(ABC):
     def open(
         self, directory: str, kind: str, capacity: int, prioritized: bool, storage: str = MEMMAP
     ) -> bool:
-        """See `Library.open`."""
+        """Implements `Library.open`."""
         if storage != MEMMAP:
             return False
         self._kind = KINDS[kind]
@@ -84,18 +84,18 @@ class Local(ABC):
         return True
 
     def prepare(self, operation: Operation, block_s: float) -> bool:
-        """See `Library.prepare`."""
+        """Implements `Library.prepare`."""
         called = self.call(operation)
         if called is not None:
             self._timed[operation] = Timed(*called, block_s)
         return called is not None
 
     def round(self, operation: Operation, blocks: int) -> list[float]:
-        """See `Library.round`."""
+        """Implements `Library.round`."""
         return self._timed[operation].blocks(blocks)
 
     def calls(self, operation: Operation, count: int) -> list[float]:
-        """See `Library.calls`."""
+        """Implements `Library.calls`."""
         return self._timed[operation].each(count)
 
     def opener(self) -> Callable[[], Callable[[Any], object]]:
@@ -103,7 +103,7 @@ class Local(ABC):
         raise NotImplementedError(f"{self.name} is not shared between processes")
 
     def share(self, writers: int, count: int) -> int:
-        """See `Library.share`."""
+        """Implements `Library.share`."""
         writers = min(writers, self.most_writers)
         if not writers:
             return 0
@@ -150,11 +150,11 @@ class Local(ABC):
         }
 
     def shrinks(self) -> float:
-        """See `Library.shrinks`."""
+        """Implements `Library.shrinks`."""
         raise NotImplementedError(f"{self.name} is not measured with items of any size")
 
     def close(self) -> None:
-        """See `Library.close`."""
+        """Implements `Library.close`."""
         for collector in self._collectors:
             collector.end()
         self._collectors.clear()

@@ -80,7 +80,7 @@ class ShmBuffer(TorchLike):
     def make(
         self, directory: Path, capacity: int, prioritized: bool, **options: Any
     ) -> shmbuffer.ReplayBuffer:
-        """See `Local.make`."""
+        """Implements `Local.make`."""
         storage = shmbuffer.LazyMemmapStorage(capacity, scratch_dir=directory)
         if not prioritized:
             return shmbuffer.TensorDictReplayBuffer(storage=storage, **options)
@@ -91,7 +91,7 @@ class ShmBuffer(TorchLike):
     def make_for_records(
         self, directory: Path, capacity: int, storage: str
     ) -> shmbuffer.ReplayBuffer:
-        """See `TorchLike.make_for_records`."""
+        """Implements `TorchLike.make_for_records`."""
         assert isinstance(self._recording, Recording)
         how: dict[str, Any] = {}
         if self._shared:
@@ -116,15 +116,15 @@ class ShmBuffer(TorchLike):
         return other.sample
 
     def data_set(self, directory: Path) -> shmbuffer.ReplayBuffer:
-        """See `TorchLike.data_set`."""
+        """Implements `TorchLike.data_set`."""
         return shmbuffer.ReplayBuffer(storage=shmbuffer.ReadOnlyStorage(directory))
 
     def opener(self) -> Callable[[], Callable[[Any], object]]:
-        """See `Local.opener`."""
+        """Implements `Local.opener`."""
         return functools.partial(attach_to_write, self._directory)
 
     def attaching(self, form: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
-        """See `TorchLike.attaching`."""
+        """Implements `TorchLike.attaching`."""
         release = shmbuffer.ReplayBuffer.close
         if form == BESIDE_OTHERS:
             return functools.partial(shmbuffer.attach, self._directory), release
@@ -135,7 +135,7 @@ class ShmBuffer(TorchLike):
         return functools.partial(shmbuffer.attach, alone), release
 
     def saving(self, form: str) -> Callable[[], Any]:
-        """See `TorchLike.saving`."""
+        """Implements `TorchLike.saving`."""
         checkpoint = self._directory.with_name(f"checkpoint, {form}")
         buffer = self._buffer
         if form == IN_PLACE:
@@ -150,7 +150,7 @@ class ShmBuffer(TorchLike):
             kind.fill(buffer.extend, capacity, TENSORDICT)
 
     def close(self) -> None:
-        """See `Library.close`."""
+        """Implements `Library.close`."""
         for other in self._others:
             other.close()
         self._others.clear()

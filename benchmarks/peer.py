@@ -95,13 +95,13 @@ class Peer:
             raise
 
     def versions(self) -> dict[str, str]:
-        """See `Library.versions`."""
+        """Implements `Library.versions`."""
         return self._versions
 
     def open(
         self, directory: str, kind: str, capacity: int, prioritized: bool, storage: str = MEMMAP
     ) -> bool:
-        """See `Library.open`."""
+        """Implements `Library.open`."""
         return bool(
             self.ask(
                 "open",
@@ -114,40 +114,40 @@ class Peer:
         )
 
     def share(self, writers: int, count: int) -> int:
-        """See `Library.share`."""
+        """Implements `Library.share`."""
         return int(self.ask("share", writers=writers, count=count))
 
     def prepare(self, operation: Operation, block_s: float) -> bool:
-        """See `Library.prepare`."""
+        """Implements `Library.prepare`."""
         return bool(self.ask("prepare", operation=dataclasses.asdict(operation), block_s=block_s))
 
     def round(self, operation: Operation, blocks: int) -> list[float]:
-        """See `Library.round`."""
+        """Implements `Library.round`."""
         answer: list[float] = self.ask(
             "round", operation=dataclasses.asdict(operation), blocks=blocks
         )
         return answer
 
     def calls(self, operation: Operation, count: int) -> list[float]:
-        """See `Library.calls`."""
+        """Implements `Library.calls`."""
         answer: list[float] = self.ask(
             "calls", operation=dataclasses.asdict(operation), count=count
         )
         return answer
 
     def contend(self, writers: int, batch: int, seconds: float) -> dict[str, float]:
-        """See `Library.contend`."""
+        """Implements `Library.contend`."""
         answer: dict[str, float] = self.ask(
             "contend", writers=writers, batch=batch, seconds=seconds
         )
         return answer
 
     def shrinks(self) -> float:
-        """See `Library.shrinks`."""
+        """Implements `Library.shrinks`."""
         return float(self.ask("shrinks"))
 
     def close(self) -> None:
-        """See `Library.close`."""
+        """Implements `Library.close`."""
         self.ask("close")
 
     def end(self) -> None:

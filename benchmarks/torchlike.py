@@ -110,7 +110,7 @@ class TorchLike(Local):
     def open(
         self, directory: str, kind: str, capacity: int, prioritized: bool, storage: str = MEMMAP
     ) -> bool:
-        """See `Library.open`."""
+        """Implements `Library.open`."""
         if storage == MEMMAP:
             self._recording = None
             return super().open(directory, kind, capacity, prioritized)
@@ -123,7 +123,7 @@ class TorchLike(Local):
         return True
 
     def prepare(self, operation: Operation, block_s: float) -> bool:
-        """See `Library.prepare`."""
+        """Implements `Library.prepare`."""
         if operation.call in ("loop", "step"):
             sample, work = self._in_loop(operation)
             timed = (sample, [()], block_s, work)
@@ -154,7 +154,7 @@ class TorchLike(Local):
             goes.clear()
 
     def close(self) -> None:
-        """See `Library.close`."""
+        """Implements `Library.close`."""
         for writer, _ in self._writers.values():
             writer.kill()
             writer.join()
@@ -162,7 +162,7 @@ class TorchLike(Local):
         super().close()
 
     def call(self, operation: Operation) -> Call | None:
-        """See `Local.call`."""
+        """Implements `Local.call`."""
         if operation.form not in self.forms:
             return None
         buffer, count, form = self._buffer, operation.count, operation.form

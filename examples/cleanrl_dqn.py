@@ -1,13 +1,13 @@
-"""DQN on stacks of frames in CleanRL's manner: its own loop, or collectors and a learner.
+"""Trains a DQN on stacks of frames in CleanRL's style: in one loop, or in several processes.
 
     pip install ".[demo,sb3]"
     python examples/cleanrl_dqn.py --collectors 0    # its own loop, as in dqn_atari.py
     python examples/cleanrl_dqn.py                   # two collectors and a learner, on run/dqn
 
-The game is a ball that falls through a small picture and is to be caught; one frame does not show
-whether it drifts to the left or to the right. An Atari game takes its place where `make_env` has
-gymnasium's ``AtariPreprocessing``. The stack of an observation is for the network alone. With
-shmbuffer each step stores its newest frame, and `FrameStack` makes the stacks of a sample.
+The agent has to catch a ball that falls through a small picture. A single frame does not show
+whether the ball drifts to the left or to the right. To train on an Atari game, return it from
+`make_env` with gymnasium's ``AtariPreprocessing``. Only the network needs stacks of frames. With
+shmbuffer, each step stores its newest frame, and `FrameStack` creates the stacks of a sample.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ SIDE, STACK = 12, 4
 
 
 class Falling(gym.Env[np.ndarray, int]):
-    """A ball falls by a row a step, and drifts; the paddle of the lowest row catches it."""
+    """A ball falls one row per step and drifts. The paddle in the lowest row has to catch it."""
 
     observation_space = gym.spaces.Box(0, 255, (SIDE, SIDE), np.uint8)
     action_space: Any = gym.spaces.Discrete(3)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """A ball in the highest row."""
+        """Starts an episode with a ball in the highest row."""
         super().reset(seed=seed)
         self.row, self.column = 0, int(self.np_random.integers(SIDE))
         self.drift, self.paddle = int(self.np_random.choice([-1, 1])), SIDE // 2
         return self._frame(), {}
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Moves the paddle to the left, not at all, or to the right."""
+        """Moves the paddle to the left (0), not at all (1), or to the right (2)."""
         self.paddle = min(max(self.paddle + int(action) - 1, 0), SIDE - 1)
         self.row, self.column = self.row + 1, self.column + self.drift
         if not 0 <= self.column < SIDE:
@@ -60,13 +60,13 @@ class Falling(gym.Env[np.ndarray, int]):
 
 
 def make_env() -> Any:
-    """The environment, whose observations are stacks ``[STACK, SIDE, SIDE]``."""
+    """Creates the environment, whose observations are stacks ``[STACK, SIDE, SIDE]``."""
     return gym.wrappers.FrameStackObservation(Falling(), STACK)
 
 
 @dataclass
 class Args:
-    """As CleanRL's; ``collectors`` and ``scratch_dir`` are new."""
+    """CleanRL's arguments, with ``collectors`` and ``scratch_dir`` in addition."""
 
     collectors: int = 2
     scratch_dir: str = "run/dqn"
@@ -77,20 +77,20 @@ class Args:
     learning_rate: float = 1e-3
     batch_size: int = 32
     train_frequency: int = 4
-    target_network_frequency: int = 100  # updates
+    target_network_frequency: int = 100  # number of updates
     learning_starts: int = 1_000
     start_e: float = 1.0
     end_e: float = 0.05
     exploration_fraction: float = 0.5
 
     def epsilon(self, step: int) -> float:
-        """The part of actions that are random."""
+        """Returns the fraction of random actions."""
         slope = (self.end_e - self.start_e) / (self.exploration_fraction * self.total_timesteps)
         return max(self.start_e + slope * step, self.end_e)
 
 
 class QNetwork(nn.Module):
-    """Values of the three actions, from a stack of frames."""
+    """Computes the values of the three actions from a stack of frames."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,18 +98,18 @@ class QNetwork(nn.Module):
         self.fc1, self.fc2 = nn.Linear(16 * 3 * 3, 64), nn.Linear(64, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``[n, 3]`` of ``[n, STACK, SIDE, SIDE]``, uint8."""
+        """Returns values ``[n, 3]`` for uint8 stacks ``[n, STACK, SIDE, SIDE]``."""
         x = functional.relu(self.conv2(functional.relu(self.conv1(x / 255.0))))
         return self.fc2(functional.relu(self.fc1(x.flatten(1))))
 
     @torch.no_grad()
     def act(self, obs: np.ndarray) -> int:
-        """The best action for one observation."""
+        """Returns the greedy action for one observation."""
         return int(self(torch.as_tensor(obs)[None]).argmax())
 
 
 class Learner:
-    """Networks and optimizer; `update` is what CleanRL has in the middle of its loop."""
+    """Networks and optimizer. CleanRL has the code of `update` in its training loop."""
 
     def __init__(self, args: Args) -> None:
         self.args, self.updates = args, 0
@@ -118,7 +118,7 @@ class Learner:
         self.optimizer = torch.optim.Adam(self.q.parameters(), lr=args.learning_rate)
 
     def update(self, batch: dict[str, torch.Tensor]) -> None:
-        """One step of the network."""
+        """Performs one gradient step."""
         with torch.no_grad():
             value = self.target(batch["next_obs"]).amax(1)
             wanted = batch["reward"] + self.args.gamma * value * (1 - batch["done"])
@@ -135,7 +135,7 @@ class Learner:
 
 
 def own_loop(learner: Learner, env: Any, args: Args) -> None:
-    """Step, store, update, by turns, with the replay buffer that CleanRL takes from elsewhere."""
+    """Trains in one process with Stable-Baselines3's buffer, like CleanRL's script."""
     from stable_baselines3.common.buffers import ReplayBuffer
 
     place = args.buffer_size, env.observation_space, env.action_space
@@ -161,7 +161,7 @@ def own_loop(learner: Learner, env: Any, args: Args) -> None:
 
 
 def collect(scratch_dir: str, index: int, options: dict[str, Any]) -> None:
-    """Step and store the newest frame, with the newest network; a process of its own."""
+    """Collects steps with the newest network and writes their newest frames, in its own process."""
     args = Args(**options)
     torch.set_num_threads(1)
     rng = np.random.default_rng([args.seed, index])
@@ -184,7 +184,10 @@ def collect(scratch_dir: str, index: int, options: dict[str, Any]) -> None:
 
 
 def shared_loop(learner: Learner, args: Args) -> None:
-    """Update, and hand out the network; the limiter keeps CleanRL's ratio of updates to steps."""
+    """Updates and publishes the network.
+
+    The rate limiter keeps CleanRL's ratio of updates to steps.
+    """
     ratio = RateLimiter(
         args.batch_size / args.train_frequency,
         min_size=args.learning_starts,
@@ -197,7 +200,7 @@ def shared_loop(learner: Learner, args: Args) -> None:
         alpha=None,
         rate_limiter=ratio,
         share_next=True,
-        share_next_room=args.buffer_size // 8,  # an episode has 11 steps, and one last observation
+        share_next_room=args.buffer_size // 8,  # an episode has 11 steps and one final observation
         sample_unit=FrameStack(STACK, keys=("obs",)),
         on_existing="recover",
     ) as run:
@@ -212,7 +215,7 @@ def shared_loop(learner: Learner, args: Args) -> None:
 
 
 def evaluate(q: QNetwork, env: Any, episodes: int = 50) -> float:
-    """The part of the balls that a greedy policy catches."""
+    """Returns the fraction of balls that the greedy policy catches."""
     caught = 0.0
     for episode in range(episodes):
         obs, _ = env.reset(seed=1_000_000 + episode)
@@ -224,7 +227,7 @@ def evaluate(q: QNetwork, env: Any, episodes: int = 50) -> float:
 
 
 def main() -> None:
-    """Train once, and print one line."""
+    """Trains, and prints one line with the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for field in fields(Args):
         name = f"--{field.name.replace('_', '-')}"

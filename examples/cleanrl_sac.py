@@ -1,12 +1,13 @@
-"""SAC in one file, in CleanRL's manner: its own loop, or collectors and a learner.
+"""Trains SAC in one file in CleanRL's style: in one loop, or with collectors and a learner.
 
     pip install ".[demo,sb3]"
-    python examples/cleanrl_sac.py --collectors 0    # its own loop: step, store, update, by turns
+    python examples/cleanrl_sac.py --collectors 0    # one loop: step, store, update
     python examples/cleanrl_sac.py                   # two collectors and a learner, on run/sac
 
-Networks, losses, hyperparameters and the ratio of updates to steps are the same. What differs is
-between the two lines of dashes: `own_loop`, and `collect` with `shared_loop`. The shared one may be
-killed at any time; started again, it goes on with the transitions that are there.
+Networks, losses, hyperparameters and the ratio of updates to steps are the same in both modes. The
+code that differs is between the two lines of dashes: `own_loop`, and `collect` with `shared_loop`.
+The shared mode can be killed at any time. When restarted, it continues with the transitions in the
+buffer.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from shmbuffer import Coordinator, RateLimiter, attach
 
 @dataclass
 class Args:
-    """As CleanRL's; ``collectors`` and ``scratch_dir`` are new."""
+    """CleanRL's arguments, with ``collectors`` and ``scratch_dir`` in addition."""
 
     collectors: int = 2
     scratch_dir: str = "run/sac"
@@ -45,7 +46,7 @@ class Args:
 
 
 class SoftQNetwork(nn.Module):
-    """The value of an action in a state."""
+    """Computes the value of an action in a state."""
 
     def __init__(self, env: Any) -> None:
         super().__init__()
@@ -54,13 +55,13 @@ class SoftQNetwork(nn.Module):
         self.fc3 = nn.Linear(256, 1)
 
     def forward(self, x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-        """``[n]`` of ``[n, obs]`` and ``[n, action]``."""
+        """Returns values ``[n]`` for observations ``[n, obs]`` and actions ``[n, action]``."""
         x = functional.relu(self.fc1(torch.cat([x, a], 1)))
         return self.fc3(functional.relu(self.fc2(x))).squeeze(1)
 
 
 class Actor(nn.Module):
-    """A squashed Gaussian."""
+    """A policy with a squashed Gaussian distribution."""
 
     def __init__(self, env: Any) -> None:
         super().__init__()
@@ -72,7 +73,7 @@ class Actor(nn.Module):
         self.register_buffer("bias", torch.tensor((high + low) / 2))
 
     def get_action(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """An action, its log probability, and the mean."""
+        """Returns a sampled action, its log probability, and the mean action."""
         x = functional.relu(self.fc2(functional.relu(self.fc1(x))))
         mean, log_std = self.fc_mean(x), torch.tanh(self.fc_logstd(x))
         normal = torch.distributions.Normal(mean, torch.exp(-5 + 3.5 * (log_std + 1)))
@@ -84,13 +85,13 @@ class Actor(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: np.ndarray, greedy: bool = False) -> np.ndarray:
-        """For one observation."""
+        """Samples an action for one observation."""
         action, _, mean = self.get_action(torch.as_tensor(obs, dtype=torch.float32)[None])
         return (mean if greedy else action)[0].numpy()
 
 
 class Learner:
-    """Networks and optimizers; `update` is what CleanRL has in the middle of its loop."""
+    """Networks and optimizers. CleanRL has the code of `update` in its training loop."""
 
     def __init__(self, env: Any, args: Args) -> None:
         self.args, self.updates = args, 0
@@ -106,7 +107,7 @@ class Learner:
         self.target_entropy = -float(env.action_space.shape[0])
 
     def update(self, batch: dict[str, torch.Tensor]) -> None:
-        """One step of all networks."""
+        """Performs one gradient step for each network."""
         args, alpha = self.args, self.log_alpha.exp().item()
         self.updates += 1
         with torch.no_grad():
@@ -119,7 +120,7 @@ class Learner:
         loss.backward()
         self.q_optimizer.step()
         if self.updates % args.policy_frequency == 0:
-            for _ in range(args.policy_frequency):  # makes up for the delay
+            for _ in range(args.policy_frequency):  # compensates for the delay
                 self._update_policy(batch["obs"])
         for q, target in zip(self.qs, self.targets, strict=True):
             for ours, slow in zip(q.parameters(), target.parameters(), strict=True):
@@ -143,7 +144,7 @@ class Learner:
 
 
 def own_loop(learner: Learner, env: Any, args: Args) -> None:
-    """Step, store, update, by turns, with the replay buffer that CleanRL takes from elsewhere."""
+    """Trains in one process with Stable-Baselines3's buffer, like CleanRL's script."""
     from stable_baselines3.common.buffers import ReplayBuffer
 
     rb = ReplayBuffer(args.buffer_size, env.observation_space, env.action_space, device="cpu")
@@ -166,7 +167,7 @@ def own_loop(learner: Learner, env: Any, args: Args) -> None:
 
 
 def collect(scratch_dir: str, index: int, options: dict[str, Any]) -> None:
-    """Step and store, with the newest policy; a process of its own."""
+    """Collects steps with the newest policy, in its own process."""
     args = Args(**options)
     torch.set_num_threads(1)
     torch.manual_seed(args.seed * 1_000 + index)
@@ -189,11 +190,14 @@ def collect(scratch_dir: str, index: int, options: dict[str, Any]) -> None:
 
 
 def shared_loop(learner: Learner, args: Args) -> None:
-    """Update, and hand out the policy; the limiter keeps CleanRL's ratio of updates to steps."""
+    """Updates and publishes the policy.
+
+    The rate limiter keeps CleanRL's ratio of updates to steps.
+    """
     ratio = RateLimiter(
         args.batch_size,
         min_size=args.learning_starts,
-        error_buffer=20 * args.batch_size,  # so far may one side be ahead: 20 steps
+        error_buffer=20 * args.batch_size,  # one side may be ahead by 20 steps
         when_no_peer="wait",  # collectors write nothing while the learner is dead
     )
     with Coordinator(
@@ -211,7 +215,7 @@ def shared_loop(learner: Learner, args: Args) -> None:
 
 
 def evaluate(actor: Actor, env: Any, episodes: int = 20) -> float:
-    """The mean return of greedy episodes."""
+    """Returns the mean return of episodes with greedy actions."""
     total = 0.0
     for episode in range(episodes):
         obs, _ = env.reset(seed=1_000_000 + episode)
@@ -223,7 +227,7 @@ def evaluate(actor: Actor, env: Any, episodes: int = 20) -> float:
 
 
 def main() -> None:
-    """Train once, and print one line."""
+    """Trains, and prints one line with the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for field in fields(Args):
         name = f"--{field.name.replace('_', '-')}"

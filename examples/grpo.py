@@ -1,4 +1,4 @@
-"""GRPO from scratch, while rollouts and the learner are killed: no prompt is lost or repeated.
+"""Trains by GRPO while rollout processes and the learner are killed. No prompt is lost or repeated.
 
     python examples/grpo.py [DIRECTORY] [--prompts 800] [--rollouts 2] [--kill]
 
@@ -7,15 +7,19 @@
        └─── ack, after the commit ────┘  ▲                                         │ GRPO
                                          └── weights ◀── publish ◀── save, ack ◀───┘
 
-A prompt is a sum of two digits, to base five, and the policy a small GRU that learns to write its
-two digits. A rollout process takes a prompt under a lease that ends with its process, reserves room
-for eight answers, makes them with the newest weights, commits them as one, and acknowledges the
-prompt: killed before the commit, the prompt goes to another; killed behind it, the other one finds
-the group there. The learner acknowledges what it has trained on only once that is saved. Killed in
-between it goes on from its save, with exactly the groups that the save has not seen.
+A prompt asks for the sum of two digits in base five. The policy is a small GRU that learns to write
+the two digits of the sum. A rollout process samples a prompt with a lease that ends with the
+process. It then reserves eight slots, writes eight answers with the newest weights, commits them
+together, and acknowledges the prompt. If the process is killed before the commit, another process
+receives the prompt. If it is killed after the commit, the other process finds the group in the
+buffer.
 
-``ledger.jsonl`` has a line an update, with its prompts. A learner that starts again cuts off what
-came after its save, as its weights are cut off: in the end each prompt is there, once.
+The learner acknowledges groups only after it has saved its state. If it is killed before, it
+continues from its last save and receives the groups that the save does not include.
+
+``ledger.jsonl`` has one line per update, with its prompts. A restarted learner removes the lines
+after its last save, because the weights of these updates are lost. In the end, each prompt is
+listed once.
 """
 
 from __future__ import annotations
@@ -45,15 +49,15 @@ from shmbuffer import (
 )
 
 BASE, DIGITS = 5, 2
-GROUP, GROUPS = 8, 8  # answers to a prompt; prompts of an update
-STALENESS = 2  # versions of the policy that an answer may be behind
-SAVE_EVERY = 5  # updates
+GROUP, GROUPS = 8, 8  # answers per prompt, and prompts per update
+STALENESS = 2  # largest number of policy versions between an answer and its update
+SAVE_EVERY = 5  # number of updates between saves
 CLIP, EPOCHS = 0.2, 2
-HELD = float("inf")  # a lease that ends with its process
+HELD = float("inf")  # length of a lease that ends only with the process
 
 
 class Policy(nn.Module):
-    """A GRU that reads two digits, and writes two."""
+    """A GRU that reads two digits and writes two digits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,14 +65,14 @@ class Policy(nn.Module):
         self.cell, self.out = nn.GRUCell(32, 64), nn.Linear(64, BASE)
 
     def read(self, prompt: torch.Tensor) -> torch.Tensor:
-        """The state behind prompts ``[n, 2]``."""
+        """Returns the hidden state after reading prompts ``[n, 2]``."""
         state = torch.zeros(len(prompt), 64)
         for at in range(2):
             state = self.cell(self.embed(prompt[:, at]), state)
         return state
 
     def log_probs(self, prompt: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
-        """Logarithms of the probabilities of each digit of given answers, ``[n, DIGITS]``."""
+        """Returns the log probability of each digit of given answers, ``[n, DIGITS]``."""
         state, before, found = self.read(prompt), torch.full((len(prompt),), 2 * BASE), []
         for at in range(DIGITS):
             state = self.cell(self.embed(before), state)
@@ -79,7 +83,7 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def write(self, prompt: torch.Tensor) -> torch.Tensor:
-        """An answer to each prompt, drawn digit by digit."""
+        """Samples an answer to each prompt, digit by digit."""
         state, before, found = self.read(prompt), torch.full((len(prompt),), 2 * BASE), []
         for _ in range(DIGITS):
             state = self.cell(self.embed(before), state)
@@ -90,12 +94,12 @@ class Policy(nn.Module):
 
 
 def prompt_of(number: torch.Tensor) -> torch.Tensor:
-    """The two digits of a prompt; every 25 numbers have each pair once."""
+    """Returns the two digits of a prompt. Each pair occurs once in 25 consecutive numbers."""
     return torch.stack([number // BASE % BASE, number % BASE], -1)
 
 
 def reward_of(prompt: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
-    """The part of the digits that are right."""
+    """Returns the fraction of correct digits."""
     total = prompt.sum(-1)
     right = torch.stack([total // BASE, total % BASE], -1) == answer
     return right.float().mean(-1)
@@ -105,7 +109,7 @@ def reward_of(prompt: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
 
 
 def prompts_in(run: Path) -> TensorDictReplayBuffer:
-    """The queue of prompts: who takes one has it until its process ends."""
+    """Opens the queue of prompts. A process leases each prompt until the process ends."""
     return TensorDictReplayBuffer(
         storage=LazyMemmapStorage(4096, scratch_dir=run / "prompts", shared_init=True),
         sampler=ConsumingSampler(consumer="rollouts"),
@@ -113,7 +117,7 @@ def prompts_in(run: Path) -> TensorDictReplayBuffer:
 
 
 def groups_in(run: Path) -> TensorDictReplayBuffer:
-    """Answers, eight to a prompt, written as one and drawn whole."""
+    """Opens the buffer of answers. All answers to a prompt are committed and sampled together."""
     return TensorDictReplayBuffer(
         storage=LazyMemmapStorage(4096, scratch_dir=run / "groups", shared_init=True),
         sampler=PromptGroupSampler(group_key="number", group_size=GROUP, consumer="learner"),
@@ -121,7 +125,7 @@ def groups_in(run: Path) -> TensorDictReplayBuffer:
         rate_limiter=RateLimiter(
             max_staleness=STALENESS,
             items_per_version=GROUP * GROUPS,
-            when_no_peer="wait",  # for a rollout that starts again
+            when_no_peer="wait",  # wait until a killed rollout process has been restarted
         ),
     )
 
@@ -135,8 +139,8 @@ def roll_out(run: Path, seed: int) -> None:
         while True:
             taken = prompts.sample(1, lease=HELD)
             number = taken["number"]
-            while not is_written(groups, int(number)):  # again, if its policy got too old
-                with groups.reserve(GROUP) as room:  # waits for the learner
+            while not is_written(groups, int(number)):  # repeat if the policy became too old
+                with groups.reserve(GROUP) as room:  # waits until the learner catches up
                     weights = groups.newest(than=version)
                     if weights is not None:
                         version = weights.version
@@ -146,12 +150,12 @@ def roll_out(run: Path, seed: int) -> None:
 
 
 def is_written(groups: TensorDictReplayBuffer, number: int) -> bool:
-    """Whether a process that was killed had come as far as the commit."""
+    """True if an earlier process committed the answers to this prompt before it was killed."""
     return len(groups) > 0 and bool((groups[:]["number"] == number).any())
 
 
 def group_of(policy: Policy, number: torch.Tensor, version: int) -> TensorDict:
-    """Eight answers to one prompt."""
+    """Returns eight answers to one prompt."""
     numbers = number.expand(GROUP).clone()
     prompt = prompt_of(numbers)
     answer = policy.write(prompt)
@@ -167,12 +171,12 @@ def group_of(policy: Policy, number: torch.Tensor, version: int) -> TensorDict:
 
 
 def learn(run: Path, prompts: int) -> None:
-    """Trains on every group once; goes on from its last save."""
+    """Trains on each group once, and continues from the last save."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     learner = Learner(run)
     with groups_in(run) as rb:
-        learner.acknowledge(rb)  # of the save: it may have been killed before it could
+        learner.acknowledge(rb)  # the process may have been killed between save and acknowledgement
         rb.publish(learner.policy.state_dict(), step=learner.step)
         while learner.trained < prompts:
             batch = rb.sample(lease=HELD)
@@ -184,13 +188,15 @@ def learn(run: Path, prompts: int) -> None:
 
 
 class Learner:
-    """What is trained, and what a save has of it."""
+    """The policy, its optimizer, and the groups that have not been acknowledged yet."""
 
     def __init__(self, run: Path) -> None:
         self.policy = Policy()
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=5e-3)
         self.step = self.trained = 0
-        self._batches: list[dict[str, torch.Tensor]] = []  # trained on, and not acknowledged
+        self._batches: list[
+            dict[str, torch.Tensor]
+        ] = []  # used in an update, but not acknowledged yet
         self._save, self._ledger = run / "learner.pt", run / "ledger.jsonl"
         if self._save.exists():
             saved = torch.load(self._save)
@@ -199,10 +205,10 @@ class Learner:
             self.step, self.trained = saved["step"], saved["trained"]
             self._batches = saved["batches"]
         lines = self._ledger.read_text().splitlines(keepends=True) if self.step else []
-        self._ledger.write_text("".join(lines[: self.step]))  # the rest was trained in vain
+        self._ledger.write_text("".join(lines[: self.step]))  # later updates are not in the save
 
     def train(self, batch: TensorDictBase) -> None:
-        """One update: what of each group was better than the rest of it becomes likelier."""
+        """Performs one update, which makes the better answers of each group more likely."""
         number, order = batch["number"].sort(stable=True)
         if (number.view(GROUPS, GROUP) != number.view(GROUPS, GROUP)[:, :1]).any():
             raise AssertionError(f"a group is not whole: {number.tolist()}")
@@ -225,7 +231,7 @@ class Learner:
             file.write(json.dumps(line) + "\n")
 
     def save(self) -> None:
-        """As a whole or not at all."""
+        """Saves the state atomically, by renaming a complete file."""
         state = {
             "policy": self.policy.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -237,33 +243,35 @@ class Learner:
         os.replace(self._save.with_suffix(".new"), self._save)
 
     def acknowledge(self, rb: TensorDictReplayBuffer) -> None:
-        """What was saved is not delivered again."""
+        """Acknowledges all groups that the last save includes, so that none is delivered again."""
         for batch in self._batches:
             rb.ack(batch)
         self._batches = []
 
 
-KEYS = ("index", "index_generation", "index_lease")  # what an acknowledgement needs of a batch
+KEYS = ("index", "index_generation", "index_lease")  # entries of a batch that `ack` needs
 
 
-# -- all of them -----------------------------------------------------------------------------------
+# -- the run ---------------------------------------------------------------------------------------
 
 
 class Done(NamedTuple):
-    """What a run has come to."""
+    """Result of a run."""
 
     prompts: list[int]
-    """Those that were trained on, in turn."""
+    """Numbers of the prompts in the order of the updates."""
     rewards: list[float]
-    """The mean of each update."""
+    """Mean reward of each update."""
     killed: int
 
 
 def main(run: Path, prompts: int = 800, rollouts: int = 2, *, kill: bool = False) -> Done:
-    """Trains on so many prompts; kills a rollout and the learner by turns, where it is told to."""
+    """Trains on ``prompts`` prompts; with ``kill``, kills rollout processes and the learner."""
     run.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "tensordict"])  # imported once, not in each
+    context.set_forkserver_preload(
+        ["torch", "tensordict"]
+    )  # imported once instead of in each process
     seeds = count(1)
 
     def start(at: int) -> BaseProcess:

@@ -1,16 +1,17 @@
-"""Bit flipping: a DQN that learns from goals it missed, and the same one that does not.
+"""Trains a DQN on bit flipping with hindsight experience replay, or without it for comparison.
 
     python examples/hindsight_dqn.py                    # 15 bits, with hindsight
-    python examples/hindsight_dqn.py --without          # with the goals that were meant alone
-    python examples/hindsight_dqn.py --plot curve.png   # both, three seeds each: matplotlib
+    python examples/hindsight_dqn.py --without          # only with the original goals
+    python examples/hindsight_dqn.py --plot curve.png   # both, with three seeds; needs matplotlib
 
-An action flips one bit; an episode ends at its goal, or after as many steps as there are bits.
-Every step costs 1 until then, so an agent that never meets its goal, one of 32,768, has nothing to
-learn from. With hindsight each state that it came to is a goal that it met (Andrychowicz et al.,
-Hindsight Experience Replay, NeurIPS 2017, section 3.1).
+An action flips one bit. An episode ends at its goal, or after as many steps as there are bits. Each
+step before the goal has the reward -1, so an agent that never reaches its goal, one of 32,768
+states, has nothing to learn from. Hindsight replaces the goal of a sampled step by a state that the
+agent reached later in the episode (Andrychowicz et al., Hindsight Experience Replay, NeurIPS 2017,
+section 3.1).
 
-Environments are stepped side by side. Each is a stream of the buffer, so that no goal is of another
-one's episode.
+Several environments are stepped together. Each writes to a stream of its own, so that a goal is
+always taken from the same episode.
 """
 
 from __future__ import annotations
@@ -29,24 +30,24 @@ from shmbuffer import HERReplayBuffer, LazyTensorStorage
 ENVIRONMENTS = 16
 EPSILON, GAMMA = 0.2, 0.98
 BATCH, CAPACITY = 256, 2**17
-WARMUP = 1_000  # steps
-TARGET_RATE = 0.02  # how far the target network moves in an update
-EPISODES = 512  # of an evaluation
-SOLVED = 0.95  # of them reach their goal
+WARMUP = 1_000  # number of steps before the first update
+TARGET_RATE = 0.02  # fraction by which the target network approaches the online network
+EPISODES = 512  # number of episodes per evaluation
+SOLVED = 0.95  # fraction of episodes that must reach their goal
 
 
 def reached(rows: TensorDictBase) -> torch.Tensor:
-    """Whether the step has come to its goal, ``[n, 1]``."""
+    """True for each step that has reached its goal, ``[n, 1]``."""
     return (rows["next", "observation"] == rows["desired_goal"]).all(-1, keepdim=True)
 
 
 def reward(rows: TensorDictBase) -> torch.Tensor:
-    """What the step earns, ``[n, 1]``."""
+    """Returns the reward of each step, ``[n, 1]``: 0 at the goal, otherwise -1."""
     return reached(rows).float() - 1
 
 
 class BitFlips:
-    """Environments side by side; each is reset where its episode ends."""
+    """Several environments; each is reset when its episode ends."""
 
     def __init__(self, bits: int, count: int) -> None:
         self.bits = bits
@@ -55,7 +56,7 @@ class BitFlips:
         self.taken = torch.zeros(count, 1, dtype=torch.int64)
 
     def step(self, action: torch.Tensor) -> TensorDict:
-        """Flips a bit in each: what was seen, done and reached, ``[count]``."""
+        """Flips a bit in each environment, and returns the transitions ``[count]``."""
         after = self.observation ^ nn.functional.one_hot(action, self.bits).bool()
         rows = TensorDict(
             {
@@ -80,7 +81,7 @@ class BitFlips:
 
 
 class Agent:
-    """A double DQN; its networks see where they are and where they should be."""
+    """A double DQN whose networks take the observation and the goal."""
 
     def __init__(self, bits: int) -> None:
         self.bits = bits
@@ -93,13 +94,13 @@ class Agent:
 
     @torch.no_grad()
     def act(self, observation: torch.Tensor, goal: torch.Tensor, epsilon: float) -> torch.Tensor:
-        """Actions ``[n]``: the best ones, but for ``epsilon`` of them."""
+        """Returns epsilon-greedy actions ``[n]``."""
         best = self.online(seen(observation, goal)).argmax(-1)
         random = torch.randint(self.bits, best.shape)
         return torch.where(torch.rand(best.shape) < epsilon, random, best)
 
     def update(self, batch: TensorDictBase) -> None:
-        """One step of the optimizer."""
+        """Performs one step of the optimizer."""
         goal, action = batch["desired_goal"], batch["action"].unsqueeze(-1)
         after = seen(batch["next", "observation"], goal)
         with torch.no_grad():
@@ -117,7 +118,7 @@ class Agent:
                 slow.lerp_(fast, TARGET_RATE)
 
     def success(self) -> float:
-        """The part of episodes that reach their goal, without random actions."""
+        """Returns the fraction of episodes that reach their goal with greedy actions."""
         environments = BitFlips(self.bits, EPISODES)
         won = torch.zeros(EPISODES, 1, dtype=torch.bool)
         over = torch.zeros(EPISODES, 1, dtype=torch.bool)
@@ -130,7 +131,7 @@ class Agent:
 
 
 def seen(observation: torch.Tensor, goal: torch.Tensor) -> torch.Tensor:
-    """The input of a network."""
+    """Returns the input of a network."""
     return torch.cat((observation, goal), -1).float()
 
 
@@ -143,7 +144,10 @@ def train(
     every: int = 2_000,
     until: float = SOLVED,
 ) -> Iterator[tuple[int, float]]:
-    """Learns from so many steps, or until it is solved; steps and success of each evaluation."""
+    """Trains for ``steps`` steps, or until the task is solved.
+
+    Returns the step and the success rate of each evaluation.
+    """
     torch.manual_seed(seed)
     buffer = HERReplayBuffer(
         reward,
@@ -168,7 +172,7 @@ def train(
 
 
 def plot(path: str, bits: int, steps: int) -> None:
-    """Draws both agents, with three seeds each."""
+    """Plots the learning curves of both agents, with three seeds each."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -191,7 +195,7 @@ def plot(path: str, bits: int, steps: int) -> None:
 
 
 def main() -> int:
-    """Trains, and says how it goes; 0 if it is solved."""
+    """Trains and prints the progress; returns 0 if the task was solved."""
     parser = argparse.ArgumentParser(description="Bit flipping, with hindsight or without.")
     parser.add_argument("--bits", type=int, default=15, help="of a state (%(default)s)")
     parser.add_argument("--steps", type=int, default=40_000, help="at most (%(default)s)")

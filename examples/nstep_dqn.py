@@ -1,10 +1,10 @@
-"""n-step DQN on a corridor: one buffer of single steps, and learners that see n of them as one.
+"""Trains an n-step DQN on a corridor, from a buffer of single steps.
 
     python examples/nstep_dqn.py [SEED]
 
-The reward is at the end of the corridor. A learner of single steps carries it back cell by cell;
-one of five steps gets there in fewer updates. Both draw from the same buffer, which holds each step
-once: n belongs to the learner.
+The reward is at the end of the corridor. A learner of single steps propagates its value back cell
+by cell. A learner of five-step returns needs fewer updates. Both sample from the same buffer, which
+stores each step once, because each learner chooses n for its own samples.
 """
 
 from __future__ import annotations
@@ -20,27 +20,30 @@ from torch import nn
 from shmbuffer import Coordinator, NStep, Recorder, attach
 
 CELLS = 20
-LONGEST = 100  # steps of an episode, which is truncated then
+LONGEST = 100  # number of steps after which an episode is truncated
 GAMMA = 0.9
-STEPS = 4_000  # of the collector
+STEPS = 4_000  # number of collected steps
 MOST_UPDATES = 4_000
-EVALUATE_EVERY = 20  # updates
+EVALUATE_EVERY = 20  # number of updates between evaluations
 
 
 class Corridor:
-    """Actions 0 and 1 go back and forth; the last cell ends the episode, with the only reward."""
+    """A corridor. Actions 0 and 1 move backward and forward; only the last cell gives a reward.
+
+    The last cell also ends the episode.
+    """
 
     def reset(self) -> np.ndarray:
-        """Go to the first cell."""
+        """Moves the agent to the first cell."""
         self.cell, self.steps = 0, 0
         return self.seen()
 
     def seen(self) -> np.ndarray:
-        """The cell, one of all."""
+        """Returns the observation: a one-hot vector of the cell."""
         return np.eye(CELLS, dtype=np.float32)[self.cell]
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool]:
-        """Observation, reward, and whether the episode is terminated or truncated."""
+        """Moves the agent; returns observation, reward, ``terminated`` and ``truncated``."""
         self.cell = min(max(self.cell + 2 * action - 1, 0), CELLS - 1)
         self.steps += 1
         there = self.cell == CELLS - 1
@@ -48,7 +51,7 @@ class Corridor:
 
 
 def collect(path: Path, seed: int) -> None:
-    """Walks at random, with a preference for going forth, and records single steps."""
+    """Moves at random, more often forward than backward, and writes single steps."""
     random, corridor = np.random.default_rng(seed), Corridor()
     with attach(path) as rb, Recorder(rb, n_step=1, gamma=GAMMA) as recorder:
         recorder.reset(corridor.reset())
@@ -61,13 +64,13 @@ def collect(path: Path, seed: int) -> None:
 
 
 def goes_straight(network: nn.Module) -> bool:
-    """Whether the greedy policy goes forth in every cell."""
+    """True if the greedy policy moves forward in each cell."""
     with torch.no_grad():
         return bool((network(torch.eye(CELLS)[:-1]).argmax(1) == 1).all())
 
 
 def learn(path: Path, n: int, seed: int) -> int:
-    """The updates that DQN with n steps needs until its policy goes straight to the reward."""
+    """Returns the number of updates until the policy moves straight to the reward."""
     torch.manual_seed(seed)
     online, target = nn.Linear(CELLS, 2), nn.Linear(CELLS, 2)
     for network in (online, target):
@@ -95,7 +98,7 @@ def learn(path: Path, n: int, seed: int) -> int:
 
 
 def main(seed: int = 0) -> dict[int, int]:
-    """Updates until the policy goes straight, by n."""
+    """Returns the number of updates until the policy moves straight to the reward, by n."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "buffer"

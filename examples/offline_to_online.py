@@ -1,17 +1,14 @@
-"""Learn the way from a data set, then a better one from what is collected: Q-learning in two rooms.
+"""Learns a path from a data set, then a shorter one from collected steps, by Q-learning.
 
     python examples/offline_to_online.py [SEED]
 
-    S . . D . . G      D is a door. When the data were recorded it was locked, and all ways to the
-    . . . # . . .      goal went through the gap at the bottom: 16 steps. It is open now: 6.
-    . . . # . . .
-    . . . # . . .
-    . . . # . . .
-    . . . . . . .
+    S . . D . . G      D is a door. While the data set was recorded, the door was locked, and each
+    path . . . # . . .      to the goal led through the gap at the bottom (16 steps). It is now open
+    (6 steps). . . . # . . . . . . # . . . . . . # . . . . . . . . . .
 
-The learner begins with the data set alone, which is mapped from its files and never changed. Then
-it acts, and each batch is half data set and half new, while the share of the data set falls: what
-that says of the door is not true any more.
+The learner first learns only from the data set, which is memory-mapped from its files and not
+changed. Then it acts. Half of each batch is sampled from the data set at first, and this fraction
+decreases during the training, because the data set describes the locked door.
 """
 
 from __future__ import annotations
@@ -31,27 +28,27 @@ from shmbuffer import LazyMemmapStorage, OfflineToOnlineReplayBuffer
 WIDTH, HEIGHT, WALL = 7, 6, 3
 START, DOOR, GOAL = (0, 0), (WALL, 0), (WIDTH - 1, 0)
 MOVES = ((1, 0), (-1, 0), (0, 1), (0, -1))
-LONGEST = 60  # steps of an episode
-SHORTEST = 6  # steps, through the door
+LONGEST = 60  # largest number of steps per episode
+SHORTEST = 6  # number of steps through the door
 GAMMA = 0.95
-RECORDED = 5_000  # steps
+RECORDED = 5_000  # number of steps in the data set
 UPDATES, ANNEALED, MOST_UPDATES = 300, 500, 2_000
 STEPS_PER_UPDATE = 4
 
 
 class Rooms:
-    """Two rooms; the last cell ends the episode, with the only reward."""
+    """Two rooms. Only the goal cell gives a reward, and it ends the episode."""
 
     def __init__(self, *, is_open: bool) -> None:
         self.wall = {(WALL, y) for y in range(HEIGHT - 1)} - ({DOOR} if is_open else set())
         self.cell, self.steps = START, 0
 
     def reset(self) -> None:
-        """Begin at the start."""
+        """Moves the agent to the start."""
         self.cell, self.steps = START, 0
 
     def step(self, action: int) -> tuple[float, bool]:
-        """Reward, and whether the episode is over."""
+        """Moves the agent; returns the reward, and whether the episode is over."""
         x, y = self.cell[0] + MOVES[action][0], self.cell[1] + MOVES[action][1]
         if 0 <= x < WIDTH and 0 <= y < HEIGHT and (x, y) not in self.wall:
             self.cell = (x, y)
@@ -60,12 +57,12 @@ class Rooms:
 
 
 def number(cell: tuple[int, int]) -> int:
-    """Of a cell."""
+    """Returns the number of a cell."""
     return cell[0] + WIDTH * cell[1]
 
 
 def through_the_gap(cell: int) -> int:
-    """What those did most of the time whose steps were recorded."""
+    """Returns the greedy action of the policy that recorded the data set."""
     x, y = cell % WIDTH, cell // WIDTH
     if x < WALL and y < HEIGHT - 1:
         return 2
@@ -75,7 +72,7 @@ def through_the_gap(cell: int) -> int:
 def walked(
     rooms: Rooms, policy: Callable[[int], int], epsilon: float, count: int, random: Generator
 ) -> TensorDict:
-    """So many steps of a walk that follows a policy, but for a share of epsilon, as items."""
+    """Returns ``count`` steps of an epsilon-greedy policy, as items."""
     rows: list[tuple[int, int, float, bool, int]] = []
     for _ in range(count):
         cell = number(rooms.cell)
@@ -96,7 +93,7 @@ def walked(
 
 
 def way(policy: Callable[[int], int], *, is_open: bool) -> int:
-    """Steps of a policy to the goal; `LONGEST`: it does not get there."""
+    """Returns the number of steps that a policy takes to the goal; `LONGEST` if it fails."""
     rooms = Rooms(is_open=is_open)
     while not rooms.step(policy(number(rooms.cell)))[1]:
         pass
@@ -110,11 +107,11 @@ class Learner:
         self.values = torch.zeros(4, WIDTH * HEIGHT)
 
     def act(self, cell: int) -> int:
-        """The action that is worth most."""
+        """Returns the greedy action."""
         return int(self.values[:, cell].argmax())
 
     def update(self, batch: TensorDict) -> None:
-        """Move each value that is in a batch half the way to what the batch says."""
+        """Moves each value in a batch halfway to its mean target."""
         after, which = batch["next"], (batch["action"], batch["cell"])
         worth = self.values[:, after["cell"]].max(0).values
         error = after["reward"] + GAMMA * ~after["terminated"] * worth - self.values[which]
@@ -125,7 +122,7 @@ class Learner:
 
 
 def main(seed: int = 0) -> tuple[int, int]:
-    """Steps to the goal of the policy of the data set, and of the one at the end."""
+    """Returns the steps to the goal after learning from the data set, and after the training."""
     torch.manual_seed(seed)
     torch.set_num_threads(1)
     random, learner = np.random.default_rng(seed), Learner()
@@ -138,7 +135,9 @@ def main(seed: int = 0) -> tuple[int, int]:
             path / "data", online_storage=storage, offline_fraction=0.5, batch_size=128
         ) as rb:
             for _ in range(UPDATES):
-                learner.update(rb.sample())  # nothing is collected yet: all of it is data set
+                learner.update(
+                    rb.sample()
+                )  # nothing was collected yet, so all items are from the data set
             first = way(learner.act, is_open=False)
             print(f"from the data set: {first} steps to the goal")
             rooms = Rooms(is_open=True)

@@ -1,4 +1,4 @@
-"""On-policy, in several processes: every segment is learned from once, and none is too old.
+"""Trains by PPO in several processes. Each segment is used once, and none is too old.
 
     python examples/on_policy_queue.py [DIRECTORY] [--collectors 3] [--updates 60] [--kill]
 
@@ -7,12 +7,14 @@
           ▲  waits while its policy would be too old                                    │
           └───────────────────────────── weights ◀────────────────────────── publish ───┘
 
-An item is a segment of CartPole-v1. A collector reserves the room of one before it plays, which
-waits until the policy of that moment will not be more than two versions old when its turn comes; a
-segment that others overtake, and that would be older, is refused. The learner takes segments under
-a lease, and acknowledges them once they are learned from: if it dies before that they come again,
-and a collector that dies in a segment leaves nothing behind. With ``--kill`` a collector is killed
-on the way, and another takes its place. A directory goes on where it was.
+An item is a segment of 32 steps of CartPole-v1. A collector reserves a slot before it plays. The
+reservation waits until the present policy will be at most two versions old when the learner samples
+the segment. A segment that would be older is rejected at the commit. The learner samples segments
+with a lease, and acknowledges them after the update. If the learner dies before, the segments are
+delivered again. A collector that dies during a segment leaves nothing in the buffer.
+
+With ``--kill``, a collector is killed during the run and replaced. A run in an existing directory
+continues from its last policy.
 """
 
 from __future__ import annotations
@@ -38,14 +40,14 @@ from shmbuffer import (
     attach,
 )
 
-STEPS, SEGMENTS = 32, 16  # of a segment; of an update
-STALENESS = 2  # versions that a segment may be behind
+STEPS, SEGMENTS = 32, 16  # steps per segment, and segments per update
+STALENESS = 2  # largest number of policy versions between a segment and its update
 GAMMA, LAMBDA, CLIP, EPOCHS = 0.99, 0.95, 0.2, 4
 LEASE_S = 60.0
 
 
 class Policy(nn.Module):
-    """Logits of two actions, and a value."""
+    """An actor with two actions, and a critic."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,14 +55,14 @@ class Policy(nn.Module):
         self.critic = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 1))
 
     def act(self, observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """An action, and the logarithm of its probability."""
+        """Samples an action, and returns it with its log probability."""
         logits = self.actor(observation).log_softmax(-1)
         action = logits.exp().multinomial(1).squeeze(-1)
         return action, logits.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
 
 class Player:
-    """One environment, played on from segment to segment."""
+    """An environment whose episodes continue from segment to segment."""
 
     def __init__(self, seed: int) -> None:
         self._env = gymnasium.make("CartPole-v1")
@@ -69,7 +71,10 @@ class Player:
 
     @torch.no_grad()
     def segment(self, policy: Policy, version: int) -> TensorDict:
-        """The next steps, as one item ``[1]``; ``episode_return`` is NaN but where one ends."""
+        """Plays a segment, and returns it as an item ``[1]``.
+
+        ``episode_return`` is NaN except in the last step of an episode.
+        """
         steps = []
         for _ in range(STEPS):
             action, log_prob = policy.act(self._seen[None])
@@ -97,13 +102,13 @@ class Player:
 
 
 def collect(directory: str, seed: int) -> None:
-    """Plays until it is killed."""
+    """Collects segments until the process is killed."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     policy, player, version = Policy(), Player(seed), 0
     with attach(directory, role="collector") as rb:
         while True:
-            with rb.reserve(1) as room:  # waits for the learner; then the newest policy is asked
+            with rb.reserve(1) as room:  # waits for the learner, so that the policy is new
                 weights = rb.newest(than=version)
                 if weights is not None:
                     version = weights.version
@@ -112,7 +117,7 @@ def collect(directory: str, seed: int) -> None:
 
 
 def update(policy: Policy, optimizer: torch.optim.Optimizer, batch: TensorDictBase) -> None:
-    """Proximal policy optimisation, with advantages over each segment."""
+    """Performs an update by proximal policy optimization, with one GAE per segment."""
     with torch.no_grad():
         values = policy.critic(batch["observation"]).squeeze(-1)
         after = policy.critic(batch["after"]).squeeze(-1) * ~batch["terminated"]
@@ -138,21 +143,21 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, batch: TensorDictBa
 
 
 class Learned(NamedTuple):
-    """What a run has done."""
+    """Result of a run."""
 
     returns: list[float]
-    """The mean return of the episodes that ended in each update's segments; NaN: none did."""
+    """Mean return of the episodes that ended in the segments of each update; NaN if none ended."""
     staleness: int
-    """The largest: versions that a segment was behind when it was learned from."""
+    """Largest number of versions by which the policy of a segment was older than the learner's."""
     twice: int
-    """Segments that came more than once."""
+    """Number of segments that were sampled more than once."""
     killed: int
     refused: int
-    """Segments that were too old to commit."""
+    """Number of segments that were rejected as too old."""
 
 
 def begin(rb: TensorDictReplayBuffer) -> tuple[Policy, int]:
-    """The newest policy and its version; a first one, which is published before anybody plays."""
+    """Returns the newest published policy and its version, and publishes a first one if needed."""
     policy, found = Policy(), rb.newest()
     if found is None:
         return policy, rb.publish(policy.state_dict(), step=0)
@@ -169,7 +174,7 @@ def learn(
     *,
     kill: bool,
 ) -> Learned:
-    """Learns from so many batches, each segment once."""
+    """Performs ``updates`` updates, and returns the result."""
     optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
     returns: list[float] = []
     tickets: list[int] = []
@@ -192,7 +197,7 @@ def learn(
 
 
 class Crew:
-    """The collectors of a directory."""
+    """The collector processes of a run."""
 
     def __init__(self, directory: Path, count: int) -> None:
         self._directory, self._context = directory, multiprocessing.get_context("forkserver")
@@ -208,12 +213,12 @@ class Crew:
         return process
 
     def replace(self, at: int) -> None:
-        """Kill one, whatever it does, and start another."""
+        """Kills a collector and starts another one."""
         self._end(self._running[at])
         self._running[at] = self._start()
 
     def end(self) -> None:
-        """Kill all of them: what they have not committed is no loss."""
+        """Kills all collectors. Segments that they have not committed are not needed."""
         for process in self._running:
             self._end(process)
 
@@ -224,7 +229,7 @@ class Crew:
 
 
 def main(directory: Path, collectors: int = 3, updates: int = 60, *, kill: bool = False) -> Learned:
-    """Trains in a directory; returns what it has done."""
+    """Trains in a directory, and returns the result."""
     torch.set_num_threads(1)
     buffer = TensorDictReplayBuffer(
         storage=LazyMemmapStorage(512, scratch_dir=directory, shared_init=True),
@@ -251,7 +256,7 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory(dir="/dev/shm") as temporary:
         place = given.directory or Path(temporary) / "queue"
         done = main(place, given.collectors, given.updates, kill=given.kill)
-    known = [one for one in done.returns if one == one]  # NaN: no episode has ended
+    known = [one for one in done.returns if one == one]  # NaN if no episode has ended
     part = max(1, len(known) // 5)
     first, last = (sum(some) / part for some in (known[:part], known[-part:]))
     print(f"return {first:.0f} -> {last:.0f}; {done.killed} collectors killed")

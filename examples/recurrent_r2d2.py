@@ -1,12 +1,13 @@
-"""A recurrent learner with burn-in, as R2D2: remember a cue until the end of the episode.
+"""Trains a recurrent Q-network with burn-in, like R2D2, to remember a cue until the episode ends.
 
     python examples/recurrent_r2d2.py [SEED]
 
-The first observation of an episode shows a cue; seven steps later an action that names it is
-rewarded. Without a memory half of the episodes are won. The buffer holds single steps, each with
-the recurrent state that the actor had before it. A sample is windows of them: the state of the
-first step is warmed up over the burn-in, the steps behind are learned from, and one more gives the
-value of the last. See Kapturowski et al., Recurrent Experience Replay, ICLR 2019.
+The first observation of an episode shows a cue. Seven steps later, the action that names the cue is
+rewarded. An agent without memory wins half of the episodes. The buffer holds single steps, each
+with the recurrent state of the actor before the step. A sample consists of windows of steps. The
+recurrent state is recomputed over the burn-in steps, the following steps are used for the update,
+and one further step gives the value after the last one. See Kapturowski et al., Recurrent
+Experience Replay in Distributed Reinforcement Learning, ICLR 2019.
 """
 
 from __future__ import annotations
@@ -19,23 +20,26 @@ from torch import nn
 
 from shmbuffer import LazyTensorStorage, Sequence, TensorDictPrioritizedReplayBuffer
 
-CUES, LENGTH = 2, 8  # of an episode: the cue is in its first step, the question in its last
+CUES, LENGTH = (
+    2,
+    8,
+)  # number of cues, and steps per episode: the first shows the cue, the last asks for it
 BURN_IN, LEARN, BOOTSTRAP = 3, 4, 1
 ENVS, WINDOWS, HIDDEN = 16, 32, 32
 GAMMA, EPSILON = 0.95, 0.2
-MOST_EPISODES = 600  # of each environment
-GOAL = 0.95  # of the episodes, won
+MOST_EPISODES = 600  # largest number of episodes per environment
+GOAL = 0.95  # fraction of episodes that must be won
 
 
 class Network(nn.Module):
-    """Action values of each step, from what was seen until then."""
+    """Computes the action values of each step from all observations up to that step."""
 
     def __init__(self) -> None:
         super().__init__()
         self.cell, self.value = nn.GRUCell(CUES + 1, HIDDEN), nn.Linear(HIDDEN, CUES)
 
     def forward(self, seen: torch.Tensor, state: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
-        """Values ``[windows, steps, actions]``; a step that is not there leaves the state alone."""
+        """Returns values ``[windows, steps, actions]``. Padded steps do not change the state."""
         values = []
         for step in range(seen.shape[1]):
             state = torch.where(there[:, step, None], self.cell(seen[:, step], state), state)
@@ -44,13 +48,16 @@ class Network(nn.Module):
 
 
 class Memory:
-    """Environments side by side, whose episodes begin and end together."""
+    """Several environments whose episodes begin and end together."""
 
     def __init__(self, seed: int) -> None:
         self.random = torch.Generator().manual_seed(seed)
 
     def episode(self, network: Network, epsilon: float) -> tuple[TensorDict, torch.Tensor]:
-        """Every step of one episode of each environment, ``[envs, steps]``, and who has won."""
+        """Plays an episode in each environment.
+
+        Returns the steps ``[envs, steps]``, and which environments have won.
+        """
         cue = torch.randint(CUES, (ENVS,), generator=self.random)
         state, steps = torch.zeros(ENVS, HIDDEN), []
         for at in range(LENGTH):
@@ -75,7 +82,7 @@ class Memory:
 def update(
     batch: TensorDict, online: Network, target: Network, optimizer: torch.optim.Optimizer
 ) -> torch.Tensor:
-    """One step of double Q-learning on windows; returns the error of each step."""
+    """Performs a step of double Q-learning on windows, and returns the TD error of each step."""
     there, learned = batch["validity_mask"], batch["learning_mask"]
     seen, state = batch["seen"], batch["state"][:, 0]
     values = online(seen, state, there)
@@ -86,7 +93,9 @@ def update(
         follows = torch.zeros_like(worth)
         follows[:, :-1] = worth[:, 1:]
         wanted = after + GAMMA * torch.where(done, 0.0, follows)
-        known = done.clone()  # what follows: nothing, or a step of the window
+        known = (
+            done.clone()
+        )  # whether the next step is known: no step follows, or it is in the window
         known[:, :-1] |= there[:, 1:]
     error = wanted - values.gather(-1, batch["action"].unsqueeze(-1)).squeeze(-1)
     counts = (there & learned & known).float()
@@ -101,7 +110,7 @@ def update(
 
 
 def main(seed: int = 0) -> float:
-    """Trains until the goal is reached; returns the part of the last episodes that was won."""
+    """Trains until the goal is reached; returns the fraction of the last episodes that was won."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     online, target = Network(), Network()
@@ -117,7 +126,7 @@ def main(seed: int = 0) -> float:
     memory, won = Memory(seed), 0.0
     for episode in range(MOST_EPISODES):
         steps, _ = memory.episode(online, EPSILON)
-        buffer.extend(steps, stream_dim=0)  # each environment is a stream of its own
+        buffer.extend(steps, stream_dim=0)  # one stream per environment
         for _ in range(2):
             batch = buffer.sample().reshape(WINDOWS, -1)
             batch["td_error"] = update(batch, online, target, optimizer)

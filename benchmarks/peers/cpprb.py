@@ -27,17 +27,17 @@ class Cpprb(Local):
     most_writers = 16
 
     def make(self, directory: Path, capacity: int, prioritized: bool) -> Any:
-        """See `Local.make`."""
+        """Implements `Local.make`."""
         if prioritized:
             return cpprb.PrioritizedReplayBuffer(capacity, self._fields(), alpha=ALPHA)
         return cpprb.ReplayBuffer(capacity, self._fields())
 
     def fill(self, buffer: Any, capacity: int) -> None:
-        """See `Local.fill`."""
+        """Implements `Local.fill`."""
         self._kind.fill(functools.partial(_write, buffer, self._prioritized), capacity, ARRAYS)
 
     def prepare(self, operation: Operation, block_s: float) -> bool:
-        """See `Library.prepare`."""
+        """Implements `Library.prepare`."""
         if operation.call not in ("attach", "save"):
             return super().prepare(operation, block_s)
         if operation.form not in (LOADS, ELSEWHERE):
@@ -51,7 +51,7 @@ class Cpprb(Local):
         return True
 
     def call(self, operation: Operation) -> Call | None:
-        """See `Local.call`."""
+        """Implements `Local.call`."""
         buffer, count, prioritized = self._buffer, operation.count, self._prioritized
         match operation.call, operation.form:
             case "add", "arrays":
@@ -73,13 +73,13 @@ class Cpprb(Local):
         return None
 
     def share(self, writers: int, count: int) -> int:
-        """See `Library.share`."""
+        """Implements `Library.share`."""
         self._buffer = cpprb.MPPrioritizedReplayBuffer(self._capacity, self._fields(), alpha=ALPHA)
         self.fill(self._buffer, self._capacity)
         return super().share(writers, count)
 
     def opener(self) -> Callable[[], Callable[[Any], object]]:
-        """See `Local.opener`."""
+        """Implements `Local.opener`."""
         return functools.partial(functools.partial, _write, self._buffer, True)
 
     def _fields(self) -> dict[str, dict[str, Any]]:

@@ -31,7 +31,7 @@ class Flashbax(Local):
         return self._functions(1).init(item)
 
     def fill(self, buffer: Any, capacity: int) -> None:
-        """See `Local.fill`."""
+        """Implements `Local.fill`."""
         size = max(1, min(capacity, (1 << 24) // self._kind.nbytes, 10_000))
         while capacity % size:
             size -= 1
@@ -41,7 +41,7 @@ class Flashbax(Local):
             self._buffer = jax.block_until_ready(add(self._buffer, batches[at % len(batches)]))
 
     def call(self, operation: Operation) -> Call | None:
-        """See `Local.call`."""
+        """Implements `Local.call`."""
         count = operation.count
         functions = self._functions(count)
         match operation.call, operation.form:

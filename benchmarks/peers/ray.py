@@ -35,16 +35,16 @@ class Ray(Local):
         ray.init(include_dashboard=False, log_to_driver=False, num_cpus=8, namespace=_NAME)
 
     def make(self, directory: Path, capacity: int, prioritized: bool) -> Any:
-        """See `Local.make`."""
+        """Implements `Local.make`."""
         actor = ray.remote(_Replay).options(name=_NAME, num_cpus=1)
         return actor.remote(str(directory), capacity, prioritized)
 
     def fill(self, buffer: Any, capacity: int) -> None:
-        """See `Local.fill`."""
+        """Implements `Local.fill`."""
         self._kind.fill(_Writing(buffer), capacity, TENSORDICT)
 
     def call(self, operation: Operation) -> Call | None:
-        """See `Local.call`."""
+        """Implements `Local.call`."""
         actor, count = self._buffer, operation.count
         match operation.call, operation.form:
             case (("add" | "extend"), "TensorDict"):
@@ -60,11 +60,11 @@ class Ray(Local):
         return None
 
     def opener(self) -> Callable[[], Callable[[Any], object]]:
-        """See `Local.opener`."""
+        """Implements `Local.opener`."""
         return functools.partial(_find, ray.get_runtime_context().gcs_address)
 
     def close(self) -> None:
-        """See `Library.close`."""
+        """Implements `Library.close`."""
         if self._buffer is not None:
             ray.kill(self._buffer)
         super().close()

@@ -48,14 +48,14 @@ class Reverb(Local):
         return self._serve(checkpointer)
 
     def fill(self, buffer: Any, capacity: int) -> None:
-        """See `Local.fill`."""
+        """Implements `Local.fill`."""
         self._write = _Writing(self._address())
         batches = self._kind.batches(min(capacity, _FULL_CHUNK), ARRAYS)
         for start in range(0, capacity, _FULL_CHUNK):
             self._write(batches[start // _FULL_CHUNK % len(batches)])
 
     def prepare(self, operation: Operation, block_s: float) -> bool:
-        """See `Library.prepare`."""
+        """Implements `Library.prepare`."""
         if operation.call != "attach":
             return super().prepare(operation, block_s)
         if operation.form != LOADS:
@@ -67,7 +67,7 @@ class Reverb(Local):
         return True
 
     def call(self, operation: Operation) -> Call | None:
-        """See `Local.call`."""
+        """Implements `Local.call`."""
         count = operation.count
         match operation.call, operation.form:
             case (("add" | "extend"), "arrays"):
@@ -83,11 +83,11 @@ class Reverb(Local):
         return None
 
     def opener(self) -> Callable[[], Callable[[Any], object]]:
-        """See `Local.opener`."""
+        """Implements `Local.opener`."""
         return functools.partial(_Writing, self._address())
 
     def close(self) -> None:
-        """See `Library.close`."""
+        """Implements `Library.close`."""
         self._draws.clear()
         if self._buffer is not None:
             self._write.close()

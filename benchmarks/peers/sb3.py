@@ -34,7 +34,7 @@ class StableBaselines3(Local):
         torch.set_num_threads(1)
 
     def make(self, directory: Path, capacity: int, prioritized: bool) -> Any:
-        """See `Local.make`."""
+        """Implements `Local.make`."""
         if prioritized:
             return None
         dtype, shape = self._kind.leaves["obs"]
@@ -51,7 +51,7 @@ class StableBaselines3(Local):
         buffer.full = True
 
     def call(self, operation: Operation) -> Call | None:
-        """See `Local.call`."""
+        """Implements `Local.call`."""
         match operation.call, operation.form:
             case "add", "arrays":
                 return self._buffer.add, [_arguments(one) for one in self._kind.batches(1, ARRAYS)]

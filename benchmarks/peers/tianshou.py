@@ -37,7 +37,7 @@ class Tianshou(Local):
         torch.set_num_threads(1)
 
     def make(self, directory: Path, capacity: int, prioritized: bool) -> Any:
-        """See `Local.make`."""
+        """Implements `Local.make`."""
         if prioritized:
             return PrioritizedReplayBuffer(capacity, ALPHA, BETA)
         return ReplayBuffer(capacity)
@@ -52,7 +52,7 @@ class Tianshou(Local):
                 buffer.update_weight(index, 1 - np.random.random(len(index)))
 
     def call(self, operation: Operation) -> Call | None:
-        """See `Local.call`."""
+        """Implements `Local.call`."""
         buffer, count = self._buffer, operation.count
         match operation.call, operation.form:
             case "add", "arrays":

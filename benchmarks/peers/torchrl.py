@@ -91,7 +91,7 @@ class TorchRL(TorchLike):
     modules: ClassVar[list[str]] = ["torchrl.data"]
 
     def make(self, directory: Path, capacity: int, prioritized: bool, **options: Any) -> Any:
-        """See `Local.make`."""
+        """Implements `Local.make`."""
         storage = LazyMemmapStorage(capacity, scratch_dir=str(directory))
         if not prioritized:
             return TensorDictReplayBuffer(storage=storage, **options)
@@ -108,16 +108,16 @@ class TorchRL(TorchLike):
         return ReplayBuffer(storage=LazyStackStorage(capacity))
 
     def feeding(self, form: str) -> Callable[[int], object]:
-        """See `TorchLike.feeding`."""
+        """Implements `TorchLike.feeding`."""
         make, sample = _padded if form == PADDED else _nested, self._buffer.sample
         return lambda count: make(sample(count))
 
     def data_set(self, directory: Path) -> Any:
-        """See `TorchLike.data_set`."""
+        """Implements `TorchLike.data_set`."""
         return ReplayBuffer(storage=TensorStorage(TensorDict.load_memmap(str(directory))))
 
     def share(self, writers: int, count: int) -> int:
-        """See `Library.share`."""
+        """Implements `Library.share`."""
         self._directory = self._directory.with_name("shared")
         self._buffer = self.make(self._directory, self._capacity, True, sync=False)
         self.fill(self._buffer, self._capacity)
@@ -125,7 +125,7 @@ class TorchRL(TorchLike):
         return super().share(writers, count)
 
     def opener(self) -> Callable[[], Callable[[Any], object]]:
-        """See `Local.opener`."""
+        """Implements `Local.opener`."""
         return functools.partial(_writing, self._buffer)
 
     def attaching(self, form: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
