@@ -1,10 +1,11 @@
-"""CartPole in one process: act, keep what happened, learn from it by priority.
+"""Trains a double DQN on CartPole in one process, with prioritized replay.
 
     python examples/cartpole.py [SEED]
 
-The buffer is in memory and dies with the process. In examples/demo/cartpole.py the same agent
-learns from a buffer in files, which several processes share and which survives them all; `shmbuffer
-demo` runs that one and kills it on the way. The agent itself is examples/demo/double_dqn.py.
+The buffer is in memory and is lost when the process ends. In examples/demo/cartpole.py, the same
+agent learns from a buffer in files, which several processes share and which survives all of them.
+`shmbuffer demo` runs that program and kills it during the training. The agent is
+examples/demo/double_dqn.py.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from shmbuffer import LazyTensorStorage, TensorDictPrioritizedReplayBuffer
 from shmbuffer.examples.double_dqn import Agent, Config, Rollout, evaluate
 
 GOAL = 475.0
-EVALUATE_EVERY = 2_000  # steps
-LONGEST = 200_000  # steps
+EVALUATE_EVERY = 2_000  # number of steps between evaluations
+LONGEST = 200_000  # largest number of steps
 
 
 def main(seed: int = 0) -> bool:

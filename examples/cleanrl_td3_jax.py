@@ -1,12 +1,13 @@
-"""TD3 in JAX and one file, in CleanRL's manner: collectors and a learner, and no torch.
+"""Trains TD3 in JAX, in one file in CleanRL's style, with collectors and a learner. Needs no torch.
 
     pip install . "gymnasium>=1.0" jax
     python examples/cleanrl_td3_jax.py               # two collectors and a learner, on run/td3
 
-Losses and the ratio of updates to steps are those of CleanRL's file. Collectors act with NumPy. The
-buffer takes and gives arrays, through `shmbuffer.numpy`, and the policy goes from JAX to NumPy
-through `publish` and `newest`. Kill it at any time; started again, it goes on with the transitions
-that are there.
+Losses and the ratio of updates to steps are those of CleanRL's file. Collectors compute actions
+with NumPy. They write arrays to the buffer through `shmbuffer.numpy`, and the learner samples
+arrays. The learner publishes its policy with `publish`, and collectors receive it with `newest`.
+The program can be killed at any time. When restarted, it continues with the transitions in the
+buffer.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from shmbuffer import Coordinator, RateLimiter
 
 @dataclass(frozen=True)
 class Args:
-    """As CleanRL's; ``collectors`` and ``scratch_dir`` are new."""
+    """CleanRL's arguments, with ``collectors`` and ``scratch_dir`` in addition."""
 
     collectors: int = 2
     scratch_dir: str = "run/td3"
@@ -49,7 +50,7 @@ class Args:
 
 
 def network(rng: np.random.Generator, inputs: int, outputs: int) -> dict[str, Any]:
-    """Parameters of three layers."""
+    """Returns the initial parameters of a network with three layers."""
     sizes = (inputs, 256, 256, outputs)
     drawn: dict[str, Any] = {}
     for at, (into, out) in enumerate(pairwise(sizes)):
@@ -60,7 +61,7 @@ def network(rng: np.random.Generator, inputs: int, outputs: int) -> dict[str, An
 
 
 def forward(net: dict[str, Any], x: Any) -> Any:
-    """Outputs of a network for ``[n, inputs]``; parameters and inputs are of NumPy or of JAX."""
+    """Returns the outputs of a network for inputs ``[n, inputs]`` of NumPy or JAX."""
     for at in range(2):
         x = x @ net[f"w{at}"] + net[f"b{at}"]
         x = x * (x > 0)
@@ -68,7 +69,7 @@ def forward(net: dict[str, Any], x: Any) -> Any:
 
 
 class Policy:
-    """Actions for single observations, with NumPy."""
+    """Computes actions for single observations with NumPy."""
 
     def __init__(self, env: Any, seed: int) -> None:
         space = env.action_space
@@ -77,7 +78,7 @@ class Policy:
         self.net = network(self.rng, env.observation_space.shape[0], space.shape[0])
 
     def act(self, obs: np.ndarray, noise: float = 0.0) -> np.ndarray:
-        """The action of the network, and normal noise of this part of half the range."""
+        """Returns the action plus normal noise, whose deviation is relative to half the range."""
         scale, bias = (self.high - self.low) / 2, (self.high + self.low) / 2
         action = np.tanh(forward(self.net, obs)) * scale + bias
         return (action + self.rng.normal(0, scale * noise)).clip(self.low, self.high, dtype="f")
@@ -98,7 +99,7 @@ def adam(params: Any, grads: Any, state: Any, rate: float) -> tuple[Any, Any]:
 
 
 class Learner:
-    """Networks, targets and optimizers; `update` is what CleanRL has in the middle of its loop."""
+    """Networks, targets and optimizers. CleanRL has the code of `update` in its training loop."""
 
     def __init__(self, env: Any, args: Args) -> None:
         rng, self.key = np.random.default_rng(args.seed), jax.random.key(args.seed)
@@ -112,7 +113,7 @@ class Learner:
         self.optimizers = [(jnp.zeros((), jnp.int32), one, one) for one in zeros]
 
     def update(self, batch: dict[str, np.ndarray]) -> None:
-        """Updates the critics, and at every second call the actor and all targets."""
+        """Updates the critics, and in every second call also the actor and all targets."""
         self.updates += 1
         self.key, key = jax.random.split(self.key)
         self.critics, self.optimizers[1] = self._step_critics(
@@ -127,7 +128,7 @@ class Learner:
         scale, bias = (self.high - self.low) / 2, (self.high + self.low) / 2
         return jnp.tanh(forward(actor, obs)) * scale + bias
 
-    @partial(jax.jit, static_argnums=0)  # of the learner it reads what does not change
+    @partial(jax.jit, static_argnums=0)  # it reads only constant attributes of the learner
     def _step_critics(
         self, critics: Any, optimizer: Any, targets: Any, batch: Any, key: Any
     ) -> Any:
@@ -157,11 +158,11 @@ class Learner:
         return actor, optimizer, slower
 
 
-# -- two kinds of processes ------------------------------------------------------------------------
+# -- the processes ---------------------------------------------------------------------------------
 
 
 def collect(scratch_dir: str, index: int, options: dict[str, Any]) -> None:
-    """Step and store, with the newest policy; a process of its own."""
+    """Collects steps with the newest policy, in its own process."""
     args = Args(**options)
     seed, version = args.seed * 1_000 + index, 0
     env = gym.make(args.env_id)
@@ -182,11 +183,14 @@ def collect(scratch_dir: str, index: int, options: dict[str, Any]) -> None:
 
 
 def learn(learner: Learner, args: Args) -> None:
-    """Update, and hand out the policy; the limiter keeps CleanRL's ratio of updates to steps."""
+    """Updates and publishes the policy.
+
+    The rate limiter keeps CleanRL's ratio of updates to steps.
+    """
     ratio = RateLimiter(
         args.batch_size,
         min_size=args.learning_starts,
-        error_buffer=20 * args.batch_size,  # so far may one side be ahead: 20 steps
+        error_buffer=20 * args.batch_size,  # one side may be ahead by 20 steps
         when_no_peer="wait",  # collectors write nothing while the learner is dead
     )
     options = {"alpha": None, "rate_limiter": ratio, "on_existing": "recover"}
@@ -204,7 +208,7 @@ def learn(learner: Learner, args: Args) -> None:
 
 
 def evaluate(policy: Policy, env: Any, episodes: int = 20) -> float:
-    """The mean return of episodes without noise."""
+    """Returns the mean return of episodes without exploration noise."""
     total = 0.0
     for episode in range(episodes):
         obs, _ = env.reset(seed=1_000_000 + episode)
@@ -216,7 +220,7 @@ def evaluate(policy: Policy, env: Any, episodes: int = 20) -> float:
 
 
 def main() -> None:
-    """Train once, and print one line."""
+    """Trains, and prints one line with the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for field in fields(Args):
         name = f"--{field.name.replace('_', '-')}"

@@ -1,12 +1,12 @@
-"""TD3 with all rows on the device, and a shared ring as their journal.
+"""Trains TD3 with all replay rows on the device, and with a shared ring as their journal.
 
     python examples/device_journal.py PATH [--device cuda] [--steps 2000]
 
-As in FastTD3, many environments step at once, batches are large, and the replay rows stay on the
-device, so that no sample crosses the bus. A plain device buffer dies with its process. Here each
-step's rows are also written to a ring in ``PATH``: kill the program at any moment, start it again,
-and the committed rows are back on the device. Nothing has to be dumped. Networks are published to
-the same directory now and then.
+As in FastTD3, many environments step together, batches are large, and the replay rows stay on the
+device, so that samples are not copied over the bus. A plain device buffer is lost when its process
+ends. This program also writes the rows of each step to a ring in ``PATH``. If it is killed and
+started again, it loads the committed rows from the ring to the device, so that no dump is needed.
+It publishes its networks to the same directory at regular intervals.
 
 See Seo et al., FastTD3: Simple, Fast, and Capable Reinforcement Learning for Humanoid Control,
 2025.
@@ -24,15 +24,15 @@ from torch import nn
 
 from shmbuffer import Coordinator, SamplerWithoutReplacement, TensorDictReplayBuffer
 
-CHUNK = 65_536  # rows that a reload sends to the device at once
+CHUNK = 65_536  # number of rows that a reload copies to the device at a time
 GAMMA, TAU, NOISE, EXPLORE = 0.97, 0.01, 0.2, 0.3
 
 
 class DeviceRows:
-    """A ring of rows on the device, which begins with the rows of its journal.
+    """A ring of rows on the device, which initially contains the rows of its journal.
 
     Args:
-        journal: a ring of the same capacity. Its samples go to ``device``, in order.
+        journal: a ring of the same capacity, whose samples are on ``device`` and in order.
         device: device of the rows.
     """
 
@@ -43,7 +43,7 @@ class DeviceRows:
         self.reload()
 
     def reload(self) -> None:
-        """Copies the journal's rows to the device, the oldest first."""
+        """Copies the rows of the journal to the device, oldest first."""
         tickets = torch.empty(len(self.journal), dtype=torch.int64, device=self.device)
         while (left := len(tickets) - self.size) > 0:
             part = self.journal.sample(min(left, CHUNK))
@@ -55,7 +55,7 @@ class DeviceRows:
                 leaf[: self.size] = leaf[oldest_first]
 
     def extend(self, rows: TensorDict) -> None:
-        """Writes ``[envs]`` rows of the device; a kill after the first line does not lose them."""
+        """Writes rows ``[envs]``; they survive a kill once the first statement has returned."""
         self.journal.extend(rows.cpu())
         self._write(rows)
 
@@ -68,12 +68,12 @@ class DeviceRows:
         self.size = min(self.size + len(rows), self.capacity)
 
     def sample(self, count: int) -> TensorDict:
-        """Draws uniformly, on the device."""
+        """Samples rows uniformly on the device."""
         return self.rows[torch.randint(self.size, (count,), device=self.device)]
 
 
 class Points:
-    """Points on a line, side by side on the device; a step's reward is minus the distance to 0."""
+    """Points on a line, all on the device. The reward of a step is minus the distance to 0."""
 
     def __init__(self, count: int, device: torch.device, length: int = 50) -> None:
         self.state = self._start(torch.empty(count, 2, device=device))
@@ -81,12 +81,12 @@ class Points:
         self.length = length
 
     def _start(self, state: torch.Tensor) -> torch.Tensor:
-        """Returns places in [-1, 1], and speeds of 0."""
+        """Returns positions in [-1, 1] and speeds of 0."""
         place = 2 * torch.rand_like(state[:, 0]) - 1
         return torch.stack([place, torch.zeros_like(place)], 1)
 
     def step(self, action: torch.Tensor) -> TensorDict:
-        """Moves all points; returns their transitions. No episode terminates, all are cut off."""
+        """Moves all points, and returns transitions; episodes are truncated, not terminated."""
         speed = 0.9 * self.state[:, 1:] + 0.1 * action
         after = torch.cat([self.state[:, :1] + speed, speed], 1)
         rows = {"observation": self.state, "action": action, "reward": -after[:, 0].abs()}
@@ -97,13 +97,13 @@ class Points:
 
 
 def network(inputs: int, *, end: nn.Module | None = None) -> nn.Module:
-    """A small network with one output."""
+    """Returns a small network with one output."""
     layers = [nn.Linear(inputs, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)]
     return nn.Sequential(*layers, *([] if end is None else [end]))
 
 
 class Agent(nn.Module):
-    """An actor, two critics, and their targets."""
+    """An actor, two critics, and their target networks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Agent(nn.Module):
         self.targets = copy.deepcopy(nn.ModuleList([self.actor, *self.critics]))
 
     def losses(self, batch: TensorDict) -> torch.Tensor:
-        """The sum of both critics' losses and the actor's, whose gradients do not meet."""
+        """Returns the losses of the critics and of the actor, as a sum with separate gradients."""
         seen, after = batch["observation"], batch["next_observation"]
         with torch.no_grad():
             actor, *critics = self.targets
@@ -127,7 +127,7 @@ class Agent(nn.Module):
         return sum(errors) - torch.func.functional_call(self.critics[0], frozen, chosen).mean()
 
     def follow(self) -> None:
-        """Moves the targets towards the networks."""
+        """Moves the target networks toward the networks."""
         networks = nn.ModuleList([self.actor, *self.critics])
         with torch.no_grad():
             for target, one in zip(self.targets.parameters(), networks.parameters(), strict=True):
@@ -135,7 +135,7 @@ class Agent(nn.Module):
 
 
 def journal_options(device: torch.device) -> dict[str, Any]:
-    """Arguments of the journal: its samples come in order, through pinned memory on a GPU."""
+    """Returns options for `attach`: samples in order, through pinned memory for a GPU."""
     pinned = {"device": device, "pin_memory": device.type == "cuda"}
     return {"sampler": SamplerWithoutReplacement(shuffle=False), "alpha": None, **pinned}
 
@@ -143,7 +143,7 @@ def journal_options(device: torch.device) -> dict[str, Any]:
 def train(
     path: str, device: torch.device, steps: int, envs: int, capacity: int, publish: int
 ) -> None:
-    """Trains; what the directory has from an earlier run is the beginning."""
+    """Trains, and continues from the rows and networks of an earlier run in the directory."""
     agent, points = Agent().to(device), Points(envs, device)
     optimizer = torch.optim.Adam(agent.parameters(), 1e-3)
     options = {"capacity": capacity, "on_existing": "recover", **journal_options(device)}

@@ -1,13 +1,13 @@
-"""CartPole on several nodes of a Ray cluster: collectors on each, one buffer over all, one learner.
+"""Trains on CartPole with collectors on several nodes of a Ray cluster and one sharded buffer.
 
     pip install "shmbuffer[ray]" gymnasium
-    python examples/dqn_ray.py --nodes 3      on this machine: one node dies, and comes back
-    python examples/dqn_ray.py                on the head node of a cluster that runs
+    python examples/dqn_ray.py --nodes 3      on this machine; one node is killed and restarted
+    python examples/dqn_ray.py                on the head node of a running cluster
 
-Each node has a ring, in which its collectors write at the speed of memory. The learner draws from
-all of them by priority, as if they were one buffer. Weights travel as an object of Ray's, which
-moves it to each node once. When a node dies, training goes on with the others; when it is back, so
-are its items. The agent is examples/demo/double_dqn.py.
+Each node has a ring, to which its collectors write at memory speed. The learner samples by priority
+from all rings, as from one buffer. Weights are a Ray object, which Ray copies to each node once. If
+a node dies, training continues with the other nodes. When the node is back, its items can be
+sampled again. The agent is examples/demo/double_dqn.py.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from shmbuffer import (
 )
 from shmbuffer.examples.double_dqn import Agent, Config, QNetwork, Rollout, evaluate, flat
 
-ROWS = 16  # that a collector writes at once
-PUBLISH_EVERY = 25  # updates
-MOST_AHEAD = 300  # steps of the collectors, before the learner: their policy is not older
-LOOK_EVERY_S = 1.0  # for nodes that have come
-PATIENCE_S = 60.0  # with a node that is coming back
+ROWS = 16  # number of rows per write
+PUBLISH_EVERY = 25  # number of updates between publications
+MOST_AHEAD = 300  # largest number of steps by which collectors are ahead of the learner
+LOOK_EVERY_S = 1.0  # seconds between checks for new nodes
+PATIENCE_S = 60.0  # seconds to wait for a restarted node
 
 
 @ray.remote(num_cpus=1)
 class Collector:
-    """Acts on its node, and writes what happens into the ring there."""
+    """Collects transitions on its node, and writes them to the node's ring."""
 
     def __init__(self, rb: Any, config: Config, seed: int) -> None:
         torch.set_num_threads(1)
@@ -47,25 +47,25 @@ class Collector:
         self.rollout = Rollout(config, seed)
 
     def collect(self, weights: torch.Tensor, epsilon: float) -> int:
-        """Takes some steps with these weights; returns how many."""
+        """Takes some steps with these weights; returns their number."""
         self.network.load_flat(weights)
         self.rb.extend(self.rollout.collect(self.network, epsilon, ROWS))
         return ROWS
 
 
 class Crew:
-    """A collector on each node that lives, each busy or idle."""
+    """Collectors, one on each live node, busy or idle."""
 
     def __init__(self, rb: ShardedReplayBuffer, config: Config) -> None:
         self.rb, self.config = rb.client(), config
-        self.collectors: dict[str, Any] = {}  # by the name of the node
-        self.busy: dict[Any, str] = {}  # what will be the answer, and the node
+        self.collectors: dict[str, Any] = {}  # by node name
+        self.busy: dict[Any, str] = {}  # node by the reference to the pending result
         self.made = 0
         self.look()
         ray.get([one.__ray_ready__.remote() for one in self.collectors.values()])
 
     def steps(self, weights: Any, epsilon: float, *, wanted: bool) -> int:
-        """Gives collectors something to do, if that is wanted; returns the steps they took."""
+        """Starts steps of idle collectors if requested; returns the number of completed steps."""
         if time.monotonic() - self.looked_s > LOOK_EVERY_S:
             self.look()
         if wanted:
@@ -82,7 +82,7 @@ class Crew:
         return steps
 
     def look(self) -> None:
-        """Starts a collector on each node that has none."""
+        """Starts a collector on each node without one."""
         self.looked_s = time.monotonic()
         for node in ray.nodes():
             name = node["NodeName"]
@@ -128,7 +128,7 @@ def train(
 
 
 def items_of(rb: ShardedReplayBuffer) -> str:
-    """How many items each node has, and which nodes do not answer."""
+    """Returns the number of items of each node, and the nodes that do not answer."""
     stats = rb.stats()
     there = {node: f"{one['size']:,}" for node, one in sorted(stats["shards"].items())}
     told = there | dict.fromkeys(stats["missing"], "no answer")
@@ -136,7 +136,7 @@ def items_of(rb: ShardedReplayBuffer) -> str:
 
 
 def run(config: Config, steps: int, scratch_dir: str, cluster: Any = None) -> list[float]:
-    """Makes the buffer and trains; of a cluster that may be killed one node is, and comes back."""
+    """Creates the buffer and trains. On a local cluster, one node is killed and restarted."""
     events: dict[int, Callable[[], None]] = {}
     if cluster is not None:
         name = cluster.names[-1]
@@ -167,14 +167,14 @@ def run(config: Config, steps: int, scratch_dir: str, cluster: Any = None) -> li
 
 
 def wait_for_all(rb: ShardedReplayBuffer) -> None:
-    """Waits until the shard of every node answers."""
+    """Waits until the shards of all nodes answer."""
     end_s = time.monotonic() + PATIENCE_S
     while rb.stats()["missing"] and time.monotonic() < end_s:
         time.sleep(0.5)
 
 
 def main() -> None:
-    """Trains, on a cluster that is there or on one of this machine."""
+    """Trains on a running cluster or on a local one."""
     parser = argparse.ArgumentParser(description="Double DQN on CartPole, on several nodes.")
     parser.add_argument("--nodes", type=int, help="nodes on this machine (default: a real cluster)")
     parser.add_argument("--steps", type=int, default=20_000, help="of all nodes (%(default)s)")

@@ -1,10 +1,10 @@
-"""DQN on CartPole with TorchRL's environments, collector, loss and transforms, on a buffer of ours.
+"""Trains a DQN on CartPole with TorchRL's environment, collector, loss and transforms.
 
     pip install shmbuffer torchrl gymnasium
     python examples/dqn_torchrl.py
 
-The line that imports from shmbuffer is the only one that is not TorchRL's own: with `torchrl.data`
-in its place the script runs on TorchRL's buffer.
+Only the replay buffer is imported from shmbuffer. If it is imported from `torchrl.data` instead,
+the script runs with TorchRL's buffer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ UPDATES_PER_BATCH = 25
 
 
 def train(frames: int, seed: int = 0) -> tuple[list[float], TensorDict]:
-    """Learn from so many steps; the reward of every episode, and the last sample."""
+    """Trains for ``steps`` steps; returns the return of each episode, and the last sample."""
     torch.manual_seed(seed)
     env = TransformedEnv(GymEnv("CartPole-v1"), Compose(RewardSum(), StepCounter()))
     env.set_seed(seed)
@@ -86,7 +86,7 @@ def train(frames: int, seed: int = 0) -> tuple[list[float], TensorDict]:
 
 
 def main() -> None:
-    """Train, and say how the last episodes went."""
+    """Trains, and prints the mean return of the last episodes."""
     parser = argparse.ArgumentParser(description="DQN on CartPole: TorchRL on a shmbuffer.")
     parser.add_argument("--frames", type=int, default=10_000, help="steps (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of everything (%(default)s)")

@@ -1,4 +1,4 @@
-"""CartPole: two collectors, a learner and a coordinator that know each other by a path alone.
+"""Trains on CartPole with two collectors, a learner and a coordinator, which only share a path.
 
      collect()  × n                   RUN/replay                          learn()
        act, step ──────extend──▶  transitions, priorities  ──sample──▶  Agent.update
@@ -6,10 +6,10 @@
          └─────newest────────────  weights  ◀──────────────────publish──────────┘
                                      networks, optimizer, number of updates
 
-`serve` runs the coordinator of the buffer and starts the collectors. The directory has the state of
-the run: any process, or all of them, may be killed at any time and started again.
+`serve` runs the coordinator of the buffer and starts the collectors. The directory holds the state
+of the run. Any process, or all of them, can be killed at any time and started again.
 
-Copy what you need: `double_dqn` is the algorithm; `serve`, `collect` and `learn` are the processes
+Copy what you need. `double_dqn` is the algorithm. `serve`, `collect` and `learn` are the processes
 of any off-policy algorithm. The lines about the ledger and `torn` only prove that nothing was lost.
 """
 
@@ -31,21 +31,21 @@ from shmbuffer.examples.evidence import Ledger, torn
 
 @dataclass(frozen=True)
 class Config(double_dqn.Config):
-    """The agent, and how its processes work together."""
+    """Options of the agent and of its processes."""
 
     collectors: int = 2
     rows_per_write: int = 16
     updates_per_publication: int = 25
     most_steps_ahead: int = 300
-    """How far collectors may be ahead of the learner, so that their policy is not too old."""
+    """Largest number of steps by which collectors are ahead of the learner."""
     patience_s: float = 60.0
-    """A collector ends after so long without newer weights, because the learner has ended."""
+    """Seconds without newer weights after which a collector ends, because the learner has ended."""
     evaluate_every: int = 1_000
 
 
 @dataclass(frozen=True)
 class Service:
-    """The coordinator's report: its counters, the processes that collect, and all deaths so far."""
+    """Report of the coordinator: counters, collector processes, and all deaths so far."""
 
     stats: dict[str, float]
     collectors: tuple[int, ...]
@@ -54,7 +54,7 @@ class Service:
 
 @dataclass(frozen=True)
 class Learning:
-    """The learner's report: what it did in this life."""
+    """Report of the learner about its work since it was started."""
 
     updates: int
     sampled: int
@@ -63,7 +63,7 @@ class Learning:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The learner's report after an evaluation."""
+    """Report of the learner after an evaluation."""
 
     step: int
     mean_return: float
@@ -75,7 +75,7 @@ def serve(
     on_existing: Literal["error", "recover"],
     control: Connection,
 ) -> None:
-    """Coordinates a run: makes or recovers the buffer, starts collectors, reports."""
+    """Coordinates a run: creates or recovers the buffer, starts collectors, and reports."""
     with Coordinator(
         run / "replay",
         capacity=config.capacity,
@@ -97,7 +97,7 @@ def collect(replay_dir: Path, index: int, config: Config) -> None:
     with attach(replay_dir) as replay, Ledger(replay_dir.parent / "ledgers", index) as ledger:
         rollout = Rollout(config, seed=config.seed * 1_000_003 + ledger.source)
         network = QNetwork(config.hidden)
-        version = most_steps = 0  # until the learner has published where it begins
+        version = most_steps = 0  # until the learner has published its first weights
         last_news_s = time.monotonic()
         while time.monotonic() - last_news_s < config.patience_s:
             if (weights := replay.newest(than=version)) is not None:
@@ -141,6 +141,6 @@ def learn(run: Path, config: Config, control: Connection) -> None:
                 control.send(Learning(agent.updates, n_sampled, n_torn))
             if step // config.evaluate_every > evaluations:
                 evaluations = step // config.evaluate_every
-                # Episodes that no collector has seen, others each time.
+                # Episodes with seeds that no collector uses, different in each evaluation.
                 mean_return = evaluate(agent.online, config, seed=2_000_000_000 + step)
                 control.send(Evaluation(step, mean_return))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shmbuffer.examples.trial import Outcome
 
 UNSOLVED = 5
-"""An exit code that only this verb has."""
+"""Exit code of this command only."""
 
 EPILOG = f"""\
   {UNSOLVED:>3}  not solved within --max-minutes
@@ -57,7 +57,7 @@ EXAMPLES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of the verb."""
+    """Adds the arguments of the command."""
     parser.epilog = f"{parser.epilog}{EPILOG}"
     parser.add_argument(
         "--seed", type=arguments.at_least(0), default=0, metavar="N", help="default 0"
@@ -99,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the demo; exit 0 if it was solved and no item was lost or torn."""
+    """Runs the demo; returns 0 if the task was solved and no item was lost or torn."""
     if importlib.util.find_spec("gymnasium") is None:
         raise missing("the demo needs gymnasium", "demo", name="gymnasium")
     if args.nodes is not None:
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     plan = TrialPlan(max_s=60.0 * args.max_minutes)
     if args.no_kill:
         plan = TrialPlan(max_s=plan.max_s, kill_collector_at=None, kill_all_at=None)
-    # With --json only the object goes to stdout. On SIGTERM the processes of the run are ended.
+    # With --json, stdout has only the object. On SIGTERM, the processes of the run are ended.
     with (
         terminal.unwound_on(signal.SIGTERM) as came,
         contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout),
@@ -136,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _directory(given: Path | None) -> contextlib.AbstractContextManager[str | os.PathLike[str]]:
-    """A directory for one run: the user's, which is kept, or a temporary one."""
+    """Yields the directory of a run: the user's, which is kept, or a temporary one."""
     if given is None:
         return temporary_folder()
     if given.exists() and any(given.iterdir()):
@@ -164,7 +164,7 @@ class _Shown(ProgressBar):
         )
 
 
-# ---- afterwards ----
+# ---- after the run ----
 
 
 def _tables(outcome: Outcome) -> Iterator[tables.Table]:
@@ -248,7 +248,7 @@ def _evidence(outcome: Outcome) -> dict[str, int]:
 
 
 def _draw(curve: Curve, path: Path) -> str | None:
-    """Saves the picture, or draws it in the terminal; returns where it was saved."""
+    """Saves the learning curve, or prints it in the terminal; returns the path of the file."""
     try:
         saved = learning_curve.save(curve, path)
     except (OSError, ShmBufferError) as error:

@@ -1,4 +1,4 @@
-"""The processes of a trial: a coordinator and a learner, started, heard, killed and ended."""
+"""Starts, monitors, kills and ends the processes of a trial: a coordinator and a learner."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any, Literal, Self
 from shmbuffer.examples.cartpole import Config, Evaluation, Learning, Service, learn, serve
 
 GRACE_S = 15.0
-"""How long processes may take to end when they are told to, before they are killed."""
+"""Seconds after which processes that have been told to end are killed."""
 
 
 class Crew:
@@ -51,12 +51,12 @@ class Crew:
     def kill_collector(self) -> int:
         """Kills one collector; returns its pid."""
         pid = self.collectors[0]
-        self.collectors = self.collectors[1:]  # until the coordinator says that it is back
+        self.collectors = self.collectors[1:]  # until the coordinator reports that it was restarted
         os.kill(pid, signal.SIGKILL)
         return pid
 
     def kill_all(self) -> tuple[int, ...]:
-        """Kills every process, and returns them once they are dead."""
+        """Kills all processes, and returns them once they are dead."""
         self._all_killed = True
         coordinator, learner = self._coordinator.process, self._learner.process
         watched = []
@@ -77,7 +77,7 @@ class Crew:
         return tuple(pid for pid in pids if pid is not None)
 
     def losses(self) -> str:
-        """Names the processes that ended by themselves."""
+        """Returns the names of processes that ended without being told to."""
         return ", ".join(
             f"{role.name} ended with exit code {role.exit_code()}"
             for role in (self._coordinator, self._learner)
@@ -85,7 +85,7 @@ class Crew:
         )
 
     def __enter__(self) -> Self:
-        """Starts them; those that have started are killed if a signal comes meanwhile."""
+        """Starts the processes. If a signal arrives meanwhile, those already started are killed."""
         try:
             for role in (self._coordinator, self._learner):
                 role.start()
@@ -95,7 +95,7 @@ class Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends every process, and kills those that do not end; a starting one is not waited for."""
+        """Ends all processes. Those that do not end, or are still starting, are killed."""
         if self._all_killed:
             return
         if not (self._learner.has_spoken and self._coordinator.has_spoken):
@@ -123,7 +123,7 @@ class _Role:
 
     def start(self) -> None:
         self.process.start()
-        self._theirs.close()  # so that the wire ends with the process
+        self._theirs.close()  # so that the pipe is closed when the process ends
 
     def heard(self) -> Iterator[Service | Learning | Evaluation]:
         try:
@@ -140,7 +140,7 @@ class _Role:
 
 
 def _apart(target: Callable[..., None], *args: Any) -> None:
-    """Runs a role in a process group of its own: Ctrl-C in a terminal is for the trial alone."""
+    """Runs a role in its own process group, so that Ctrl-C in a terminal reaches only the trial."""
     os.setpgrp()
     logging.getLogger("shmbuffer").setLevel(logging.ERROR)  # the trial reports deaths
     target(*args)

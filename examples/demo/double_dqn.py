@@ -1,8 +1,8 @@
-"""A double DQN for CartPole, fed with n-step transitions; it knows neither processes nor buffers.
+"""A double DQN for CartPole with n-step transitions, independent of processes and buffers.
 
     Rollout   steps an environment              ──▶ batches of transitions, for a buffer
     Agent     learns from a prioritized sample  ──▶ its new priorities
-    evaluate  plays some episodes               ──▶ how good the policy is
+    evaluate  plays some episodes               ──▶ mean return of the policy
 
 Double Q-learning: van Hasselt, Guez and Silver, AAAI 2016. Priorities: Schaul et al., ICLR 2016.
 """
@@ -26,20 +26,20 @@ Observation = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Schedule:
-    """A value that goes from ``start`` to ``end`` in so many steps, and stays there."""
+    """A value that changes linearly from ``start`` to ``end`` over a number of steps."""
 
     start: float
     end: float
     steps: int
 
     def at(self, step: int) -> float:
-        """Returns the value at a step of the run."""
+        """Returns the value at a step."""
         return self.start + (self.end - self.start) * min(1.0, step / self.steps)
 
 
 @dataclass(frozen=True)
 class Config:
-    """What makes the agent. A step is one step of one environment, over all collectors."""
+    """Options of the agent. Steps are counted over all environments of all collectors."""
 
     seed: int = 0
     environment: str = "CartPole-v1"
@@ -50,29 +50,29 @@ class Config:
     learning_rate: Schedule = Schedule(1e-3, 1e-4, 40_000)
     batch_size: int = 128
     capacity: int = 2**14
-    """Old transitions were made by worse policies, which n-step returns do not correct for."""
+    """Small, because n-step returns do not correct for the older policies of old transitions."""
     alpha: float = 0.6
     beta: float = 0.6
     warmup_steps: int = 1_000
     steps_per_update: int = 4
-    target_rate: float = 0.01  # how far the target network moves in an update
+    target_rate: float = 0.01  # fraction by which the target network approaches the online network
     largest_gradient: float = 10.0
-    reward_scale: float = 0.1  # values up to 10 instead of 100, which suits network and loss
+    reward_scale: float = 0.1  # values are at most 10 instead of 100, which suits network and loss
     evaluation_episodes: int = 20
 
     def updates_due(self, step: int) -> int:
-        """Returns how many updates the learner should have made at a step."""
+        """Returns the number of updates that the learner should have made at a step."""
         return max(0, step - self.warmup_steps) // self.steps_per_update
 
 
 class QNetwork(nn.Module):
-    """Values of both actions, ``[n, 2]``, for observations ``[n, 4]``."""
+    """Computes the values ``[n, 2]`` of both actions for observations ``[n, 4]``."""
 
     scale: torch.Tensor
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
-        # About the largest position, velocity, angle and angular velocity that are seen.
+        # About the largest observed position, velocity, angle and angular velocity.
         self.register_buffer("scale", torch.tensor([2.4, 2.5, 0.21, 2.5]))
         self.layers = nn.Sequential(
             nn.Linear(4, hidden),
@@ -89,19 +89,19 @@ class QNetwork(nn.Module):
 
     @torch.no_grad()
     def greedy(self, observations: Observation) -> NDArray[np.int64]:
-        """Returns the best actions ``[n]`` for observations ``[n, 4]``."""
+        """Returns the greedy actions ``[n]`` for observations ``[n, 4]``."""
         values: torch.Tensor = self(torch.from_numpy(observations))
         best: NDArray[np.int64] = values.argmax(-1).numpy()
         return best
 
     @torch.no_grad()
     def load_flat(self, vector: torch.Tensor) -> None:
-        """Takes its parameters from one vector."""
+        """Sets the parameters from one vector."""
         nn.utils.vector_to_parameters(vector, self.parameters())
 
 
 class Agent:
-    """A double DQN. Its whole state is a dict of tensors and the number of its updates."""
+    """A double DQN. Its state consists of a dict of tensors and the number of updates."""
 
     def __init__(self, config: Config) -> None:
         torch.manual_seed(config.seed)
@@ -114,13 +114,13 @@ class Agent:
         self.optimizer = torch.optim.Adam(self.parameters, fused=True)
 
     def update(self, batch: TensorDictBase, step: int) -> torch.Tensor:
-        """Makes one step of the optimizer; returns the absolute TD errors, the new priorities."""
+        """Performs one gradient step; returns the new priorities, the absolute TD errors."""
         config, after = self.config, batch["next"]
         with torch.no_grad():
-            # One network chooses the action, the other one says what it is worth.
+            # The online network chooses the action, and the target network evaluates it.
             chosen = self.online(after["observation"]).argmax(1, keepdim=True)
             worth = self.target(after["observation"]).gather(1, chosen).squeeze(1)
-            # An episode that its time limit cuts off is not terminated: it would have gone on.
+            # An episode that ends at its time limit is truncated, not terminated.
             discount = batch["gamma"] * ~after["terminated"]
             wanted = config.reward_scale * after["reward"] + discount * worth
         values = self.online(batch["observation"]).gather(1, batch["action"][:, None]).squeeze(1)
@@ -140,7 +140,7 @@ class Agent:
         return surprise
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Returns networks and optimizer."""
+        """Returns the tensors of networks and optimizer."""
         return {
             "online": flat(self.parameters),
             "target": flat(self.target.parameters()),
@@ -149,7 +149,7 @@ class Agent:
         }
 
     def load(self, state: Mapping[str, torch.Tensor], updates: int) -> None:
-        """Goes back to what `state` returned after so many updates, in this or another process."""
+        """Loads a result of `state`, of any process, and the number of updates."""
         self.online.load_flat(state["online"])
         self.target.load_flat(state["target"])
         self.updates = updates
@@ -164,17 +164,17 @@ class Agent:
             }
 
     def _moment(self, name: str) -> torch.Tensor:
-        state = self.optimizer.state  # empty before the first update
+        state = self.optimizer.state  # still empty before the first update
         return flat(state[p][name] if p in state else torch.zeros_like(p) for p in self.parameters)
 
 
 def flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Returns all values of some tensors as one vector."""
+    """Concatenates tensors to one vector."""
     return torch.cat([tensor.detach().flatten() for tensor in tensors])
 
 
 class _Moment(NamedTuple):
-    """One step."""
+    """Data of one step."""
 
     observation: Observation
     action: int
@@ -182,7 +182,7 @@ class _Moment(NamedTuple):
 
 
 class Rollout:
-    """Steps one environment without end and makes n-step transitions."""
+    """Steps an environment indefinitely, and creates n-step transitions."""
 
     def __init__(self, config: Config, seed: int) -> None:
         self._gamma = config.gamma
@@ -194,7 +194,7 @@ class Rollout:
         self._rows: list[tuple[Observation, int, float, Observation, float, bool]] = []
 
     def collect(self, network: QNetwork, epsilon: float, rows: int) -> TensorDict:
-        """Steps until there are enough transitions; ``gamma`` is the discount of the next value."""
+        """Steps until there are enough transitions; their ``gamma`` discounts the next value."""
         while len(self._rows) < rows:
             self._step(network, epsilon)
         n = len(self._rows)
@@ -231,7 +231,7 @@ class Rollout:
         self._observation = after
 
     def _add_row(self, after: Observation, terminated: bool) -> None:
-        """The oldest of the recent moments becomes a transition to what came after the newest."""
+        """Adds a transition from the oldest recent step to the state after the newest one."""
         reward = sum(self._gamma**k * moment.reward for k, moment in enumerate(self._recent))
         discount = self._gamma ** len(self._recent)
         oldest = self._recent.popleft()
@@ -239,7 +239,7 @@ class Rollout:
 
 
 def evaluate(network: QNetwork, config: Config, seed: int) -> float:
-    """Returns the mean return of greedy episodes; they are played side by side."""
+    """Returns the mean return of greedy episodes, which are played in parallel."""
     environments = [gymnasium.make(config.environment) for _ in range(config.evaluation_episodes)]
     playing = {env: env.reset(seed=seed + k)[0] for k, env in enumerate(environments)}
     total = 0.0

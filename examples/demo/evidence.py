@@ -1,12 +1,12 @@
-"""Proof that nothing was lost or torn, from the items and not from the engine's own counts.
+"""Proves from the items, without the engine's counters, that no item was lost or torn.
 
     collector   sign(rows) ──▶ extend(rows) ──it has returned──▶ acknowledge()
                 stamp = hash of the row's bytes       8 bytes, to a file that no buffer knows of
-    any process examine()   every acknowledged item is there, and every item fits its stamp
+    any process examine()   every acknowledged item exists, and every item matches its stamp
 
-An item has its writer (``source``: one life of one collector), its number in that writer's
+An item contains its writer (``source``: one process of one collector), its number in that writer's
 ``sequence``, and its ``stamp``. A writer that is killed between ``extend`` and ``acknowledge``
-leaves items that are there and not acknowledged, which is no fault.
+leaves committed items that are not acknowledged. This is not a fault.
 """
 
 from __future__ import annotations
@@ -36,22 +36,24 @@ SIGNED = (
     "source",
     "sequence",
 )
-"""The leaves that a stamp is made of, in this order."""
+"""Leaves from which a stamp is computed, in this order."""
 
 LIVES = 1_000
-"""How often a collector may be started: source = index * LIVES + life."""
+"""Largest number of processes of one collector: source = index * LIVES + life."""
 
 ACKNOWLEDGEMENT = struct.Struct("<q")
-"""The number of items that a writer knows to be in the buffer; the last one in a file counts."""
+"""Number of acknowledged items of a writer; the last number in a file is valid."""
 
-MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2 ** 64 / golden ratio: odd, without a pattern
+MULTIPLIER = np.uint64(
+    0x9E3779B97F4A7C15
+)  # 2 ** 64 / golden ratio, an odd number without a pattern
 SHIFT = np.uint64(32)
 
-CHUNK = 8_192  # items that are read at a time
+CHUNK = 8_192  # number of items that are read at a time
 
 
 class Ledger:
-    """The items of one life of collector ``index``, and how many of them it has acknowledged."""
+    """The items of one process of collector ``index``, and the number that it acknowledged."""
 
     def __init__(self, directory: Path, index: int) -> None:
         make_folders(directory)
@@ -68,7 +70,7 @@ class Ledger:
         return rows
 
     def acknowledge(self) -> None:
-        """Notes, after ``extend``, that all signed items are in the buffer, for later processes."""
+        """Records after ``extend`` that all signed items are in the buffer."""
         os.write(self._file.fileno(), ACKNOWLEDGEMENT.pack(self._signed))
 
     def __enter__(self) -> Self:
@@ -92,38 +94,40 @@ def stamps(rows: TensorDictBase) -> torch.Tensor:
 
 
 def torn(rows: TensorDictBase) -> int:
-    """Returns how many rows of a batch do not fit their stamp."""
+    """Returns the number of rows of a batch that do not match their stamp."""
     return int((stamps(rows) != rows["stamp"]).sum())
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the items of a buffer prove."""
+    """Result of examining the items of a buffer."""
 
-    items: int  # items that are there
-    acknowledged: int  # items that their writers know to have been written
-    lost: int  # acknowledged items that are not there and were not overwritten either
-    torn: int  # items whose bytes do not fit their stamp
-    repeated: int  # items that are there more than once
-    unacknowledged: int  # items that are there, written by one that was killed before it knew
+    items: int  # number of items in the buffer
+    acknowledged: int  # number of items that their writers acknowledged
+    lost: int  # number of acknowledged items that are missing and were not overwritten
+    torn: int  # number of items whose bytes do not match their stamp
+    repeated: int  # number of items that occur more than once
+    unacknowledged: int  # number of items whose writer was killed before it acknowledged them
 
 
 def examine(replay: ReplayBuffer, ledgers: Path) -> Evidence:
     """Compares all items of a buffer with their stamps and with the ledgers of their writers."""
-    # A ring overwrites the oldest items of every writer first: once the buffer has been full, an
-    # item counts as lost only if an older one of the same writer is there.
+    # A ring overwrites the oldest items of each writer first. Once the buffer has been full, a
+    # missing item therefore counts as lost only if an older item of the same writer exists.
     return total(examine_each([replay], ledgers).values())
 
 
 def total(found: Iterable[Evidence]) -> Evidence:
-    """The sum of several writers' evidence."""
+    """Returns the sum of the results of several writers."""
     each, names = list(found), [field.name for field in fields(Evidence)]
     return Evidence(**{name: sum(getattr(one, name) for one in each) for name in names})
 
 
 def examine_each(replays: Sequence[ReplayBuffer], ledgers: Path) -> dict[int, Evidence]:
-    """The same for the items of several buffers, for each writer by its ``source``."""
-    known_of = acknowledged(ledgers)  # before the items: what was acknowledged must be there
+    """Examines the items of several buffers, and returns a result for each ``source``."""
+    known_of = acknowledged(
+        ledgers
+    )  # read before the items, so that each acknowledged item must exist
     ring_was_full = any(replay.write_count > len(replay) for replay in replays)
     chunks: list[NDArray[np.int64]] = [np.zeros((3, 0), np.int64)]
     for replay in replays:
@@ -162,7 +166,7 @@ def _first_free(directory: Path, index: int) -> tuple[int, BinaryIO]:
 
 
 def acknowledged(directory: Path) -> dict[int, int]:
-    """Returns, for each writer, how many of its items it knows to be in the buffer."""
+    """Returns the number of items that each writer has acknowledged."""
     counts = {}
     for path in directory.glob("*.ledger"):
         written = read_file(path)

@@ -1,4 +1,4 @@
-"""The picture of a run: mean return over steps, with the kills."""
+"""Plots the mean return of a run over its steps, with the kills."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from pathlib import Path
 
 from shmbuffer.saves.publication import publish_file
 
-WIDTH, HEIGHT = 64, 12  # of the drawing in the terminal, in characters
+WIDTH, HEIGHT = 64, 12  # size of the plot in the terminal, in characters
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The contents of the picture."""
+    """Data of the plot."""
 
     title: str
-    points: Sequence[tuple[int, float]]  # steps and mean returns, in order
-    marks: Sequence[tuple[int, str]]  # steps and names of kills
-    goal: float  # the return to reach, as a line
+    points: Sequence[tuple[int, float]]  # steps and mean returns, in the order of the steps
+    marks: Sequence[tuple[int, str]]  # steps and labels of the kills
+    goal: float  # return to reach, drawn as a line
 
 
 def save(curve: Curve, path: Path) -> Path | None:
-    """Draws a PNG. Returns its absolute path; None if matplotlib is not installed."""
+    """Saves a PNG. Returns its absolute path, or None if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
@@ -34,7 +34,7 @@ def save(curve: Curve, path: Path) -> Path | None:
     for number, (step, name) in enumerate(curve.marks):
         label = "killed with SIGKILL" if not number else None
         axes.axvline(step, color="tab:red", linestyle="--", label=label)
-        # Above the axes, where neither the curve nor the goal is; two that are near take two lines.
+        # Labels are above the axes, and close labels are on different lines.
         axes.annotate(
             f"{name} killed",
             (step, 1.0),
@@ -57,7 +57,7 @@ def save(curve: Curve, path: Path) -> Path | None:
 
 
 def draw(curve: Curve) -> str:
-    """Returns the curve as text, for a terminal: ``*`` a return, ``|`` a kill, ``-`` the goal."""
+    """Returns the plot as text: ``*`` is a return, ``|`` a kill, and ``-`` the goal."""
     steps, returns = _columns(curve.points)
     last = max([*steps, *(step for step, _ in curve.marks), 1])
     top = max([*returns, curve.goal, 1.0])

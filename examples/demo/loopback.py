@@ -1,10 +1,11 @@
-"""A Ray cluster on this machine: several nodes on the loopback interface, to be killed at will.
+"""Runs a Ray cluster of several nodes on the loopback interface, whose nodes can be killed.
 
-    127.0.0.2   node-1, the head: it has this process, and is never killed
-    127.0.0.3   node-2     each node has a raylet, an object store and workers of its own,
-    127.0.0.4   node-3     as a machine has that was started with ``ray start``
+    127.0.0.2   node-1, the head, with this process; it is never killed
+    127.0.0.3   node-2     each node has its own raylet, object store and workers,
+    127.0.0.4   node-3     like a machine on which ``ray start`` was called
 
-For a laptop. On a real cluster a program calls ``ray.init(address="auto")``, and nothing here.
+This module is for demonstrations on one machine. On a real cluster, a program only calls
+``ray.init(address="auto")``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from shmbuffer.distributed.runtime import PATIENT, living_nodes, require_ray
 from shmbuffer.saves.safe_files import make_folders, temporary_folder
 
 _ENVIRONMENT = {
-    "RAY_AUTH_TOKEN": secrets.token_hex(16),  # else Ray leaves one in the user's home
+    "RAY_AUTH_TOKEN": secrets.token_hex(16),  # otherwise Ray writes a token to the user's home
     "RAY_USAGE_STATS_ENABLED": "0",
     **PATIENT,
 }
@@ -35,7 +36,7 @@ _DEATH_IS_NOTICED = {"health_check_period_ms": 500, "health_check_failure_thresh
 
 
 class Loopback:
-    """The cluster, of named nodes or so many, the first being the head; end it by ``with``."""
+    """A cluster of named or numbered nodes, the first of which is the head. Use it in ``with``."""
 
     def __init__(self, names: int | Sequence[str]) -> None:
         self._ray = ray = require_ray()
@@ -48,10 +49,10 @@ class Loopback:
         os.environ.update(_ENVIRONMENT)
         is_main = threading.current_thread() is threading.main_thread()
         handler = signal.getsignal(signal.SIGTERM)
-        # In /tmp, because the names of its sockets may not be long.
+        # In /tmp, because the paths of sockets must be short.
         self._undo = ExitStack()
         self._folder = str(self._undo.enter_context(temporary_folder(Path("/tmp"))))
-        make_folders(Path(tempfile.gettempdir(), "ray"))  # where Ray notes the address
+        make_folders(Path(tempfile.gettempdir(), "ray"))  # Ray stores the address there
         self._nodes: dict[str, Any] = {}
         self._cluster: Any = Cluster()
         try:
@@ -63,16 +64,18 @@ class Loopback:
                 log_to_driver=False,
                 logging_level="error",
             )
-            ray._private.worker._worker_logs_enabled = False  # else each death is a page of them
+            ray._private.worker._worker_logs_enabled = (
+                False  # otherwise each death prints a page of logs
+            )
             if is_main:
-                signal.signal(signal.SIGTERM, handler)  # Ray sets its own
+                signal.signal(signal.SIGTERM, handler)  # Ray has installed its own handler
         except BaseException:
             self.close()
             raise
 
     def start(self, name: str) -> None:
-        """Start a node, and wait until the cluster knows it; TimeoutError: Ray could not."""
-        # First wait until Ray knows that the former one is dead: it would confuse the two.
+        """Starts a node and waits until the cluster has registered it; TimeoutError otherwise."""
+        # Wait until Ray has noticed the death of the previous node with this name.
         end_s = time.monotonic() + _PATIENCE_S
         while self._nodes and self._ray.is_initialized() and name in living_nodes():
             if time.monotonic() > end_s:
@@ -85,17 +88,17 @@ class Loopback:
             self._nodes[name] = self._cluster.add_node(
                 **_NODE, **head, num_cpus=1, node_name=name, node_ip_address=self._address(name)
             )
-        except Exception as error:  # Ray raises no other
+        except Exception as error:  # Ray raises no more specific class
             raise TimeoutError(
                 f"Ray could not start {name} on this machine ({error}); try again when it is less "
                 "busy"
             ) from error
 
     def kill(self, name: str) -> None:
-        """Kill a node with its store and its workers, without a farewell; then none of them runs.
+        """Kills a node with its object store and its workers, and waits until they have ended.
 
-        Workers by themselves look only once a second whether their raylet lives, and answer until
-        then.
+        Workers check only once per second whether their raylet is alive, and answer requests until
+        then, so they are killed too.
         """
         workers = [os.pidfd_open(pid) for pid in _children(self.pid(name))]
         self._cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
@@ -103,15 +106,15 @@ class Loopback:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(worker, signal.SIGKILL)
         for worker in workers:
-            select.select([worker], [], [])  # until it has ended
+            select.select([worker], [], [])  # wait until it has ended
             os.close(worker)
 
     def pid(self, name: str) -> int:
-        """The pid of the raylet of a node."""
+        """Returns the pid of a node's raylet."""
         return int(self._nodes[name].all_processes["raylet"][0].process.pid)
 
     def close(self) -> None:
-        """End the cluster, and remove its files."""
+        """Ends the cluster, and removes its files."""
         self._ray.shutdown()
         self._cluster.shutdown()
         self._undo.close()
@@ -122,7 +125,7 @@ class Loopback:
         os.environ.pop("RAY_AUTH_MODE", None)  # Ray sets it
 
     def _address(self, name: str) -> str:
-        # Ray puts another address of the machine in the place of 127.0.0.1.
+        # Ray replaces 127.0.0.1 by another address of the machine.
         return f"127.0.0.{2 + self.names.index(name)}"
 
     def __enter__(self) -> Self:
@@ -133,6 +136,6 @@ class Loopback:
 
 
 def _children(pid: int) -> list[int]:
-    """Of all threads of a process."""
+    """Returns the pids of the children of all threads of a process."""
     found = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for one in found for child in one.read_text().split()]

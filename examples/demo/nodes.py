@@ -1,13 +1,12 @@
-"""CartPole over several nodes of Ray, of which a keeper is killed, and later a whole node.
+"""Trains on CartPole on several Ray nodes, and kills first a keeper and later a whole node.
 
     node-1, the head        node-2                  node-3
     learner, collector      collector               collector
-    ring ◀─ keeper          ring ◀─ keeper ✗        ring ◀─ keeper      ✗ and all that is there
+    ring ◀─ keeper          ring ◀─ keeper ✗        ring ◀─ keeper      ✗ with all its processes
 
-`NodesTrial` plays it on the loopback interface of one machine. It kills with SIGKILL, waits until
-the shard answers again, and examines the items in the end. Its collectors and its learner are as in
-any program, except for the lines about the ledger and ``torn``, which prove that nothing was lost:
-examples/dqn_ray.py is the program without them.
+`NodesTrial` runs the program on the loopback interface of one machine. It kills with SIGKILL, waits
+until the shard answers again, and examines the items at the end. The lines about the ledger and
+``torn`` only prove that nothing was lost; examples/dqn_ray.py is the program without them.
 """
 
 from __future__ import annotations
@@ -47,21 +46,21 @@ from shmbuffer.examples.loopback import Loopback
 from shmbuffer.examples.trial import Watcher
 from shmbuffer.memory.upkeep.inspect import inspect
 
-ROWS = 16  # that a collector writes at once
-PUBLISH_EVERY = 25  # updates
-MOST_AHEAD = 300  # steps of the collectors, before the learner: their policy is not older
-ASK_EVERY_S = 0.5  # whether a shard is back
+ROWS = 16  # number of rows per write
+PUBLISH_EVERY = 25  # number of updates between publications
+MOST_AHEAD = 300  # largest number of steps by which collectors are ahead of the learner
+ASK_EVERY_S = 0.5  # seconds between checks whether a shard is back
 
 
 @dataclass(frozen=True)
 class NodesPlan:
-    """When to kill, in steps of all nodes, and when to give up."""
+    """Steps, over all nodes, at which to kill, and the time limit."""
 
     nodes: int = 3
-    collectors: int = 1  # on each node
+    collectors: int = 1  # per node
     kill_keeper_at: int | None = 2_000
     kill_node_at: int | None = 3_500
-    return_after: int = 1_000  # steps without the node
+    return_after: int = 1_000  # number of steps without the node
     steps: int = 6_000
     max_s: float = 600.0
 
@@ -73,44 +72,46 @@ class Kill:
     what: str
     node: str
     step: int
-    items: int  # that had been acknowledged to the writers of the node
-    back: int | None = None  # items of the shard when it answered again, if it did
-    seconds: float = 0.0  # until then
+    items: int  # number of items that the node's writers had acknowledged
+    back: int | None = None  # number of items in the shard when it answered again
+    seconds: float = 0.0  # time until the shard answered again
 
 
 @dataclass
 class NodesOutcome:
-    """What became of a run, as far as it has come."""
+    """Result of a run so far."""
 
     seconds: float = 0.0
     step: int = 0
     updates: int = 0
-    torn_samples: int = 0  # items that the learner was given and that did not fit their stamp
+    torn_samples: int = 0  # number of sampled items that did not match their stamp
     mean_return: float | None = None
     kills: list[Kill] = field(default_factory=list)
-    drawn: Counter[str] = field(default_factory=Counter)  # items, by node
-    evidence: dict[str, Evidence] = field(default_factory=dict)  # in the end, by node
-    finished: bool = False  # whether all steps were taken in time
+    drawn: Counter[str] = field(default_factory=Counter)  # number of sampled items by node
+    evidence: dict[str, Evidence] = field(
+        default_factory=dict
+    )  # result of the final examination, by node
+    finished: bool = False  # True if all steps were taken in time
 
     @property
     def lost(self) -> int:
-        """Items that were acknowledged and are gone."""
+        """Number of acknowledged items that are missing."""
         return sum(each.lost for each in self.evidence.values())
 
     @property
     def returned(self) -> bool:
-        """True if all that was killed is back, each shard with what had been acknowledged."""
+        """True if each killed shard is back with all acknowledged items."""
         return all(kill.back is not None and kill.back >= kill.items for kill in self.kills)
 
     @property
     def torn(self) -> int:
-        """Items that did not fit their stamp, in a ring or as they were sampled."""
+        """Number of items, in rings and samples, that did not match their stamp."""
         return self.torn_samples + sum(each.torn for each in self.evidence.values())
 
 
 @ray.remote(num_cpus=0)
 class Collector:
-    """Acts on its node, and writes transitions into the ring there."""
+    """Collects transitions on its node, and writes them to the node's ring."""
 
     def __init__(self, rb: Any, config: Config, ledgers: Path, index: int) -> None:
         torch.set_num_threads(1)
@@ -119,7 +120,7 @@ class Collector:
         self.rollout = Rollout(config, seed=config.seed * 1_000_003 + self.ledger.source)
 
     def collect(self, weights: torch.Tensor, epsilon: float) -> int:
-        """Takes some steps with these weights; returns how many."""
+        """Takes some steps with these weights; returns their number."""
         self.network.load_flat(weights)
         rows = self.rollout.collect(self.network, epsilon, ROWS)
         self.rb.extend(self.ledger.sign(rows))
@@ -128,18 +129,20 @@ class Collector:
 
 
 class NodesTrial:
-    """One run, from the start of the nodes to their end."""
+    """A run, from the start of the nodes to their end."""
 
     def __init__(self, run_dir: Path, config: Config, plan: NodesPlan, watcher: Watcher) -> None:
         self._run_dir, self._ledgers = run_dir / "replay", run_dir / "ledgers"
         self._config, self._plan, self._watcher = config, plan, watcher
         self._outcome = NodesOutcome()
-        self._collectors: dict[tuple[str, int], Any] = {}  # by node and number there
-        self._busy: dict[Any, tuple[str, int]] = {}  # what will be an answer, and whose
+        self._collectors: dict[tuple[str, int], Any] = {}  # by node and by number on the node
+        self._busy: dict[
+            Any, tuple[str, int]
+        ] = {}  # key of the collector by the reference to its pending result
         self._wrote: set[tuple[str, int]] = set()
 
     def play(self, cluster: Loopback | None = None) -> NodesOutcome:
-        """Runs it, on a cluster of its own where none is given."""
+        """Runs the trial, on its own cluster if none is given."""
         self._began_s = time.monotonic()
         if cluster is not None:
             return self._played(cluster)
@@ -187,7 +190,7 @@ class NodesTrial:
     # ---- learning ----
 
     def _learn_until(self, step: int) -> bool:
-        """Learns until so many steps were taken, by all collectors; False: the time is over."""
+        """Learns until the collectors have taken ``steps`` steps; False after the time limit."""
         while self._outcome.step < step or self._collectors.keys() - self._wrote:
             if self._is_over():
                 return False
@@ -226,7 +229,7 @@ class NodesTrial:
             self._weights = ray.put(flat(agent.parameters))
 
     def _start_collectors(self, name: str) -> None:
-        here = Collector.options(  # type: ignore[attr-defined]  # what ray.remote has made of it
+        here = Collector.options(  # type: ignore[attr-defined]  # ray.remote has added it
             scheduling_strategy=NodeAffinitySchedulingStrategy(living_nodes()[name], soft=False)
         )
         first = self._cluster.names.index(name) * self._plan.collectors
@@ -236,7 +239,7 @@ class NodesTrial:
             )
 
     def _node_of(self, source: int) -> str:
-        """The node of the collector that wrote an item."""
+        """Returns the node of the collector that wrote an item."""
         return self._cluster.names[source // LIVES // self._plan.collectors]
 
     # ---- killing ----
@@ -265,11 +268,11 @@ class NodesTrial:
         return kill
 
     def _await_return(self, kill: Kill) -> bool:
-        """Learn until the shard answers."""
+        """Learns until the shard answers."""
         began_s = asked_s = time.monotonic()
         while not self._is_over():
             self._turn()
-            time.sleep(0.005)  # on a laptop the starting node needs a core
+            time.sleep(0.005)  # the starting node needs a processor, too
             if time.monotonic() - asked_s < ASK_EVERY_S:
                 continue
             asked_s = time.monotonic()
@@ -284,14 +287,14 @@ class NodesTrial:
         return False
 
     def _items_of(self, name: str) -> int | None:
-        """Items of a shard; None: it does not answer."""
+        """Returns the number of items of a shard; None if it does not answer."""
         try:
             shard = self._rb.stats()["shards"].get(name)
-        except ray.exceptions.RayError:  # it died while it was asked
+        except ray.exceptions.RayError:  # it died during the request
             return None
         return None if shard is None else int(shard["size"])
 
-    # ---- afterwards ----
+    # ---- after the run ----
 
     def _examine(self) -> None:
         """Examines the items of all shards, after all other processes have ended."""
@@ -304,7 +307,7 @@ class NodesTrial:
                 self._outcome.evidence[name] = found if before is None else total([before, found])
 
     def _acknowledged(self, name: str) -> int:
-        """Items that the collectors of a node know to be in the buffer."""
+        """Returns the number of items that the collectors of a node have acknowledged."""
         return sum(
             count
             for source, count in acknowledged(self._ledgers).items()

@@ -1,4 +1,4 @@
-"""``shmbuffer demo --nodes N``: several nodes of Ray, of which one dies and comes back."""
+"""Runs ``shmbuffer demo --nodes N``: several Ray nodes, one of which is killed and restarted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace, directory: Callable[[Path | None], Directory]) -> int:
-    """Runs it; exit 0 if every shard came back and no item was lost or torn, else 1."""
+    """Runs the demo; returns 0 if each shard came back and no item was lost or torn, else 1."""
     if importlib.util.find_spec("ray") is None:
         raise missing("the demo on several nodes needs Ray", "ray", name="ray")
     from shmbuffer.examples.double_dqn import Config
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace, directory: Callable[[Path | None], Directory])
     )
     if args.no_kill:
         plan = replace(plan, kill_keeper_at=None, kill_node_at=None)
-    # With --json only the object goes to stdout. On SIGTERM the processes of the run are ended.
+    # With --json, stdout has only the object. On SIGTERM, the processes of the run are ended.
     with (
         terminal.unwound_on(signal.SIGTERM) as came,
         contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout),
@@ -99,7 +99,7 @@ def _tables(outcome: NodesOutcome) -> Iterator[tables.Table]:
 
 
 def _nodes(outcome: NodesOutcome) -> dict[str, dict[str, int]]:
-    """The fate of the items of the collectors of each node."""
+    """Returns a table of the items that the collectors of each node wrote."""
     return {
         node: {**asdict(found), "drawn": outcome.drawn[node]}
         for node, found in sorted(outcome.evidence.items())

@@ -1,11 +1,11 @@
-"""A run that is killed on purpose, from outside: start, listen, kill, recover, go on.
+"""Starts a run, kills its processes on purpose, recovers the buffer, and continues the run.
 
     Trial ──starts, listens, kills──▶ coordinator ──spawns, restarts──▶ collectors
       └─────starts, listens, kills──▶ learner
 
-The process of the trial only watches: it takes no part in the run, and knows only the others'
-reports. After all of them were killed, it recovers the directory, examines the items for lost or
-torn ones, and starts the processes again, which go on from the buffers.
+The process of the trial takes no part in the run, and only reads the reports of the other
+processes. After it has killed all of them, it recovers the directory, examines the items for lost
+or torn ones, and starts the processes again. They continue from the buffers.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from shmbuffer.examples.crew import GRACE_S, Crew
 from shmbuffer.examples.evidence import Evidence, examine
 
 FRUITLESS_STARTS = 3
-"""After so many starts in a row that brought the run no further, it is given up."""
+"""Number of consecutive starts without progress after which the run is abandoned."""
 
 
 @dataclass(frozen=True)
 class TrialPlan:
-    """When to kill, in steps (None: never), and when the run ends."""
+    """Steps at which to kill (None: never), and limits of the run."""
 
-    # All are killed before the goal is reached, so that training has to go on from there, and
-    # before the ring is full, so that every acknowledged item has to be there.
+    # All processes are killed before the goal is reached, so that the training has to continue,
+    # and before the ring is full, so that each acknowledged item must still exist.
 
     kill_collector_at: int | None = 1_500
     kill_all_at: int | None = 3_000
@@ -40,7 +40,7 @@ class TrialPlan:
 
 @dataclass(frozen=True)
 class Kill:
-    """Processes that were killed at once; ``planned`` is False if another process had ended."""
+    """Processes that were killed together; ``planned`` is False if a process had ended itself."""
 
     what: Literal["a collector", "all"]
     step: int
@@ -49,59 +49,59 @@ class Kill:
 
 
 class Watcher(Protocol):
-    """The listeners."""
+    """Base class of objects that are informed about a trial."""
 
     def event(self, text: str) -> None:
-        """Something happened."""
+        """Receives the description of an event."""
 
     def status(self, outcome: Any) -> None:
-        """The outcome of the run so far, after some time."""
+        """Receives the outcome of the run so far, at intervals."""
 
 
 @dataclass
 class Outcome:
-    """What became of a run, as far as it has come."""
+    """Result of a run so far."""
 
-    solved: bool = False  # whether an evaluation after all kills reached the goal
+    solved: bool = False  # True if an evaluation after all kills reached the goal
     evaluations: list[tuple[int, float]] = field(default_factory=list)  # steps and mean returns
-    seconds: float = 0.0  # since the first start
+    seconds: float = 0.0  # time since the first start
     kills: list[Kill] = field(default_factory=list)
-    # of the recoveries, one a buffer and kill
+    # reports of the recoveries, one per buffer and kill
     reports: list[RecoveryReport] = field(default_factory=list)
-    # what the items say, after each recovery and in the end
+    # results of examining the items, after each recovery and at the end
     evidence: list[Evidence] = field(default_factory=list)
-    torn_samples: int = 0  # items that the learner was given and that did not fit their stamp
-    # the counters of the replay buffer; while it runs, as its coordinator tells them
+    torn_samples: int = 0  # number of sampled items that did not match their stamp
+    # counters of the replay buffer; during the run, those in the coordinator's last report
     stats: dict[str, float] = field(default_factory=dict)
 
     @property
     def step(self) -> int:
-        """Steps of all environments."""
+        """Number of steps over all environments."""
         return int(self.stats.get("write_count", 0))
 
     @property
     def mean_return(self) -> float | None:
-        """Of the last evaluation."""
+        """Mean return of the last evaluation."""
         return self.evaluations[-1][1] if self.evaluations else None
 
     @property
     def lost(self) -> int:
-        """Items that were acknowledged and are gone: what is lost once stays lost."""
+        """Largest number of acknowledged items that were missing in any examination."""
         return max((each.lost for each in self.evidence), default=0)
 
     @property
     def torn(self) -> int:
-        """Items that did not fit their stamp, in the buffer or as they were sampled."""
+        """Number of items, in the buffer and in samples, that did not match their stamp."""
         return max((each.torn for each in self.evidence), default=0) + self.torn_samples
 
     @property
     def recovery_ms(self) -> float:
-        """What all recoveries took."""
+        """Total time of all recoveries in milliseconds."""
         return sum(report.duration_ms for report in self.reports)
 
 
 class Trial:
-    """One run, from its start until it is solved or out of time."""
+    """A run, from its start until the task is solved or the time limit is reached."""
 
     def __init__(self, run_dir: Path, config: Config, plan: TrialPlan, watcher: Watcher) -> None:
         self._run_dir = run_dir
@@ -111,7 +111,7 @@ class Trial:
         self._outcome = Outcome()
 
     def play(self) -> Outcome:
-        """Runs it."""
+        """Runs the trial, and returns its outcome."""
         outcome, self._began_s = self._outcome, time.monotonic()
         self._say(f"the run is in {self._run_dir}")
         on_existing: Literal["error", "recover"] = "error"
@@ -131,10 +131,10 @@ class Trial:
         self._examine()
         return outcome
 
-    # ---- while it runs ----
+    # ---- during the run ----
 
     def _watch(self, crew: Crew) -> None:
-        """Listens and kills, until the run is over or all of the crew are dead."""
+        """Reads reports and kills processes, until the run is over or all processes are dead."""
         outcome, torn_before = self._outcome, self._outcome.torn_samples
         deaths: tuple[str, ...] = ()
         while not self._is_over():
@@ -157,7 +157,8 @@ class Trial:
                     pid = crew.kill_collector()
                     self._note(Kill("a collector", outcome.step, (pid,)))
             elif self._is_due("all", self._plan.kill_all_at) and (
-                len(crew.collectors) == self._config.collectors  # the one that was killed is back
+                len(crew.collectors)
+                == self._config.collectors  # the killed collector was restarted
             ):
                 self._kill_all(crew, planned=True)
                 return
@@ -181,7 +182,9 @@ class Trial:
     # ---- after all were killed ----
 
     def _recover(self) -> None:
-        with suppress(BufferNotFoundError):  # the coordinator did not come so far
+        with suppress(
+            BufferNotFoundError
+        ):  # the coordinator was killed before it created the buffer
             report = _recovered(self._run_dir / "replay")
             self._outcome.reports.append(report)
             self._say(str(report))
@@ -191,7 +194,7 @@ class Trial:
         """Examines the items, and updates the counters, after all other processes have ended."""
         try:
             replay = attach(self._run_dir / "replay", timeout=0)
-        except AttachTimeout:  # as above
+        except AttachTimeout:  # the coordinator was killed before it created the schema
             return
         with replay:
             found = examine(replay, self._run_dir / "ledgers")
@@ -202,15 +205,15 @@ class Trial:
             f"writers: {found.lost:,} of them lost, {found.torn:,} torn"
         )
 
-    # ---- what is known ----
+    # ---- state of the run ----
 
     @property
     def _all_have_joined(self) -> bool:
-        """True if each process has a handle: one that is still starting has nothing to lose."""
+        """True if all processes have attached, so that a kill can lose something."""
         return self._outcome.stats.get("clients_alive", 0) >= self._config.collectors + 2
 
     def _is_over(self) -> bool:
-        """True if the time is over, or an evaluation after all planned kills reached the goal."""
+        """True after the time limit, or once the goal was reached after all planned kills."""
         outcome, plan = self._outcome, self._plan
         outcome.seconds = time.monotonic() - self._began_s
         planned = [plan.kill_collector_at, plan.kill_all_at]
