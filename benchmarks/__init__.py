@@ -1,10 +1,10 @@
-"""Where speed is claimed: one question a file, side by side with the peers that are at hand.
+"""Benchmarks: one question per file, answered for shmbuffer and the installed peers side by side.
 
-    python -m benchmarks                        everything, beside the peers of scripts/peers
-    python -m benchmarks extend cycle --items M two questions, with items of 3 KB
-    python -m benchmarks --help
-    python -m benchmarks.instructions           what needs no quiet machine
+    python -m benchmarks                        all benchmarks, with the peers that scripts/peers
+    installed python -m benchmarks extend cycle --items M two questions, with items of 3 KB python
+    -m benchmarks --help python -m benchmarks.instructions           counts instructions; needs no
+    quiet machine
 
-Trust the ratios of one table, not its microseconds: the libraries are measured in turn within every
-round, so that what disturbs one disturbs the other.
+Compare ratios within one table instead of microseconds. The libraries are measured in turn within
+each round, so that other programs disturb all of them.
 """

@@ -98,7 +98,7 @@ _OUT = _ROOT / "build" / "bench"
 
 
 def parser() -> argparse.ArgumentParser:
-    """What may be asked."""
+    """Returns the parser of the arguments."""
     asked = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Times shmbuffer, side by side with the peers that are at hand.",
@@ -144,13 +144,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def question(module: ModuleType) -> str:
-    """What a benchmark answers: the first line of its file."""
+    """Returns the question of a benchmark, which is the first line of its file."""
     assert module.__doc__ is not None
     return module.__doc__.partition("\n")[0]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run what is asked for; 0, or 2 for arguments that make no sense."""
+    """Runs the requested benchmarks; returns 0, or 2 for invalid arguments."""
     asked = parser()
     arguments = asked.parse_args(argv)
     if unknown := set(arguments.names) - {*BENCHMARKS, "scale"}:
@@ -188,11 +188,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(arguments: argparse.Namespace, peers: Sequence[str]) -> dict[str, Any]:
-    """Start everybody, and measure.
+    """Starts the libraries, and runs the benchmarks.
 
     Raises:
-        PeerError: a peer whose interpreter was given is not there, or one did not do what it was
-            asked for.
+        PeerError: the given interpreter of a peer does not exist, or a request to a peer failed.
     """
     with ExitStack() as stack:
         parent = arguments.dir or os.environ.get("TMPDIR") or "/var/tmp"
@@ -224,7 +223,7 @@ def measure(
     missing: dict[str, str],
     directory: Path,
 ) -> dict[str, Any]:
-    """Run the benchmarks, print each when it is done."""
+    """Runs the benchmarks, and prints each result when it is complete."""
     sizes: dict[str, Any] = {"records": 2000, **(_TOY if arguments.toy else _REAL)}
     if arguments.rounds is not None:
         sizes["rounds"] = arguments.rounds
@@ -250,7 +249,7 @@ def measure(
 
 
 def plan(names: Sequence[str], items: str | None) -> list[tuple[str, str]]:
-    """What is measured, with items of which kind: one after the other."""
+    """Yields the benchmarks, each with a kind of items."""
     names = names or [name for name in BENCHMARKS if name not in ON_REQUEST]
     names = [one for name in names for one in (SCALE if name == "scale" else (name,))]
     if items is not None:

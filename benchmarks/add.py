@@ -13,6 +13,6 @@ ITEMS = ("S", "M")
 
 
 def run(setting: Setting) -> list[Series]:
-    """Measure it."""
+    """Runs the benchmark."""
     operations = [Operation("add", 1, form) for form in ("arrays", "TensorDict")]
     return compare(setting, dict.fromkeys(operations, "add(1)"), prioritized=False)

@@ -1,10 +1,9 @@
-"""What do draws by staleness, in groups and of streams cost after a write, with a million items?
+"""What does sampling by staleness, in groups and from streams cost after a write?
 
-Between two writes of 32 items 256 are drawn. The write is part of the time; without the draw it is
-the row of `extend`. Every thousand items are of one version, so a thousand versions are there;
-groups have eight items, and windows of the one stream sixteen. Beside it torchrl, which looks at
-every item for each batch. Then the draw alone, while another process writes 32 items every 100 µs,
-or as fast as it can.
+256 items are sampled after each write of 32 items. The time includes the write, whose own time is
+the row of `extend`. Each thousand items have a version of their own, groups have eight items, and
+windows of the only stream have sixteen. torchrl examines every item for each batch. Further rows
+show the sample alone, while another process writes 32 items every 100 µs, or as fast as it can.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ COUNT = 256
 
 
 def run(setting: Setting) -> list[Series]:
-    """Measure it."""
+    """Runs the benchmark."""
     operations = {
         Operation("labelled", COUNT, form): f"extend(32), sample({COUNT}) {form}"
         for form in (BY_STALENESS, IN_GROUPS, IN_STREAMS)

@@ -1,8 +1,8 @@
-"""How long does it take to get hold of a full buffer that is there already?
+"""How long does it take to attach to an existing full buffer?
 
-In a process that has imported everything. Where nobody has it open, everybody has left in order;
-after a crash it is `recover`. torchrl's nearest thing is to load a dump, which somebody has to have
-made before.
+The process has already imported all modules. If no other client is attached, all clients have
+detached cleanly; `recover` measures the time after a crash. torchrl has no counterpart, so its row
+shows the load of a dump that was saved before.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ITEMS = ("S",)
 
 
 def run(setting: Setting) -> list[Series]:
-    """Measure it."""
+    """Runs the benchmark."""
     forms = (BESIDE_OTHERS, AND_SAMPLE, AT_REST, LOADS)
     operations = [Operation("attach", 1, form) for form in forms]
     name = f"attach to {setting.capacity:,} items"

@@ -1,9 +1,9 @@
-/* What a program can do at most: the draws, the tree and the stores of the core, without locks, checks and Python. An item is
- * one record in a row, so that it is in one place in memory; the core has a file for each leaf. Nothing is validated,
- * nobody else is there, nothing survives a crash, and each batch comes out in the same memory.
+/* An upper bound of the speed: the random numbers, tree and stores of the core, without locks, checks and Python. An item is
+ * one record, so it is contiguous in memory; the core has a file for each leaf. Nothing is validated, there are no
+ * other processes, nothing survives a crash, and all batches use the same memory.
  *
- * Draws and weights are those of sample.c, powers those of power.c, the tree is that of tree.c; the points at which the core can be killed
- * are left out. */
+ * Random numbers and weights are those of sample.c, powers those of power.c, and the tree is that of tree.c. Crash
+ * points are left out. */
 #define _GNU_SOURCE
 #define SHMB_CRASHPOINT_H
 #define CP(symbol) ((void)0)

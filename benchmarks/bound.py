@@ -1,8 +1,8 @@
-"""The bound: plain C with the same draws, tree and stores, one record a row, without all else.
+"""The bound: plain C with the same random numbers, tree and stores, and one record per row.
 
-No locks, no checks, no checksums, no Python, nobody else: see `bound.c`. It stands among the
-libraries as one more, so it is measured in the same rounds; a ratio to it says which part of the
-time of our call it takes. It is compiled once a run, with the compiler that Python was made with.
+`bound.c` has no locks, checks, checksums, Python code or other processes. It is measured like a
+further library in the same rounds. The ratio to it shows which part of the time of a call is
+necessary. It is compiled once per run, with the compiler that built Python.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def compile_c(source: Path, directory: Path) -> ctypes.CDLL:
 
 
 def compiled(directory: Path) -> ctypes.CDLL:
-    """The shared object of `bound.c`."""
+    """Compiles and loads `bound.c`."""
     core = compile_c(_SOURCE, directory)
     core.bound_bytes.restype = core.bound_calls.restype = ctypes.c_int64
     core.bound_batch.restype = core.bound_tree.restype = ctypes.c_void_p
@@ -56,10 +56,10 @@ def compiled(directory: Path) -> ctypes.CDLL:
 
 
 class Bound:
-    """A `Library` of one buffer, in two files that are mapped as those of the others are.
+    """A `Library` whose buffer is in two files, which are mapped like those of the other libraries.
 
     Args:
-        directory: for what is compiled.
+        directory: directory of the compiled file.
     """
 
     name = NAME
@@ -115,7 +115,7 @@ class Bound:
         return True
 
     def share(self, writers: int, count: int) -> int:
-        """Nobody else is there."""
+        """Returns 0, because there are no other processes."""
         return 0
 
     def prepare(self, operation: Operation, block_s: float) -> bool:
@@ -149,11 +149,11 @@ class Bound:
         return found
 
     def contend(self, writers: int, batch: int, seconds: float) -> dict[str, float]:
-        """It has nobody to contend with."""
+        """Raises NotImplementedError, because there are no writers."""
         raise NotImplementedError(f"{self.name} is not shared between processes")
 
     def shrinks(self) -> float:
-        """It has no items of any size."""
+        """Raises NotImplementedError, because items have a fixed size."""
         raise NotImplementedError(f"{self.name} is not measured with items of any size")
 
     def close(self) -> None:
@@ -163,7 +163,7 @@ class Bound:
         self._files.clear()
 
     def batch(self, count: int) -> dict[str, NDArray[Any]]:
-        """What the last sample gave: each leaf, ``index`` and ``weight``."""
+        """Returns the last sample: each leaf, ``index`` and ``weight``."""
         wanted = {
             **{name: (at, *leaf) for at, (name, leaf) in enumerate(self._kind.leaves.items())},
             "index": (-1, "int64", ()),
@@ -181,12 +181,12 @@ class Bound:
         }
 
     def tree(self, part: int) -> NDArray[np.float64]:
-        """Raw priorities (0), masses (1) or the root (2) of a prioritized buffer."""
+        """Returns raw priorities (0), masses (1) or the root (2) of a prioritized buffer."""
         count = 1 if part == 2 else self._capacity
         return np.frombuffer(ctypes.string_at(self._core.bound_tree(part), 8 * count))
 
     def _pool(self, operation: Operation, sets: int) -> tuple[Any, ...]:
-        """Inputs that calls take turns with: how many, and where; what they refer to."""
+        """Returns the number and the addresses of inputs, and the objects that own them."""
         count, index, batches = operation.count, np.zeros(0, np.int64), []
         if operation.call == "extend":
             batches = self._kind.batches(count, ARRAYS)[:sets]
@@ -199,7 +199,7 @@ class Bound:
         return sets, index, weights, addresses, leaves
 
     def _block(self, operation: Operation) -> float:
-        """Seconds a call."""
+        """Returns the time per call in seconds."""
         first, calls = self._next[operation]
         call = _CALLS[operation.call, operation.form]
         if call == _SAMPLE and not self._prioritized:

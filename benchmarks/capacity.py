@@ -1,7 +1,7 @@
-"""How does the cost of a call grow with the buffer?
+"""How does the cost of a call grow with the size of the buffer?
 
-More items are more levels of the tree, and fewer of them lie in a cache. Against the libraries that
-are filled in a moment.
+More items need more levels of the tree, and a smaller part of them is in a cache. Only libraries
+that can be filled quickly are compared.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from benchmarks.measure import Series
 
 ITEMS = ("S",)
 STEPS = (1, 10, 100, 1000)
-"""Capacities, in hundredths of the setting's: 10,000 to 10,000,000."""
+"""Capacities in percent of the setting's capacity: 10,000 to 10,000,000."""
 AGAINST = ("shmbuffer", "bound", "torchrl", "cpprb", "tianshou")
 OPERATIONS = {
     "extend(32), prioritized": [Operation("extend", 32, form) for form in (TENSORDICT, ARRAYS)],
@@ -24,7 +24,7 @@ OPERATIONS = {
 
 
 def run(setting: Setting) -> list[Series]:
-    """Measure it."""
+    """Runs the benchmark."""
     few = tuple(library for library in setting.libraries if library.name in AGAINST)
     found: list[Series] = []
     for capacity in sorted({max(256, setting.capacity * step // 100) for step in STEPS}):
@@ -39,5 +39,5 @@ def run(setting: Setting) -> list[Series]:
 
 
 def title(operation: str, capacity: int) -> str:
-    """Of a figure, in a table."""
+    """Returns the title of a plot in the table."""
     return f"{operation}, of {capacity:,}"

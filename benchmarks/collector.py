@@ -1,9 +1,8 @@
-"""A process that writes: it opens the buffer and waits to be told when.
+"""A process that opens a buffer, and writes to it during requested periods.
 
-Its pipe is its life: it ends when the other end is closed, also by the death of who held it.
+The process ends when its pipe is closed, which also happens when its parent dies.
 
-Imported by the peers too: it must not import shmbuffer, and not all of
-them have torch.
+The peers import this module, so it must not import shmbuffer. Some of them do not have torch.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ _LOOKS = 8  # batches between two looks at the clock
 
 
 class Collector:
-    """A collector, seen from the process that started it.
+    """A collector process, from the view of its parent.
 
     Args:
-        opener: called there for the call that writes a batch.
-        kind: what it writes.
-        count: items in a batch.
-        form: of the batches; see `Kind.batches`.
-        seed: of their content.
-        modules: what the process imports; loaded once for all of them.
+        opener: function that returns the function that writes a batch; called in the process.
+        kind: kind of the items.
+        count: number of items in a batch.
+        form: form of the batches; see `Kind.batches`.
+        seed: seed of the contents.
+        modules: modules that the process needs; they are imported once for all collectors.
     """
 
     def __init__(
@@ -52,24 +51,24 @@ class Collector:
         theirs.close()
 
     def wait_until_ready(self) -> None:
-        """Wait until it has the buffer."""
+        """Waits until the process has opened the buffer."""
         self._answer()
 
     def write(self, began: float, end: float) -> None:
-        """Tell it to write from one reading of ``time.perf_counter`` to another, at least once."""
+        """Requests writes between two times of ``time.perf_counter``, at least one."""
         self._pipe.send((began, end))
 
     def rate(self) -> float:
-        """Wait for its end; how many items it has written a second."""
+        """Waits for the end of the period; returns the number of items written per second."""
         return float(self._answer())
 
     def kill(self) -> None:
-        """SIGKILL, whatever it is doing."""
+        """Kills the process with SIGKILL."""
         self._process.kill()
         self.end()
 
     def end(self) -> None:
-        """Wait until it has ended."""
+        """Waits until the process has ended."""
         self._pipe.close()
         self._process.join(_PATIENCE_S)
         if self._process.exitcode is None:

@@ -1,4 +1,4 @@
-"""One operation, or several, by every library that is at hand, in turn."""
+"""Measures operations with each available library, in turn."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from benchmarks.measure import Contender, Load, Series, interleave
 
 @dataclass(frozen=True)
 class Setting:
-    """What a run is made with.
+    """Settings of a run.
 
     Attributes:
-        libraries: ours first.
-        kind: of the items.
-        capacity: of the buffers; they are full.
-        records: capacity of those whose items differ in size.
-        rounds: how often everybody is measured.
-        blocks: in a round.
-        block_s: how long a block is.
-        contest_s: how long a round with writers is.
-        calls: timed one by one, in a round, where the tail is asked for.
-        directory: where the buffers are.
-        load: filled by the measuring.
+        libraries: the compared libraries, shmbuffer first.
+        kind: kind of the items.
+        capacity: capacity of the buffers, which are full.
+        records: capacity of buffers whose items differ in size.
+        rounds: number of rounds.
+        blocks: number of blocks per round.
+        block_s: length of a block in seconds.
+        contest_s: length of a round with writers in seconds.
+        calls: number of calls per round that are timed one by one to find the slowest.
+        directory: directory of the buffers.
+        load: load by other programs, recorded during the rounds.
     """
 
     libraries: Sequence[Library]
@@ -54,15 +54,15 @@ class Setting:
         recording: str | None = None,
         storage: str = MEMMAP,
     ) -> Iterator[bool]:
-        """A full buffer of a library, for a while; its files are removed afterwards.
+        """Opens a full buffer of a library, and removes its files at the end of the context.
 
-        False stands for it where the library has no such buffers.
+        Yields False if the library has no such buffers.
 
         Args:
-            library: whose.
-            prioritized: whether it draws by priority.
-            recording: what is stored where the items differ in size.
-            storage: of the buffer.
+            library: the library.
+            prioritized: True for a buffer that samples by priority.
+            recording: the stored items if they differ in size.
+            storage: kind of the storage.
         """
         directory = tempfile.mkdtemp(dir=self.directory, prefix=f"{library.name}-")
         try:
@@ -77,7 +77,7 @@ class Setting:
                 shutil.rmtree(directory)
 
     def open_all(self, stack: ExitStack, *, prioritized: bool) -> list[Library]:
-        """Full buffers of all libraries that have such ones, until ``stack`` ends."""
+        """Opens full buffers of all libraries that have such buffers, until ``stack`` ends."""
         return [
             library
             for library in self.libraries
@@ -86,7 +86,7 @@ class Setting:
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """An empty directory, for a while."""
+        """Yields an empty directory, and removes it at the end of the context."""
         with tempfile.TemporaryDirectory(dir=self.directory, ignore_cleanup_errors=True) as path:
             yield Path(path)
 
@@ -94,7 +94,7 @@ class Setting:
 def compare(
     setting: Setting, operations: Mapping[Operation, str], *, prioritized: bool
 ) -> list[Series]:
-    """Every operation, under the name given for it, by every library that has it."""
+    """Measures each operation with each library that has it; the values are titles."""
     with ExitStack() as stack:
         libraries = setting.open_all(stack, prioritized=prioritized)
         contenders = [

@@ -1,9 +1,9 @@
 """How long is the mutex held, and what would be written and learned with more processors?
 
-Everybody's calls pass through one mutex, so the sum of its locked sections is what no processor
-more can shorten. They are measured in the delivered core: `holds.c` stands between it and libc.
-Rows that begin with "modelled" come out of `scaling.py`, which is fed with them, not out of a
-measurement; those that begin with "measured" are of this machine.
+All calls take the same mutex, so more processors cannot shorten the sum of the locked sections. The
+sections are measured in the released core, between which and libc `holds.c` is loaded. Rows that
+begin with "modelled" are results of `scaling.py` for the measured sections. Rows that begin with
+"measured" were measured on this machine.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SHARES = {"p50": 50, "p99": 99, "max": 100}
 
 
 def run(setting: Setting) -> list[Series]:
-    """Measure it."""
+    """Runs the benchmark."""
     with ExitStack() as stack:
         scratch = stack.enter_context(setting.scratch())
         preload = str(compile_holds(scratch))
@@ -58,7 +58,7 @@ def run(setting: Setting) -> list[Series]:
 
 
 def compile_holds(directory: Path) -> Path:
-    """The shared object of `holds.c`."""
+    """Compiles `holds.c`."""
     made = directory / "holds.so"
     compiler = shlex.split(sysconfig.get_config_var("CC") or "cc")
     source = Path(__file__).with_name("holds.c")
@@ -85,7 +85,7 @@ def _unit(form: str) -> str:
 
 
 def _round(setting: Setting, held: Peer) -> dict[tuple[str, str], float]:
-    """Figures, by what they are of and their form."""
+    """Returns the results of a round, by title and form."""
     found: dict[tuple[str, str], float] = {}
     steps = {}
     for operation in OPERATIONS:
@@ -124,14 +124,15 @@ def _round(setting: Setting, held: Peer) -> dict[tuple[str, str], float]:
 
 
 def _beside() -> list[int]:
-    """Writers beside the learner: a few, and one on each other processor."""
+    """Returns the numbers of writers: a few, and one for each other processor."""
     return sorted({1, BESIDE, max(1, len(os.sched_getaffinity(0)) - 1)})
 
 
 def _steps(held: Any, outside: Any) -> Any:
-    """What a model wants to know of each call; see `Role.steps`.
+    """Returns the measured calls as the model needs them; see `Role.steps`.
 
-    What lies before, between and after the sections is not known apart: all are given as much.
+    The times before, between and after the sections are only known in total, so they are assumed to
+    be equal.
     """
     steps = np.empty((len(outside), 2 * len(held)))
     steps[:, 0::2] = (outside / len(held))[:, None]
@@ -140,5 +141,5 @@ def _steps(held: Any, outside: Any) -> Any:
 
 
 def _shares(values: Any) -> dict[str, float]:
-    """Percentiles."""
+    """Returns the percentiles of values."""
     return {name: float(np.percentile(values, at)) for name, at in _SHARES.items()}

@@ -1,10 +1,10 @@
-"""What `instructions.py` counts: the hot calls, in a process that valgrind runs.
+"""Makes the hot calls whose instructions `instructions.py` counts, in a process under valgrind.
 
     python -m benchmarks.counted REQUESTS DIRECTORY
 
-REQUESTS is the shared object of `requests.c`. For each call a line of JSON says how it is named and
-which of the files that valgrind writes is its first: of what came before, then of no call at all,
-then WINDOWS of them of so many calls each.
+REQUESTS is the shared object of `requests.c`. For each call, a line of JSON contains its name and
+the number of its first file of valgrind. This file is for the time before, the next one for no
+call, and WINDOWS further ones for a number of calls each.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Counter:
     def count(
         self, name: str, call: Any, inputs: list[tuple[Any, ...]], calls: int = CALLS
     ) -> None:
-        """Counts WINDOWS times so many calls."""
+        """Counts WINDOWS times ``calls`` calls."""
         _count(self.valgrind, call, inputs, calls)
         print(json.dumps({"name": name, "first": self.written + 1, "calls": calls}), flush=True)
         self.written += 2 + WINDOWS

@@ -1,8 +1,8 @@
-"""How much do many processes write into one ring, and does each get its share?
+"""How much can many processes write to one ring, and does each write the same amount?
 
-Clients of arrays write batches of 32 items as fast as they can, into a ring that they go around
-every few milliseconds, and into a large one. With more writers than processors one of them often
-loses its processor between claim and commit, and the others come around to its slots and wait.
+NumPy clients write batches of 32 items as fast as they can, to a ring that they fill every few
+milliseconds, and to a large one. With more writers than processors, a writer is often preempted
+between claim and commit. The others then reach its slots and have to wait.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from benchmarks.measure import Series
 ITEMS = ("S",)
 WRITERS = (1, 4, 16, 64)
 SLOTS = (10, 500)
-"""Of the rings, in hundredths of the setting's: 100,000 and 5,000,000."""
+"""Capacities of the rings in percent of the setting's capacity: 100,000 and 5,000,000."""
 BATCH = 32
 ITEMS_A_SECOND, LEAST = "items", "slowest of the fastest"
 
 
 def run(setting: Setting) -> list[Series]:
-    """Measure it."""
+    """Runs the benchmark."""
     found: dict[tuple[int, int], tuple[Series, Series]] = {}
     for _ in range(setting.rounds):
         with setting.load.during_a_round():
@@ -56,7 +56,7 @@ def _seconds(setting: Setting) -> float:
 
 
 def _contest(setting: Setting, slots: int, writers: int) -> list[int]:
-    """Items that each has written; by forks of a process that has no torch."""
+    """Returns the number of items of each writer; writers are forks of a process without torch."""
     with setting.scratch() as scratch:
         asked = [str(scratch / "buffer"), setting.kind.name]
         numbers = [str(slots), str(writers), str(_seconds(setting))]
@@ -69,7 +69,7 @@ def _contest(setting: Setting, slots: int, writers: int) -> list[int]:
 
 
 def main(path: str, kind: str, slots: int, writers: int, seconds: float) -> list[int]:
-    """Have so many processes write, all within the same window of time."""
+    """Lets processes write within the same period."""
     import shmbuffer.numpy
     from shmbuffer.memory import Engine, Settings
 

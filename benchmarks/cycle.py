@@ -1,8 +1,8 @@
-"""How long does a learner's step take: draw by priority, then send new priorities back?
+"""How long does a learner's step take: sample by priority, then update the priorities?
 
-With ``index`` the priorities go back by index, with ``TensorDict`` in the sample itself, which here
-also says which write every row came from. Updates alone take turns with 2000 sets of indices: a
-learner does not find the last ones' part of the tree in the cache either.
+With ``index``, the priorities are updated by index. With ``TensorDict``, they are in the sample,
+which also has the generation of each item. Updates alone use 2000 sets of indices in turn, because
+the parts of the tree that a learner updates are not in the cache either.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ COUNT = 256
 
 
 def run(setting: Setting) -> list[Series]:
-    """Measure it."""
+    """Runs the benchmark."""
     operations = {
         Operation("update", COUNT, "index"): f"update({COUNT})",
         Operation("cycle", COUNT, "index"): f"cycle({COUNT})",

@@ -1,4 +1,4 @@
-"""How long does a batch take to be written, whose priorities come with it?"""
+"""How long does it take to write a batch with priorities?"""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COUNTS = (1, 32, 256)
 
 
 def run(setting: Setting) -> list[Series]:
-    """Measure it."""
+    """Runs the benchmark."""
     operations = {
         Operation("extend", count, form): f"extend({count}), prioritized"
         for count in COUNTS

@@ -1,6 +1,6 @@
-"""Single frames, as an Atari game gives them, and a ring of them in plain NumPy.
+"""Single frames like those of an Atari game, and a ring of frames in plain NumPy.
 
-Imported by the peers too: it must not import shmbuffer.
+The peers import this module, so it must not import shmbuffer.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ PIECE = 500  # steps that are made together
 
 
 def episodes(capacity: int) -> list[NDArray[np.uint8]]:
-    """Frames ``[steps + 1, 84, 84]`` of one episode after the other, ``capacity`` steps in all."""
+    """Returns the frames ``[steps + 1, 84, 84]`` of each episode, ``capacity`` steps in total."""
     random = np.random.default_rng(0)
     lengths = [min(EPISODE, capacity - first) for first in range(0, capacity, EPISODE)]
     return [random.integers(0, 256, (one + 1, *SHAPE), np.uint8) for one in lengths]
 
 
 def stacked(frames: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The stacks ``[steps + 1, 4, 84, 84]`` of an episode."""
+    """Returns the stacks ``[steps + 1, 4, 84, 84]`` of an episode."""
     at = np.maximum(np.arange(len(frames))[:, None] + np.arange(1 - STACK, 1), 0)
     return frames[at]
 
 
 class FrameRing:
-    """What a program would write for itself: one process, no priorities, no checks."""
+    """A simple ring for one process, without priorities and checks."""
 
     def __init__(self, capacity: int) -> None:
         self.frames = np.empty((capacity, *SHAPE), np.uint8)
@@ -37,13 +37,13 @@ class FrameRing:
         self.random = np.random.default_rng(1)
 
     def extend(self, frames: NDArray[np.uint8], at: int) -> None:
-        """Write an episode from a place on."""
+        """Writes an episode to the slots from ``at``."""
         end = at + len(frames) - 1
         self.frames[at:end], self.first[at:end] = frames[:-1], at
         self.final[end - 1] = frames[-1]
 
     def sample(self, count: int) -> tuple[Any, Any]:
-        """Stacks, and next stacks."""
+        """Returns stacks and next stacks."""
         step = self.random.integers(0, self.rest, count)
         at = np.maximum(step[:, None] + np.arange(1 - STACK, 2), self.first[step][:, None])
         stacks = self.frames[at[:, :STACK]]

@@ -1,9 +1,9 @@
-"""What do stacks of four frames cost, of which the buffer holds each frame once?
+"""What do stacks of four frames cost if the buffer stores each frame once?
 
-Steps hold one frame of 84 x 84, in episodes of 250 steps. Beside `FrameStack` stand a ring of
-frames in plain NumPy (`film.py`), Stable-Baselines3's ``optimize_memory_usage`` (which stores each
-stack, and takes the next one from the following step) and cpprb's stack compression. "frames a
-step" is the memory of all files, by step, in units of one frame.
+A step has one frame of 84 x 84 pixels, and an episode 250 steps. `FrameStack` is compared with a
+ring of frames in plain NumPy (`film.py`), and with cpprb's stack compression. Stable-Baselines3's
+``optimize_memory_usage`` stores each stack, and takes the next stack from the following step.
+"frames a step" is the memory of all files per step, in units of one frame.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NUMPY, PEERS = "numpy ring", ("sb3", "cpprb")
 
 
 def run(setting: Setting) -> list[Series]:
-    """Measure it."""
+    """Runs the benchmark."""
     capacity = min(setting.capacity, film.STEPS)
     libraries = [one for one in setting.libraries if one.name in PEERS]
     peers = dataclasses.replace(setting, capacity=capacity, libraries=libraries)
@@ -90,7 +90,7 @@ def _contender(setting: Setting, series: Series, call: Callable[[int], list[floa
 
 
 def _extend(rb: Any, frames: torch.Tensor) -> None:
-    """Write an episode, a step an item."""
+    """Writes an episode with one item per step."""
     count = len(frames) - 1
     done = torch.arange(count) == count - 1
     after = {"obs": frames[1:], "reward": torch.zeros(count), "done": done}

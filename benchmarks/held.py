@@ -1,4 +1,4 @@
-"""shmbuffer in a process where `holds.c` was loaded first: what its calls do with the mutex."""
+"""Measures how long calls of shmbuffer hold the mutex, in a process that has loaded `holds.c`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROOM = 1 << 20
 
 
 class Held(ShmBuffer):
-    """With the locked sections of its calls, in nanoseconds."""
+    """shmbuffer, with the locked sections of its calls in nanoseconds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,11 +25,11 @@ class Held(ShmBuffer):
         self._notes = np.zeros(_ROOM, np.int64)
 
     def sections(self, operation: Operation, calls: int) -> dict[str, Any]:
-        """Of so many calls, with nobody else there.
+        """Measures calls while no other process uses the buffer.
 
         Returns:
-            ``held``: of each section of a call, in their order, how long it was held in each of the
-            calls; ``outside``: of each call, how long it did not hold the mutex.
+            ``held``: for each locked section of a call, its length in each call. ``outside``: for
+            each call, the time in which it did not hold the mutex.
         """
         called = self.call(operation)
         assert called is not None
@@ -50,10 +50,11 @@ class Held(ShmBuffer):
         return {"held": held.T.tolist(), "outside": outside.tolist()}
 
     def beside(self, writers: int, batch: int, seconds: float) -> dict[str, Any]:
-        """Of a learner beside writers.
+        """Measures the calls of a learner beside writers.
 
         Returns:
-            What `Local.contend` does, and ``held`` of each locked section in nanoseconds.
+            The result of `Local.contend`, and ``held``: the length of each locked section in
+            nanoseconds.
         """
         self._begin()
         found: dict[str, Any] = self.contend(writers, batch, seconds)

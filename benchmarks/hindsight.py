@@ -1,8 +1,8 @@
 """What does hindsight add to a sample, while nothing is written and after each write?
 
-Episodes have a hundred steps. "quiet" draws again and again; "after add(1)" writes an item first,
-which is part of the time, and has the sample look where episodes end. Beside it the same draw
-without hindsight.
+Episodes have a hundred steps. "quiet" samples repeatedly. "after add(1)" includes the write of an
+item before each sample, after which the sample has to find the ends of episodes again. The same
+sample without hindsight is measured beside it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ COUNT = 256
 
 
 def run(setting: Setting) -> list[Series]:
-    """Measure it."""
+    """Runs the benchmark."""
     operations = {
         Operation("sample", COUNT, TENSORDICT): f"sample({COUNT}), uniform",
         **{

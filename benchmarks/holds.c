@@ -1,8 +1,8 @@
-/* How long a robust mutex is held, noted from outside: the dynamic linker loads this before all others (LD_PRELOAD),
- * so that the core that is measured is the one that is delivered. The core has one robust mutex and takes it with
- * trylock, once it looks free: so how long it waits cannot be seen from here. Python has no robust mutex.
+/* Records how long a robust mutex is held. The dynamic linker loads this library first (LD_PRELOAD), so the released
+ * core is measured without changes. The core has one robust mutex, and acquires it with trylock once it seems to be
+ * free, so the waiting time cannot be measured here. Python has no robust mutex.
  *
- * A look at the clock lies on each side of a locked section, so it seems to take some 25 ns longer than it does. */
+ * The clock is read before and after each locked section, which therefore seems to be about 25 ns longer. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -16,7 +16,7 @@
 #define VISIBLE __attribute__((visibility("default")))
 #define ROBUST 16 /* in glibc's __kind */
 
-static int64_t *_Atomic notes; /* NULL: nobody wants to know */
+static int64_t *_Atomic notes; /* NULL: nothing is recorded */
 static size_t room;
 static _Atomic size_t used;
 static _Thread_local int64_t locked_at;
@@ -57,14 +57,14 @@ VISIBLE int pthread_mutex_unlock(pthread_mutex_t *mutex) {
     return unlock_next(mutex);
 }
 
-/* Note the nanoseconds of this process's sections in `into`, in their order, until there are `count` of them. */
+/* Records the lengths of the next `count` locked sections of this process in `into`, in nanoseconds. */
 VISIBLE void holds_begin(int64_t *into, size_t count) {
     room = count;
     atomic_store(&used, 0);
     atomic_store(&notes, into);
 }
 
-/* Note no more; how many there were, also beyond those that had room. */
+/* Stops recording. Returns the number of sections, which can exceed the number of recorded ones. */
 VISIBLE size_t holds_end(void) {
     atomic_store(&notes, NULL);
     return atomic_load(&used);

@@ -1,28 +1,27 @@
-"""How many instructions does a hot call take? The same on a busy machine as on a quiet one.
+"""How many instructions does a hot call take? The count does not depend on the load of the machine.
 
-    scripts/instructions             print them beside the recorded ones; 1 if any grew
-    scripts/instructions --record    they are the recorded ones from now on
-    scripts/instructions --wheel F   of that wheel, whose core another compiler has made
+    scripts/instructions             print counts beside the recorded ones; exit 1 if any grew
+    scripts/instructions --record    record the counts
+    scripts/instructions --wheel F   count those of a wheel, whose core another compiler has built
 
-valgrind counts them (callgrind), which runs the program on a processor of its own making, with AVX2
-and without AVX-512: so counts are comparable between machines, as those of hardware counters are
-not, and a machine without them can count too. What they leave out: what an instruction costs,
-caches and waiting for each other; and the AVX-512 kernels, which stay with the seconds.
+valgrind's callgrind counts the instructions. It simulates a processor with AVX2 and without
+AVX-512, so counts are comparable between machines, unlike those of hardware counters. Counts do not
+include the cost of an instruction, caches, waits and the AVX-512 kernels. These are measured in
+seconds.
 
-Counting is off except during the calls. They are counted some at a time, and the median of these
-counts is taken, less that of no call at all: what happens now and then (a dict that grows) is left
-out. Hashes are the same in every run, and addresses as far as that can be had: where Python puts
-its objects, and with it which entries of its caches collide, depends on everything that was
-allocated before, so on the lengths of paths and of the environment, and on threads. What is counted
-is therefore a copy in a directory whose path has the same length everywhere, and sees nothing of
-the caller's environment:
+Counting is on only during the calls. Several calls are counted together, and the result is the
+median of such counts minus the count of no call. Rare work, such as the growth of a dict, is thus
+left out. Hashes are the same in every run, and addresses as far as possible. The addresses of
+Python's objects decide which entries of its caches collide, and depend on all earlier allocations:
+on the lengths of paths, on the environment, and on threads. The counted program is therefore a copy
+in a directory whose path always has the same length, without the caller's environment:
 
-    /tmp/shmbuffer-instructions-????????/     cwd, HOME, TMPDIR, and where the buffers are
+    /tmp/shmbuffer-instructions-????????/     working directory, HOME, TMPDIR, and the buffers
         root/        the packages, compiled there
         env ──▶      the environment of our Python
 
-The recorded counts are in `instructions.json`, with the versions that they hold for: another Python
-or torch takes other numbers of instructions, and is not compared.
+The recorded counts are in `instructions.json`, with the versions for which they are valid. Other
+versions of Python or torch have other counts and are not compared.
 """
 
 from __future__ import annotations
@@ -59,11 +58,11 @@ _SAME_EVERYWHERE = {
 
 
 class CannotCountError(Exception):
-    """Something that counting needs is not here: which."""
+    """A program or file that is needed to count instructions is missing."""
 
 
 def versions() -> dict[str, str]:
-    """What else counts depend on."""
+    """Returns the versions on which the counts depend."""
     return {
         "python": ".".join(platform.python_version_tuple()[:2]),
         "machine": platform.machine(),
@@ -72,13 +71,13 @@ def versions() -> dict[str, str]:
 
 
 def count(wheel: Path | None = None) -> dict[str, int]:
-    """Instructions of each hot call.
+    """Counts the instructions of each hot call.
 
     Args:
-        wheel: what is counted; None: the package here, as it was compiled here.
+        wheel: the wheel to count; None counts the package of this tree.
 
     Raises:
-        CannotCountError: valgrind is not here, or its header or a compiler is not.
+        CannotCountError: valgrind, its header or a compiler is missing.
     """
     valgrind = shutil.which("valgrind")
     if valgrind is None:
@@ -128,7 +127,7 @@ def count(wheel: Path | None = None) -> dict[str, int]:
 
 
 def compare(found: dict[str, int], recorded: dict[str, Any]) -> list[str]:
-    """Those calls that take too many more instructions than recorded, each as a sentence."""
+    """Returns a sentence for each call whose count has grown by more than the tolerance."""
     return [
         f"{name}: {found[name]:,} instructions, {found[name] / before - 1:+.1%} of {before:,}"
         if name in found
@@ -139,7 +138,7 @@ def compare(found: dict[str, int], recorded: dict[str, Any]) -> list[str]:
 
 
 def differing(recorded: dict[str, Any]) -> str | None:
-    """Why counts made here cannot be compared with the recorded ones; None if they can."""
+    """Returns why counts cannot be compared with the recorded ones; None if they can."""
     here = versions()
     changed = [
         f"{name} {here[name]}, not {before}"
@@ -150,7 +149,7 @@ def differing(recorded: dict[str, Any]) -> str | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Count, and compare or record."""
+    """Counts, and compares or records the counts."""
     asked = argparse.ArgumentParser(prog="scripts/instructions")
     asked.add_argument("--record", action="store_true", help="rewrite instructions.json")
     asked.add_argument("--wheel", type=Path, metavar="F", help="count those of this wheel")
@@ -179,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _copy_to(tree: Path) -> None:
-    """What is counted, and compiled: what is compiled already names the files of its own tree."""
+    """Copies and compiles the counted files, because compiled files contain their old paths."""
     for package in ("benchmarks", "shmbuffer"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(_ROOT / package, tree / package, ignore=ignored)

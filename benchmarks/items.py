@@ -1,7 +1,7 @@
-"""What is stored: items of three sizes, and the batches that are made before a clock starts.
+"""Items of three sizes, and batches of them that are created before the time is measured.
 
-Imported by the peers too, in environments of their own: it must not import shmbuffer, and not all
-of them have torch and tensordict, so these are imported where they are needed.
+The peers import this module in their own environments, so it must not import shmbuffer. Some of
+them do not have torch and tensordict, so functions import these when they need them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ POOL_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Kind:
-    """The leaves of an item.
+    """A kind of items.
 
     Attributes:
-        name: on the command line.
-        leaves: dtype and shape of each.
-        capacity: of a buffer unless told otherwise, so that it fits into a few hundred MB.
+        name: name on the command line.
+        leaves: dtype and shape of each leaf.
+        capacity: default capacity of a buffer, which takes a few hundred MB.
     """
 
     name: str
@@ -38,25 +38,25 @@ class Kind:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one item."""
+        """Size of an item in bytes."""
         return sum(
             np.dtype(dtype).itemsize * int(np.prod(shape)) for dtype, shape in self.leaves.values()
         )
 
     def arrays(self, count: int, rng: np.random.Generator) -> Arrays:
-        """A batch of random items, as a dict of arrays ``[count, *shape]``."""
+        """Returns a batch of random items as a dict of arrays ``[count, *shape]``."""
         return {
             name: _random(dtype, (count, *shape), rng)
             for name, (dtype, shape) in self.leaves.items()
         }
 
     def batches(self, count: int, form: str, seed: int = 0) -> list[Any]:
-        """Different batches of ``count`` items, as many as POOL_BYTES allow, 2 to 64.
+        """Returns 2 to 64 different batches of ``count`` items, as many as POOL_BYTES allow.
 
         Args:
-            count: items in a batch; 0 gives single items, without a batch dimension.
+            count: number of items in a batch; 0 returns single items without a batch dimension.
             form: ``"TensorDict"`` or ``"arrays"``.
-            seed: of their content.
+            seed: seed of the contents.
         """
         rng = np.random.default_rng(seed)
         how_many = min(64, max(2, POOL_BYTES // (max(1, count) * self.nbytes)))
@@ -68,12 +68,12 @@ class Kind:
         return [tensordict(batch, [count] if count else []) for batch in batches]
 
     def fill(self, write: Callable[[Any], object], count: int, form: str) -> None:
-        """Write ``count`` items, the same ones over and over if they are many.
+        """Writes ``count`` items, repeatedly the same ones if they are many.
 
         Args:
-            write: takes a batch.
-            count: of all items together.
-            form: of the batches, as in `batches`.
+            write: function that writes a batch.
+            count: number of items.
+            form: form of the batches, as in `batches`.
         """
         chunk = max(1, min(count, 100_000, POOL_BYTES // self.nbytes))
         arrays = self.arrays(chunk, np.random.default_rng(0))
@@ -104,7 +104,7 @@ KINDS = {
 
 
 def tensordict(arrays: Arrays, batch_size: list[int]) -> TensorDict:
-    """The same batch as a TensorDict over the same memory."""
+    """Returns a batch of arrays as a TensorDict that shares their memory."""
     import torch
     from tensordict import TensorDict
 
@@ -115,15 +115,15 @@ def tensordict(arrays: Arrays, batch_size: list[int]) -> TensorDict:
 
 
 def priorities(count: int, sets: int, seed: int = 0) -> list[NDArray[np.float32]]:
-    """Sets of raw priorities, float32 ``[count]`` in (0, 1]."""
+    """Returns sets of raw priorities, float32 ``[count]`` in (0, 1]."""
     return list(1 - np.random.default_rng(seed).random((sets, count), np.float32))
 
 
 def index_sets(count: int, sets: int, capacity: int, seed: int = 0) -> list[NDArray[np.int64]]:
-    """Sets of indices all over a buffer, int64 ``[count]``.
+    """Returns sets of random indices of a buffer, int64 ``[count]``.
 
-    As many as a benchmark takes turns with decides whether it finds their part of the tree in the
-    cache; a learner, who has just drawn other ones, does not.
+    A benchmark uses the sets in turn. With many sets, their parts of the tree are not in the cache,
+    as in a learner that has sampled other items before.
     """
     return list(np.random.default_rng(seed).integers(capacity, size=(sets, count)))
 

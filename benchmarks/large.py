@@ -1,6 +1,6 @@
-"""What do batches of thousands cost, by one thread and by as many as the core takes?
+"""What do batches of thousands of items cost with one thread, and with several?
 
-The rows of "shmbuffer, 1 thread" are those of the same calls after ``set_threads(1)``. Batches that
+The rows of "shmbuffer, 1 thread" show the same calls after ``set_threads(1)``. Batches that
 take more than a quarter of a gigabyte are left out.
 """
 
@@ -21,7 +21,7 @@ ONE_THREAD = "1 thread"
 
 
 class OneThread(ShmBuffer):
-    """shmbuffer, where the caller does all by itself."""
+    """shmbuffer without further threads."""
 
     name = f"{ShmBuffer.name}, {ONE_THREAD}"
 
@@ -35,7 +35,7 @@ class OneThread(ShmBuffer):
 
 
 def run(setting: Setting) -> list[Series]:
-    """Measure it."""
+    """Runs the benchmark."""
     setting = dataclasses.replace(setting, libraries=[*setting.libraries, OneThread()])
     return [
         *compare(setting, _samples(setting, "uniform"), prioritized=False),

@@ -1,8 +1,7 @@
 """How long does the slowest call take?
 
-Calls are timed one by one, each with its own look at the clock (some 50 ns). What a machine does
-beside them, interrupts and other programs, is in the last percentiles: they are its own as much as
-the library's.
+Calls are timed one by one; reading the clock takes about 50 ns. The last percentiles also include
+interrupts and other programs, so they describe the machine as much as the library.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ OPERATIONS = {
 
 
 def run(setting: Setting) -> list[Series]:
-    """Measure it."""
+    """Runs the benchmark."""
     with ExitStack() as stack:
         contenders = []
         libraries = setting.open_all(stack, prioritized=True)
@@ -56,5 +55,5 @@ def _contender(setting: Setting, library: Library, operation: Operation, name: s
 
 
 def title(operation: str, percentile: str) -> str:
-    """Of a figure, in a table."""
+    """Returns the title of a plot in the table."""
     return f"{operation}: {percentile}"

@@ -1,13 +1,13 @@
-"""What a benchmark asks of a library: make a buffer, be ready for an operation, be timed.
+"""Interface of a compared library: create a buffer, prepare an operation, and time it.
 
     benchmark ── Library ─┬─ ours.py                    in this process
                           └─ peer.py ══ pipes ══ served.py ── peers/torchrl.py, peers/cpprb.py, ...
-                                                     each in an interpreter of its own
+                                                     each in its own interpreter
 
-What all of them have in common once they are in their process is in `local.py`; the calls of
-TorchRL's API, which shmbuffer has too, stand once, in `torchlike.py`.
+`local.py` has the common code of all libraries in their own process. `torchlike.py` has the calls
+of TorchRL's API, which shmbuffer shares.
 
-Imported by the peers too: it must not import shmbuffer, and not all of them have torch.
+The peers import this module, so it must not import shmbuffer. Some of them do not have torch.
 """
 
 from __future__ import annotations
@@ -65,23 +65,20 @@ class Loop:
 
     @classmethod
     def parse(cls, form: str) -> Loop:
-        """From the form of an `Operation`."""
+        """Parses the form of an `Operation`."""
         what, work_ms, prefetch = form.split(" / ")
         return cls(what, int(work_ms), int(prefetch))
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One call of the API.
+    """A call of the API.
 
     Attributes:
-        call: ``"add"``, ``"extend"``, ``"sample"``, ``"update"``, ``"cycle"``, ``"attach"``,
-            ``"save"``, ``"hindsight"``, ``"mixed"``, ``"windows"``,
-            ``"frames"``, ``"slices"``, ``"passes"``, ``"labelled"``, ``"beside"``,
-            ``"reserve"``, ``"loop"`` (a sample in a learner's loop, which works in between) or
-            ``"step"`` (a sample and the work).
-        count: items of a call.
-        form: how the data come or go.
+        call: name of the call; see `TorchLike.call`. ``"loop"`` is a sample in a learner's loop,
+            and ``"step"`` a sample and the work of the learner.
+        count: number of items per call.
+        form: form of the data.
     """
 
     call: str
@@ -90,35 +87,35 @@ class Operation:
 
 
 class Library(Protocol):
-    """A library with one open buffer at a time, here or in another interpreter."""
+    """A library with one open buffer at a time, in this process or in another interpreter."""
 
     name: str
 
     def versions(self) -> dict[str, str]:
-        """Its own, and of what it stands on."""
+        """Returns the versions of the library and of its dependencies."""
 
     def open(
         self, directory: str, kind: str, capacity: int, prioritized: bool, storage: str = MEMMAP
     ) -> bool:
-        """Make a buffer in a new directory, and fill it; False if it has no such buffers."""
+        """Creates and fills a buffer in a new directory; False if the library has none."""
 
     def share(self, writers: int, count: int) -> int:
-        """Start processes that wait to write batches of ``count``; how many it can have."""
+        """Starts processes that will write batches of ``count``; returns their number."""
 
     def prepare(self, operation: Operation, block_s: float) -> bool:
-        """Make inputs and warm up; False if there is no such operation."""
+        """Creates inputs and warms up; False if the library does not have the operation."""
 
     def round(self, operation: Operation, blocks: int) -> list[float]:
-        """Seconds a call, of each block."""
+        """Returns the time per call in seconds, for each block."""
 
     def calls(self, operation: Operation, count: int) -> list[float]:
-        """Seconds of each of so many calls, one by one."""
+        """Returns the times of ``count`` single calls in seconds."""
 
     def contend(self, writers: int, batch: int, seconds: float) -> dict[str, float]:
-        """Sample and update while ``writers`` write; see `Local.contend`."""
+        """Samples and updates while ``writers`` write; see `Local.contend`."""
 
     def shrinks(self) -> float:
-        """How many times less the items take in the storage than their tensors."""
+        """Returns the size of the items as tensors, divided by their size in the storage."""
 
     def close(self) -> None:
-        """Let go of the buffer and end its processes; its files stay."""
+        """Closes the buffer and ends its processes, but keeps its files."""

@@ -1,10 +1,10 @@
-"""Does a learner stay as fast, and as small, while its collectors come and go for hours?
+"""Does a learner stay fast and small while its collectors are replaced for hours?
 
-64 clients of arrays have all 256 handles of a buffer but the learner's. Each writes 32 items fifty
-times a second, by one of its handles after the other. Once a second one of them ends, by SIGKILL,
-without closing its handles or after it has closed them, and another takes its place. A learner
-draws 256 items by priority and sends their priorities back, and trains for a millisecond in
-between. With `--rounds 60` it takes an hour.
+64 NumPy clients have all 256 handles of a buffer except the learner's. Each client writes 32 items
+fifty times per second through its handles in turn. Once per second, a client ends and is replaced:
+by SIGKILL, without closing its handles, or after closing them. A learner samples 256 items by
+priority and updates their priorities, and computes for a millisecond in between. `--rounds 60`
+takes an hour.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LIFE, WRITES, LONGEST_NS = range(3)
 
 
 def run(setting: Setting) -> list[Series]:
-    """Measure it."""
+    """Runs the benchmark."""
     names = {f"cycle({DRAWN}): {name}": "s" for name in PERCENTILES}
     names |= {LONGEST_WRITE: "s", LEAST: "share"}
     names |= {f"{name}, times those of the first round": "x" for name in OF_THE_LEARNER}
@@ -53,7 +53,7 @@ def run(setting: Setting) -> list[Series]:
 
 
 def _rounds(setting: Setting, scratch: Path) -> list[list[float]]:
-    """The figures of each row, one a round."""
+    """Measures the rounds; returns the results of each row."""
     import shmbuffer
 
     path, kept = scratch / "buffer", scratch / "written"
@@ -113,14 +113,14 @@ def _round(buffer: Any, written: Any, seconds: float) -> list[float]:
 
 
 def _held() -> tuple[int, int, int]:
-    """Memory of this process's own (KiB), descriptors, maps."""
+    """Returns the private memory in KiB, the open descriptors and the mappings of this process."""
     status = Path("/proc/self/status").read_text()
     memory = int(status.partition("RssAnon:")[2].split()[0])
     return memory, len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count("\n")
 
 
 def main(path: str, kind: str, kept: str, handles: int) -> None:
-    """Have collectors come and go until the standard input ends."""
+    """Starts and replaces collectors until standard input is closed."""
     written = np.memmap(kept, np.int64, "r+").reshape(-1, 3)
     batch, chance = KINDS[kind].batches(WRITTEN, ARRAYS)[0], random.Random(1)
     shares = [len(part) for part in np.array_split(np.arange(handles), len(written))]
@@ -145,7 +145,7 @@ def _begin(path: str, batch: object, written: Any, share: int) -> int:
 
 
 def _collect(path: str, batch: object, written: Any, share: int) -> None:
-    """Write at its pace until a signal; SIGTERM closes its handles, SIGUSR1 just ends it."""
+    """Writes until a signal. SIGTERM closes the handles, and SIGUSR1 ends the process."""
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
     signal.signal(signal.SIGUSR1, lambda *_: os._exit(0))

@@ -1,6 +1,6 @@
-"""A library in this process: what is the same for all of them, whatever their calls are named.
+"""Common code of all libraries in their own process.
 
-Imported by the peers too: it must not import shmbuffer, and not all of them have torch.
+The peers import this module, so it must not import shmbuffer. Some of them do not have torch.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from benchmarks.library import ARRAYS, COLD_SETS, MEMMAP, Operation
 from benchmarks.measure import Timed
 
 Call = tuple[Callable[..., Any], list[tuple[Any, ...]]]
-"""What is called, and the arguments of one call after the other."""
+"""A function, and the arguments of its calls in order."""
 
 
 class Local(ABC):
     """A library in this process.
 
-    Subclasses say how a buffer is made and what is called; they may leave out what they cannot do.
+    Subclasses define how a buffer is created and which functions are called for an operation.
     """
 
     name: str
     distributions: ClassVar[tuple[str, ...]]
-    """Whose versions are told."""
+    """Distributions whose versions are reported."""
     modules: ClassVar[list[str]] = []
-    """What a process that writes imports."""
+    """Modules that a process with a writer imports."""
     batches: ClassVar[str] = ARRAYS
-    """The form in which collectors write, and a learner's cycle has its data."""
+    """Form of the data that collectors write and that a learner samples."""
     most_items: ClassVar[int] = sys.maxsize
-    """It holds no more of them, whatever the capacity: to fill it takes too long."""
+    """Largest number of items in the buffer, because filling a larger one takes too long."""
     most_writers: ClassVar[int] = 0
-    """Processes that can write beside a learner; 0 if the buffer cannot be shared."""
+    """Largest number of writers beside a learner; 0 if the buffer cannot be shared."""
 
     def __init__(self) -> None:
         np.random.seed(0)  # what torchrl, tianshou and stable-baselines3 draw with
@@ -53,18 +53,18 @@ class Local(ABC):
 
     @abstractmethod
     def make(self, directory: Path, capacity: int, prioritized: bool) -> Any:
-        """A buffer for items of fixed size, full of them where `fill` finds nothing to do."""
+        """Creates a buffer for items of fixed size."""
 
     @abstractmethod
     def call(self, operation: Operation) -> Call | None:
-        """What is called, and with what; None if there is no such operation."""
+        """Returns the function and the arguments of an operation; None if it is not available."""
 
     def versions(self) -> dict[str, str]:
         """Implements `Library.versions`."""
         return {name: _version(name) for name in self.distributions}
 
     def fill(self, buffer: Any, capacity: int) -> None:
-        """Write items into a new buffer until it is full."""
+        """Writes items to a new buffer until it is full."""
         self._kind.fill(buffer.extend, capacity, self.batches)
 
     def open(
@@ -99,7 +99,7 @@ class Local(ABC):
         return self._timed[operation].each(count)
 
     def opener(self) -> Callable[[], Callable[[Any], object]]:
-        """How another process gets the call that writes a batch; it can be pickled."""
+        """Returns a picklable function that opens the buffer in another process, for writes."""
         raise NotImplementedError(f"{self.name} is not shared between processes")
 
     def share(self, writers: int, count: int) -> int:
@@ -117,12 +117,12 @@ class Local(ABC):
         return writers
 
     def contend(self, writers: int, batch: int, seconds: float) -> dict[str, float]:
-        """Sample and update while others write, all within the same window of time.
+        """Samples and updates while other processes write, all within the same period.
 
-        Everybody does it at least once, however little the machine lets them.
+        Each process makes at least one call, even on a busy machine.
 
         Returns:
-            ``items``, ``cycles``: a second; ``p99``: of a cycle, in seconds.
+            ``items`` and ``cycles``: numbers per second. ``p99``: time of a cycle in seconds.
         """
         called = self.call(Operation("cycle", batch, self.batches))
         assert called is not None
@@ -162,11 +162,11 @@ class Local(ABC):
         self._buffer = None
 
     def raw_priorities(self, count: int) -> list[Any]:
-        """Sets of priorities that updates take turns with."""
+        """Returns the sets of priorities that updates use in turn."""
         return list(priorities(count, self._sets(count)))
 
     def indices(self, count: int) -> list[Any]:
-        """As many sets of indices; see `COLD_SETS`."""
+        """Returns the sets of indices that updates use in turn; see `COLD_SETS`."""
         return list(index_sets(count, self._sets(count), self._capacity))
 
     def _sets(self, count: int) -> int:

@@ -1,14 +1,14 @@
-"""Measuring in rounds: every contender for a moment, again and again.
+"""Measures in rounds, each with a short measurement of every contender.
 
     round 1   A A A ... B B B ...        a letter is a block: some calls that are timed together,
     round 2   A A A ... B B B ...        about a millisecond, shorter than a slice of the scheduler
     ...
 
-The figure of a round is the median of its blocks: a block that somebody else's process interrupted
-does not count. Median, smallest and largest are those of the rounds; p95 is over all blocks, and so
-shows the interruptions. A ratio is taken round by round.
+The result of a round is the median of its blocks, so that blocks during which another program ran
+do not count. Median, minimum and maximum are those of the rounds. p95 is over all blocks and
+therefore includes interruptions. Ratios are computed for each round.
 
-Imported by the peers too: it must not import shmbuffer.
+The peers import this module, so it must not import shmbuffer.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class Timed:
-    """A call with its inputs, ready to be timed.
+    """A call with its inputs.
 
     Args:
-        call: what is timed.
-        inputs: its arguments, one tuple a call; taken in turn.
-        block_s: about how long a block is to last.
-        undo: called with the result of each call, outside of the clock; a block is one call then.
+        call: the timed function.
+        inputs: arguments, one tuple per call, used in turn.
+        block_s: approximate length of a block in seconds.
+        undo: called with the result of each call without being timed. A block is then one call.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Timed:
         self.block()
 
     def blocks(self, count: int) -> list[float]:
-        """Seconds a call, of ``count`` blocks; of fewer, where a call takes longer than a block."""
+        """Returns the time per call of ``count`` blocks; of fewer if calls take long."""
         found: list[float] = []
         patience = time.perf_counter() + 4 * count * self._block_s
         while len(found) < count and (not found or time.perf_counter() < patience):
@@ -66,7 +66,7 @@ class Timed:
         return found
 
     def each(self, count: int) -> list[float]:
-        """Seconds of each of ``count`` calls, one by one; not of calls that are undone."""
+        """Returns the times of ``count`` single calls. Requires that there is no ``undo``."""
         assert self._undo is None
         inputs, call, clock = self._inputs, self._call, time.perf_counter_ns
         found: list[float] = []
@@ -79,7 +79,7 @@ class Timed:
         return found
 
     def block(self) -> float:
-        """Seconds a call."""
+        """Returns the time per call in seconds."""
         inputs, first = self._inputs, self._next
         chosen = [inputs[at % len(inputs)] for at in range(first, first + self._calls)]
         self._next = (first + self._calls) % len(inputs)
@@ -98,14 +98,14 @@ class Timed:
 
 @dataclass
 class Series:
-    """What was measured of one contender.
+    """Results of one contender.
 
     Attributes:
-        operation: what it did; contenders of one operation are compared.
-        library: who did it.
-        form: in which way, where there are several.
-        unit: ``"s"``, where less is better, or ``"1/s"`` or ``"x"`` (times), where more is.
-        rounds: the blocks of each round.
+        operation: measured operation. Contenders of one operation are compared.
+        library: name of the library.
+        form: form of the data.
+        unit: ``"s"`` (less is better), ``"1/s"`` or ``"x"`` (more is better).
+        rounds: results of the blocks of each round.
     """
 
     operation: str
@@ -116,39 +116,39 @@ class Series:
 
     @property
     def figures(self) -> list[float]:
-        """One figure a round."""
+        """Result of each round."""
         return [median(blocks) for blocks in self.rounds]
 
     @property
     def median(self) -> float:
-        """Of the rounds."""
+        """Median of the rounds."""
         return median(self.figures)
 
     @property
     def p95(self) -> float:
-        """95 of 100 blocks were no worse."""
+        """Value that 95 % of the blocks reached."""
         blocks = [value for blocks in self.rounds for value in blocks]
         return float(np.percentile(blocks, 95 if self.unit == "s" else 5))
 
 
 @dataclass(frozen=True)
 class Contender:
-    """Somebody who is measured in every round: fills one series, or several."""
+    """A measurement that is part of each round, with one or several series."""
 
     series: tuple[Series, ...]
     round: Callable[[], Sequence[list[float]]]
-    """Gives the blocks of each series."""
+    """Function that returns the blocks of each series."""
 
 
 @dataclass
 class Load:
-    """How many CPUs were used by others, round by round."""
+    """Number of CPUs that other programs used in each round."""
 
     rounds: list[float] = field(default_factory=list)
 
     @contextmanager
     def during_a_round(self) -> Iterator[None]:
-        """Look before and after."""
+        """Records the load during the context."""
         began, before, ours_before = time.monotonic(), _busy_s(), _ours_s()
         yield
         busy, ours = _busy_s() - before, _ours_s() - ours_before
@@ -156,7 +156,7 @@ class Load:
 
 
 def interleave(rounds: int, contenders: Sequence[Contender], load: Load) -> list[Series]:
-    """Measures everybody in every round."""
+    """Measures all contenders in each round."""
     for _ in range(rounds):
         with load.during_a_round():
             for contender in contenders:
@@ -166,7 +166,7 @@ def interleave(rounds: int, contenders: Sequence[Contender], load: Load) -> list
 
 
 def _busy_s() -> float:
-    """CPU seconds of the machine since boot, by whomever; also what its host took from it."""
+    """Returns the CPU seconds of all programs since boot, with those that the host has taken."""
     user, nice, system, _, _, irq, softirq, steal = map(
         int, Path("/proc/stat").read_text("ascii").split("\n", 1)[0].split()[1:9]
     )
@@ -174,7 +174,7 @@ def _busy_s() -> float:
 
 
 def _ours_s() -> float:
-    """CPU seconds of this process and everything below it, the dead included."""
+    """Returns the CPU seconds of this process and its descendants, including ended ones."""
     seconds, ahead = 0.0, [os.getpid()]
     while ahead:
         pid = ahead.pop()

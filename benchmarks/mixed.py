@@ -1,7 +1,7 @@
-"""How long does it take to draw a batch, half of a data set and half of what was collected?
+"""How long does it take to sample a batch, half from a data set and half from collected items?
 
-The data set is in memory, as what is collected, or in files that are mapped; beside it a draw from
-one buffer, as large as both parts of the batch together.
+The data set is in memory, like the collected items, or in mapped files. A sample of the same size
+from a single buffer is measured beside it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ COUNT = 256
 
 
 def run(setting: Setting) -> list[Series]:
-    """Measure it."""
+    """Runs the benchmark."""
     operations = {
         Operation("sample", COUNT, TENSORDICT): f"sample({COUNT}), uniform",
         **{

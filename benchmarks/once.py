@@ -1,14 +1,14 @@
-"""What does it save to store observations once, and what does a sample cost then?
+"""How much memory does it save to store observations once, and what does a sample then cost?
 
     python -m benchmarks.once [--toy] [--torchrl .venv-compat/bin/python]
 
-Four collectors with eight environments each write episodes of 100 steps, whose last step has a
-final observation of its own, into a buffer with ``share_next`` and one without, in turn, so that
-what else the machine does meets both. Memory is the size of all files. Beside them what TorchRL's
-LazyMemmapStorage takes for the same items, in its own interpreter.
+Four collectors with eight environments each write episodes of 100 steps, whose last step has its
+own final observation. They write in turn to a buffer with ``share_next`` and to one without it, so
+that other programs disturb both. Memory is the size of all files. TorchRL's LazyMemmapStorage
+stores the same items in its own interpreter.
 
-Then frames that are added step by step: one of each step, of which the sample makes stacks of four
-(`Sequence`), beside stacks of four as they are; by priority, one thread.
+Then frames are added step by step: single frames, from which a sample creates stacks of four
+(`Sequence`), and stacks of four frames for comparison. Samples are by priority, with one thread.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ for _ in range(-(-slots // 1024)):
 
 
 class Collector:
-    """Its environments, side by side."""
+    """A collector with several environments."""
 
     def __init__(self, dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> None:
         self._dtype, self._shape = dtype, shape
@@ -72,7 +72,7 @@ class Collector:
         self._now = self._observation(STREAMS)
 
     def steps(self) -> TensorDict:
-        """Some steps of each, one behind the other."""
+        """Returns consecutive steps of each environment."""
         obs, after, done = [], [], []
         for _ in range(STEPS):
             self._step += 1
@@ -105,7 +105,7 @@ class Collector:
 
 
 def measure(kind: str, where: Path, python: Path | None, *, toy: bool) -> dict[str, Any]:
-    """One kind of observation."""
+    """Measures one kind of observation."""
     dtype, shape, slots = KINDS[kind]
     slots, samples = (2000, 5) if toy else (slots, 300)
     buffers: dict[bool, list[TensorDictReplayBuffer]] = {}
@@ -152,7 +152,7 @@ def measure(kind: str, where: Path, python: Path | None, *, toy: bool) -> dict[s
 
 
 def frames(where: Path, *, toy: bool) -> dict[str, Any]:
-    """Single frames that are stacked when they are drawn, as times or parts of stacks."""
+    """Measures single frames that are stacked when they are sampled, relative to stored stacks."""
     set_threads(1)
     slots, samples = (200, 2) if toy else (10_000, 60)
     film = torch.randint(0, 256, (slots + 4, 84, 84), dtype=torch.uint8)
@@ -197,7 +197,7 @@ def _step(obs: torch.Tensor, after: torch.Tensor, done: bool) -> TensorDict:
 
 
 def _stacks(rb: TensorDictReplayBuffer, kind: str, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The stacks of a batch, before and after each step."""
+    """Returns the stacks of a batch before and after each step."""
     batch = rb.sample(count)
     if kind == "stacks":
         return batch["obs"], batch["next", "obs"]
@@ -207,7 +207,7 @@ def _stacks(rb: TensorDictReplayBuffer, kind: str, count: int) -> tuple[torch.Te
 
 
 def taken(folder: Path) -> int:
-    """Bytes of all files below."""
+    """Returns the size of all files below a directory."""
     return sum(
         os.stat(os.path.join(above, name)).st_size
         for above, _, names in os.walk(folder)
@@ -216,7 +216,7 @@ def taken(folder: Path) -> int:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure and print."""
+    """Measures and prints the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.once")
     parser.add_argument("--toy", action="store_true", help="only see that everything runs")
     parser.add_argument("--torchrl", type=Path, default=_ROOT / ".venv-compat/bin/python")

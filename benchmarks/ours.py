@@ -1,4 +1,4 @@
-"""shmbuffer, as a benchmark sees a library."""
+"""shmbuffer as a compared library."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ _LEAST_ROOM = 1 << 26  # bytes of a ring: any batch of a few hundred items fits
 
 
 class ShmBuffer(TorchLike):
-    """Buffers in a directory, as several processes use them.
+    """Buffers in a directory, shared by processes.
 
     Args:
-        shared: False leaves those for items of any size in this process.
+        shared: False keeps buffers for items of any size in this process.
     """
 
     name = "shmbuffer"
@@ -103,7 +103,7 @@ class ShmBuffer(TorchLike):
         return shmbuffer.ReplayBuffer(storage=shmbuffer.CompressedListStorage(capacity, **how))
 
     def feeding(self, form: str) -> Callable[[int], object]:
-        """See `TorchLike.feeding`: another buffer of the same items makes such batches itself."""
+        """Implements `TorchLike.feeding` with a buffer whose samples have this form."""
         assert self._recording is not None
         asked: float | Literal["nested"] = 0.0 if form == PADDED else "nested"
         if self._shared:
@@ -145,7 +145,7 @@ class ShmBuffer(TorchLike):
         return functools.partial(buffer.dumps, checkpoint)
 
     def leave_full(self, directory: Path, kind: Kind, capacity: int) -> None:
-        """Make a full buffer, prioritized, and let go of it."""
+        """Creates a full prioritized buffer, and closes it."""
         with self.make(directory, capacity, True) as buffer:
             kind.fill(buffer.extend, capacity, TENSORDICT)
 
@@ -160,7 +160,7 @@ class ShmBuffer(TorchLike):
 
 
 def attach_to_write(directory: Path) -> Callable[[Any], object]:
-    """What a collector of another process does."""
+    """Attaches to a buffer in a collector process; returns a function that writes a batch."""
     return shmbuffer.attach(directory).extend
 
 

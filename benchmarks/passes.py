@@ -1,8 +1,7 @@
 """Measures a batch without replacement after a write, and at the beginning of a pass.
 
-The storage is full: 32 items are written over the oldest ones before each batch, or each batch is
-the first one of a pass. Either is timed together with the batch. Beside
-it torchrl.
+The storage is full. Before each batch, 32 items are written over the oldest ones, or a new pass
+begins. The time includes this step.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ ITEMS = ("S",)
 COUNT = 256
 FORMS = BEHIND_WRITES, FIRST_OF_PASS
 STEPS = (10, 100, 1000)
-"""Capacities, in hundredths of the setting's: 100,000 to 10,000,000."""
+"""Capacities in percent of the setting's capacity: 100,000 to 10,000,000."""
 
 
 def run(setting: Setting) -> list[Series]:
-    """Measure it."""
+    """Runs the benchmark."""
     few = [one for one in setting.libraries if one.name in ("shmbuffer", "torchrl")]
     found: list[Series] = []
     for step in STEPS:

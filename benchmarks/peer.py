@@ -1,9 +1,10 @@
-"""A library in an interpreter of its own: one JSON object a line, there and back.
+"""A library in its own interpreter. Requests and answers are lines of JSON.
 
     {"do": "round", "with": {"operation": {...}, "blocks": 40}}    ──▶
                                       ◀──    {"result": [...]}  or  {"error": "..."}
 
-The process stays for the whole run, so that rounds can be interleaved; it ends when its input does.
+The process exists during the whole run, so that rounds can be interleaved. It ends when its
+standard input is closed.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ _ONE_THREAD = {
 
 
 def interpreter(peer: str) -> Path:
-    """Where that of a peer's own environment is, once it has been made."""
+    """Returns the path of the interpreter in a peer's environment, if it exists."""
     home = ".venv-compat" if peer == "torchrl" else f".venv-peers/{peer}"
     return _ROOT / home / "bin" / "python"
 
 
 def why_not(peer: str) -> str:
-    """Why there is none: what scripts/peers has noted."""
+    """Returns why a peer has no environment, as recorded by scripts/peers."""
     note = _ROOT / ".venv-peers" / f"{peer}.failed"
     if note.exists():
         return f"not installed: {note.read_text().strip()}"
@@ -42,21 +43,21 @@ def why_not(peer: str) -> str:
 
 
 class PeerError(Exception):
-    """What the other interpreter could not do, in its own words."""
+    """An error in the interpreter of a peer, with its message."""
 
 
 class Peer:
-    """A `Library` at the other end of two pipes.
+    """A `Library` in another interpreter, connected by two pipes.
 
     Args:
-        name: of the library.
-        python: interpreter of an environment that has it.
-        log: where its own messages go.
-        module: what it runs; that of the library among `benchmarks.peers`.
-        preload: a shared object that the dynamic linker loads there before all others.
+        name: name of the library.
+        python: interpreter of an environment with the library.
+        log: file for the messages of the process.
+        module: module of the library in `benchmarks.peers`.
+        preload: shared object that the dynamic linker loads first in the process.
 
     Raises:
-        PeerError: it is not there.
+        PeerError: the interpreter does not exist.
     """
 
     def __init__(
@@ -151,7 +152,7 @@ class Peer:
         self.ask("close")
 
     def end(self) -> None:
-        """End the process; what it had begun ends with it."""
+        """Ends the process and its children."""
         with self._process as process:  # closes both pipes, and waits
             assert process.stdin is not None
             try:
@@ -161,7 +162,7 @@ class Peer:
                 process.kill()
 
     def ask(self, do: str, **arguments: Any) -> Any:
-        """Have a method called there, and wait for what it returns."""
+        """Calls a method in the process, and returns its result."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:

@@ -1,11 +1,11 @@
-"""Pictures of what a run has found, each as an SVG for light pages and one for dark ones.
+"""Draws the results of a run, each as an SVG for light pages and one for dark pages.
 
-    speed      five ratios for the front page        capacity   a call beside the size of the buffer
-    ratios     eight of them, with their spread      latency    slow calls
-    writers    throughput beside writers             large      an item beside the size of the batch
-    whole      long operations beside the capacity
+    speed      five ratios for the front page        capacity   time of a call by buffer size
+    ratios     eight ratios with their spread        latency    slow calls
+    writers    throughput beside writers             large      time per item by batch size
+    whole      long operations by capacity
 
-Only what was measured is drawn. ``python -m benchmarks.plots FOUND DIRECTORY`` draws a stored run.
+Only measured results are drawn. ``python -m benchmarks.plots FOUND DIRECTORY`` draws a stored run.
 It needs matplotlib (the extra ``bench``).
 """
 
@@ -40,10 +40,10 @@ _PLAIN = [
     ("S", "attach to {capacity} items", "beside others", "attach to a full buffer"),
     ("S", "save {capacity} items, in memory", IN_PLACE, "save a full buffer, in memory"),
 ]
-"""The rows of the picture of ratios: items, operation, form, and a title in plain words."""
+"""Rows of the plot of ratios: items, operation, form and title."""
 
 _FRONT = (0, 1, 3, 4, 5)
-"""The rows of the front page."""
+"""Rows of the plot on the front page."""
 
 _LONG = (
     "sample(256)",
@@ -53,7 +53,7 @@ _LONG = (
     "check",
     "save",
 )
-"""The rows of the picture of whole buffers; ``whole.md`` has the others."""
+"""Rows of the plot of whole buffers; ``whole.md`` has all rows."""
 
 _NAMES = {"sb3": "stable-baselines3", FIRST: "TorchRL", BOUND: "plain C (the bound)"}
 _BEST, _ONE = "fastest other library", f"{OURS}, one thread"
@@ -67,7 +67,7 @@ _SHARED = {_BEST: "#2da44e", BOUND: "#8b949e"}
 
 
 def draw(found: dict[str, Any], directory: Path) -> list[Path]:
-    """Draws all pictures for which the run has figures. Returns the files."""
+    """Draws all plots for which the run has results. Returns the files."""
     pictures: dict[str, Callable[[dict[str, Any], dict[str, str]], Any]] = {
         "speed": _speed,
         "ratios": _ratios,
@@ -296,7 +296,7 @@ def _row_of_panels(count: int, label: str) -> tuple[Any, Any]:
 def _four(
     part: dict[str, Any], operation: str, colours: dict[str, str]
 ) -> Iterator[tuple[dict[str, Any], list[tuple[str, Any]]]]:
-    """Style and points of shmbuffer, of TorchRL, of the bound and of the fastest other library."""
+    """Returns style and points of shmbuffer, TorchRL, the bound and the fastest other library."""
     of_each: dict[str, list[tuple[str, Any]]] = {}
     form = next((one["form"] for one in part["results"] if _is_ours(one, operation)), None)
     for one in part["results"]:
@@ -321,13 +321,13 @@ def _others(part: dict[str, Any]) -> list[str]:
 
 
 def _best(costs: dict[str, list[float]]) -> list[str]:
-    """The fastest library beside shmbuffer, TorchRL and the bound, if there is one."""
+    """Returns the fastest library except shmbuffer, TorchRL and the bound, or None."""
     others = [name for name in costs if not name.startswith(OURS) and name not in (FIRST, BOUND)]
     return sorted(others, key=lambda name: sum(costs[name]) / len(costs[name]))[:1]
 
 
 def _style(name: str, colours: dict[str, str]) -> dict[str, Any]:
-    """Of a line: a broken one is shmbuffer with one thread."""
+    """Returns the style of a line, which is dashed for shmbuffer with one thread."""
     if name == f"{OURS}, {ONE_THREAD}":
         return {"color": colours[_ONE], "label": _ONE, "marker": "o", "linestyle": "--"}
     known = name if name in (OURS, FIRST, BOUND) else _BEST
@@ -336,7 +336,7 @@ def _style(name: str, colours: dict[str, str]) -> dict[str, Any]:
 
 
 def _legend(figure: Any, title: str | None = None) -> None:
-    """One legend for all panels, below them."""
+    """Adds a legend for all panels below them."""
     handles: dict[str, Any] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -358,7 +358,7 @@ def _plainly(
     text: Callable[[float], str],
     ticks: Sequence[float] | None = None,
 ) -> None:
-    """Ticks of a logarithmic axis as plain numbers: powers of ten, with more if these are few."""
+    """Labels a logarithmic axis with plain numbers: powers of ten, and others if these are few."""
     low, high = limits
     for steps in ((1,), (1, 3), (1, 2, 5)) if ticks is None else ():
         ticks = [s * 10.0**e for e in range(-8, 12) for s in steps if low <= s * 10.0**e <= high]

@@ -1,7 +1,7 @@
-"""Does it pay to make batches ahead, beside a learner that works 0, 2 or 20 ms on each?
+"""Does prefetching pay for a learner that works 0, 2 or 20 ms on each batch?
 
-"sample" is the call alone, in a loop with the work in between; "step" is both together, which shows
-what threads take from the work. Each with ``prefetch=3`` and without.
+"sample" is the time of the call in a loop with the work in between. "step" is the time of both,
+which shows how much threads slow down the work. Both are measured with and without ``prefetch=3``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WITHOUT = "without"  # stands in for a library, so that the report compares with
 
 
 def run(setting: Setting) -> list[Series]:
-    """Measure it."""
+    """Runs the benchmark."""
     return [series for what in COUNTS for series in _measured(setting, what)]
 
 

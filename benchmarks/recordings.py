@@ -1,9 +1,9 @@
-"""What is stored in records: frames, which shrink, and sequences, of which no two are equally long.
+"""Items that are stored in records: frames, which can be compressed, and sequences of any length.
 
-Both are made by `tests.frames`, once for all benchmarks of a process, and consecutive, as a
-collector gives them.
+`tests.frames` creates both, once for all benchmarks of a process, as consecutive steps like those
+of a collector.
 
-Imported by the peers too: it must not import shmbuffer.
+The peers import this module, so it must not import shmbuffer.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ _MADE = 1024  # items; batches are taken from them in turn
 
 
 class Recording(ABC):
-    """Items whose records differ in size, under the names of `items.Kind`."""
+    """Items whose records differ in size, with the attributes of `items.Kind`."""
 
     name: str
     mean_bytes: int
-    """Of an item, its tensors alone; for a ring of bytes that takes them all."""
+    """Mean size of the tensors of an item in bytes, from which the size of a byte ring follows."""
 
     @abstractmethod
     def batches(self, count: int, form: str, seed: int = 0) -> list[Any]:
-        """Different batches of ``count`` items; 0 gives single items."""
+        """Returns different batches of ``count`` items; 0 returns single items."""
 
     def fill(self, buffer: Any, count: int) -> None:
-        """Write ``count`` items, the same ones over and over if they are many."""
+        """Writes ``count`` items, repeatedly the same ones if they are many."""
         batches = self.batches(min(count, 256), "TensorDict")
         for start in range(0, count, 256):
             buffer.extend(batches[start // 256 % len(batches)][: count - start])
 
 
 class Frames(Recording):
-    """Steps of an Atari-like game: two stacks of four frames, the second one frame ahead.
+    """Steps of an Atari-like game with two stacks of four frames, the second one frame later.
 
-    All entries are on one level: torchrl compresses those, and keeps deeper ones as they are.
+    No entry is nested, because torchrl does not compress nested ones.
     """
 
     name = "frames"
     mean_bytes = 2 * 4 * 84 * 84 + 8 + 4 + 1
 
     def batches(self, count: int, form: str, seed: int = 0) -> list[Any]:
-        """See `Recording.batches`: dense TensorDicts."""
+        """Implements `Recording.batches` with dense TensorDicts."""
         steps = _steps()
         if not count:
             return [steps[at].clone() for at in range(0, _MADE, 16)]
@@ -56,12 +56,12 @@ class Frames(Recording):
 
 
 class ChannelsLast(Frames):
-    """The same steps, their frames stacked along the last dim, as gymnasium stacks them."""
+    """Steps like `Frames`, with frames stacked along the last dimension as in gymnasium."""
 
     name = "channels last"
 
     def batches(self, count: int, form: str, seed: int = 0) -> list[Any]:
-        """See `Recording.batches`: dense TensorDicts."""
+        """Implements `Recording.batches` with dense TensorDicts."""
         steps = _steps_last()
         if not count:
             return [steps[at].clone() for at in range(0, _MADE, 16)]
@@ -75,7 +75,7 @@ class Sequences(Recording):
     mean_bytes = 18_000
 
     def batches(self, count: int, form: str, seed: int = 0) -> list[Any]:
-        """See `Recording.batches`: lists of TensorDicts."""
+        """Implements `Recording.batches` with lists of TensorDicts."""
         made = _sequences()
         if not count:
             return made[: _MADE // 4]

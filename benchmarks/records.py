@@ -1,14 +1,13 @@
-"""How many items of any size can be written and drawn a second, and how small are they stored?
+"""How many items of any size can be written and sampled per second, and how small are they?
 
-Frames, compressed, and sequences of 10 to 10,000 tokens, as they are; "private" is a list in one
-process, "shared" a ring of bytes in a directory, checksums on. torchrl has private ones only; its
-`CompressedListStorage` compresses with zlib up to Python 3.13, so it is also measured with
-zstandard as its ``compression_fn``. Everybody compresses at the same level.
+Frames are compressed, and sequences of 10 to 10,000 tokens are not. "private" is a list in one
+process, "shared" a byte ring in a directory with checksums. torchrl has only private storages. Its
+`CompressedListStorage` uses zlib up to Python 3.13, so it is also measured with zstandard as its
+``compression_fn``. All libraries compress at the same level.
 
-A learner that is given a lazy stack has not read anything yet, so batches are also measured with
-all their entries read: of frames each as one tensor; of sequences each as a list of tensors,
-padded (with a mask), or nested. And beside zstandard alone, which compresses the same frames, or
-expands them into memory that it is given, in as many threads.
+A lazy stack has not been read yet when it is returned. Batches are therefore also measured with all
+entries read: frames as one tensor, sequences as lists of tensors, padded with a mask, or nested.
+zstandard alone is measured with the same frames and number of threads.
 """
 
 from __future__ import annotations
@@ -48,11 +47,11 @@ PRIVATE, SHARED = "private", "shared"
 _ADDING = {Operation("add", 1): "add(1)"}
 
 Runner = tuple[str, Library, str]
-"""A contestant: its form in the table, the library, the storage."""
+"""A compared buffer: its form in the table, the library and the storage."""
 
 
 def run(setting: Setting) -> list[Series]:
-    """Measure it."""
+    """Runs the benchmark."""
     private, shared = ShmBuffer(shared=False), ShmBuffer(shared=True)
     peers = [library for library in setting.libraries if library.name == "torchrl"]
     counts = sorted({min(count, setting.records) for count in COUNTS})
@@ -103,15 +102,15 @@ def _measured(
     shrinks: bool = False,
     beside: Callable[[Operation, str], Contender] | None = None,
 ) -> list[Series]:
-    """Every operation by everybody, in turn; ``recording`` is the title, and its first word what.
+    """Measures each operation with each library in turn.
 
     Args:
-        setting: of the run.
-        recording: see there.
-        runners: who take part.
-        operations: under the names given for them.
-        shrinks: whether it is asked, too, how small the items are stored.
-        beside: makes somebody else who does an operation, under a title.
+        setting: settings of the run.
+        recording: title, whose first word is the kind of the items.
+        runners: compared buffers.
+        operations: operations with their titles.
+        shrinks: if True, the compression ratios are measured too.
+        beside: returns a further contender for an operation and a title.
     """
     with ExitStack() as stack:
         for _, library, storage in runners:
@@ -148,10 +147,10 @@ def _shrinking(library: Library, title: str, form: str) -> Contender:
 
 @contextmanager
 def _alone(setting: Setting) -> Iterator[Callable[[Operation, str], Contender]]:
-    """zstandard, with nothing around it: what it does with the two stacks of each item as one.
+    """Measures zstandard alone, which compresses both stacks of each item together.
 
-    So a storage gives them to it, whatever their layout is. In as many threads as a storage uses,
-    which wait for the next call; small entries are left out.
+    A storage does the same, for any layout. The number of threads is that of a storage, and they
+    wait for the next call. Small entries are left out.
     """
 
     def batches_of(count: int) -> list[list[bytes]]:

@@ -1,8 +1,8 @@
-"""How long does it take to recover a full buffer after kill -9 of everybody?
+"""How long does it take to recover a full buffer after kill -9 of all clients?
 
-Two processes write and are killed in the middle of it; nobody else has the buffer open. It is made
-whole by `recover`, and, after another such death, by the `attach` of the next process. No peer
-has anything to compare with: what its processes had not saved is gone with them.
+Two processes, the only clients, are killed while they write. The buffer is recovered by `recover`,
+and after another such kill by the `attach` of the next process. The peers have no counterpart,
+because they lose all data that were not saved.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WRITERS, WRITTEN = 2, 32
 
 
 def run(setting: Setting) -> list[Series]:
-    """Measure it."""
+    """Runs the benchmark."""
     with setting.scratch() as scratch:
         directory = scratch / "buffer"
         ShmBuffer().leave_full(directory, setting.kind, setting.capacity)

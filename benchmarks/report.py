@@ -1,4 +1,6 @@
-"""What a run found: as a table for people, as JSON for programs.
+"""Reports the results of a run as a table and as JSON.
+
+The JSON has this form::
 
     {"machine": {...}, "versions": {library: {...}}, "rounds": 5,
      "peers": {name: "measured" or why not},
@@ -8,9 +10,9 @@
                                   "median", "p95", "min", "max", "rounds": [...],
                                   "ratios": [{"to", "median", "min", "max"}, ...]}]}, ...]}
 
-Times are in seconds; the unit "x" is how many times smaller, "share" of 1. A ratio says how many
-times better than a peer, for times, rates and sizes alike: than torchrl, and than the best of the
-others.
+Times are in seconds. The unit "x" is a compression ratio, and "share" a fraction. A ratio is the
+factor by which shmbuffer is better than torchrl, or than the best other peer, for times, rates and
+sizes alike.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ from benchmarks.comparison import Setting
 from benchmarks.measure import Series
 
 OURS, FIRST, BOUND = "shmbuffer", "torchrl", "bound"
-"""The compared libraries, the baseline first; and plain C with nothing around it."""
+"""Names of the compared libraries, the baseline first, and of the bound."""
 
 
 def machine(directory: Path) -> dict[str, Any]:
-    """The CPUs, the kernel, and what ``directory`` lies on."""
+    """Returns the CPUs, the kernel, and the file system of ``directory``."""
     lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
@@ -44,7 +46,7 @@ def machine(directory: Path) -> dict[str, Any]:
 
 
 def header(found: dict[str, Any]) -> str:
-    """Machine and versions, for people."""
+    """Returns machine and versions as text."""
     box = found["machine"]
     versions = [
         f"  {library}: " + ", ".join(f"{name} {number}" for name, number in theirs.items())
@@ -66,7 +68,7 @@ def header(found: dict[str, Any]) -> str:
 
 
 def as_json(name: str, question: str, setting: Setting, series: Sequence[Series]) -> dict[str, Any]:
-    """One benchmark's part of the JSON."""
+    """Returns the results of a benchmark as JSON."""
     results = [
         {
             "operation": one.operation,
@@ -91,9 +93,9 @@ def as_json(name: str, question: str, setting: Setting, series: Sequence[Series]
 
 
 def peers_of(one: dict[str, Any], results: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What every peer has to set against a result of ours.
+    """Returns the results of the peers that are compared with one of shmbuffer.
 
-    In the same form, or, where the peer has not got that, in the one that suits it best.
+    A result has the same form if the peer supports it, and otherwise the peer's fastest form.
     """
     peers: dict[str, dict[str, Any]] = {}
     for peer in results:
@@ -108,7 +110,7 @@ def peers_of(one: dict[str, Any], results: Sequence[dict[str, Any]]) -> dict[str
 
 
 def bound_of(one: dict[str, Any], results: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """What plain C takes for the same, in whatever form."""
+    """Returns the result of plain C for the operation, in any form."""
     for bound in results:
         if bound["operation"] == one["operation"] and bound["library"] == BOUND:
             return bound
@@ -116,14 +118,14 @@ def bound_of(one: dict[str, Any], results: Sequence[dict[str, Any]]) -> dict[str
 
 
 def ratio(one: dict[str, Any], peer: dict[str, Any]) -> dict[str, Any]:
-    """How many times better than ``peer``, taken round by round."""
+    """Returns the factor by which a result is better than that of ``peer``, for each round."""
     pairs = zip(one["rounds"], peer["rounds"], strict=True)
     ratios = [theirs / ours if one["unit"] == "s" else ours / theirs for ours, theirs in pairs]
     return {"to": peer["library"], **_spread(ratios)}
 
 
 def ratios_of(one: dict[str, Any], results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How many times better than torchrl, than the best of the other peers, and than the bound."""
+    """Returns the ratios to torchrl, to the best other peer, and to the bound."""
     if one["library"] != OURS:
         return []
     peers = peers_of(one, results)
@@ -135,7 +137,7 @@ def ratios_of(one: dict[str, Any], results: Sequence[dict[str, Any]]) -> list[di
 
 
 def table(part: dict[str, Any]) -> str:
-    """One benchmark's part of what is printed."""
+    """Returns the table of a benchmark."""
     others = part["others_cpus"]
     titles = ("", "", "ratio", "median", "p95", "min..max")
     rows = []
@@ -171,19 +173,19 @@ def _cells(row: Sequence[str], widths: Sequence[int]) -> list[str]:
 
 
 def times(ratio: dict[str, Any]) -> str:
-    """A ratio, with its spread."""
+    """Formats a ratio with its spread."""
     spread = f"[{digits(ratio['min'])}..{digits(ratio['max'])}]"
     return f"{digits(ratio['median'])}x {ratio['to']} {spread}"
 
 
 def bounds(one: dict[str, Any]) -> str:
-    """The smallest and the largest of the rounds, in the unit of the median."""
+    """Formats the minimum and maximum of the rounds in the unit of the median."""
     scale, _ = scale_of(one["median"], one["unit"])
     return f"{digits(one['min'] * scale)}..{digits(one['max'] * scale)}"
 
 
 def scale_of(value: float, unit: str) -> tuple[float, str]:
-    """What to multiply with, so that a few digits before the point are left, and its unit."""
+    """Returns the factor and the unit with which a value has one to three digits."""
     if unit in ("x", "share"):
         return (1.0, "x") if unit == "x" else (100.0, "%")
     if unit == "s":
@@ -194,7 +196,7 @@ def scale_of(value: float, unit: str) -> tuple[float, str]:
 
 
 def digits(value: float) -> str:
-    """Three of them."""
+    """Formats a number with three digits."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -203,7 +205,7 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def _filesystem(directory: Path) -> str:
-    """Type of the file system below ``directory``: that of the longest mount point above it."""
+    """Returns the type of the file system of ``directory``, from its longest mount point."""
     path, found = directory.resolve(), ("", "unknown file system")
     for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
         left, _, right = line.partition(" - ")

@@ -1,7 +1,7 @@
-"""How long does it take to draw a batch, uniformly and by priority?
+"""How long does it take to sample a batch, uniformly and by priority?
 
-The rows of a batch lie all over the buffer, so most of them are not in any cache. With ``out=`` the
-caller hands in the TensorDict of the call before.
+The rows of a batch are at random places in the buffer, so most of them are not in a cache. With
+``out=``, the caller passes the TensorDict of the previous call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FORMS = (TENSORDICT, OUT, ARRAYS)
 
 
 def run(setting: Setting) -> list[Series]:
-    """Measure it."""
+    """Runs the benchmark."""
     return [
         *compare(setting, _operations("uniform"), prioritized=False),
         *compare(setting, _operations("prioritized"), prioritized=True),

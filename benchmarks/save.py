@@ -1,9 +1,9 @@
 """How long does a checkpoint of a full buffer take?
 
-"In place", the storage has its files where they are saved, so that they are made durable and not
-copied; "elsewhere" all of them are copied. torchrl leaves it to the kernel when files reach the
-disk: its rows include the ``fsync`` of each. With the files in memory (tmpfs) there is nothing to
-make durable, and what is left is the rest of the work.
+"In place" means that the storage is in the directory of the checkpoint, so that its files are
+synced but not copied. "Elsewhere" means that all files are copied. torchrl does not sync files, so
+its rows include an ``fsync`` of each file. If the files are in memory (tmpfs), no sync is needed,
+and the time is that of the other work.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _COPIES = 12  # files, indices and checkpoints of all libraries together, genero
 
 
 def run(setting: Setting) -> list[Series]:
-    """Measure it."""
+    """Runs the benchmark."""
     what = f"save {setting.capacity:,} items"
     on_disk = {Operation("save", 1, form): what for form in (IN_PLACE, ELSEWHERE)}
     found = compare(setting, on_disk, prioritized=True)

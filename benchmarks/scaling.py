@@ -1,13 +1,13 @@
-"""A model of many processes at one mutex, on more processors than are at hand.
+"""Models many processes that use one mutex, on more processors than this machine has.
 
-    outside ──▶ wants the mutex ──▶ first come, first served ──▶ holds it ──▶ outside ...
+    outside ──▶ waits for the mutex ──▶ first come, first served ──▶ holds it ──▶ outside ...
        └──────── each needs a processor, except while it waits ────────┘
 
-What it is fed with is measured: how long each locked section of a call lasts, and how long the rest
-of the call, in one process that has the machine for itself. What comes of it is no measurement. It
-leaves out what makes a real machine slower (caches that processors take from each other, the memory
-that they share, waking up who sleeps) and what makes it faster (who has just unlocked may lock
-again while others are being woken).
+The inputs are measured in one process on an idle machine: the length of each locked section of a
+call, and of the rest of the call. The results are not measurements. The model leaves out effects
+that make a real machine slower: transfers between caches, shared memory bandwidth, and wake-ups. It
+also leaves out that a process that has just unlocked the mutex can lock it again before a waiter
+wakes up.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Role:
-    """What a process does, over and over.
+    """The repeated calls of a process.
 
     Attributes:
-        count: of such processes.
-        steps: in turn: seconds outside and seconds that the mutex is held, of each call
+        count: number of processes.
+        steps: alternating times outside and inside locked sections, in seconds, for each call
             ``[calls, 2 * sections]``.
     """
 
@@ -37,11 +37,11 @@ class Role:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a model.
+    """Result of a model.
 
     Attributes:
-        calls: a second, by all processes of each role.
-        busy: share of the time in which the mutex was held.
+        calls: number of calls per second by all processes of each role.
+        busy: fraction of the time in which the mutex was held.
     """
 
     calls: list[float]
@@ -49,11 +49,11 @@ class Outcome:
 
 
 SLICE_S = 3e-3
-"""How long a process keeps its processor while others wait for one."""
+"""Time slice of the scheduler in seconds."""
 
 
 def simulate(roles: Sequence[Role], processors: int, seconds: float, seed: int = 0) -> Outcome:
-    """Let them run; deterministic for a seed."""
+    """Simulates the processes; deterministic for a seed."""
     rng = np.random.default_rng(seed)
     of = [role for role, one in enumerate(roles) for _ in range(one.count)]
     durations = [_program(roles[role], rng) for role in of]
@@ -101,6 +101,6 @@ def simulate(roles: Sequence[Role], processors: int, seconds: float, seed: int =
 
 
 def _program(role: Role, rng: np.random.Generator) -> list[float]:
-    """The steps of one process: calls in an order of its own, enough of them to go round."""
+    """Returns the steps of a process, whose calls are in a random order and are repeated."""
     calls = role.steps[rng.integers(len(role.steps), size=2000)]
     return [float(step) for step in calls.reshape(-1)]

@@ -1,6 +1,6 @@
-"""The other end of `peer.py`: a library in this process, asked by lines of JSON.
+"""Serves the requests of `peer.py`, which are lines of JSON, with a library in this process.
 
-Imported by the peers: it must not import shmbuffer.
+The peers import this module, so it must not import shmbuffer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks.local import Local
 
 
 def serve(make: Callable[[], Local]) -> None:
-    """Do what is asked, until nobody asks any more."""
+    """Serves requests until standard input is closed."""
     # Locks that a buffer makes for itself are of the default context, and have to fit to its
     # processes.
     multiprocessing.set_start_method("forkserver", force=True)

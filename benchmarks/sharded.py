@@ -1,13 +1,13 @@
-"""How many batches a second does a learner get from the shards of other nodes?
+"""How many batches per second can a learner sample from the shards of other nodes?
 
-Three nodes of a Ray cluster on the loopback interface, each with a raylet, a store and workers. A
-cycle is a draw of 256 and its priorities; the learner's node has none of the shards, one, or all.
-Beside it: empty calls of actors in the same places, whose answers have as many bytes as those of
-the shards, torchrl's buffer in one actor, and a server of reverb. And what a write costs on a node
-with a shard, beside one into a buffer of the same form that nobody else knows.
+A Ray cluster has three nodes on the loopback interface, each with a raylet, an object store and
+workers. A cycle is a sample of 256 items and the update of their priorities. The learner's node has
+none, one or all of the shards. For comparison, empty calls of actors on the same nodes return as
+many bytes as the shards do; torchrl's buffer is in one actor; and Reverb has one server. Further
+rows show a write on a node with a shard, and a write to a buffer of the same form without an actor.
 
-Loopback is no wire, and three nodes share the processors of one machine: see the model in
-benchmarks/README.md for what to expect of others.
+The loopback interface is not a network, and three nodes share the processors of one machine. The
+model in benchmarks/README.md estimates the results of other clusters.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ DRAWN, WRITTEN = 256, 32
 DEPTHS = {"S": (1, 4, 16), "M": (1, 4, 16), "L": (1, 4)}  # 16 batches of L are 0.2 GB
 NODES = 3
 REMOTE = {0: ["node-1"], 1: ["node-2"], 2: ["node-2", "node-3"]}
-"""The nodes that have a shard, by how many of them are not the learner's."""
+"""Nodes with a shard, by the number of shards that are not on the learner's node."""
 SHARDED, LOCAL, EMPTY, ALONE = "sharded", "sharded, local", "empty calls", "one buffer"
 PEERS = {"ray": "one actor", "reverb": "one server"}
 _AT_MOST = 100_000  # items of a shard; what is drawn is the same in a larger one
 
 
 def run(setting: Setting) -> list[Series]:
-    """Measure it."""
+    """Runs the benchmark."""
     from shmbuffer.examples.loopback import Loopback  # needs Ray
 
     with ExitStack() as stack:
@@ -81,7 +81,7 @@ def _options(setting: Setting, path: Path) -> dict[str, Any]:
 
 
 def _fill(rb: ShardedReplayBuffer, kind: Kind, count: int, nodes: list[str]) -> None:
-    """Each shard with ``count`` items, by a task on its node."""
+    """Fills each shard with ``count`` items, in a task on its node."""
     import ray
 
     @ray.remote(num_cpus=0)
@@ -93,7 +93,7 @@ def _fill(rb: ShardedReplayBuffer, kind: Kind, count: int, nodes: list[str]) -> 
 
 
 def _on(name: str) -> dict[str, Any]:
-    """Options of a task or an actor on a node."""
+    """Returns options for a task or an actor on a node."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     from shmbuffer.distributed.runtime import living_nodes
@@ -108,7 +108,7 @@ def _name(remote: int, depth: int) -> str:
 
 
 def _rate(setting: Setting, cycle: Callable[[], object]) -> list[list[float]]:
-    """Calls a second for about as long as a contest lasts, and this process's seconds for each."""
+    """Returns the number of calls per second, and the CPU time of this process per call."""
     cycle()
     began, used, calls = time.perf_counter(), time.process_time(), 0
     while (took := time.perf_counter() - began) < setting.contest_s or not calls:
@@ -145,7 +145,7 @@ def _turns(of: Sequence[Any]) -> Iterator[Any]:
 def _echoes(
     setting: Setting, rb: ShardedReplayBuffer, remote: int, depth: int, stack: ExitStack
 ) -> Contender:
-    """Actors in place of the keepers, with requests and answers of the same size."""
+    """Measures actors instead of keepers, with requests and answers of the same size."""
     import ray
 
     from shmbuffer.distributed.keeper import asked
@@ -181,7 +181,7 @@ def _echoes(
 def _writers(
     setting: Setting, rb: ShardedReplayBuffer, path: Path, stack: ExitStack
 ) -> list[Contender]:
-    """A write on a node with a shard, and into a buffer that no actor knows."""
+    """Measures a write on a node with a shard, and a write to a buffer without an actor."""
     storage = LazyMemmapStorage(min(setting.capacity, _AT_MOST), scratch_dir=path)
     alone = TensorDictPrioritizedReplayBuffer(alpha=ALPHA, beta=BETA, storage=storage)
     stack.callback(alone.close)
@@ -201,7 +201,7 @@ def _blocks(timed: Timed, count: int) -> list[list[float]]:
 
 
 def _one_server(setting: Setting, library: Library, stack: ExitStack) -> list[Contender]:
-    """A peer: a buffer in one actor of a Ray of its own, or in one server."""
+    """Measures a peer: a buffer in an actor of another Ray cluster, or in one server."""
     operation = Operation("cycle", DRAWN, INDEX)
     stack.enter_context(setting.open(library, prioritized=True))
     if not library.prepare(operation, setting.block_s):

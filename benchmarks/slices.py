@@ -1,8 +1,8 @@
-"""What do slices of trajectories cost after each write, and how does it grow with the buffer?
+"""What do slices of trajectories cost after each write, and how does the cost grow?
 
-Sixteen environments write steps in turn, 32 items at a time; episodes have two hundred steps.
-Between two writes 16 slices of 16 steps are drawn. The write is part of the time. Beside it
-torchrl, which has no streams and takes the items as they lie; the largest buffer is ours alone.
+Sixteen environments write 32 items in turn, and episodes have two hundred steps. After each write,
+16 slices of 16 steps are sampled. The time includes the write. torchrl has no streams, so its
+slices follow the order of the items. Only shmbuffer is measured with the largest buffer.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from benchmarks.measure import Series
 ITEMS = ("S",)
 COUNT = 256
 STEPS = (10, 100, 1000)
-"""Capacities, in hundredths of the setting's: 100,000 to 10,000,000."""
+"""Capacities in percent of the setting's capacity: 100,000 to 10,000,000."""
 
 
 def run(setting: Setting) -> list[Series]:
-    """Measure it."""
+    """Runs the benchmark."""
     found: list[Series] = []
     for step in STEPS:
         capacity = max(2 * COUNT, setting.capacity * step // 100)

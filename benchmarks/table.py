@@ -1,10 +1,10 @@
-"""The tables of operations: the time of each, beside the peers, the bound and the target.
+"""Creates the tables of operations: times, peers, the bound and targets.
 
     OVERVIEW        operation, shmbuffer, TorchRL, the best peer
     folded below    the spread of the rounds, the bound with its targets, the other libraries
 
-They are made from the file that a run has written, so they can be made again. `write` puts them
-between two markers of ``README.md``.
+The tables are created from the file of a run, and can be created again. `write` inserts them
+between two markers in ``README.md``.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ README = Path(__file__).with_name("README.md")
 BEGIN, END = "<!-- table of operations -->", "<!-- end of the table -->"
 OVERVIEW = "Each operation beside TorchRL and the best peer"
 WIDTH = 76
-"""Columns of a block that the site shows without cutting them off."""
+"""Number of columns of a code block that the site shows without scrolling."""
 
 _NAMES = {FIRST: "TorchRL"}
 _SERVERS = ("reverb", "ray")
-"""The peers whose buffer is in another process; they have a table of their own."""
+"""Peers whose buffer is in another process. They have their own table."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One operation of the tables, with its target.
+    """An operation in the tables, with its target.
 
     Attributes:
-        items: their kind.
-        benchmark: which measures it.
-        operation: its title there; ``{capacity}`` stands for the capacity of the buffer.
-        form: of ours.
-        target: the most times of the bound that it may take; None if it has no target.
+        items: kind of the items.
+        benchmark: name of the benchmark.
+        operation: title in the benchmark; ``{capacity}`` is replaced by the capacity.
+        form: form of the data for shmbuffer.
+        target: largest ratio to the bound; None if there is no target.
     """
 
     items: str
@@ -112,14 +112,14 @@ ROWS = [
 
 @dataclass(frozen=True)
 class Line:
-    """A row with what was found.
+    """A row with its results.
 
     Attributes:
-        row: see there.
-        title: of the operation.
-        ours: our result.
-        peers: the best result of each peer that has the operation.
-        bound: what plain C takes.
+        row: the row.
+        title: title of the operation.
+        ours: result of shmbuffer.
+        peers: best result of each peer that has the operation.
+        bound: result of plain C.
     """
 
     row: Row
@@ -129,14 +129,14 @@ class Line:
     bound: dict[str, Any] | None
 
     def best(self) -> str | None:
-        """The peer that comes nearest."""
+        """Name of the fastest peer."""
         return min(
             self.peers, key=lambda peer: ratio(self.ours, self.peers[peer])["median"], default=None
         )
 
 
 def lines(found: dict[str, Any]) -> list[Line]:
-    """The rows that this run has measured."""
+    """Returns the rows that a run has measured."""
     made = []
     for row in ROWS:
         for part in found["benchmarks"]:
@@ -158,7 +158,7 @@ def lines(found: dict[str, Any]) -> list[Line]:
 
 
 def tables(found: dict[str, Any]) -> dict[str, list[list[str]]]:
-    """The cells of each table by its title, the first row of each being its head."""
+    """Returns the cells of each table by its title; the first row is the head."""
     made = lines(found)
     peers = list(dict.fromkeys(peer for line in made for peer in line.peers))
     local = [peer for peer in peers if peer != FIRST and peer not in _SERVERS]
@@ -190,12 +190,12 @@ def tables(found: dict[str, Any]) -> dict[str, list[list[str]]]:
 
 
 def markdown(found: dict[str, Any]) -> str:
-    """The tables below their titles, their columns aligned, so that a terminal shows them well."""
+    """Returns the tables below their titles, with aligned columns."""
     return "\n\n".join(f"{title}:\n\n{_table(rows)}" for title, rows in tables(found).items())
 
 
 def document(found: dict[str, Any]) -> str:
-    """The tables with the machine of the run, as ``README.md`` has them: all but one are folded."""
+    """Returns the tables with the machine of the run; all but the first are folded."""
     others = [part["others_cpus"]["median"] for part in found["benchmarks"]]
     sizes = {part["items"]: part["capacity"] for part in found["benchmarks"]}
     full = ", ".join(
@@ -218,10 +218,10 @@ def document(found: dict[str, Any]) -> str:
 
 
 def write(found: dict[str, Any], readme: Path = README) -> None:
-    """Put the table between the markers of ``readme``.
+    """Writes the tables between the markers of ``readme``.
 
     Raises:
-        ValueError: they are not there.
+        ValueError: the markers are missing.
     """
     text = readme.read_text()
     before, begin, rest = text.partition(BEGIN)
@@ -262,7 +262,7 @@ def _bounded(line: Line) -> list[str]:
 
 
 def _of_peers(line: Line, peers: list[str], *, ratios: bool = False) -> list[str]:
-    """The result of each peer, with the ratio to it on request."""
+    """Formats the result of each peer, with the ratio to it on request."""
     cells = []
     for peer in peers:
         cell = _figure(line.peers[peer]) if peer in line.peers else "-"
@@ -289,5 +289,5 @@ def _row(cells: list[str], widths: list[int]) -> str:
 
 
 def _folded(title: str, text: str) -> str:
-    """A part of the page that a browser opens on a click."""
+    """Returns a section of the page that a browser opens on a click."""
     return f'<details markdown="1">\n<summary>{title}</summary>\n\n{text}\n\n</details>'

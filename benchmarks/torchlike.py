@@ -1,6 +1,6 @@
-"""A library with TorchRL's API: the calls that are timed, once for shmbuffer and for torchrl.
+"""Calls of TorchRL's API, for shmbuffer and torchrl.
 
-Imported by peers too: it must not import shmbuffer.
+The peers import this module, so it must not import shmbuffer.
 """
 
 from __future__ import annotations
@@ -56,28 +56,28 @@ class TorchLike(Local):
     """A library with TorchRL's API, in this process."""
 
     forms: ClassVar[frozenset[str]]
-    """Of `Operation.form`: those that there are."""
+    """Supported values of `Operation.form`."""
     hindsight: ClassVar[type[Any]]
-    """A buffer with hindsight."""
+    """Class of a buffer with hindsight."""
     mixed: ClassVar[type[Any]]
-    """A data set and what is collected; beside it a plain buffer, and a storage in memory."""
+    """Class of a buffer with a data set; `plain` and `memory` are a buffer and a storage."""
     plain: ClassVar[type[Any]]
     memory: ClassVar[type[Any]]
     windowed: ClassVar[tuple[type[Any], type[Any]]]
-    """A buffer that takes a sample unit, and the unit that makes windows."""
+    """Class of a buffer with a sample unit, and of the unit of windows."""
     slices: ClassVar[tuple[type[Any], type[Any]]]
-    """Samplers of slices: uniform, by priority."""
+    """Classes of samplers of slices: uniform and by priority."""
     without_replacement: ClassVar[type[Any]]
-    """The sampler of passes."""
+    """Class of the sampler without replacement."""
     consuming: Any = None
     labelled: ClassVar[tuple[type[Any], type[Any]]]
-    """Samplers by staleness, and of groups."""
+    """Classes of samplers by staleness and of groups."""
     streaming: ClassVar[type[Any]]
-    """The sampler of windows as they come."""
+    """Class of the sampler of streams."""
     has_streams: ClassVar[bool]
-    """Whether items of several environments may lie between each other."""
+    """True if items of several environments can be interleaved."""
     sees_others: ClassVar[bool]
-    """Whether samplers of groups and windows see what another process writes."""
+    """True if samplers of groups and windows include items that another process writes."""
     batches = TENSORDICT
     most_writers = 16
 
@@ -93,19 +93,19 @@ class TorchLike(Local):
 
     @abstractmethod
     def make_for_records(self, directory: Path, capacity: int, storage: str) -> Any:
-        """A buffer for items of any size, empty."""
+        """Creates an empty buffer for items of any size."""
 
     @abstractmethod
     def feeding(self, form: str) -> Callable[[int], object]:
-        """How so many items of any size are drawn as a network takes them: PADDED, NESTED."""
+        """Returns a function that samples items of any size, PADDED or NESTED."""
 
     @abstractmethod
     def attaching(self, form: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
-        """How this process gets hold of the buffer once more, and how it lets go."""
+        """Returns functions that open the buffer again in this process, and that close it."""
 
     @abstractmethod
     def saving(self, form: str) -> Callable[[], Any]:
-        """How the buffer is saved, durably."""
+        """Returns a function that saves the buffer durably."""
 
     def open(
         self, directory: str, kind: str, capacity: int, prioritized: bool, storage: str = MEMMAP
@@ -143,7 +143,7 @@ class TorchLike(Local):
         return True
 
     def round(self, operation: Operation, blocks: int) -> list[float]:
-        """See `Library.round`: of a draw beside a writer, which writes meanwhile."""
+        """Implements `Library.round`; a writer of the operation writes meanwhile."""
         if operation not in self._writers:
             return super().round(operation, blocks)
         _, goes = self._writers[operation]
@@ -205,20 +205,20 @@ class TorchLike(Local):
         raise ValueError(f"no operation {operation.call!r}")
 
     def raw_priorities(self, count: int) -> list[Any]:
-        """See `Local.raw_priorities`: tensors."""
+        """Implements `Local.raw_priorities` with tensors."""
         return [torch.from_numpy(raw) for raw in super().raw_priorities(count)]
 
     def indices(self, count: int) -> list[Any]:
-        """See `Local.indices`: tensors."""
+        """Implements `Local.indices` with tensors."""
         return [torch.from_numpy(index) for index in super().indices(count)]
 
     def shrinks(self) -> float:
-        """See `Library.shrinks`: of items that are all equally large."""
+        """Implements `Library.shrinks` for items of equal size."""
         assert self._recording is not None
         return len(self._buffer) * self._recording.mean_bytes / float(self._buffer.storage.bytes())
 
     def _in_loop(self, operation: Operation) -> tuple[Callable[[], Any], Callable[[Any], None]]:
-        """What draws a batch in a learner's loop, and the work on it."""
+        """Returns functions that sample a batch in a learner's loop, and that work on it."""
         loop = Loop.parse(operation.form)
         options: dict[str, Any] = {"batch_size": operation.count, "prefetch": loop.prefetch or None}
         if loop.what == BY_PRIORITY:
@@ -257,14 +257,14 @@ class TorchLike(Local):
         return self._with_writes(cls(storage=buffer.storage, sample_unit=window), count, form)
 
     def _in_episodes(self) -> Any:
-        """The buffer, its items in episodes of a hundred steps."""
+        """Returns the buffer, with items in episodes of a hundred steps."""
         if self._cut_up != self._directory:
             self._buffer.set_("done", torch.arange(self._capacity) % 100 == 99)
             self._cut_up = self._directory
         return self._buffer
 
     def _with_writes(self, other: Any, count: int, form: str) -> Call:
-        """How another buffer of the same storage is sampled, with or without a write before."""
+        """Returns a function that samples another buffer of the storage, also after a write."""
         buffer, items = self._buffer, self._batches(0, TENSORDICT)
         buffer.add(*items[0])  # behind a batch torchrl finds no episodes in a buffer that is full
         if form == QUIET:
@@ -278,10 +278,10 @@ class TorchLike(Local):
 
     @abstractmethod
     def data_set(self, directory: Path) -> Any:
-        """A buffer of the TensorDict whose files are in a directory."""
+        """Opens the files of a TensorDict in a directory as a buffer."""
 
     def _mixture(self, form: str) -> Any:
-        """A data set, and as much beside it that was collected."""
+        """Returns a buffer with a data set and as many collected items."""
 
         def filled(buffer: Any) -> Any:
             self._kind.fill(buffer.extend, self._capacity, TENSORDICT)
@@ -346,7 +346,7 @@ class TorchLike(Local):
         return written, [()]
 
     def _beside_a_writer(self, operation: Operation) -> Call | None:
-        """A draw alone, while another process writes; None where its items are not seen."""
+        """Returns a sample beside a writer process; None if the sampler does not see its items."""
         count, form = operation.count, operation.form
         if form in (IN_GROUPS, IN_STREAMS) and not self.sees_others:
             return None
@@ -362,7 +362,7 @@ class TorchLike(Local):
         return buffer.sample, [(count,)]
 
     def _labelled(self, count: int, form: str, name: str) -> tuple[Any, int]:
-        """A full buffer of items with versions and groups, and how many were written."""
+        """Returns a full buffer of items with versions and groups, and the number of writes."""
         by_staleness, in_groups = self.labelled
         buffer = self.make(self._directory.parent / name.replace(" ", "-"), self._capacity, False)
         if form == BY_STALENESS:
@@ -378,7 +378,7 @@ class TorchLike(Local):
         return buffer, filled
 
     def _write_in_time(self, buffer: Any, first: int, goes: Any) -> None:
-        """Writes 32 items every 100 µs, or as fast as it can, while it may."""
+        """Writes 32 items every 100 µs, or as fast as possible, while the event is set."""
         due = 0.0
         for number in itertools.count(first, 32):
             goes.wait()
@@ -388,7 +388,7 @@ class TorchLike(Local):
             self._write_labelled(buffer, number, 32, version=first // 1000)
 
     def _consuming(self, count: int) -> Call | None:
-        """Writes, takes and acknowledges; None where nothing is consumed."""
+        """Returns a function that writes, samples and acknowledges; None without consumers."""
         if self.consuming is None:
             return None
         buffer = self.make(self._directory.parent / "consumed", self._capacity, False)
@@ -403,7 +403,7 @@ class TorchLike(Local):
     def _write_labelled(
         self, buffer: Any, first: int, count: int, version: int | None = None
     ) -> None:
-        """Items that collectors have written whose versions differ by up to sixteen."""
+        """Writes items like collectors whose versions differ by up to sixteen."""
         number = torch.arange(first, first + count)
         newest = number // 1000 if version is None else torch.full([count], version)
         data = {
@@ -415,7 +415,7 @@ class TorchLike(Local):
         buffer.extend(TensorDict(data, [count]))
 
     def _write_steps(self, buffer: Any, first: int, count: int) -> None:
-        """Steps of sixteen environments in turn."""
+        """Writes steps of sixteen environments in turn."""
         number = torch.arange(first, first + count)
         env, time = number % 16, number // 16
         step = time % 200
@@ -447,7 +447,7 @@ class TorchLike(Local):
 
 
 def _sampling_into(buffer: Any, count: int) -> Call | None:
-    """What draws into a batch that is there; None where ``sample`` takes none."""
+    """Returns a function that samples into an existing batch; None without ``out=``."""
     if "out" not in inspect.signature(buffer.sample).parameters:
         return None
     batch = buffer.sample(count)
@@ -459,19 +459,19 @@ def _reserve(buffer: Any, count: int, data: Any) -> object:
 
 
 def _achieved(rows: Any) -> torch.Tensor:
-    """A reward."""
+    """Returns the reward for reaching a goal."""
     return torch.eq(rows["obs"], rows["next_obs"]).all(-1).float()
 
 
 def _normalized(batch: Any) -> Any:
-    """A transform of some hundred operations of torch, as one of several steps would be."""
+    """Transforms a batch with some hundred torch operations, like several transforms."""
     for _ in range(20):
         batch["obs"] = (batch["obs"] - batch["obs"].mean()) / (batch["obs"].std() + 1e-6)
     return batch
 
 
 def _work(seconds: float) -> Callable[[], None]:
-    """Always the same operations of torch, which take so long on a processor of their own."""
+    """Returns a function whose torch operations take ``seconds`` on an idle processor."""
     matrix = torch.rand(64, 64)
 
     def work(count: int) -> None:
@@ -488,16 +488,16 @@ def _work(seconds: float) -> Callable[[], None]:
 
 
 def _nothing(_: Any) -> None:
-    """There is nothing to undo, but calls are timed one by one."""
+    """Does nothing, so that calls are timed one by one."""
 
 
 def _entries_of(sample: Any, how: dict[str, bool]) -> dict[str, Any]:
-    """Each entry of a sample: of a lazy stack all tensors in one, or in a list."""
+    """Returns the entries of a sample; tensors of a lazy stack are stacked or listed."""
     return {key: sample.get(key, **how) for key in sample.keys()}  # noqa: SIM118
 
 
 def _cycle(buffer: Any, count: int, form: str) -> Callable[[torch.Tensor], Any]:
-    """What a learner does with the buffer in every step."""
+    """Returns a function with the buffer calls of a learner's step."""
 
     def by_index(raw: torch.Tensor) -> None:
         sample = buffer.sample(count)

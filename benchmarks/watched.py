@@ -1,12 +1,12 @@
-"""What a writer and learner loses while others look at its buffer: `top`, and a metrics server.
+"""Measures how much `top` and a metrics server slow down a process that writes and samples.
 
     python -m benchmarks.watched [--items 1000000] [--pairs 4]
 
-One process writes 32 items, draws 256 by priority and sends 256 priorities back, again and again,
-with nothing of torch in between, so that what is lost shows as much as it can. Beside it, on the
-other processors, run `shmbuffer top --interval 0.5` and a coordinator whose metrics are asked for
-each second. `top` and who asks are stopped (SIGSTOP) and continued in turn, a second each, so that
-both halves of a pair are of the same moment of the machine; the median of the pairs is told.
+One process repeatedly writes 32 items, samples 256 by priority and updates 256 priorities, without
+torch operations in between, so that a slowdown is as visible as possible. `shmbuffer top --interval
+0.5`, and a coordinator whose metrics are requested each second, run on the other processors. `top`
+and the requesting process are stopped (SIGSTOP) and continued in turn for a second each. Each pair
+of seconds is therefore measured under the same load. The result is the median of the pairs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ while True:
 
 
 class Work:
-    """The cycle of one process that does everything, on a full ring of small items."""
+    """The cycle of a process that writes and samples, on a full ring of small items."""
 
     def __init__(self, engine: Engine, items: int) -> None:
         leaves = tuple(Leaf((name,), "float32", (4,)) for name in ("obs", "next", "action"))
@@ -65,7 +65,7 @@ class Work:
         self._key = 0
 
     def cycles(self, seconds: float) -> float:
-        """Cycles a second."""
+        """Returns the number of cycles per second."""
         done, began = 0, time.perf_counter()
         out = [one.ctypes.data for one in self._out]
         while (now := time.perf_counter()) - began < seconds:
@@ -84,7 +84,7 @@ class Work:
 
 @contextmanager
 def observers(path: Path) -> Iterator[list[subprocess.Popen[str]]]:
-    """`top`, a coordinator with metrics, and who asks for them; on other processors than ours."""
+    """Starts `top`, a coordinator with metrics, and their client, on the other processors."""
     python = [sys.executable, "-m", "shmbuffer"]
     started: list[subprocess.Popen[str]] = []
 
@@ -126,7 +126,7 @@ def _ours() -> int:
 
 
 def measure(items: int, pairs: int, seconds: float = SEGMENT_S) -> dict[str, Any]:
-    """Cycles a second alone and watched, and percent lost: medians, and of each pair."""
+    """Returns cycles per second without and with observers, and the loss in percent."""
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     folder = Path(tempfile.mkdtemp(prefix="shmbuffer-watched-", dir=base))
     try:
@@ -158,7 +158,7 @@ def _pair(work: Work, watching: list[subprocess.Popen[str]], seconds: float) -> 
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measures and prints the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.watched")
     parser.add_argument("--items", type=int, default=1_000_000)
     parser.add_argument("--pairs", type=int, default=4)

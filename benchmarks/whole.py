@@ -1,9 +1,9 @@
-"""What does a call on a whole buffer cost: its capacity, or what was written?
+"""Does the cost of a call on a whole buffer depend on the capacity, or on the written items?
 
-Buffers of a hundred thousand to a hundred million items, with nothing but the first write in them,
-with one per cent, and full. They lie on a disk unless `--dir` says otherwise; those that are full
-are left out where they take more than half of the memory that is free. The law of each row is the
-exponent with which its cost grows over the last two capacities: 0 is none, 1 as they do.
+Buffers have capacities of a hundred thousand to a hundred million items. They contain only the
+first write, one percent of the items, or all of them. They are on a disk unless `--dir` is given.
+Full buffers that need more than half of the free memory are left out. The law of a row is the
+exponent of its growth over the last two capacities: 0 is constant, and 1 is linear.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shmbuffer.watch.look import look_at
 
 ITEMS = ("S",)
 STEPS = (10, 100, 1000, 10_000)
-"""Capacities, in hundredths of the setting's: 100,000 to 100,000,000."""
+"""Capacities in percent of the setting's capacity: 100,000 to 100,000,000."""
 EMPTY, SOME, FULL = "empty", "1 %", "full"
 SHARES = {EMPTY: 0.0, SOME: 0.01, FULL: 1.0}
 WRITTEN, DRAWN, CALLS = 32, 256, 200
@@ -57,7 +57,7 @@ os.kill(os.getpid(), 9)
 
 
 def run(setting: Setting) -> list[Series]:
-    """Measure it."""
+    """Runs the benchmark."""
     found: dict[tuple[str, str], Series] = {}
     for _ in range(setting.rounds):
         with setting.load.during_a_round():
@@ -77,7 +77,7 @@ def run(setting: Setting) -> list[Series]:
 
 
 def _measured(scratch: Path, kind: Kind, capacity: int, share: float) -> dict[str, float]:
-    """Seconds of each row."""
+    """Returns the time of each row in seconds."""
     path, took = scratch / "buffer", dict[str, float]()
 
     def timed(name: str, call: Callable[[], Any]) -> Any:
@@ -121,7 +121,7 @@ def _median(call: Callable[[], object]) -> float:
 
 
 def _kill_one(path: Path, kind: Kind) -> None:
-    """A client of arrays writes a batch and is killed."""
+    """Starts a NumPy client that writes a batch, and kills it."""
     ended = subprocess.run([sys.executable, "-c", _KILLED, str(path), kind.name], check=False)
     if ended.returncode != -9:
         raise RuntimeError(f"the process to be killed ended with {ended.returncode}")
@@ -135,7 +135,7 @@ def _free_bytes() -> int:
 
 
 def points(part: dict[str, Any]) -> dict[tuple[str, str], dict[int, float]]:
-    """Seconds by capacity, of each row and filling."""
+    """Returns the times by capacity for each row and filling."""
     found: dict[tuple[str, str], dict[int, float]] = {}
     for one in part["results"]:
         name, _, capacity = one["operation"].rpartition(", of ")
@@ -145,13 +145,13 @@ def points(part: dict[str, Any]) -> dict[tuple[str, str], dict[int, float]]:
 
 
 def law(costs: dict[int, float]) -> float:
-    """The exponent with which they grow over the last two capacities."""
+    """Returns the exponent of the growth over the last two capacities."""
     (low, before), (high, after) = list(pairwise(sorted(costs.items())))[-1]
     return math.log(after / before) / math.log(high / low)
 
 
 def markdown(part: dict[str, Any]) -> str:
-    """The table: a line for each row and filling, with its law."""
+    """Returns the table with one line for each row and filling."""
     found = points(part)
     capacities = sorted({capacity for costs in found.values() for capacity in costs})
     lines = [

@@ -1,9 +1,9 @@
-"""What does it cost to draw windows of steps, and transitions over n of them?
+"""What does it cost to sample windows of steps, and n-step transitions?
 
-Windows have 4 steps of burn-in, 8 to learn from and 1 behind, in episodes of a hundred steps;
-beside them as many single items. "quiet" draws again and again; "after add(1)" writes an item
-first, which is part of the time. Transitions over n steps are made at the draw, which no peer does;
-beside them single steps of the same buffer.
+Windows have 4 burn-in steps, 8 steps for the update and 1 step for the value, in episodes of a
+hundred steps. As many single items are measured for comparison. "quiet" samples repeatedly, and
+"after add(1)" includes the write of an item before each sample. n-step transitions are computed
+when they are sampled, which no peer does, and are compared with single steps of the same buffer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WINDOWS, COUNT, STEPS = 32, 256, (3, 10)
 
 
 def run(setting: Setting) -> list[Series]:
-    """Measure it."""
+    """Runs the benchmark."""
     items = WINDOWS * sum(WINDOW)
     operations = {
         Operation("sample", items, TENSORDICT): f"{items} single items",

@@ -1,8 +1,8 @@
-"""What is left of a learner's step, and what is written, while other processes write beside it?
+"""How fast are a learner's steps and the writes of other processes at the same time?
 
-In every window all processes begin at the same moment: the learner draws 256 by priority and sends
-their priorities back in the sample, each writer extends by 32. A learner and four writers share the
-CPUs that there are, so the figures depend on their number; the ratio does so less.
+All processes begin at the same time. The learner samples 256 items by priority and updates the
+priorities in the sample, and each writer extends by 32 items. A learner and four writers share the
+CPUs, so the results depend on the number of CPUs, and the ratios less so.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _UNITS = {"items": "1/s", "cycles": "1/s", "p99": "s"}
 
 
 def run(setting: Setting) -> list[Series]:
-    """Measure it."""
+    """Runs the benchmark."""
     with ExitStack() as stack:
         libraries = [
             (library, most)
@@ -53,7 +53,7 @@ def _contender(setting: Setting, library: Library, writers: int) -> Contender:
 
 
 def title(writers: int, name: str) -> str:
-    """Of a figure, in a table."""
+    """Returns the title of a plot in the table."""
     crowd = "no writer" if not writers else f"{writers} x extend({WRITTEN})"
     what = {"items": "items", "cycles": f"cycles({DRAWN})", "p99": f"p99 of cycle({DRAWN})"}
     return f"{crowd}: {what[name]}"

@@ -1,5 +1,5 @@
-"""Other libraries, each as a benchmark sees it; a module is run by the interpreter that has it.
+"""Other libraries as compared libraries. Each module runs in the interpreter of its library.
 
-None of them imports shmbuffer, which need not be installed there; see `benchmarks.peer` for what
-they read and write, and `benchmarks/environments` for what is in their environments.
+These modules do not import shmbuffer, which need not be installed there. `benchmarks.peer`
+describes the requests, and `benchmarks/environments` lists the packages of each environment.
 """

@@ -1,4 +1,4 @@
-"""cpprb: buffers in C++ and Cython; what is shared lies in memory of multiprocessing."""
+"""cpprb: buffers in C++ and Cython. Shared buffers use shared memory of multiprocessing."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Cpprb(Local):
 
 
 def _stacks(capacity: int) -> Any:
-    """A full buffer of which the frames of a stack, and of the next one, are stored once."""
+    """Returns a full buffer that stores the frames of a stack and of the next stack once."""
     fields = {"obs": {"shape": (*film.SHAPE, film.STACK), "dtype": np.uint8}}
     fields |= {"act": {"dtype": np.int64}, "rew": {}, "done": {}}
     buffer = cpprb.ReplayBuffer(capacity, fields, next_of="obs", stack_compress="obs")

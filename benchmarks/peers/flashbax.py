@@ -1,7 +1,7 @@
-"""flashbax: pure functions of JAX over a state; here compiled, and the old state given away.
+"""flashbax: pure functions of JAX over a state, here compiled and with donated states.
 
-A call is over when its result is there (``block_until_ready``). A state has no priorities of its
-writers: what is added has the largest one.
+A call ends when its result is ready (``block_until_ready``). Writers cannot give priorities, so new
+items have the largest priority.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from benchmarks.served import serve
 
 
 class Flashbax(Local):
-    """An item buffer, with priorities or without; one for each size of batches."""
+    """Item buffers with or without priorities, one for each batch size."""
 
     name = "flashbax"
     distributions = ("flashbax", "jax", "numpy")
 
     def make(self, directory: Path, capacity: int, prioritized: bool) -> Any:
-        """See `Local.make`: the state; the functions depend on the size of a batch."""
+        """Implements `Local.make`; returns the state. Functions depend on the batch size."""
         self._key = jax.random.PRNGKey(0)
         item = jax.tree.map(jax.numpy.asarray, self._kind.batches(0, ARRAYS)[0])
         return self._functions(1).init(item)

@@ -1,7 +1,7 @@
-"""A ray actor that holds torchrl's buffer, in torchrl's environment with ray on top of it.
+"""A ray actor with torchrl's buffer, in torchrl's environment with ray added.
 
-Every call is one of the actor's methods and waits for its answer. Unlike torchrl's own processes,
-its writers can give priorities: the buffer is in one process.
+Each call is a method of the actor, whose answer is awaited. Unlike with torchrl's shared buffers,
+writers can give priorities, because the buffer is in one process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAME = "replay"
 
 
 class Ray(Local):
-    """A buffer of torchrl in an actor."""
+    """torchrl's buffer in an actor."""
 
     name = "ray"
     distributions = ("ray", "torchrl", "torch", "tensordict")

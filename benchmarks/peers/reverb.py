@@ -1,7 +1,8 @@
-"""Reverb: a server, in threads of the learner's process, and clients over gRPC.
+"""Reverb: a server in threads of the learner's process, and clients that use gRPC.
 
-It holds 50,000 items at most here: it takes them one at a time, about 70 microseconds each. A
-learner reads its ``TimestepDataset``, which keeps samples ahead; priorities are updated by key.
+The table has at most 50,000 items, because each item is inserted separately, in about 70
+microseconds. A learner reads the ``TimestepDataset``, which prefetches samples. Priorities are
+updated by key.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _FULL_CHUNK = 1000
 
 
 class Reverb(Local):
-    """A table, prioritized or not."""
+    """A table with or without priorities."""
 
     name = "reverb"
     distributions = ("dm-reverb", "tensorflow-cpu", "numpy")
@@ -43,7 +44,7 @@ class Reverb(Local):
         self._draws: dict[int, Any] = {}
 
     def make(self, directory: Path, capacity: int, prioritized: bool) -> Any:
-        """See `Local.make`: the server."""
+        """Implements `Local.make`; returns the server."""
         checkpointer = reverb.platform.checkpointers_lib.DefaultCheckpointer(str(directory))
         return self._serve(checkpointer)
 
@@ -127,7 +128,7 @@ class Reverb(Local):
 
 
 class _Writing:
-    """Items of a batch, one after the other, and the server has them all when it returns."""
+    """Writes the items of a batch one by one, until the server has received all of them."""
 
     def __init__(self, address: str) -> None:
         self.client = reverb.Client(address)

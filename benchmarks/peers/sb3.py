@@ -1,6 +1,6 @@
 """stable-baselines3: one process, no priorities.
 
-It stores five of the six fields: its buffer has no place for one of the user's own. Samples are
+Five of the six fields are stored, because the buffer has no user-defined fields. Samples are
 tensors on the CPU.
 """
 
@@ -24,7 +24,7 @@ from benchmarks.served import serve
 
 
 class StableBaselines3(Local):
-    """Its ``ReplayBuffer``."""
+    """The library's ``ReplayBuffer``."""
 
     name = "sb3"
     distributions = ("stable-baselines3", "torch", "numpy")
@@ -44,7 +44,7 @@ class StableBaselines3(Local):
         return ReplayBuffer(capacity, observation, action, device="cpu")
 
     def fill(self, buffer: Any, capacity: int) -> None:
-        """All at once: the arrays are its own attributes."""
+        """Fills the arrays of the buffer directly."""
         arrays = self._kind.arrays(1, np.random.default_rng(0))
         buffer.observations[:] = arrays["obs"]
         buffer.next_observations[:] = arrays["next_obs"]
@@ -63,7 +63,7 @@ class StableBaselines3(Local):
 
 
 def _stacks(capacity: int) -> Any:
-    """A full buffer of stacks, of which the next one is the following step's."""
+    """Returns a full buffer of stacks, whose next stack is that of the following step."""
     space = spaces.Box(0, 255, (film.STACK, *film.SHAPE), np.uint8)
     memory = {"optimize_memory_usage": True, "handle_timeout_termination": False}
     buffer = ReplayBuffer(capacity, space, spaces.Discrete(4), device="cpu", **memory)

@@ -1,6 +1,6 @@
-"""tianshou: one process; many items at once are one of each of so many environments.
+"""tianshou: one process. A batch of items is one item of each of several environments.
 
-It stores five of the six fields: its buffers have no place for one that is called ``td_error``.
+Five of the six fields are stored, because its buffers cannot have a field named ``td_error``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Tianshou(Local):
         return ReplayBuffer(capacity)
 
     def fill(self, buffer: Any, capacity: int) -> None:
-        """Zeros, all at once: to add them one by one takes a quarter of a minute."""
+        """Fills the buffer with zeros directly, because adding them one by one takes 15 seconds."""
         buffer.add(_batch(self._kind.batches(0, ARRAYS)[0]))  # which makes the arrays
         buffer._size = capacity
         if self._prioritized:

@@ -1,4 +1,4 @@
-"""torchrl: buffers over memory-mapped files, as its own documentation makes them."""
+"""torchrl: buffers with memory-mapped files, created as in its documentation."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ from benchmarks.torchlike import TorchLike
 
 
 class TorchRL(TorchLike):
-    """Buffers over memory-mapped files.
+    """Buffers with memory-mapped files.
 
-    Shared with writers, the learner's buffer has ``sync=False``: a prioritized sampler of torchrl
-    cannot be passed to another process otherwise, and the priorities that writers give are ignored.
+    A buffer that is shared with writers has ``sync=False``, because torchrl's prioritized sampler
+    cannot be passed to another process otherwise. The priorities of writers are ignored.
     """
 
     name = "torchrl"
@@ -98,7 +98,7 @@ class TorchRL(TorchLike):
         return TensorDictPrioritizedReplayBuffer(alpha=ALPHA, beta=BETA, storage=storage, **options)
 
     def make_for_records(self, directory: Path, capacity: int, storage: str) -> Any:
-        """See `TorchLike.make_for_records`; it has them in one process only."""
+        """Implements `TorchLike.make_for_records`, for one process only."""
         if storage == COMPRESSED:
             return ReplayBuffer(storage=CompressedListStorage(capacity, compression_level=LEVEL))
         if storage == GIVEN_ZSTD:
@@ -129,13 +129,13 @@ class TorchRL(TorchLike):
         return functools.partial(_writing, self._buffer)
 
     def attaching(self, form: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
-        """See `TorchLike.attaching`: a dump is what torchrl has in place of a directory."""
+        """Implements `TorchLike.attaching` by loading a dump."""
         dump = self._directory.with_name("dump")
         self._buffer.dumps(str(dump))
         return functools.partial(self._load, dump), lambda _: None
 
     def saving(self, form: str) -> Callable[[], Any]:
-        """See `TorchLike.saving`: it does not sync, so we do."""
+        """Implements `TorchLike.saving` with a sync of the files, which torchrl leaves out."""
         checkpoint = self._directory.with_name(f"checkpoint, {form}")
         buffer = self._buffer
         if form == IN_PLACE:
@@ -166,7 +166,7 @@ def _dump_and_sync(buffer: Any, checkpoint: Path) -> None:
 
 
 def _zstd() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """What its users would write, with the contexts kept."""
+    """Returns functions for zstd that reuse their contexts."""
     import zstandard
 
     compressor, expander = zstandard.ZstdCompressor(LEVEL), zstandard.ZstdDecompressor()
@@ -183,7 +183,7 @@ def _zstd() -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def _padded(sample: Any) -> dict[str, Any]:
-    """A sample of sequences as a network takes it."""
+    """Returns a padded sample of sequences."""
     lengths = torch.tensor([len(tokens) for tokens in sample.get("tokens", as_list=True)])
     return {
         "tokens": sample.get("tokens", as_padded_tensor=True),

@@ -1,8 +1,8 @@
 """Prints every message of the package with its file and line, to be read in a row.
 
-Messages are the texts of raised errors, warnings and log calls, the help of the command line, and
-all other strings of more than one word, such as the labels of ``top``. Docstrings are left out.
-The variable parts of an f-string are shown as ``{}``.
+Messages are the texts of raised errors, warnings and log calls, and the help of the command line.
+All other strings of more than one word are messages too, such as the labels of ``top``. Docstrings
+are left out. The variable parts of an f-string are shown as ``{}``.
 
     python scripts/lib/messages.py [PATH ...]
 """

@@ -1,11 +1,11 @@
-"""Gives the site what lies outside of docs/, where its pages link to it.
+"""Adds files outside of docs/ to the site if its pages link to them.
 
 The pages of a repository link to each other, and to tests and scripts, as files. In the site
 
 * README.md, benchmarks/README.md and CHANGELOG.md are pages;
 * every other file that a page links to is a page under source/, which shows it.
 
-So nobody keeps a second copy of anything, and each link works in both places.
+So no file is copied by hand, and each link works in both places.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What pyproject.toml asks for, in the words of pip, one requirement a line.
+"""Prints requirements of pyproject.toml in the format of pip, one per line.
 
 requirements.py wanted EXTRA...   to build and to run the package with these extras
 requirements.py alone EXTRA...    these extras, for what works beside the package and not with it
