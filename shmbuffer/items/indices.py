@@ -1,6 +1,7 @@
-"""Checks numbers of items, and converts the indices of samples and writes.
+"""Checks numbers of items, and converts item indices.
 
-An index is an element number, or its coordinates if the storage has lanes.
+In a storage with ``ndim=1``, an index is the number of an element. In a storage with lanes, it can
+also be the coordinates of an element: its slot, and its position in each dimension of lanes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def ravel(
     lanes: tuple[int, ...],  # sizes of the dimensions after the first
     array_of: Callable[[Any], NDArray[Any]] = np.asarray,
 ) -> Ints:
-    """Returns contiguous int64 element indices ``[n]`` for the index of a sample or a write."""
+    """Converts the index of a sample or a write to element numbers, contiguous int64 ``[n]``."""
     if not lanes or isinstance(index, int):
         numbers = _whole(array_of(index)).reshape(-1)
         return numbers if numbers.flags.c_contiguous else np.ascontiguousarray(numbers)
@@ -42,7 +43,10 @@ def ravel(
 
 
 def _whole(found: NDArray[Any]) -> Ints:
-    """Converts whole numbers to int64; IndexError for a mask, fractions or other objects."""
+    """Converts integers, or floats without a fraction, to int64.
+
+    Raises IndexError for a boolean mask, for fractions and for other objects.
+    """
     kind = found.dtype.kind
     if kind not in "iu" and not (kind == "f" and np.array_equal(found, np.trunc(found))):
         raise IndexError(
@@ -53,7 +57,7 @@ def _whole(found: NDArray[Any]) -> Ints:
 
 
 def as_int(name: str, value: Any) -> int:
-    """Converts a number of items to an int, from an int or an object with ``__index__``."""
+    """Converts a number of items to an int. Raises TypeError if it has no ``__index__``."""
     try:
         return int(operator.index(value))
     except TypeError:
@@ -62,13 +66,16 @@ def as_int(name: str, value: Any) -> int:
 
 
 def are_written(elements: Ints, lanes: tuple[int, ...]) -> Flags:
-    """True for each element that was written; top-k writers return -1 for the others."""
+    """Returns a mask ``[n]`` of the items that were written.
+
+    A top-k writer returns the index -1 for each item that it did not write.
+    """
     nowhere = ravel(tuple(np.array([-1]) for _ in range(len(lanes) + 1)), lanes)
     return np.not_equal(elements, nowhere)
 
 
 def elements_of(slots: Ints, width: int) -> Ints:
-    """Returns the elements of slots, int64 ``[n * width]``."""
+    """Returns the numbers of all elements in n slots, int64 ``[n * width]``."""
     if width == 1:
         return slots
     elements: Ints = (slots[:, None] * width + np.arange(width)).ravel()
@@ -76,7 +83,7 @@ def elements_of(slots: Ints, width: int) -> Ints:
 
 
 def unravel(index: Any, lanes: tuple[int, ...]) -> tuple[Any, ...]:
-    """Returns coordinates ``(slot, lane, ...)``, int64 ``[n]`` each, of element indices ``[n]``."""
+    """Converts element numbers ``[n]`` to coordinates ``(slot, lane, ...)``, int64 ``[n]`` each."""
     coordinates = []
     for size in reversed(lanes):
         coordinates.append(index % size)
@@ -85,13 +92,13 @@ def unravel(index: Any, lanes: tuple[int, ...]) -> tuple[Any, ...]:
 
 
 def asked_size(
-    asked: Any,  # argument of ``sample``; None: the handle's batch size
+    asked: Any,  # argument of ``sample``; None selects the handle's batch size
     own: int | None,  # batch size of the handle
-    whose: str,  # other place to set it, for the message
-    frames: int,  # frames between the caller and the user's line
+    whose: str,  # function that sets the handle's batch size, for the message
+    frames: int,  # number of stack frames between the caller and the user's code
     least: int = 0,
 ) -> int:
-    """Returns the batch size of a sample; warns if it is 0 or differs from the handle's."""
+    """Returns the batch size of a sample. Warns if it is 0 or differs from the handle's."""
     if asked is None:
         if own is None:
             raise RuntimeError(

@@ -10,7 +10,10 @@ Value = TypeVar("Value")
 
 
 class Kept(dict[Key, Value]):
-    """Creates values on first use, and discards all of them when the limit is reached."""
+    """A dict that creates a missing value with ``make(key)``.
+
+    When the dict contains ``most`` values, it discards all of them before it adds another one.
+    """
 
     def __init__(self, make: Callable[[Key], Value], most: int) -> None:
         super().__init__()

@@ -9,19 +9,22 @@ INDEX = "index"
 """Element index of each row: int64 ``[n]``, or ``[n, ndim]`` for a storage with ``ndim > 1``."""
 
 GENERATION = "index_generation"
-"""Ticket of each row's write: int64 ``[n]``, with a shared buffer or tracked generations."""
+"""Ticket of the write that stored each row: int64 ``[n]``.
+
+Samples contain this entry if the buffer is shared or its storage tracks generations.
+"""
 
 LEASE = "index_lease"
-"""Number of the lease of each row, in a sample with ``lease=``: int64 ``[n]``."""
+"""Number of each row's lease, in samples that were drawn with ``lease=``: int64 ``[n]``."""
 
 ANCHOR_GENERATION = "anchor_generation"
-"""`GENERATION` of the item for which each row's window was drawn."""
+"""`GENERATION` of the item that was drawn for each row, if the row is a window of steps."""
 
 WEIGHT = "_weight"
-"""Importance weight of each row, ``(p / p_min) ** -beta``: the name up to TorchRL 0.10."""
+"""Importance weight of each row, ``(p / p_min) ** -beta``, under TorchRL's name up to 0.10."""
 
 PRIORITY_WEIGHT = "priority_weight"
-"""Importance weights under the name that TorchRL 0.11 and later and its losses use."""
+"""Importance weights under the name that TorchRL and its losses use since version 0.11."""
 
 WEIGHT_KEYS = (WEIGHT, PRIORITY_WEIGHT)
 

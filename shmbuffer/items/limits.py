@@ -21,40 +21,42 @@ _NOT_TAKEN = -1  # ticket of an item that the queue has not returned
 
 
 class Source(Protocol):
-    """The source of samples: the storage of a buffer, or a replacement with the same methods."""
+    """A source of samples: the storage of a buffer, or an object with the same methods."""
 
     @property
     def open_engine(self) -> Engine | None:
         """The engine if it is open, else None."""
 
     def engine(self) -> Engine:
-        """Returns the engine, which is opened if necessary."""
+        """Opens the engine if necessary, and returns it."""
 
     def ring(self) -> Ring | None:
-        """Returns the ring; None before the first write."""
+        """Returns the ring, or None before the first write."""
 
 
 class Turn(NamedTuple):
-    """Permission for a sample that has already been counted."""
+    """Permission to draw a sample, which the rate limiter has already counted."""
 
     ring: Ring
     is_queue: bool
     version: int
-    """Version of the limiter that admitted the sample."""
+    """Version of the rate limiter that admitted the sample."""
     counted: int
-    """Number of counted elements; 0 without a limiter."""
+    """Number of elements that the rate limiter counted; 0 without a rate limiter."""
 
     def give_back(self) -> None:
-        """Reverts the count, because the sample was not drawn."""
+        """Undoes the count, because the sample was not drawn."""
         self.ring.admission.cancel(self.counted, self.version)
 
 
 class Limits:
-    """The flow control of a storage for its samples.
+    """Flow control for samples from one storage: rate limiter, minimum size and queue.
 
-    Without a ``source``, as for a storage of another package, there are no limits. ``chooses``
-    names the part that selects items, if any. Such a part cannot be used with a queue, which always
-    returns the oldest items.
+    Args:
+        source: storage to sample from. None for a storage of another package, which has no limits.
+        chooses: name of the sampler or unit that selects items, for error messages; "" if there is
+            none. A buffer with a selection cannot be a queue, which always returns the oldest
+            items.
     """
 
     __slots__ = ("_chooses", "_source", "ring", "version")
@@ -64,7 +66,7 @@ class Limits:
         self._chooses = chooses
         # None before the first write and without limits.
         self.ring: Ring | None = None if source is None else source.ring()
-        # Version of the limiter; ``[0]`` is 0 if no limiter was ever set.
+        # Version of the rate limiter; ``[0]`` is 0 if no rate limiter was ever set.
         self.version: Sequence[int] = (int(source is not None),)
         if self.ring is not None:
             self.version = self.ring.admission.version
@@ -80,18 +82,18 @@ class Limits:
         return engine is not None and not engine.closed and engine.limiter is not None
 
     def admit_now(self, count: int) -> bool:
-        """Counts a draw of ``count`` items and returns True, or returns False if it has to wait."""
+        """Counts a draw of ``count`` items and returns True; returns False if it must wait."""
         return self.ring is not None and self.ring.admission.admit_now(count)
 
     def admits(self, count: int) -> bool:
-        """True if a draw of ``count`` items would not have to wait now. The draw is not counted."""
+        """True if a draw of ``count`` items need not wait at the moment. Does not count a draw."""
         if not self.hold:
             return True
         ring = self.ring
         return ring is not None and ring.admission.rate_status().why(Side.INSERTS, count) is None
 
     def cancel(self, count: int) -> None:
-        """Reverts the count of an admitted draw that was not made."""
+        """Undoes the count of a draw that was admitted but not carried out."""
         if self.ring is not None and self.version[0]:
             self.ring.admission.cancel(count)
 
@@ -103,14 +105,15 @@ class Limits:
         draw: Callable[[int], Batch],
         oldest: Callable[[Ring, int], Batch | None],
     ) -> Batch:
-        """Waits until ``count`` items may be drawn, and draws them.
+        """Waits until the limits admit a draw of ``count`` items, and then draws them.
 
         Args:
-            count: the number of items.
-            min_size: the argument of `sample`.
-            timeout: the argument of `sample`.
-            draw: draws the sample.
-            oldest: takes the sample from a queue; returns None if the buffer is no longer one.
+            count: number of items.
+            min_size: least number of items in the buffer, as in `sample`.
+            timeout: longest wait in seconds, as in `sample`.
+            draw: function that draws a sample of the given number of items.
+            oldest: function that takes the given number of items from a queue. It returns None if
+                the buffer is no longer a queue.
         """
         if min_size is None and timeout is None and (not self.version[0] or self.admit_now(count)):
             try:
@@ -130,7 +133,10 @@ class Limits:
                 raise
 
     def turn(self, count: int, min_size: int = 0) -> Turn | None:
-        """Waits until ``count`` items may be drawn, and counts them; None without limits."""
+        """Waits until the limits admit a draw of ``count`` items, and counts the draw.
+
+        Returns None if no limits apply.
+        """
         if (min_size := as_int("min_size", min_size)) < 0:
             raise ValueError(f"min_size must be at least 0, got {min_size}")
         ring = self._first_ring(self._source, min_size) if self._source is not None else None
@@ -146,7 +152,7 @@ class Limits:
         return Turn(ring, is_queue, version, ring.admission.admit(count, min_size))
 
     def _first_ring(self, source: Source, min_size: int) -> Ring | None:
-        """Returns the ring; waits for the first write if the sample needs items."""
+        """Returns the ring. Waits for the first write if the sample cannot be drawn before it."""
         ring = source.ring()
         if ring is not None or not (min_size or self.hold):
             return ring
@@ -156,7 +162,10 @@ class Limits:
 
 
 def take_oldest(ring: Ring, count: int, read: Callable[[Ints, Ints], Batch | None]) -> Batch | None:
-    """Reads the oldest items of a queue by index and ticket; None if it is no longer a queue."""
+    """Removes the oldest ``count`` items from a queue, and reads them by index and ticket.
+
+    Returns None if the buffer is no longer a queue.
+    """
     index = np.empty(count, np.int64)
     tickets = np.full(count, _NOT_TAKEN, np.int64)
     release = ring.seat.native.release
@@ -171,8 +180,8 @@ def take_oldest(ring: Ring, count: int, read: Callable[[Ints, Ints], Batch | Non
                 return batch
             # The buffer was emptied in the meantime.
         finally:
-            # If an interrupt occurs between the two calls, the tickets show which items were
-            # removed. No function is called until they are released, because CPython checks for
-            # interrupts after calls.
+            # An interrupt can occur after `take` has removed items but before ``found`` is set. The
+            # tickets then show that items were removed. No Python function is called before the
+            # release, because CPython checks for interrupts after calls.
             if (found or (count and tickets[0] != _NOT_TAKEN)) and release(LOCK_TIMEOUT_NS) < 0:
                 ring.admission.release()

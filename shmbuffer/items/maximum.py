@@ -1,14 +1,15 @@
 """Finds the largest priority of the items in a buffer, for ``max_priority_within_buffer``.
 
-The ring itself stores only the largest priority that was ever set. To find the largest one of the
-present items, a search may be necessary:
+The ring itself stores only the largest priority that was ever set. `MaxPriority` finds the largest
+priority of the items that are still present, in one of two ways:
 
-    remembered   the item with the largest priority; of equal ones the last one written. A write
-                 checks that the item is present, and compares all items written since then.
-    searched     if the item was overwritten or its priority was reduced, if other processes have
-                 changed priorities (only their number is known), or if a process died. The search
-                 compares all masses, which grow with priorities, and then the items with the
-                 largest masses.
+* It remembers the item with the largest priority. If several items have this priority, it remembers
+  the one that was written last. At each write, it checks that this item is still present, and
+  compares it with the items that have been written since the previous check.
+* It searches the ring if the remembered item was overwritten or its priority was reduced, if
+  another process changed priorities (only the number of changes is known), or if a process died.
+  The search compares the masses of all items, because a larger priority has a larger mass. Then it
+  compares the priorities of the items with the largest masses.
 """
 
 from __future__ import annotations
@@ -22,29 +23,37 @@ from shmbuffer.memory.format import slots
 from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.mapped.slots_file import PIECE
 
-# Relative difference of masses. Rounding may reverse the order of two close masses.
+# Masses that differ by less than this fraction are treated as equal, because rounding can reverse
+# their order.
 _ROUNDING = 1e-9
 
 
 class MaxPriority:
-    """Largest raw priority in a ring. Call `updated` after each change by this process."""
+    """Finds the largest raw priority in a ring.
+
+    Call `updated` after each change of priorities by this process.
+    """
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
-        self._element = -1  # remembered item; -1: none
-        self._value = 0.0  # its priority
-        self._ticket = -1  # and its ticket
+        self._element = -1  # element number of the remembered item; -1 if there is none
+        self._value = 0.0  # priority of the remembered item
+        self._ticket = -1  # ticket of the remembered item
         self._below = 0  # items with smaller tickets have already been compared
-        self._updates = 0  # number of updates of the ring that have been processed
+        self._updates = 0  # number of priority updates in the ring that are taken into account
         self._capacity = ring.capacity  # capacity at the last call
 
     def default(self, leaving: Ints | None = None) -> float:
-        """Returns the largest priority, or 1.0 if empty. A search costs 1 ms per million items."""
+        """Returns the largest priority, or 1.0 if there are no items.
+
+        Items in the slots ``leaving``, which are about to be overwritten, do not count. A search
+        takes 1 ms per million items.
+        """
         ring = self._ring
-        # Read first, so that the next call notices later changes.
+        # Read before the comparison, so that the next call notices changes made during it.
         updates, settled = ring.tree.updates, ring.seat.settled(ring.head)
         since = settled - self._below
-        grown = ring.capacity != self._capacity  # tickets have changed
+        grown = ring.capacity != self._capacity  # growing the ring changes the tickets
         if grown or updates != self._updates or not 0 <= since < ring.capacity:
             self.forget()
         if self._element >= 0 and since:
@@ -57,7 +66,10 @@ class MaxPriority:
         return 1.0 if self._element < 0 else self._value
 
     def updated(self, elements: Ints, raw: Floats, applied: int) -> None:
-        """Records an update: priorities ``raw[i]`` of ``elements[i]``, ``applied`` of them."""
+        """Records that this process set the priority of ``elements[i]`` to ``raw[i]``.
+
+        ``applied`` is the number of priorities that the ring accepted.
+        """
         self._updates += applied
         if self._element >= 0 and len(raw) and raw.max() >= self._value:
             at = int(raw.argmax())  # if this update was not applied, `_is_there` detects it
@@ -66,11 +78,11 @@ class MaxPriority:
             self._ticket = int(word) >> slots.STATE_BITS
 
     def forget(self) -> None:
-        """Discards the remembered item, because priorities were changed in another way."""
+        """Forgets the remembered item, because priorities were changed without `updated`."""
         self._element = -1
 
     def _is_there(self, leaving: Ints | None) -> bool:
-        """True if the remembered item is still present with its priority."""
+        """True if the remembered item is still present and has the remembered priority."""
         if self._element < 0:
             return False
         at = np.array([self._element])
@@ -82,7 +94,10 @@ class MaxPriority:
         )
 
     def _with_greatest_masses(self, leaving: Ints | None) -> Iterator[Ints]:
-        """Yields chunks of slots, one of which contains the largest priority."""
+        """Yields arrays of slots that have the largest masses.
+
+        One of these slots contains the item with the largest priority.
+        """
         width, capacity = self._ring.width, self._ring.capacity
         step = max(1, PIECE // width)
         firsts = range(0, capacity, step)
@@ -94,7 +109,10 @@ class MaxPriority:
                 yield first + (found if width == 1 else np.unique(found))
 
     def _masses(self, first: int, count: int, leaving: Ints | None) -> Floats:
-        """Returns the masses of ``count`` slots starting at ``first``, with 0 for leaving ones."""
+        """Returns the masses of all elements in ``count`` slots, starting at slot ``first``.
+
+        The masses are 0 in the slots ``leaving``.
+        """
         width, end = self._ring.width, min(first + count, self._ring.capacity)
         masses = self._ring.tree.mass(slice(first * width, end * width))
         if leaving is None:
@@ -106,7 +124,10 @@ class MaxPriority:
         return masses
 
     def _look_at(self, places: Ints, leaving: Ints | None) -> None:
-        """Remembers the item with the largest priority if it is in the given slots."""
+        """Compares the items in the given slots with the remembered item.
+
+        Remembers the item with the largest priority.
+        """
         ring = self._ring
         held = ring.live.holds(places)
         if leaving is not None:
@@ -115,7 +136,7 @@ class MaxPriority:
         if ring.width > 1:
             elements = (elements[:, None] * ring.width + np.arange(ring.width)).ravel()
         raw = ring.tree.priorities(elements)
-        raw[np.isnan(raw)] = -1.0  # a writer has claimed the slot
+        raw[np.isnan(raw)] = -1.0  # the slot has just been claimed by a writer
         greatest = raw.max(initial=-1.0)
         if greatest < (self._value if self._element >= 0 else 0.0):
             return

@@ -3,9 +3,9 @@
     Mover ─┬─ RingRows      leaves in the ring's own memory, copied by the C core
            └─ RecordRows    records in a ring of bytes
 
-Both use the order, slot words, tickets and priorities of the ring. A read copies items and
-validates the copy with the slot words. A write is committed completely or not at all. Indices,
-tickets and weights are arrays of the mover's kit.
+Both classes use the order, slot words, tickets and priorities of the ring. A read copies items, and
+uses the slot words to check that no item was overwritten meanwhile. A write is committed completely
+or has no effect. Indices, tickets and weights are arrays of the mover's kit.
 """
 
 from __future__ import annotations
@@ -19,56 +19,66 @@ from shmbuffer.items.form.kit import Kit
 from shmbuffer.memory import Ring
 
 DrawnElements = tuple[Any, Any, Any]
-"""Element indices int64 ``[n]``; tickets int64 ``[n]``; weights float32 ``[n]`` or None."""
+"""Indices int64 ``[n]``, tickets int64 ``[n]`` and weights float32 ``[n]`` of n drawn elements.
+
+The weights are None if the draw was uniform.
+"""
 
 Drawn = tuple[Any, Any, Any, Any]
-"""Items as `Mover.build` takes them, and `DrawnElements`."""
+"""Copied items, which can be passed to `Mover.build`, and the three parts of `DrawnElements`."""
 
 
 class Mover(ABC):
     """Writes and reads the items of one ring."""
 
-    ring: Ring  # with order, slot words, tickets and priorities
+    ring: Ring
     where: str  # name of the buffer in messages
-    # Sizes of the dimensions after the first; ``()`` if there is one dimension.
+    # Sizes of the storage's dimensions after the first; ``()`` if it has one dimension.
     lanes: tuple[int, ...] = ()
     by_item = False
-    """True if a batch is a list of items."""
+    """True if `build` returns a list of items instead of a batch."""
 
     @abstractmethod
     def read(self, index: Any) -> tuple[Any, Any, int]:
-        """Returns copies of elements for `build`, tickets (-1: no item), and the number of -1."""
+        """Copies elements.
+
+        Returns the copies, which can be passed to `build`, the tickets (-1 if there is no item),
+        and the number of missing items.
+        """
 
     @abstractmethod
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
-        """Draws, copies and validates elements; uniformly if ``beta`` is None."""
+        """Draws, copies and validates elements. Draws uniformly if ``beta`` is None."""
 
     @abstractmethod
     def build(self, found: Any, lead: tuple[int, ...]) -> Any:
-        """Builds data from a result of `read` or `sample` with the dimensions ``lead``."""
+        """Builds data from the copies that `read` or `sample` returned.
+
+        ``lead`` has the sizes of the leading dimensions of the result.
+        """
 
 
 def draw_from(kit: Kit, ring: Ring, count: int, key: int, beta: float | None) -> DrawnElements:
-    """Draws elements without copying their leaves."""
+    """Draws elements, and returns their indices, tickets and weights, but not their leaves."""
     drawn = elements_for(kit, count, beta)
     draw_into(ring, None, drawn, key, beta)
     return drawn
 
 
 def elements_for(kit: Kit, count: int, beta: float | None) -> DrawnElements:
-    """Returns new arrays for `draw_into`."""
+    """Allocates the arrays that `draw_into` fills; without weights if ``beta`` is None."""
     weights = None if beta is None else kit.empty("float32", count)
     return kit.empty("int64", count), kit.empty("int64", count), weights
 
 
 def draw_into(
     ring: Ring,
-    addresses: Sequence[int] | None,  # addresses of the leaves' rows; None copies no leaves
+    addresses: Sequence[int] | None,  # where to copy the rows of each leaf; None copies no leaves
     drawn: DrawnElements,
     key: int,
     beta: float | None,
 ) -> None:
-    """Draws elements like `Ring.sample` into existing memory."""
+    """Draws elements with `Ring.sample`, and writes the results to existing arrays."""
     index, tickets, weights = drawn
     ring.sample(
         index.shape[0],
@@ -83,6 +93,6 @@ def draw_into(
 
 
 def require_one_each(slots: Sized, count: int) -> None:
-    """Raises ValueError if the numbers of items and places differ."""
+    """Raises ValueError if the number of items differs from the number of slots."""
     if count != len(slots):
         raise ValueError(f"{count} items cannot be written to {len(slots)} slots")

@@ -1,4 +1,4 @@
-"""Raw priorities of a learner: conversion, checks, and the result of an update."""
+"""Converts and checks the raw priorities that a learner passes to a buffer."""
 
 from __future__ import annotations
 
@@ -19,31 +19,40 @@ class PriorityUpdate(NamedTuple):
     applied: int
     """Number of items whose priority was set."""
     stale: int
-    """Number of items that were overwritten since they were sampled; their priority was dropped."""
+    """Number of priorities that were dropped because the item had been overwritten."""
 
 
 def as_raw(priority: Any, count: int) -> Floats:
-    """Returns priorities as contiguous float64 ``[count]``, repeating a single one."""
+    """Converts priorities to contiguous float64 ``[count]``.
+
+    A single priority applies to all items.
+    """
     if type(priority) is np.ndarray and priority.dtype == np.float64 and priority.shape == (count,):
         return priority if priority.flags.c_contiguous else np.ascontiguousarray(priority)
     return _spread(_flat(priority), count)
 
 
 def reduced(priority: Any, count: int, how: str) -> Floats:
-    """Returns priorities like `as_raw`, and reduces several priorities per item to one."""
+    """Converts priorities like `as_raw`, but accepts several priorities per item.
+
+    ``how`` is the name of the reduction to one priority per item, such as "max" or "median".
+    """
     raw = _flat(priority)
     if len(raw) <= 1 or len(raw) == count:
         return _spread(raw, count)
     if not count or len(raw) % count:
-        raise RuntimeError(f"got {len(raw)} priorities for {count} items")
+        raise RuntimeError(
+            f"got {len(raw)} priorities for {count} items; pass one priority per item, or the same "
+            "number of priorities for each item"
+        )
     rows = raw.reshape(count, -1)
-    if how == "median":  # of two middle values the lower one, as in torch.median
+    if how == "median":  # the lower one of two middle values, as in torch.median
         return np.ascontiguousarray(np.sort(rows, axis=1)[:, (rows.shape[1] - 1) // 2])
     return np.ascontiguousarray(getattr(np, how)(rows, axis=1))
 
 
 def _flat(priority: Any) -> Floats:
-    """Flattens priorities of any shape."""
+    """Converts priorities of any shape to a flat float64 array."""
     if hasattr(priority, "detach"):  # a tensor
         priority = priority.detach().cpu()
         try:
@@ -54,7 +63,10 @@ def _flat(priority: Any) -> Floats:
 
 
 def _spread(raw: Floats, count: int) -> Floats:
-    """Repeats a single priority for all items; RuntimeError if the number differs."""
+    """Repeats a single priority for all items.
+
+    Raises RuntimeError if there are several priorities and their number is not ``count``.
+    """
     if len(raw) == count:
         return raw
     if len(raw) == 1:
@@ -75,10 +87,14 @@ def check_raw(raw: Floats) -> None:
 
 
 def as_beta(value: float) -> float:
-    """Returns the exponent of importance weights, at least 0; warns if it is far above 1.
+    """Converts the exponent of importance weights to a float. Warns if it is greater than 2.
 
     An exponent of 1 corrects the bias of prioritized sampling completely (Schaul et al. 2016,
     section 3.4).
+
+    Raises:
+        ValueError: the exponent is negative or not finite.
+        TypeError: the exponent is not a number.
     """
     beta = from_zero("beta", value)
     if beta > _LARGE_BETA:
@@ -92,7 +108,10 @@ def as_beta(value: float) -> float:
 
 
 def from_zero(name: str, value: float) -> float:
-    """Converts a value to a float; ValueError if negative or not finite, TypeError if no number."""
+    """Converts a value to a float.
+
+    Raises ValueError if the value is negative or not finite, and TypeError if it is not a number.
+    """
     words = f"{name} must be a finite number of at least 0, got {name}={value}"
     try:
         fits = 0 <= value < math.inf

@@ -16,7 +16,7 @@ from shmbuffer.memory.format.streams import GivenStreams, expand_streams
 
 
 class RecordRows(Mover):
-    """The records of a ring."""
+    """Writes and reads the records of a ring."""
 
     by_item = True
 
@@ -37,18 +37,21 @@ class RecordRows(Mover):
         return self.records.write(items, priorities, streams=of), len(items)
 
     def read(self, index: Any) -> tuple[RecordBatch, Any, int]:
-        """Returns copies of records, tickets (-1: no item), and the number of -1."""
+        """Copies records.
+
+        Returns the copies, the tickets (-1 if there is no item), and the number of missing items.
+        """
         drawn = self.records.read(self.kit.as_numpy(index))
         missing = int((drawn.tickets < 0).sum())
         return drawn.batch, self.kit.from_numpy(drawn.tickets), missing
 
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
-        """Draws, copies and validates records; uniformly if ``beta`` is None."""
+        """Draws, copies and validates records. Draws uniformly if ``beta`` is None."""
         drawn = self.records.sample(count, key, beta=beta)
         as_own = self.kit.from_numpy
         weights = None if drawn.weights is None else as_own(drawn.weights)
         return drawn.batch, as_own(drawn.index), as_own(drawn.tickets), weights
 
     def build(self, found: RecordBatch, lead: tuple[int, ...]) -> Any:
-        """Builds a list of items from records."""
+        """Decodes records, and returns a list of items. ``lead`` is not used."""
         return self.codec.decoder.items(found)

@@ -1,4 +1,7 @@
-"""Rows whose leaves are in the ring's own memory. The C core copies each batch in one call."""
+"""Writes and reads rows whose leaves are in the ring's own memory.
+
+The C core copies each batch in one call.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,18 @@ from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.leaf import path_of
 from shmbuffer.memory.format.streams import GivenStreams, expand_streams
 
-_MOST_DIMS = 32  # dimensions of a leaf that the core supports
+_MOST_DIMS = 32  # largest number of dimensions of a leaf that the core supports
 
 
 class RingRows(Mover):
-    """The rows of a ring."""
+    """Writes and reads the rows of a ring."""
 
     def __init__(self, ring: Ring, leaves: Leaves) -> None:
         self.ring = ring
         self.leaves = leaves
         self.lanes = leaves.lanes
         self.where = leaves.where
-        self.build = leaves.build  # type: ignore[method-assign] # no frame between
+        self.build = leaves.build  # type: ignore[method-assign] # saves a call
 
     def write(
         self,
@@ -35,7 +38,10 @@ class RingRows(Mover):
         streams: GivenStreams = None,
         swapped: int = 0,  # dimension of the data that becomes the first one
     ) -> tuple[int, int]:
-        """Appends a batch, or one item if ``single``; returns the first ticket and slot count."""
+        """Appends a batch, or one item if ``single`` is True.
+
+        Returns the first ticket and the number of slots.
+        """
         addresses, kept, count = self.leaves.match(data, single, swapped)
         ring = self.ring
         if not count:
@@ -47,11 +53,14 @@ class RingRows(Mover):
             )
         given = None if priorities is None else address(priorities)
         ticket = ring.write(addresses, count, given, streams=expand_streams(streams, count))
-        del kept  # owned the bytes that were written
+        del kept  # owns the memory at the addresses
         return ticket, count
 
     def place(self, slots: Ints, data: Any, *, in_place: bool) -> None:
-        """Writes row i of ``data`` to ``slots[i]``; ``in_place`` keeps priorities and counts."""
+        """Writes row i of ``data`` to ``slots[i]``.
+
+        With ``in_place`` the items keep their priorities, and the write is not counted.
+        """
         addresses, kept, count = self.leaves.match(data)
         require_one_each(slots, count)
         if count:
@@ -59,7 +68,10 @@ class RingRows(Mover):
         del kept
 
     def read(self, index: Any) -> tuple[list[Any], Any, int]:
-        """Returns copies of elements, tickets (-1: no item), and the count of -1."""
+        """Copies elements.
+
+        Returns the copies, the tickets (-1 if there is no item), and the number of missing items.
+        """
         count = index.shape[0]
         arrays, addresses = self.leaves.outputs((count,))
         tickets = self.leaves.kit.empty("int64", count)
@@ -67,24 +79,28 @@ class RingRows(Mover):
         return arrays, tickets, missing
 
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
-        """Draws, copies and validates elements; uniformly if ``beta`` is None."""
+        """Draws, copies and validates elements. Draws uniformly if ``beta`` is None."""
         arrays, addresses = self.leaves.outputs((count,))
         drawn = elements_for(self.leaves.kit, count, beta)
         draw_into(self.ring, addresses, drawn, key, beta)
         return arrays, *drawn
 
     def build(self, found: list[Any], lead: tuple[int, ...]) -> Any:
-        """Builds items with the dimensions ``lead`` from their leaves."""
+        """Builds items from their leaves. ``lead`` has the sizes of their leading dimensions."""
         return self.leaves.build(found, lead)
 
 
 def priority_of(
     paths: Sequence[tuple[str, ...]],  # paths of the leaves
     optional: Collection[str],  # allowed root keys that are not leaves
-    # Entry of the data whose numbers become priorities.
+    # Key of the entry that contains the priorities.
     key: str | tuple[str, ...] | None,
 ) -> int | str | None:
-    """Returns the priorities for the core: a leaf number, the key of another entry, or None."""
+    """Tells the C core which entry of a batch contains the priorities.
+
+    Returns the number of a leaf, or the key of a root entry that is not a leaf. Returns None if
+    the core cannot read the priorities.
+    """
     if key is None:
         return None
     path = path_of(key)
@@ -98,9 +114,9 @@ def intake_form(
     leaves: Leaves,
     # For each leaf an array, a number and a tensor of its dtype, each of which may be None.
     examples: Iterable[tuple[Any, Any, Any]],
-    **how: Any,  # whether indices are tensors; the containers of dicts
+    **how: Any,  # further arguments
 ) -> dict[str, Any] | None:
-    """Returns the arguments of `Seat.intake`; None if the core cannot write the data directly."""
+    """Returns the arguments for `Seat.intake`, or None if the core cannot write batches itself."""
     tree = None if leaves.node is LEAF else tree_of(leaves.node)
     shapes = [tuple(leaf.shape) for leaf in leaves.leaves]
     if (

@@ -1,4 +1,4 @@
-"""Converts data with dimensions for streams and time to items in time order."""
+"""Converts data that have a stream dimension and a time dimension to items in time order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shmbuffer.memory.format.streams import Streams
 
 
 def require_rows(streams: int | Streams, ndim: int) -> None:
-    """Raises ValueError if each item has its own stream, but slots contain several items."""
+    """Raises ValueError if stream numbers are given per item, but a slot contains several items."""
     if ndim > 1 and not isinstance(streams, int):
         raise ValueError(
             f"streams: with ndim={ndim} each lane of a slot is already a separate stream; pass one "
@@ -22,7 +22,10 @@ def require_rows(streams: int | Streams, ndim: int) -> None:
 def steps_and_streams(
     leads: Iterable[tuple[int, ...]], dim: int, ndim: int
 ) -> tuple[tuple[int, int], Streams]:
-    """Returns the numbers of steps and streams in each leaf, and the stream of each item."""
+    """Returns ``(steps, streams)`` and the stream number of each item in time order.
+
+    ``leads`` has the first two sizes of each leaf, which must be equal in all leaves.
+    """
     if dim not in (0, 1) or ndim > 1:
         raise ValueError(
             f"stream_dim={dim!r} is not supported by a storage with ndim={ndim}; it must be 0 for "
@@ -41,13 +44,16 @@ def steps_and_streams(
 
 
 def in_time_order(data: Any, dim: int, ndim: int) -> tuple[Any, Streams, tuple[int, int]]:
-    """Returns items ``[T * streams, ...]``, their streams, and the sizes of both dimensions."""
+    """Sorts data ``[streams, T, ...]`` (``dim=0``) or ``[T, streams, ...]`` (``dim=1``) by time.
+
+    Returns the items ``[T * streams, ...]``, the stream number of each item, and ``(T, streams)``.
+    """
     leads: list[tuple[int, ...]] = []
     mapped(data, lambda leaf: leads.append(tuple(np.shape(leaf)[:2])))
     lead, streams = steps_and_streams(leads, dim, ndim)
 
     def ordered(leaf: Any) -> Any:
-        if isinstance(leaf, list):  # its numbers are converted to the dtype of the buffer
+        if isinstance(leaf, list):  # stays a list, so that it is converted to the buffer's dtype
             return [item for row in (leaf if dim else zip(*leaf, strict=True)) for item in row]
         leaf = leaf if hasattr(leaf, "swapaxes") else np.asarray(leaf)
         rows = leaf if dim else leaf.swapaxes(0, 1)
@@ -57,7 +63,7 @@ def in_time_order(data: Any, dim: int, ndim: int) -> tuple[Any, Streams, tuple[i
 
 
 def mapped(data: Any, change: Callable[[Any], Any]) -> Any:
-    """Applies a function to every leaf of nested dicts and tuples; a list is a leaf."""
+    """Applies a function to every leaf of nested dicts and tuples. A list counts as a leaf."""
     if isinstance(data, Mapping):
         return {key: mapped(value, change) for key, value in data.items()}
     if isinstance(data, tuple):
