@@ -54,9 +54,9 @@ class Limits:
 
     Args:
         source: storage to sample from. None for a storage of another package, which has no limits.
-        chooses: name of the sampler or unit that selects items, for error messages; "" if there is
-            none. A buffer with a selection cannot be a queue, which always returns the oldest
-            items.
+        chooses: name of the part that selects the items, such as a sampler, for error messages. It
+            is "" if there is none. A buffer with such a part cannot be a queue, because a queue
+            always returns the oldest items.
     """
 
     __slots__ = ("_chooses", "_source", "ring", "version")

@@ -6,10 +6,10 @@ priority of the items that are still present, in one of two ways:
 * It remembers the item with the largest priority. If several items have this priority, it remembers
   the one that was written last. At each write, it checks that this item is still present, and
   compares it with the items that have been written since the previous check.
-* It searches the ring if the remembered item was overwritten or its priority was reduced, if
-  another process changed priorities (only the number of changes is known), or if a process died.
-  The search compares the masses of all items, because a larger priority has a larger mass. Then it
-  compares the priorities of the items with the largest masses.
+* It searches the ring if the remembered item was overwritten or its priority was reduced. It also
+  does so if a process died or another process changed priorities, because the ring tells only how
+  many priorities were changed. The search compares the masses of all items, because a larger
+  priority has a larger mass. Then it compares the priorities of the items with the largest masses.
 """
 
 from __future__ import annotations

@@ -21,17 +21,20 @@ NO_ARRAY = (TypeError, ValueError, RuntimeError, OverflowError, BufferError)
 """Errors that `named` raises for a value that cannot be converted to an array."""
 
 PLAIN_KINDS = "biufcSUmM"
-"""Kinds of NumPy's dtypes whose bytes are the value."""
+"""Kind codes of the NumPy dtypes for numbers, bytes, text and times.
+
+The value of such an array consists of its bytes alone.
+"""
 
 _PLAIN = (bool, int, float, complex, np.generic)
 _PYTHONS = frozenset((bool, int, float, complex))
 _RANKS = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
 _SHORTER = {"float64": np.float32, "complex128": np.complex64}
-"""NumPy's dtype of a Python number, and the shorter one that torch uses."""
+"""The dtypes that NumPy gives to Python numbers, and the shorter ones that torch gives them."""
 
 
 def is_plain_array(value: Any) -> bool:
-    """True for an unmasked NumPy array or number whose bytes are its value."""
+    """True for an unmasked NumPy array or scalar of numbers, text, bytes or times."""
     return (
         isinstance(value, (np.ndarray, np.generic))
         and value.dtype.kind in PLAIN_KINDS
@@ -40,7 +43,7 @@ def is_plain_array(value: Any) -> bool:
 
 
 def is_array(value: Any) -> bool:
-    """True for an array, a number, or an object that converts to an array."""
+    """True for an array, a number, or an object with ``__array__`` or ``__dlpack__``."""
     kind = type(value)
     return (
         isinstance(value, (np.ndarray, *_PLAIN))
@@ -50,21 +53,27 @@ def is_array(value: Any) -> bool:
 
 
 def is_plain(value: Any) -> bool:
-    """True for a number, or a list of plain values."""
+    """True for a number, or for a nested list or tuple of numbers."""
     if isinstance(value, (list, tuple)):
         return _PYTHONS.issuperset(map(type, value)) or all(map(is_plain, value))
     return isinstance(value, _PLAIN)
 
 
 def _is_double(value: Any) -> bool:
-    """True if a value contains NumPy's float64 or complex128, which torch keeps as they are."""
+    """True if a plain value contains a float64 or complex128 number of NumPy.
+
+    Like torch, `named` does not shorten these.
+    """
     if isinstance(value, (list, tuple)):
         return not _PYTHONS.issuperset(map(type, value)) and any(map(_is_double, value))
     return isinstance(value, (np.float64, np.complex128))
 
 
 def named(value: Any) -> tuple[str, np.ndarray[Any, Any]]:
-    """Returns the name of the dtype and the array of a value, over the same memory if possible."""
+    """Converts a value to an array. Returns the dtype name and the array.
+
+    The array shares the memory of the value if possible.
+    """
     if type(value) is not np.ndarray:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.Tensor):
@@ -90,10 +99,10 @@ def named(value: Any) -> tuple[str, np.ndarray[Any, Any]]:
 
 
 def like(value: Any, dtype: str) -> tuple[str, np.ndarray[Any, Any]]:
-    """Does the same as `named`, and casts plain numbers and lists of them to ``dtype`` if possible.
+    """Converts a value like `named`, and casts plain numbers to ``dtype`` if possible.
 
     Integers can be cast to any float dtype. A float can be cast to a smaller dtype if the result is
-    finite. For a dtype that NumPy lacks, the result has the bits as unsigned integers.
+    finite. If NumPy lacks the dtype, the array contains the bits as unsigned integers.
     """
     wanted = DTYPES[dtype].array
     limits = _limits(dtype).get(type(value))
@@ -123,7 +132,7 @@ def like(value: Any, dtype: str) -> tuple[str, np.ndarray[Any, Any]]:
 
 @cache
 def _limits(dtype: str) -> dict[type, tuple[Any, Any]]:
-    """Returns, for each Python class, the range of numbers that a dtype can represent."""
+    """Returns the range of numbers that a dtype can represent, for each Python class of numbers."""
     kind = DTYPES[dtype].array.kind
     if not DTYPES[dtype].in_numpy or kind == "c":
         return {}
@@ -137,7 +146,7 @@ def _limits(dtype: str) -> dict[type, tuple[Any, Any]]:
 
 
 def _of_torch(tensor: Any, torch: Any) -> tuple[str, np.ndarray[Any, Any]]:
-    """Converts a tensor to an array. The torch module is already imported."""
+    """Converts a tensor to an array. ``torch`` is the torch module, which is already imported."""
     name = str(tensor.dtype).removeprefix("torch.")
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     found = DTYPES.get(name)

@@ -1,4 +1,4 @@
-"""Converts a list of items to a batch, and a batch to items."""
+"""Stacks a list of items to a batch, and splits a batch into items."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from shmbuffer.items.form.mismatch import Numbers, not_a_tensor
 
 
 def stack(items: list[Any], mapping: str) -> Any:
-    """Stacks one or more items of the same structure. ``mapping`` is the type for plain dicts."""
+    """Stacks one or more items of the same structure.
+
+    If ``mapping`` is "tensordict", lists in dicts are stacked as arrays.
+    """
     return Stacking(mapping == "tensordict").join(items)
 
 
 def unbound(data: Any) -> list[Any]:
-    """Returns the items of a batch; ValueError if the entries differ in length."""
+    """Splits a batch into a list of items. Raises ValueError if its entries differ in length."""
     if isinstance(data, list):
         return data
     shape: Sequence[int] = getattr(data, "shape", ())
@@ -38,12 +41,15 @@ def unbound(data: Any) -> list[Any]:
 
 
 def plain_values(column: NDArray[Any]) -> list[Any] | None:
-    """Returns the values of a column of text, bytes or objects; None for any other array."""
+    """Returns the Python values of a one-dimensional array of str, bytes or objects.
+
+    Returns None for any other array.
+    """
     return column.tolist() if column.ndim == 1 and column.dtype.kind in "SUO" else None
 
 
 def rows_of(columns: Mapping[Any, list[Any]]) -> list[dict[Any, Any]]:
-    """Returns a dict for each row of the columns; ValueError if their lengths differ."""
+    """Returns one dict per row of the columns. Raises ValueError if their lengths differ."""
     counts = {key: len(column) for key, column in columns.items()}
     if len(set(counts.values())) > 1:
         raise ValueError(
@@ -55,12 +61,15 @@ def rows_of(columns: Mapping[Any, list[Any]]) -> list[dict[Any, Any]]:
 
 
 def one_of_each(items: Iterable[Any]) -> list[Any]:
-    """Returns the first item of each run of one type, for checks that depend on the type."""
+    """Returns the first item of each run of items of the same type.
+
+    This suffices for checks that depend only on the type.
+    """
     return [next(run) for _, run in groupby(items, type)]
 
 
 class Stacking:
-    """Stacks items of one structure; with ``arrays``, lists in dicts become arrays."""
+    """Stacks items of one structure. With ``arrays``, lists in dicts are stacked as arrays."""
 
     instead = "use a buffer of records for items that differ"
     numbers = True  # plain numbers are converted to `Numbers`
@@ -73,7 +82,7 @@ class Stacking:
         self._arrays = arrays
 
     def join(self, items: list[Any], where: str = "the item") -> Any:
-        """Stacks items, or the values at one place in each of them."""
+        """Stacks items, or the values that all items have at the position ``where``."""
         first, kind = items[0], self.kind(items[0])
         if any(self.kind(one) is not kind for one in one_of_each(items)):
             at = next(at for at, item in enumerate(items) if self.kind(item) is not kind)
@@ -103,18 +112,18 @@ class Stacking:
         return self.join(values, where)
 
     def refuse(self, items: list[Any], where: str, at: int) -> NoReturn:
-        """Raises RuntimeError, because an item differs from the first one."""
+        """Raises RuntimeError, because the item at position ``at`` differs from the first one."""
         raise RuntimeError(
             f"all items of a batch must have the same form, but {where} is {self.form(items[at])} "
             f"at position {at} and {self.form(items[0])} at position 0; {self.instead}"
         )
 
     def form(self, item: Any) -> str:
-        """Describes an item briefly for error messages."""
+        """Returns a short description of an item for error messages."""
         if isinstance(item, Mapping):
             return f"a dict with the keys {list(item)}"
         if isinstance(item, (tuple, list)):
-            return f"a {type(item).__name__} of {len(item)}"
+            return f"a {type(item).__name__} of length {len(item)}"
         if isinstance(item, np.ndarray):
             return f"an array {item.dtype}{list(item.shape)}"
         return f"a {type(item).__name__}"
@@ -122,24 +131,27 @@ class Stacking:
     # Methods that a subclass may override.
 
     def kind(self, item: Any) -> type:
-        """Returns the way to stack an item: Mapping, tuple, or another class for leaves."""
+        """Returns the class that determines how an item is stacked.
+
+        The class is Mapping for mappings, tuple for lists and tuples, and another class for leaves.
+        """
         if isinstance(item, Mapping):
             return Mapping
         return tuple if isinstance(item, (tuple, list)) else np.ndarray
 
     def mixed(self, items: list[Any], where: str, at: int) -> Any:
-        """Stacks items of several kinds."""
+        """Stacks items for which `kind` returns several classes. The base class refuses them."""
         self.refuse(items, where, at)
 
     def leaves(self, items: list[Any], where: str, kind: type) -> Any:
-        """Stacks items of one kind that are neither dicts, lists nor tuples."""
+        """Stacks items of one kind that are not mappings, lists or tuples."""
         for one in one_of_each(items):
             if not is_array(one):
                 raise TypeError(not_a_tensor(one))
         return self.leaf(items, where)
 
     def leaf(self, items: list[Any], where: str) -> Any:
-        """Stacks numbers or arrays."""
+        """Stacks numbers or arrays of one dtype and shape. Numbers stay plain if possible."""
         if self.numbers and is_plain(items):
             return Numbers(items)
         parts = []

@@ -1,7 +1,7 @@
-"""Functions for the arrays of one library, collected in a kit.
+"""The functions that depend on an array library, collected in a kit.
 
 `ARRAYS` is the kit for NumPy's arrays. ``tensors.form.tensor_kit`` defines the kit for torch's
-tensors and TensorDicts. A buffer selects a kit when it is opened, so that calls need no lookup.
+tensors and TensorDicts. A buffer selects its kit when it is opened.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.memory.format.leaf import KeyPath
 
 FormOf = Callable[[Any, KeyPath], tuple[str, Sequence[int]]]
-"""Returns dtype and shape of a leaf of a first batch; TypeError if it is not an array."""
+"""A function that returns the dtype name and the shape of a leaf in the first batch.
+
+Its arguments are the value and the path of the leaf. It raises TypeError for other values.
+"""
 
 
 class Kit:
@@ -28,12 +31,15 @@ class Kit:
 
     structure = Structure()
     private_remedy = "leave it out"
-    """End of the error message for data that cannot be shared between processes."""
+    """Advice at the end of the error message for data that processes cannot share."""
     device: Any = None
-    """Device of the arrays for `build`; None if the family has no devices."""
+    """Device on which data are built; None if the library has no devices."""
 
     def form_of(self, value: Any, path: KeyPath) -> tuple[str, Sequence[int]]:
-        """Returns dtype name and shape of a leaf of the first batch; TypeError for other data."""
+        """Returns the dtype name and the shape of a leaf in the first batch.
+
+        Raises TypeError if the value is not an array or has an unsupported dtype.
+        """
         try:
             name, array = named(value)
         except NO_ARRAY as error:
@@ -47,19 +53,22 @@ class Kit:
         return is_array(value) or isinstance(value, (list, tuple))
 
     def like(self, value: Any, dtype: str) -> tuple[str, Any]:
-        """Returns the dtype name and the array of a value; see `arrays.like`."""
+        """Converts a value to an array like `arrays.like`; returns its dtype name and the array."""
         return like(value, dtype)
 
     def dtype(self, name: str) -> Any:
-        """Returns the dtype of the arrays of a leaf."""
+        """Returns this library's dtype for the dtype name of a leaf."""
         return DTYPES[name].array
 
     def wanted(self, dtype: str, shape: tuple[int, ...]) -> tuple[Any, ...]:
-        """Returns the description of a leaf that `addresses` compares with its values."""
+        """Returns the expected shape and dtype of a leaf, in the form that `addresses` expects."""
         return shape, self.dtype(dtype)
 
     def addresses(self, values: list[Any], wanted: list[tuple[Any, ...]]) -> list[int]:
-        """Returns the address of each leaf's bytes; 0 for a leaf that needs conversion."""
+        """Returns the address of the bytes of each value, or 0 if the value must be converted.
+
+        ``wanted`` has the result of `wanted` for each value.
+        """
         return [
             address(value)
             if type(value) is np.ndarray
@@ -71,7 +80,7 @@ class Kit:
         ]
 
     def contiguous(self, array: Any) -> Any:
-        """Returns the array, or a copy whose bytes are its numbers in C order."""
+        """Returns the array itself if it is C-contiguous, otherwise a C-contiguous copy."""
         return np.ascontiguousarray(array).reshape(array.shape)
 
     def copied(self, array: Any) -> Any:
@@ -79,24 +88,24 @@ class Kit:
         return array.copy()
 
     def template(self, dtype: str, shape: tuple[int, ...]) -> Any:
-        """Returns a template of an array for `outputs`."""
+        """Returns a description of an array that `outputs` can allocate."""
         return shape, self.dtype(dtype)
 
     def outputs(self, templates: Sequence[Any]) -> tuple[list[Any], Sequence[int]]:
-        """Returns new arrays with arbitrary contents, and their addresses."""
+        """Allocates an uninitialized array per template; returns the arrays and their addresses."""
         arrays = [np.empty(*template) for template in templates]
         return arrays, tuple(map(address, arrays))
 
     def empty(self, dtype: str, count: int) -> Any:
-        """Returns a new array ``[count]`` with arbitrary contents."""
+        """Allocates an uninitialized array ``[count]``."""
         return np.empty(count, dtype)
 
     def from_numpy(self, array: NDArray[Any]) -> Any:
-        """Returns an array of this kit's library over the same memory."""
+        """Converts a NumPy array to an array of this library that shares its memory."""
         return array
 
     def as_numpy(self, array: Any) -> NDArray[Any]:
-        """Returns a NumPy array over the memory of an array of this kit's library."""
+        """Converts an array of this library to a NumPy array that shares its memory."""
         return array  # type: ignore[no-any-return]
 
 

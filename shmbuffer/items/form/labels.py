@@ -1,7 +1,7 @@
-"""Converts keys of a PyTree's dicts to names of leaves and to JSON.
+"""Converts the keys of dicts in a PyTree to names of leaves and to JSON.
 
-Each key has a name that is unique among its siblings. A schema stores text, numbers, None and
-tuples of them; other keys cannot be shared between processes.
+Each key has a name that is unique among its siblings. A schema can store strings, numbers, None and
+tuples of these as keys. A buffer with other keys cannot be shared between processes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from typing import Any
 
 
 def names_of(keys: Iterable[Any]) -> list[str]:
-    """Returns a unique name for each key, in order. The name includes the type if necessary."""
+    """Returns a unique name for each key, in order.
+
+    If two keys have the same text, the type of a key is added to its name.
+    """
     keys = list(keys)
     taken = {str.__str__(key) for key in keys if isinstance(key, str)}
     names: dict[Any, str] = {}
@@ -26,11 +29,14 @@ def names_of(keys: Iterable[Any]) -> list[str]:
 
 
 def to_json(key: Any) -> Any:
-    """Converts a key for `from_json`; the result is JSON if `is_json` is True."""
+    """Converts a key to a value that `from_json` accepts.
+
+    The value can be written as JSON if `is_json` is True for the key.
+    """
     if key is None or isinstance(key, bool):
         return key
     for kind in (str, int):
-        if isinstance(key, kind):  # instances of such an Enum are equal to text or ints
+        if isinstance(key, kind):  # includes members of StrEnum and IntEnum
             return kind.__str__(key) if kind is str else int(key)
     if type(key) is float and math.isfinite(key):
         return key
@@ -47,7 +53,7 @@ def is_json(key: Any) -> bool:
 
 
 def from_json(key: Any) -> Any:
-    """Reverses `to_json`."""
+    """Restores a key from a result of `to_json`."""
     if isinstance(key, list):
         return tuple(map(from_json, key))
     if isinstance(key, dict):

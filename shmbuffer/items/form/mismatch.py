@@ -1,4 +1,7 @@
-"""Messages for data that do not fit: the expected and the actual form, and the remedy."""
+"""Raises errors for data that do not match the schema.
+
+Each message contains the expected and the actual structure, and advice.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from shmbuffer.memory.format.schema import NEW_BUFFER
 
 
 class Numbers(list[Any]):
-    """Plain numbers, one per item. The leaf takes the dtype of the buffer."""
+    """A list of plain numbers, one per item, which are converted to the dtype of the leaf."""
 
 
 def refuse_form(
@@ -24,7 +27,10 @@ def refuse_form(
     data: Any,
     there: Iterable[KeyPath],
 ) -> NoReturn:
-    """Raises SchemaMismatchError for data of another structure, which has the leaves ``there``."""
+    """Raises SchemaMismatchError for data whose structure differs from that of the buffer.
+
+    ``there`` has the paths of the leaves in the data.
+    """
     known = {leaf.path for leaf in leaves}
     shown = type(data).__name__
     if kind in NESTED and isinstance(data, (tuple, list)):
@@ -47,20 +53,20 @@ def refuse_form(
 
 ONE_ITEM = "if this is one item, write it with add()"
 A_BATCH = "if this is a batch, write it with extend()"
-"""Advice in the error message for data that should be passed to the other method."""
+"""Advice in the error message for a call of the wrong one of `add` and `extend`."""
 
 
 def refuse_leaf(
     where: str, leaf: Leaf, shape: Sequence[int], found: str, remedy: str = "convert it"
 ) -> NoReturn:
-    """Raises SchemaMismatchError for a leaf of another dtype or shape."""
+    """Raises SchemaMismatchError for a leaf whose dtype or shape differs from the schema."""
     expected = f"{leaf.dtype}{list(shape)}"
     words = f"is {expected}, but this write has {found}; {remedy}, or {NEW_BUFFER}"
     _refuse(where, leaf.name, f"leaf {leaf.name!r} {words}", expected, found)
 
 
 def refuse_number(where: str, leaf: Leaf, count: int, found: int) -> NoReturn:
-    """Raises SchemaMismatchError for a leaf with more or fewer items than the others."""
+    """Raises SchemaMismatchError for a leaf that has not the same number of items as the others."""
     words = (
         f"has {found} items in this write, but others have {count}; write the same number of "
         "items in every leaf"
@@ -73,7 +79,10 @@ def _refuse(where: str, leaf: str, words: str, expected: Any, found: Any) -> NoR
 
 
 def refuse_list(node: Node, path: KeyPath) -> None:
-    """Raises ValueError if a leaf that does not fit the batch is part of a list or tuple."""
+    """Raises ValueError if the path of a leaf leads through a list or tuple.
+
+    The caller found that this leaf has other leading dimensions than the first leaf.
+    """
     for depth, name in enumerate(path):
         if not isinstance(node, BranchNode):
             return
@@ -87,7 +96,7 @@ def refuse_list(node: Node, path: KeyPath) -> None:
 
 
 def no_names(data: Any) -> str:
-    """Returns the message for a tuple or list as an item of a TensorDict buffer."""
+    """Returns the error message for a tuple or list that is written to a buffer of TensorDicts."""
     kind = "tuple" if isinstance(data, tuple) else "list"
     return (
         f"this write is a {kind}, but entries of a TensorDict have names; write a dict, {{'obs': "
@@ -96,7 +105,10 @@ def no_names(data: Any) -> str:
 
 
 def not_a_tensor(data: Any, why: Exception | None = None) -> str:
-    """Returns the message for data that a tensor storage cannot hold, with the reason."""
+    """Returns the error message for a value that a tensor storage cannot contain.
+
+    ``why`` is the error that the conversion to an array raised.
+    """
     reason = "" if why is None else f" ({why})"
     shape = getattr(data, "shape", None)  # a tensor without memory cannot be printed
     what = repr(data)[:60] if shape is None else f"a {type(data).__name__} of {list(shape)}"

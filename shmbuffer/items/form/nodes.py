@@ -1,4 +1,4 @@
-"""Nodes of a `structure`: leaves, and containers with children under keys.
+"""The nodes of the trees in `structure`: leaves, and containers with a child under each key.
 
 ``tensors/form/nodes`` defines the nodes for torch's containers.
 """
@@ -12,12 +12,12 @@ from shmbuffer.items.form import labels
 from shmbuffer.memory.format.leaf import Key, KeyPath
 
 NESTED = frozenset(("tensordict", "tensorclass"))
-"""Kinds with text as keys; a tuple of keys names a nested entry."""
+"""Kinds of containers whose keys are strings. A tuple of strings is the key of a nested entry."""
 _DICTS = NESTED | {"dict"}
 
 
 class FormDiffersError(Exception):
-    """Raised for data of another structure. The caller creates the message."""
+    """Raised if data do not have the structure of a tree. The caller creates the message."""
 
 
 class LeafNode:
@@ -27,23 +27,23 @@ class LeafNode:
     batch: tuple[int, ...] = ()
 
     def collect(self, data: Any, out: list[Any]) -> None:
-        """Appends the leaves of ``data`` to ``out`` in order; FormDiffersError for other data."""
+        """Appends ``data``, which is a leaf, to ``out``."""
         out.append(data)
 
     def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: Any) -> Any:
-        """Builds the data from leaves ``[*lead, *shape]``."""
+        """Returns the next leaf, which has the shape ``[*lead, *shape]``."""
         return next(leaves)
 
     def paths(self) -> Iterator[KeyPath]:
-        """Yields the path of each leaf in order."""
+        """Yields the empty path, because the node itself is a leaf."""
         yield ()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the node for the schema file; JSON unless a part is private."""
+        """Returns the node as it is stored in the schema file."""
         return {"kind": self.kind}
 
     def private(self) -> str | None:
-        """Returns the reason why a part cannot leave this process, as the start of a sentence."""
+        """Returns None, because all processes can read a leaf."""
         return None
 
 
@@ -51,11 +51,12 @@ LEAF = LeafNode()
 
 
 class BranchNode:
-    """A container with children under keys. ``about`` has additional attributes for the schema.
+    """A container with a child under each key.
 
-    ``batch`` is the batch size of one item of a TensorDict, and ``()`` for other containers. The
-    keys of a sequence are its positions. This class treats a namedtuple as a tuple, and a lazy
-    stack as a list.
+    ``about`` has further attributes of the container, which are stored in the schema. ``batch`` is
+    the batch size that a TensorDict has within one item, and ``()`` for other containers. The keys
+    of a sequence are its positions. This class builds a tuple for a namedtuple, and a list for a
+    lazy stack.
     """
 
     def __init__(self, kind: str, items: dict[Any, Node], **about: Any) -> None:
@@ -69,7 +70,10 @@ class BranchNode:
         self.pairs = tuple(items.items())
 
     def collect(self, data: Any, out: list[Any]) -> None:
-        """Appends the leaves of ``data`` to ``out`` in order; FormDiffersError for other data."""
+        """Appends the leaves of ``data`` to ``out`` in the order of the tree.
+
+        Raises FormDiffersError if the structure of ``data`` is different.
+        """
         source, start = self.opened(data), len(out)
         try:
             self._collect(source, out)
@@ -80,7 +84,10 @@ class BranchNode:
             self._collect(nested, out)
 
     def opened(self, data: Any) -> Mapping[Any, Any]:
-        """Returns the entries of a container of this kind; FormDiffersError for other data."""
+        """Returns the entries of ``data`` by key.
+
+        Raises FormDiffersError if ``data`` is not a container of this kind.
+        """
         if self.kind in _DICTS:
             if isinstance(data, Mapping):
                 return data
@@ -89,7 +96,7 @@ class BranchNode:
         raise FormDiffersError
 
     def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: Any) -> Any:
-        """Builds the data from leaves ``[*lead, *shape]``."""
+        """Builds a container from the next leaves, which have the shape ``[*lead, *shape]``."""
         children = self.children(leaves, lead, device)
         if self.kind in _DICTS:
             return children
@@ -102,14 +109,17 @@ class BranchNode:
                 yield (name, *path)
 
     def children(self, leaves: Iterator[Any], lead: tuple[int, ...], device: Any) -> dict[Any, Any]:
-        """Builds each entry from its own leaves."""
+        """Builds the entries of a container, each from the next leaves."""
         if self.flat is not None:
-            # The other leaves belong to the nodes after this one.
+            # The iterator is not exhausted, because it also has the leaves of later nodes.
             return dict(zip(self.flat, leaves, strict=False))
         return {key: child.build(leaves, lead, device) for key, child in self.pairs}
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the node for the schema file; JSON unless a part is private."""
+        """Returns the node as it is stored in the schema file.
+
+        The result is not valid JSON if `private` returns a reason.
+        """
         return {
             "kind": self.kind,
             "items": [[labels.to_json(key), child.to_json()] for key, child in self.pairs],
@@ -117,7 +127,10 @@ class BranchNode:
         }
 
     def private(self) -> str | None:
-        """Returns the reason why a part cannot leave this process, as the start of a sentence."""
+        """Returns the reason why other processes cannot read such data; None if they can.
+
+        The reason is a verb phrase, or a clause that begins with the word "entry".
+        """
         for key, child in self.pairs:
             if not labels.is_json(key):
                 return (
@@ -147,7 +160,7 @@ Node = LeafNode | BranchNode
 
 
 def nest(data: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """Converts a mapping with tuple keys to nested dicts; returns others unchanged."""
+    """Converts a mapping with tuple keys to nested dicts. Returns other mappings unchanged."""
     if not any(type(key) is tuple for key in data):
         return data
     nested: dict[Any, Any] = {}
@@ -161,7 +174,7 @@ def nest(data: Mapping[Any, Any]) -> Mapping[Any, Any]:
 
 
 def entry_of(data: Mapping[Any, Any], key: Key) -> Any:
-    """Returns an entry of nested dicts or of a dict with tuple keys; None if it is missing."""
+    """Looks up a key or a path of keys in a dict. Returns None if the entry is missing."""
     if isinstance(key, str):
         return data.get(key)
     found: Any = nest(data)
@@ -171,7 +184,7 @@ def entry_of(data: Mapping[Any, Any], key: Key) -> Any:
 
 
 def named_entries(data: Mapping[Any, Any]) -> Mapping[str, Any]:
-    """Returns a dict with text or tuple keys as nested entries; TypeError for other keys."""
+    """Converts tuple keys to nested entries. Raises TypeError if a key is not a string."""
     data = nest(data)
     for key in data:
         if not isinstance(key, str):
@@ -183,7 +196,10 @@ def named_entries(data: Mapping[Any, Any]) -> Mapping[str, Any]:
 
 
 def tree_of(node: Node) -> tuple[Any, ...]:
-    """Returns a node for the core as ``((key, None or its tree), ...)``; ``()`` without keys."""
+    """Returns the keys of a node for the C core, as ``((key, subtree), ...)``.
+
+    The subtree of a leaf is None. Returns ``()`` if the core does not support the structure.
+    """
     if not isinstance(node, BranchNode) or node.kind not in ("tensordict", "dict"):
         return ()
     found = []
@@ -196,5 +212,5 @@ def tree_of(node: Node) -> tuple[Any, ...]:
 
 
 def as_dict(tree: tuple[Any, ...], values: Iterator[Any]) -> dict[str, Any]:
-    """Arranges leaves under the keys of such a tree."""
+    """Builds nested dicts from a result of `tree_of` and the values of its leaves in order."""
     return {key: next(values) if below is None else as_dict(below, values) for key, below in tree}

@@ -1,11 +1,11 @@
-"""The structure of data, as a tree over its leaves.
+"""The structure of items: a tree that splits data into leaves and rebuilds data from leaves.
 
     data  ──collect──▶  [leaf, leaf, ...]  ──the engine moves the bytes──▶  [leaf, leaf, ...]
     ──build──▶  data
 
-The first batch defines the tree. The schema stores it as JSON, so that every process returns data
-of this structure. This module treats TensorDicts, tensorclasses and dicts as dicts, and lists, lazy
-stacks, tuples and namedtuples as lists and tuples.
+The first batch defines the tree. The tree is stored as JSON in the schema, so that every process
+builds data of the same structure. This module handles TensorDicts and tensorclasses like dicts, and
+lazy stacks and namedtuples like lists and tuples.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _sizes(sizes: Any) -> list[int]:
 
 
 Container = tuple[str, Mapping[Any, Any], dict[str, Any]]
-"""Kind, entries by key, and further attributes for the schema."""
+"""A container that has been split: its kind, its entries by key, and attributes for the schema."""
 
 _ABOUT: dict[str, dict[str, Callable[[Any], Any]]] = {
     "tensordict": {"batch": _sizes},
@@ -38,16 +38,16 @@ _ABOUT: dict[str, dict[str, Callable[[Any], Any]]] = {
     "tuple": {},
     "namedtuple": {"class": str},
 }
-"""Attributes that the schema stores for each kind of container."""
+"""For each kind of container, the attributes in the schema and the functions that parse them."""
 
 
 class Structure:
-    """Makes trees from data or from a schema. Leaves are arrays and numbers."""
+    """Creates trees from data or from a schema. In this class, leaves are arrays and numbers."""
 
     def describe(self, data: Any, dims: int, *, mapping: str, root: bool = True) -> Node:
-        """Returns the tree of a first batch, whose first ``dims`` dimensions are the storage's.
+        """Returns the tree for the first batch, in which each leaf has ``dims`` leading dimensions.
 
-        ``mapping`` is the kind of a plain dict, ``"tensordict"`` or ``"dict"``.
+        ``mapping`` is the kind that a plain dict gets, ``"tensordict"`` or ``"dict"``.
         """
         if isinstance(data, (tuple, list)) and mapping == "tensordict":
             if root and not isinstance(data, Numbers):
@@ -66,11 +66,11 @@ class Structure:
 
     def leaves_of(
         self,
-        data: Any,  # of any structure
-        nested: bool = True,  # a TensorDict: keys may be tuples, and lists are leaves
-        prefix: KeyPath = (),  # path of the data
+        data: Any,
+        nested: bool = True,  # True for a TensorDict: keys can be tuples, and lists are leaves
+        prefix: KeyPath = (),  # path of ``data`` in the item
     ) -> dict[KeyPath, Any]:
-        """Returns the leaves by path, without the entries that a sample adds."""
+        """Returns the leaves of data by path, without the entries that a sample adds."""
         held = self.held(data)
         if isinstance(held, Mapping):
             held = nest(held) if nested else held
@@ -87,14 +87,14 @@ class Structure:
         }
 
     def without(self, data: Any, keys: frozenset[str]) -> Any:
-        """Returns ``data`` without these root entries, as a plain dict if some were removed."""
-        names = getattr(data, "keys", None)  # a named tuple may have a field with this name
+        """Removes root entries. Returns a plain dict, or ``data`` itself if it has none of them."""
+        names = getattr(data, "keys", None)  # a namedtuple can have a field named "keys"
         if not callable(names) or keys.isdisjoint(names()):
             return data
         return {key: value for key, value in self.held(data).items() if key not in keys}
 
     def from_json(self, spec: dict[str, Any]) -> Node:
-        """Reverses `Node.to_json`."""
+        """Creates a tree from the result of `Node.to_json`. Raises FormatError if it is invalid."""
         try:
             return self._from_json(spec)
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
@@ -104,15 +104,19 @@ class Structure:
             ) from error
 
     def of_schema(self, recorded: dict[str, Any], paths: list[KeyPath], where: str) -> Node:
-        """Returns the tree of a schema with these leaves; by default that of a TensorDict."""
+        """Returns the tree for the structure in a schema whose leaves have the given paths.
+
+        If the schema contains no structure, the data are a TensorDict. Raises FormatError if the
+        leaves and the structure do not match.
+        """
         if recorded.get("kind") == "leaf" or "items" in recorded:
             node = self.from_json(recorded)
         else:
             node = self.describe(dict.fromkeys(paths, 0), 0, mapping="tensordict", root=False)
         if paths_of(node) != paths:
             raise FormatError(
-                f"{where}: the leaves and the structure of the schema do not match: {paths}, "
-                f"{recorded}"
+                f"{where}: the leaves {paths} in the schema do not match its structure {recorded}; "
+                "restore the schema from a copy"
             )
         return node
 
@@ -142,16 +146,20 @@ class Structure:
     # Methods that a subclass may override.
 
     def name_of(self, cls: type) -> str:
-        """Returns the name of a class in the schema."""
+        """Returns the name under which the schema stores a class."""
         return f"{cls.__module__}:{cls.__qualname__}"
 
     def held(self, data: Any) -> Any:
-        """Returns the data as a dict, list or tuple. Other objects are leaves."""
+        """Converts a container to a dict, list or tuple. Returns a leaf unchanged."""
         return data
 
     def container(self, data: Any, dims: int, mapping: str) -> Container | None:
-        """Splits a container by one level; None for a leaf, TypeError for other data."""
-        if isinstance(data, Mapping) and len(data) == len(data.keys()):  # not true for a TensorDict
+        """Splits a container into its entries, without splitting these further.
+
+        Returns None for a leaf. Raises TypeError for an object that is neither.
+        """
+        # The length of a TensorDict is its batch size, not its number of keys.
+        if isinstance(data, Mapping) and len(data) == len(data.keys()):
             if mapping == "tensordict":
                 return mapping, named_entries(data), {"batch": []}
             return "dict", data, {}
@@ -167,10 +175,10 @@ class Structure:
         return "tuple" if isinstance(data, tuple) else "list", entries, {}
 
     def node(self, kind: str, items: dict[Any, Node], **about: Any) -> Node:
-        """Returns the node of a container."""
+        """Creates a node for a container of the given kind."""
         return BranchNode(kind, items, **about)
 
 
 def paths_of(node: Node) -> list[KeyPath]:
-    """Returns the paths of the leaves in order; ``("data",)`` if the data are one leaf."""
+    """Returns the paths of the leaves in order. If the tree is one leaf, its path is ("data",)."""
     return [path or ("data",) for path in node.paths()]

@@ -1,7 +1,7 @@
-"""The codec for the items of one buffer, with the buffer's options.
+"""Encodes and decodes the items of one buffer with the options of this buffer.
 
 The zstd dictionary of a buffer is trained on its first items and stored in its directory. All
-readers and writers of the buffer use it.
+readers and writers of the buffer use this dictionary.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from shmbuffer.items.records.places import Places
 from shmbuffer.memory import Engine, RecordBatch
 from shmbuffer.memory.system.fork_lock import ForkLock
 
-_TIMES = 100  # bytes of training data per byte of dictionary, as zstd recommends
-_PIECES = 64  # minimum number of pieces for training
+_TIMES = 100  # bytes of training data per byte of the dictionary, as zstd recommends
+_PIECES = 64  # minimum number of pieces in the training data
 
 _log = logging.getLogger(__name__)
 
 
 class RecordCodec:
-    """Encodes and decodes the items of a byte ring.
+    """Encodes and decodes the items of a ring of bytes.
 
-    Each record specifies how it is stored, so that a codec can read records of other codecs. A
-    codec uses the dictionary of its buffer, which never changes once it exists.
+    Each record contains a description of its encoding. A codec can therefore read records that a
+    codec with other options wrote. The dictionary of a buffer never changes once it exists.
     """
 
     encoder: Encoder
@@ -43,17 +43,20 @@ class RecordCodec:
         self._compresses = level is not None  # with zstd
 
     def join(self, engine: Engine) -> None:
-        """Joins a buffer: uses its dictionary, and includes its name in messages."""
+        """Uses the dictionary of a buffer if it exists, and the buffer's name in messages."""
         self._engine = engine
         self.decoder.where = engine.where
         self._look()
 
     def use(self, dictionary: bytes) -> None:
-        """Compresses with the given dictionary from now on, and can decode records that need it."""
+        """Uses a zstd dictionary for later compression, and to read records that need it."""
         self._zstd = Zstd(self._level, dictionary=dictionary)
 
     def expand(self, places: Places, where: str = "a batch of records") -> None:
-        """Expands frames like `Zstd.expand`; loads an unknown dictionary from the buffer."""
+        """Expands frames like `Zstd.expand`.
+
+        If a frame needs a dictionary that is not loaded, the buffer's dictionary is loaded first.
+        """
         try:
             self._zstd.expand(places, where)
         except UnknownDictionaryError:
@@ -62,7 +65,10 @@ class RecordCodec:
             self._zstd.expand(places, where)
 
     def encode(self, data: Any, single: bool) -> RecordBatch:
-        """Encodes one item or a batch; see `Encoder.encode`."""
+        """Encodes one item or a batch like `Encoder.encode`.
+
+        The first items are also used to train the dictionary, which is then stored in the buffer.
+        """
         zstd, trainer = self._zstd, self._trainer
         if self._compresses:
             self.encoder.zstd = zstd
@@ -86,7 +92,7 @@ class RecordCodec:
 
 
 class DictionaryTrainer:
-    """Collects pieces until a dictionary of ``nbytes`` can be trained on them."""
+    """Collects training data, and trains a dictionary of ``nbytes`` bytes once they suffice."""
 
     _lock = ForkLock()
 
@@ -98,9 +104,12 @@ class DictionaryTrainer:
         self.done = False
 
     def learn(self, samples: Sequence[bytes], where: str) -> bytes | None:
-        """Collects more pieces until `done`; returns the dictionary once, otherwise None.
+        """Adds training data, and trains the dictionary as soon as there are enough of them.
 
-        A message is logged if no dictionary can be trained. Cost: one second for 100 KB, once.
+        Returns the trained dictionary in the call that trains it, and None in all other calls. If
+        the training fails, a warning is logged and the buffer continues without a dictionary.
+
+        Cost: about one second to train a dictionary of 100 KB.
         """
         with self._lock:
             if self.done:

@@ -1,4 +1,4 @@
-"""Arranges items of one kind in columns, with the address of each leaf."""
+"""Arranges items of one kind in columns: for each leaf, the address and size in every item."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from shmbuffer.memory.record_format import volumes
 
 @dataclass(frozen=True, eq=False)
 class Shapes:
-    """Kind and sizes of n items. Batches with the same shapes share them."""
+    """The kind and the sizes of n items. Batches of the same shapes share one object."""
 
     kind: Kind
     batch_dims: Ints
     dims: tuple[Ints, ...]
     sizes: Ints
-    rows: Ints  # int64 ``[n, 1]``: 0 to n - 1
+    rows: Ints  # row numbers from 0 to n - 1, int64 ``[n, 1]``
 
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """The leaves of n items of one kind; TypeError if a leaf has no memory."""
+    """The leaves of n items of one kind. Raises TypeError if a leaf has no memory."""
 
-    kind: Kind  # kind of all items
+    kind: Kind
     batch_dims: Ints  # int64 ``[n, kind.batch_dims]``
     dims: tuple[Ints, ...]  # int64 ``[n, rank]`` for each leaf
     addresses: Ints  # int64 ``[n, leaves]``: addresses of the leaves' bytes
-    sizes: Ints  # int64 ``[n, leaves]``: numbers of bytes
+    sizes: Ints  # int64 ``[n, leaves]``: sizes of the leaves in bytes
     # Owners of the memory at the addresses.
     keeps: list[Any] = field(repr=False)
-    # A list of leaves per item, as in `forms.Walk`, unless the items were a batch.
+    # For each leaf, a list of its values in all items; None if the items were rows of a batch.
     leaves: list[list[Any]] | None = field(default=None, repr=False)
-    # Set if these sizes are cached, so that values derived from them can be cached, too.
+    # Set if the sizes are cached. Values that are derived from them can then be cached as well.
     shapes: Shapes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -57,7 +57,10 @@ class Columns:
 
 
 def of_items(items: Sequence[Any]) -> list[tuple[Ints, Columns]]:
-    """Groups items by kind, with their positions. Cost: `forms.describe`, and 0.3 µs per leaf."""
+    """Groups items by kind. Returns the positions and the columns of each group.
+
+    Cost: `forms.describe` for each item, and 0.3 µs per leaf.
+    """
     groups: dict[tuple[Any, ...], list[Walk]] = {}
     places: dict[tuple[Any, ...], list[int]] = {}
     for at, item in enumerate(items):
@@ -72,7 +75,7 @@ def of_items(items: Sequence[Any]) -> list[tuple[Ints, Columns]]:
 
 
 def of_described(group: list[Walk]) -> Columns:
-    """Arranges at least one item of one kind in columns."""
+    """Arranges the walks of one or more items of one kind in columns."""
     kind, count = group[0].kind, len(group)
     batch_dims = _table([one.batch_dims for one in group], count)
     numbers = _table([one.dims for one in group], count)
@@ -99,7 +102,7 @@ def _table(rows: list[list[int]], count: int) -> Ints:
 
 
 def joined(values: list[bytes], sizes: Ints, keeps: list[Any]) -> Ints:
-    """Copies values into one block of memory; returns their addresses."""
+    """Joins values in one block of memory, which is added to ``keeps``; returns their addresses."""
     whole = np.frombuffer(b"".join(values), np.uint8)
     keeps.append(whole)
     starts: Ints = address(whole) + np.cumsum(sizes) - sizes

@@ -1,10 +1,12 @@
-"""Compresses the pieces of a batch with zstd in one call, whose threads end with the call.
+"""Compresses or expands the pieces of a batch with zstd in one call.
 
-A context (the tables of zstd, about 100 KB) is created once and reused by later calls. If a batch
-is larger than a megabyte, each thread of a call has its own context. Starting a thread takes less
-time than zstd needs for 64 KiB, and no threads exist when the process forks. zstd runs without the
-GIL. Acquiring the GIL again costs more than expanding a small piece, so consecutive pieces are
-expanded in one step.
+A context, which contains zstd's tables (about 100 KB), is created once and reused by later calls.
+For a batch of more than a megabyte, a call starts several threads, each with its own context.
+Starting a thread takes less time than zstd needs for 64 KiB. The threads end with the call, so that
+none of them exists when the process forks between calls.
+
+zstd runs without the GIL. Acquiring the GIL again costs more than expanding a small piece, so
+consecutive pieces are expanded in one step.
 """
 
 from __future__ import annotations
@@ -24,16 +26,17 @@ from shmbuffer.items.records.places import Places, Run, Runs
 from shmbuffer.items.records.views import writable
 
 _MAX_THREADS = 4
-# Number of bytes that a thread processes in the time for starting and ending another thread.
+# A call uses another thread for each further block of this many bytes. A thread processes such a
+# block in about the time that starting and ending a thread takes.
 _COMPRESSED_ALONE = 2**20
 _EXPANDED_ALONE = 2**21
-_KEPT_BYTES = 2**22  # largest expanded frame whose memory is reused
+_KEPT_BYTES = 2**22  # largest buffer of a context that is kept for later calls
 
 #: True if zstandard supports threads, as its C backend does.
 _HAS_THREADS = "multi_compress_to_buffer" in zstandard.backend_features
 
 _LEAST_DICTIONARY = 256  # zstd creates no smaller dictionaries
-_LEARNT = 100  # bytes of training data per byte of dictionary
+_LEARNT = 100  # bytes of training data per byte of the dictionary
 
 Buffer = bytes | memoryview
 Frames = Sequence[Any]
@@ -42,11 +45,15 @@ Context = TypeVar("Context")
 
 
 class UnknownDictionaryError(CorruptBufferError):
-    """Raised if a frame needs a dictionary that is not loaded. Attributes: ``dictionary_id``."""
+    """Raised if a frame needs a dictionary that is not loaded.
+
+    Attributes:
+        dictionary_id: number of the dictionary that the frame needs.
+    """
 
 
 class Zstd:
-    """Compresses and expands batches of pieces. Several threads can use it at the same time.
+    """Compresses and expands batches of pieces. Several threads can use one object concurrently.
 
     Args:
         level: compression level of zstd, from 1 (fastest) to 22 (smallest).
@@ -77,7 +84,10 @@ class Zstd:
         self._expanders: list[_Expander] = []
 
     def compress(self, pieces: Sequence[Buffer]) -> Frames:
-        """Compresses each piece to a frame with its size, or b"" if empty. Cost: 1 µs per piece."""
+        """Compresses each piece to a frame that contains the size of the piece.
+
+        An empty piece becomes ``b""``. Cost: 1 µs per piece, in addition to zstd.
+        """
         total = sum(map(len, pieces))
         codec = _lent(self._compressors, self._compressor)
         try:
@@ -94,7 +104,14 @@ class Zstd:
         return [next(left) if len(piece) else b"" for piece in pieces]
 
     def expand(self, places: Places, where: str = "a batch of records") -> None:
-        """Expands frames to their places. Cost: zstd, 0.1 µs per frame, 10 per run."""
+        """Expands frames to their destinations. ``where`` names their source in error messages.
+
+        Cost: 0.1 µs per frame and 10 µs per run, in addition to zstd.
+
+        Raises:
+            CorruptBufferError: a frame is damaged.
+            UnknownDictionaryError: a frame needs a dictionary that is not loaded.
+        """
         frames = address(places.at), address(places.stored), len(places.at)
         if not _core.check_frames(*frames, address(places.whole), self.dictionary_id):
             self._look(_core.make_views(*frames), places.whole.tolist(), where)
@@ -113,7 +130,10 @@ class Zstd:
 
     @staticmethod
     def train(samples: Sequence[Buffer], nbytes: int, level: int = 3) -> bytes:
-        """Trains a dictionary on samples. Cost: 0.1 s per megabyte of samples."""
+        """Trains a dictionary of ``nbytes`` bytes. Cost: 0.1 s per megabyte of samples.
+
+        Raises ValueError if the dictionary is too small, or if there are too few samples.
+        """
         if nbytes < _LEAST_DICTIONARY:
             raise ValueError(
                 f"a dictionary must have at least {_LEAST_DICTIONARY} bytes, got {nbytes!r}"
@@ -126,8 +146,8 @@ class Zstd:
         except zstandard.ZstdError as error:
             raise ValueError(
                 f"no dictionary of {nbytes} bytes can be trained on {len(samples)} samples of "
-                f"{sum(map(len, samples))} bytes in total ({error}); use no dictionary, or more "
-                f"samples: {_LEARNT} times its size is recommended"
+                f"{sum(map(len, samples))} bytes in total ({error}); use no dictionary, or use "
+                f"more samples: {_LEARNT} times the size of the dictionary is recommended"
             ) from error
         return trained.as_bytes()
 
@@ -153,7 +173,10 @@ class Zstd:
         return _Expander(zstandard.ZstdDecompressor(dict_data=self._dictionary))
 
     def _look(self, sources: Sequence[Buffer], sizes: list[int], where: str) -> None:
-        """Checks the headers of all frames before any frame is expanded."""
+        """Checks the headers of all frames, before any frame is expanded.
+
+        Raises CorruptBufferError for the first frame whose header does not match.
+        """
         known, parameters = (0, self.dictionary_id), zstandard.get_frame_parameters
         for at, (source, size) in enumerate(zip(sources, sizes, strict=True)):
             if not size:
@@ -172,17 +195,17 @@ class Zstd:
                 _damaged(where, [at], f"{says.content_size} bytes instead of {size}")
 
     def _refuse(self, where: str, at: int, dictionary_id: int) -> NoReturn:
-        loaded = f"dictionary {self.dictionary_id}" if self.dictionary_id else "none"
+        loaded = f"dictionary {self.dictionary_id}" if self.dictionary_id else "no dictionary"
         raise UnknownDictionaryError(
-            f"{where}: compressed piece {at} needs dictionary {dictionary_id}, but dictionary "
-            f"{loaded} is loaded; read the buffer through the storage that has its directory",
+            f"{where}: compressed piece {at} needs dictionary {dictionary_id}, but {loaded} is "
+            "loaded; read the buffer through the storage that has its directory",
             path=where,
             dictionary_id=dictionary_id,
         )
 
 
 def _lent(idle: list[Context], make: Callable[[], Context]) -> Context:
-    """Returns an idle context, or a new one."""
+    """Removes a context from ``idle`` and returns it, or creates one if none is idle."""
     try:
         return idle.pop()
     except IndexError:
@@ -190,14 +213,17 @@ def _lent(idle: list[Context], make: Callable[[], Context]) -> Context:
 
 
 class _Expander:
-    """Expands runs of frames one at a time, directly to their places or through a buffer."""
+    """Expands runs of frames, either directly to their destinations or through a buffer."""
 
     def __init__(self, codec: zstandard.ZstdDecompressor) -> None:
         self._codec = codec
         self._memory = np.empty(0, np.uint8)
 
     def expand(self, run: Run, runs: Runs, places: Places, where: str) -> None:
-        """Expands the frames of a run to their places; CorruptBufferError if they are damaged."""
+        """Expands the frames of a run to their destinations.
+
+        Raises CorruptBufferError if a frame is damaged.
+        """
         frames = range(run.first, run.end)
         if run.other:
             for some, into in ((frames[::2], run.into), (frames[1::2], run.other)):
@@ -219,7 +245,7 @@ class _Expander:
         try:
             stream = self._codec.stream_reader(places.source(frames), read_across_frames=True)
             written = stream.readinto(out)
-            written += len(stream.read(1))  # an extra frame would overwrite others
+            written += len(stream.read(1))  # detects more data than expected
         except (zstandard.ZstdError, ValueError) as error:
             self._find(frames, places, where)
             _damaged(where, frames, str(error), error)
@@ -228,7 +254,10 @@ class _Expander:
             _damaged(where, frames, f"at least {written} bytes instead of {len(out)}")
 
     def _find(self, frames: range, places: Places, where: str) -> None:
-        """Raises the error for the damaged frame. Returns if each frame is valid on its own."""
+        """Expands each frame separately, so that the error names the damaged one.
+
+        Returns if there is only one frame, or if every frame is valid by itself.
+        """
         for at in frames if len(frames) > 1 else ():
             if places.stored[at]:
                 room = memoryview(bytearray(int(places.whole[at])))
@@ -240,23 +269,24 @@ def _damaged(
 ) -> NoReturn:
     which = f"piece {frames[0]}" if len(frames) == 1 else f"pieces {frames[0]} to {frames[-1]}"
     raise CorruptBufferError(
-        f"{where}: compressed {which} cannot be decompressed: {found}. It was not compressed with "
-        "zstd, or it is damaged",
+        f"{where}: compressed {which} cannot be decompressed: {found}. The data are damaged or "
+        "were not compressed with zstd; restore the buffer from a copy",
         path=where,
     ) from error
 
 
 def _in_threads(work: Callable[[Iterator[Any]], None], items: Iterable[Any], count: int) -> None:
-    """Runs ``work`` in threads on one iterator. All threads have ended when the call ends.
+    """Runs ``work`` in ``count`` threads, which take their items from one iterator.
 
-    Threads are started directly, because `threading.Thread` waits until the new thread is running.
+    Returns when all threads have ended, and raises the first of their errors. Threads are started
+    with `_thread`, because `threading.Thread` waits until the new thread is running.
     """
     left = iter(items)  # next() is atomic, so each item is processed once
     errors: list[BaseException] = []
 
     def stop(error: BaseException) -> None:
         errors.append(error)
-        for _ in left:  # leaves no work for the other threads
+        for _ in left:  # removes the remaining items, so that the other threads stop
             pass
 
     def run() -> None:
@@ -285,7 +315,7 @@ def _in_threads(work: Callable[[Iterator[Any]], None], items: Iterable[Any], cou
 
 
 class _Ended:
-    """The end of a thread, for which other threads can wait."""
+    """Signals the end of a thread to another thread that waits for it."""
 
     def __init__(self) -> None:
         self.now = False
@@ -293,7 +323,7 @@ class _Ended:
         self._lock.acquire()
 
     def after(self, run: Callable[[], None]) -> None:
-        """Runs the work of the thread and signals its end."""
+        """Calls ``run`` in the new thread, and then signals that the thread has ended."""
         try:
             run()
         finally:

@@ -1,7 +1,7 @@
-"""Splits the containers of items into entries, and creates containers from entries.
+"""Splits containers into entries, and creates containers from entries.
 
-Trees follow the grammar of `record_format.grammar`. They contain names of classes, but no module is
-imported because of a tree. A namedtuple of an unknown class is created as a tuple.
+Trees follow the grammar in `record_format.grammar`. A tree contains names of classes, but reading
+it never imports a module. A namedtuple whose class is not loaded is created as a plain tuple.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from shmbuffer.memory.record_format.grammar import Container
 
 Keys = tuple[Any, ...] | int | None
 Taken = tuple[str, Sequence[int], tuple[Any, ...], Keys, Iterable[Any]]
-"""A container that was split by one level: (kind, batch size, attributes, keys, values).
+"""A container that has been split: ``(kind, batch size, attributes, keys, values)``.
 
-The batch size is empty if the container has none. The attributes for its tree contain ``"cpu"`` for
-any device. The keys are those of a mapping, the length of a sequence, or None for a container with
-one value.
+The batch size is empty if the container has none. The attributes are stored in the tree, in which
+every device is replaced by ``"cpu"``. The keys are the keys of a mapping, the length of a sequence,
+or None for a container with one value.
 """
 
 
 Take = Callable[[Any], Taken]
 
-# Namedtuples and other classes that `class_of` has found, by name.
+# Classes by the names that trees contain: registered ones, and those that `class_of` has found.
 _classes: dict[str, type] = {}
 
 
 def take_of(kind: Any) -> Take | None:
-    """Returns the function that splits objects of this class; None if they are not containers."""
+    """Returns the function that splits containers of this class, or None for other classes."""
     found = TAKES.get(kind)
     return _namedtuple if found is None and is_namedtuple(kind) else found
 
 
 def is_namedtuple(kind: Any) -> bool:
-    """True if a class is a namedtuple."""
+    """True if ``kind`` is a class of namedtuples."""
     return issubclass(kind, tuple) and hasattr(kind, "_fields")
 
 
@@ -56,16 +56,20 @@ TAKES: dict[type, Take] = {dict: _dict, OrderedDict: _dict, list: _list, tuple: 
 
 
 def names_of(keys: Keys) -> Sequence[Any]:
-    """Returns a name for each entry of a container: its key or position, or None."""
+    """Returns the key or position of each entry of a container.
+
+    The only entry of a container without keys has the name None.
+    """
     if keys is None:
         return (None,)
     return range(keys) if isinstance(keys, int) else keys
 
 
 def make_containers(node: Container, rows: Sequence[Any]) -> Sequence[Any]:
-    """Creates one container for each row of entries, with dicts instead of TensorDicts.
+    """Creates one container per row of entries, without torch.
 
-    Lists replace lazy stacks, and plain objects replace the NonTensorData of a TensorDict.
+    The result has dicts instead of TensorDicts, and lists instead of lazy stacks. NonTensorData and
+    tensorclasses are replaced by their single entry.
     """
     kind, _, about, keys, _ = node
     match kind:
@@ -84,9 +88,9 @@ def make_containers(node: Container, rows: Sequence[Any]) -> Sequence[Any]:
 
 
 def class_of(name: str, fits: Callable[[type], bool] = is_namedtuple) -> type | None:
-    """Returns the class of a name (``module:qualname``) if it is already loaded and fits.
+    """Returns the class with the name ``module:qualname``, without importing a module.
 
-    This function imports no module.
+    Returns None if the class is not loaded, or if ``fits`` returns False for it.
     """
     found = _classes.get(name)
     if found is None:
@@ -100,7 +104,7 @@ def class_of(name: str, fits: Callable[[type], bool] = is_namedtuple) -> type | 
 
 
 def register(cls: type) -> str:
-    """Registers a class of the data, and returns its name in trees."""
+    """Registers a class of which an item contains an instance. Returns its name for trees."""
     name = f"{cls.__module__}:{cls.__qualname__}"
     _classes[name] = cls
     return name

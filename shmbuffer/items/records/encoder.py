@@ -1,4 +1,4 @@
-"""Encodes items as records. Each leaf is stored either raw or compressed.
+"""Encodes items as records, in which each leaf is either raw or compressed.
 
 items ──split, or as the rows of a batch──▶ Columns ──compressed──▶ pieces
 ──laid out──▶ RecordBatch
@@ -28,7 +28,7 @@ from shmbuffer.memory.mapped.record_batch import RecordBatch, gather
 from shmbuffer.memory.record_format import LARGE_BYTES, Codec, assemble, assemble_one, move
 
 _KEPT_PLANS = 4096
-_LOOKED_ROWS = slice(16)  # rows that determine which leaves are compressed together
+_LOOKED_ROWS = slice(16)  # rows of a batch that are used to compare forms of storage
 _ALL = slice(None)
 
 
@@ -36,21 +36,20 @@ class Encoder:
     """Encodes items as records. Several threads can use it at the same time.
 
     Raises:
-        TypeError: ``keys`` is text instead of a list of keys.
+        TypeError: ``keys`` is a string instead of a list of keys.
     """
 
     own: Callable[[Any], Any] | None = None
-    """Replaces zstd: takes a compressible leaf, and returns bytes at an address."""
+    """A function that replaces zstd. It converts the value of a leaf to an array of bytes."""
 
     def __init__(
         self,
         *,
-        # Compressor; None does not compress with zstd. The attribute may be replaced at any time by
-        # one with a dictionary.
+        # Compressor, or None to compress nothing with zstd. The attribute can be replaced at any
+        # time, by a compressor with a dictionary.
         zstd: Zstd | None = None,
-        # Entries of TensorDicts and dicts to compress, by key or tuple of keys, with everything
-        # below them. None: tensors, arrays, bytes and text of at least 64 bytes that zstd makes
-        # smaller.
+        # Keys or tuples of keys of the entries to compress, including all leaves below them. None
+        # selects tensors, arrays, bytes and text of at least 64 bytes that become smaller.
         keys: Iterable[Any] | None = None,
     ) -> None:
         if isinstance(keys, str):
@@ -64,12 +63,12 @@ class Encoder:
         self._plans = Kept(self._plan_of, _KEPT_PLANS)
 
     def encode(self, data: Any, single: bool = False) -> RecordBatch:
-        """Encodes one item or a batch, in its order.
+        """Encodes one item if ``single`` is True, otherwise a batch in the order of its items.
 
-        Cost: a batch takes 10 µs per leaf and a copy of the bytes. A list takes 2 µs per item and 1
-            µs per leaf. A single item takes 3 µs, 1 µs per leaf and a copy of the bytes.
-            Compression takes 2 µs per piece in addition to zstd. With ``own`` a single item takes
-            100 µs more.
+        Cost: a batch takes 10 µs per leaf and the time to copy its bytes. A list takes 2 µs per
+        item and 1 µs per leaf. A single item takes 3 µs, 1 µs per leaf, and the time to copy its
+        bytes. Compression takes 2 µs per piece in addition to zstd. With `own`, a single item takes
+        100 µs more.
         """
         if not single and len(data := self.listed(data)) == 1:
             (data,), single = self.items(data), True
@@ -81,7 +80,7 @@ class Encoder:
         return _in_order([(at, self._encode(columns)) for at, columns in groups])
 
     def samples(self, data: Any, single: bool = False) -> list[bytes]:
-        """Returns the pieces of items that zstd will compress, to train a dictionary."""
+        """Returns the pieces of the items that zstd would compress, to train a dictionary."""
         found: list[bytes] = []
         for _, columns in of_items([data]) if single else self.columns(data):
             plan = self._plans[columns.kind.key]
@@ -93,7 +92,7 @@ class Encoder:
         return found
 
     def listed(self, data: Any) -> Any:
-        """Returns a batch that has a length and can be iterated twice."""
+        """Returns a batch as an object that has a length and can be iterated several times."""
         return list(data)
 
     def items(self, data: Any) -> list[Any]:
@@ -101,7 +100,7 @@ class Encoder:
         return list(data)
 
     def columns(self, data: Any) -> list[tuple[Ints, Columns]]:
-        """Groups the items of a batch by kind, with their positions."""
+        """Groups the items of a batch by kind. Returns the positions and columns of each group."""
         return of_items(self.items(data))
 
     def _plan_of(self, key: tuple[Any, ...]) -> EncodingPlan:
@@ -117,12 +116,12 @@ class Encoder:
         return plan
 
     def _measured(self, addresses: Ints, sizes: Ints) -> int:
-        """Returns the total size of these pieces when each is compressed."""
+        """Compresses each piece, and returns the total compressed size in bytes."""
         assert self.zstd is not None  # otherwise no leaf is compressible
         return sum(map(len, self.zstd.compress(_views(addresses, sizes))))
 
     def _one(self, one: Walk) -> RecordBatch:
-        """Encodes one item like `_encode`, but faster."""
+        """Encodes a single item, faster than `_encode`."""
         plan = self._plans[one.kind.key]
         sizes = [len(leaf) if type(leaf) is bytes else leaf.nbytes for leaf in one.leaves]
         tried = [leaf for leaf in plan.compressible if plan.tried(leaf, sizes[leaf])]
@@ -143,7 +142,10 @@ class Encoder:
         return self._encode(of_described([one]))
 
     def _turn(self, plan: EncodingPlan, one: Walk, pieces: list[Any]) -> Unit:
-        """Replaces leaves by their planes if these are smaller, and returns the replaced leaves."""
+        """Replaces leaves in ``pieces`` by their planes if zstd then compresses them better.
+
+        Returns the numbers of the replaced leaves.
+        """
         zstd, found = self.zstd, []
         for leaf in plan.planes.leaves if zstd is not None else ():
             size, planes = len(pieces[leaf]), int(one.leaves[leaf].shape[-1])
@@ -161,7 +163,7 @@ class Encoder:
         return tuple(found)
 
     def _planar(self, plan: EncodingPlan, columns: Columns) -> Unit:
-        """Returns the leaves of these items that are stored plane by plane."""
+        """Returns the numbers of the leaves that are stored plane by plane in these items."""
         found = []
         for leaf in plan.planes.leaves if self.zstd is not None else ():
             dims, sizes = columns.dims[leaf], columns.sizes[_LOOKED_ROWS, leaf]
@@ -184,7 +186,10 @@ class Encoder:
     def _compress(
         self, plan: EncodingPlan, pieces: list[Any], sizes: list[int], tried: list[int]
     ) -> tuple[Unit, ...]:
-        """Replaces leaves by their compressed bytes if these are smaller; returns their units."""
+        """Replaces leaves in ``pieces`` by their compressed bytes if these are smaller.
+
+        Returns the units that were compressed.
+        """
         zstd = self.zstd
         if zstd is None or not tried:
             return ()
@@ -233,14 +238,18 @@ class Encoder:
         )
 
     def _tried(self, plan: EncodingPlan, columns: Columns) -> list[int]:
-        """Returns the leaves that may get smaller by compression."""
+        """Returns the numbers of the leaves that the encoder tries to compress."""
         largest = columns.sizes.max(axis=0).tolist() if plan.compressible else []
         return [leaf for leaf in plan.compressible if plan.tried(leaf, largest[leaf])]
 
     def _by_zstd(
         self, plan: EncodingPlan, columns: Columns, keeps: list[Any]
     ) -> tuple[Ints, Ints, list[Unit]]:
-        """Returns addresses and sizes of the stored leaves; ``keeps`` gets the compressed ones."""
+        """Compresses leaves with zstd if they become smaller.
+
+        Returns the addresses and sizes of all leaves, and the units that were compressed. The
+        compressed bytes are added to ``keeps``, which keeps their memory alive.
+        """
         addresses, sizes = columns.addresses, columns.sizes
         tried = self._tried(plan, columns)
         if self.zstd is None or not tried:
@@ -284,7 +293,7 @@ class Encoder:
     def _by_own(
         self, plan: EncodingPlan, columns: Columns, keeps: list[Any]
     ) -> tuple[Ints, Ints, list[Unit]]:
-        """Returns addresses and sizes of the leaves, compressed by `own` if possible."""
+        """Compresses leaves with `own`. The result is that of `_by_zstd`."""
         assert self.own is not None
         assert columns.leaves is not None  # the items were not a batch
         addresses, sizes = columns.addresses.copy(), columns.sizes.copy()
@@ -296,7 +305,10 @@ class Encoder:
 
 
 def _pieces(leaves: list[Any], sizes: list[int], looked_at: Iterable[int]) -> list[Any] | None:
-    """Returns leaves for `assemble_one` as buffers; None if a leaf has no memory."""
+    """Returns the leaves of an item, with those in ``looked_at`` as buffers of bytes.
+
+    Returns None if a leaf has no memory.
+    """
     pieces = list(leaves)
     for at in looked_at:
         if type(leaf := leaves[at]) is not bytes:
@@ -307,14 +319,20 @@ def _pieces(leaves: list[Any], sizes: list[int], looked_at: Iterable[int]) -> li
 
 
 def _planar_in(units: Iterable[Unit], planar: Unit) -> tuple[Unit, list[int]]:
-    """Returns the planar leaves that are compressed, and those stored in their original order."""
+    """Splits the planar leaves into those that are compressed and those that are not.
+
+    Leaves that are not compressed are stored in the original order of their bytes.
+    """
     compressed = {leaf for unit in units for leaf in unit}
     stored = tuple(leaf for leaf in planar if leaf in compressed)
     return stored, [leaf for leaf in planar if leaf not in compressed]
 
 
 def _side_by_side(addresses: Ints, sizes: Ints) -> tuple[Any, Ints, Ints]:
-    """Joins the pieces of each row; returns their memory, the addresses and sizes of the rows."""
+    """Makes the pieces of each row adjacent, by copying them if necessary.
+
+    Returns the owner of the copied memory or None, and the addresses and sizes of the joined rows.
+    """
     if sizes.shape[1] == 1:
         return None, addresses[:, 0], sizes[:, 0]
     if (addresses[:, 1:] - addresses[:, :-1] == sizes[:, :-1]).all():  # already adjacent
@@ -327,13 +345,13 @@ def _side_by_side(addresses: Ints, sizes: Ints) -> tuple[Any, Ints, Ints]:
 
 
 def _views(addresses: Ints, sizes: Ints) -> list[memoryview]:
-    """Returns views of memory at addresses, whose owner must outlive them."""
+    """Returns views of the memory at the addresses. The owner must outlive the views."""
     addresses, sizes = np.ascontiguousarray(addresses), np.ascontiguousarray(sizes)
     return _core.make_views(address(addresses), address(sizes), len(sizes))
 
 
 def _in_order(groups: list[tuple[Ints, RecordBatch]]) -> RecordBatch:
-    """Gathers several batches into one, in which the records of each have the given rows."""
+    """Merges batches into one. Each batch comes with the positions of its records in the result."""
     wholes = [(rows, batch.whole()) for rows, batch in groups]
     count = sum(len(batch) for _, batch in wholes)
     sizes, origins = np.empty(count, np.int64), np.empty(count, np.int64)

@@ -1,8 +1,9 @@
 """Decides, once for all items of a kind, which leaves are compressed and how.
 
-Leaves that share bytes can be compressed as one frame. For example, the next observation of a frame
-stack differs from the observation in only one frame. Candidates have the same dtype and size. The
-first items show whether the compressed frames become smaller.
+Leaves with similar contents can be compressed together, in one zstd frame. For example, the stacks
+of images in an observation and in the next observation differ in only one image. Candidates are
+leaves of the same dtype and size. The encoder compresses them in the first items both together and
+separately, to find out which result is smaller.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from shmbuffer.items.records.forms import Kind, TreePath
 from shmbuffer.items.records.planes import Planes, Trial
 from shmbuffer.memory.record_format import Chunk, Codec, Form, Layout, encode_form
 
-_LEAST_BYTES = 64  # minimum size of a leaf that is compressed without being named
-_LOOKED_PIECES = 32  # pieces that determine whether a leaf becomes smaller
+_LEAST_BYTES = 64  # minimum size of a leaf that is compressed without an explicit key
+_LOOKED_PIECES = 32  # number of pieces that decide whether a leaf is compressed
 _KEPT_FORMS = 64
 
 #: Kinds of leaves that can be compressed. Plain numbers are too small.
@@ -30,15 +31,20 @@ COMPRESSIBLE = {
 
 
 Unit = tuple[int, ...]
-"""Leaves of one frame, ascending. The others are joined to the first one, the head."""
+"""Numbers of the leaves that are compressed in one frame, in ascending order.
 
-_LEAST_UNIT_BYTES = 256  # minimum size of a leaf
-_WORTH = 0.9  # largest ratio to separate sizes, since a read of one leaf expands all of them
-_MOST_GROUPS = 32  # per kind, because a trial does not pay off if the sizes always differ
+The first leaf is the head. The frame is stored in place of the head.
+"""
+
+_LEAST_UNIT_BYTES = 256  # minimum size of a leaf that is compressed together with others
+# Largest accepted ratio to the size of separate frames. Reading one leaf of a unit expands the
+# whole unit, so small savings do not pay off.
+_WORTH = 0.9
+_MOST_GROUPS = 32  # limits the trials per kind, because each combination of sizes needs its own
 
 
 class Units:
-    """Decides which leaves of one kind of items are compressed together."""
+    """Decides which leaves are compressed together, for items of one `Kind`."""
 
     def __init__(self, chunks: Sequence[Chunk]) -> None:
         self._chunks = chunks
@@ -50,7 +56,14 @@ class Units:
         sizes: Sequence[int],
         measure: Callable[[Unit], tuple[int, int, int]],
     ) -> list[Unit]:
-        """Returns the leaves to compress, grouped into units."""
+        """Groups the leaves to compress into units.
+
+        Args:
+            leaves: numbers of the leaves to compress.
+            sizes: size of every leaf of the kind in bytes.
+            measure: function that compresses the leaves of a unit separately and together. It
+                returns the number of items, and both compressed sizes in bytes.
+        """
         groups: dict[tuple[object, ...], Unit] = {}
         for leaf in leaves:
             chunk, size = self._chunks[leaf], sizes[leaf]
@@ -73,14 +86,18 @@ class Units:
 
 
 class EncodingPlan:
-    """The storage form of items of one kind; ``units`` and ``planes`` refine it."""
+    """Decides how items of one kind are stored.
+
+    ``units`` decides which leaves are compressed together, and ``planes`` which leaves are stored
+    plane by plane.
+    """
 
     def __init__(
         self,
         kind: Kind,  # kind of the items
-        codec: Codec,  # codec of compressed leaves; RAW: none is compressed
-        # Paths that lead to the compressed leaves. None: with zstd leaves of at least 64 bytes that
-        # become smaller, with the user's functions all leaves.
+        codec: Codec,  # codec of compressed leaves; RAW if no leaf is compressed
+        # Paths of the leaves, or of the containers of leaves, that are compressed. If None, zstd
+        # compresses leaves of at least 64 bytes that become smaller, and a user's function all.
         keys: frozenset[TreePath] | None,
     ) -> None:
         self.kind = kind
@@ -96,16 +113,22 @@ class EncodingPlan:
         self.units = Units(kind.chunks)
         self.planes = Planes(kind.chunks, self.compressible if codec is Codec.ZSTD else ())
         self._forms = Kept(self._form, _KEPT_FORMS)
-        self.layouts = Kept(self._layout, _KEPT_FORMS)  # of raw items, by their shapes
+        self.layouts = Kept(self._layout, _KEPT_FORMS)  # layouts of raw items, by their shapes
 
     def tried(self, leaf: int, largest: float = math.inf) -> bool:
-        """True if a leaf is compressed. ``largest`` is the size of its largest piece in bytes."""
+        """True if the encoder tries to compress a leaf.
+
+        ``largest`` is the size of its largest piece in bytes.
+        """
         if self._sure or self._saved[leaf] > 0:
             return True
         return self._looked[leaf] < _LOOKED_PIECES and largest >= _LEAST_BYTES
 
     def learn(self, unit: Unit, saved: int, pieces: int) -> bool:
-        """Adds the bytes that compression saved; True if the compressed pieces should be stored."""
+        """Records the bytes that compression saved in ``pieces`` pieces of a unit.
+
+        Returns True if the compressed pieces should be stored.
+        """
         for leaf in () if self._sure else unit:
             if self._looked[leaf] < _LOOKED_PIECES:
                 self._saved[leaf] += saved
@@ -113,7 +136,10 @@ class EncodingPlan:
         return self._sure or all(self._saved[leaf] > 0 for leaf in unit)
 
     def form(self, units: Iterable[Unit], planar: Unit) -> Form:
-        """Returns the form of items with these units compressed and these leaves planar."""
+        """Returns the form of records in which the given units are compressed.
+
+        The leaves ``planar`` are stored plane by plane.
+        """
         return self._forms[tuple(units), planar]
 
     def _layout(self, shapes: Shapes) -> Layout:

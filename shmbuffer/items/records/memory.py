@@ -1,7 +1,7 @@
-"""A pool of large memory blocks for batches. Blocks of released batches are reused.
+"""A pool of large memory blocks. The blocks of released batches are reused for new ones.
 
-Getting new pages from the system can take as long as decompressing into them. The position of a
-batch in memory determines whether the allocator returns its memory to the system.
+Without the pool, the allocator may return the memory of a released batch to the system. Getting new
+pages from the system can take as long as decompressing a batch into them.
 """
 
 from __future__ import annotations
@@ -12,26 +12,31 @@ import numpy as np
 
 from shmbuffer.memory.format.array_types import Bytes
 
-_LARGE_BYTES = 2**18  # the allocator itself reuses smaller blocks
-_IDLE_BYTES = 2**26
+_LARGE_BYTES = 2**18  # smaller blocks are reused by the allocator
+_IDLE_BYTES = 2**26  # largest total size of the idle blocks
 
-_idle: dict[int, list[Bytes]] = {}  # by size; the operations on it are atomic in Python
+# Idle blocks by size. No lock is needed, because each operation on the dict and lists is atomic.
+_idle: dict[int, list[Bytes]] = {}
 
 
 def is_lent(nbytes: int) -> bool:
-    """True if a block of memory of this size is kept for reuse."""
+    """True if the pool keeps blocks of this size."""
     return _LARGE_BYTES <= nbytes <= _IDLE_BYTES
 
 
 def lent(nbytes: int) -> Bytes:
-    """Returns pooled memory, which returns to the pool when its last view is released."""
+    """Returns a block of ``nbytes`` bytes.
+
+    A block from the pool returns to the pool when its last view is released.
+    """
     if not is_lent(nbytes):
         return np.empty(nbytes, np.uint8)
     try:
         memory = _idle[nbytes].pop()
     except (KeyError, IndexError):
         memory = np.empty(nbytes, np.uint8)
-    # Views of an array over a buffer refer to the array. Other views refer only to its base.
+    # A view of this array refers to the array itself, because its base is not an array. A view of
+    # ``memory[:]`` would refer to ``memory``, and the finalizer would run too early.
     array = np.frombuffer(memory.data, np.uint8)
     weakref.finalize(array, _take_back, memory).atexit = False
     return array

@@ -1,4 +1,4 @@
-"""Converts dicts of arrays to items with named entries, in the form of a TensorDict client.
+"""Converts dicts of arrays to items with named entries, as a client with TensorDicts stores them.
 
 {"obs": array, "text": "..."}  ──▶  a TensorDict of a tensor and of NonTensorData
 """
@@ -22,23 +22,23 @@ from shmbuffer.memory.format.dtypes import DTYPES
 
 
 class _Taken(NamedTuple):
-    """A container that has already been split."""
+    """The result of splitting a container into its entries."""
 
     taken: Taken
 
 
 class _Numbers(NamedTuple):
-    """A value that is stored as a tensor."""
+    """An array that is stored as a tensor, with the name of its dtype."""
 
     dtype: str
     array: np.ndarray[Any, Any]
 
 
 def as_named(item: Any) -> Any:
-    """Converts an item for `forms.describe`, with TensorDicts in place of its dicts.
+    """Converts an item so that `forms.describe` describes its dicts as TensorDicts.
 
     Raises:
-        TypeError: the item has no named entries, or a key is not text.
+        TypeError: the item is a list or tuple, or a key is not a string.
     """
     if isinstance(item, (tuple, list)):
         raise TypeError(no_names(item))
@@ -57,7 +57,7 @@ def _entry(value: Any) -> _Numbers | _Taken:
     if isinstance(value, (list, tuple)) or is_array(value):
         try:
             name, array = named_array(value)
-        except NO_ARRAY:  # for example a list of text and numbers
+        except NO_ARRAY:  # for example, a list of strings and numbers
             name = ""
         if name in DTYPES:
             return _Numbers(name, array)
@@ -71,7 +71,7 @@ def _object(value: Any) -> _Taken:
 
 
 def _token(dtype: str) -> str:
-    """Returns the token of a dtype in a key. No other token is equal to it."""
+    """Returns the token for tensors of a dtype in a `Kind.key`, which differs from other tokens."""
     return f"tensor of {dtype}"
 
 

@@ -1,10 +1,10 @@
-"""Sources and destinations of compressed frames, and runs of frames expanded together.
+"""Sources and destinations of compressed frames, and runs of frames that are expanded together.
 
-    frames      ├── 0 ──┼─ 1 ─┼──── 2 ────┤      their expanded bytes, one after the other
-    parts        a   b    c    c    d   e        each is some bytes of a frame, and an address
+    frames      ├── 0 ──┼─ 1 ─┼──── 2 ────┤      expanded bytes, one frame after the other
+    parts        a   b    c    c    d   e        each has a range of bytes and a destination
 
-A part can be any run of bytes of its frame. Bytes that belong to no part are dropped, and bytes of
-several parts are copied to each of them.
+A part is any range of bytes within one expanded frame. Bytes that belong to no part are discarded.
+Bytes that belong to several parts are copied to the destination of each part.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from shmbuffer.memory.format.array_types import Ints
 
 _LEAST_RUN_BYTES = 2**16
 _RUN_BYTES = 2**18  # fits into the cache of a processor
-_WOVEN_BYTES = 2**21  # woven frames of this size are expanded directly to their places
+_WOVEN_BYTES = 2**21  # interleaved frames (see frames.h) are expanded to their destinations
 _EACH = 4  # runs per thread, so that no thread waits long for the last run
 
 
 class Places(NamedTuple):
-    """Sources and destinations of frames and their parts.
+    """Sources of n frames, and destinations of their m parts.
 
-    The arrays are contiguous, and the caller keeps the memory alive.
+    The arrays are contiguous. The caller must keep the memory at all addresses alive.
     """
 
     at: Ints
     """Address of each frame, int64 ``[n]``."""
     stored: Ints
-    """Stored bytes of each frame, int64 ``[n]``."""
+    """Compressed size of each frame in bytes, int64 ``[n]``."""
     whole: Ints
-    """Expanded bytes of each frame, int64 ``[n]``."""
+    """Expanded size of each frame in bytes, int64 ``[n]``."""
     frame: Ints
-    """Frame of each part, ascending, int64 ``[m]``."""
+    """Number of the frame that contains each part, in ascending order, int64 ``[m]``."""
     before: Ints
-    """Offset of each part in its frame, int64 ``[m]``."""
+    """Offset of each part in its expanded frame in bytes, int64 ``[m]``."""
     nbytes: Ints
-    """Bytes of each part, int64 ``[m]``."""
+    """Size of each part in bytes, int64 ``[m]``."""
     to: Ints
     """Destination address of each part, int64 ``[m]``."""
     planes: Ints
-    """Number of planes to join in each part, int64 ``[m]``; 1: the part is copied unchanged."""
+    """Number of planes in each part, int64 ``[m]``. A part with 1 plane is copied unchanged."""
 
     def source(self, frames: range) -> bytes | memoryview:
-        """Returns the stored bytes of some frames, one after the other."""
+        """Returns the compressed bytes of the given frames, one frame after the other."""
         first, end, step = frames.start, frames.stop, frames.step
         if len(frames) == 1:
             return readable(int(self.at[first]), int(self.stored[first]))
         return _core.join_pieces(address(self.at), address(self.stored), first, end, step)
 
     def runs(self, threads: int = 1) -> Runs:
-        """Groups the frames, in order, into runs that are large enough for a step of a thread."""
+        """Groups consecutive frames into runs, each of which a thread expands in one step."""
         frames, parts = len(self.whole), len(self.frame)
         share = max(int(self.whole.sum()) // (threads * _EACH), _LEAST_RUN_BYTES)
         at, table = np.empty(parts, np.int64), np.empty((frames, len(Run._fields)), np.int64)
@@ -84,9 +84,9 @@ class Run(NamedTuple):
     size: int
     """Total size of the expanded frames in bytes."""
     into: int
-    """Address of all frames, one after the other; 0: they are copied in parts."""
+    """Address to which all frames are expanded, or 0 if their parts have separate destinations."""
     other: int
-    """Address of every second woven frame (see frames.h), with the others at ``into``; else 0."""
+    """Address of every second frame if the frames are interleaved (see frames.h), otherwise 0."""
     part: int
     parts_end: int
     planar: int
@@ -97,9 +97,9 @@ class Runs:
     """All runs of frames of `Places`.
 
     Args:
-        runs: the runs in order.
-        at: offset of each part in the bytes of its run, int64 ``[m]``.
-        places: sources and destinations.
+        runs: runs of consecutive frames, in order.
+        at: offset of each part in the expanded bytes of its run, int64 ``[m]``.
+        places: sources and destinations of the frames.
     """
 
     def __init__(self, runs: list[Run], at: Ints, places: Places) -> None:
@@ -110,7 +110,7 @@ class Runs:
         self._planes, self._to = address(places.planes), address(places.to)
 
     def move(self, run: Run, base: int) -> None:
-        """Copies the expanded bytes of a run from an address to their places."""
+        """Copies the parts of a run to their destinations. Its expanded bytes are at ``base``."""
         skipped = 8 * run.part
         given, count = (self._from + skipped, self._sizes + skipped), run.parts_end - run.part
         to = self._to + skipped

@@ -1,4 +1,7 @@
-"""Creates Python buffers over memory at an address in 0.3 µs; the caller keeps its owner alive."""
+"""Creates memoryviews of memory at an address, in 0.3 µs.
+
+The caller must keep the owner of the memory alive.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ _from_memory.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
 
 
 def readable(address: int, nbytes: int) -> memoryview:
-    """Returns a read-only view of memory."""
+    """Returns a read-only view of ``nbytes`` bytes at an address."""
     return cast(memoryview, _from_memory(address, nbytes, _READ))
 
 
 def writable(address: int, nbytes: int) -> memoryview:
-    """Returns a writable view of memory."""
+    """Returns a writable view of ``nbytes`` bytes at an address."""
     return cast(memoryview, _from_memory(address, nbytes, _WRITE))

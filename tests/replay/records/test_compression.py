@@ -526,7 +526,10 @@ def test_a_frame_of_an_unknown_dictionary_is_told_apart_before_anything_is_writt
     frames = compressed(Zstd(), [b"x" * 200]) + compressed(zstd, sentences(1, 3))
     out = [np.zeros(200, np.uint8), np.zeros(179, np.uint8)]
     words = f"needs dictionary {zstd.dictionary_id}"
-    for reader, loaded in ((Zstd(), "none is loaded"), (Zstd(dictionary=other), "is loaded")):
+    for reader, loaded in (
+        (Zstd(), "no dictionary is loaded"),
+        (Zstd(dictionary=other), "is loaded"),
+    ):
         with pytest.raises(UnknownDictionaryError, match=words) as caught:
             expand(reader, frames, whole(*out), "run/b")
         assert loaded in str(caught.value)

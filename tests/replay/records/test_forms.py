@@ -315,7 +315,7 @@ def test_kinds_are_kept_and_their_number_is_bounded(monkeypatch: pytest.MonkeyPa
         (np.zeros(2, [("a", "i4")]), "is a numpy ndarray of [('a', '<i4')]"),
         (np.ma.masked_array([1, 2], [True, False]), "is a numpy MaskedArray of int64"),
         ({object(): 1}, "has the key <object object at"),
-        ({float("nan"): 1}, "has the key nan, which is not text"),
+        ({float("nan"): 1}, "has the key nan, which is not a string"),
     ],
     ids=lambda value: str(value)[:20],
 )

@@ -1,7 +1,7 @@
-"""Builds all items of one form at once from their columns of leaves.
+"""Builds all items of one form together, from columns of their leaves.
 
-The tree of a `record_format.Form` follows the grammar of `record_format.grammar`. It is traversed
-once for all items, so that the cost per item is that of its containers.
+The tree of a `record_format.Form` follows the grammar in `record_format.grammar`. The tree is
+traversed once for all items, so the only cost per item is the creation of its containers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ _IMPOSSIBLE = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, Va
 
 
 def built(make: Callable[[], Made], where: str) -> Made:
-    """Calls ``make`` on records, and converts errors of tensordict to CorruptBufferError."""
+    """Calls ``make``, which builds items from records.
+
+    Raises CorruptBufferError if ``make`` fails, for example because tensordict rejects the values.
+    """
     try:
         return make()
     except _IMPOSSIBLE as error:
@@ -33,11 +36,12 @@ def built(make: Callable[[], Made], where: str) -> Made:
 
 
 class ItemBuilder:
-    """Builds each item. Batch sizes are used in the order of the tree.
+    """Builds m items from columns of their leaves.
 
     Args:
-        batch_dims: sizes of all batches in the tree, in its order, int64 ``[m, ...]``.
-        columns: m leaves for each chunk, in order.
+        batch_dims: batch sizes of all containers in each item, in the order of the tree, int64
+            ``[m, ...]``.
+        columns: a sequence of m leaves for each chunk, in order.
     """
 
     def __init__(self, batch_dims: Ints, columns: Any) -> None:
@@ -47,7 +51,7 @@ class ItemBuilder:
         self._at = 0
 
     def rows(self, tree: Any) -> Sequence[Any]:
-        """Builds one object per item. The objects share no containers."""
+        """Builds the part of each item that ``tree`` describes. Items share no containers."""
         if tree[0] == "chunk":
             return self.columns[tree[1]]  # type: ignore[no-any-return]
         node, dims = self.node(tree)
@@ -56,11 +60,14 @@ class ItemBuilder:
         return self.make_containers(node, rows, dims)
 
     def make_containers(self, node: Container, rows: Sequence[Any], dims: Ints) -> Sequence[Any]:
-        """Creates one container per row of entries; ``dims`` are its batch sizes."""
+        """Creates one container per row of entries. ``dims`` has their batch sizes."""
         return containers.make_containers(node, rows)
 
     def node(self, tree: Any) -> tuple[Container, Ints]:
-        """Returns a container with the keys of this process, and its batch sizes, ``[m, rank]``."""
+        """Parses a container in the tree.
+
+        Returns the container with Python keys, and its batch size in each item, ``[m, rank]``.
+        """
         node = split(tree)
         rank = node.batch[1] if node.batch else 0
         self._at += rank

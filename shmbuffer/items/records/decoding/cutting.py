@@ -12,7 +12,10 @@ from shmbuffer.memory.record_format import Chunk
 
 
 def values(memory: Bytes, starts: Ints, dims: Ints, chunk: Chunk) -> list[Any]:
-    """Returns text, numbers, or arrays that are views of the memory; tensors become arrays."""
+    """Returns the leaf of each item, whose bytes begin at ``memory[starts[i]]``.
+
+    Arrays are views of the memory. Tensors are returned as NumPy arrays.
+    """
     at, data = starts.tolist(), memory.data
     match chunk.kind:
         case "array" | "tensor":

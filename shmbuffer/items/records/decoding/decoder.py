@@ -26,7 +26,7 @@ _SMALL_BYTES = 8192  # moving fewer bytes costs less than creating one view
 class Decoder:
     """Decodes records into items.
 
-    The items may share the memory of the batch, so the caller must not modify it afterwards.
+    The items can share the memory of the batch, so the caller must not modify the batch afterwards.
     """
 
     def __init__(
@@ -40,21 +40,24 @@ class Decoder:
         self.own: Own | None = None
 
     def items(self, batch: RecordBatch) -> list[Any]:
-        """Returns the item of every record.
+        """Decodes all records, and returns their items in order.
 
-        Leaves of one batch may be views of one block of memory, which is freed with its last item.
-        Cost: 2 µs per item and 0.6 µs per leaf; decompression.
+        The leaves can be views of one block of memory, which is freed when all items are released.
+        Cost: 2 µs per item and 0.6 µs per leaf, in addition to decompression.
         """
         batch = writable(batch)
         return self.items_of(batch, record_format.locate(batch, self.where))
 
     def table(self, batch: RecordBatch) -> Table | None:
-        """Returns all records as columns; None if there are none or their values differ in kind."""
+        """Returns all records as a table.
+
+        Returns None if there are no records, or if two records differ in the kind of a value.
+        """
         located = record_format.locate(batch, self.where)
         return Table.of(batch, located, self.own) if located else None
 
     def items_of(self, batch: RecordBatch, located: Sequence[Located]) -> list[Any]:
-        """Returns the items of all forms in order."""
+        """Decodes records that have been located, and returns their items in the batch's order."""
         items: list[Any] = [None] * len(batch)
         for one in located:
             for row, item in zip(one.rows.tolist(), self._items_of(batch, one), strict=True):
@@ -70,16 +73,20 @@ class Decoder:
         return built(lambda: rows.rows(table.tree), self.where)
 
     def reading(self, data: Bytes) -> Reading:
-        """Returns a reader for the columns of a batch with these bytes."""
+        """Creates a reader for columns of a batch whose bytes are ``data``."""
         return Reading(data, self.expand, self.where)
 
     def rows(self, batch_dims: Ints, leaves: list[Any]) -> ItemBuilder:
-        """Returns a builder of items from their leaves."""
+        """Creates a builder of items from columns of leaves."""
         return ItemBuilder(batch_dims, leaves)
 
 
 class Reading:
-    """Reads columns: each request returns a function that gives its result after `read`."""
+    """Reads columns of a batch.
+
+    `rows` and `array` request a column. They return a function for `read`, which copies the bytes
+    of all requests and then calls the functions to get the results.
+    """
 
     def __init__(self, data: Bytes, expand: Expand | None, where: str) -> None:
         self.transfer = Transfer(expand, data, where)
@@ -87,7 +94,7 @@ class Reading:
         self.where = where
 
     def rows(self, column: Column) -> Callable[[], Sequence[Any]]:
-        """Requests a leaf for each row. Raw leaves are views of the batch if possible."""
+        """Requests a column as a sequence of leaves, which are views of the batch if possible."""
         home = self._at_home(column)
         if home is not None:
             return lambda: self.cut(column, self.data, home)
@@ -97,13 +104,16 @@ class Reading:
         return lambda: self.cut(column, memory, starts)
 
     def array(self, column: Column) -> Callable[[], NDArray[Any]]:
-        """Requests a new array ``[n, ...]`` for rows of one shape and a dtype of numpy."""
+        """Requests a column as one new array ``[n, ...]``.
+
+        All rows must have the same shape and one of NumPy's dtypes.
+        """
         out = np.empty((len(column.dims), *column.dims[0].tolist()), column.chunk.dtype)
         self.transfer.add(column, np.arange(len(out)) * column.nbytes + address(out), out)
         return lambda: out
 
     def read(self, leaves: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Moves the bytes, and returns the results of the requests."""
+        """Copies the bytes of all requests, and returns the results of the given requests."""
         self.transfer.run()
         try:
             return [leaf() for leaf in leaves]
@@ -115,15 +125,18 @@ class Reading:
             ) from error
 
     def cut(self, column: Column, memory: Bytes, starts: Ints) -> Sequence[Any]:
-        """Cuts the leaves of a column from memory of the batch or from their own."""
+        """Creates the leaves of a column, whose bytes begin at ``memory[starts[i]]``."""
         return cutting.values(memory, starts, column.dims, column.chunk)
 
     def _at_home(self, column: Column) -> Ints | None:
-        """Returns offsets in the batch at which rows can be views; None if they must be copied."""
+        """Returns the offset of each row in the batch if the rows can be views of the batch.
+
+        Returns None if they must be copied.
+        """
         starts = column.in_place()
         if starts is None:
             return None
-        if len(starts) == 1:  # there are no other rows
+        if len(starts) == 1:  # a single row cannot overlap with another one
             return None if int(starts[0]) % max(column.chunk.itemsize, 1) else starts
         ends = starts + column.nbytes
         apart = not (starts[1:] < ends[:-1]).any()
@@ -133,7 +146,7 @@ class Reading:
 
     @staticmethod
     def _pays(column: Column, starts: Ints) -> bool:
-        """True if views of scattered leaves cost less than copying the leaves together."""
+        """True if creating a view per row costs less than copying all rows to one block."""
         steps = starts[1:] - starts[:-1]
         return (
             column.chunk.kind != "tensor"
@@ -143,7 +156,7 @@ class Reading:
 
 
 def writable(batch: RecordBatch) -> RecordBatch:
-    """Returns the batch, or a copy if its memory is read-only."""
+    """Returns the batch itself, or a copy if its memory is read-only."""
     if batch.data.flags.writeable:
         return batch
     return replace(batch, data=batch.data.copy())

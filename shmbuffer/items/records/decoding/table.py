@@ -2,7 +2,7 @@
 
     records ──locate──▶ Located, one per form ──Table.of──▶ columns ──Transfer──▶ new memory
 
-Records of several forms can be one table if the forms differ only in how bytes are compressed.
+Records of several forms can be in one table if the forms differ only in how bytes are compressed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Stored(NamedTuple):
     rows: Rows
     located: Located
     number: int
-    """Number of its chunk."""
+    """Number of the column's chunk in the form."""
 
     @property
     def chunk(self) -> Chunk:
@@ -39,28 +39,31 @@ class Stored(NamedTuple):
 
 
 class Raw(NamedTuple):
-    """Results of a user's function for the rows of a column that have one form."""
+    """Results of the user's ``decompression_fn`` for the m rows of a column that have one form."""
 
     rows: Rows
     addresses: Ints
-    """Addresses, int64 ``[m]``."""
+    """Address of each result, int64 ``[m]``."""
     sizes: Ints
-    """Sizes in bytes, int64 ``[m]``."""
+    """Size of each result in bytes, int64 ``[m]``."""
     kept: Any
-    """Owner of these bytes."""
+    """Objects that own the memory of the results."""
 
 
 Own = Callable[[Bytes, Chunk, list[int]], Any]
-"""Calls the user's ``decompression_fn`` with bytes, their chunk and shape."""
+"""A function that decompresses a leaf with the user's ``decompression_fn``.
+
+Its arguments are the stored bytes, the chunk, and the shape of the leaf.
+"""
 
 
 class Column:
-    """A leaf of n items.
+    """A leaf in n items.
 
     Args:
-        chunk: kind, dtype and rank of the leaf. ``parts`` define how it is stored.
-        dims: shapes of the rows, int64 ``[n, rank]``.
-        parts: locations of the bytes. Each row is in exactly one of them.
+        chunk: kind, dtype and rank of the leaf. Its codec is not used.
+        dims: shape of each row, int64 ``[n, rank]``.
+        parts: locations of the rows. Each row is in exactly one part.
     """
 
     def __init__(self, chunk: Chunk, dims: Ints, parts: Sequence[Stored | Raw]) -> None:
@@ -75,11 +78,14 @@ class Column:
 
     @property
     def ragged(self) -> list[int]:
-        """Dimensions that differ between rows."""
+        """Dimensions of the leaf in which the rows differ in size."""
         return differing(self.dims)
 
     def in_place(self) -> Ints | None:
-        """Returns offsets int64 ``[n]`` of rows that can be used in place, or None."""
+        """Returns the offset of each row in the batch, int64 ``[n]``.
+
+        Returns None unless all rows have the same form and are stored raw.
+        """
         if len(self.parts) != 1:
             return None
         found = self.parts[0]
@@ -91,17 +97,17 @@ class Column:
 
 
 class Table(NamedTuple):
-    """Records of one tree."""
+    """Records with the same tree, as columns."""
 
     tree: Any
-    """Tree of the form."""
+    """Tree of the records' forms."""
     batch_dims: Ints
-    """Batch sizes, int64 ``[n, ...]``."""
+    """Batch sizes of the containers in each record, int64 ``[n, ...]``."""
     columns: list[Column]
 
     @classmethod
     def of(cls, batch: RecordBatch, located: Sequence[Located], own: Own | None) -> Table | None:
-        """Returns a table of these records; None if their values differ in kind."""
+        """Returns a table of located records, or None if two records differ in kind."""
         first = located[0].form
         for other in located[1:]:
             if other.form.tree != first.tree or not all(
@@ -117,7 +123,10 @@ class Table(NamedTuple):
 def columns_of(
     batch: RecordBatch, located: Sequence[Located], numbers: Collection[int], own: Own | None
 ) -> list[Column]:
-    """Returns some chunks of records whose forms differ only in how bytes are stored."""
+    """Returns the columns for the chunks with the given numbers.
+
+    The forms of the records must differ only in how bytes are stored.
+    """
     rows = _rows_of(located)
     columns = []
     for number in sorted(numbers):
@@ -150,26 +159,26 @@ def _by_own(batch: RecordBatch, part: Stored, own: Own | None) -> Raw:
 
 
 def differing(dims: Ints) -> list[int]:
-    """Returns the columns of ``dims`` in which rows differ."""
+    """Returns the numbers of the columns of ``dims`` in which two rows differ."""
     if not dims.shape[1] or (dims == dims[:1]).all():
         return []
     return [at for at, differs in enumerate((dims != dims[0]).any(axis=0).tolist()) if differs]
 
 
 def _alike(one: Chunk, other: Chunk) -> bool:
-    """True if two chunks have the same kind of value, regardless of how it is stored."""
+    """True if two chunks have the same kind, dtype and rank. Their codecs can differ."""
     return (one.kind, one.dtype, one.rank) == (other.kind, other.dtype, other.rank)
 
 
 def _rows_of(located: Sequence[Located]) -> list[Rows]:
-    """Returns the rows of the records of each form in the table."""
+    """Returns the row numbers in the table for the records of each form."""
     if len(located) == 1:
         return [_ALL]
     return [one.rows for one in located]
 
 
 def _gathered(parts: Sequence[Ints], rows: Sequence[Rows]) -> Ints:
-    """Merges the rows of several forms in the order of their record numbers."""
+    """Merges one array per form into one array, in which part i has the rows ``rows[i]``."""
     if len(parts) == 1:
         return parts[0]
     found = np.empty((sum(map(len, parts)), parts[0].shape[1]), np.int64)

@@ -1,7 +1,7 @@
 """Copies leaves to their destinations.
 
-A transfer first collects the destinations of columns. Then one native call per form copies the raw
-leaves, and one call of ``expand`` decompresses the others.
+A transfer first collects the destinations of all columns. Then one native call per form copies the
+raw leaves, and one call of ``expand`` decompresses the others.
 """
 
 from __future__ import annotations
@@ -20,32 +20,39 @@ from shmbuffer.memory.format.array_types import Bytes, Ints
 from shmbuffer.memory.record_format import Located
 
 Expand = Callable[[Places, str], None]
-"""Decompresses frames to their places. The text names the source in messages."""
+"""A function that decompresses frames to their destinations, such as `Zstd.expand`.
+
+Its second argument names the source of the frames in error messages.
+"""
 
 
 class Transfer:
     """Copies pieces to their destinations, and decompresses each frame once.
 
-    Cost: 15 µs, 2 µs per column, and the copy or decompression of each piece.
+    Cost: 15 µs, 2 µs per column, and the time for copying or decompressing each piece.
     """
 
     def __init__(
         self,
-        expand: Expand | None,  # decompresses zstd; None: nothing is compressed
-        data: Bytes,  # bytes of the batch with all compressed pieces
+        expand: Expand | None,  # decompresses zstd frames; None if nothing is compressed
+        data: Bytes,  # bytes of the batch
         where: str,  # name of the buffer in messages
     ) -> None:
         self._expand = expand
         self._data = data
         self._where = where
-        self._raw: list[tuple[Ints, ...]] = []  # sources, sizes, destinations
-        # Destination of each piece of each record, int64 ``[pieces, m]`` (0: none), or int64
-        # ``[pieces]``: that of the first row of each piece, with the others after it.
+        self._raw: list[tuple[Ints, ...]] = []  # sources, sizes and destinations
+        # Destination of each piece in each record, int64 ``[pieces, m]``, or 0 if the piece is not
+        # copied. Or int64 ``[pieces]``: the destination of each piece in the first record, which is
+        # followed by the same piece of the other records.
         self._stored: dict[int, tuple[Located, Ints]] = {}
         self._kept: list[Any] = []
 
     def add(self, column: Column, to: Ints, kept: Any) -> None:
-        """Copies row i of a column to address ``to[i]``; ``kept`` owns the destinations."""
+        """Registers a column, whose row i `run` copies to the address ``to[i]``.
+
+        ``kept`` owns the destinations, and is kept alive until then.
+        """
         self._kept.append(kept)
         for part in column.parts:
             goes = to[part.rows]
@@ -59,17 +66,24 @@ class Transfer:
             found[1][part.number] = goes
 
     def add_alike(self, located: Located, first: list[int], kept: list[Any]) -> None:
-        """Copies all leaves to these addresses, row after row; ``kept`` owns the destinations."""
+        """Registers all leaves of records of one form, which `run` copies.
+
+        Leaf k of the first record is copied to the address ``first[k]``, followed by leaf k of the
+        other records. ``kept`` owns the destinations, and is kept alive until then.
+        """
         self._kept.append(kept)
         self._stored[id(located)] = located, np.array(first, np.int64)
 
     def move(self, addresses: Ints, sizes: Ints, to: Ints, kept: Any) -> None:
-        """Copies bytes between addresses in `run`. ``kept`` owns the memory of both."""
+        """Registers bytes that `run` copies from ``addresses`` to the addresses ``to``.
+
+        ``sizes`` has the numbers of bytes. ``kept`` is kept alive until then.
+        """
         self._kept.append(kept)
         self._raw.append((addresses, sizes, to))
 
     def run(self) -> None:
-        """Copies all bytes to their destinations."""
+        """Copies or decompresses everything that was registered."""
         if self._stored:
             self._take_apart()
         if self._raw:
@@ -77,7 +91,7 @@ class Transfer:
         self._raw, self._stored, self._kept = [], {}, []
 
     def _take_apart(self) -> None:
-        """Copies raw pieces, and decompresses the others."""
+        """Copies raw pieces to their destinations, and decompresses the others."""
         base = address(self._data)
         room = sum([located.offsets.size for located, _ in self._stored.values()])
         out = np.empty((len(Places._fields), room), np.int64)
@@ -112,6 +126,6 @@ class Transfer:
 
 
 def homes(nbytes: Ints) -> tuple[Ints, int]:
-    """Returns offsets for consecutive runs of bytes, int64 ``[n]``, and the end of the last."""
+    """Returns the offsets of n adjacent blocks of these sizes, int64 ``[n]``, and their total."""
     ends = np.cumsum(nbytes)
     return ends - nbytes, int(ends[-1]) if len(ends) else 0
