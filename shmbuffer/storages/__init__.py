@@ -1,1 +1,1 @@
-"""Storages, which contain the items of a buffer. Each module has one storage or a shared part."""
+"""Storages, which contain the items of a buffer. Each module defines a storage or a part of one."""

@@ -1,4 +1,4 @@
-"""Storage that compresses each tensor of an item separately, in a list or in shared records."""
+"""Storage whose tensors are compressed, in a list of one process or in shared records."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ from shmbuffer.torchrl.compat import compressed_files
 
 
 class CompressedListStorage(RecordList):
-    """A list of items whose tensors are compressed when written and restored exactly when read.
+    """A list of items whose tensors are compressed without loss.
 
     Tensors, arrays and bytes are compressed at any depth of TensorDicts, tensorclasses, lazy
-    stacks, dicts, tuples and lists. Dtypes, shapes and batch sizes are preserved. If entries of the
-    same size in an item share bytes, such as an observation and the next one, zstd stores these
-    bytes only once. Batches are compressed and decompressed together, in several threads if this is
-    faster.
+    stacks, dicts, tuples and lists. Dtypes, shapes and batch sizes are preserved. If two entries of
+    an item have the same size and common bytes, such as an observation and the next one, zstd
+    stores these bytes only once. Batches are compressed and decompressed together, in several
+    threads if this is faster.
 
-    In one process, an item that a record cannot hold is stored as a Python object, as in a
+    In one process, an item that a record cannot contain is stored as a Python object, as in a
     `ListStorage`. Examples are items with a complex number, a set, a sparse tensor or a nested
-    tensor, and keys other than text, numbers, None and tuples of them. Such an item is not
-    compressed, `get` returns the stored object itself, and `bytes` does not count it.
+    tensor, and items with keys other than strings, numbers, None and tuples of these. Such an item
+    is not compressed, `get` returns the stored object itself, and `bytes` does not count it.
 
     A buffer returns a batch as one dense TensorDict if its items have the same structure and
     shapes, and as a lazy stack otherwise.
 
     Without ``scratch_dir`` and ``shared_init``, the items are in a list of this process, and
-    passing the storage to another process raises RuntimeError. With one of them, the items are
-    *records* in a ring of bytes. Any number of processes can write and read this ring, and it
-    outlives them; see `RecordList`.
+    passing the storage to another process raises RuntimeError. With one of these arguments, the
+    items are *records* in a ring of bytes. Any number of processes can write and read this ring,
+    and it is kept when they end; see `RecordList`.
 
     Args:
         max_size: capacity in items. None means no limit, and is only possible in one process.
@@ -61,19 +61,20 @@ class CompressedListStorage(RecordList):
         decompression_fn: function from the result of ``compression_fn`` to the tensor, or to its
             bytes as uint8. If it has two positional arguments, the second is a dict with the
             tensor's ``"shape"``, ``"dtype"`` and ``"device"``. None decompresses with zstd.
-            Functions are not recorded, so other processes must pass both to ``attach``.
+            The directory does not contain the functions, so other processes must pass both to
+            ``attach``.
         compression_level: zstd level, from 1 (fast) to 22 (small).
-        device: device of the tensors in the items that are read. None means the CPU. In this case,
-            a list in one process stores an item with a tensor on another device uncompressed, as a
-            Python object.
+        device: device of the tensors in the items that are read. None means the CPU. With None, a
+            list in one process does not compress an item with a tensor on another device, and
+            stores the item as a Python object.
         compilable: has no effect, because `torch.compile` never compiles the native calls.
-        compress: only for records: keys or nested keys of the entries to compress, including all
-            entries below them (``["obs", ("next", "obs")]``). Other entries are stored raw. None
-            compresses each entry of at least 64 bytes if the result is smaller.
-        dictionary_bytes: only for records: size of a zstd dictionary, for items that are too small
-            to compress well individually. The dictionary is learned from the first items and stored
-            in the directory. A usual size is 100,000. 0 means no dictionary.
-        max_bytes: capacity in bytes of stored records, including headers. Required with a
+        compress: keys or nested keys of the entries to compress, including all entries below them
+            (``["obs", ("next", "obs")]``). Other entries are stored raw. None compresses each entry
+            of at least 64 bytes if the result is smaller. Only for records.
+        dictionary_bytes: size of a zstd dictionary in bytes, usually 100,000. A dictionary helps if
+            items are too small to compress well individually. It is trained on the first items and
+            stored in the directory. 0 means no dictionary. Only for records.
+        max_bytes: capacity in bytes of the stored records, including headers. Required with a
             directory. The oldest items are removed when either capacity is reached.
         pad_output: form of a batch whose items differ in shape; see `LazyStackStorage`.
         **options: ``scratch_dir``, ``shared_init``, ``existsok``, ``auto_cleanup``, ``checksum``,
@@ -85,8 +86,8 @@ class CompressedListStorage(RecordList):
 
     Raises:
         ValueError: the level is out of range, or a directory was requested without ``max_size`` or
-            ``max_bytes``. Also if an option for records was passed without a directory or together
-            with ``compression_fn``.
+            ``max_bytes``. Also if ``compress`` or ``dictionary_bytes`` was passed without a
+            directory or together with ``compression_fn``.
         TypeError: ``compress`` is not a list of keys, or ``pad_output`` has an invalid type.
         SchemaMismatchError, ...: see `LazyMemmapStorage`.
 
@@ -125,15 +126,15 @@ class CompressedListStorage(RecordList):
         **options: Unpack[RecordOptions],
     ) -> None:
         if isinstance(compress, str):
-            raise TypeError(f"compress must be a list of keys, [{compress!r}], got {compress!r}")
+            raise TypeError(
+                f"compress must be a list of keys such as [{compress!r}], got {compress!r}"
+            )
         if compression_level not in range(1, 23):
             raise ValueError(
                 f"compression_level must be a zstd level from 1 to 22, got {compression_level!r}"
             )
         if dictionary_bytes < 0:
-            raise ValueError(
-                f"dictionary_bytes must be a number of bytes, or 0, got {dictionary_bytes}"
-            )
+            raise ValueError(f"dictionary_bytes must be at least 0, got {dictionary_bytes}")
         self.compression_level = int(compression_level)
         self._functions = compression_fn, decompression_fn
         self._of_records: dict[str, Any] = {
@@ -146,23 +147,23 @@ class CompressedListStorage(RecordList):
 
     @classmethod
     def from_engine(cls, engine: Engine, **options: Any) -> Self:
-        """Returns the storage of an open buffer and takes ownership of its handle.
+        """Creates a storage for an open buffer, and takes ownership of its handle.
 
         Raises:
-            ValueError: a ``compression_fn`` is given, but the recorded items are compressed with
-                zstd.
+            ValueError: ``compression_fn`` was passed, but the items in the directory are compressed
+                with zstd.
         """
         recorded = read_storage_settings(engine.settings, engine.where)
         own = options.get("compression_fn")
         if own is not None and not recorded.get("own_functions", True):
             raise ValueError(
                 f"{engine.where}: its items are compressed with zstd, so other clients could not "
-                "read items that were compressed with a compression_fn; leave it out"
+                "read items that were compressed with a compression_fn; leave compression_fn out"
             )
         return super().from_engine(engine, **options)
 
     def _require_records(self, is_directory: bool) -> None:
-        """Raises ValueError for options that need records or zstd if the storage uses neither."""
+        """Raises ValueError for an option of zstd records if the storage has no such records."""
         asked = [f"{name}={value!r}" for name, value in self._of_records.items() if value]
         if asked and not is_directory:
             raise ValueError(
@@ -176,7 +177,7 @@ class CompressedListStorage(RecordList):
             )
 
     def _made_item_codec(self) -> BodyCodec:
-        # If only one function was passed, zstd replaces the other, tensor by tensor.
+        # If only one function was passed, the other one uses zstd for each tensor separately.
         own = self._functions != (None, None)
         functions = (self.compression_fn, self.decompression_fn) if own else self._functions
         return BodyCodec(self.device, self._record_codec(*functions))
@@ -208,7 +209,7 @@ class CompressedListStorage(RecordList):
 
     @property
     def compression_fn(self) -> Compress:
-        """Function that compresses one tensor of a list in this process."""
+        """Function that compresses a tensor of an item to a uint8 tensor."""
         return self._functions[0] or partial(compress_tensor, level=self.compression_level)
 
     @property
@@ -217,12 +218,12 @@ class CompressedListStorage(RecordList):
         return self._functions[1] or decompress_tensor
 
     def _read_torchrl(self, path: Path) -> list[tuple[Any] | None]:
-        """Reads the items that TorchRL has saved; see `compat.compressed_files.read_items`."""
+        """Reads items that TorchRL has saved; see `compressed_files.read_items`."""
         decompress = with_metadata(self.decompression_fn)
         return compressed_files.read_items(path, decompress, reads_zlib=self._functions[1] is None)
 
     def _collate(self, data: Any) -> Any:
-        # Records that have the same structure and shapes become one dense TensorDict.
+        # Records of the same structure and shapes are decoded directly to one dense TensorDict.
         if isinstance(data, RawBatch):
             dense = data.dense()
             if dense is not None:
@@ -236,7 +237,7 @@ class CompressedListStorage(RecordList):
         return stack_lazily(data) if data and all(map(is_collection, data)) else collate(data)
 
     def bytes(self) -> int:
-        """Returns the size of the compressed items in bytes, with headers. Cost: O(items)."""
+        """Returns the total size of the compressed items in bytes, with headers. Cost: O(items)."""
         if self.shared:
             store = self.mover()
             return 0 if store is None else int(store.records.live())
@@ -244,9 +245,9 @@ class CompressedListStorage(RecordList):
 
     @staticmethod
     def to_bytestream(data_to_bytestream: Any) -> builtins.bytes:
-        """Returns the bytes of a tensor in C order, an array or bytes, and pickles other data.
+        """Converts a tensor, an array or bytes to bytes in C order.
 
-        Other data are pickled for compatibility with TorchRL. This package neither calls this
+        Other data are pickled, for compatibility with TorchRL. This package neither calls this
         method nor unpickles its result.
         """
         data = data_to_bytestream
@@ -266,15 +267,15 @@ def compress_tensor(tensor: torch.Tensor, level: int) -> torch.Tensor:
 
 
 def decompress_tensor(chunk: torch.Tensor, metadata: dict[str, Any]) -> torch.Tensor:
-    """Returns the bytes of the tensor that `compress_tensor` has compressed."""
+    """Restores the bytes of a tensor from a result of `compress_tensor`, as a uint8 tensor."""
     content, expected = bytes_of(chunk), metadata["shape"].numel() * metadata["dtype"].itemsize
     try:
         size = zstandard.frame_content_size(content)
         if size != expected:  # checked before memory is allocated for a size from a file
-            raise zstandard.ZstdError(f"{size} bytes where {expected} belong")
+            raise zstandard.ZstdError(f"{size} bytes instead of {expected}")
         return torch.frombuffer(bytearray(zstandard.decompress(content)), dtype=torch.uint8)
     except zstandard.ZstdError as error:
         raise CorruptBufferError(
-            f"a compressed item cannot be decompressed ({error}): it was not compressed with "
-            "zstd, or its bytes are damaged"
+            f"a compressed item cannot be decompressed ({error}); its bytes are damaged or were "
+            "not compressed with zstd"
         ) from error

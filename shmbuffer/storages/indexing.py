@@ -1,7 +1,8 @@
-"""Resolves indices to the selected elements, their shape, and a view of them.
+"""Resolves an index to the elements that it selects, their shape, and a view of them.
 
-An index selects slots or, if it is a tuple, along any dimensions. The index of a slot without an
-item raises IndexError, but a slice skips such slots. Negative numbers count from the last item.
+An index selects slots. A tuple selects along several dimensions of the storage. A slice skips slots
+without an item, and any other index of such a slot raises IndexError. Negative numbers count from
+the end of the items.
 """
 
 from __future__ import annotations
@@ -25,17 +26,32 @@ class Selection(NamedTuple):
     """The elements that an index selects."""
 
     elements: Ints
-    """Element indices (slot * lanes + lane), flat."""
+    """Numbers of the elements (slot * lanes + lane), as a one-dimensional array."""
     lead: tuple[int, ...]
     """Shape of the selection. The product of the sizes is ``len(elements)``."""
     view: Callable[[torch.Tensor], torch.Tensor] | None
-    """Function that returns a view of the elements of a leaf ``[slots, *lanes, ...]``, or None."""
+    """Function that selects the elements from a leaf ``[slots, *lanes, ...]`` as a view.
+
+    None if the selection is not a view.
+    """
     skips: bool
     """True for a slice, which skips slots without an item instead of raising an error."""
 
 
 def select(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int = 0) -> Selection:
-    """Resolves ``index``. The cost is constant for an int, and O(capacity) for a tuple."""
+    """Resolves an index.
+
+    Args:
+        index: int, slice, sequence, mask or tuple; see `RingBacked.get`.
+        ring: ring of the storage.
+        lanes: sizes of the storage's dimensions after the first.
+        dim_extend: dimension along which an index that is not a tuple selects.
+
+    Cost: constant for an int, O(capacity) for a tuple.
+
+    Raises:
+        IndexError: the index is invalid, or selects a slot without an item.
+    """
     if is_int(index):
         index = int(index)
     if index is Ellipsis:
@@ -66,7 +82,7 @@ def select(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int = 0) 
 
 
 def slots_of(cursor: Any, ring: Ring) -> Ints:
-    """Returns the slots of a write at ``cursor``."""
+    """Returns the slots that a write to the index ``cursor`` changes."""
     if isinstance(cursor, slice):
         open_end = cursor.stop is None or cursor.stop < 0
         slots = np.arange(extent(ring) if open_end else ring.capacity, dtype=np.int64)[cursor]
@@ -78,14 +94,14 @@ def slots_of(cursor: Any, ring: Ring) -> Ints:
 
 
 def is_int(index: Any) -> bool:
-    """True if an index selects one slot, so that a write to it takes one item."""
+    """True if an index selects a single slot, so that one item is written to it."""
     if isinstance(index, (torch.Tensor, np.ndarray)):
         return index.ndim == 0 and index.dtype not in _BOOLS
     return isinstance(index, (int, np.integer)) and not isinstance(index, bool)
 
 
 def extent(ring: Ring) -> int:
-    """Returns the end of the items: the number of the last slot with an item, plus one."""
+    """Returns the number of the last slot that contains an item, plus one."""
     lanes = ring.width
     length = ring.length
     if length == ring.elements:
@@ -113,12 +129,15 @@ def is_one(index: Any) -> bool:
 
 
 def ravel(index: Any, lanes: tuple[int, ...]) -> Ints:
-    """Returns contiguous int64 element indices ``[n]`` for the ``index`` of a sample or a write."""
+    """Converts the index of a sample or a write to element numbers, contiguous int64 ``[n]``."""
     return indices.ravel(index, lanes, as_array)
 
 
 def meant(index: Any, generation: Any, lanes: tuple[int, ...]) -> tuple[Ints, Ints]:
-    """Returns elements and tickets, int64 ``[n]``, for the index and generation of a sample."""
+    """Converts the index and the generation of a sample to element numbers and tickets.
+
+    Both results are int64 ``[n]``.
+    """
     elements, tickets = ravel(index, lanes), ravel(generation, ())
     if len(tickets) != len(elements):
         raise RuntimeError(
@@ -132,7 +151,7 @@ _BOOLS = (torch.bool, np.dtype(np.bool_))
 
 
 def _is_coordinates(index: Any, lanes: tuple[int, ...]) -> bool:
-    """True for an index from a sampler: a tuple of tensors ``[n]``, one per storage dimension."""
+    """True for an index from a sampler, which is a tuple with a tensor ``[n]`` per dimension."""
     return (
         bool(lanes)
         and isinstance(index, tuple)
@@ -158,7 +177,10 @@ def integers(index: Any, end: int) -> Ints:
     chosen = as_array(index)
     if chosen.dtype == np.bool_:
         if chosen.shape != (end,):
-            raise IndexError(f"a mask of shape {chosen.shape} cannot select from {end} items")
+            raise IndexError(
+                f"a boolean mask must have the shape {(end,)}, one value per slot, got "
+                f"{chosen.shape}"
+            )
         return np.nonzero(chosen)[0].astype(np.int64)
     if chosen.size and not np.issubdtype(chosen.dtype, np.integer):
         raise IndexError(
@@ -175,7 +197,7 @@ def _check(slots: Ints, ring: Ring, index: Any) -> None:
         raise IndexError(f"index {index!r} is out of range for {ring.capacity} slots")
     absent = slots.ravel()[~ring.live.holds(slots.ravel())]
     if len(absent):
-        raise IndexError(f"there is no item at {int(absent[0])} (asked for {index!r})")
+        raise IndexError(f"there is no item at {int(absent[0])} (the index was {index!r})")
 
 
 def _whole_slots(
@@ -220,12 +242,15 @@ def _in_grid(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int) ->
 
 
 def _goes_forward(part: Any) -> bool:
-    """True for a slice with a positive step. torch does not support other steps."""
+    """True for a slice with a positive step, which is the only kind that torch supports."""
     return isinstance(part, slice) and (part.step or 1) > 0
 
 
 def _spelled_out(index: Any, ndim: int) -> tuple[Any, ...] | None:
-    """Returns the index as a tuple with one part per dimension, or None if this is impossible."""
+    """Expands an index to a tuple with one part per dimension.
+
+    Returns None if this is impossible, because a part adds or combines dimensions.
+    """
     parts = index if isinstance(index, tuple) else (index,)
     if any(part is None or np.ndim(part) > 1 for part in parts if not isinstance(part, slice)):
         return None

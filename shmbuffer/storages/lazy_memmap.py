@@ -1,4 +1,4 @@
-"""Storage in memory-mapped files, whose committed items survive a kill of all processes."""
+"""Storage in memory-mapped files. Its committed items are kept if all processes are killed."""
 
 from __future__ import annotations
 
@@ -54,38 +54,40 @@ class LazyMemmapStorage(LazyTensorStorage):
             is removed only if the storage created it and it contains no other files.
         checksum: if True, stores a CRC32C of every item, to detect damage after a power cut. Costs
             about 0.1 ns per byte.
-        reserve: determines when disk space is allocated. ``"steps"`` allocates steps of 32 MiB in
-            advance. If the disk is full, the write that needs more space raises `SpaceError`.
-            ``"all"`` allocates all space at the first write, so that a full disk cannot stop a
-            writer later. False allocates page by page (sparse files), so that a full disk kills the
-            writer with SIGBUS. None means ``"all"`` with ``shared_init`` or ``prefault``, otherwise
-            ``"steps"``. An existing directory keeps its original setting.
+        reserve: determines when disk space is allocated. ``"steps"`` allocates 32 MiB at a time,
+            before they are needed. If the disk is full, the write that needs more space raises
+            `SpaceError`. ``"all"`` allocates all space at the first write, so that a full disk
+            cannot stop a writer later. False allocates single pages when they are written (sparse
+            files), so that a full disk kills the writer with SIGBUS. None means ``"all"`` with
+            ``shared_init`` or ``prefault``, otherwise ``"steps"``. An existing directory keeps its
+            original setting.
         timeout: seconds to wait while another process creates or recovers the directory.
         prefault: determines whether this process allocates and maps the pages of the buffer in
             advance: ``"off"``, ``"background"`` (in a thread, after the files are created) or
             ``"full"`` (before the call that creates or opens the buffer returns). Takes about 0.3 s
             per GiB in memory, and speeds up the first pass over the ring; see docs/memory.md.
-        on_progress: function that is called with a `ProgressReport` a few times per second while
-            pages are prefaulted, in the prefaulting thread, and while a directory is recovered. The
-            waiting call raises the function's exceptions.
+        on_progress: function that is called with a `ProgressReport` a few times per second, while
+            pages are prefaulted (in the thread that does this) and while a directory is recovered.
+            The call that waits raises the function's exceptions.
         share_next: stores each observation only once. If a leaf ``("next", key)`` equals ``key`` of
             the next item in its stream, bit for bit, it is not stored again. Pass a list of keys,
-            with or without the "next", or True. True shares all such leaves of at least 8 bytes
-            with the dtype and shape of ``key``, except ``done``, ``terminated``, ``truncated`` and
-            ``reward``. Samples and ``get`` return complete items. These leaves have no views.
+            with or without "next", or True. True selects all leaves under "next" of at least 8
+            bytes that have the dtype and shape of ``key``, except ``done``, ``terminated``,
+            ``truncated`` and ``reward``. Samples and ``get`` return complete items. The selected
+            leaves have no views.
         share_next_room: number of next observations that can be stored in full at the same time.
             These are needed for the newest item of each stream and the last step of each episode.
             None means a twentieth of the slots, but at least 64. If no space is left, a write waits
-            for active writers or raises SpaceError. No item is dropped.
+            until other writers have finished, or raises SpaceError. No item is dropped.
 
     Raises:
         SchemaMismatchError: the directory has a buffer with a different ``max_size`` or ``ndim``.
-        BufferExistsError: raised by the first write if there is already a buffer. It is also a
-            RuntimeError.
-        SpaceError: raised by the first write if the disk has too little space. The message has the
-            bytes needed and the bytes free, and no files remain. Raised by any write if
-            ``share_next_room`` is full or, with ``reserve="steps"``, if the disk is full. In this
-            case nothing was changed.
+        BufferExistsError: raised by the first write if there is already a buffer. This class is
+            derived from RuntimeError.
+        SpaceError: raised by the first write if the disk has too little space. The message contains
+            the numbers of needed and free bytes, and no files remain. Also raised by any write if
+            ``share_next_room`` is used up or, with ``reserve="steps"``, if the disk is full. Such a
+            write changes nothing.
         ValueError: ``share_next`` was passed with ``ndim`` above 1, ``share_next_room`` without
             ``share_next``, or ``reserve="steps"`` with ``prefault``.
         AttachTimeout, FormatError, CorruptBufferError, ReadOnlyError, UnsafePathError,
@@ -110,7 +112,7 @@ class LazyMemmapStorage(LazyTensorStorage):
     """
 
     _memory_mapped = True
-    _asked: SharingRequest | None = None  # leaves that a new buffer is asked to store once
+    _asked: SharingRequest | None = None  # the ``share_next`` arguments for a new buffer
 
     def __init__(
         self,
@@ -158,7 +160,7 @@ class LazyMemmapStorage(LazyTensorStorage):
     def from_engine(
         cls, engine: Engine, *, device: torch.device | str = "cpu"
     ) -> LazyMemmapStorage:
-        """Returns the storage of an open buffer and takes ownership of its handle.
+        """Creates a storage for an open buffer, and takes ownership of its handle.
 
         ``device`` is the device of the samples.
         """

@@ -1,4 +1,4 @@
-"""Storage for items that differ in shape, which returns several items as a lazy stack."""
+"""Storage for items of different shapes. Several items are returned as a lazy stack."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from shmbuffer.tensors.records.tensor_decoder import RawBatch
 class LazyStackStorage(RecordList):
     """A list of TensorDicts or tensorclasses of any shapes and keys, including text and objects.
 
-    Several items are returned as one lazy stack without being copied. A size that differs between
-    items is -1, text is a NonTensorStack, and ``densify()`` converts to nested tensors. Setting an
-    entry of the stack does not change the items. Items of other kinds, such as the dicts that a
-    `ReplayBuffer` writes, are returned as a list. The buffer stacks each entry of the list, or
-    calls its ``collate_fn`` if the items differ.
+    Several items are returned as one lazy stack without being copied. In its shapes, a size that
+    differs between items is -1. Text is returned as a NonTensorStack, and ``densify()`` converts
+    the stack to nested tensors. Setting an entry of the stack does not change the items. Items of
+    other kinds, such as the dicts that a `ReplayBuffer` writes, are returned as a list. The buffer
+    stacks each entry of the list, or calls its ``collate_fn`` if the items differ.
 
     Without ``scratch_dir`` and ``shared_init``, the items are in a list of this process. They can
     contain any Python objects, are not copied, and need no limit. Passing the storage to another
     process raises RuntimeError.
 
-    With one of them, the items are *records* in a ring of bytes. Any number of processes can write
-    and read this ring, and it outlives them; see `RecordList`.
+    With one of these arguments, the items are *records* in a ring of bytes. Any number of processes
+    can write and read this ring, and it is kept when they end; see `RecordList`.
 
     Args:
         max_size: capacity in items. None means no limit, and is only possible in one process.
@@ -35,13 +35,15 @@ class LazyStackStorage(RecordList):
         stack_dim: position of the stack dimension in the batch dimensions of a sample. A negative
             number counts from the end.
         device: device to which items are moved when they are written. None does not move them.
-            Records are moved to this device when they are read, and None means the CPU.
+            The tensors of records are moved to this device when they are read, and None means the
+            CPU.
         max_bytes: capacity in bytes of records, including headers. Required with a directory. The
             oldest items are removed when either capacity is reached.
-        pad_output: form of a batch, instead of a lazy stack. A number pads shorter leaves to dense
-            tensors, and adds a mask in the entry ``"mask"``. ``"nested"`` returns nested tensors. A
-            dict has the arguments of `pad` (``{"value": 0, "mask_key": {"tokens": "mask"}}``) or of
-            `densify` (``{"keys": ["tokens"]}``).
+        pad_output: form of a batch. None returns a lazy stack. A number is the value with which
+            shorter leaves are padded to dense tensors, and the entry ``"mask"`` marks the padding.
+            ``"nested"`` returns nested tensors. A dict contains the arguments of `pad`
+            (``{"value": 0, "mask_key": {"tokens": "mask"}}``) or of `densify`
+            (``{"keys": ["tokens"]}``).
         **options: ``scratch_dir``, ``shared_init``, ``existsok``, ``auto_cleanup``, ``checksum``,
             ``reserve`` (``"all"`` or False), ``timeout``, ``prefault``, ``on_progress``; see
             `LazyMemmapStorage`.
@@ -52,8 +54,8 @@ class LazyStackStorage(RecordList):
         TypeError: ``pad_output`` has an invalid type.
         SchemaMismatchError, ...: see `LazyMemmapStorage`.
 
-    Cost: one shallow copy per item in one process, and a copy of the bytes of records. An entry of
-        a stack is stacked when it is read.
+    Cost: one shallow copy per item in one process, and a copy of the bytes of records. The tensors
+        of an entry are stacked when the entry is read.
 
     Example:
         >>> import torch
@@ -83,14 +85,14 @@ class LazyStackStorage(RecordList):
         super().__init__(max_size, device=device, **options)
 
     def put(self, cursor: Any, data: Any, *, in_place: bool) -> None:
-        """Writes items at ``cursor``. A stack from `get` is split along its stack dimension."""
+        """Writes items to ``cursor``. A stack from `get` is split along its stack dimension."""
         if isinstance(data, LazyStackedTensorDict) and not is_int(cursor):
             dim = self.stack_dim + (data.batch_dims if self.stack_dim < 0 else 0)
             data = list(data.tensordicts) if dim == data.stack_dim else data
         super().put(cursor, data, in_place=in_place)
 
     def uncollated(self, data: Any) -> Any:
-        """Returns a lazy stack, or a list of items that cannot be stacked."""
+        """Returns several items as a lazy stack, or as a list if they cannot be stacked."""
         if isinstance(data, RawBatch):
             return data.stacked(self.stack_dim)
         if type(data) is not list:

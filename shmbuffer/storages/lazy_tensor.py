@@ -1,4 +1,4 @@
-"""Storage in memory that the first write allocates."""
+"""Storage in memory, which is allocated by the first write."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class LazyTensorStorage(TensorStorage):
 
     Text and other Python objects in a TensorDict are stored beside the tensors, and samples return
     them as tensordict does. A storage with such objects cannot be passed to another process. The
-    same applies to a PyTree with keys that are not text, numbers, None or tuples of them. In both
-    cases the rows are copied by torch instead of the C core.
+    same applies to a PyTree with keys other than strings, numbers, None or tuples of these. In both
+    cases, torch copies the rows instead of the C core.
 
     Args:
         max_size: capacity in elements.
         device: device of the items. On a GPU, torch copies the items, and the storage cannot be
             passed to another process. None or ``"auto"`` uses the device of the first batch.
         ndim: number of leading dimensions of the data that belong to the storage. With
-            ``ndim > 1``, the first write rounds ``max_size`` up to whole slots (the product of the
-            other dimensions).
+            ``ndim > 1``, the first write rounds ``max_size`` up to a multiple of the number of
+            lanes, which is the product of the dimensions after the first.
         compilable: has no effect, because `torch.compile` never compiles the native calls.
         consolidated: has no effect. TorchRL's option places all leaves in one block of memory, as
             this storage always does on the CPU.
@@ -42,15 +42,15 @@ class LazyTensorStorage(TensorStorage):
             process defines the structure of the items.
         cleanup_memmap: if True, removes the directory of ``shared_init`` when the process that
             created it ends.
-        prefault: applies to CPU memory; see `LazyMemmapStorage`. All memory is then allocated at
-            once instead of when it is first written.
+        prefault: see `LazyMemmapStorage`. Allocates CPU memory in advance, instead of when it is
+            first written.
         on_progress: see `LazyMemmapStorage`.
 
     Raises:
         ValueError: ``max_size`` or ``ndim`` is below 1, or ``prefault`` is unknown.
 
-    With ``shared_init``, the first write raises TypeError if it contains text, objects or such
-    keys.
+    With ``shared_init``, the first write raises TypeError if it contains text, other Python objects
+    or a key that only one process can use.
 
     Cost: memory is allocated when it is first written.
 
@@ -87,7 +87,7 @@ class LazyTensorStorage(TensorStorage):
             if shared_init and not on_cpu:
                 raise ValueError(
                     f"LazyTensorStorage(shared_init=True, device={device!r}): other processes "
-                    "cannot access the GPU memory of this process; leave device='cpu', and send "
+                    "cannot access the GPU memory of this process; use device='cpu' and move the "
                     "samples to the GPU"
                 )
             self._location = Location(
@@ -100,7 +100,7 @@ class LazyTensorStorage(TensorStorage):
 
     @property
     def scratch_dir(self) -> Path | None:
-        """The directory of ``shared_init``, or None while it has no name.
+        """The directory of the storage, or None until it is created.
 
         Raises:
             AttributeError: the storage is in memory. Programs check ``hasattr(storage,
@@ -109,7 +109,7 @@ class LazyTensorStorage(TensorStorage):
         """
         if not (self.shared or self._memory_mapped):
             raise AttributeError(
-                f"{type(self).__name__} has no scratch_dir: its items are in memory; use a "
+                f"{type(self).__name__} has no scratch_dir, because its items are in memory; use a "
                 "LazyMemmapStorage, or pass shared_init=True"
             )
         return self._directory

@@ -1,4 +1,4 @@
-"""Storage for arbitrary items in a list, as Python objects, compressed, or as records."""
+"""Storage for a list of arbitrary Python objects, and the base of lists of records."""
 
 from __future__ import annotations
 
@@ -32,22 +32,24 @@ UNLIMITED: int = torch.iinfo(torch.int64).max
 class ListStorage(RingBacked):
     """A list of arbitrary Python objects.
 
-    A ring without leaves stores their order and priorities, so that every sampler works.
+    The order and the priorities of the objects are stored in a ring without leaves, so every
+    sampler can be used.
 
     Args:
-        max_size: capacity. None sets no limit, and the property `max_size` is the largest int64.
+        max_size: capacity in items. None means no limit, and the property `max_size` is then the
+            largest int64.
         compilable: has no effect, because `torch.compile` never compiles the native calls.
         device: device to which tensors in the items are moved when they are written. None does not
             move them.
 
-    Items are at ``0 .. len - 1`` without gaps. They are not copied, so changing an item changes the
-    storage, and the rows of a batch keep the whole batch in memory.
+    The items have the indices ``0 .. len - 1``. They are not copied. Changing an item therefore
+    changes the stored item, and a row of a batch keeps the memory of the whole batch alive.
 
     Passing the storage to another process, or using it in a forked child process, raises
     RuntimeError.
 
-    Cost: one list access per item. ``collate_fn`` (by default a stack) builds the batch. While the
-        list grows to n items, each item is moved a constant number of times on average.
+    Cost: one list access per item, and a call of ``collate_fn`` per batch, which stacks the items
+        by default. Appending n items to an empty list takes O(n).
 
     Example:
         >>> from shmbuffer import ListStorage
@@ -84,20 +86,20 @@ class ListStorage(RingBacked):
             self._mover = self._made_store()
 
     def _made_store(self) -> ObjectStore:
-        """Returns an empty store for objects of this process."""
+        """Creates an empty store for objects of this process."""
         assert isinstance(self._codec, ItemCodec)
         return ObjectStore(type(self).__name__, self._max_size, self._codec, self._instead)
 
     def _made_item_codec(self) -> ItemCodec:
-        """Returns the codec of a list in this process."""
+        """Creates the codec for a list of Python objects."""
         return ItemCodec(self.device, self._made_record_codec())
 
     def _made_record_codec(self) -> TensorRecordCodec:
-        """Returns the codec of a list of records."""
+        """Creates the codec for a list of records."""
         return TensorRecordCodec(device=self.device)
 
     def engine(self) -> Engine:
-        """Returns the process's handle, opened on first use.
+        """Returns this process's handle of the buffer, and opens it on first use.
 
         Raises RuntimeError if the items are Python objects.
         """
@@ -108,7 +110,7 @@ class ListStorage(RingBacked):
         return super().engine()
 
     def _store(self) -> ItemStore:
-        """Returns the store of the items, which is created on first use."""
+        """Returns the store of the items, and creates it on first use."""
         if self._mover is None:
             self._open()
         store: ItemStore = self._mover or self.mover()
@@ -119,7 +121,7 @@ class ListStorage(RingBacked):
 
     @property
     def draws_natively(self) -> bool:
-        """True if a sampler can draw and read in one native call, which needs records."""
+        """True if the items are records, and no subclass overrides ``get``."""
         return self.shared and super().draws_natively
 
     # -- writing -------------------------------------------------------------------------------
@@ -134,8 +136,8 @@ class ListStorage(RingBacked):
         """Appends one item, or all items of a list or batch.
 
         Args:
-            data: one item if ``single``, otherwise an iterable of items, a tensor, array or
-                TensorDict that is split along its first dimension, or a dict of these.
+            data: one item if ``single`` is True. Otherwise an iterable of items, a tensor, array or
+                TensorDict, which is split along its first dimension, or a dict of these.
             single: True if ``data`` is one item.
             priorities: raw priorities, float64, one per item. None uses the largest so far.
             streams: see `RingBacked.append`.
@@ -144,7 +146,7 @@ class ListStorage(RingBacked):
             The first slot and the number of items.
 
         Raises:
-            TypeError: ``data`` is a tuple or number, which contains no items. Nothing was changed.
+            TypeError: ``data`` is not a batch, but a tuple or a number. Nothing was changed.
             ValueError: a priority is invalid, or entries of a dict differ in length. Nothing was
                 changed.
         """
@@ -157,12 +159,12 @@ class ListStorage(RingBacked):
         return first, count
 
     def prepare(self, data: Any, single: bool) -> None:
-        """Creates the store. Rejects invalid data before a directory is created."""
+        """Creates the store for the first write. Invalid data raise an error before that."""
         if self.mover() is None and len(self._codec.encode(data, single)):
             self._store()
 
     def put(self, cursor: Any, data: Any, *, in_place: bool) -> None:
-        """Writes ``data`` at ``cursor``. ``in_place`` keeps the priorities of existing items."""
+        """Writes ``data`` to ``cursor``. With ``in_place``, items keep their priorities."""
         single = is_int(cursor)
         if type(data) is tuple and not single:
             data = list(data)
@@ -174,7 +176,7 @@ class ListStorage(RingBacked):
     def change(
         self, index: Any, value: Any, path: tuple[str, ...] | None, *, dim_extend: int = 0
     ) -> None:
-        """Changes the entry at ``path`` of the items at ``index``, or whole items with None."""
+        """Changes the entry at ``path`` of some items, or whole items if ``path`` is None."""
         if path is None:
             self[index] = value
             return
@@ -189,7 +191,7 @@ class ListStorage(RingBacked):
         return (self._mover or self._need(index)).fetch(index)
 
     def collate(self, items: Any) -> Any:
-        """Builds a batch from several items of `get`; see `batches.collate`."""
+        """Builds a batch from several items; see `tensor_batches.collate`."""
         return collate(self.uncollated(items))
 
     def uncollated(self, data: Any) -> Any:
@@ -197,7 +199,7 @@ class ListStorage(RingBacked):
         return data.items() if isinstance(data, RawBatch) else data
 
     def iter_in_order(self, chunk: int) -> Iterator[Any]:
-        """Yields items in storage order, and skips slots that another process has emptied."""
+        """Yields all items in storage order. Skips slots that another process has emptied."""
         return filter(len, super().iter_in_order(chunk))
 
     def contains(self, item: Any) -> Any:
@@ -208,26 +210,33 @@ class ListStorage(RingBacked):
         if isinstance(item, torch.Tensor) or is_int(item):
             return super().contains(item)
         raise TypeError(
-            f"a {type(self).__name__} contains indices (ints, or a tensor of ints), got {item!r}"
+            f"indices of a {type(self).__name__} must be ints or a tensor of ints, got {item!r}"
         )
 
-    # -- everything ----------------------------------------------------------------------------
+    # -- all items -----------------------------------------------------------------------------
 
     def copy_out(self) -> tuple[list[Any], ItemSnapshot]:
-        """Returns the stored forms of all items, not copied, and their snapshot."""
+        """Returns all items in their stored form, without copying Python objects.
+
+        Also returns a snapshot of their slots, tickets and priorities.
+        """
         return self._store().copy_out()
 
     def copy_in(self, items: list[Any], slots: Ints, *, cursor: int, write_count: int) -> None:
-        """Replaces the contents with ``items`` in their stored form, each in its slot.
+        """Replaces the contents with items in their stored form.
 
-        ``cursor`` is the slot of the next item. ``write_count`` is the number of writes so far.
+        Args:
+            items: items as returned by `copy_out`.
+            slots: slot of each item, int64 ``[n]``.
+            cursor: slot of the next write.
+            write_count: number of writes so far.
         """
         assert isinstance(self._mover, ObjectStore)
         self._mover.copy_in(items, slots, cursor=cursor, write_count=write_count)
 
     @property
     def codec(self) -> ItemCodec:
-        """The codec of items in this process. With records, the codec stores objects."""
+        """The codec that converts loaded items to the form that `copy_in` accepts."""
         codec = self._codec
         return codec if isinstance(codec, ItemCodec) else ItemCodec(None, codec)
 
@@ -269,17 +278,21 @@ class ListStorage(RingBacked):
         write_count: int,
         tickets: Tickets | None = None,
     ) -> None:
-        """Replaces the contents with records or with the items that they contain.
+        """Replaces the contents with records or, in a list of objects, with the decoded items.
 
-        ``slots`` are their slots. ``tickets`` are their tickets, if other processes use them. See
-        `copy_in` for the other arguments.
+        Args:
+            image: the records.
+            slots: slot of each record, int64 ``[n]``.
+            cursor: slot of the next write.
+            write_count: number of writes so far.
+            tickets: tickets that the items had, if they should keep them. None assigns new tickets.
         """
         codec = self.codec_for(image.dictionary)
         kept = [self.codec.keep(item) for part in image.items(codec) for item in part]
         self.copy_in(kept, slots, cursor=cursor, write_count=write_count)
 
     def codec_for(self, dictionary: bytes | None) -> TensorRecordCodec:
-        """Returns a codec for records that were compressed with this dictionary."""
+        """Creates a codec that can read records compressed with ``dictionary``."""
         codec = self._made_record_codec()
         if dictionary is not None:
             codec.use(dictionary)
@@ -289,7 +302,7 @@ class ListStorage(RingBacked):
         self.forget(keep_write_count=False)
 
     def close(self) -> None:
-        """Releases the handle and the items. Idempotent."""
+        """Releases the handle and the items. Can be called again."""
         if isinstance(self._mover, ObjectStore):
             self._mover.close()
         super().close()

@@ -1,4 +1,4 @@
-"""Location of a storage's bytes, a directory or anonymous memory; see `LazyMemmapStorage`."""
+"""The location of a storage's bytes, which is a directory or anonymous memory."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Place(TypedDict, total=False):
 
 
 class Location:
-    """The arguments of a `Place`, with defaults filled in.
+    """The location of a storage's bytes, from the arguments of the storage.
 
-    ``auto_cleanup=None`` removes only temporary directories.
-
-    With ``steps``, disk space is allocated in steps if ``reserve`` was not passed and only one
-    process uses the directory.
+    Args:
+        steps: if True, disk space is allocated in steps by default, unless several processes share
+            the directory or pages are prefaulted.
+        place: see `LazyMemmapStorage`. ``auto_cleanup=None`` removes only temporary directories.
     """
 
     def __init__(self, *, steps: bool = False, **place: Unpack[Place]) -> None:
@@ -68,9 +68,9 @@ class Location:
         )
 
     def _reserve(self, asked: Reserve | None, *, steps: bool) -> Reserve:
-        """Returns when to allocate disk space.
+        """Returns the value of ``reserve``, or its default if ``asked`` is None.
 
-        Raises ValueError if the value is unknown, or if it excludes ``prefault``.
+        Raises ValueError if the value is unknown, or if it cannot be combined with ``prefault``.
         """
         if asked is None:
             return "steps" if steps and not (self.shared_init or self.prefault) else "all"
@@ -78,23 +78,26 @@ class Location:
         if asked == "steps" and self.prefault:
             raise ValueError(
                 f"prefault={self.prefault.mode!r} allocates the pages of all items, but "
-                "reserve='steps' only reserves the space of some; pass reserve='all', or leave "
-                "prefault out"
+                "reserve='steps' allocates space only when it is needed; pass reserve='all', or "
+                "leave prefault out"
             )
         return asked
 
     @property
     def is_directory(self) -> bool:
-        """True if the location is a directory or will become one."""
+        """True if the bytes are in a directory, or will be after the first write."""
         return self.directory is not None or self.shared_init
 
     @property
     def opens_at_once(self) -> bool:
-        """True if the constructor opens the buffer instead of the first write."""
+        """True if the constructor opens the buffer, not the first write."""
         return self.shared_init or (self.existsok and self.directory is not None)
 
     def open(self, settings: Settings, *, existsok: bool = False) -> Engine:
-        """Opens or creates the buffer."""
+        """Opens or creates the buffer at this location.
+
+        ``existsok`` overrides the storage's own argument if it is True.
+        """
         if not self.is_directory:
             settings = replace(settings, checksum=False, reserve=False)
             return Engine.anonymous(settings, prefault=self.prefault)
@@ -120,7 +123,10 @@ class Location:
 
 
 def check_recorded(recorded: Settings, asked: Settings, where: str) -> None:
-    """Raises SchemaMismatchError if an existing buffer differs from the requested one."""
+    """Raises SchemaMismatchError if an existing buffer cannot be used with the requested settings.
+
+    ``where`` is the name of the buffer in messages.
+    """
     kinds = _kind_of(recorded, where), _kind_of(asked, where)
     if kinds[0] != kinds[1]:
         raise SchemaMismatchError(
@@ -131,10 +137,10 @@ def check_recorded(recorded: Settings, asked: Settings, where: str) -> None:
         )
     wanted, found = (one.extra.get("share_next") for one in (asked, recorded))
     if wanted is not None and wanted != found:
-        there = "each leaf has a column" if found is None else f"share_next was {found}"
+        there = "without share_next" if found is None else f"with share_next={found}"
         raise SchemaMismatchError(
-            f"{where}: the buffer in this directory has another share_next: {there}, but this "
-            f"storage was created with {wanted}; use the same value, or another directory",
+            f"{where}: the buffer in this directory was created {there}, but this storage was "
+            f"created with share_next={wanted}; use the same value, or another directory",
             expected=found,
             found=wanted,
         )
@@ -168,7 +174,10 @@ def _listed(parts: list[str]) -> str:
 
 
 def unmade(engine: Engine) -> bool:
-    """Removes a buffer that was just created. Returns False if it has items or other clients."""
+    """Removes a buffer that this process has just created.
+
+    Returns False if another client has created it or uses it.
+    """
     if engine.seat.incarnation != 1 or not engine.seat.is_alone():
         return False
     engine.cleanup()

@@ -1,4 +1,4 @@
-"""Builds padded or nested batches of items that differ in shape."""
+"""Builds padded or nested batches from items of different shapes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PAD, _NEST = {"value", "mask_key"}, {"keys"}
 
 
 def ragged_output(asked: object) -> Callable[[Any], Any] | None:
-    """Returns the function that builds such batches.
+    """Returns the function that builds batches in the requested form, or None if it is None.
 
     Raises TypeError if ``asked`` is not a `PadOutput`.
     """

@@ -35,18 +35,18 @@ from shmbuffer.tensors.form.tensors import take_rows
 
 
 class ReadOnlyStorage(TensorStorage):
-    """A read-only storage over the files of a data set.
+    """A read-only storage for a data set in files.
 
     Learners that open the same directory share its pages, so that a data set of 100 GB is in memory
-    at most once. Writes are rejected.
+    at most once. Writes raise RuntimeError.
 
     Args:
-        path: the directory. It was written by ``dumps`` of a buffer or storage, of shmbuffer or
-            TorchRL, or has the layout of ``TensorDict.memmap`` and TorchRL's data sets. The path
-            may be a link, but the files in the directory may not.
-        priorities: a directory for the priorities, which processes can share and which survives a
-            kill. With None, the priorities are in memory that is shared with the processes that
-            receive the storage.
+        path: directory of the data set. It was written by ``dumps`` of a buffer or storage (of
+            shmbuffer or TorchRL), or it has the layout of ``TensorDict.memmap`` and TorchRL's data
+            sets. The path can be a link, but the files in the directory must not be links.
+        priorities: directory for the priorities. Several processes can share it, and it is kept if
+            they are killed. With None, the priorities are in memory that is shared with the
+            processes that receive the storage.
         device: device of the samples.
         ndim: number of leading dimensions of the data that belong to the storage.
         strict: if True, an unusable column is an error instead of a warning. A column is unusable
@@ -58,8 +58,8 @@ class ReadOnlyStorage(TensorStorage):
         SchemaMismatchError: ``priorities`` belongs to a data set of a different size.
         CorruptBufferError: a file is too short or cannot be read.
         UnsafePathError: the directory contains a link, a FIFO or a device.
-        ValueError: an entry was pickled (nothing is unpickled), or a column is unusable and
-            ``strict`` is set.
+        ValueError: an entry is stored as a pickle, which is never loaded. Also if a column is
+            unusable and ``strict`` is True.
 
     Cost: one mapping per leaf, and a table of 50 bytes per item.
 
@@ -103,7 +103,7 @@ class ReadOnlyStorage(TensorStorage):
         self._map(ring, saved)
         held = np.flatnonzero(record.present)
         with self.engine().seat.backing.lock(60.0):
-            if not ring.length and len(held):  # no other process has marked the items
+            if not ring.length and len(held):  # no other process has marked the slots of the items
                 ring.claims.claim_slots(held, in_place=True)
                 ring.claims.commit()
 
@@ -126,19 +126,22 @@ class ReadOnlyStorage(TensorStorage):
         return str(self.path)
 
     def _has_files_in(self, path: Path) -> bool:
-        """Raises RuntimeError for a save at the data set, which it would replace without a copy."""
+        """Raises RuntimeError if a save to ``path`` would replace the files of the data set.
+
+        Otherwise returns False, because the storage has no files of its own.
+        """
         if self._files.is_relative_to(os.path.realpath(path)):
             raise RuntimeError(
-                f"{path}: contains the data set, which a save would replace with a reference to "
-                "it; save to another directory. Nothing was changed"
+                f"{path}: this directory contains the data set, and a save would replace the data "
+                "set with a reference to itself; save to another directory. Nothing was changed"
             )
         return False
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         """Raises RuntimeError, because the storage is read-only."""
         raise RuntimeError(
-            f"{self.path} is a data set, which is opened read-only, and was not changed; to write "
-            "to it, copy it into a buffer with prefill_replay_buffer()"
+            f"{self.path}: the data set is read-only, and nothing was changed; to change items, "
+            "copy them into a buffer with prefill_replay_buffer()"
         )
 
     append = put = change = change_if_present = forget = _refuse
@@ -148,16 +151,16 @@ class ReadOnlyStorage(TensorStorage):
         return {"initialized": True, "path": str(self.path), "max_size": self.max_size}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Checks that a state belongs to a data set of this size.
+        """Checks that a state belongs to a data set of this size. Loads nothing.
 
         Raises:
             ValueError: the state belongs to a data set of a different size or another storage.
         """
         if state_dict.get("max_size") != self.max_size:
             raise ValueError(
-                f"{self.path}: has {self.max_size} items, but the state is of a data set of "
-                f"{state_dict.get('max_size')} items in {state_dict.get('path')}; load the state "
-                "of the same data set"
+                f"{self.path}: this data set has {self.max_size} items, but the state belongs to a "
+                f"data set of {state_dict.get('max_size')} items in {state_dict.get('path')}; load "
+                "the state of the same data set"
             )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -171,7 +174,7 @@ def _look_at(path: Path, ndim: int) -> Saved:
 
 
 def _unusable_columns(saved: Saved) -> dict[str, str]:
-    """Returns a sentence for each column under whose name a sample has a key of its own."""
+    """Returns a warning for each column that has the name of a key that samples add."""
     file = Path(saved.where) / "meta.json"
     found = OWN_KEYS.intersection(read_json(file)) if file.exists() else ()
     return {
@@ -184,10 +187,10 @@ def _unusable_columns(saved: Saved) -> dict[str, str]:
 def report_losses(
     where: str | os.PathLike[str], losses: Mapping[str, str], *, strict: bool
 ) -> None:
-    """Warns the caller's caller about columns that are left out or incomplete.
+    """Warns about columns that are left out or incomplete. Attributes it to the caller's caller.
 
     Raises:
-        ValueError: ``strict`` is True, and there is such a column.
+        ValueError: ``strict`` is True and ``losses`` is not empty.
     """
     if losses:
         message = f"{os.fspath(where)}: {' '.join(losses.values())}"
@@ -197,10 +200,10 @@ def report_losses(
 
 
 class _ReadOnlyRows(HeldRows):
-    """Columns over files that never change, so that a drawn item always remains present."""
+    """Rows in files that never change. A drawn item therefore cannot be overwritten."""
 
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
-        """Draws elements from the ring and returns their leaves, indices, tickets and weights."""
+        """Draws elements, and returns their leaves, indices, tickets and weights."""
         index, tickets, weights = draw_from(TENSORS, self.ring, count, key, beta)
         return self._take(index), index, tickets, weights
 
@@ -212,7 +215,10 @@ class _ReadOnlyRows(HeldRows):
         key: int,
         beta: float | None,
     ) -> None:
-        """Draws into rows of tensors that other rings share, from row ``first`` on."""
+        """Draws elements, and copies them to rows of ``tensors``, starting at row ``first``.
+
+        Other rings fill the remaining rows.
+        """
         draw_into(self.ring, None, drawn, key, beta)
         rows = slice(first, first + len(drawn[0]))
         for column, tensor in zip(self._flat, tensors, strict=True):

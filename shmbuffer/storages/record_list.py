@@ -1,4 +1,4 @@
-"""Base class of lists whose items are in one process or, with a directory, in shared records."""
+"""Base class of lists. Their items are Python objects or, in a directory, shared records."""
 
 from __future__ import annotations
 
@@ -42,28 +42,28 @@ class RecordOptions(Place, total=False):
 class RecordList(ListStorage):
     """Base class of `LazyStackStorage` and `CompressedListStorage`.
 
-    In a directory, each item is a record, which contains its leaves, raw or compressed, and its
-    structure. Any process can open the directory by path. If all processes are killed, the next
+    In a directory, each item is a record, which contains its structure and its leaves, raw or
+    compressed. Any process can open the directory by path. If all processes are killed, the next
     process recovers the directory and continues. The differences from a list in one process are:
 
     - There are two capacities: items (``max_size``) and bytes (``max_bytes``). When either is
-      reached, the oldest items are removed first. Slots can therefore be empty, and slices skip
-      them.
+      reached, the oldest items are removed. Slots can therefore be empty, and slices skip empty
+      slots.
     - An item is copied when it is written and when it is read. `rb[i] = item` and `set_at_` replace
-      its record with a new one at the head of the ring, which may remove the oldest items.
-    - An item contains tensors, numpy arrays and numbers, text, bytes, int, float, bool, None, and
-      TensorDicts, tensorclasses, dicts, lists and tuples of them. Anything else raises TypeError,
-      because nothing is pickled.
+      its record with a new one at the head of the ring, which can remove the oldest items.
+    - An item consists of tensors, NumPy arrays and numbers, text, bytes, int, float, bool, None,
+      and TensorDicts, tensorclasses, dicts, lists and tuples of these. Any other object raises
+      TypeError, because nothing is pickled.
 
     A pickled storage contains its path and arguments, not its items.
     """
 
     family: ClassVar[str]
-    """Name under which a directory records this class and its subclasses."""
+    """Name of this class and its subclasses in the files of a directory."""
     kinds: ClassVar[dict[str, type[RecordList]]] = {}
-    """Classes that a directory may name, by their `family`."""
+    """Classes by their `family`, to create the storage for a directory."""
     storage_options: ClassVar[frozenset[str]] = frozenset(("device", "pad_output"))
-    """Arguments that cannot be recorded; pass them to `from_engine`."""
+    """Arguments that are not recorded in the directory, and can be passed to `from_engine`."""
 
     _instead = (
         "pass max_size, max_bytes, a scratch_dir and shared_init=True, so that its items are "
@@ -95,7 +95,7 @@ class RecordList(ListStorage):
         if max_bytes is not None and not location.is_directory:
             raise ValueError(
                 f"{type(self).__name__}(max_bytes={max_bytes}): a list in one process is only "
-                "limited by max_size; pass scratch_dir or shared_init=True for a byte ring, or "
+                "limited by max_size; pass scratch_dir or shared_init=True for a ring of bytes, or "
                 "leave max_bytes out"
             )
         if location.prefault and not location.is_directory:
@@ -114,9 +114,9 @@ class RecordList(ListStorage):
 
     @classmethod
     def from_engine(cls, engine: Engine, **options: Any) -> Self:
-        """Returns the storage of an open buffer and takes ownership of its handle.
+        """Creates a storage for an open buffer, and takes ownership of its handle.
 
-        ``options`` are arguments that cannot be recorded; see `storage_options`.
+        ``options`` are the arguments that the directory does not contain; see `storage_options`.
         """
         settings = engine.settings
         storage = cls(
@@ -133,7 +133,7 @@ class RecordList(ListStorage):
     @classmethod
     @abstractmethod
     def _recalled(cls, recorded: dict[str, Any]) -> dict[str, Any]:
-        """Returns the arguments that `_recorded` has stored."""
+        """Converts a result of `_recorded` back to arguments of the constructor."""
 
     def _settings(self) -> Settings:
         assert self.max_bytes is not None
@@ -161,11 +161,11 @@ class RecordList(ListStorage):
 
     @abstractmethod
     def _recorded(self) -> dict[str, Any]:
-        """Returns the arguments to record, as JSON, so that ``attach`` creates the same storage."""
+        """Returns the arguments that `attach` needs to create the same storage, as JSON."""
 
     @abstractmethod
     def _collate(self, data: Any) -> Any:
-        """Builds a batch from the result of `fetch`, and ignores ``pad_output``."""
+        """Builds a batch from a result of `fetch` if ``pad_output`` is None."""
 
     def _records(self) -> RecordStore:
         store = self._store()
@@ -199,14 +199,14 @@ class RecordList(ListStorage):
         return self._records().change_held(elements, tickets, edit)
 
     def entry(self, index: Any, path: tuple[str, ...]) -> tuple[Ints, torch.Tensor, Ints]:
-        """Returns elements, the numbers of one entry, and tickets (-1 without an item)."""
+        """Reads one entry of some items; see `Storage.entry`."""
         if not self.shared:
             return super().entry(index, path)
         elements = ravel(index, ())
         (column,), tickets = self._records().entries(elements, [path])
         held = tickets >= 0
         if any(one is None for one in column):
-            raise KeyError(f"{'.'.join(path)!r} is not a scalar in each of the items")
+            raise KeyError(f"entry {'.'.join(path)!r} is not a scalar in every item")
         found = [as_tensor(one).cpu() for one in column]
         first = found[0] if found else cpu.zeros((), dtype=torch.float64)
         numbers = cpu.zeros((len(elements), *first.shape), dtype=first.dtype)
@@ -215,10 +215,10 @@ class RecordList(ListStorage):
         return elements, numbers, tickets
 
     def collate(self, items: Any) -> Any:
-        """Builds a batch from several items of `fetch` or `get`; see ``pad_output``."""
+        """Builds a batch, in the form of ``pad_output``, from a result of `fetch` or `get`."""
         return self._collate(items) if self._output is None else self._output(items)
 
-    # -- everything ----------------------------------------------------------------------------
+    # -- all items -----------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the items or records, their slots, the cursor and the capacity."""
@@ -228,11 +228,11 @@ class RecordList(ListStorage):
         return super().state_dict()
 
     def copy_in(self, items: list[Any], slots: Ints, *, cursor: int, write_count: int) -> None:
-        """Replaces the contents with ``items``, each in its slot."""
+        """Replaces the contents with ``items``, and writes ``items[i]`` to ``slots[i]``."""
         if not self.shared:
             super().copy_in(items, slots, cursor=cursor, write_count=write_count)
             return
-        order = np.argsort((slots - cursor) % self._max_size, kind="stable")  # the oldest first
+        order = np.argsort((slots - cursor) % self._max_size, kind="stable")  # oldest items first
         codec, batches = self._codec, []
         assert isinstance(codec, TensorRecordCodec)
         with Progress("load", len(order), "items") as progress:
@@ -259,9 +259,11 @@ class RecordList(ListStorage):
         write_count: int,
         tickets: Tickets | None = None,
     ) -> None:
-        """Replaces the contents with records, or changes nothing if one is damaged or does not fit.
+        """Replaces the contents with records; see `ListStorage.load_image`.
 
-        Cost: copies the bytes twice, some megabytes at a time.
+        If a record is damaged or the records do not fit, raises an error and changes nothing.
+
+        Cost: two copies of the bytes, a few megabytes at a time.
         """
         if not self.shared:
             super().load_image(image, slots, cursor=cursor, write_count=write_count)
@@ -269,7 +271,7 @@ class RecordList(ListStorage):
         capacity, nbytes = self._max_size, int(image.sizes.sum())
         with Progress("check", nbytes) as progress:
             for rows in image.pieces():
-                locate(image.batch(rows), image.where)  # as far as can be checked, each is a record
+                locate(image.batch(rows), image.where)  # raises an error for a damaged record
                 progress.advance(int(image.sizes[rows].sum()))
         self._require_bytes(int(padded(image.sizes).sum()))
         store, codec = self._records(), self._codec
@@ -288,7 +290,7 @@ class RecordList(ListStorage):
         numbers, lap, head = slots, capacity, cursor % capacity
         if tickets is not None and exact:
             numbers, head = tickets.for_ring(ring)
-            lap = head + 1  # no ticket follows one of the lap before
+            lap = head + 1  # tickets, unlike slots, do not wrap around
         with whole_or_empty(ring, self.where), Progress("load", nbytes) as progress:
             for rows in image.runs(numbers, lap) if len(image) else ():
                 ring.restore(int(numbers[rows[0]]), 0, None)

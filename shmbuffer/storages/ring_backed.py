@@ -1,10 +1,10 @@
 """Storage with a ring, in a directory that processes share or in memory.
 
     RingBacked ─┬─ engine   the handle of the buffer: clients, priorities, recovery
-                └─ mover    moves items into its ring and out of it; None before a write
+                └─ mover    writes items to the ring and reads them; None before the first write
 
 A storage that is not shared returns views for an int or a slice, as in TorchRL. A shared storage
-returns validated copies, because other processes may overwrite its items.
+returns validated copies, because other processes can overwrite its items.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class RingBacked(Storage):
     """Base class of the storages that have a ring."""
 
     _between: ClassVar[tuple[str, ...]] = ("get", "set")
-    """Methods that a subclass must not override if batches are written natively."""
+    """Methods that prevent native writes if a subclass overrides them."""
 
-    _table_owner: weakref.ref[Any] | None = None  # the sampler of the ring's priorities
+    _table_owner: weakref.ref[Any] | None = None  # the sampler that uses the ring's priorities
 
     described: Callable[[Settings], Settings] | None = None
     """Function that adds the buffer's own settings when its directory is created."""
@@ -57,7 +57,10 @@ class RingBacked(Storage):
     # -- engine and ring -----------------------------------------------------------------------
 
     def engine(self) -> Engine:
-        """Returns the process's handle, opened on first use. Must not be opened after a fork."""
+        """Returns this process's handle of the buffer, and opens it on first use.
+
+        Raises RuntimeError if the storage was created before a fork and is first used in the child.
+        """
         return self._engine or self._open()
 
     def _open(self, *, existsok: bool = False) -> Engine:
@@ -81,15 +84,18 @@ class RingBacked(Storage):
         raise NotImplementedError(type(self).__name__)
 
     def _opened(self, engine: Engine) -> Engine:
-        """Prepares an engine that was just opened."""
+        """Prepares an engine that has just been opened, and returns it."""
         return engine
 
     def _attach_ring(self, ring: Ring) -> Any:
-        """Creates the mover for a ring."""
+        """Creates the mover for a ring, stores it and returns it."""
         raise NotImplementedError(type(self).__name__)
 
     def mover(self) -> Any:
-        """Returns the mover, or None before the first write. Maps files of another process."""
+        """Returns the mover, or None before the first write.
+
+        If another process has made the first write, maps the files and creates the mover.
+        """
         if self._mover is None and self._engine is not None:
             ring = self._engine.ring()
             if ring is not None:
@@ -97,7 +103,11 @@ class RingBacked(Storage):
         return self._mover
 
     def _need(self, index: Any = None) -> Any:
-        """Returns the mover. Raises an error before the first write."""
+        """Returns the mover.
+
+        Before the first write, raises IndexError for an ``index`` that names single items, and
+        EmptyBufferError for any other.
+        """
         mover = self._mover or self.mover()
         if mover is None:
             nothing = "nothing was written yet, so there is nothing to read"
@@ -111,7 +121,10 @@ class RingBacked(Storage):
 
     @property
     def open_engine(self) -> Engine | None:
-        """Open handle that counts, flushes and records the operations of this storage, or None."""
+        """Handle that counts, flushes and records the operations of this storage.
+
+        None if the handle is not open.
+        """
         return self._engine
 
     def ring(self) -> Ring | None:
@@ -120,7 +133,10 @@ class RingBacked(Storage):
         return None if mover is None else mover.ring
 
     def lanes(self) -> tuple[int, ...]:
-        """Returns the sizes of the dimensions after the first, or ``()`` before the first write."""
+        """Returns the sizes of the storage's dimensions after the first.
+
+        Returns ``()`` before the first write.
+        """
         mover = self._mover or self.mover()
         return () if mover is None else mover.lanes
 
@@ -131,14 +147,14 @@ class RingBacked(Storage):
 
     @property
     def _directory(self) -> Path | None:
-        """Returns the directory, or None in memory or while a temporary directory has no name."""
+        """The directory, or None if there is none or a temporary directory is not yet created."""
         if self._engine is not None:
             return self._engine.path
         return None if self._location is None else self._location.directory
 
     @property
     def scratch_dir(self) -> Path | None:
-        """The directory, or None in memory or while a temporary directory has no name."""
+        """The directory, or None if there is none or a temporary directory is not yet created."""
         return self._directory
 
     @property
@@ -147,7 +163,7 @@ class RingBacked(Storage):
         return "this buffer" if self._directory is None else str(self._directory)
 
     def _place(self) -> str:
-        """Returns the directory of the buffer or of a save that is open for reading."""
+        """Returns the directory of the buffer, or of the save that the storage reads, as text."""
         directory = self._directory
         return self._engine.where if directory is None and self._engine else str(directory)
 
@@ -158,7 +174,7 @@ class RingBacked(Storage):
 
     @property
     def writes_natively(self) -> bool:
-        """True unless a subclass overrides a method that writes."""
+        """True unless a subclass overrides ``get`` or a method that writes items."""
         return not any(has_its_own(self, name) for name in self._between)
 
     @eager
@@ -174,12 +190,15 @@ class RingBacked(Storage):
         for slot in held:
             try:
                 yield self.get(slot)
-            except IndexError:  # overwritten since
+            except IndexError:  # the item was overwritten in the meantime
                 if not self.shared:
                     raise
 
     def contains(self, item: Any) -> Any:
-        """True if a slot (negative: from the end) holds an item; one bool per slot of a tensor."""
+        """True if there is an item at a slot. Negative numbers count from the end.
+
+        For a tensor of slots, returns a tensor with one bool per slot.
+        """
         asked = np.asarray(item, np.int64)
         ring = self.ring()
         there = np.zeros(asked.shape, np.bool_)
@@ -207,15 +226,18 @@ class RingBacked(Storage):
             data: a batch or an item.
             single: True if ``data`` is one item.
             priorities: raw priorities, float64, one per element. None uses the largest so far.
-            streams: a stream from 0 to 2**24 - 1 per slot, or one for all slots. None means 0.
+            streams: stream number from 0 to 2**24 - 1 for each slot, or one number for all slots.
+                None means 0.
 
         Returns:
-            The first position, for `written`, and the number of slots.
+            The first position, which can be passed to `written`, and the number of slots.
         """
 
     @eager
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
-        """Writes new items to explicit indices. They get the default priority and are counted.
+        """Writes new items to explicit indices.
+
+        The items get the default priority, and the write is counted.
 
         Args:
             cursor: an int for one item, or a slice, range, list, array or tensor of ints or
@@ -226,21 +248,27 @@ class RingBacked(Storage):
         Raises:
             IndexError: an index is beyond the capacity. A list storage raises RuntimeError instead,
                 and also for an index that would leave a gap.
-            SchemaMismatchError: the leaves differ, or a shared storage would get a new key.
-            ValueError: the numbers of items and indices differ.
+            SchemaMismatchError: the leaves do not match, or there is a new key in a shared storage.
+            ValueError: the number of items differs from the number of indices.
 
         If an error is raised, nothing is changed.
         """
         self.put(cursor, data, in_place=False)
 
     def written(self, first: int, count: int, *, single: bool = False) -> int | torch.Tensor:
-        """Returns the index of a write, from the first place and the count that `append` returned.
+        """Returns the index of the items that `append` has written.
 
-        The result is element indices int64 ``[count]``, or an int if ``single``; with lanes,
-        coordinates ``[count * lanes, ndim]``.
+        Args:
+            first: the first result of `append`.
+            count: the second result of `append`.
+            single: True if `append` was called with ``single=True``.
+
+        Returns:
+            Element numbers int64 ``[count]``, or an int if ``single`` is True. If the storage has
+            lanes, coordinates int64 ``[count * lanes, ndim]``.
         """
         mover = self._mover or self.mover()
-        if mover is None:  # an empty list creates no ring
+        if mover is None:  # nothing was written, because an empty list does not create a ring
             return cpu.empty(0, dtype=torch.int64)
         capacity = mover.ring.capacity
         start = first % capacity
@@ -254,7 +282,10 @@ class RingBacked(Storage):
         return torch.from_numpy(index % capacity if start + count > capacity else index)
 
     def index(self, elements: torch.Tensor) -> torch.Tensor:
-        """Returns element indices in the form of a write: ``[n]``, or with lanes ``[n, ndim]``."""
+        """Returns element numbers ``[n]`` as the index of a write.
+
+        The result is coordinates ``[n, ndim]`` if the storage has lanes.
+        """
         lanes = self.lanes()
         return torch.stack(unravel(elements, lanes), -1) if lanes else elements
 
@@ -275,25 +306,28 @@ class RingBacked(Storage):
                 if the storage has several dimensions. A mask has the length of the storage.
 
         Returns:
-            The data in the form in which they were written. Several items of a list are a list, or
-                a lazy stack from a `LazyStackStorage`. Ints and slices return views of tensors that
-                are not shared; shared items are validated copies.
+            The data in the form in which they were written. Several items of a list storage are a
+                list, or a lazy stack if it is a `LazyStackStorage`. An int or a slice returns views
+                if the storage is not shared. Otherwise, the result is a validated copy.
 
         Raises:
-            IndexError: a slot holds no item. A slice skips such slots instead.
+            IndexError: a slot contains no item. A slice skips such slots instead.
             EmptyBufferError: nothing was ever written.
             RuntimeError: the index has more dimensions than the storage.
         """
         return self.uncollated(RingBacked.fetch(self, index))
 
     def fetch(self, index: Any, *, dim_extend: int = 0, views: bool | None = None) -> Any:
-        """Returns items for `collate`. Without ``views``, items of a shared storage are copies."""
+        """Returns the item at an int, or several items in the form that `collate` accepts.
+
+        If ``views`` is None, the items are copies if the storage is shared.
+        """
         as_views = not self.shared if views is None else views
         mover = self._mover or self._need(index)
         return self.to_device(mover.fetch(index, dim_extend=dim_extend, as_views=as_views))
 
     def fetch_held(self, index: Any, tickets: torch.Tensor) -> Any:
-        """Returns copies of chosen elements, or None if one of them was replaced."""
+        """Copies elements that a sampler has chosen. Returns None if one of them was replaced."""
         mover = self._mover or self._need()
         elements = index
         if mover.lanes or not is_plain(index):
@@ -302,16 +336,16 @@ class RingBacked(Storage):
         return None if found is None else self.to_device(mover.build(found, tuple(elements.shape)))
 
     def tickets(self, index: Any) -> torch.Tensor:
-        """Returns the tickets of the items at ``index``, int64 ``[n]``, or -1 without an item.
+        """Returns the tickets of the items at ``index``, int64 ``[n]``, or -1 for an empty slot.
 
-        A custom sampler returns them as ``"index_generation"`` to identify its items.
+        A custom sampler can return the tickets as ``"index_generation"`` to identify its items.
         """
         mover = self._need()
         slots = ravel(index, mover.lanes) // mover.ring.width
         return torch.from_numpy(tickets_at(mover.ring, slots))
 
     def draw(self, count: int, key: int, beta: float | None) -> Drawn:
-        """Chooses elements and reads them in one native call."""
+        """Chooses elements and reads them in one native call; see `Storage.draw`."""
         mover = self._mover or self.mover()
         if mover is None:
             raise EmptyBufferError("Cannot sample from an empty storage; write to it first")
@@ -319,13 +353,13 @@ class RingBacked(Storage):
         return self.to_device(mover.build(found, (count,))), index, tickets, weights
 
     def iter_in_order(self, chunk: int) -> Iterator[Any]:
-        """Yields validated batches of at most ``chunk`` slots in storage order."""
+        """Yields validated copies of all items in storage order, ``chunk`` slots at a time."""
         ring = self.ring()
         for start in range(0, 0 if ring is None else extent(ring), chunk):
             yield self.fetch(slice(start, start + chunk), views=False)
 
     def to_device(self, data: Any) -> Any:
-        """Returns ``data`` on the storage's device."""
+        """Moves ``data`` to the storage's device. By default, returns ``data`` unchanged."""
         return data
 
     # -- clients ---------------------------------------------------------------------------------
@@ -333,12 +367,15 @@ class RingBacked(Storage):
     def cleanup(self) -> bool:
         """Removes the files of the storage from disk. The storage cannot be used afterwards.
 
-        Returns False if there are no files. Idempotent.
+        Returns False if there are no files. Can be called again.
         """
         return False if self._engine is None else self._engine.cleanup()
 
     def close(self) -> None:
-        """Closes the handle and the mapping. Committed items are kept. Idempotent."""
+        """Closes the handle and unmaps the files, which keep all committed items.
+
+        Can be called again.
+        """
         if self._engine is not None:
             self._engine.close()
 

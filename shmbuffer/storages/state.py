@@ -1,4 +1,4 @@
-"""Conversion of a storage to a dict of tensors and back, for ``state_dict``."""
+"""Converts the contents of a storage to a dict of tensors and back, for ``state_dict``."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from shmbuffer.tensors.form.tensor_kit import values_of
 
 
 def state_of(rows: Rows | None) -> dict[str, Any]:
-    """Returns all items with their places.
+    """Returns a dict with all items of a storage.
 
-    ``_index`` has the elements, ``_structure`` their structure and ``_sources`` the writers.
-    ``_storage`` has one tensor ``[n, *shape]`` per leaf under its dotted name, or a list of objects
-    and their shape.
+    ``_index`` contains the element numbers of the items, ``_structure`` the structure of an item,
+    and ``_sources`` the writers. ``_storage`` contains one tensor ``[n, *shape]`` per leaf under
+    the leaf's dotted name, or a list of objects and their shape.
     """
     if rows is None:
         return {"initialized": False, "_len": 0}
@@ -55,19 +55,22 @@ def state_of(rows: Rows | None) -> dict[str, Any]:
 
 
 def example_of(state: dict[str, Any]) -> Any:
-    """Returns a batch of one zero item, which defines a storage for the state."""
+    """Returns a batch of one item of zeros, from which a storage for the state can be defined."""
     node, lanes, columns = _form_of(state)
     return node.build(map(blank, columns), (1, *lanes), cpu.DEVICE)
 
 
 def load_state(rows: Rows, state: dict[str, Any]) -> None:
-    """Replaces the contents of a storage with a state."""
+    """Replaces the contents of a storage with a result of `state_of`.
+
+    Raises ValueError if the storage has a different size.
+    """
     ring, leaves = rows.ring, rows.leaves
     lanes, capacity = tuple(state["_structure"]["lanes"]), state["_structure"]["capacity"]
     if (ring.capacity, leaves.lanes) != (capacity, lanes):
         raise ValueError(
-            f"the state is of a storage of {[capacity, *lanes]}, but this one has "
-            f"{[ring.capacity, *leaves.lanes]}"
+            f"the state belongs to a storage of shape {[capacity, *lanes]}, but this storage has "
+            f"shape {[ring.capacity, *leaves.lanes]}; load it into a storage of the same shape"
         )
     node, _, columns = _form_of(state)
     data = node.build(iter(columns), (len(columns[0]), *lanes), cpu.DEVICE)
@@ -81,12 +84,12 @@ def load_state(rows: Rows, state: dict[str, Any]) -> None:
         write_count=len(state["_index"]),
         sources=sources_of_state(state),
     )
-    if not ring.schema.sharing:  # else the core has recorded them
+    if not ring.schema.sharing:  # with sharing, the core has already recorded the sources
         sources_from_state(ring, state)
 
 
 def _form_of(state: dict[str, Any]) -> tuple[Node, tuple[int, ...], list[Any]]:
-    """Returns the structure, the lanes, and a column ``[n, *lanes, *shape]`` for each leaf."""
+    """Returns the structure and the lanes in a state, and its columns ``[n, *lanes, *shape]``."""
     lanes = tuple(state["_structure"]["lanes"])
     columns = []
     for column in state["_storage"].values():
@@ -97,12 +100,12 @@ def _form_of(state: dict[str, Any]) -> tuple[Node, tuple[int, ...], list[Any]]:
 
 
 def _dotted(path: tuple[str, ...]) -> str:
-    """Joins a nested key with dots; dots and backslashes in a key are escaped with a backslash."""
+    """Joins a nested key with dots. Dots and backslashes in a key are escaped with a backslash."""
     return ".".join(key.replace("\\", "\\\\").replace(".", "\\.") for key in path)
 
 
 def _plain(column: Any) -> Any:
-    """Returns a column in the form in which a state stores it."""
+    """Converts a column to the form that `state_of` stores: a tensor, or a dict with a list."""
     if isinstance(column, torch.Tensor):
         return column
     return {"objects": column.tolist(), "shape": list(column.shape)}

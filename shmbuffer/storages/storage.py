@@ -1,4 +1,4 @@
-"""Base class of storages: TorchRL's access by index, and the further methods for a buffer."""
+"""Base class of storages, with TorchRL's methods and the methods that only buffers call."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from shmbuffer.tensors.form import cpu
 
 
 class Storage(Checkpoints):
-    """Base class of storages, which contain the items of a buffer.
+    """Base class of storages. A storage contains the items of a buffer.
 
-    A custom storage must define ``set``, ``get`` and ``__len__``. Any sampler and any writer can
-    use the storage through these three methods.
+    A custom storage must define ``set``, ``get`` and ``__len__``. These three methods are enough
+    for any sampler and any writer.
 
     Args:
         max_size: capacity in elements.
@@ -43,7 +43,7 @@ class Storage(Checkpoints):
     _kind = "storage"
     _default_checkpointer: ClassVar[type[Any]] = StorageCheckpointerBase  # TorchRL's name
     _checkpointer: Any = None
-    _location: Location | None = None  # location of its directory, if it can have one
+    _location: Location | None = None  # None if the storage cannot be in a directory
 
     def __init__(self, max_size: int, checkpointer: Any = None, compilable: bool = False) -> None:
         self._checkpointer = checkpointer
@@ -60,7 +60,7 @@ class Storage(Checkpoints):
 
     @property
     def shared(self) -> bool:
-        """True if other processes may read and write the items."""
+        """True if other processes can read and write the items."""
         return False
 
     @property
@@ -70,16 +70,22 @@ class Storage(Checkpoints):
 
     @property
     def open_engine(self) -> Engine | None:
-        """Open handle that counts, flushes and records the operations of this storage, or None."""
+        """Handle that counts, flushes and records the operations of this storage.
+
+        None if the storage has no handle, or if its handle is not open.
+        """
         return None
 
     def ring(self) -> Ring | None:
-        """Returns the ring with order, slot words, tickets and priorities, if there is one."""
+        """Returns the ring, which contains the order, words, tickets and priorities of the items.
+
+        Returns None if the storage has no ring.
+        """
         return None
 
     @property
     def draws_natively(self) -> bool:
-        """True if `draw` chooses, reads, validates and weighs items in one native call."""
+        """True if one native call of `draw` chooses, copies and validates items with weights."""
         return False
 
     @property
@@ -89,7 +95,7 @@ class Storage(Checkpoints):
 
     @property
     def shape(self) -> torch.Size | None:
-        """``[slots, *lanes]``; RuntimeError if the storage does not define its lanes."""
+        """Shape ``[slots, *lanes]``. Raises RuntimeError if the class does not define the lanes."""
         if self.ndim == 1:
             return torch.Size((self.max_size,))
         raise RuntimeError(
@@ -99,13 +105,13 @@ class Storage(Checkpoints):
 
     @property
     def tracks_generations(self) -> bool:
-        """True if the ticket of an item shows whether the item was replaced."""
+        """True if the ticket of a sampled item shows later whether the item was replaced."""
         return False
 
     # -- reading -------------------------------------------------------------------------------
 
     def get(self, index: Any) -> Any:
-        """Returns the item at an int or the batch of items at a sequence."""
+        """Returns the item at an int, or a batch with the items at a sequence of ints."""
         raise NotImplementedError(f"{type(self).__name__} does not implement get()")
 
     def fetch(self, index: Any, *, dim_extend: int = 0, views: bool | None = None) -> Any:
@@ -128,23 +134,24 @@ class Storage(Checkpoints):
         return self.get(index)
 
     def draw(self, count: int, key: int, beta: float | None) -> Drawn:
-        """Chooses elements and reads them in one native call; requires `draws_natively`.
+        """Chooses elements and reads them in one native call, if `draws_natively` is True.
 
         Args:
             count: number of elements.
             key: seed of the draw.
-            beta: exponent of the weights; None draws uniformly without weights.
+            beta: exponent of the importance weights. None draws uniformly, without weights.
         """
         raise NotImplementedError(
-            f"items of a {type(self).__name__} are sampled by a sampler, by index"
+            f"{type(self).__name__} does not implement draw(); choose indices with a sampler, and "
+            "read the items with get()"
         )
 
     def collate(self, data: Any) -> Any:
-        """Builds a batch from several items of `fetch`. The default returns them unchanged."""
+        """Builds a batch from several items that `fetch` returned. By default, changes nothing."""
         return data
 
     def uncollated(self, data: Any) -> Any:
-        """Returns several items as a ``collate_fn`` takes them and `get` returns them."""
+        """Converts several items that `fetch` returned to the form of `get` and ``collate_fn``."""
         return data
 
     def iter_in_order(self, chunk: int) -> Iterator[Any]:
@@ -155,22 +162,22 @@ class Storage(Checkpoints):
     # -- writing -------------------------------------------------------------------------------
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
-        """Writes one item at an int or a batch at a sequence of them."""
+        """Writes one item to an int, or a batch to a sequence of ints."""
         raise NotImplementedError(f"{type(self).__name__} does not implement set()")
 
     def prepare(self, data: Any, single: bool) -> None:
-        """Prepares the storage for a write of ``data`` without writing it.
+        """Prepares the storage for a write of ``data``, without writing it.
 
-        Priorities can then be passed with the first write. With ``single`` it is one item, not a
-        batch.
+        Priorities can then be passed with the first write. ``data`` is one item if ``single`` is
+        True, otherwise a batch.
         """
 
     def put(self, index: Any, data: Any, *, in_place: bool) -> None:
-        """Writes ``data``; ``in_place`` changes existing items and keeps their priorities."""
+        """Writes ``data`` to ``index``. With ``in_place``, existing items keep their priorities."""
         self[index] = data
 
     def knows(self, path: tuple[str, ...]) -> bool:
-        """True if items have this entry; otherwise it would be a new column."""
+        """True if the items have an entry at ``path``. If not, writing it adds a column."""
         return True
 
     def change(
@@ -207,15 +214,16 @@ class Storage(Checkpoints):
         Args:
             index: the index of a sample.
             generation: the generation of the same sample.
-            patch: the entries, each ``[n, ...]``, or with the dimensions of the written data: ``[n,
-                *lanes, ...]``, or those of an index of streams.
-            dim_extend: dimension of the written data along which the items are.
+            patch: new values of the entries. Each value has the shape ``[n, ...]``, or the
+                dimensions of the written data: ``[n, *lanes, ...]``, or those of an index of
+                streams.
+            dim_extend: see `fetch`.
 
         Returns:
             bool ``[n]``, True for the items that were changed.
 
         Raises:
-            RuntimeError: the storage keeps no generations.
+            RuntimeError: the storage does not track generations.
         """
         raise RuntimeError(self._no_generations)
 
@@ -223,7 +231,8 @@ class Storage(Checkpoints):
         """Reads one entry of some items.
 
         Returns:
-            Elements int64 ``[n]``; the numbers ``[n, ...]``; the tickets, -1 without an item.
+            The element numbers int64 ``[n]``, the values of the entry ``[n, ...]``, and the tickets
+            int64 ``[n]``, which are -1 for slots without an item.
         """
         raise RuntimeError(self._no_generations)
 
@@ -235,13 +244,13 @@ class Storage(Checkpoints):
         )
 
     def forget(self, *, keep_write_count: bool) -> None:
-        """Removes all items. ``keep_write_count`` continues the count of writes."""
+        """Removes all items. With ``keep_write_count``, the number of writes is not reset."""
         self._empty()
 
     # -- watching --------------------------------------------------------------------------------
 
     def attach(self, buffer: Any) -> None:
-        """Registers ``buffer.mark_update(index)`` to be called for every write by any process.
+        """Registers ``buffer.mark_update(index)`` to be called after each write to this object.
 
         The storage holds a weak reference to ``buffer``.
         """
@@ -249,7 +258,7 @@ class Storage(Checkpoints):
             self._watchers.append(weakref.ref(buffer))
 
     def detach(self, buffer: Any) -> None:
-        """Reverts `attach`. Does nothing if ``buffer`` is not attached."""
+        """Undoes `attach`. Does nothing if ``buffer`` is not attached."""
         self._watchers = [one for one in self._watchers if one() not in (None, buffer)]
 
     def notify(self, index: Any) -> None:
@@ -267,15 +276,15 @@ class Storage(Checkpoints):
                 forget()
 
     def define(self, example: Any) -> None:
-        """Defines the structure of the items before the first write, if the storage needs it."""
+        """Defines the structure of the items before the first write. Does nothing by default."""
 
     def contains(self, item: int) -> bool:
-        """True if there is an item at ``item``; negative numbers count from the end."""
+        """True if there is an item at the index ``item``. Negative indices count from the end."""
         return -len(self) <= item < len(self)
 
     @property
     def checkpointer(self) -> Any:
-        """Object that saves the storage; setting it to None restores the default."""
+        """Object that saves the storage. Setting it to None restores the default."""
         if self._checkpointer is None:
             self._checkpointer = self._default_checkpointer()
         return self._checkpointer
@@ -295,7 +304,7 @@ class Storage(Checkpoints):
     def dumps(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
         """Saves the storage to the directory ``path``; see `Checkpoints.dumps`.
 
-        A checkpointer with a file format of its own (`H5StorageCheckpointer`) saves to the file
+        A checkpointer with its own file format, such as `H5StorageCheckpointer`, saves to the file
         ``path`` if its name has the suffix of that format.
         """
         saves_to_file = getattr(self.checkpointer, "saves_to_file", None)
@@ -322,8 +331,8 @@ class Storage(Checkpoints):
             )
         if checkpointer.has_hooks or not checkpointer.writes_snapshots(self):
             raise RuntimeError(
-                f"{path}: the storage has its own files there, and {type(checkpointer).__name__} "
-                "with its hooks would overwrite them; save to another directory"
+                f"{path}: the storage has its own files there, which "
+                f"{type(checkpointer).__name__} would overwrite; save to another directory"
             )
         checkpointer.ring_of(self)
         engine = self.open_engine
@@ -342,7 +351,7 @@ class Storage(Checkpoints):
 
     @property
     def saves_snapshots(self) -> bool:
-        """False if a buffer with this storage has to be saved in TorchRL's layout."""
+        """False if a buffer with this storage can only be saved in TorchRL's layout."""
         ask = getattr(self.checkpointer, "writes_snapshots", None)
         return ask is None or ask(self)
 
@@ -352,7 +361,7 @@ class Storage(Checkpoints):
         return type(self.checkpointer) is StorageCheckpointerBase
 
     def flatten(self) -> Any:
-        """Returns all items as one batch with one dimension for the storage."""
+        """Returns all items as one batch, with a single dimension for the storage."""
         return self.get(slice(None))
 
     # -- saving and closing --------------------------------------------------------------------
@@ -362,14 +371,14 @@ class Storage(Checkpoints):
         return False
 
     def close(self) -> None:
-        """Releases all resources of the storage except memory. Idempotent."""
+        """Releases all resources of the storage except memory. Can be called again."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the contents of the storage in memory."""
+        """Returns the contents of the storage as a dict in memory."""
         raise NotImplementedError(f"{type(self).__name__} does not implement state_dict()")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the result of `state_dict`."""
+        """Replaces the contents of the storage with a result of `state_dict`."""
         raise NotImplementedError(f"{type(self).__name__} does not implement load_state_dict()")
 
     def _empty(self) -> None:
@@ -388,9 +397,9 @@ class Storage(Checkpoints):
         return self.contains(index)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_watchers": []}  # watchers are not attached in other processes
+        return {**self.__dict__, "_watchers": []}  # other processes do not have the watchers
 
 
 def ring_of(storage: Any) -> Ring | None:
-    """Returns the ring of any storage, or None if it has no ring yet or at all."""
+    """Returns the ring of a storage of any class, or None if the storage has no ring."""
     return storage.ring() if isinstance(storage, Storage) else None

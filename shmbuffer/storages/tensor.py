@@ -1,4 +1,4 @@
-"""Storage of tensors with one column per leaf, and its base form over the caller's tensors."""
+"""Storage of tensors, with one column per leaf. The base class uses the caller's tensors."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ from shmbuffer.tensors.form.tensor_nodes import TensorDictNode, fields, is_colle
 
 
 class TensorStorage(RingBacked):
-    """A storage over the caller's tensors, which is full from the start and written in place.
+    """A storage that reads and writes the caller's tensors in place. It is full from the start.
 
     Args:
-        storage: a TensorDict, tensorclass, tensor or PyTree ``[slots, *lanes, ...]``. It is not
-            copied: writes change it, and samples see its changes. A TensorDict without entries gets
-            the entries of the first write, with zeros in all other items.
-        max_size: the number of slots in ``storage``, or None.
+        storage: a TensorDict, tensorclass, tensor or PyTree ``[slots, *lanes, ...]``. The tensors
+            are not copied: writes change them, and samples contain changes that the caller makes. A
+            TensorDict without entries gets the entries of the first write, with zeros in all other
+            items.
+        max_size: number of slots in ``storage``, or None.
         device: device of the samples. The tensors in ``storage`` stay on their device.
         ndim: number of leading dimensions of ``storage`` that belong to the storage.
         compilable: has no effect, because `torch.compile` never compiles the native calls.
@@ -67,9 +68,9 @@ class TensorStorage(RingBacked):
     """
 
     _default_checkpointer = TensorStorageCheckpointer
-    _is_lazy = False  # True: the storage creates its own tensors
-    _memory_mapped = False  # views are `MemoryMappedTensor`
-    _given: Any = None  # the caller's; it gets columns that are added later
+    _is_lazy = False  # True if the storage creates its own tensors
+    _memory_mapped = False  # True if views are `MemoryMappedTensor`
+    _given: Any = None  # the caller's tensors, to which later columns are added
     _mover: Rows | None
 
     def __init__(
@@ -86,15 +87,15 @@ class TensorStorage(RingBacked):
             leaves, slots, columns = _columns_of(storage, ndim)
             if max_size is not None and max_size != slots:
                 raise ValueError(
-                    f"TensorStorage(max_size={max_size}): the tensors have room for {slots} items; "
-                    "leave max_size out, or pass this number"
+                    f"TensorStorage(max_size={max_size}): the tensors have {slots} rows; leave "
+                    f"max_size out, or pass max_size={slots}"
                 )
             capacity = Schema((), slots, leaves.lanes).elements
             self._location = Location()
         elif not self._is_lazy:
             raise ValueError(
-                "TensorStorage(None): pass the tensors to write into; LazyTensorStorage and "
-                "LazyMemmapStorage create their own"
+                "TensorStorage(None): pass the tensors that the storage should use, or use a "
+                "LazyTensorStorage or a LazyMemmapStorage, which create their own"
             )
         super().__init__(capacity, compilable=compilable)
         if ndim < 1:
@@ -103,15 +104,16 @@ class TensorStorage(RingBacked):
         self.device: torch.device | None = (
             None if device is None or device == "auto" else torch.device(device)
         )
-        self.mapping = "dict"  # kind of plain dicts; "tensordict" in a TensorDict buffer
+        self.mapping = "dict"  # structure kind of plain dicts; "tensordict" in a TensorDict buffer
         self.optional: frozenset[str] = OWN_KEYS  # root keys that are not stored
         self._emptied = False
-        self._handed_over = False  # before a write: no column may stay in one process
+        # True if the storage was sent to another process before a write. All of its columns must
+        # then be shared.
+        self._handed_over = False
         if storage is not None:
             ring = self._hold(leaves, slots, columns).ring
             self._given = storage
-            # In place, because the existing items were not written through a buffer, so that
-            # write_count does not include them.
+            # In place, because write_count must not include items that no buffer has written.
             ring.claims.claim_slots(np.arange(slots, dtype=np.int64), in_place=True)
             ring.claims.commit()
         elif self._location is not None and self._location.opens_at_once:
@@ -119,27 +121,30 @@ class TensorStorage(RingBacked):
 
     @property
     def shape(self) -> torch.Size | None:
-        """The shape ``[slots, *lanes]``, or None before the first write."""
+        """Shape ``[slots, *lanes]``, or None before the first write."""
         rows: Rows | None = self._mover or self.mover()
         return None if rows is None else torch.Size((rows.ring.capacity, *rows.lanes))
 
     @property
     def max_size(self) -> int:
-        """Capacity in elements; with ``ndim > 1`` a multiple of the lanes after the first write."""
+        """Capacity in elements.
+
+        If ``ndim > 1``, the first write rounds it up to a multiple of the number of lanes.
+        """
         rows: Rows | None = self._mover or self.mover()
         return self._max_size if rows is None else rows.ring.elements
 
     @property
     def initialized(self) -> bool:
-        """True after the first write, when the leaves are known."""
+        """True if the leaves are defined, usually by the first write."""
         return self.mover() is not None
 
     @property
     def _storage(self) -> Any:
-        """The data, under the name by which programs for TorchRL read them.
+        """The stored data, under the name of TorchRL's attribute.
 
-        For a directory, the result has every slot, and its entries have a ``filename``. In memory,
-        the result consists of views of the stored items.
+        If the storage is in a directory, the result contains every slot, and its entries have a
+        ``filename``. Otherwise, the result contains the stored items, as views.
         """
         if self._directory is None:
             return self[:]
@@ -147,7 +152,7 @@ class TensorStorage(RingBacked):
 
     @property
     def appends_natively(self) -> bool:
-        """True unless a subclass overrides ``append``."""
+        """True unless a subclass overrides ``append`` or ``written``."""
         return not has_its_own(self, "append") and not has_its_own(self, "written")
 
     @property
@@ -173,7 +178,7 @@ class TensorStorage(RingBacked):
         )
 
     def allow(self, keys: frozenset[str]) -> None:
-        """Allows root entries that are not leaves. They are not stored."""
+        """Allows root entries under these keys in a write. They are not stored."""
         self.optional = keys
         if self._mover is not None:
             self._mover.leaves.allow(keys)
@@ -187,7 +192,10 @@ class TensorStorage(RingBacked):
         priorities: Floats | None = None,
         streams: GivenStreams = None,
     ) -> tuple[int, int]:
-        """Appends a batch or item at the head. Cost: one native call, and 0.25 µs per leaf."""
+        """Appends a batch or an item; see `RingBacked.append`.
+
+        Cost: one native call, and 0.25 µs per leaf.
+        """
         rows = self._mover or self.mover() or self._define(data, single)
         try:
             first, count = rows.write(data, single, priorities, streams)
@@ -198,7 +206,7 @@ class TensorStorage(RingBacked):
         return first, count
 
     def put(self, cursor: Any, data: Any, *, in_place: bool) -> None:
-        """Writes ``data`` at ``cursor``. ``in_place`` keeps the priorities of existing items."""
+        """Writes ``data`` to ``cursor``. With ``in_place``, items keep their priorities."""
         single = is_int(cursor)
         rows: Rows | None = self._mover or self.mover()
         if type(data) is list and not single and (rows is None or rows.leaves.node.kind != "list"):
@@ -220,7 +228,7 @@ class TensorStorage(RingBacked):
             self.notify(self.index(elements))
 
     def knows(self, path: tuple[str, ...]) -> bool:
-        """True if items have this entry; otherwise it would be a new column."""
+        """True if the items have an entry at ``path``. If not, writing it adds a column."""
         return any(leaf.path[: len(path)] == path for leaf in self._need().leaves.leaves)
 
     def change(
@@ -238,11 +246,11 @@ class TensorStorage(RingBacked):
         return changed
 
     def entry(self, index: Any, path: tuple[str, ...]) -> tuple[Ints, torch.Tensor, Ints]:
-        """Returns elements, the numbers of one entry, and tickets (-1 without an item)."""
+        """Reads one entry of some items; see `Storage.entry`."""
         return self._need().entry(index, path)  # type: ignore[no-any-return]
 
     def prepare(self, data: Any, single: bool) -> None:
-        """Defines the structure of the items by ``data`` without writing them."""
+        """Defines the structure of the items from ``data``, without writing ``data``."""
         if self.mover() is None:
             self._define(data, single)
 
@@ -255,61 +263,65 @@ class TensorStorage(RingBacked):
 
         Raises:
             SchemaMismatchError: the storage is already defined with a different structure.
-            SpaceError: there is too little space. The message has the bytes needed and the bytes
-                free, and no files remain.
+            SpaceError: there is too little space. The message contains the numbers of needed and
+                free bytes, and no files remain.
         """
         single = is_collection(example) and len(example.batch_size) < self.ndim
         rows: Rows = self.mover() or self._define(example, single)
         values_of(rows.leaves, example, torch.Size(()) if single else None)
 
     def flatten(self) -> Any:
-        """Copies all items into a batch with one dimension, regardless of ``ndim``."""
+        """Copies all items to a batch with a single batch dimension, regardless of ``ndim``."""
         rows = self._need()
         index, tensors, _ = rows.everything()
         return self.to_device(rows.build(tensors, (len(index),)))
 
     def to_device(self, data: Any) -> Any:
-        """Returns ``data`` on the storage's device."""
+        """Moves ``data`` to the device of the storage if necessary."""
         rows = self._mover
         if self.device is None or rows is None or rows.leaves.device == self.device:
             return data
         return to_device(data, self.device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies all items, their places and their structure; see `state_of`."""
+        """Copies all items, with their indices and their structure; see `state_of`."""
         return state_of(self.mover())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Replaces the contents with the `state_dict` of a storage of this size and structure."""
+        """Replaces the contents with a `state_dict` of a storage of the same size and structure."""
         rows: Rows | None = self._mover or self.mover()
         if state_dict["initialized"]:
             load_state(rows or self._define(example_of(state_dict), False), state_dict)
         elif rows is not None:
             rows.ring.empty()
 
-    # -- what an item is -----------------------------------------------------------------------
+    # -- the structure of an item --------------------------------------------------------------
 
     def forget(self, *, keep_write_count: bool) -> None:
-        """Removes all items. The next write may have another structure; see `_forget_form`."""
+        """Removes all items. The next write can define a new structure; see `_forget_form`."""
         super().forget(keep_write_count=keep_write_count)
         self._emptied = True
 
     def _redefined(self, data: Any, single: bool) -> Rows:
-        """Returns rows for data of a different structure if allowed, otherwise raises again."""
+        """Returns rows for data whose structure differs from that of the storage.
+
+        This is possible if the storage has no leaves, or if `_forget_form` returns True. Otherwise
+        the SchemaMismatchError that the caller handles is raised again.
+        """
         rows = self._mover
         if rows is not None and not rows.leaves.leaves:  # the caller passed an empty TensorDict
             wider = self._widened(rows, data, single)
             if wider is not None:
                 return wider
         if not self._forget_form():
-            raise  # raises the exception that is being handled
+            raise  # the caller calls this method in an except clause
         return self.mover() or self._define(data, single)
 
     def _forget_form(self) -> bool:
-        """Discards the structure of the items if the next write may define a new one.
+        """Discards the structure of the items, so that the next write can define a new one.
 
         This requires that this handle has emptied the buffer, and that no process has written to
-        the buffer or joined it since. Returns False, without a change, if this is not the case.
+        the buffer or joined it since then. Otherwise returns False without any change.
         """
         if not self._emptied or self._mover is None:
             return False
@@ -335,7 +347,7 @@ class TensorStorage(RingBacked):
         return self._native(self._described(data, single))
 
     def _native(self, leaves: Leaves) -> Rows:
-        """Creates a ring with memory for the leaves and returns its rows."""
+        """Creates a ring with memory for the leaves, and returns rows that use the ring."""
         opened_here, engine = self._engine is None, self.engine()
         try:
             return self._attach_ring(engine.define(leaves.schema(self._slots(leaves))))
@@ -345,7 +357,7 @@ class TensorStorage(RingBacked):
             raise
 
     def _hold(self, leaves: Leaves, slots: int, columns: list[Any]) -> Rows:
-        """Returns rows of tensors of this process, on a ring without leaves of its own."""
+        """Returns rows whose columns are tensors of this process. Their ring has no leaves."""
         tensors = [column for column in columns if isinstance(column, torch.Tensor)]
         leaves.device = tensors[0].device if tensors else cpu.DEVICE
         ring = self.engine().define(Schema((), slots, leaves.lanes, {"kind": "held"}))
@@ -355,7 +367,10 @@ class TensorStorage(RingBacked):
         return -(-self._max_size // max(1, math.prod(leaves.lanes)))
 
     def _widened(self, rows: Rows, data: Any, single: bool) -> Rows | None:
-        """Returns rows with the new columns of the data, or None if the data differ otherwise."""
+        """Returns rows to which the new columns of the data have been added.
+
+        Returns None if the data differ from the rows in any other respect.
+        """
         wider = HeldRows.widened(rows, self._described(data, single))
         return None if wider is None else self._settle(wider)
 
@@ -365,7 +380,7 @@ class TensorStorage(RingBacked):
         return self._settle(rows(ring, leaves, memory_mapped=self._memory_mapped))
 
     def _settle(self, rows: Rows) -> Rows:
-        """Sets the rows that copy items from now on."""
+        """Makes the storage use these rows for all later reads and writes, and returns them."""
         if isinstance(rows, HeldRows) and is_collection(self._given):
             self._given.update(rows.build(rows.columns, (rows.ring.capacity, *rows.lanes)))
         self._mover = rows
@@ -380,13 +395,13 @@ class TensorStorage(RingBacked):
                 "objects), so it cannot be sent to another process; use a LazyMemmapStorage or a "
                 "LazyTensorStorage whose first write has all keys, with tensors only"
             )
-        state = super().__getstate__()  # refused before any change
+        state = super().__getstate__()  # can raise an error, so it is called before any change
         self._handed_over |= self._forget_form()
         return {**state, "_handed_over": self._handed_over, "_emptied": False}
 
 
 def _columns_of(storage: Any, ndim: int) -> tuple[Leaves, int, list[Any]]:
-    """Returns leaves, number of slots and columns of the caller's tensors."""
+    """Returns the leaves, the number of slots and the columns of the caller's tensors."""
     if is_collection(storage) and not fields(storage):
         slots, *lanes = storage.batch_size[:ndim]
         return Leaves(TENSORS, TensorDictNode({}), (), tuple(lanes)), slots, []

@@ -683,7 +683,7 @@ def test_a_list_of_nothing_writes_nothing(make: Any) -> None:
 def test_an_object_that_is_not_a_part_is_refused() -> None:
     with pytest.raises(TypeError, match=r"expected a storage, sampler or writer.*got 3"):
         ReplayBuffer(storage=3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"max_size=4\): the tensors have room for 5 items"):
+    with pytest.raises(ValueError, match=r"max_size=4\): the tensors have 5 rows"):
         TensorStorage(torch.zeros(5), max_size=4)
     with pytest.raises(ValueError, match=r"TensorStorage\(None\): pass the tensors to write into"):
         TensorStorage(None)

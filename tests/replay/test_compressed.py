@@ -160,7 +160,7 @@ def test_bytes_that_zstd_has_not_written_are_named() -> None:
         storage.get(0)
     good = CompressedListStorage(3)
     shorter = {"shape": torch.Size([99]), "dtype": torch.float32}
-    with pytest.raises(CorruptBufferError, match="400 bytes where 396 belong"):
+    with pytest.raises(CorruptBufferError, match="400 bytes instead of 396"):
         good.decompression_fn(good.compression_fn(torch.zeros(100)), shorter)
 
 

@@ -476,12 +476,12 @@ def test_a_buffer_that_is_there_has_what_it_was_made_with(tmp_path: Path) -> Non
     with buffer(10, tmp_path / "shares", share_next=False) as rb:
         rb.extend(episode(3, 3))
         assert "own_rows" in rb.stats()
-    with pytest.raises(SchemaMismatchError, match="another share_next"):
+    with pytest.raises(SchemaMismatchError, match="was created with share_next="):
         buffer(10, tmp_path / "shares", share_next_room=5)
     with buffer(10, tmp_path / "columns", share_next=False) as rb:
         rb.extend(episode(0, 3))
     with pytest.raises(
-        SchemaMismatchError, match="each leaf has a column, but this storage was created with"
+        SchemaMismatchError, match="was created without share_next, but this storage was created"
     ):
         buffer(10, tmp_path / "columns")
 
