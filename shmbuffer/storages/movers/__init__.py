@@ -1,1 +1,1 @@
-"""Movers, which copy items between tensors and the ring of a storage. Each module has one kind."""
+"""Movers, which write items to the ring of a storage and read them. Each module defines one."""

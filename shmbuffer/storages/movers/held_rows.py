@@ -1,7 +1,7 @@
-"""Rows that this process holds: tensors of the caller, tensors on a GPU, and Python objects.
+"""Rows in tensors of this process: the caller's tensors, tensors on a GPU, and Python objects.
 
-The ring has no leaves of its own. The bytes are written between claim and commit, and the stream of
-a GPU is synchronised before commit and before validation.
+The ring has no leaves. The rows are written between claim and commit, and the stream of a GPU is
+synchronized before commit and before validation.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from shmbuffer.storages.movers.tensor_rows import Rows
 from shmbuffer.tensors.form.tensor_kit import TENSORS, new_column, values_of
 from shmbuffer.tensors.form.tensors import put_rows, take_rows
 
-# Redraws of rows that changed while they were copied. Only threads of this process can change them.
+# Attempts to copy rows that other threads change at the same time.
 _ROUNDS = 64
 
 
 class HeldRows(Rows):
-    """Columns ``[slots, *lanes, *shape]``, one per leaf, on any device."""
+    """Writes and reads rows in one column ``[slots, *lanes, *shape]`` per leaf, on any device."""
 
-    _claim = ForkLock()  # one claim at a time, from claim to commit
+    _claim = ForkLock()  # held from claim to commit
 
     def __init__(self, ring: Ring, leaves: Leaves, columns: list[torch.Tensor]) -> None:
         super().__init__(ring, leaves)
         self.columns = columns
-        self._owner = os.getpid() if leaves.objects else None  # objects do not survive a fork
+        # The process that can use the Python objects; None if there are only tensors.
+        self._owner = os.getpid() if leaves.objects else None
         self._flat = [
             column.view(ring.elements, *leaf.shape)
             for column, leaf in zip(columns, leaves.leaves, strict=True)
@@ -45,7 +46,10 @@ class HeldRows(Rows):
 
     @classmethod
     def widened(cls, rows: Rows, wider: Leaves) -> HeldRows | None:
-        """Returns rows with a zero column per new leaf, or None if the write differs otherwise."""
+        """Adds a column of zeros for each leaf in ``wider`` that ``rows`` does not have.
+
+        Returns None if ``wider`` differs from the leaves of ``rows`` in any other respect.
+        """
         if rows.ring.schema.sharing:  # some leaves have no column
             return None
         have = {
@@ -69,7 +73,10 @@ class HeldRows(Rows):
     def write(
         self, data: Any, single: bool, priorities: Floats | None, streams: GivenStreams = None
     ) -> tuple[int, int]:
-        """Appends a batch, or one item if ``single``. Returns the first ticket and slot count."""
+        """Appends a batch, or one item if ``single`` is True.
+
+        Returns the first ticket and the number of slots.
+        """
         self._require_owner()
         values, lead = values_of(self.leaves, data, torch.Size(()) if single else None)
         count = 1 if single else lead[0]
@@ -80,7 +87,7 @@ class HeldRows(Rows):
             require_priorities(self.ring, priorities)  # before any slot is claimed
         of = expand_streams(streams, count)
         first = -1
-        for start in range(0, count, capacity):  # the rest overwrites earlier rows
+        for start in range(0, count, capacity):  # a batch can be larger than the ring
             part = slice(start, min(start + capacity, count))
             given = None if priorities is None else priorities[start * width : part.stop * width]
             its = None if of is None else of[part]
@@ -92,7 +99,10 @@ class HeldRows(Rows):
         return (first, count) if count else (self.ring.head, 0)
 
     def place(self, slots: Ints, data: Any, *, in_place: bool) -> None:
-        """Writes row i of ``data`` to ``slots[i]``; ``in_place`` keeps priorities and counts."""
+        """Writes row i of ``data`` to ``slots[i]``.
+
+        With ``in_place`` the items keep their priorities, and the write is not counted.
+        """
         self._require_owner()
         values, lead = values_of(self.leaves, data)
         require_one_each(slots, lead[0])
@@ -102,7 +112,10 @@ class HeldRows(Rows):
                 self._fill(slots, values, None)
 
     def read(self, index: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor, int]:
-        """Returns copies of the leaves, the tickets, and the number of elements without an item."""
+        """Copies elements.
+
+        Returns the copies, the tickets (-1 if there is no item), and the number of missing items.
+        """
         tickets = self._tickets(index)
         tensors = self._take(index)
         for _ in range(_ROUNDS):
@@ -116,14 +129,14 @@ class HeldRows(Rows):
         return tensors, tickets, int((tickets < 0).sum())
 
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
-        """Draws elements from the ring and returns their leaves, indices, tickets and weights."""
+        """Draws elements, and returns their leaves, indices, tickets and weights."""
         index, tickets, weights = draw_from(TENSORS, self.ring, count, key, beta)
         tensors = self._take(index)
         for _ in range(_ROUNDS):
             changed = torch.nonzero(self._tickets(index) != tickets).flatten()
             if not changed.numel():
                 break
-            # Draws again with a key that is derived from the seed.
+            # Elements that were overwritten are drawn again, with a key derived from the first one.
             key = (key * 6364136223846793005 + 1442695040888963407) % 2**63
             again, tickets[changed], its = draw_from(TENSORS, self.ring, changed.numel(), key, beta)
             index[changed] = again
@@ -134,10 +147,11 @@ class HeldRows(Rows):
         return tensors, index, tickets, weights
 
     def copy_out(self, columns: list[torch.Tensor]) -> ItemSnapshot:
-        """Copies a snapshot of all items. Writers of this process wait until it is complete."""
+        """Copies a snapshot of all items to ``columns``. Writers in this process wait meanwhile."""
         with self._claim:
             moment = self.ring.copy_out([])
-            held = np.flatnonzero(moment.tickets >= 0)  # column files may be sparse
+            # Empty slots are not copied, because the columns can be sparse files.
+            held = np.flatnonzero(moment.tickets >= 0)
             with Progress("copy", len(held) * self._slot_bytes) as progress:
                 for start, count in progress.cut(len(held), self._slot_bytes):
                     self._copy_some(held[start : start + count], columns)
@@ -152,7 +166,7 @@ class HeldRows(Rows):
         self._settle()
 
     def views(self) -> list[torch.Tensor]:
-        """Returns the leaves, ``[slots, *lanes, *shape]``, without copy or validation."""
+        """Returns the column ``[slots, *lanes, *shape]`` of each leaf. Nothing is validated."""
         self._require_owner()
         return self.columns
 
@@ -168,7 +182,7 @@ class HeldRows(Rows):
         def fill() -> None:
             for column, value in zip(self.columns, values, strict=True):
                 if _same_memory(value, column):
-                    value = value.clone()  # rows of this storage are written to other rows of it
+                    value = value.clone()  # the value can overlap the rows that are written
                 put_rows(column, where.to(column.device), value.to(column.device))
 
         self._commit(fill, priorities)
@@ -178,7 +192,7 @@ class HeldRows(Rows):
         return torch.from_numpy(tickets_at(self.ring, index.numpy() // self.ring.width))
 
     def _require_owner(self) -> None:
-        """Raises RuntimeError in a forked child process, which only has copies of the objects."""
+        """Raises RuntimeError in the child of a fork, which has only copies of the objects."""
         if self._owner is not None and os.getpid() != self._owner:
             raise RuntimeError(
                 "this storage was inherited through a fork, but the strings and objects in it "

@@ -1,4 +1,4 @@
-"""Codecs for the items of a list in this process, which are stored as objects or record bodies."""
+"""Codecs for a list in one process, whose items are stored as objects or as bodies of records."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from shmbuffer.tensors.form.tensor_containers import take_of
 from shmbuffer.tensors.form.tensor_nodes import is_collection
 from shmbuffer.tensors.records.tensor_decoder import RawBatch
 
-_RECORD = "shmbuffer.record"  # key of a record body in a state
+_RECORD = "shmbuffer.record"  # key of the bytes of a record body in a `state_dict`
 
 
 class ItemCodec:
-    """Stores items as objects, and moves their tensors to ``device`` unless it is None.
+    """Stores items as Python objects.
 
-    ``records`` decodes the bodies that a `BodyCodec` has saved.
+    Args:
+        device: device to which tensors in the items are moved. None does not move them.
+        records: codec for bodies of records, which a save by a `BodyCodec` contains.
     """
 
     def __init__(self, device: torch.device | None, records: TensorRecordCodec) -> None:
@@ -32,29 +34,30 @@ class ItemCodec:
         self._records = records
 
     def keep(self, item: Any) -> Any:
-        """Returns the stored form of an item."""
+        """Converts an item to its stored form."""
         return item if self.device is None else to_device(item, self.device)
 
     def encode(self, data: Any, single: bool) -> list[Any]:
-        """Returns the stored form of one item if ``single``, else of each item of a batch."""
+        """Converts one item, if ``single`` is True, or each item of a batch to its stored form."""
         if single:
             return [self.keep(data)]
         items = unbound(data)
         return items if self.device is None else [self.keep(item) for item in items]
 
     def give(self, kept: Any) -> Any:
-        """Returns the item that belongs to a stored form."""
+        """Converts a stored form back to the item."""
         return kept
 
     def give_all(self, kept: list[Any]) -> Any:
-        """Returns the items that belong to stored forms, as a list or a `RawBatch`."""
+        """Converts stored forms back to items, as a list or a `RawBatch`."""
         return kept
 
     def accept(self, saved: Any) -> Any:
-        """Converts a saved item, which is a record body or the item itself, to its stored form.
+        """Converts an item from a save to its stored form. It is a record body or a Python object.
 
         Raises:
-            SchemaMismatchError: the body was compressed with a function that is not available.
+            SchemaMismatchError: the body was compressed with a ``compression_fn``, but the storage
+                has no ``decompression_fn``.
         """
         if type(saved) is not RecordBody:
             return self.keep(saved)
@@ -62,7 +65,7 @@ class ItemCodec:
         return self._accept_body(saved)
 
     def accept_state(self, saved: Any) -> Any:
-        """Returns the stored form of an item from a state. The tensors of the item are copied."""
+        """Converts an item from a `state_dict` to its stored form, with copies of its tensors."""
         if isinstance(saved, dict) and list(saved) == [_RECORD]:
             return self.accept(RecordBody(saved[_RECORD].numpy()))
         return self.accept(cloned(saved))
@@ -85,29 +88,29 @@ class ItemCodec:
 
 
 class BodyCodec(ItemCodec):
-    """Stores items as record bodies, or as objects if a record cannot hold them."""
+    """Stores items as bodies of records, or as Python objects if a record cannot contain them."""
 
     def encode(self, data: Any, single: bool) -> list[Any]:
-        """Returns the stored form of one item if ``single``, else of each item of a batch."""
+        """Converts one item, if ``single`` is True, or each item of a batch to its stored form."""
         if not (single or is_batch(data)):
-            data = unbound(data)  # the loops below may need it twice
+            data = unbound(data)  # a list, because the loops below can need the items twice
         if self.device is not None or _is_on_cpu(data):  # records do not store devices
             try:
                 return self._records.encode(data, single).bodies()
-            except RefusedError:  # records cannot hold every object
+            except RefusedError:  # stored as objects instead
                 pass
         return [super().keep(data)] if single else [self.keep(item) for item in unbound(data)]
 
     def keep(self, item: Any) -> Any:
-        """Returns the stored form of an item."""
+        """Converts an item to its stored form."""
         return self.encode(item, True)[0]
 
     def give(self, kept: Any) -> Any:
-        """Decodes a body. Returns any other stored form unchanged."""
+        """Decodes the body of a record. Returns a Python object unchanged."""
         return self._decoded(kept) if type(kept) is RecordBody else kept
 
     def give_all(self, kept: list[Any]) -> Any:
-        """Returns a `RawBatch` if all items are bodies, otherwise a list of items."""
+        """Returns a `RawBatch` if all items are bodies of records, otherwise a list of items."""
         if kept and set(map(type, kept)) == {RecordBody}:
             return RawBatch(join(kept), self._records.decoder)
         return [self.give(one) for one in kept]
@@ -117,14 +120,17 @@ class BodyCodec(ItemCodec):
 
 
 def for_state(kept: Any) -> Any:
-    """Converts a stored form for a state, to the tagged bytes of a body or to the item."""
+    """Converts a stored form for a `state_dict`.
+
+    The body of a record becomes a dict with its bytes. A Python object is not changed.
+    """
     if type(kept) is not RecordBody:
         return kept
     return {_RECORD: torch.frombuffer(bytearray(kept), dtype=torch.uint8)}
 
 
 def cloned(item: Any) -> Any:
-    """Returns the item with copies of its tensors."""
+    """Returns an item with copies of its tensors and arrays."""
     return by_leaf(item, _copied)
 
 

@@ -1,4 +1,4 @@
-"""Storage for items of any structure in the slots of a ring: local objects or shared records."""
+"""Base class of movers for items of any structure, which are local objects or shared records."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.tensor_nodes import is_collection
 from shmbuffer.tensors.form.tensor_structure import leaves_of
 
-_ALIKE = (bool, int, float, complex, str, bytes, type(None))  # one value for all items
+_ALIKE = (bool, int, float, complex, str, bytes, type(None))  # a value that all items get
 
 Changes = Mapping[KeyPath, Any]
-"""New entries by path. An entry is the value of one item, or ``[n, ...]`` for n items."""
+"""New values of entries by path: a value for all items, or one value per item ``[n, ...]``."""
 Edit = Callable[[int, Any], Any]
-"""Function from a position in the selection and a copy of its item to the new item."""
+"""A function that changes an item. It takes the item's position in the selection and a copy of the
+item, and returns the new item."""
 
 
 class ItemStore(StorageMover):
-    """Moves encoded items one by one. ``name`` is the storage's name in messages."""
+    """Writes and reads encoded items. ``name`` is the name of the storage in messages."""
 
     name: str
 
@@ -37,23 +38,23 @@ class ItemStore(StorageMover):
     def write(
         self, items: Any, priorities: Floats | None, streams: GivenStreams = None
     ) -> tuple[int, int]:
-        """Appends at least one item. Returns the first slot and the number of items."""
+        """Appends one or more items. Returns the first position and the number of items."""
 
     @abstractmethod
     def write_at(self, cursor: Any, items: Any, *, in_place: bool) -> Ints:
-        """Writes items to the slots that ``cursor`` selects. Returns the slots, each once."""
+        """Writes items to the slots that ``cursor`` selects. Returns the distinct slots."""
 
     @abstractmethod
     def change(self, index: Any, changes: Changes) -> None:
-        """Changes entries of items without changing their priorities."""
+        """Changes entries of the items at ``index``. The items keep their priorities."""
 
     @abstractmethod
     def copy_out(self) -> tuple[list[Any], ItemSnapshot]:
-        """Returns all items in their stored form and storage order, and their snapshot."""
+        """Returns all items in their stored form and storage order, with a snapshot of the ring."""
 
     @abstractmethod
     def _state(self) -> tuple[dict[str, Any], ItemSnapshot]:
-        """Returns the items as entries of a state, and their snapshot."""
+        """Returns the items as entries of a `state_dict`, with a snapshot of the ring."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the items or records, their slots, the cursor and the capacity."""
@@ -68,32 +69,41 @@ class ItemStore(StorageMover):
         }
 
     def select(self, index: Any, dim_extend: int = 0) -> Selection:
-        """Returns the elements that a one-dimensional index selects. There are no views."""
+        """Returns the elements that a one-dimensional index selects, without a view.
+
+        Raises RuntimeError if the index has several dimensions.
+        """
         if isinstance(index, tuple) and len(index) == 1:
             index = index[0]
         selection = None if isinstance(index, tuple) else super().select(index)
         if selection is None or len(selection.lead) > 1:
-            raise RuntimeError(f"a {self.name} has one dimension, got {index!r}")
+            raise RuntimeError(
+                f"a {self.name} has one dimension, so its index must be one-dimensional, got "
+                f"{index!r}"
+            )
         return selection._replace(view=None)
 
     def shaped(self, found: Any, lead: tuple[int, ...], held: torch.Tensor | None = None) -> Any:
-        """Builds the selected items, or with ``held``, only those that are present."""
+        """Builds the selected items. With ``held``, a mask, builds only those that are present."""
         return self.build(found if held is None else self.select_rows(found, held.numpy()), lead)
 
 
 def held_slots(moment: ItemSnapshot) -> Ints:
-    """Returns the slots that held an item."""
+    """Returns the slots that contained an item when the snapshot was taken."""
     return np.flatnonzero(moment.tickets >= 0)
 
 
 def edits(changes: Changes, index: Any, count: int) -> Edit:
-    """Returns a function that applies the changes to the ``count`` items of ``index``."""
+    """Returns a function that applies changes to the ``count`` items that ``index`` selects.
+
+    Raises ValueError if the number of values differs from the number of items.
+    """
     single = is_one(index)
     for path, value in () if single else changes.items():
         if not _is_alike(value) and len(value) != count:
             raise ValueError(
-                f"entry {'.'.join(path)!r} has {len(value)} values for {count} items; pass one for "
-                "each, or a single number; nothing was changed"
+                f"entry {'.'.join(path)!r} has {len(value)} values for {count} items; pass one "
+                "value per item, or a single number; nothing was changed"
             )
 
     def edit(row: int, item: Any) -> Any:
@@ -103,7 +113,7 @@ def edits(changes: Changes, index: Any, count: int) -> Edit:
                 "place; replace the item with rb[index] = item"
             )
         for path, value in changes.items():
-            with cpu.within():  # a number becomes a tensor
+            with cpu.within():  # `set_` converts a number to a tensor
                 item.set_(path, value if single or _is_alike(value) else value[row])
         return item
 
@@ -111,7 +121,7 @@ def edits(changes: Changes, index: Any, count: int) -> Edit:
 
 
 def changes_of(patch: Any) -> dict[KeyPath, Any]:
-    """Returns the entries of a TensorDict or a dict of them by their path."""
+    """Returns the entries of a TensorDict, or of a dict of entries, by path."""
     if not is_collection(patch) and not isinstance(patch, Mapping):
         raise TypeError(
             f"a patch must be a TensorDict or a dict of entries, got {type(patch).__name__}"
@@ -120,5 +130,5 @@ def changes_of(patch: Any) -> dict[KeyPath, Any]:
 
 
 def _is_alike(value: Any) -> bool:
-    """True if a value is the same for all items."""
+    """True if a value applies to all items, because it is a number or another scalar."""
     return isinstance(value, _ALIKE) or getattr(value, "ndim", None) == 0

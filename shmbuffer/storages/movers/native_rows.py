@@ -1,4 +1,7 @@
-"""Rows whose leaves are in the ring's own memory. The C core copies them, one call per batch."""
+"""Writes and reads rows whose leaves are in the ring's own memory.
+
+The C core copies each batch in one call.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from shmbuffer.tensors.form.tensors import reads_elsewhere
 
 
 class NativeRows(RingRows, Rows):
-    """Checks a batch, makes one native call, and wraps the result."""
+    """Writes and reads the rows of a ring for a storage, with one native call per batch."""
 
     def __init__(self, ring: Ring, leaves: Leaves, *, memory_mapped: bool) -> None:
         Rows.__init__(self, ring, leaves)
@@ -28,10 +31,10 @@ class NativeRows(RingRows, Rows):
         self._has_no_outtake = False
 
     def read_if_held(self, index: torch.Tensor, tickets: torch.Tensor) -> list[torch.Tensor] | None:
-        """Reads the leaves of items by contiguous int64 indices and tickets, both ``[n]``.
+        """Copies the leaves of items that a sampler has chosen.
 
-        Returns None if an item was replaced or the direct native path is unavailable. In this case,
-        use `read`.
+        ``index`` and ``tickets`` are contiguous, int64 ``[n]``. Returns None if an item was
+        replaced, or if the direct native path is unavailable. In this case, call `read`.
         """
         core = self.ring.seat.outtake or self._outtake()
         if core is None or reads_elsewhere():
@@ -41,7 +44,7 @@ class NativeRows(RingRows, Rows):
         return found if type(found) is list else None
 
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
-        """Draws elements and reads them, by the direct native path if possible."""
+        """Draws elements and copies them, with the direct native path if possible."""
         core = self.ring.seat.outtake or self._outtake()
         if core is not None and not reads_elsewhere():
             found: Any = core.sample(count, key, beta, LOCK_TIMEOUT_NS)
@@ -50,7 +53,10 @@ class NativeRows(RingRows, Rows):
         return self.sample_patiently(count, key, beta)
 
     def sample_patiently(self, count: int, key: int, beta: float | None) -> Drawn:
-        """Draws elements and reads them. Waits, or raises an error if there are no items."""
+        """Draws elements and copies them, without the direct native path.
+
+        Waits for locks if necessary, and raises an error if there are no items.
+        """
         return super().sample(count, key, beta)
 
     def fill(
@@ -61,13 +67,19 @@ class NativeRows(RingRows, Rows):
         key: int,
         beta: float | None,
     ) -> None:
-        """Draws into rows of tensors that other rings share, from row ``first`` on."""
+        """Draws elements, and copies them to rows of ``tensors``, starting at row ``first``.
+
+        Other rings fill the remaining rows.
+        """
         leaves = zip(tensors, self.leaves.leaves, strict=True)
         addresses = [tensor.data_ptr() + first * leaf.nbytes for tensor, leaf in leaves]
         draw_into(self.ring, addresses, drawn, key, beta)
 
     def _outtake(self) -> Any:
-        """Returns the direct native path, or None if there is none or the handle was closed."""
+        """Returns the direct native path for reads, and creates it on first use.
+
+        Returns None if the core does not support the leaves, or if the handle was closed.
+        """
         leaves = self.leaves
         if self._has_no_outtake or leaves.lanes:
             return None
@@ -78,7 +90,7 @@ class NativeRows(RingRows, Rows):
             )
         try:
             return self.ring.seat.take_out(examples, torch.Tensor)
-        except (ValueError, RuntimeError, BufferError):  # no native path for this dtype or torch
+        except (ValueError, RuntimeError, BufferError):  # unsupported dtype or version of torch
             self._has_no_outtake = True
             return None
 
@@ -87,7 +99,7 @@ class NativeRows(RingRows, Rows):
         return self.ring.copy_out([column.data_ptr() for column in columns])
 
     def views(self) -> list[torch.Tensor]:
-        """Returns the leaves, ``[slots, *lanes, *shape]``, without copy or validation."""
+        """Returns a view ``[slots, *lanes, *shape]`` per leaf. The views are not validated."""
         if self._views is None:
             with cpu.lasting():
                 self._views = [self._view(at) for at in range(len(self.leaves.leaves))]

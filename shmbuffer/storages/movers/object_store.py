@@ -1,4 +1,4 @@
-"""Store for Python objects in a list, whose order is in a ring without leaves."""
+"""Stores Python objects in a list. Their order and priorities are in a ring without leaves."""
 
 from __future__ import annotations
 
@@ -27,17 +27,16 @@ from shmbuffer.storages.movers.storage_mover import (
 )
 from shmbuffer.tensors.form.tensor_nodes import entry_at
 
-_WHOLE = 2**20  # larger rings start at _FIRST slots and grow
+_WHOLE = 2**20  # larger rings start with _FIRST slots and grow
 _FIRST = 2**10
 
 
 class ObjectStore(ItemStore):
-    """Stores items without gaps at ``0 .. len - 1``."""
+    """Stores items in the slots ``0 .. len - 1``, without gaps."""
 
     where = "this buffer"
 
-    # Held from claim to commit and during a read, because the list and the slot words belong
-    # together.
+    # Held from claim to commit and during a read, because the list and the slot words must match.
     _claim = ForkLock()
 
     def __init__(self, name: str, max_size: int, codec: ItemCodec, instead: str) -> None:
@@ -49,11 +48,14 @@ class ObjectStore(ItemStore):
         self._engine = Engine.anonymous(Settings(capacity=capacity, checksum=False, reserve=False))
         self._ring: Ring = self._engine.define(Schema((), capacity, (), {"kind": "leaf"}))
         self._pid = os.getpid()
-        self._kept: list[Any] = []  # by slot
+        self._kept: list[Any] = []  # stored form of the item in each slot
 
     @property
-    def ring(self) -> Ring:  # type: ignore[override] # it grows
-        """The ring of the items. It remains the same object when it grows."""
+    def ring(self) -> Ring:  # type: ignore[override] # a property, which checks for a fork
+        """The ring of the items. It is still the same object after it has grown.
+
+        Raises RuntimeError in the child of a fork.
+        """
         if os.getpid() != self._pid:
             raise RuntimeError(
                 f"this {self.name} was inherited through a fork, and its items belong to process "
@@ -66,7 +68,7 @@ class ObjectStore(ItemStore):
     def write(
         self, items: Any, priorities: Floats | None, streams: GivenStreams = None
     ) -> tuple[int, int]:
-        """Appends at least one item. Returns the first slot and the number of items."""
+        """Appends one or more items. Returns the first slot and the number of items."""
         count = len(items)
         of = None if streams is None else expand_streams(streams, count)
         with self._claim:
@@ -74,20 +76,20 @@ class ObjectStore(ItemStore):
             if priorities is not None:
                 require_priorities(ring, priorities)
             if ring.capacity < self.max_size:
-                self._reach(ring.cursor + count + 1)  # no wrap-around while the ring can grow
+                self._reach(ring.cursor + count + 1)  # the ring grows before it wraps around
             capacity, kept = ring.capacity, self._kept
             first = ring.claims.claim(count, of)
             stays = items[-capacity:]
             at = (first + count - len(stays)) % capacity
             fits = capacity - at
-            if len(stays) > fits:  # the rest wraps around to the front
+            if len(stays) > fits:  # the remaining items are written to the first slots
                 kept[: len(stays) - fits] = stays[fits:]
             kept[at : at + len(stays)] = stays[:fits]
             ring.claims.commit(None if priorities is None else priorities[-capacity:])
         return first % capacity, count
 
     def write_at(self, cursor: Any, items: Any, *, in_place: bool) -> Ints:
-        """Writes to the slots that ``cursor`` selects. Returns the slots without duplicates."""
+        """Writes items to the slots that ``cursor`` selects. Returns the distinct slots."""
         with self._claim:
             places = places_of(cursor, len(items), self.ring.length, self.max_size)
             slots = np.array(places, np.int64)
@@ -97,7 +99,7 @@ class ObjectStore(ItemStore):
         return slots
 
     def place(self, slots: Ints, data: Any, *, in_place: bool) -> None:
-        """Writes row i of ``data`` to ``slots[i]``. The caller must hold the claim."""
+        """Writes row i of ``data`` to ``slots[i]``. The caller must hold ``_claim``."""
         self.ring.claims.claim_slots(slots, in_place=in_place)
         self._kept.extend([None] * (int(slots.max()) + 1 - len(self._kept)))
         for slot, one in zip(slots.tolist(), data, strict=True):
@@ -105,11 +107,11 @@ class ObjectStore(ItemStore):
         self.ring.claims.commit()
 
     def select_rows(self, data: Any, which: NDArray[Any]) -> Any:
-        """Selects rows of ``data`` in the form that `place` accepts."""
+        """Returns the rows of ``data`` that ``which`` selects, in the form that `place` accepts."""
         return [data[at] for at in np.arange(len(data))[which].tolist()]
 
     def change(self, index: Any, changes: Changes) -> None:
-        """Changes entries of items without changing their priorities."""
+        """Changes entries of the items at ``index``. The items keep their priorities."""
         with self._claim:
             slots = self.select(index).elements
             edit = edits(changes, index, len(slots))
@@ -119,7 +121,10 @@ class ObjectStore(ItemStore):
                 self.place(slots[rows], list(map(self.codec.keep, items)), in_place=True)
 
     def _reach(self, end: int) -> None:
-        """Grows the ring to slot ``end`` or to the maximum. The caller must hold the claim."""
+        """Grows the ring to at least ``end`` slots, but not beyond ``max_size``.
+
+        The caller must hold ``_claim``.
+        """
         capacity = self.ring.capacity
         if end > capacity and capacity < self.max_size:
             wanted = max(2 * capacity, 1 << (end - 1).bit_length())
@@ -128,7 +133,7 @@ class ObjectStore(ItemStore):
     # -- reading -------------------------------------------------------------------------------
 
     def fetch(self, index: Any, *, dim_extend: int = 0, as_views: bool = False) -> Any:
-        """Returns items by index, in the form in which they were written."""
+        """Reads items by index, and returns them in the form in which they were written."""
         ring = self.ring
         slots = drawn_slots(ring, index)
         if slots is not None:
@@ -139,7 +144,11 @@ class ObjectStore(ItemStore):
         return super().fetch(index)
 
     def read(self, index: torch.Tensor) -> tuple[Any, torch.Tensor, int]:
-        """Returns stored forms (not copies), tickets, and the number of slots without an item."""
+        """Reads items by index.
+
+        Returns their stored forms, which are not copied, the tickets, and the number of empty
+        slots.
+        """
         with self._claim:
             tickets, kept = tickets_at(self.ring, index.numpy()), self._kept
             held = (tickets >= 0).tolist()
@@ -148,23 +157,28 @@ class ObjectStore(ItemStore):
         return found, torch.from_numpy(tickets), held.count(False)
 
     def entries(self, slots: Ints, paths: Sequence[KeyPath]) -> tuple[list[Any], Ints]:
-        """Returns the entries of items that are present, and the tickets of all slots, or -1."""
+        """Reads entries of the items that are present.
+
+        Returns the values for each path, and the ticket of each slot, which is -1 if it is empty.
+        """
         kept, tickets, _ = self.read(torch.from_numpy(slots))
         items = [self.codec.give(one) for one in self.select_rows(kept, tickets.numpy() >= 0)]
         return [[entry_at(item, path) for item in items] for path in paths], tickets.numpy()
 
     def build(self, found: Any, lead: tuple[int, ...]) -> Any:
-        """Builds one item, or several with their dimensions ``lead``."""
+        """Decodes one item if ``lead`` is empty, otherwise all items in ``found``."""
         return self.codec.give_all(found) if lead else self.codec.give(found[0])
 
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
         """Raises NotImplementedError, because a sampler must draw the indices of objects."""
-        raise NotImplementedError(f"items of a {self.name} are sampled by a sampler, by index")
+        raise NotImplementedError(
+            f"a {self.name} cannot draw items itself; choose indices with a sampler"
+        )
 
-    # -- everything ----------------------------------------------------------------------------
+    # -- all items -----------------------------------------------------------------------------
 
     def copy_out(self) -> tuple[list[Any], ItemSnapshot]:
-        """Returns the stored forms of all items, not copied, and their snapshot."""
+        """Returns all items in their stored form, not copied, with a snapshot of the ring."""
         with self._claim:
             moment = self.ring.copy_out(())
             return [self._kept[slot] for slot in held_slots(moment).tolist()], moment
@@ -189,13 +203,17 @@ class ObjectStore(ItemStore):
             self._kept = []
 
     def close(self) -> None:
-        """Releases the ring and the items. Idempotent."""
+        """Releases the ring and the items. Can be called again."""
         self._engine.close()
         self._kept = []
 
 
 def places_of(cursor: Any, count: int, length: int, max_size: int) -> list[int]:
-    """Returns the ``count`` slots of a write, starting at 0."""
+    """Returns the slots that a write of ``count`` items to the index ``cursor`` changes.
+
+    ``length`` is the number of items in the list. Raises an error if ``cursor`` selects another
+    number of slots, or if the write would leave a gap.
+    """
     named = [int(cursor)] if is_int(cursor) else _named(cursor, length)
     require_one_each(named, count)
     places = []

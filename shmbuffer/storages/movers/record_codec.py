@@ -1,8 +1,4 @@
-"""Codec between items and records, with the options of one storage.
-
-A buffer's zstd dictionary is learned from its first items, stored in its directory, and used by all
-its readers and writers.
-"""
+"""Encodes items as records and decodes records, with the options of one storage."""
 
 from __future__ import annotations
 
@@ -22,19 +18,19 @@ Decompress = Callable[..., torch.Tensor]
 
 
 class TensorRecordCodec(codec.RecordCodec):
-    """Encodes items for a byte ring. It also decodes records that another codec has encoded.
+    """Encodes and decodes items with tensors; see `RecordCodec`.
 
-    A pickled codec contains its options but not the learned dictionary, which `join` finds again.
+    A pickled codec contains the options but not the dictionary, which `join` loads again.
     """
 
     def __init__(
         self,
         *,
-        level: int | None = None,  # level of zstd; None: leaves are stored raw
-        keys: Iterable[Any] | None = None,  # leaves to compress; see `TensorEncoder`
-        compress: Compress | None = None,  # function of the user, instead of zstd
-        decompress: Decompress | None = None,  # function of the user that reverses ``compress``
-        # Size of the dictionary that is learned from the first items, or 0 for no dictionary.
+        level: int | None = None,  # level of zstd; None stores leaves raw
+        keys: Iterable[Any] | None = None,  # keys of the entries to compress; see `Encoder`
+        compress: Compress | None = None,  # the user's ``compression_fn``, instead of zstd
+        decompress: Decompress | None = None,  # the user's ``decompression_fn``
+        # Size in bytes of the dictionary that is trained on the first items; 0 trains none.
         dictionary_bytes: int = 0,
         device: torch.device | None = None,  # device of decoded tensors; None is the CPU
     ) -> None:
@@ -62,12 +58,15 @@ class TensorRecordCodec(codec.RecordCodec):
 
 
 def with_metadata(function: Decompress) -> Callable[[torch.Tensor, dict[str, Any]], Any]:
-    """Wraps a user's function that takes only the chunk, so that it also accepts metadata."""
+    """Returns a function that calls a user's ``decompression_fn``, with metadata if it takes them.
+
+    The metadata are a dict with the tensor's shape, dtype and device.
+    """
     return function if _takes_two(function) else lambda chunk, _: function(chunk)
 
 
 def _takes_two(function: Callable[..., Any]) -> bool:
-    """True if a function requires a second positional argument or takes ``metadata``."""
+    """True if a function requires a second positional argument, or has one named ``metadata``."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # a builtin without a signature

@@ -1,7 +1,7 @@
-"""Store for records in a ring of bytes, in a directory that processes share.
+"""Writes and reads records in a ring of bytes, in a directory that processes share.
 
-A read returns a validated copy. A changed item is written as a new record with the same priority,
-unless another process has replaced the item since it was read.
+A read returns validated copies. To change an item, the store reads it and writes a new record with
+the same priority, unless another process has replaced the item in the meantime.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shmbuffer.tensors.records.tensor_decoder import RawBatch
 
 
 class RecordStore(RecordRows, ItemStore):
-    """Stores items as records."""
+    """Writes and reads the items of a storage as records."""
 
     codec: TensorRecordCodec
 
@@ -42,23 +42,29 @@ class RecordStore(RecordRows, ItemStore):
     # -- writing -------------------------------------------------------------------------------
 
     def write_at(self, cursor: Any, items: Any, *, in_place: bool) -> Ints:
-        """Writes items to the slots that ``cursor`` selects. Returns the slots, each once."""
+        """Writes items to the slots that ``cursor`` selects. Returns the distinct slots."""
         slots = slots_of(cursor, self.ring)
         require_one_each(slots, len(items))
         return self.put(slots, items, in_place=in_place) if len(slots) else slots
 
     def place(self, slots: Ints, data: Any, *, in_place: bool) -> None:
-        """Writes record i of ``data`` to ``slots[i]``. ``in_place`` keeps priorities and counts."""
+        """Writes record i of ``data`` to ``slots[i]``.
+
+        With ``in_place`` the items keep their priorities, and the write is not counted.
+        """
         self.records.place(slots, data, in_place=in_place)
 
     def select_rows(self, data: Any, which: NDArray[Any]) -> Any:
-        """Selects records of ``data``."""
+        """Returns the records of ``data`` that a mask or row numbers select."""
         if len(which) == len(data) and which.dtype == np.bool_ and which.all():
             return data
         return data.rows(which)
 
     def change(self, index: Any, changes: Changes) -> None:
-        """Changes entries of items, without losing concurrent changes by other processes."""
+        """Changes entries of the items at ``index``.
+
+        If another process changes an item at the same time, both changes are kept.
+        """
         selection = self.select(index)
         edit = edits(changes, index, len(selection.elements))
         at = last_of_each(selection.elements)
@@ -68,7 +74,9 @@ class RecordStore(RecordRows, ItemStore):
             held = tickets >= 0
             if not held.all():
                 if not selection.skips:
-                    raise IndexError(f"there is no item at {slots[~held][0]} (asked for {index!r})")
+                    raise IndexError(
+                        f"there is no item at {slots[~held][0]} (the index was {index!r})"
+                    )
                 at, slots, tickets = at[held], slots[held], tickets[held]
             rows = at.tolist()
             changed = self.change_held(slots, tickets, lambda row, item: edit(rows[row], item))  # noqa: B023
@@ -81,7 +89,10 @@ class RecordStore(RecordRows, ItemStore):
         )
 
     def change_held(self, slots: Ints, tickets: Ints, edit: Edit) -> Flags:
-        """Changes the items that still have these tickets. Returns bool ``[n]``."""
+        """Applies ``edit`` to the items in ``slots`` whose tickets have not changed.
+
+        Returns bool ``[n]``, True for each item that was changed.
+        """
         meant = np.flatnonzero(tickets >= 0)
         if len(meant) < len(tickets):
             changed = np.zeros(len(slots), np.bool_)
@@ -109,25 +120,32 @@ class RecordStore(RecordRows, ItemStore):
     # -- reading -------------------------------------------------------------------------------
 
     def read_chosen(self, index: torch.Tensor, tickets: torch.Tensor) -> Any:
-        """Reads the chosen items for `build`, or returns None if one of them was replaced."""
+        """Copies the chosen items for `build`. Returns None if one of them was replaced."""
         drawn = self.records.read(index.numpy())
         return drawn.batch if drawn.tickets.tobytes() == tickets.numpy().tobytes() else None
 
     def build(self, found: Any, lead: tuple[int, ...]) -> Any:
-        """Builds one item, or a `RawBatch` of several."""
+        """Decodes one item if ``lead`` is empty. Otherwise returns a `RawBatch` of all records."""
         fetched = RawBatch(found, self.codec.decoder)
         return fetched if lead else fetched.items()[0]
 
     def entries(
         self, slots: Ints, paths: Sequence[tuple[str, ...]]
     ) -> tuple[list[Sequence[Any] | NDArray[Any]], Ints]:
-        """Returns entries as `TensorDecoder.entries` does, and the ticket of each slot, or -1."""
+        """Reads entries of the items that are present.
+
+        Returns the result of `TensorDecoder.entries`, and the ticket of each slot, which is -1 if
+        the slot is empty.
+        """
         drawn = self.records.read(slots)
         held = self.select_rows(drawn.batch, drawn.tickets >= 0)
         return self.codec.decoder.entries(held, paths), drawn.tickets
 
     def form_and_chunk(self, path: tuple[str, ...]) -> tuple[Form, int] | None:
-        """Returns the form of an item in the ring and the number of its leaf at ``path``."""
+        """Returns the form of some item in the ring, and the number of its leaf at ``path``.
+
+        Returns None if the ring is empty or the item has no such leaf.
+        """
         held = self.ring.live.committed_slots()[:1]
         drawn = self.records.read(held)
         located = record_format.locate(
@@ -136,10 +154,10 @@ class RecordStore(RecordRows, ItemStore):
         number = chunks_at(located[0].form.tree).get(path) if located else None
         return None if number is None else (located[0].form, number)
 
-    # -- everything ----------------------------------------------------------------------------
+    # -- all items -----------------------------------------------------------------------------
 
     def copy_out(self) -> tuple[list[Any], ItemSnapshot]:
-        """Returns all items in memory, and their snapshot."""
+        """Decodes all items. Returns them with a snapshot of the ring."""
         image, moment = self._image()
         return [item for part in image.items(self.codec) for item in part], moment
 

@@ -1,8 +1,8 @@
-"""Rows whose next observations are stored once. The C core reads and writes complete items.
+"""Rows in which an observation and the equal next observation of the previous item are stored once.
 
-A leaf ``("next", k)`` without a column uses the bytes of ``k`` in the next item, and has no view.
-Observations are changed through the core, which preserves the next observation of the previous
-item.
+A leaf ``("next", k)`` has no column. Its bytes are those of ``k`` in the next item, so it has no
+view, and the C core reads and writes complete items. Observations are changed through the core,
+which preserves the next observation of the previous item.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shmbuffer.storages.movers.storage_mover import ATTEMPTS
 
 
 class SharingRows(NativeRows):
-    """Reads and writes like `NativeRows`, but uses the core where `NativeRows` uses torch."""
+    """Does the same as `NativeRows`, but lets the C core do what `NativeRows` does with torch."""
 
     _keeps = True
 
@@ -35,13 +35,16 @@ class SharingRows(NativeRows):
         self._columns: dict[int, torch.Tensor] = {}
 
     def fetch(self, index: Any, *, dim_extend: int = 0, as_views: bool = False) -> Any:
-        """Returns copies of items by index, in the form in which they were written."""
+        """Copies items by index, in the form in which they were written. Never returns views."""
         return super().fetch(index, dim_extend=dim_extend)
 
     def patch(
         self, elements: Ints, columns: dict[int, torch.Tensor], tickets: Ints | None = None
     ) -> Flags:
-        """Changes leaves of elements in place. If an observation changes, rewrites whole items."""
+        """Changes leaves of elements in place; see `Rows.patch`.
+
+        If an observation changes, complete items are read, changed and written again.
+        """
         changed = np.zeros(len(elements), np.bool_)
         left = np.arange(len(elements))
         for _ in range(ATTEMPTS):
@@ -74,7 +77,8 @@ class SharingRows(NativeRows):
         tensors, found, _ = self.read(torch.from_numpy(slots))
         rows = torch.from_numpy(of_slot)
         for at, values in columns.items():
-            for row, value in zip(rows.tolist(), values, strict=True):  # the last value wins
+            # If an item occurs several times, it gets the last value.
+            for row, value in zip(rows.tolist(), values, strict=True):
                 tensors[at][row] = value
         expected = np.where(found.numpy() == expected, expected, -1)
         kept = self.ring.claims.claim_slots(slots, in_place=True, tickets=expected)
@@ -88,7 +92,10 @@ class SharingRows(NativeRows):
     def _runs(
         self, slots: Ints, cursor: int, exact: Tickets | None
     ) -> tuple[list[Ints], list[int | None], int]:
-        """Returns the items in order of age, so that each is linked to the next item."""
+        """Returns runs of items in the order of their age, so that an item precedes its next one.
+
+        See `Rows._runs`.
+        """
         runs, starts, head = super()._runs(slots, cursor, exact)
         if starts != [None]:
             return runs, starts, head
@@ -103,8 +110,11 @@ class SharingRows(NativeRows):
         sources: NDArray[np.uint64] | None,
         placed: bool,
     ) -> None:
-        """Writes items at the head. Raises SpaceError for too many full next observations."""
-        assert columns is not None  # files of a storage that shares are not reused
+        """Writes items at the head of the ring.
+
+        Raises SpaceError if too many next observations must be stored in full.
+        """
+        assert columns is not None  # the files of a save are never reused for these rows
         assert not placed
         if sources is None:
             sources = np.full(len(slots), self.ring.seat.incarnation, np.uint64)
@@ -114,14 +124,14 @@ class SharingRows(NativeRows):
         self.ring.claims.write_loaded(addresses, len(slots), np.ascontiguousarray(sources))
 
     def views(self) -> list[torch.Tensor]:
-        """Raises SchemaMismatchError, because some leaves have no column."""
+        """Raises SchemaMismatchError, because some leaves have no column to return a view of."""
         self.ring.schema.require_column(
             next(iter(self.ring.schema.sharing.roots(self.ring.schema.leaves))), self.where
         )
         return super().views()
 
     def take(self, at: int, elements: Ints) -> torch.Tensor:
-        """Copies one leaf of some elements. For a leaf without a column, reads whole items."""
+        """Copies one leaf of some elements. For a leaf without a column, reads complete items."""
         if self.ring.schema.leaves[at].path not in self.ring.schema.sharing.paths:
             return super().take(at, elements)
         tensors, _, _ = self.read(torch.from_numpy(np.ascontiguousarray(elements, np.int64)))
@@ -137,7 +147,10 @@ class SharingRows(NativeRows):
 
 
 def _runs_of(slots: Ints, cursor: int, capacity: int) -> list[Ints]:
-    """Returns positions of items in runs of consecutive slots, in the order of the ring."""
+    """Groups items in consecutive slots into runs, in the order of the ring from ``cursor``.
+
+    Each run has the positions of its items in ``slots``.
+    """
     if not len(slots):
         return []
     places = (slots - cursor) % capacity

@@ -1,10 +1,10 @@
-"""Reads stacks of consecutive steps from rows, with one native call per batch.
+"""Reads stacks of consecutive steps, with one native call per batch.
 
     index, tickets [n * steps] ──▶ observation [n, steps, ...], next observation [n, steps, ...],
                                    other leaves [n, ...] of the last step
 
-The core copies each step to its place in the sample, and makes the stack of next observations from
-the same bytes.
+The core copies each step to its position in the sample. The stack of next observations is made from
+the same bytes as the stack of observations.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from shmbuffer.storages.movers.native_rows import NativeRows
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.tensors import reads_elsewhere
 
-ONE_ROW, STACK = -2, -1  # codes of the core; others are the leaf whose stack is shifted
+# Layouts of a leaf in a sample: the leaf of the last step, or a stack of the leaf in all steps. Any
+# other value is the number of a leaf, whose stack is shifted by one step.
+ONE_ROW, STACK = -2, -1
 
 
 class StackedRows:
-    """Reads samples of one form. ``forms`` has the layout of each leaf in a sample."""
+    """Reads samples of ``steps`` consecutive steps. ``forms`` has the layout of each leaf."""
 
     def __init__(self, rows: NativeRows, steps: int, forms: tuple[int, ...]) -> None:
         self.rows, self.steps, self._forms = rows, steps, forms
@@ -33,11 +35,12 @@ class StackedRows:
             leaf if form == ONE_ROW else replace(leaf, shape=(steps, *leaf.shape))
             for leaf, form in zip(leaves.leaves, forms, strict=True)
         )
-        self.leaves = Leaves(leaves.kit, leaves.node, stacked, (), leaves.where)  # of a sample
+        # The leaves of a sample, of which some are stacks.
+        self.leaves = Leaves(leaves.kit, leaves.node, stacked, (), leaves.where)
 
     @classmethod
     def of(cls, rows: NativeRows, steps: int, forms: tuple[int, ...]) -> StackedRows | None:
-        """Returns a reader, or None if the core cannot create such tensors with this torch."""
+        """Creates a reader. Returns None if the core does not support the leaves or this torch."""
         made = cls(rows, steps, forms)
         try:
             made._core()
@@ -46,7 +49,10 @@ class StackedRows:
         return made
 
     def read(self, index: torch.Tensor, tickets: torch.Tensor) -> list[torch.Tensor] | None:
-        """Returns one new tensor per leaf, or None if an item was replaced or the handle closed."""
+        """Copies stacks of items that a sampler has chosen, to one new tensor per leaf.
+
+        Returns None if an item was replaced, or if the handle was closed.
+        """
         if reads_elsewhere():
             tensors, addresses = self.leaves.outputs((index.numel() // self.steps,))
             return tensors if self.fill(index, tickets, tuple(addresses)) else None
@@ -55,11 +61,17 @@ class StackedRows:
         return found if type(found) is list else None
 
     def draw(self, given: tuple[int, int, float | None], known: Any, *into: tuple[int, ...]) -> Any:
-        """Draws steps and reads their stacks as a `Drawn`, using the known trajectories.
+        """Draws steps and copies their stacks.
 
-        ``given`` is count, key and beta. With ``into``, the addresses of the leaves, the index, the
-        tickets and the weights, writes there and returns True. Returns None if an item is too new
-        or was overwritten, or if the direct native path is unavailable.
+        Args:
+            given: number of steps, key of the draw, and exponent beta.
+            known: arguments of the core that describe the known trajectories.
+            into: addresses of the leaves, the index, the tickets and the weights. If they are
+                passed, the results are written there.
+
+        Returns:
+            A `Drawn`, or True with ``into``. None if an item is too new or was overwritten, or if
+            the direct native path is unavailable.
         """
         core = None if reads_elsewhere() else self._core()
         if core is None:
@@ -68,7 +80,10 @@ class StackedRows:
         return None if type(found) is int else found
 
     def fill(self, index: torch.Tensor, tickets: torch.Tensor, addresses: tuple[int, ...]) -> bool:
-        """Reads into existing memory, given one address per leaf."""
+        """Copies stacks of chosen items to existing memory, with one address per leaf.
+
+        Returns False if an item was replaced, or if the handle was closed.
+        """
         core = self._core()
         given = self._given(index, tickets)
         return core is not None and core.fill(*given, addresses) is True
@@ -79,7 +94,10 @@ class StackedRows:
         return index.data_ptr(), tickets.data_ptr(), count, LOCK_TIMEOUT_NS
 
     def _core(self) -> Any:
-        """Returns the direct native path, or None after the handle was closed."""
+        """Returns the direct native path, and creates it on first use.
+
+        Returns None after the handle was closed.
+        """
         seat = self.rows.ring.seat
         found = seat.stack_outtakes.get((self.steps, self._forms))
         if found is not None:

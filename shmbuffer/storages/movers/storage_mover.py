@@ -1,7 +1,7 @@
-"""Movers, which copy the items of a storage in and out by any index.
+"""Base class of movers, which write and read the items of a storage by any index.
 
     StorageMover ─┬─ Rows ──────┬─ NativeRows   RingRows: leaves in the ring's own memory
-                  │             └─ HeldRows     tensors that this process holds: torch moves them
+                  │             └─ HeldRows     tensors of this process, which torch copies
                   └─ ItemStore ─┬─ ObjectStore  a Python list of this process
                                 └─ RecordStore  RecordRows: records in a ring of bytes
 
@@ -27,16 +27,20 @@ from shmbuffer.memory.format.priorities import are_priorities, largest_mass
 from shmbuffer.storages.indexing import Selection, is_plain, select
 
 ATTEMPTS = 16
-"""Number of retries if rows are overwritten while they are being read."""
+"""Number of attempts if items are overwritten while they are being read or changed."""
 
 
 class StorageMover(Mover):
-    """Moves the items of one ring for a storage. Indices and tickets are tensors."""
+    """Writes and reads the items of one ring for a storage. Indices and tickets are tensors."""
 
     # -- writing -------------------------------------------------------------------------------
 
     def put(self, slots: Ints, data: Any, *, in_place: bool) -> Ints:
-        """Writes row i of ``data`` to ``slots[i]``. Returns the slots without duplicates."""
+        """Writes row i of ``data`` to ``slots[i]``. Returns the distinct slots.
+
+        If a slot occurs several times, the last row is written. With ``in_place``, existing items
+        keep their priorities.
+        """
         if len(slots) > 1:
             last = last_of_each(slots)
             if len(last) < len(slots):
@@ -52,11 +56,14 @@ class StorageMover(Mover):
 
     @abstractmethod
     def place(self, slots: Ints, data: Any, *, in_place: bool) -> None:
-        """Writes row i of ``data`` to ``slots[i]``. ``in_place`` keeps priorities and counts."""
+        """Writes row i of ``data`` to ``slots[i]``. No slot occurs twice.
+
+        With ``in_place`` the items keep their priorities, and the write is not counted.
+        """
 
     @abstractmethod
     def select_rows(self, data: Any, which: NDArray[Any]) -> Any:
-        """Selects rows of ``data`` in the form that `place` accepts."""
+        """Returns the rows of ``data`` that ``which`` selects, in the form that `place` accepts."""
 
     def forget(self, *, keep_write_count: bool) -> None:
         """Removes all items."""
@@ -65,12 +72,15 @@ class StorageMover(Mover):
     # -- reading -------------------------------------------------------------------------------
 
     def read_chosen(self, index: torch.Tensor, tickets: torch.Tensor) -> Any:
-        """Reads the chosen items for `build`, or returns None if one of them was replaced."""
+        """Copies the chosen items for `build`. Returns None if one of them was replaced."""
         found, now, _ = self.read(index)
         return found if torch.equal(now, tickets.reshape(-1)) else None
 
     def fetch(self, index: Any, *, dim_extend: int = 0, as_views: bool = False) -> Any:
-        """Returns items by index, in the form in which they were written."""
+        """Reads items by index, and returns them in the form in which they were written.
+
+        With ``as_views``, returns views if the index allows it, otherwise validated copies.
+        """
         if not (dim_extend or self.lanes) and drawn_slots(self.ring, index) is not None:
             found, _, missing = self.read(index)
             if not missing:
@@ -95,31 +105,34 @@ class StorageMover(Mover):
 
     @abstractmethod
     def shaped(self, found: Any, lead: tuple[int, ...], held: torch.Tensor | None = None) -> Any:
-        """Builds selected items, or with ``held``, only those of slots that hold an item."""
+        """Builds the selected items. With ``held``, a mask, builds only those that are present."""
 
     def viewed(self, selection: Selection) -> Any:
-        """Returns views of the items without copy or validation, if the mover supports views."""
+        """Returns unvalidated views of the selected items, if the mover supports views."""
         raise NotImplementedError(type(self).__name__)
 
 
 def drawn_slots(ring: Ring, index: Any) -> Ints | None:
-    """Returns an index that can be read unchanged, such as a sampler's, or None for others."""
+    """Returns the slots of an index that needs no conversion, such as the index of a sample.
+
+    Returns None for any other index.
+    """
     if not is_plain(index) or not index.numel():
         return None
     slots: Ints = index.numpy()
-    # As unsigned numbers, negative ones exceed the capacity.
+    # Negative numbers are greater than the capacity when they are read as unsigned numbers.
     inside = slots.view(np.uint64).max() < ring.capacity
     return slots if inside else None
 
 
 def last_of_each(slots: Ints) -> Ints:
-    """Returns the position of each distinct slot, the last one if a slot occurs twice."""
+    """Returns the last position of each distinct slot, in ascending order."""
     _, first = np.unique(slots[::-1], return_index=True)
     return np.sort(len(slots) - 1 - first)
 
 
 def require_priorities(ring: Ring, priorities: Floats) -> None:
-    """Raises ValueError for an invalid priority, like the ring itself at commit."""
+    """Raises ValueError for a priority that the ring would reject at commit."""
     fits = are_priorities(priorities, ring.tree.alpha, ring.tree.eps, ring.elements)
     if not fits.all():
         at = int(fits.argmin())
@@ -131,7 +144,10 @@ def require_priorities(ring: Ring, priorities: Floats) -> None:
 
 @contextmanager
 def whole_or_empty(ring: Ring, where: str) -> Iterator[None]:
-    """Lifts the limits on writes while the ring is filled. Empties the ring if the block raises."""
+    """Lifts the rate limit for writes while a load fills the ring.
+
+    If the block raises an error, the ring is emptied.
+    """
     try:
         with ring.admission.uncounted():
             yield
@@ -142,19 +158,20 @@ def whole_or_empty(ring: Ring, where: str) -> Iterator[None]:
 
 
 def to_device(data: Any, device: torch.device | None) -> Any:
-    """Moves ``data`` of any structure to ``device``, except leaves that cannot be moved."""
+    """Moves all leaves with a method ``to`` in data of any structure to ``device``."""
     return by_leaf(data, lambda leaf: leaf.to(device) if hasattr(leaf, "to") else leaf)
 
 
 def by_leaf(data: Any, change: Callable[[Any], Any]) -> Any:
-    """Applies ``change`` to each leaf of ``data``, and returns the same structure.
+    """Applies a function to each leaf in nested dicts, lists and tuples.
 
-    A dict or tuple that has a method ``to`` is a leaf, because it moves its own parts.
+    Returns the results in the same structure. A container with a method ``to``, such as a
+    TensorDict, counts as a leaf, because it can move its own parts.
     """
     if hasattr(data, "to") or not isinstance(data, (dict, tuple, list)):
         return change(data)
     if isinstance(data, dict):
-        made = copy(data)  # of the same class
+        made = copy(data)  # keeps the class
         for key, value in data.items():
             made[key] = by_leaf(value, change)
         return made

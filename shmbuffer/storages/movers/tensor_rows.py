@@ -1,7 +1,7 @@
 """Base class of movers for items of one structure, with one column per leaf.
 
-The C core copies rows of the ring's memory (`NativeRows`). torch copies rows that this process
-holds (`HeldRows`), between claim and commit.
+The C core copies rows in the ring's own memory (`NativeRows`). torch copies rows in tensors of this
+process (`HeldRows`), between claim and commit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from shmbuffer.tensors.form.tensor_nodes import TensorDictNode, is_collection
 from shmbuffer.tensors.form.tensor_structure import leaves_of
 from shmbuffer.tensors.form.tensors import as_numbers, dtype_name, like, put_rows, take_rows
 
-# A load claims and gathers at most this many slots at a time, and about this many bytes.
+# A load claims and copies at most PIECE slots at a time, and about PIECE_BYTES bytes.
 PIECE = 4096
 PIECE_BYTES = 2**25
 
@@ -43,44 +43,47 @@ class Rows(StorageMover):
     """Base class of movers for the rows of a ring."""
 
     _claim: AbstractContextManager[Any] = nullcontext()
-    """Lock from claim to commit, if the ring's own gate is not sufficient."""
+    """Lock that is held from claim to commit, if the ring's own locks are not sufficient."""
 
     _keeps = False
-    """True if `patch` keeps observations that are stored once."""
+    """True if `patch` never changes observations that are stored only once."""
 
     def __init__(self, ring: Ring, leaves: Leaves) -> None:
         self.ring = ring
         self.leaves = leaves
         self.lanes = leaves.lanes
         self.where = leaves.where
-        self.build = leaves.build  # type: ignore[method-assign] # one frame less
+        self.build = leaves.build  # type: ignore[method-assign] # saves a call
 
     @abstractmethod
     def write(
         self, data: Any, single: bool, priorities: Floats | None, streams: GivenStreams = None
     ) -> tuple[int, int]:
-        """Appends a batch, or one item if ``single``. Returns the first ticket and slot count."""
+        """Appends a batch, or one item if ``single`` is True.
+
+        Returns the first ticket and the number of slots.
+        """
 
     @abstractmethod
     def views(self) -> list[torch.Tensor]:
-        """Returns the leaves, ``[slots, *lanes, *shape]``, without copy or validation."""
+        """Returns a view ``[slots, *lanes, *shape]`` per leaf. The views are not validated."""
 
     def column(self, at: int) -> torch.Tensor:
-        """Returns one of `views`. Raises SchemaMismatchError for a leaf without its own column."""
+        """Returns the view of leaf ``at``. Raises SchemaMismatchError if it has no column."""
         return self.views()[at].as_subclass(torch.Tensor)
 
     def take(self, at: int, elements: Ints) -> torch.Tensor:
-        """Copies one leaf of some elements, ``[n, *shape]``, without validation."""
+        """Copies leaf ``at`` of n elements, ``[n, *shape]``. The copies are not validated."""
         flat = self.column(at).detach().reshape(self.ring.elements, *self.leaves.leaves[at].shape)
         return take_rows(flat, torch.from_numpy(elements).to(flat.device)).cpu()
 
     def leaf_at(self, path: KeyPath) -> int | None:
-        """Returns the number of the leaf at a path, or None."""
+        """Returns the number of the leaf at ``path``, or None if there is no such leaf."""
         leaves = enumerate(self.leaves.leaves)
         return next((at for at, leaf in leaves if leaf.path == path), None)
 
     def contiguous(self, at: int) -> torch.Tensor | None:
-        """Returns a leaf of all elements if it is contiguous in CPU memory, otherwise None."""
+        """Returns the column of leaf ``at`` if it is contiguous in CPU memory, otherwise None."""
         sharing = self.ring.schema.sharing
         is_shared = sharing and self.leaves.leaves[at].path in sharing.paths
         if at in self.leaves.objects or is_shared:
@@ -89,9 +92,11 @@ class Rows(StorageMover):
         return column if column.is_cpu and column.is_contiguous() and column.numel() else None
 
     def entries(self, slots: Ints, paths: Sequence[KeyPath]) -> tuple[list[Any], Ints]:
-        """Returns entries of the items that are present, and the tickets of all slots, or -1.
+        """Reads entries of the items that are present.
 
-        An entry is an array ``[elements, k]``, a list of objects, or None if there is no such leaf.
+        Returns the values for each path, and the ticket of each slot, which is -1 if it is empty.
+        The values are an array ``[elements, k]`` of numbers, an array of objects, or None if there
+        is no such leaf.
         """
         elements = elements_of(slots, self.ring.width)
         found: list[Any] = []
@@ -103,34 +108,35 @@ class Rows(StorageMover):
                 found.append(held.view(self.ring.elements).array[elements])
             else:
                 found.append(as_numbers(self.take(at, elements)).reshape(len(elements), -1))
-        tickets = tickets_at(self.ring, slots)  # read last, so that torn rows count as absent
+        # Read last. A slot that a writer has claimed meanwhile then counts as empty.
+        tickets = tickets_at(self.ring, slots)
         which = (tickets >= 0).repeat(self.ring.width)
         return [None if one is None else one[which] for one in found], tickets
 
     @abstractmethod
     def copy_out(self, columns: list[torch.Tensor]) -> ItemSnapshot:
-        """Copies a snapshot of all items into ``columns``, while other processes write."""
+        """Copies a snapshot of all items to ``columns``, while other processes write."""
 
     def select_rows(self, data: Any, which: NDArray[Any]) -> Any:
-        """Selects rows of ``data`` in the form that `place` accepts."""
+        """Returns the rows of ``data`` that ``which`` selects, in the form that `place` accepts."""
         values, _ = values_of(self.leaves, data)
         chosen = torch.from_numpy(which)
         parts = [value[chosen.to(value.device)] for value in values]
         return self.build(parts, (len(which), *self.lanes))
 
     def as_batch(self, item: Any) -> Any:
-        """Returns a batch with one item."""
+        """Converts an item to a batch with one item."""
         values, _ = values_of(self.leaves, item, torch.Size(()))
         return self.build([value.unsqueeze(0) for value in values], (1, *self.lanes))
 
     # -- reading -------------------------------------------------------------------------------
 
     def build(self, found: list[Any], lead: tuple[int, ...]) -> Any:
-        """Builds items with the dimensions ``lead`` from their leaves."""
+        """Builds items from their leaves. ``lead`` has the sizes of their leading dimensions."""
         return self.leaves.build(found, lead)
 
     def shaped(self, found: Any, lead: tuple[int, ...], held: torch.Tensor | None = None) -> Any:
-        """Builds selected items, or with ``held``, only those of slots that hold an item."""
+        """Builds the selected items. With ``held``, a mask, builds only those that are present."""
         if held is not None:
             found = [
                 tensor.view(lead[0], -1, *tensor.shape[1:])[held.to(tensor.device)]
@@ -141,15 +147,15 @@ class Rows(StorageMover):
         return self.build([tensor.view((*lead, *leaf.shape)) for tensor, leaf in leaves], lead)
 
     def viewed(self, selection: Selection) -> Any:
-        """Returns views of the selected items."""
+        """Returns unvalidated views of the selected items."""
         assert selection.view is not None
         return self.build([selection.view(view) for view in self.views()], selection.lead)
 
     def everything(self) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
-        """Returns the indices, copied leaves and tickets of all elements that are present."""
+        """Returns the element numbers, the copied leaves and the tickets of all items."""
         index = torch.from_numpy(self.ring.live.committed())
         tensors, tickets, missing = self.read(index)
-        if missing:  # another process overwrote some of them
+        if missing:  # another process has overwritten items in the meantime
             lanes = self.ring.width
             kept = (tickets >= 0).view(-1, lanes).all(1).repeat_interleave(lanes)
             index = index[kept]
@@ -160,7 +166,7 @@ class Rows(StorageMover):
     # -- changing ------------------------------------------------------------------------------
 
     def change(self, index: Any, value: Any, path: tuple[str, ...] | None, dim_extend: int) -> None:
-        """Changes entries in place, even while other processes write."""
+        """Changes the entry at ``path``, or whole items, in place; see `Storage.change`."""
         chosen = self.select(index, dim_extend)
         self.patch(chosen.elements, columns_of(self.leaves, chosen.lead, value, path))
 
@@ -176,28 +182,36 @@ class Rows(StorageMover):
         return self.patch(elements, columns, tickets)
 
     def entry(self, index: Any, path: KeyPath) -> tuple[Ints, torch.Tensor, Ints]:
-        """Returns elements, the numbers of one entry, and tickets (-1 without an item)."""
+        """Reads one entry of some items; see `Storage.entry`."""
         found = [at for at, leaf in enumerate(self.leaves.leaves) if leaf.path == path]
         if not found:
             raise KeyError(f"{'.'.join(path)!r} is not a leaf of {self.where}")
         elements, view = ravel(index, self.lanes), self.views()[found[0]].as_subclass(torch.Tensor)
         column = view.view(-1, *self.leaves.leaves[found[0]].shape)
         numbers = column[torch.from_numpy(elements).to(column.device)]
-        # Read last: an unchanged ticket proves that the number belonged to its item.
+        # Tickets are read last. An unchanged ticket proves that the value belongs to the item.
         return elements, numbers.cpu(), tickets_at(self.ring, elements // self.ring.width)
 
     def patch(
         self, elements: Ints, columns: dict[int, torch.Tensor], tickets: Ints | None = None
     ) -> Flags:
-        """Changes leaves of elements in place. Returns bool ``[n]``, True for changed elements.
+        """Changes leaves of elements in place.
 
         The other leaves, the priority, the source and the write count do not change. No other write
         can occur between the check of the ticket and the change.
+
+        Args:
+            elements: numbers of the elements, int64 ``[n]``.
+            columns: new values by leaf number, ``[n, *shape]``.
+            tickets: expected tickets, int64 ``[n]``. Elements with another ticket are not changed.
+
+        Returns:
+            bool ``[n]``, True for each element that was changed.
         """
         width = self.ring.width
         slots, of_slot = np.unique(elements // width, return_inverse=True)
         expected = None
-        if tickets is not None:  # the newest ticket of a slot that occurs twice
+        if tickets is not None:  # if a slot occurs several times, its newest ticket is expected
             expected = np.full(len(slots), -1)
             np.maximum.at(expected, of_slot, tickets)
         with self._claim:
@@ -233,15 +247,21 @@ class Rows(StorageMover):
         tickets: Tickets | None = None,
         sources: NDArray[np.uint64] | None = None,
     ) -> None:
-        """Replaces the contents with the given rows of the columns, in the given slots.
+        """Replaces the contents of the storage. The bytes are copied once, in pieces.
 
-        If ``columns`` is None, the bytes are already in place. Without ``tickets``, the items get
-        new tickets. The bytes are copied once, in pieces.
+        Args:
+            columns: column of each leaf. None if the bytes are already in the storage.
+            rows: row of each item in the columns, int64 ``[n]``.
+            slots: slot of each item, int64 ``[n]``.
+            cursor: slot of the next write.
+            write_count: number of writes so far.
+            tickets: tickets of the items. None assigns new tickets.
+            sources: writer and stream of each item, uint64 ``[n]``.
         """
         self.ring.empty()
         exact = None if tickets is None else tickets.for_ring(self.ring)
         runs, starts, head = self._runs(slots, cursor, exact)
-        # If the bytes are in place, nothing takes long enough for progress reports.
+        # If the bytes are in place, the load is too short for progress reports.
         total = len(slots) * self._slot_bytes if columns is not None else 0
         with whole_or_empty(self.ring, self.where), Progress("load", total) as progress:
             most = max(1, min(PIECE, PIECE_BYTES // max(1, self._slot_bytes)))
@@ -258,7 +278,11 @@ class Rows(StorageMover):
     def _runs(
         self, slots: Ints, cursor: int, exact: Tickets | None
     ) -> tuple[list[Ints], list[int | None], int]:
-        """Returns runs of items in write order, their first tickets (or None), and the head."""
+        """Groups items into runs in the order in which they were written.
+
+        Returns the positions of the items in each run, the first ticket of each run or None, and
+        the new head of the ring.
+        """
         runs = None if exact is None else exact.runs()
         if exact is None or runs is None:
             return [np.arange(len(slots))], [None], cursor
@@ -272,7 +296,7 @@ class Rows(StorageMover):
         sources: NDArray[np.uint64] | None,
         placed: bool,
     ) -> None:
-        """Writes items in one claim, in these slots if ``placed``, otherwise at the head."""
+        """Writes items in one claim, to the given slots if ``placed``, otherwise at the head."""
         from_, to = torch.from_numpy(rows), torch.from_numpy(slots)
 
         def fill() -> None:
@@ -288,7 +312,10 @@ class Rows(StorageMover):
             self._commit(fill)
 
     def _commit(self, fill: Callable[[], None], priorities: Floats | None = None) -> None:
-        """Fills claimed slots and commits them, or aborts the claim if that raises."""
+        """Calls ``fill``, which writes the claimed slots, and commits the claim.
+
+        If ``fill`` raises an error, the claim is aborted.
+        """
         try:
             fill()
             self._settle()
@@ -298,11 +325,11 @@ class Rows(StorageMover):
         self.ring.claims.commit(priorities)
 
     def _settle(self) -> None:
-        """Waits until torch has written the rows. Returns immediately on the CPU."""
+        """Waits until torch has written the rows. Does nothing on the CPU."""
 
     @property
     def _slot_bytes(self) -> int:
-        """Bytes per slot, for progress reports; an object counts as a reference."""
+        """Bytes per slot, for progress reports. A Python object counts as 8 bytes."""
         leaves, lanes = self.leaves, self.ring.width
         sizes = (
             8 if at in leaves.objects else leaf.nbytes for at, leaf in enumerate(leaves.leaves)
@@ -315,10 +342,23 @@ def columns_of(
     lead: tuple[int, ...],
     data: Any,
     key: KeyPath | None,
-    written: Sequence[int] = (),  # the shape of the written index
-    dim_extend: int = 0,  # the data's dimension along which ``written`` starts
+    written: Sequence[int] = (),  # shape of the index in a write, which ``data`` can also have
+    dim_extend: int = 0,  # dimension of such data that corresponds to the first one of ``written``
 ) -> dict[int, torch.Tensor]:
-    """Returns the columns to change, ``[n, *shape]``, by leaf number."""
+    """Converts new values to columns ``[n, *shape]``, by leaf number.
+
+    Args:
+        leaves: leaves of the storage.
+        lead: shape of the selection, which has n elements.
+        data: new value of the entry at ``key``, or whole items if ``key`` is None.
+        key: path of the entry.
+        written: see above.
+        dim_extend: see above.
+
+    Raises:
+        KeyError: a path is not a leaf of the storage.
+        SchemaMismatchError: the structure, a dtype or a shape does not match.
+    """
     number = {leaf.path: at for at, leaf in enumerate(leaves.leaves)}
     columns: dict[int, Any] = {}
     nested = isinstance(leaves.node, TensorDictNode)
@@ -364,7 +404,7 @@ def columns_of(
 
 
 def _exchanged(sizes: list[int], dim: int) -> list[int]:
-    """Exchanges the sizes of dimensions 0 and ``dim``."""
+    """Exchanges the sizes of dimensions 0 and ``dim`` in a shape."""
     sizes[0], sizes[dim] = sizes[dim], sizes[0]
     return sizes
 
@@ -372,7 +412,7 @@ def _exchanged(sizes: list[int], dim: int) -> list[int]:
 def _changes(
     data: Any, key: KeyPath | None, known: Collection[KeyPath], nested: bool
 ) -> dict[KeyPath, Any]:
-    """Returns the new values by leaf path."""
+    """Returns the new values in ``data`` by the path of their leaf."""
     if key is None:
         return leaves_of(data, nested)
     if key in known or not (is_collection(data) or isinstance(data, (dict, tuple, list))):
