@@ -685,7 +685,9 @@ def test_an_object_that_is_not_a_part_is_refused() -> None:
         ReplayBuffer(storage=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"max_size=4\): the tensors have 5 rows"):
         TensorStorage(torch.zeros(5), max_size=4)
-    with pytest.raises(ValueError, match=r"TensorStorage\(None\): pass the tensors to write into"):
+    with pytest.raises(
+        ValueError, match=r"TensorStorage\(None\): pass the tensors that the storage should use"
+    ):
         TensorStorage(None)
 
 

@@ -437,12 +437,12 @@ def test_items_are_sent_to_the_device_of_the_storage_when_they_are_read(make: Ma
         (
             lambda: shared(CompressedListStorage, compress="obs"),
             TypeError,
-            r"list of keys, \['obs'\]",
+            r"list of keys such as \['obs'\]",
         ),
         (
             lambda: shared(CompressedListStorage, dictionary_bytes=-1),
             ValueError,
-            "a number of bytes, or 0, got -1",
+            "dictionary_bytes must be at least 0, got -1",
         ),
         (lambda: shared(CompressedListStorage, compression_level=0), ValueError, "1 to 22, got 0"),
         (
