@@ -35,7 +35,7 @@ from shmbuffer.ensembles.joint_parts import JointPart, PartsOf, StorageEnsemble,
 from shmbuffer.ensembles.joint_rows import known_tickets, local, routes
 from shmbuffer.ensembles.sampler_ensemble import SamplerEnsemble
 from shmbuffer.ensembles.turns import Row, Shares, Turns
-from shmbuffer.items.indices import asked_size, elements_of
+from shmbuffer.items.indices import elements_of, resolve_batch_size
 from shmbuffer.items.keys import GENERATION, INDEX
 from shmbuffer.items.raw_priorities import PriorityUpdate, reduced
 from shmbuffer.memory.format import slots
@@ -261,7 +261,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
                 f"{self._one_buffer}.sample(lease=...)"
             )
         own = self._joint.batch_size
-        count = asked_size(batch_size, own, "the constructor of the buffer", 2 + FRAMES)
+        count = resolve_batch_size(batch_size, own, "the constructor of the buffer", 2 + FRAMES)
         with deadline.limit_waits(timeout):
             data, info = self._batch(count, min_size)
         if include_info is not False and isinstance(data, TensorDictBase):

@@ -24,12 +24,12 @@ def ravel(
 ) -> Ints:
     """Converts the index of a sample or a write to element numbers, contiguous int64 ``[n]``."""
     if not lanes or isinstance(index, int):
-        numbers = _whole(array_of(index)).reshape(-1)
+        numbers = _as_integers(array_of(index)).reshape(-1)
         return numbers if numbers.flags.c_contiguous else np.ascontiguousarray(numbers)
     if isinstance(index, tuple):
-        parts = [_whole(array_of(part)) for part in index]
+        parts = [_as_integers(array_of(part)) for part in index]
     else:
-        numbers = _whole(array_of(index))
+        numbers = _as_integers(array_of(index))
         parts = list(np.moveaxis(numbers, -1, 0)) if numbers.ndim else []
     if len(parts) != len(lanes) + 1:
         raise IndexError(
@@ -42,7 +42,7 @@ def ravel(
     return np.ascontiguousarray(flat.reshape(-1))
 
 
-def _whole(found: NDArray[Any]) -> Ints:
+def _as_integers(found: NDArray[Any]) -> Ints:
     """Converts integers, or floats without a fraction, to int64.
 
     Raises IndexError for a boolean mask, for fractions and for other objects.
@@ -91,24 +91,25 @@ def unravel(index: Any, lanes: tuple[int, ...]) -> tuple[Any, ...]:
     return (index, *reversed(coordinates))
 
 
-def asked_size(
-    asked: Any,  # argument of ``sample``; None selects the handle's batch size
-    own: int | None,  # batch size of the handle
-    whose: str,  # function that sets the handle's batch size, for the message
+def resolve_batch_size(
+    requested: Any,  # argument of ``sample``; None selects the handle's batch size
+    default: int | None,  # batch size of the handle
+    setter: str,  # function that sets the handle's batch size, for the message
     frames: int,  # number of stack frames between the caller and the user's code
     least: int = 0,
 ) -> int:
     """Returns the batch size of a sample. Warns if it is 0 or differs from the handle's."""
-    if asked is None:
-        if own is None:
+    if requested is None:
+        if default is None:
             raise RuntimeError(
-                f"no batch size was specified; pass batch_size to sample() or to {whose}"
+                f"no batch size was specified; pass batch_size to sample() or to {setter}"
             )
-        return own
-    count: int = asked if type(asked) is int else as_int("batch_size", asked)
-    if own is not None and count != own:
+        return default
+    count: int = requested if type(requested) is int else as_int("batch_size", requested)
+    if default is not None and count != default:
         warnings.warn(
-            f"sample(batch_size={count}) differs from the buffer's batch_size={own}; using {count}",
+            f"sample(batch_size={count}) differs from the buffer's batch_size={default}; using "
+            f"{count}",
             stacklevel=frames + 1,
         )
     elif count == 0 >= least:

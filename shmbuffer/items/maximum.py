@@ -57,11 +57,11 @@ class MaxPriority:
         if grown or updates != self._updates or not 0 <= since < ring.capacity:
             self.forget()
         if self._element >= 0 and since:
-            self._look_at((self._below + np.arange(since)) % ring.capacity, leaving)
-        if not self._is_there(leaving):
+            self._compare_slots((self._below + np.arange(since)) % ring.capacity, leaving)
+        if not self._is_present(leaving):
             self.forget()
-            for places in self._with_greatest_masses(leaving):
-                self._look_at(places, leaving)
+            for places in self._slots_with_largest_masses(leaving):
+                self._compare_slots(places, leaving)
         self._below, self._updates, self._capacity = settled, updates, ring.capacity
         return 1.0 if self._element < 0 else self._value
 
@@ -72,7 +72,7 @@ class MaxPriority:
         """
         self._updates += applied
         if self._element >= 0 and len(raw) and raw.max() >= self._value:
-            at = int(raw.argmax())  # if this update was not applied, `_is_there` detects it
+            at = int(raw.argmax())  # if this update was not applied, `_is_present` detects it
             self._element, self._value = int(elements[at]), float(raw[at])
             word = self._ring.live.words[self._element // self._ring.width]
             self._ticket = int(word) >> slots.STATE_BITS
@@ -81,7 +81,7 @@ class MaxPriority:
         """Forgets the remembered item, because priorities were changed without `updated`."""
         self._element = -1
 
-    def _is_there(self, leaving: Ints | None) -> bool:
+    def _is_present(self, leaving: Ints | None) -> bool:
         """True if the remembered item is still present and has the remembered priority."""
         if self._element < 0:
             return False
@@ -93,7 +93,7 @@ class MaxPriority:
             self._ring.live.holds(slot)[0] and self._ring.tree.priorities(at)[0] == self._value
         )
 
-    def _with_greatest_masses(self, leaving: Ints | None) -> Iterator[Ints]:
+    def _slots_with_largest_masses(self, leaving: Ints | None) -> Iterator[Ints]:
         """Yields arrays of slots that have the largest masses.
 
         One of these slots contains the item with the largest priority.
@@ -123,7 +123,7 @@ class MaxPriority:
             masses.reshape(-1, width)[here] = 0.0
         return masses
 
-    def _look_at(self, places: Ints, leaving: Ints | None) -> None:
+    def _compare_slots(self, places: Ints, leaving: Ints | None) -> None:
         """Compares the items in the given slots with the remembered item.
 
         Remembers the item with the largest priority.

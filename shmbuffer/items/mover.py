@@ -60,12 +60,12 @@ class Mover(ABC):
 
 def draw_from(kit: Kit, ring: Ring, count: int, key: int, beta: float | None) -> DrawnElements:
     """Draws elements, and returns their indices, tickets and weights, but not their leaves."""
-    drawn = elements_for(kit, count, beta)
+    drawn = allocate_elements(kit, count, beta)
     draw_into(ring, None, drawn, key, beta)
     return drawn
 
 
-def elements_for(kit: Kit, count: int, beta: float | None) -> DrawnElements:
+def allocate_elements(kit: Kit, count: int, beta: float | None) -> DrawnElements:
     """Allocates the arrays that `draw_into` fills; without weights if ``beta`` is None."""
     weights = None if beta is None else kit.empty("float32", count)
     return kit.empty("int64", count), kit.empty("int64", count), weights

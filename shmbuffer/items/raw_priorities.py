@@ -29,7 +29,7 @@ def as_raw(priority: Any, count: int) -> Floats:
     """
     if type(priority) is np.ndarray and priority.dtype == np.float64 and priority.shape == (count,):
         return priority if priority.flags.c_contiguous else np.ascontiguousarray(priority)
-    return _spread(_flat(priority), count)
+    return _repeat_single(_flatten(priority), count)
 
 
 def reduced(priority: Any, count: int, how: str) -> Floats:
@@ -37,9 +37,9 @@ def reduced(priority: Any, count: int, how: str) -> Floats:
 
     ``how`` is the name of the reduction to one priority per item, such as "max" or "median".
     """
-    raw = _flat(priority)
+    raw = _flatten(priority)
     if len(raw) <= 1 or len(raw) == count:
-        return _spread(raw, count)
+        return _repeat_single(raw, count)
     if not count or len(raw) % count:
         raise RuntimeError(
             f"got {len(raw)} priorities for {count} items; pass one priority per item, or the same "
@@ -51,7 +51,7 @@ def reduced(priority: Any, count: int, how: str) -> Floats:
     return np.ascontiguousarray(getattr(np, how)(rows, axis=1))
 
 
-def _flat(priority: Any) -> Floats:
+def _flatten(priority: Any) -> Floats:
     """Converts priorities of any shape to a flat float64 array."""
     if hasattr(priority, "detach"):  # a tensor
         priority = priority.detach().cpu()
@@ -62,7 +62,7 @@ def _flat(priority: Any) -> Floats:
     return np.ascontiguousarray(np.asarray(priority, dtype=np.float64).reshape(-1))
 
 
-def _spread(raw: Floats, count: int) -> Floats:
+def _repeat_single(raw: Floats, count: int) -> Floats:
     """Repeats a single priority for all items.
 
     Raises RuntimeError if there are several priorities and their number is not ``count``.
@@ -96,7 +96,7 @@ def as_beta(value: float) -> float:
         ValueError: the exponent is negative or not finite.
         TypeError: the exponent is not a number.
     """
-    beta = from_zero("beta", value)
+    beta = as_non_negative("beta", value)
     if beta > _LARGE_BETA:
         warnings.warn(
             f"beta={value} is the exponent of the importance weights. A beta of 1 corrects for "
@@ -107,16 +107,16 @@ def as_beta(value: float) -> float:
     return beta
 
 
-def from_zero(name: str, value: float) -> float:
+def as_non_negative(name: str, value: float) -> float:
     """Converts a value to a float.
 
     Raises ValueError if the value is negative or not finite, and TypeError if it is not a number.
     """
-    words = f"{name} must be a finite number of at least 0, got {name}={value}"
+    message = f"{name} must be a finite number of at least 0, got {name}={value}"
     try:
         fits = 0 <= value < math.inf
     except TypeError:
-        raise TypeError(words) from None
+        raise TypeError(message) from None
     if not fits:
-        raise ValueError(words)
+        raise ValueError(message)
     return float(value)

@@ -33,8 +33,8 @@ class RecordRows(Mover):
         self, items: Any, priorities: Floats | None, streams: GivenStreams = None
     ) -> tuple[int, int]:
         """Appends one or more encoded items. Returns the first ticket and the number of items."""
-        of = expand_streams(streams, len(items))
-        return self.records.write(items, priorities, streams=of), len(items)
+        numbers = expand_streams(streams, len(items))
+        return self.records.write(items, priorities, streams=numbers), len(items)
 
     def read(self, index: Any) -> tuple[RecordBatch, Any, int]:
         """Copies records.

@@ -11,7 +11,7 @@ from typing import Any
 from shmbuffer._native._core import address
 from shmbuffer.items.form.leaves import Leaves
 from shmbuffer.items.form.nodes import LEAF, tree_of
-from shmbuffer.items.mover import Drawn, Mover, draw_into, elements_for, require_one_each
+from shmbuffer.items.mover import Drawn, Mover, allocate_elements, draw_into, require_one_each
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.leaf import path_of
@@ -81,7 +81,7 @@ class RingRows(Mover):
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
         """Draws, copies and validates elements. Draws uniformly if ``beta`` is None."""
         arrays, addresses = self.leaves.outputs((count,))
-        drawn = elements_for(self.leaves.kit, count, beta)
+        drawn = allocate_elements(self.leaves.kit, count, beta)
         draw_into(self.ring, addresses, drawn, key, beta)
         return arrays, *drawn
 

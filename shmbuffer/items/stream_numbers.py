@@ -49,7 +49,7 @@ def in_time_order(data: Any, dim: int, ndim: int) -> tuple[Any, Streams, tuple[i
     Returns the items ``[T * streams, ...]``, the stream number of each item, and ``(T, streams)``.
     """
     leads: list[tuple[int, ...]] = []
-    mapped(data, lambda leaf: leads.append(tuple(np.shape(leaf)[:2])))
+    map_leaves(data, lambda leaf: leads.append(tuple(np.shape(leaf)[:2])))
     lead, streams = steps_and_streams(leads, dim, ndim)
 
     def ordered(leaf: Any) -> Any:
@@ -59,14 +59,14 @@ def in_time_order(data: Any, dim: int, ndim: int) -> tuple[Any, Streams, tuple[i
         rows = leaf if dim else leaf.swapaxes(0, 1)
         return rows.reshape(lead[0] * lead[1], *leaf.shape[2:])
 
-    return mapped(data, ordered), streams, lead
+    return map_leaves(data, ordered), streams, lead
 
 
-def mapped(data: Any, change: Callable[[Any], Any]) -> Any:
+def map_leaves(data: Any, change: Callable[[Any], Any]) -> Any:
     """Applies a function to every leaf of nested dicts and tuples. A list counts as a leaf."""
     if isinstance(data, Mapping):
-        return {key: mapped(value, change) for key, value in data.items()}
+        return {key: map_leaves(value, change) for key, value in data.items()}
     if isinstance(data, tuple):
-        parts = [mapped(part, change) for part in data]
+        parts = [map_leaves(part, change) for part in data]
         return type(data)(*parts) if hasattr(data, "_fields") else tuple(parts)
     return change(data)

@@ -128,7 +128,9 @@ class Sampling(Handle):
     # -- inside ----------------------------------------------------------------------
 
     def _count(self, batch_size: int | None) -> int:
-        return indices.asked_size(batch_size, self._batch_size, "shmbuffer.numpy.attach()", 3)
+        return indices.resolve_batch_size(
+            batch_size, self._batch_size, "shmbuffer.numpy.attach()", 3
+        )
 
     def _draw(self, count: int) -> Drawn:
         rows = self._need()

@@ -164,25 +164,25 @@ class CompressedListStorage(RecordList):
 
     def _require_records(self, is_directory: bool) -> None:
         """Raises ValueError for an option of zstd records if the storage has no such records."""
-        asked = [f"{name}={value!r}" for name, value in self._of_records.items() if value]
-        if asked and not is_directory:
+        requested = [f"{name}={value!r}" for name, value in self._of_records.items() if value]
+        if requested and not is_directory:
             raise ValueError(
-                f"{type(self).__name__}({', '.join(asked)}) is only for records; pass scratch_dir "
-                "or shared_init=True, and max_bytes, or leave it out"
+                f"{type(self).__name__}({', '.join(requested)}) is only for records; pass "
+                "scratch_dir or shared_init=True, and max_bytes, or leave it out"
             )
-        if asked and self._functions[0] is not None:
+        if requested and self._functions[0] is not None:
             raise ValueError(
-                f"{type(self).__name__}({', '.join(asked)}) is an option of zstd, which is "
+                f"{type(self).__name__}({', '.join(requested)}) is an option of zstd, which is "
                 "replaced by compression_fn; leave one of them out"
             )
 
-    def _made_item_codec(self) -> BodyCodec:
+    def _create_item_codec(self) -> BodyCodec:
         # If only one function was passed, the other one uses zstd for each tensor separately.
         own = self._functions != (None, None)
         functions = (self.compression_fn, self.decompression_fn) if own else self._functions
         return BodyCodec(self.device, self._record_codec(*functions))
 
-    def _made_record_codec(self) -> TensorRecordCodec:
+    def _create_record_codec(self) -> TensorRecordCodec:
         return self._record_codec(*self._functions)
 
     def _record_codec(
@@ -197,13 +197,13 @@ class CompressedListStorage(RecordList):
             device=self.device,
         )
 
-    def _recorded(self) -> dict[str, Any]:
+    def _recorded_arguments(self) -> dict[str, Any]:
         own = self._functions[0] is not None
         level = self.compression_level
         return {"compression_level": level, "own_functions": own, **self._of_records}
 
     @classmethod
-    def _recalled(cls, recorded: dict[str, Any]) -> dict[str, Any]:
+    def _arguments_from(cls, recorded: dict[str, Any]) -> dict[str, Any]:
         names = ("compression_level", "compress", "dictionary_bytes")
         return {name: recorded[name] for name in names if name in recorded}
 

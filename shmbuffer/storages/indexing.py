@@ -72,7 +72,7 @@ def select(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int = 0) 
         slots = np.ascontiguousarray(np.arange(extent(ring), dtype=np.int64)[index])
         present = slots[ring.live.holds(slots)] if ring.length < ring.elements else slots
         view = None
-        if len(present) == len(slots) and _goes_forward(index):
+        if len(present) == len(slots) and _has_positive_step(index):
             part = slice(*index.indices(extent(ring)))
             view = lambda leaf: leaf[part]  # noqa: E731
         return _whole_slots(present, ring, lanes, (len(present),), view, skips=True)
@@ -223,7 +223,7 @@ def _in_grid(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int) ->
         index = tuple(as_array(part) if isinstance(part, torch.Tensor) else part for part in index)
     elif isinstance(index, torch.Tensor):
         index = as_array(index)
-    parts = _spelled_out(index, grid.ndim)
+    parts = _expand_index(index, grid.ndim)
     if parts is not None and isinstance(parts[dim_extend], slice):
         slots = np.arange(end)[parts[dim_extend]]
         present = slots[ring.live.holds(slots)]
@@ -236,17 +236,17 @@ def _in_grid(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int) ->
     _check(chosen // ring.width, ring, index)
     view = None
     parts = index if isinstance(index, tuple) else (index,)
-    if all(isinstance(part, int) or _goes_forward(part) for part in parts):
+    if all(isinstance(part, int) or _has_positive_step(part) for part in parts):
         view = lambda leaf: leaf[:end].transpose(0, dim_extend)[index]  # noqa: E731
     return Selection(np.ascontiguousarray(chosen.ravel()), chosen.shape, view, False)
 
 
-def _goes_forward(part: Any) -> bool:
+def _has_positive_step(part: Any) -> bool:
     """True for a slice with a positive step, which is the only kind that torch supports."""
     return isinstance(part, slice) and (part.step or 1) > 0
 
 
-def _spelled_out(index: Any, ndim: int) -> tuple[Any, ...] | None:
+def _expand_index(index: Any, ndim: int) -> tuple[Any, ...] | None:
     """Expands an index to a tuple with one part per dimension.
 
     Returns None if this is impossible, because a part adds or combines dimensions.

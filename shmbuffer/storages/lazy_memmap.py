@@ -112,7 +112,7 @@ class LazyMemmapStorage(LazyTensorStorage):
     """
 
     _memory_mapped = True
-    _asked: SharingRequest | None = None  # the ``share_next`` arguments for a new buffer
+    _sharing_request: SharingRequest | None = None  # the ``share_next`` arguments for a new buffer
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         share_next: bool | Sequence[Any] = False,
         share_next_room: int | None = None,
     ) -> None:
-        self._asked = SharingRequest.from_arguments(share_next, share_next_room, ndim)
+        self._sharing_request = SharingRequest.from_arguments(share_next, share_next_room, ndim)
         self._location = Location(
             steps=True,
             scratch_dir=scratch_dir,
@@ -154,7 +154,7 @@ class LazyMemmapStorage(LazyTensorStorage):
     def __repr__(self) -> str:
         if not self.shared:
             return super().__repr__()
-        return f"{super().__repr__()[:-1]}, scratch_dir={self._place()!r})"
+        return f"{super().__repr__()[:-1]}, scratch_dir={self._directory_name()!r})"
 
     @classmethod
     def from_engine(
@@ -171,6 +171,8 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     def _settings(self) -> Settings:
         settings = super()._settings()
-        if self._asked is None:
+        if self._sharing_request is None:
             return settings
-        return replace(settings, extra={**settings.extra, "share_next": self._asked.to_json()})
+        return replace(
+            settings, extra={**settings.extra, "share_next": self._sharing_request.to_json()}
+        )

@@ -104,9 +104,9 @@ class LazyStackStorage(RecordList):
         found = self.uncollated(data)
         return collate(found) if type(found) is list else found
 
-    def _recorded(self) -> dict[str, Any]:
+    def _recorded_arguments(self) -> dict[str, Any]:
         return {"stack_dim": self.stack_dim}
 
     @classmethod
-    def _recalled(cls, recorded: dict[str, Any]) -> dict[str, Any]:
+    def _arguments_from(cls, recorded: dict[str, Any]) -> dict[str, Any]:
         return {"stack_dim": recorded.get("stack_dim", 0)}

@@ -118,12 +118,12 @@ class LazyTensorStorage(TensorStorage):
         if self.device is None:
             self.device = _device_of(data)
         device = cpu.DEVICE if self._memory_mapped else self.device
-        leaves = self._described(data, single)
+        leaves = self._describe(data, single)
         for_all = self.shared or self._handed_over
         if device.type == "cpu" and (for_all or leaves.node.private() is None):
-            return self._native(leaves)
+            return self._create_native_rows(leaves)
         slots = self._slots(leaves)
-        return self._hold(leaves, slots, new_columns(leaves, slots, device))
+        return self._create_held_rows(leaves, slots, new_columns(leaves, slots, device))
 
 
 def _device_of(data: Any) -> torch.device:

@@ -62,7 +62,7 @@ class ListStorage(RingBacked):
     """
 
     _default_checkpointer = ListStorageCheckpointer
-    _between = ("get", "set", "append")
+    _write_hooks = ("get", "set", "append")
     _mover: ItemStore | None
     _instead = (
         "use a LazyMemmapStorage with a scratch_dir and shared_init=True, or a LazyTensorStorage, "
@@ -80,21 +80,21 @@ class ListStorage(RingBacked):
         self.device = None if device is None else torch.device(device)
         self._codec: ItemCodec | TensorRecordCodec
         if self.shared:
-            self._codec = self._made_record_codec()
+            self._codec = self._create_record_codec()
         else:
-            self._codec = self._made_item_codec()
-            self._mover = self._made_store()
+            self._codec = self._create_item_codec()
+            self._mover = self._create_store()
 
-    def _made_store(self) -> ObjectStore:
+    def _create_store(self) -> ObjectStore:
         """Creates an empty store for objects of this process."""
         assert isinstance(self._codec, ItemCodec)
         return ObjectStore(type(self).__name__, self._max_size, self._codec, self._instead)
 
-    def _made_item_codec(self) -> ItemCodec:
+    def _create_item_codec(self) -> ItemCodec:
         """Creates the codec for a list of Python objects."""
-        return ItemCodec(self.device, self._made_record_codec())
+        return ItemCodec(self.device, self._create_record_codec())
 
-    def _made_record_codec(self) -> TensorRecordCodec:
+    def _create_record_codec(self) -> TensorRecordCodec:
         """Creates the codec for a list of records."""
         return TensorRecordCodec(device=self.device)
 
@@ -116,7 +116,7 @@ class ListStorage(RingBacked):
         store: ItemStore = self._mover or self.mover()
         return store
 
-    def _names_items(self, index: Any) -> bool:
+    def _selects_single_items(self, index: Any) -> bool:
         return not isinstance(index, slice) and index is not Ellipsis
 
     @property
@@ -180,7 +180,7 @@ class ListStorage(RingBacked):
         if path is None:
             self[index] = value
             return
-        self._need(index).change(index, {path: value})
+        self._require_mover(index).change(index, {path: value})
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ class ListStorage(RingBacked):
         """Returns the item at an int, or several items in the form that `collate` accepts."""
         if has_its_own(self, "get"):
             return self.get(index)
-        return (self._mover or self._need(index)).fetch(index)
+        return (self._mover or self._require_mover(index)).fetch(index)
 
     def collate(self, items: Any) -> Any:
         """Builds a batch from several items; see `tensor_batches.collate`."""
@@ -293,7 +293,7 @@ class ListStorage(RingBacked):
 
     def codec_for(self, dictionary: bytes | None) -> TensorRecordCodec:
         """Creates a codec that can read records compressed with ``dictionary``."""
-        codec = self._made_record_codec()
+        codec = self._create_record_codec()
         if dictionary is not None:
             codec.use(dictionary)
         return codec
@@ -318,7 +318,7 @@ class ListStorage(RingBacked):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if not self.shared:
-            self._mover = self._made_store()
+            self._mover = self._create_store()
 
     def __repr__(self) -> str:
         limit = "None" if self._max_size == UNLIMITED else self._max_size

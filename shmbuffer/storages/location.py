@@ -67,21 +67,21 @@ class Location:
             reserve=settings.reserve,
         )
 
-    def _reserve(self, asked: Reserve | None, *, steps: bool) -> Reserve:
-        """Returns the value of ``reserve``, or its default if ``asked`` is None.
+    def _reserve(self, requested: Reserve | None, *, steps: bool) -> Reserve:
+        """Returns the value of ``reserve``, or its default if ``requested`` is None.
 
         Raises ValueError if the value is unknown, or if it cannot be combined with ``prefault``.
         """
-        if asked is None:
+        if requested is None:
             return "steps" if steps and not (self.shared_init or self.prefault) else "all"
-        require_reserve(asked)
-        if asked == "steps" and self.prefault:
+        require_reserve(requested)
+        if requested == "steps" and self.prefault:
             raise ValueError(
                 f"prefault={self.prefault.mode!r} allocates the pages of all items, but "
                 "reserve='steps' allocates space only when it is needed; pass reserve='all', or "
                 "leave prefault out"
             )
-        return asked
+        return requested
 
     @property
     def is_directory(self) -> bool:
@@ -122,12 +122,12 @@ class Location:
         return engine
 
 
-def check_recorded(recorded: Settings, asked: Settings, where: str) -> None:
+def check_recorded(recorded: Settings, requested: Settings, where: str) -> None:
     """Raises SchemaMismatchError if an existing buffer cannot be used with the requested settings.
 
     ``where`` is the name of the buffer in messages.
     """
-    kinds = _kind_of(recorded, where), _kind_of(asked, where)
+    kinds = _kind_of(recorded, where), _kind_of(requested, where)
     if kinds[0] != kinds[1]:
         raise SchemaMismatchError(
             f"{where}: the buffer in this directory contains {kinds[0]}, not {kinds[1]}; use "
@@ -135,7 +135,7 @@ def check_recorded(recorded: Settings, asked: Settings, where: str) -> None:
             expected=kinds[0],
             found=kinds[1],
         )
-    wanted, found = (one.extra.get("share_next") for one in (asked, recorded))
+    wanted, found = (one.extra.get("share_next") for one in (requested, recorded))
     if wanted is not None and wanted != found:
         there = "without share_next" if found is None else f"with share_next={found}"
         raise SchemaMismatchError(
@@ -147,7 +147,7 @@ def check_recorded(recorded: Settings, asked: Settings, where: str) -> None:
     names = ("max_size", "ndim", "max_bytes")
     sizes = [
         (one.capacity, one.ndim, one.record_bytes) if one.record_bytes else (one.capacity, one.ndim)
-        for one in (recorded, asked)
+        for one in (recorded, requested)
     ]
     if sizes[0] != sizes[1]:
         found, wanted = (
@@ -173,7 +173,7 @@ def _listed(parts: list[str]) -> str:
     return f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
-def unmade(engine: Engine) -> bool:
+def remove_new_buffer(engine: Engine) -> bool:
     """Removes a buffer that this process has just created.
 
     Returns False if another client has created it or uses it.

@@ -15,20 +15,20 @@ PadOutput = float | Literal["nested"] | Mapping[str, Any] | None
 _PAD, _NEST = {"value", "mask_key"}, {"keys"}
 
 
-def ragged_output(asked: object) -> Callable[[Any], Any] | None:
+def ragged_output(requested: object) -> Callable[[Any], Any] | None:
     """Returns the function that builds batches in the requested form, or None if it is None.
 
-    Raises TypeError if ``asked`` is not a `PadOutput`.
+    Raises TypeError if ``requested`` is not a `PadOutput`.
     """
-    if asked is None:
+    if requested is None:
         return None
-    if asked == "nested":
+    if requested == "nested":
         return densify
-    if isinstance(asked, (int, float)):
-        return partial(pad, value=asked)
-    if isinstance(asked, Mapping) and (asked.keys() <= _PAD or asked.keys() <= _NEST):
-        return partial(densify if "keys" in asked else pad, **asked)
+    if isinstance(requested, (int, float)):
+        return partial(pad, value=requested)
+    if isinstance(requested, Mapping) and (requested.keys() <= _PAD or requested.keys() <= _NEST):
+        return partial(densify if "keys" in requested else pad, **requested)
     raise TypeError(
         "pad_output must be a number, 'nested', {'value': ..., 'mask_key': ...} or {'keys': "
-        f"[...]}}, got {asked!r}"
+        f"[...]}}, got {requested!r}"
     )

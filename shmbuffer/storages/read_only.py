@@ -95,7 +95,7 @@ class ReadOnlyStorage(TensorStorage):
     ) -> None:
         self.path = resolve_path(path)
         self._location = Location(scratch_dir=priorities, shared_init=priorities is not None)
-        saved = _look_at(self.path, ndim)
+        saved = _open_saved(self.path, ndim)
         report_losses(self.path, _unusable_columns(saved), strict=strict)
         record = saved.record
         super().__init__(None, record.slots * record.width, device=device, ndim=ndim)
@@ -109,11 +109,11 @@ class ReadOnlyStorage(TensorStorage):
 
     def _map(self, ring: Ring, saved: Saved) -> Rows:
         self._files = Path(os.path.realpath(saved.where))
-        leaves = self._described(saved.example(), single=False)
-        return self._settle(_ReadOnlyRows(ring, leaves, saved.columns(leaves)))
+        leaves = self._describe(saved.example(), single=False)
+        return self._use_rows(_ReadOnlyRows(ring, leaves, saved.columns(leaves)))
 
     def _attach_ring(self, ring: Ring) -> Rows:
-        return self._map(ring, _look_at(self.path, self.ndim))
+        return self._map(ring, _open_saved(self.path, self.ndim))
 
     @property
     def supports_conditional_update(self) -> bool:
@@ -167,7 +167,7 @@ class ReadOnlyStorage(TensorStorage):
         return RingBacked.__getstate__(self)  # the receiving process maps the files again
 
 
-def _look_at(path: Path, ndim: int) -> Saved:
+def _open_saved(path: Path, ndim: int) -> Saved:
     if path.exists():
         require_plain(path)
     return Saved.of_data_set(path, ndim=ndim)

@@ -19,7 +19,7 @@ from shmbuffer.saves.checkpointers.record_image import RecordImage
 from shmbuffer.saves.tickets import Tickets
 from shmbuffer.storages.indexing import meant, ravel
 from shmbuffer.storages.list import ListStorage
-from shmbuffer.storages.location import Location, Place, unmade
+from shmbuffer.storages.location import Location, Place, remove_new_buffer
 from shmbuffer.storages.movers.item_store import changes_of, edits
 from shmbuffer.storages.movers.record_codec import TensorRecordCodec
 from shmbuffer.storages.movers.record_store import RecordStore
@@ -123,30 +123,30 @@ class RecordList(ListStorage):
             settings.capacity,
             max_bytes=settings.record_bytes,
             scratch_dir=engine.path or engine.where,  # the handle of a save has no path
-            **cls._recalled(read_storage_settings(settings, engine.where)),
+            **cls._arguments_from(read_storage_settings(settings, engine.where)),
             **options,
         )
         storage._location = Location.of_engine(engine)
-        storage._engine = storage._opened(engine)
+        storage._engine = storage._prepare_engine(engine)
         return storage
 
     @classmethod
     @abstractmethod
-    def _recalled(cls, recorded: dict[str, Any]) -> dict[str, Any]:
-        """Converts a result of `_recorded` back to arguments of the constructor."""
+    def _arguments_from(cls, recorded: dict[str, Any]) -> dict[str, Any]:
+        """Converts a result of `_recorded_arguments` back to arguments of the constructor."""
 
     def _settings(self) -> Settings:
         assert self.max_bytes is not None
-        recorded = {"kind": self.family, **self._recorded()}
+        recorded = {"kind": self.family, **self._recorded_arguments()}
         return Settings(self._max_size, record_bytes=self.max_bytes, extra={"storage": recorded})
 
-    def _opened(self, engine: Engine) -> Engine:
+    def _prepare_engine(self, engine: Engine) -> Engine:
         nbytes = engine.settings.record_bytes
         schema = Schema((), self._max_size, (), {"kind": "records"}, record_bytes=nbytes)
         try:
             engine.define(schema)
         except SpaceError:
-            unmade(engine)
+            remove_new_buffer(engine)
             raise
         except BaseException:
             engine.close()
@@ -160,7 +160,7 @@ class RecordList(ListStorage):
         return store
 
     @abstractmethod
-    def _recorded(self) -> dict[str, Any]:
+    def _recorded_arguments(self) -> dict[str, Any]:
         """Returns the arguments that `attach` needs to create the same storage, as JSON."""
 
     @abstractmethod
@@ -312,5 +312,5 @@ class RecordList(ListStorage):
             return super().__repr__()
         return (
             f"{type(self).__name__}(max_size={self._max_size}, max_bytes={self.max_bytes}, "
-            f"len={len(self)}, scratch_dir={self._place()!r})"
+            f"len={len(self)}, scratch_dir={self._directory_name()!r})"
         )

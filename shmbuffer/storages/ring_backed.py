@@ -38,7 +38,7 @@ from shmbuffer.tensors.form import cpu
 class RingBacked(Storage):
     """Base class of the storages that have a ring."""
 
-    _between: ClassVar[tuple[str, ...]] = ("get", "set")
+    _write_hooks: ClassVar[tuple[str, ...]] = ("get", "set")
     """Methods that prevent native writes if a subclass overrides them."""
 
     _table_owner: weakref.ref[Any] | None = None  # the sampler that uses the ring's priorities
@@ -67,12 +67,16 @@ class RingBacked(Storage):
         with self._opening:
             if self._engine is None:
                 if os.getpid() != self._pid:
-                    raise RuntimeError(f"{self._not_yet()}; this process is the child of a fork")
+                    raise RuntimeError(
+                        f"{self._unwritten_message()}; this process is the child of a fork"
+                    )
                 assert self._location is not None
                 settings = self._settings()
                 if self.shared and self.described is not None:
                     settings = self.described(settings)
-                self._engine = self._opened(self._location.open(settings, existsok=existsok))
+                self._engine = self._prepare_engine(
+                    self._location.open(settings, existsok=existsok)
+                )
             return self._engine
 
     def open_there(self) -> None:
@@ -83,7 +87,7 @@ class RingBacked(Storage):
         """Returns the settings of a new buffer."""
         raise NotImplementedError(type(self).__name__)
 
-    def _opened(self, engine: Engine) -> Engine:
+    def _prepare_engine(self, engine: Engine) -> Engine:
         """Prepares an engine that has just been opened, and returns it."""
         return engine
 
@@ -102,7 +106,7 @@ class RingBacked(Storage):
                 return self._attach_ring(ring)
         return self._mover
 
-    def _need(self, index: Any = None) -> Any:
+    def _require_mover(self, index: Any = None) -> Any:
         """Returns the mover.
 
         Before the first write, raises IndexError for an ``index`` that names single items, and
@@ -111,12 +115,12 @@ class RingBacked(Storage):
         mover = self._mover or self.mover()
         if mover is None:
             nothing = "nothing was written yet, so there is nothing to read"
-            if self._names_items(index):
+            if self._selects_single_items(index):
                 raise IndexError(f"{self.where}: there is no item at {index!r}: {nothing}")
             raise EmptyBufferError(f"{self.where}: {nothing}")
         return mover
 
-    def _names_items(self, index: Any) -> bool:
+    def _selects_single_items(self, index: Any) -> bool:
         return isinstance(index, int)
 
     @property
@@ -162,7 +166,7 @@ class RingBacked(Storage):
         """Name of the buffer in messages."""
         return "this buffer" if self._directory is None else str(self._directory)
 
-    def _place(self) -> str:
+    def _directory_name(self) -> str:
         """Returns the directory of the buffer, or of the save that the storage reads, as text."""
         directory = self._directory
         return self._engine.where if directory is None and self._engine else str(directory)
@@ -175,7 +179,7 @@ class RingBacked(Storage):
     @property
     def writes_natively(self) -> bool:
         """True unless a subclass overrides ``get`` or a method that writes items."""
-        return not any(has_its_own(self, name) for name in self._between)
+        return not any(has_its_own(self, name) for name in self._write_hooks)
 
     @eager
     def __len__(self) -> int:
@@ -323,12 +327,12 @@ class RingBacked(Storage):
         If ``views`` is None, the items are copies if the storage is shared.
         """
         as_views = not self.shared if views is None else views
-        mover = self._mover or self._need(index)
+        mover = self._mover or self._require_mover(index)
         return self.to_device(mover.fetch(index, dim_extend=dim_extend, as_views=as_views))
 
     def fetch_held(self, index: Any, tickets: torch.Tensor) -> Any:
         """Copies elements that a sampler has chosen. Returns None if one of them was replaced."""
-        mover = self._mover or self._need()
+        mover = self._mover or self._require_mover()
         elements = index
         if mover.lanes or not is_plain(index):
             elements = torch.from_numpy(ravel(index, mover.lanes))
@@ -340,7 +344,7 @@ class RingBacked(Storage):
 
         A custom sampler can return the tickets as ``"index_generation"`` to identify its items.
         """
-        mover = self._need()
+        mover = self._require_mover()
         slots = ravel(index, mover.lanes) // mover.ring.width
         return torch.from_numpy(tickets_at(mover.ring, slots))
 
@@ -379,7 +383,7 @@ class RingBacked(Storage):
         if self._engine is not None:
             self._engine.close()
 
-    def _not_yet(self) -> str:
+    def _unwritten_message(self) -> str:
         return (
             f"nothing was written to this {type(self).__name__} yet, so it cannot be sent to "
             "another process before the first write, unless it is created with shared_init=True"
@@ -388,7 +392,9 @@ class RingBacked(Storage):
     def __getstate__(self) -> dict[str, Any]:
         if self._engine is None:
             if self.shared or get_spawning_popen() is not None:
-                raise RuntimeError(f"{self._not_yet()}, and would become another buffer there")
+                raise RuntimeError(
+                    f"{self._unwritten_message()}, and would become another buffer there"
+                )
             warnings.warn(
                 f"nothing was written to this {type(self).__name__} yet, so unpickling it creates "
                 "another storage; to share this one, write first, or use shared_init=True",

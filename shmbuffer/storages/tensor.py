@@ -18,7 +18,7 @@ from shmbuffer.memory.format.streams import GivenStreams
 from shmbuffer.saves.checkpointers.tensor_checkpointer import TensorStorageCheckpointer
 from shmbuffer.saves.checkpoints import has_its_own
 from shmbuffer.storages.indexing import is_int, slots_of
-from shmbuffer.storages.location import Location, unmade
+from shmbuffer.storages.location import Location, remove_new_buffer
 from shmbuffer.storages.movers.held_rows import HeldRows
 from shmbuffer.storages.movers.native_rows import NativeRows
 from shmbuffer.storages.movers.sharing_rows import SharingRows
@@ -70,7 +70,7 @@ class TensorStorage(RingBacked):
     _default_checkpointer = TensorStorageCheckpointer
     _is_lazy = False  # True if the storage creates its own tensors
     _memory_mapped = False  # True if views are `MemoryMappedTensor`
-    _given: Any = None  # the caller's tensors, to which later columns are added
+    _caller_data: Any = None  # the caller's tensors, to which later columns are added
     _mover: Rows | None
 
     def __init__(
@@ -111,8 +111,8 @@ class TensorStorage(RingBacked):
         # then be shared.
         self._handed_over = False
         if storage is not None:
-            ring = self._hold(leaves, slots, columns).ring
-            self._given = storage
+            ring = self._create_held_rows(leaves, slots, columns).ring
+            self._caller_data = storage
             # In place, because write_count must not include items that no buffer has written.
             ring.claims.claim_slots(np.arange(slots, dtype=np.int64), in_place=True)
             ring.claims.commit()
@@ -200,7 +200,7 @@ class TensorStorage(RingBacked):
         try:
             first, count = rows.write(data, single, priorities, streams)
         except SchemaMismatchError:
-            first, count = self._redefined(data, single).write(data, single, priorities, streams)
+            first, count = self._redefine(data, single).write(data, single, priorities, streams)
         if self._watchers and count:
             self.notify(self.written(first, count))
         return first, count
@@ -215,11 +215,11 @@ class TensorStorage(RingBacked):
             rows = self._define(data, single)
         slots = slots_of(cursor, rows.ring)
         if not self.shared and rows.leaves.new_keys(data):
-            rows = self._widened(rows, data, single) or rows
+            rows = self._add_columns(rows, data, single) or rows
         try:
             rows.put(slots, rows.as_batch(data) if single else data, in_place=in_place)
         except SchemaMismatchError:
-            rows = self._redefined(data, single)
+            rows = self._redefine(data, single)
             slots = slots_of(cursor, rows.ring)
             rows.put(slots, rows.as_batch(data) if single else data, in_place=in_place)
         if self._watchers and not in_place:
@@ -229,25 +229,25 @@ class TensorStorage(RingBacked):
 
     def knows(self, path: tuple[str, ...]) -> bool:
         """True if the items have an entry at ``path``. If not, writing it adds a column."""
-        return any(leaf.path[: len(path)] == path for leaf in self._need().leaves.leaves)
+        return any(leaf.path[: len(path)] == path for leaf in self._require_mover().leaves.leaves)
 
     def change(
         self, index: Any, value: Any, path: tuple[str, ...] | None, *, dim_extend: int = 0
     ) -> None:
         """Changes the entry at ``path`` of some items, or whole items if ``path`` is None."""
-        self._need().change(index, value, path, dim_extend)
+        self._require_mover().change(index, value, path, dim_extend)
 
     def change_if_present(
         self, index: Any, generation: Any, patch: Any, *, dim_extend: int = 0
     ) -> Flags:
         """Changes entries of items that have not been overwritten. Returns bool ``[n]``."""
-        rows = self._need()
+        rows = self._require_mover()
         changed: Flags = rows.change_if_present(index, generation, patch, dim_extend=dim_extend)
         return changed
 
     def entry(self, index: Any, path: tuple[str, ...]) -> tuple[Ints, torch.Tensor, Ints]:
         """Reads one entry of some items; see `Storage.entry`."""
-        return self._need().entry(index, path)  # type: ignore[no-any-return]
+        return self._require_mover().entry(index, path)  # type: ignore[no-any-return]
 
     def prepare(self, data: Any, single: bool) -> None:
         """Defines the structure of the items from ``data``, without writing ``data``."""
@@ -272,7 +272,7 @@ class TensorStorage(RingBacked):
 
     def flatten(self) -> Any:
         """Copies all items to a batch with a single batch dimension, regardless of ``ndim``."""
-        rows = self._need()
+        rows = self._require_mover()
         index, tensors, _ = rows.everything()
         return self.to_device(rows.build(tensors, (len(index),)))
 
@@ -302,7 +302,7 @@ class TensorStorage(RingBacked):
         super().forget(keep_write_count=keep_write_count)
         self._emptied = True
 
-    def _redefined(self, data: Any, single: bool) -> Rows:
+    def _redefine(self, data: Any, single: bool) -> Rows:
         """Returns rows for data whose structure differs from that of the storage.
 
         This is possible if the storage has no leaves, or if `_forget_form` returns True. Otherwise
@@ -310,7 +310,7 @@ class TensorStorage(RingBacked):
         """
         rows = self._mover
         if rows is not None and not rows.leaves.leaves:  # the caller passed an empty TensorDict
-            wider = self._widened(rows, data, single)
+            wider = self._add_columns(rows, data, single)
             if wider is not None:
                 return wider
         if not self._forget_form():
@@ -338,51 +338,51 @@ class TensorStorage(RingBacked):
     def _settings(self) -> Settings:
         return Settings(capacity=self._max_size, ndim=self.ndim)
 
-    def _described(self, data: Any, single: bool) -> Leaves:
+    def _describe(self, data: Any, single: bool) -> Leaves:
         return Leaves.of_data(
             TENSORS, data, ndim=self.ndim, single=single, mapping=self.mapping, where=self.where
         )
 
     def _define(self, data: Any, single: bool) -> Rows:
-        return self._native(self._described(data, single))
+        return self._create_native_rows(self._describe(data, single))
 
-    def _native(self, leaves: Leaves) -> Rows:
+    def _create_native_rows(self, leaves: Leaves) -> Rows:
         """Creates a ring with memory for the leaves, and returns rows that use the ring."""
         opened_here, engine = self._engine is None, self.engine()
         try:
             return self._attach_ring(engine.define(leaves.schema(self._slots(leaves))))
         except SpaceError:
-            if opened_here and unmade(engine):
+            if opened_here and remove_new_buffer(engine):
                 self._engine = None
             raise
 
-    def _hold(self, leaves: Leaves, slots: int, columns: list[Any]) -> Rows:
+    def _create_held_rows(self, leaves: Leaves, slots: int, columns: list[Any]) -> Rows:
         """Returns rows whose columns are tensors of this process. Their ring has no leaves."""
         tensors = [column for column in columns if isinstance(column, torch.Tensor)]
         leaves.device = tensors[0].device if tensors else cpu.DEVICE
         ring = self.engine().define(Schema((), slots, leaves.lanes, {"kind": "held"}))
-        return self._settle(HeldRows(ring, leaves, columns))
+        return self._use_rows(HeldRows(ring, leaves, columns))
 
     def _slots(self, leaves: Leaves) -> int:
         return -(-self._max_size // max(1, math.prod(leaves.lanes)))
 
-    def _widened(self, rows: Rows, data: Any, single: bool) -> Rows | None:
+    def _add_columns(self, rows: Rows, data: Any, single: bool) -> Rows | None:
         """Returns rows to which the new columns of the data have been added.
 
         Returns None if the data differ from the rows in any other respect.
         """
-        wider = HeldRows.widened(rows, self._described(data, single))
-        return None if wider is None else self._settle(wider)
+        wider = HeldRows.widened(rows, self._describe(data, single))
+        return None if wider is None else self._use_rows(wider)
 
     def _attach_ring(self, ring: Ring) -> Rows:
         leaves = Leaves.of_schema(TENSORS, ring.schema, self.where)
         rows = SharingRows if ring.schema.sharing else NativeRows
-        return self._settle(rows(ring, leaves, memory_mapped=self._memory_mapped))
+        return self._use_rows(rows(ring, leaves, memory_mapped=self._memory_mapped))
 
-    def _settle(self, rows: Rows) -> Rows:
+    def _use_rows(self, rows: Rows) -> Rows:
         """Makes the storage use these rows for all later reads and writes, and returns them."""
-        if isinstance(rows, HeldRows) and is_collection(self._given):
-            self._given.update(rows.build(rows.columns, (rows.ring.capacity, *rows.lanes)))
+        if isinstance(rows, HeldRows) and is_collection(self._caller_data):
+            self._caller_data.update(rows.build(rows.columns, (rows.ring.capacity, *rows.lanes)))
         self._mover = rows
         self.allow(self.optional)
         return rows

@@ -39,7 +39,7 @@ from shmbuffer.buffers.data_path.sample_info import (
 )
 from shmbuffer.buffers.flow.consuming import delivering
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.items.indices import as_int, asked_size
+from shmbuffer.items.indices import as_int, resolve_batch_size
 from shmbuffer.memory import Ring
 from shmbuffer.samplers.sampler import ATTEMPTS
 from shmbuffer.samplers.taking import Taking, consumes
@@ -216,7 +216,7 @@ class Reads:
     def count(self, batch_size: int | None) -> int:
         """Returns the number of items to sample; warns if it differs from the constructor's."""
         own = self._parts.batch_size
-        return asked_size(batch_size, own, "the constructor of the buffer", 3 + FRAMES)
+        return resolve_batch_size(batch_size, own, "the constructor of the buffer", 3 + FRAMES)
 
     def can_sample(self, batch_size: int | None) -> bool:
         """True if a batch could be sampled now without waiting."""

@@ -29,7 +29,7 @@ from shmbuffer.distributed.shards.shard_map import found_map
 from shmbuffer.distributed.shards.shard_saves import load_shards, save_shards, saves_of_nodes
 from shmbuffer.distributed.shards.updates import ShardedUpdate, sent_to
 from shmbuffer.errors import BufferUnlinkedError, EmptyBufferError, RateLimitTimeout
-from shmbuffer.items.indices import asked_size
+from shmbuffer.items.indices import resolve_batch_size
 from shmbuffer.items.keys import GENERATION, INDEX
 from shmbuffer.items.raw_priorities import as_beta, check_raw, reduced
 from shmbuffer.memory import RateLimiter
@@ -305,7 +305,9 @@ class ShardedClient:
         return self.sample()
 
     def _count(self, batch_size: int | None) -> int:
-        return asked_size(batch_size, self.batch_size, "the constructor of the buffer", 3, least=1)
+        return resolve_batch_size(
+            batch_size, self.batch_size, "the constructor of the buffer", 3, least=1
+        )
 
     def _next(self, count: int, min_size: int, timeout: float | None) -> tuple[Any, dict[str, Any]]:
         """Returns the oldest prefetched batch, or begins a batch and returns it."""

@@ -67,7 +67,7 @@ class Leaves:
         #: Address range of the ring's own memory, once views of it exist. Data in this range are
         #: copied before they are written.
         self.own_memory: tuple[int, int] = (0, 0)
-        self._wanted = Kept(self._want, _KEPT_SHAPES)
+        self._wanted = Kept(self._expected_forms, _KEPT_SHAPES)
         self._templates = Kept(self._templates_of, _KEPT_SHAPES)
 
     @classmethod
@@ -171,7 +171,7 @@ class Leaves:
         if 0 in addresses or high:
             for at, found in enumerate(addresses):
                 if not found or low <= found < high:
-                    values[at] = self._moved(values[at], self.leaves[at], wanted[at][0])
+                    values[at] = self._convert_leaf(values[at], self.leaves[at], wanted[at][0])
                     addresses[at] = address(values[at])
         return addresses, values, 1 if single else count
 
@@ -236,13 +236,13 @@ class Leaves:
             refuse_leaf(self.where, leaf, wanted, f"{dtype}{list(shape)}", remedy)
         return found
 
-    def _moved(self, value: Any, leaf: Leaf, shape: tuple[int, ...]) -> Any:
+    def _convert_leaf(self, value: Any, leaf: Leaf, shape: tuple[int, ...]) -> Any:
         """Converts the value of a leaf to a contiguous array outside the ring's own memory."""
         array = self.kit.contiguous(self.converted(value, leaf, shape))
         low, high = self.own_memory
         return self.kit.copied(array) if low <= address(array) < high else array
 
-    def _want(self, count: int) -> list[tuple[Any, ...]]:
+    def _expected_forms(self, count: int) -> list[tuple[Any, ...]]:
         """Returns the expected shape and dtype of each leaf in a batch of ``count`` items."""
         lead = () if count == _SINGLE else (count,)
         return [

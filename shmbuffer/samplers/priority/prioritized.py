@@ -11,7 +11,7 @@ import torch
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.items.keys import GENERATION, WEIGHT_KEYS
 from shmbuffer.items.mover import draw_from
-from shmbuffer.items.raw_priorities import as_beta, from_zero
+from shmbuffer.items.raw_priorities import as_beta, as_non_negative
 from shmbuffer.memory import LIVE_READS, ItemSnapshot, Ring
 from shmbuffer.memory.format.array_types import Floats
 from shmbuffer.memory.mapped.recorded import REDUCTIONS
@@ -207,14 +207,14 @@ class PrioritizedSampler(PriorityStore):
         Raises:
             ValueError: the saved storage had a different capacity. Nothing was changed.
         """
-        beta = from_zero("_beta", state_dict["_beta"])
+        beta = as_non_negative("_beta", state_dict["_beta"])
         raw, largest = state_dict["_priorities"], state_dict["_max_priority"]
         if raw is not None:
             if self.ring() is None:
                 self._keep_table(None)
             raw = self._fitted(cpu.as_tensor(raw).to("cpu", torch.float64, copy=True).numpy())
-        alpha = from_zero("_alpha", state_dict["_alpha"])
-        self._set(alpha, from_zero("_eps", state_dict["_eps"]))
+        alpha = as_non_negative("_alpha", state_dict["_alpha"])
+        self._set(alpha, as_non_negative("_eps", state_dict["_eps"]))
         if raw is not None:
             self._load(raw, None if largest is None else float(largest))
         self._beta = beta

@@ -7,7 +7,7 @@ from typing import Any
 
 from shmbuffer.items.indices import are_written
 from shmbuffer.items.maximum import MaxPriority
-from shmbuffer.items.raw_priorities import PriorityUpdate, as_raw, check_raw, from_zero
+from shmbuffer.items.raw_priorities import PriorityUpdate, as_non_negative, as_raw, check_raw
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.samplers.priority.priority_table import PriorityTable, raw_of
@@ -27,8 +27,8 @@ class PriorityStore(Sampler):
         if int(max_capacity) < 1:
             raise ValueError(f"max_capacity must be at least 1, got {max_capacity}")
         self._max_capacity = int(max_capacity)
-        self._alpha = from_zero("alpha", alpha)
-        self._eps = from_zero("eps", eps)
+        self._alpha = as_non_negative("alpha", alpha)
+        self._eps = as_non_negative("eps", eps)
         self._within = bool(within)
         self._follows = False  # True if alpha and eps are taken from the storage
         self._storage: weakref.ref[Any] | None = None  # storage to which the indices refer
@@ -49,7 +49,7 @@ class PriorityStore(Sampler):
 
     @alpha.setter
     def alpha(self, value: float) -> None:
-        self._set(from_zero("alpha", value), None)
+        self._set(as_non_negative("alpha", value), None)
 
     @property
     def eps(self) -> float:
@@ -59,7 +59,7 @@ class PriorityStore(Sampler):
 
     @eps.setter
     def eps(self, value: float) -> None:
-        self._set(None, from_zero("eps", value))
+        self._set(None, as_non_negative("eps", value))
 
     @property
     def default_priority(self) -> float:

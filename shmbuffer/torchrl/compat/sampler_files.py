@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from shmbuffer.items.raw_priorities import from_zero
+from shmbuffer.items.raw_priorities import as_non_negative
 from shmbuffer.memory import ItemSnapshot
 from shmbuffer.memory.format.priorities import are_priorities, mass_of
 from shmbuffer.memory.mapped.settings import exponent_fits
@@ -88,7 +88,10 @@ def _write_priorities(directory: Path, sampler: Any, state: dict[str, Any], mome
 def _read_priorities(directory: Path, sampler: Any) -> dict[str, Any]:
     found = read_json(directory / _METADATA, missing=missing_part("sampler"))
     with reading(directory / _METADATA):
-        alpha, eps = from_zero("_alpha", found["_alpha"]), from_zero("_eps", found["_eps"])
+        alpha, eps = (
+            as_non_negative("_alpha", found["_alpha"]),
+            as_non_negative("_eps", found["_eps"]),
+        )
         ours = find_ours(found, directory / _METADATA)
         if not exponent_fits(alpha, eps, int(found["_max_capacity"])):
             raise ValueError(f"no mass is finite with alpha {alpha} and eps {eps}")
@@ -101,7 +104,7 @@ def _read_priorities(directory: Path, sampler: Any) -> dict[str, Any]:
         _require_weights(raw, largest, alpha, eps)
         return {
             "_alpha": alpha,
-            "_beta": from_zero("_beta", found["_beta"]),
+            "_beta": as_non_negative("_beta", found["_beta"]),
             "_eps": eps,
             "_max_priority": None if largest is None else float(largest),
             "_priorities": raw,

@@ -83,8 +83,8 @@ def test_attach_makes_the_storage_that_was_recorded(tmp_path: Path) -> None:
     storage = rb.storage
     assert type(storage) is CompressedListStorage
     assert (storage.max_size, storage.max_bytes, storage.compression_level) == (100, 2**20, 7)
-    assert storage._recorded() == made._recorded()
-    assert storage._recorded()["compress"] == ["tokens", ("deep", "image")]
+    assert storage._recorded_arguments() == made._recorded_arguments()
+    assert storage._recorded_arguments()["compress"] == ["tokens", ("deep", "image")]
     rb.extend(items(0, 2))
     assert rb[:]["mask"].shape == (2, 2)
     assert repr(storage).startswith("CompressedListStorage(max_size=100, max_bytes=1048576, len=2,")
