@@ -57,7 +57,7 @@ def _as_integers(found: NDArray[Any]) -> Ints:
 
 
 def as_int(name: str, value: Any) -> int:
-    """Converts a number of items to an int. Raises TypeError if it has no ``__index__``."""
+    """Converts a number of items to an int. Raises TypeError if it is not an integer."""
     try:
         return int(operator.index(value))
     except TypeError:

@@ -146,8 +146,8 @@ class Limits:
         if is_queue and self._chooses:
             raise ValueError(
                 "the buffer is a queue (max_times_sampled), which returns items in first-in, "
-                f"first-out order at the time of the call; {self._chooses} cannot be combined with "
-                "it"
+                "first-out order at the time of the call, so it cannot be combined with "
+                f"{self._chooses}"
             )
         return Turn(ring, is_queue, version, ring.admission.admit(count, min_size))
 

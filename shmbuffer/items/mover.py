@@ -95,4 +95,6 @@ def draw_into(
 def require_one_each(slots: Sized, count: int) -> None:
     """Raises ValueError if the number of items differs from the number of slots."""
     if count != len(slots):
-        raise ValueError(f"{count} items cannot be written to {len(slots)} slots")
+        raise ValueError(
+            f"{count} items cannot be written to {len(slots)} slots; pass one index per item"
+        )

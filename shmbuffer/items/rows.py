@@ -36,7 +36,7 @@ class RingRows(Mover):
         single: bool,
         priorities: Floats | None,
         streams: GivenStreams = None,
-        swapped: int = 0,  # dimension of the data that becomes the first one
+        swapped: int = 0,  # dimension of the data that is exchanged with the first one
     ) -> tuple[int, int]:
         """Appends a batch, or one item if ``single`` is True.
 

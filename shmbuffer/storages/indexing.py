@@ -89,7 +89,7 @@ def slots_of(cursor: Any, ring: Ring) -> Ints:
         return slots[ring.live.holds(slots)] if open_end else slots
     slots = integers(cursor, extent(ring)).reshape(-1)
     if ((slots < 0) | (slots >= ring.capacity)).any():
-        raise IndexError(f"{cursor!r} is out of range for {ring.capacity} slots")
+        raise IndexError(f"index {cursor!r} is out of range for {ring.capacity} slots")
     return slots
 
 
@@ -173,7 +173,10 @@ def as_array(index: Any) -> NDArray[Any]:
 
 
 def integers(index: Any, end: int) -> Ints:
-    """Returns the slots below ``end`` that an index selects, or raises IndexError."""
+    """Converts an index or a mask to slot numbers. Negative numbers count from ``end``.
+
+    Raises IndexError if the index is not of integers, or if the mask has another length.
+    """
     chosen = as_array(index)
     if chosen.dtype == np.bool_:
         if chosen.shape != (end,):

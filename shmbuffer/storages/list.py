@@ -159,7 +159,10 @@ class ListStorage(RingBacked):
         return first, count
 
     def prepare(self, data: Any, single: bool) -> None:
-        """Creates the store for the first write. Invalid data raise an error before that."""
+        """Creates the store for the first write.
+
+        If ``data`` is invalid, raises an error before a directory is created.
+        """
         if self.mover() is None and len(self._codec.encode(data, single)):
             self._store()
 
@@ -185,7 +188,7 @@ class ListStorage(RingBacked):
     # -- reading -------------------------------------------------------------------------------
 
     def fetch(self, index: Any, *, dim_extend: int = 0, views: bool | None = None) -> Any:
-        """Returns the item at an int, or several items in the form that `collate` accepts."""
+        """Returns one item for an int, or several items in a form that `collate` accepts."""
         if has_its_own(self, "get"):
             return self.get(index)
         return (self._mover or self._require_mover(index)).fetch(index)
@@ -203,9 +206,9 @@ class ListStorage(RingBacked):
         return filter(len, super().iter_in_order(chunk))
 
     def contains(self, item: Any) -> Any:
-        """True if there is an item at an int. Returns a tensor of bools for a tensor of ints.
+        """True if there is an item at an index. For a tensor of ints, returns a tensor of bools.
 
-        Raises TypeError for any other index.
+        Raises TypeError if the index is not an int or a tensor of ints.
         """
         if isinstance(item, torch.Tensor) or is_int(item):
             return super().contains(item)
@@ -256,7 +259,7 @@ class ListStorage(RingBacked):
         if count and int(slots.max()) >= self._max_size:
             raise IndexError(
                 f"{count} items do not fit into a {type(self).__name__} of max_size "
-                f"{self._max_size}"
+                f"{self._max_size}; load them into a larger storage. Nothing was changed"
             )
         if count == capacity < self._max_size:
             cursor = capacity

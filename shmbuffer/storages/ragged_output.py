@@ -16,9 +16,9 @@ _PAD, _NEST = {"value", "mask_key"}, {"keys"}
 
 
 def ragged_output(requested: object) -> Callable[[Any], Any] | None:
-    """Returns the function that builds batches in the requested form, or None if it is None.
+    """Returns the function that builds batches in the requested form.
 
-    Raises TypeError if ``requested`` is not a `PadOutput`.
+    Returns None if ``requested`` is None. Raises TypeError if it is not a `PadOutput`.
     """
     if requested is None:
         return None

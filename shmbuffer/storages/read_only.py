@@ -187,7 +187,9 @@ def _unusable_columns(saved: Saved) -> dict[str, str]:
 def report_losses(
     where: str | os.PathLike[str], losses: Mapping[str, str], *, strict: bool
 ) -> None:
-    """Warns about columns that are left out or incomplete. Attributes it to the caller's caller.
+    """Warns about columns that are left out or incomplete.
+
+    The warning shows the line that called the caller of this function.
 
     Raises:
         ValueError: ``strict`` is True and ``losses`` is not empty.

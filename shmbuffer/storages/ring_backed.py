@@ -151,14 +151,14 @@ class RingBacked(Storage):
 
     @property
     def _directory(self) -> Path | None:
-        """The directory, or None if there is none or a temporary directory is not yet created."""
+        """Directory of the buffer. None in memory, or if it is temporary and not yet created."""
         if self._engine is not None:
             return self._engine.path
         return None if self._location is None else self._location.directory
 
     @property
     def scratch_dir(self) -> Path | None:
-        """The directory, or None if there is none or a temporary directory is not yet created."""
+        """Directory of the buffer. None in memory, or if it is temporary and not yet created."""
         return self._directory
 
     @property
@@ -322,7 +322,7 @@ class RingBacked(Storage):
         return self.uncollated(RingBacked.fetch(self, index))
 
     def fetch(self, index: Any, *, dim_extend: int = 0, views: bool | None = None) -> Any:
-        """Returns the item at an int, or several items in the form that `collate` accepts.
+        """Returns one item for an int, or several items in a form that `collate` accepts.
 
         If ``views`` is None, the items are copies if the storage is shared.
         """
@@ -385,15 +385,15 @@ class RingBacked(Storage):
 
     def _unwritten_message(self) -> str:
         return (
-            f"nothing was written to this {type(self).__name__} yet, so it cannot be sent to "
-            "another process before the first write, unless it is created with shared_init=True"
+            f"this {type(self).__name__} cannot be sent to another process before the first write, "
+            "unless it is created with shared_init=True"
         )
 
     def __getstate__(self) -> dict[str, Any]:
         if self._engine is None:
             if self.shared or get_spawning_popen() is not None:
                 raise RuntimeError(
-                    f"{self._unwritten_message()}, and would become another buffer there"
+                    f"{self._unwritten_message()}; the other process would create another buffer"
                 )
             warnings.warn(
                 f"nothing was written to this {type(self).__name__} yet, so unpickling it creates "

@@ -111,15 +111,15 @@ class Storage(Checkpoints):
     # -- reading -------------------------------------------------------------------------------
 
     def get(self, index: Any) -> Any:
-        """Returns the item at an int, or a batch with the items at a sequence of ints."""
+        """Returns one item if ``index`` is an int, or a batch if it is a sequence of ints."""
         raise NotImplementedError(f"{type(self).__name__} does not implement get()")
 
     def fetch(self, index: Any, *, dim_extend: int = 0, views: bool | None = None) -> Any:
-        """Returns the item at an int, or several items in the form that `collate` accepts.
+        """Returns one item for an int, or several items in a form that `collate` accepts.
 
         Args:
             index: see `get`.
-            dim_extend: the dimension along which batches are appended and ``index`` selects.
+            dim_extend: dimension along which batches are appended and ``index`` selects.
             views: if True, returns views instead of copies. None uses the storage's default.
         """
         return self.get(index)
@@ -162,7 +162,7 @@ class Storage(Checkpoints):
     # -- writing -------------------------------------------------------------------------------
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
-        """Writes one item to an int, or a batch to a sequence of ints."""
+        """Writes one item if ``cursor`` is an int, or a batch if it is a sequence of ints."""
         raise NotImplementedError(f"{type(self).__name__} does not implement set()")
 
     def prepare(self, data: Any, single: bool) -> None:

@@ -357,7 +357,7 @@ class TensorStorage(RingBacked):
             raise
 
     def _create_held_rows(self, leaves: Leaves, slots: int, columns: list[Any]) -> Rows:
-        """Returns rows whose columns are tensors of this process. Their ring has no leaves."""
+        """Creates rows whose columns are tensors of this process. Their ring has no leaves."""
         tensors = [column for column in columns if isinstance(column, torch.Tensor)]
         leaves.device = tensors[0].device if tensors else cpu.DEVICE
         ring = self.engine().define(Schema((), slots, leaves.lanes, {"kind": "held"}))

@@ -53,7 +53,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "another number": (
         changed(("next", "a"), np.zeros(3, np.int16)),
-        r"leaf 'next\.a' has 3 items in this write, but others have 2",
+        r"leaf 'next\.a' has 3 items in this write, but other leaves have 2",
     ),
     "a number that does not fit": (
         changed(("next", "a"), [1, 70000]),

@@ -287,7 +287,7 @@ def test_lists_of_numbers_are_arrays_as_in_a_tensordict(make: Any) -> None:
         rb.extend({"rew": ["a", "b"], "obs": torch.ones(2, 3).double(), "td_error": [1.0, 2.0]})
     with pytest.raises(
         SchemaMismatchError,
-        match=r"leaf 'rew' has 2 items in this write, but others have 1|has 1 items",
+        match=r"leaf 'rew' has 2 items in this write, but other leaves have 1|has 1 items",
     ):
         rb.extend({"rew": [1.0, 2.0], "obs": [[1, 2, 3]], "td_error": [1.0]})
 

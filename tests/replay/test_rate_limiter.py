@@ -524,7 +524,7 @@ def test_a_queue_refuses_parts_that_choose_items(options: Any, asked: str) -> No
     refuses(
         rb.sample,
         r"the buffer is a queue \(max_times_sampled\), which returns items in first-in, "
-        rf"first-out order at the time of the call; {asked} cannot be combined with it",
+        rf"first-out order at the time of the call, so it cannot be combined with {asked}",
         ValueError,
     )
 

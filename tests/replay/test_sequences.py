@@ -601,5 +601,5 @@ def test_what_cannot_have_windows_says_so() -> None:
         LazyMemmapStorage(10), Sequence(3), rate_limiter=RateLimiter(max_times_sampled=1)
     )
     queue.extend(steps(10))
-    with pytest.raises(ValueError, match="a Sequence cannot be combined with it"):
+    with pytest.raises(ValueError, match="cannot be combined with a Sequence"):
         queue.sample(1)

@@ -151,7 +151,7 @@ class Stacking:
         return self.leaf(items, where)
 
     def leaf(self, items: list[Any], where: str) -> Any:
-        """Stacks numbers or arrays of one dtype and shape. Numbers stay plain if possible."""
+        """Stacks numbers or arrays of one dtype and shape. Plain numbers become `Numbers`."""
         if self.numbers and is_plain(items):
             return Numbers(items)
         parts = []

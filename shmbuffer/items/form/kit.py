@@ -27,7 +27,7 @@ Its arguments are the value and the path of the leaf. It raises TypeError for ot
 
 
 class Kit:
-    """The kit for NumPy's arrays."""
+    """Functions for NumPy arrays. A subclass has the same functions for another library."""
 
     structure = Structure()
     private_remedy = "leave it out"
@@ -53,7 +53,7 @@ class Kit:
         return is_array(value) or isinstance(value, (list, tuple))
 
     def like(self, value: Any, dtype: str) -> tuple[str, Any]:
-        """Converts a value to an array like `arrays.like`; returns its dtype name and the array."""
+        """Converts a value to an array like `arrays.like`. Returns the dtype name and the array."""
         return like(value, dtype)
 
     def dtype(self, name: str) -> Any:

@@ -99,7 +99,7 @@ class Leaves:
         values: list[Any] = []
         node.collect(kit.structure.without(data, OWN_KEYS), values)
         if not values:
-            raise ValueError("the data contain no tensor, so there is nothing to store")
+            raise ValueError("the data contain no tensor; write at least one tensor or number")
         paths = paths_of(node)
         forms = list(map(form or kit.form_of, values, paths))
         lead = forms[0][1][:dims]
@@ -212,7 +212,7 @@ class Leaves:
     def converted(self, value: Any, leaf: Leaf, wanted: tuple[int, ...]) -> Any:
         """Converts the value of a leaf to an array.
 
-        Raises SchemaMismatchError if the array has not the leaf's dtype or the shape ``wanted``.
+        Raises SchemaMismatchError if its dtype or its shape differs from what the leaf requires.
         """
         if not self.kit.is_leaf(value):
             refuse_leaf(self.where, leaf, wanted, type(value).__name__)

@@ -66,10 +66,10 @@ def refuse_leaf(
 
 
 def refuse_number(where: str, leaf: Leaf, count: int, found: int) -> NoReturn:
-    """Raises SchemaMismatchError for a leaf that has not the same number of items as the others."""
+    """Raises SchemaMismatchError for a leaf whose number of items differs from the other leaves."""
     words = (
-        f"has {found} items in this write, but others have {count}; write the same number of "
-        "items in every leaf"
+        f"has {found} items in this write, but other leaves have {count}; write the same number "
+        "of items in every leaf"
     )
     _refuse(where, leaf.name, f"leaf {leaf.name!r} {words}", count, found)
 

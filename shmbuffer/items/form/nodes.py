@@ -127,7 +127,7 @@ class BranchNode:
         }
 
     def private(self) -> str | None:
-        """Returns the reason why other processes cannot read such data; None if they can.
+        """Returns the reason why other processes cannot read the data, or None if they can.
 
         The reason is a verb phrase, or a clause that begins with the word "entry".
         """

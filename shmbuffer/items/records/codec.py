@@ -92,7 +92,10 @@ class RecordCodec:
 
 
 class DictionaryTrainer:
-    """Collects training data, and trains a dictionary of ``nbytes`` bytes once they suffice."""
+    """Collects training data, and trains a dictionary once there is enough data.
+
+    ``nbytes`` is the size of the dictionary in bytes.
+    """
 
     _lock = ForkLock()
 
@@ -104,7 +107,7 @@ class DictionaryTrainer:
         self.done = False
 
     def learn(self, samples: Sequence[bytes], where: str) -> bytes | None:
-        """Adds training data, and trains the dictionary as soon as there are enough of them.
+        """Adds training data, and trains the dictionary if there is now enough data.
 
         Returns the trained dictionary in the call that trains it, and None in all other calls. If
         the training fails, a warning is logged and the buffer continues without a dictionary.

@@ -75,7 +75,7 @@ def of_items(items: Sequence[Any]) -> list[tuple[Ints, Columns]]:
 
 
 def of_described(group: list[Walk]) -> Columns:
-    """Arranges the walks of one or more items of one kind in columns."""
+    """Arranges one or more items of one kind in columns. ``group`` has the walk of each item."""
     kind, count = group[0].kind, len(group)
     batch_dims = _table([one.batch_dims for one in group], count)
     numbers = _table([one.dims for one in group], count)

@@ -181,7 +181,7 @@ class Zstd:
         for at, (source, size) in enumerate(zip(sources, sizes, strict=True)):
             if not size:
                 if len(source):
-                    _damaged(where, [at], f"{len(source)} bytes for an empty piece")
+                    _damaged(where, [at], f"it contains {len(source)} bytes for an empty piece")
                 continue
             try:
                 says = parameters(source)
@@ -192,7 +192,7 @@ class Zstd:
             if says.content_size == zstandard.CONTENTSIZE_UNKNOWN:
                 _damaged(where, [at], "its frame does not contain its size")
             if says.content_size != size:
-                _damaged(where, [at], f"{says.content_size} bytes instead of {size}")
+                _damaged(where, [at], f"it contains {says.content_size} bytes instead of {size}")
 
     def _refuse(self, where: str, at: int, dictionary_id: int) -> NoReturn:
         loaded = f"dictionary {self.dictionary_id}" if self.dictionary_id else "no dictionary"
@@ -251,7 +251,8 @@ class _Expander:
             _damaged(where, frames, str(error), error)
         if written != len(out):
             self._find(frames, places, where)
-            _damaged(where, frames, f"at least {written} bytes instead of {len(out)}")
+            words = f"at least {written} bytes were decompressed instead of {len(out)}"
+            _damaged(where, frames, words)
 
     def _find(self, frames: range, places: Places, where: str) -> None:
         """Expands each frame separately, so that the error names the damaged one.
@@ -292,7 +293,7 @@ def _in_threads(work: Callable[[Iterator[Any]], None], items: Iterable[Any], cou
     def run() -> None:
         try:
             work(left)
-        except BaseException as error:  # raised again by the caller below
+        except BaseException as error:  # raised again when all threads have ended
             stop(error)
 
     started: list[_Ended] = []

@@ -104,7 +104,7 @@ def class_of(name: str, fits: Callable[[type], bool] = is_namedtuple) -> type | 
 
 
 def register(cls: type) -> str:
-    """Registers a class of which an item contains an instance. Returns its name for trees."""
+    """Registers the class of an object in an item. Returns the name of the class for trees."""
     name = f"{cls.__module__}:{cls.__qualname__}"
     _classes[name] = cls
     return name

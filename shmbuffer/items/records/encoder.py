@@ -109,7 +109,7 @@ class Encoder:
         plan = EncodingPlan(kind, codec, self.keys)
         if self.keys and not (plan.compressible or self._plans):
             warnings.warn(
-                "nothing is compressed: the first item has no leaf under "
+                "nothing is compressed, because the first item has no leaf under the keys "
                 f"{sorted(self.keys, key=repr)}; its leaves are {list(kind.paths)}",
                 stacklevel=3,
             )

@@ -231,7 +231,7 @@ def _other(item: Any, out: Walk) -> None:
 
 
 def _label(name: Any) -> tuple[str]:
-    """Converts a key to JSON text. Unlike the keys 1, True and 1.0, their texts are not equal."""
+    """Converts a key to JSON text, which distinguishes the equal keys 1, True and 1.0."""
     if not labels.is_json(name):
         raise RefusedError(
             f"has the key {name!r:.60}, which is not a string, a number, a bool, None or a tuple: "

@@ -1,7 +1,7 @@
 """Stores leaves plane by plane if zstd then compresses them better.
 
     in an item   [84, 84, 4]      a0 b0 c0 d0 a1 b1 c1 d1 ...     the last dim varies fastest
-    stored       four planes      a0 a1 a2 ... b0 b1 b2 ...       each plane is one frame
+    stored       four planes      a0 a1 a2 ... b0 b1 b2 ...       each plane is one image
 
 If images are stacked along the last dimension, their bytes alternate, and zstd finds fewer
 repetitions. Stored as planes, they compress as well as images that are stacked along the first

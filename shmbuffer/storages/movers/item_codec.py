@@ -38,7 +38,7 @@ class ItemCodec:
         return item if self.device is None else to_device(item, self.device)
 
     def encode(self, data: Any, single: bool) -> list[Any]:
-        """Converts one item, if ``single`` is True, or each item of a batch to its stored form."""
+        """Returns the stored forms of the items in a batch, or of one item if ``single``."""
         if single:
             return [self.keep(data)]
         items = unbound(data)
@@ -53,7 +53,7 @@ class ItemCodec:
         return kept
 
     def accept(self, saved: Any) -> Any:
-        """Converts an item from a save to its stored form. It is a record body or a Python object.
+        """Converts a saved item, a record body or a Python object, to its stored form.
 
         Raises:
             SchemaMismatchError: the body was compressed with a ``compression_fn``, but the storage
@@ -91,7 +91,7 @@ class BodyCodec(ItemCodec):
     """Stores items as bodies of records, or as Python objects if a record cannot contain them."""
 
     def encode(self, data: Any, single: bool) -> list[Any]:
-        """Converts one item, if ``single`` is True, or each item of a batch to its stored form."""
+        """Returns the stored forms of the items in a batch, or of one item if ``single``."""
         if not (single or is_batch(data)):
             data = unbound(data)  # a list, because the loops below can need the items twice
         if self.device is not None or _is_on_cpu(data):  # records do not store devices
@@ -120,7 +120,7 @@ class BodyCodec(ItemCodec):
 
 
 def for_state(kept: Any) -> Any:
-    """Converts a stored form for a `state_dict`.
+    """Converts the stored form of an item to the form in a `state_dict`.
 
     The body of a record becomes a dict with its bytes. A Python object is not changed.
     """

@@ -84,7 +84,7 @@ class ItemStore(StorageMover):
         return selection._replace(view=None)
 
     def shaped(self, found: Any, lead: tuple[int, ...], held: torch.Tensor | None = None) -> Any:
-        """Builds the selected items. With ``held``, a mask, builds only those that are present."""
+        """Builds the selected items. If there is a mask ``held``, builds only the items in it."""
         return self.build(found if held is None else self.select_rows(found, held.numpy()), lead)
 
 

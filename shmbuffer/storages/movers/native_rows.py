@@ -55,7 +55,7 @@ class NativeRows(RingRows, Rows):
     def sample_patiently(self, count: int, key: int, beta: float | None) -> Drawn:
         """Draws elements and copies them, without the direct native path.
 
-        Waits for locks if necessary, and raises an error if there are no items.
+        Waits if necessary, and raises an error if there are no items.
         """
         return super().sample(count, key, beta)
 
@@ -95,7 +95,7 @@ class NativeRows(RingRows, Rows):
             return None
 
     def copy_out(self, columns: list[torch.Tensor]) -> ItemSnapshot:
-        """Copies a snapshot of all items into ``columns``, while other processes write."""
+        """Copies a snapshot of all items to ``columns``, while other processes write."""
         return self.ring.copy_out([column.data_ptr() for column in columns])
 
     def views(self) -> list[torch.Tensor]:

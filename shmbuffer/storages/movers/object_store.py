@@ -221,7 +221,7 @@ def places_of(cursor: Any, count: int, length: int, max_size: int) -> list[int]:
     for name in named:
         place = name + end if name < 0 else name
         if place < 0:
-            raise IndexError(f"{name} is out of range for {end} items")
+            raise IndexError(f"index {name} is out of range for {end} items")
         if place >= max_size:
             raise RuntimeError(f"index {name} is out of range for a list of max_size {max_size}")
         if place > end:

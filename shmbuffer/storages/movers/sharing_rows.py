@@ -92,9 +92,9 @@ class SharingRows(NativeRows):
     def _runs(
         self, slots: Ints, cursor: int, exact: Tickets | None
     ) -> tuple[list[Ints], list[int | None], int]:
-        """Returns runs of items in the order of their age, so that an item precedes its next one.
+        """Groups items into runs like `Rows._runs`, always in the order of their age.
 
-        See `Rows._runs`.
+        Each item can then be linked to the item that follows it.
         """
         runs, starts, head = super()._runs(slots, cursor, exact)
         if starts != [None]:

@@ -40,7 +40,7 @@ class StackedRows:
 
     @classmethod
     def of(cls, rows: NativeRows, steps: int, forms: tuple[int, ...]) -> StackedRows | None:
-        """Creates a reader. Returns None if the core does not support the leaves or this torch."""
+        """Creates a reader. Returns None if the C core does not support the leaves."""
         made = cls(rows, steps, forms)
         try:
             made._core()

@@ -105,7 +105,7 @@ class StorageMover(Mover):
 
     @abstractmethod
     def shaped(self, found: Any, lead: tuple[int, ...], held: torch.Tensor | None = None) -> Any:
-        """Builds the selected items. With ``held``, a mask, builds only those that are present."""
+        """Builds the selected items. If there is a mask ``held``, builds only the items in it."""
 
     def viewed(self, selection: Selection) -> Any:
         """Returns unvalidated views of the selected items, if the mover supports views."""

@@ -136,7 +136,7 @@ class Rows(StorageMover):
         return self.leaves.build(found, lead)
 
     def shaped(self, found: Any, lead: tuple[int, ...], held: torch.Tensor | None = None) -> Any:
-        """Builds the selected items. With ``held``, a mask, builds only those that are present."""
+        """Builds the selected items. If there is a mask ``held``, builds only the items in it."""
         if held is not None:
             found = [
                 tensor.view(lead[0], -1, *tensor.shape[1:])[held.to(tensor.device)]
@@ -342,8 +342,8 @@ def columns_of(
     lead: tuple[int, ...],
     data: Any,
     key: KeyPath | None,
-    written: Sequence[int] = (),  # shape of the index in a write, which ``data`` can also have
-    dim_extend: int = 0,  # dimension of such data that corresponds to the first one of ``written``
+    written: Sequence[int] = (),
+    dim_extend: int = 0,
 ) -> dict[int, torch.Tensor]:
     """Converts new values to columns ``[n, *shape]``, by leaf number.
 
@@ -352,8 +352,8 @@ def columns_of(
         lead: shape of the selection, which has n elements.
         data: new value of the entry at ``key``, or whole items if ``key`` is None.
         key: path of the entry.
-        written: see above.
-        dim_extend: see above.
+        written: shape of the index of a write. ``data`` can have this shape instead of ``lead``.
+        dim_extend: dimension of such data that corresponds to the first dimension of ``written``.
 
     Raises:
         KeyError: a path is not a leaf of the storage.

@@ -383,7 +383,7 @@ def test_a_damaged_frame_is_refused_by_name(decoder: TensorDecoder) -> None:
 
 @pytest.mark.parametrize(
     ("item", "content", "words"),
-    [("text", b"\xff", "can't decode byte 0xff"), (True, b"\2", "a bool must be 0 or 1, found 2")],
+    [("text", b"\xff", "can't decode byte 0xff"), (True, b"\2", "a bool must be 0 or 1, got 2")],
 )
 def test_bytes_that_are_no_value_are_refused(
     item: Any, content: bytes, words: str, decoder: TensorDecoder
@@ -403,7 +403,7 @@ def test_a_class_that_has_other_fields_now_is_an_error_that_says_so(
     for module in ("tensors.form.tensor_containers", "items.records.containers"):
         monkeypatch.setattr(f"shmbuffer.{module}.class_of", lambda name: other)
     for read in (decoder.items, decoder.dense):
-        with pytest.raises(CorruptBufferError, match="other fields here than in the program that"):
+        with pytest.raises(CorruptBufferError, match="differ from those in the program that"):
             read(batch)
 
 

@@ -29,8 +29,8 @@ def built(make: Callable[[], Made], where: str) -> Made:
     except _IMPOSSIBLE as error:
         raise CorruptBufferError(
             f"{where}: a record cannot be converted to an item ({type(error).__name__}: {error}). "
-            "It is damaged, or a tensorclass or namedtuple has other fields here than in the "
-            "program that wrote it",
+            "The record is damaged, or the fields of a tensorclass or namedtuple differ from those "
+            "in the program that wrote it; use the same classes, or restore the buffer from a copy",
             path=where,
         ) from error
 

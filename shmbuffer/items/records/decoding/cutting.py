@@ -33,7 +33,7 @@ def values(memory: Bytes, starts: Ints, dims: Ints, chunk: Chunk) -> list[Any]:
         case "bool":
             found = memory[starts]
             if (found > 1).any():
-                raise ValueError(f"a bool must be 0 or 1, found {found.max()}")
+                raise ValueError(f"a bool must be 0 or 1, got {found.max()}")
             return [bool(one) for one in found.tolist()]
         case "none":
             return [None] * len(at)

@@ -58,7 +58,7 @@ Its arguments are the stored bytes, the chunk, and the shape of the leaf.
 
 
 class Column:
-    """A leaf in n items.
+    """A leaf of n items, as the column of a table.
 
     Args:
         chunk: kind, dtype and rank of the leaf. Its codec is not used.

@@ -126,6 +126,6 @@ class Transfer:
 
 
 def homes(nbytes: Ints) -> tuple[Ints, int]:
-    """Returns the offsets of n adjacent blocks of these sizes, int64 ``[n]``, and their total."""
+    """Returns offsets of n adjacent blocks of these sizes, int64 ``[n]``, and their total size."""
     ends = np.cumsum(nbytes)
     return ends - nbytes, int(ends[-1]) if len(ends) else 0
