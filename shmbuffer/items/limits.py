@@ -25,7 +25,7 @@ class Source(Protocol):
 
     @property
     def open_engine(self) -> Engine | None:
-        """The engine if it is open, else None."""
+        """The engine if it is open, otherwise None."""
 
     def engine(self) -> Engine:
         """Opens the engine if necessary, and returns it."""
@@ -82,7 +82,10 @@ class Limits:
         return engine is not None and not engine.closed and engine.limiter is not None
 
     def admit_now(self, count: int) -> bool:
-        """Counts a draw of ``count`` items and returns True; returns False if it must wait."""
+        """Counts a draw of ``count`` items, unless it would have to wait.
+
+        Returns True if the draw was counted.
+        """
         return self.ring is not None and self.ring.admission.admit_now(count)
 
     def admits(self, count: int) -> bool:

@@ -66,7 +66,7 @@ def draw_from(kit: Kit, ring: Ring, count: int, key: int, beta: float | None) ->
 
 
 def allocate_elements(kit: Kit, count: int, beta: float | None) -> DrawnElements:
-    """Allocates the arrays that `draw_into` fills; without weights if ``beta`` is None."""
+    """Allocates the arrays that `draw_into` fills. There are no weights if ``beta`` is None."""
     weights = None if beta is None else kit.empty("float32", count)
     return kit.empty("int64", count), kit.empty("int64", count), weights
 

@@ -32,7 +32,7 @@ class Selection(NamedTuple):
     view: Callable[[torch.Tensor], torch.Tensor] | None
     """Function that selects the elements from a leaf ``[slots, *lanes, ...]`` as a view.
 
-    None if the selection is not a view.
+    It is None if the selection cannot be a view.
     """
     skips: bool
     """True for a slice, which skips slots without an item instead of raising an error."""

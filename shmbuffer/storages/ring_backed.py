@@ -127,7 +127,7 @@ class RingBacked(Storage):
     def open_engine(self) -> Engine | None:
         """Handle that counts, flushes and records the operations of this storage.
 
-        None if the handle is not open.
+        It is None until the handle is opened.
         """
         return self._engine
 

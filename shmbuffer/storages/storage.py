@@ -72,7 +72,7 @@ class Storage(Checkpoints):
     def open_engine(self) -> Engine | None:
         """Handle that counts, flushes and records the operations of this storage.
 
-        None if the storage has no handle, or if its handle is not open.
+        It is None if the storage has no handle, or until the handle is opened.
         """
         return None
 

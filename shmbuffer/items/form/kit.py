@@ -33,7 +33,7 @@ class Kit:
     private_remedy = "leave it out"
     """Advice at the end of the error message for data that processes cannot share."""
     device: Any = None
-    """Device on which data are built; None if the library has no devices."""
+    """Device on which data are built. It is None if the library has no devices."""
 
     def form_of(self, value: Any, path: KeyPath) -> tuple[str, Sequence[int]]:
         """Returns the dtype name and the shape of a leaf in the first batch.
@@ -92,7 +92,7 @@ class Kit:
         return shape, self.dtype(dtype)
 
     def outputs(self, templates: Sequence[Any]) -> tuple[list[Any], Sequence[int]]:
-        """Allocates an uninitialized array per template; returns the arrays and their addresses."""
+        """Allocates an uninitialized array per template. Returns the arrays and their addresses."""
         arrays = [np.empty(*template) for template in templates]
         return arrays, tuple(map(address, arrays))
 

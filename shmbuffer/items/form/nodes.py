@@ -53,10 +53,10 @@ LEAF = LeafNode()
 class BranchNode:
     """A container with a child under each key.
 
-    ``about`` has further attributes of the container, which are stored in the schema. ``batch`` is
-    the batch size that a TensorDict has within one item, and ``()`` for other containers. The keys
-    of a sequence are its positions. This class builds a tuple for a namedtuple, and a list for a
-    lazy stack.
+    ``about`` contains further attributes of the container, which are stored in the schema.
+    ``batch`` is the batch size of a TensorDict in one item, and ``()`` for other containers. The
+    keys of a sequence are its positions. This class builds a tuple for a namedtuple, and a list for
+    a lazy stack.
     """
 
     def __init__(self, kind: str, items: dict[Any, Node], **about: Any) -> None:

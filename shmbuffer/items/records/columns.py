@@ -102,7 +102,10 @@ def _table(rows: list[list[int]], count: int) -> Ints:
 
 
 def joined(values: list[bytes], sizes: Ints, keeps: list[Any]) -> Ints:
-    """Joins values in one block of memory, which is added to ``keeps``; returns their addresses."""
+    """Joins values in one block of memory, and returns the address of each value.
+
+    The block is added to ``keeps``, which keeps it alive.
+    """
     whole = np.frombuffer(b"".join(values), np.uint8)
     keeps.append(whole)
     starts: Ints = address(whole) + np.cumsum(sizes) - sizes

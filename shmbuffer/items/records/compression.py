@@ -26,8 +26,8 @@ from shmbuffer.items.records.places import Places, Run, Runs
 from shmbuffer.items.records.views import writable
 
 _MAX_THREADS = 4
-# A call uses another thread for each further block of this many bytes. A thread processes such a
-# block in about the time that starting and ending a thread takes.
+# A call uses one more thread for each further block of this many bytes. Starting and ending a
+# thread does not pay off for fewer bytes.
 _COMPRESSED_ALONE = 2**20
 _EXPANDED_ALONE = 2**21
 _KEPT_BYTES = 2**22  # largest buffer of a context that is kept for later calls

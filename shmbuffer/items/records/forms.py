@@ -146,7 +146,10 @@ class RefusedError(TypeError):
         return f"{f'entry {where}' if where else 'an item'} {self.reason}"
 
     def under(self, keys: Keys, parts: Iterable[Any], part: Any) -> RefusedError:
-        """Inserts the key of ``part`` in its container at the start of the path; returns self."""
+        """Inserts the key of ``part`` in its container at the start of the path.
+
+        Returns the error itself, to raise it again.
+        """
         if keys is not None:
             self.path.insert(
                 0, next(key for key, one in zip(names_of(keys), parts, strict=True) if one is part)

@@ -63,7 +63,8 @@ class RecordStore(RecordRows, ItemStore):
     def change(self, index: Any, changes: Changes) -> None:
         """Changes entries of the items at ``index``.
 
-        If another process changes an item at the same time, both changes are kept.
+        An item that another process changes at the same time is read and changed again, so that no
+        change is lost.
         """
         selection = self.select(index)
         edit = edits(changes, index, len(selection.elements))

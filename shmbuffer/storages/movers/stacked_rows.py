@@ -70,8 +70,8 @@ class StackedRows:
                 passed, the results are written there.
 
         Returns:
-            A `Drawn`, or True with ``into``. None if an item is too new or was overwritten, or if
-            the direct native path is unavailable.
+            A `Drawn`, or True if ``into`` was passed. Returns None if an item is too new or was
+            overwritten, or if the direct native path is unavailable.
         """
         core = None if reads_elsewhere() else self._core()
         if core is None:
