@@ -123,16 +123,16 @@ class MaxPriority:
             masses.reshape(-1, width)[here] = 0.0
         return masses
 
-    def _compare_slots(self, places: Ints, leaving: Ints | None) -> None:
+    def _compare_slots(self, candidates: Ints, leaving: Ints | None) -> None:
         """Compares the items in the given slots with the remembered item.
 
         Remembers the item with the largest priority.
         """
         ring = self._ring
-        held = ring.live.holds(places)
+        present = ring.live.holds(candidates)
         if leaving is not None:
-            held[np.isin(places, leaving)] = False
-        elements = places[held]
+            present[np.isin(candidates, leaving)] = False
+        elements = candidates[present]
         if ring.width > 1:
             elements = (elements[:, None] * ring.width + np.arange(ring.width)).ravel()
         raw = ring.tree.priorities(elements)

@@ -42,7 +42,7 @@ class RingRows(Mover):
 
         Returns the first ticket and the number of slots.
         """
-        addresses, kept, count = self.leaves.match(data, single, swapped)
+        addresses, owners, count = self.leaves.match(data, single, swapped)
         ring = self.ring
         if not count:
             return ring.head, 0
@@ -51,9 +51,11 @@ class RingRows(Mover):
                 f"{self.where}: got {priorities.size} priorities for {count * ring.width} items; "
                 "nothing was changed"
             )
-        given = None if priorities is None else address(priorities)
-        ticket = ring.write(addresses, count, given, streams=expand_streams(streams, count))
-        del kept  # owns the memory at the addresses
+        priority_address = None if priorities is None else address(priorities)
+        ticket = ring.write(
+            addresses, count, priority_address, streams=expand_streams(streams, count)
+        )
+        del owners  # they own the memory at the addresses
         return ticket, count
 
     def place(self, slots: Ints, data: Any, *, in_place: bool) -> None:
@@ -61,11 +63,11 @@ class RingRows(Mover):
 
         With ``in_place`` the items keep their priorities, and the write is not counted.
         """
-        addresses, kept, count = self.leaves.match(data)
+        addresses, owners, count = self.leaves.match(data)
         require_one_each(slots, count)
         if count:
             self.ring.place(slots, addresses, in_place=in_place)
-        del kept
+        del owners
 
     def read(self, index: Any) -> tuple[list[Any], Any, int]:
         """Copies elements.

@@ -241,7 +241,7 @@ class CompressedListStorage(RecordList):
         if self.shared:
             store = self.mover()
             return 0 if store is None else int(store.records.live())
-        return sum(len(kept) for kept in self.copy_out()[0] if type(kept) is RecordBody)
+        return sum(len(item) for item in self.copy_out()[0] if type(item) is RecordBody)
 
     @staticmethod
     def to_bytestream(data_to_bytestream: Any) -> builtins.bytes:

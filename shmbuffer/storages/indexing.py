@@ -257,12 +257,12 @@ def _expand_index(index: Any, ndim: int) -> tuple[Any, ...] | None:
     parts = index if isinstance(index, tuple) else (index,)
     if any(part is None or np.ndim(part) > 1 for part in parts if not isinstance(part, slice)):
         return None
-    given = [part for part in parts if part is not Ellipsis]
-    if len(given) > ndim or len(parts) - len(given) > 1:
+    selectors = [part for part in parts if part is not Ellipsis]
+    if len(selectors) > ndim or len(parts) - len(selectors) > 1:
         return None
-    rest = (slice(None),) * (ndim - len(given))
-    if len(given) == len(parts):
-        return (*given, *rest)
+    rest = (slice(None),) * (ndim - len(selectors))
+    if len(selectors) == len(parts):
+        return (*selectors, *rest)
     at = next(i for i, part in enumerate(parts) if part is Ellipsis)
     return (*parts[:at], *rest, *parts[at + 1 :])
 

@@ -52,8 +52,8 @@ class LazyMemmapStorage(LazyTensorStorage):
         auto_cleanup: if True, removes the files when the process that created them ends (at exit,
             SIGTERM, SIGINT). None means True only for a temporary directory. The directory itself
             is removed only if the storage created it and it contains no other files.
-        checksum: if True, stores a CRC32C of every item, to detect damage after a power cut. Costs
-            about 0.1 ns per byte.
+        checksum: if True, stores a CRC32C of every item, to detect damage after a power cut. This
+            takes about 0.1 ns per byte.
         reserve: determines when disk space is allocated. ``"steps"`` allocates 32 MiB at a time,
             before they are needed. If the disk is full, the write that needs more space raises
             `SpaceError`. ``"all"`` allocates all space at the first write, so that a full disk
@@ -64,8 +64,9 @@ class LazyMemmapStorage(LazyTensorStorage):
         timeout: seconds to wait while another process creates or recovers the directory.
         prefault: determines whether this process allocates and maps the pages of the buffer in
             advance: ``"off"``, ``"background"`` (in a thread, after the files are created) or
-            ``"full"`` (before the call that creates or opens the buffer returns). Takes about 0.3 s
-            per GiB in memory, and speeds up the first pass over the ring; see docs/memory.md.
+            ``"full"`` (before the call that creates or opens the buffer returns). This takes about
+            0.3 s per GiB in memory, and makes the first pass over the ring faster; see
+            docs/memory.md.
         on_progress: function that is called with a `ProgressReport` a few times per second, while
             pages are prefaulted (in the thread that does this) and while a directory is recovered.
             The call that waits raises the function's exceptions.

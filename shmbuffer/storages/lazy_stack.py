@@ -40,7 +40,8 @@ class LazyStackStorage(RecordList):
         max_bytes: capacity in bytes of records, including headers. Required with a directory. The
             oldest items are removed when either capacity is reached.
         pad_output: form of a batch. None returns a lazy stack. A number is the value with which
-            shorter leaves are padded to dense tensors, and the entry ``"mask"`` marks the padding.
+            shorter leaves are padded to dense tensors. The entry ``"mask"`` is then True for the
+            elements of the items and False for the padding.
             ``"nested"`` returns nested tensors. A dict contains the arguments of `pad`
             (``{"value": 0, "mask_key": {"tokens": "mask"}}``) or of `densify`
             (``{"keys": ["tokens"]}``).

@@ -47,7 +47,8 @@ class LazyTensorStorage(TensorStorage):
         on_progress: see `LazyMemmapStorage`.
 
     Raises:
-        ValueError: ``max_size`` or ``ndim`` is below 1, or ``prefault`` is unknown.
+        ValueError: ``max_size`` or ``ndim`` is below 1, ``prefault`` is unknown, or ``shared_init``
+            was passed with the device of a GPU.
 
     With ``shared_init``, the first write raises TypeError if it contains text, other Python objects
     or a key that only one process can use.

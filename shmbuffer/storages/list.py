@@ -267,8 +267,8 @@ class ListStorage(RingBacked):
             image = RecordImage.of_state(state_dict["_records"], slots)
             self.load_image(image, slots, cursor=cursor, write_count=count)
         else:
-            kept = list(map(self.codec.accept_state, state_dict["_list"]))
-            self.copy_in(kept, slots, cursor=cursor, write_count=count)
+            stored = list(map(self.codec.accept_state, state_dict["_list"]))
+            self.copy_in(stored, slots, cursor=cursor, write_count=count)
         ring = self._store().ring
         sources_from_state(ring, state_dict, None if self.shared else ring.seat.incarnation)
 
@@ -291,8 +291,8 @@ class ListStorage(RingBacked):
             tickets: tickets that the items had, if they should keep them. None assigns new tickets.
         """
         codec = self.codec_for(image.dictionary)
-        kept = [self.codec.keep(item) for part in image.items(codec) for item in part]
-        self.copy_in(kept, slots, cursor=cursor, write_count=write_count)
+        stored = [self.codec.keep(item) for part in image.items(codec) for item in part]
+        self.copy_in(stored, slots, cursor=cursor, write_count=write_count)
 
     def codec_for(self, dictionary: bytes | None) -> TensorRecordCodec:
         """Creates a codec that can read records compressed with ``dictionary``."""

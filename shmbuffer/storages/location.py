@@ -137,9 +137,9 @@ def check_recorded(recorded: Settings, requested: Settings, where: str) -> None:
         )
     wanted, found = (one.extra.get("share_next") for one in (requested, recorded))
     if wanted is not None and wanted != found:
-        there = "without share_next" if found is None else f"with share_next={found}"
+        creation = "without share_next" if found is None else f"with share_next={found}"
         raise SchemaMismatchError(
-            f"{where}: the buffer in this directory was created {there}, but this storage was "
+            f"{where}: the buffer in this directory was created {creation}, but this storage was "
             f"created with share_next={wanted}; use the same value, or another directory",
             expected=found,
             found=wanted,
@@ -151,7 +151,8 @@ def check_recorded(recorded: Settings, requested: Settings, where: str) -> None:
     ]
     if sizes[0] != sizes[1]:
         found, wanted = (
-            [f"{name} {size}" for name, size in zip(names, some, strict=False)] for some in sizes
+            [f"{name} {size}" for name, size in zip(names, values, strict=False)]
+            for values in sizes
         )
         raise SchemaMismatchError(
             f"{where}: the buffer in this directory has {_listed(found)}, but this storage was "

@@ -101,10 +101,11 @@ class ReadOnlyStorage(TensorStorage):
         super().__init__(None, record.slots * record.width, device=device, ndim=ndim)
         ring = self.engine().define(Schema((), record.slots, record.lanes, {"kind": "held"}))
         self._map(ring, saved)
-        held = np.flatnonzero(record.present)
+        present = np.flatnonzero(record.present)
         with self.engine().seat.backing.lock(60.0):
-            if not ring.length and len(held):  # no other process has marked the slots of the items
-                ring.claims.claim_slots(held, in_place=True)
+            # If the ring is empty, no other process has marked the slots of the items yet.
+            if not ring.length and len(present):
+                ring.claims.claim_slots(present, in_place=True)
                 ring.claims.commit()
 
     def _map(self, ring: Ring, saved: Saved) -> Rows:

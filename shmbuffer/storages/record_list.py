@@ -204,14 +204,14 @@ class RecordList(ListStorage):
             return super().entry(index, path)
         elements = ravel(index, ())
         (column,), tickets = self._records().entries(elements, [path])
-        held = tickets >= 0
+        present = tickets >= 0
         if any(one is None for one in column):
             raise KeyError(f"entry {'.'.join(path)!r} is not a scalar in every item")
         found = [as_tensor(one).cpu() for one in column]
         first = found[0] if found else cpu.zeros((), dtype=torch.float64)
         numbers = cpu.zeros((len(elements), *first.shape), dtype=first.dtype)
         if found:
-            put_rows(numbers, torch.from_numpy(held.nonzero()[0]), torch.stack(found))
+            put_rows(numbers, torch.from_numpy(present.nonzero()[0]), torch.stack(found))
         return elements, numbers, tickets
 
     def collate(self, items: Any) -> Any:
@@ -300,11 +300,11 @@ class RecordList(ListStorage):
 
     def _require_bytes(self, nbytes: int) -> None:
         """Raises ValueError if the ring of bytes is smaller than ``nbytes``."""
-        room = self._settings().record_bytes
-        if nbytes > room:
+        capacity = self._settings().record_bytes
+        if nbytes > capacity:
             raise ValueError(
                 f"{self.where}: records of {nbytes} bytes do not fit into a {type(self).__name__} "
-                f"of max_bytes {room}; load them into a larger one. Nothing was changed"
+                f"of max_bytes {capacity}; load them into a larger one. Nothing was changed"
             )
 
     def __repr__(self) -> str:

@@ -190,8 +190,8 @@ class RingBacked(Storage):
     def __iter__(self) -> Iterator[Any]:
         """Yields the items in storage order. Slots without an item are skipped."""
         ring = self.ring()
-        held = () if ring is None else ring.live.committed_slots().tolist()
-        for slot in held:
+        slots = () if ring is None else ring.live.committed_slots().tolist()
+        for slot in slots:
             try:
                 yield self.get(slot)
             except IndexError:  # the item was overwritten in the meantime
@@ -203,16 +203,16 @@ class RingBacked(Storage):
 
         For a tensor of slots, returns a tensor with one bool per slot.
         """
-        asked = np.asarray(item, np.int64)
+        index = np.asarray(item, np.int64)
         ring = self.ring()
-        there = np.zeros(asked.shape, np.bool_)
+        is_present = np.zeros(index.shape, np.bool_)
         if ring is not None:
-            slots = asked
-            if (asked < 0).any():
-                slots = np.where(asked < 0, asked + extent(ring), asked)
+            slots = index
+            if (index < 0).any():
+                slots = np.where(index < 0, index + extent(ring), index)
             inside = (slots >= 0) & (slots < ring.capacity)
-            there[inside] = ring.live.holds(slots[inside])
-        return torch.from_numpy(there) if there.ndim else bool(there)
+            is_present[inside] = ring.live.holds(slots[inside])
+        return torch.from_numpy(is_present) if is_present.ndim else bool(is_present)
 
     # -- writing -------------------------------------------------------------------------------
 

@@ -250,7 +250,7 @@ class Storage(Checkpoints):
     # -- watching --------------------------------------------------------------------------------
 
     def attach(self, buffer: Any) -> None:
-        """Registers ``buffer.mark_update(index)`` to be called after each write to this object.
+        """Registers ``buffer.mark_update(index)``, which each write through this object calls.
 
         The storage holds a weak reference to ``buffer``.
         """

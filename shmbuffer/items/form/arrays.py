@@ -122,10 +122,10 @@ def like(value: Any, dtype: str) -> tuple[str, np.ndarray[Any, Any]]:
     with np.errstate(over="ignore", invalid="ignore"):
         cast = exact.astype(wanted)
     if wanted.kind in "fc":
-        held = np.isfinite(cast) | ~np.isfinite(exact.astype(np.complex128))
+        is_exact = np.isfinite(cast) | ~np.isfinite(exact.astype(np.complex128))
     else:
-        held = cast == exact
-    if held.all():
+        is_exact = cast == exact
+    if is_exact.all():
         return dtype, cast
     return (name, array) if name != dtype else (exact.dtype.name, exact)
 

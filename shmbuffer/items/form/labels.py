@@ -17,13 +17,13 @@ def names_of(keys: Iterable[Any]) -> list[str]:
     If two keys have the same text, the type of a key is added to its name.
     """
     keys = list(keys)
-    taken = {str.__str__(key) for key in keys if isinstance(key, str)}
+    used = {str.__str__(key) for key in keys if isinstance(key, str)}
     names: dict[Any, str] = {}
     for key in sorted(keys, key=lambda key: (str(key), type(key).__name__)):
         name = str.__str__(key) if isinstance(key, str) else str(key)
-        while name in taken and not isinstance(key, str):
+        while name in used and not isinstance(key, str):
             name += f" ({type(key).__name__})"
-        taken.add(name)
+        used.add(name)
         names[key] = name
     return [names[key] for key in keys]
 

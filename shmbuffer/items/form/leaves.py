@@ -138,13 +138,13 @@ class Leaves:
     def refuse_form(self, data: Any, optional: Iterable[str] = ()) -> NoReturn:
         """Raises SchemaMismatchError for data whose structure differs from that of the buffer."""
         kind = self.node.kind
-        there = self.kit.structure.leaves_of(data, kind in NESTED)
-        refuse_form(self.where, kind, self.leaves, optional, data, there)
+        paths = self.kit.structure.leaves_of(data, kind in NESTED)
+        refuse_form(self.where, kind, self.leaves, optional, data, paths)
 
     def new_keys(self, data: Any) -> list[KeyPath]:
         """Returns the sorted paths of the leaves in ``data`` that the buffer does not have."""
-        there = self.kit.structure.leaves_of(data, self.node.kind in NESTED)
-        return sorted(there.keys() - {leaf.path for leaf in self.leaves})
+        paths = self.kit.structure.leaves_of(data, self.node.kind in NESTED)
+        return sorted(paths.keys() - {leaf.path for leaf in self.leaves})
 
     def match(
         self,

@@ -25,26 +25,28 @@ def refuse_form(
     leaves: Sequence[Leaf],
     optional: Iterable[str],
     data: Any,
-    there: Iterable[KeyPath],
+    paths: Iterable[KeyPath],
 ) -> NoReturn:
     """Raises SchemaMismatchError for data whose structure differs from that of the buffer.
 
-    ``there`` has the paths of the leaves in the data.
+    ``paths`` has the paths of the leaves in the data.
     """
     known = {leaf.path for leaf in leaves}
     shown = type(data).__name__
     if kind in NESTED and isinstance(data, (tuple, list)):
         _refuse(where, "", no_names(data), kind, shown)
-    found = {path for path in there if path[0] not in optional or path in known}
-    held, given = _names(known), _names(found)
+    found = {path for path in paths if path[0] not in optional or path in known}
+    expected_names, found_names = _names(known), _names(found)
     if missing := sorted(known - found):
         name = ".".join(missing[0])
-        words = f"is missing in this write, which has {given}; write all leaves of the buffer"
-        _refuse(where, name, f"leaf {name!r} {words}, or {NEW_BUFFER}", held, given)
+        words = f"is missing in this write, which has {found_names}; write all leaves of the buffer"
+        _refuse(where, name, f"leaf {name!r} {words}, or {NEW_BUFFER}", expected_names, found_names)
     if extra := sorted(found - known):
         name = ".".join(extra[0])
-        words = f"of this write is not a leaf of the buffer, which has {held}; leave it out"
-        _refuse(where, name, f"leaf {name!r} {words}, or {NEW_BUFFER}", held, given)
+        words = (
+            f"of this write is not a leaf of the buffer, which has {expected_names}; leave it out"
+        )
+        _refuse(where, name, f"leaf {name!r} {words}, or {NEW_BUFFER}", expected_names, found_names)
     words = (
         f"the buffer contains a {kind}, but this write is a {shown}; write the same kind of data"
     )
@@ -111,11 +113,11 @@ def not_a_tensor(data: Any, why: Exception | None = None) -> str:
     """
     reason = "" if why is None else f" ({why})"
     shape = getattr(data, "shape", None)  # a tensor without memory cannot be printed
-    what = repr(data)[:60] if shape is None else f"a {type(data).__name__} of {list(shape)}"
+    description = repr(data)[:60] if shape is None else f"a {type(data).__name__} of {list(shape)}"
     return (
-        f"{what} in the data is not a tensor{reason}. Tensor storages contain tensors, arrays and "
-        "numbers; a LazyTensorStorage can also contain strings and objects that are entries of a "
-        "TensorDict. Leave it out, encode it as a tensor, or use a ListStorage"
+        f"{description} in the data is not a tensor{reason}. Tensor storages contain tensors, "
+        "arrays and numbers; a LazyTensorStorage can also contain strings and objects that are "
+        "entries of a TensorDict. Leave it out, encode it as a tensor, or use a ListStorage"
     )
 
 

@@ -71,12 +71,14 @@ class Structure:
         prefix: KeyPath = (),  # path of ``data`` in the item
     ) -> dict[KeyPath, Any]:
         """Returns the leaves of data by path, without the entries that a sample adds."""
-        held = self.held(data)
-        if isinstance(held, Mapping):
-            held = nest(held) if nested else held
-            entries = list(zip(labels.names_of(held), held.values(), strict=True))
-        elif isinstance(held, (tuple, list)) and not (nested or isinstance(held, Numbers)):
-            entries = [(str(at), value) for at, value in enumerate(held)]
+        container = self.held(data)
+        if isinstance(container, Mapping):
+            container = nest(container) if nested else container
+            entries = list(zip(labels.names_of(container), container.values(), strict=True))
+        elif isinstance(container, (tuple, list)) and not (
+            nested or isinstance(container, Numbers)
+        ):
+            entries = [(str(at), value) for at, value in enumerate(container)]
         else:
             return {prefix or ("data",): data}
         return {

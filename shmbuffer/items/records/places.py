@@ -18,9 +18,9 @@ from shmbuffer._native._core import address
 from shmbuffer.items.records.views import readable
 from shmbuffer.memory.format.array_types import Ints
 
-_LEAST_RUN_BYTES = 2**16
-_RUN_BYTES = 2**18  # fits into the cache of a processor
-_WOVEN_BYTES = 2**21  # interleaved frames (see frames.h) are expanded to their destinations
+_LEAST_RUN_BYTES = 2**16  # runs are not made smaller than this to occupy all threads
+_RUN_BYTES = 2**18  # largest run, which fits into the cache of a processor
+_WOVEN_BYTES = 2**21  # largest run of interleaved frames (see frames.h)
 _EACH = 4  # runs per thread, so that no thread waits long for the last run
 
 

@@ -27,7 +27,7 @@ Measure = Callable[[], tuple[int, int, int]]
 It returns the number of items, and their compressed size in bytes in each of the two forms.
 """
 
-_LEAST_PLANE_BYTES = 64
+_LEAST_PLANE_BYTES = 64  # smaller planes are not worth splitting a leaf
 _MOST_PLANES = 16  # leaves with more planes are not stacks of images
 _LOOKED_ITEMS = 32  # number of items that are compressed in both forms
 _WORTH = 0.95  # largest accepted ratio of the sizes, because splitting takes time
