@@ -563,10 +563,10 @@ def test_fragments_need_ids_and_steps_that_are_numbers_and_occur_once() -> None:
     options = {"batch_size": 4, "slice_len": 2, "fragmented": True}
     with pytest.raises(RuntimeError, match=r"step 1 of trajectory 0 occurs twice .* 1 and 2"):
         filled(fragments([0, 0, 0], [0, 1, 1]), **options).sample()
-    with pytest.raises(ValueError, match="not be negative, but found -1"):
+    with pytest.raises(ValueError, match="step numbers must be at least 0, got -1"):
         filled(fragments([0, 0, 0], [0, -1, 1]), **options).sample()
     data = fragments([0, 0, 0], [0, 1, 2])
-    with pytest.raises(TypeError, match=r"one integer for each item .* float32"):
+    with pytest.raises(TypeError, match=r"one integer per item, got dtype float32"):
         filled(data.clone().set("step_count", torch.rand(3)), **options).sample()
     with pytest.raises(RuntimeError, match="step_key 'nowhere'"):
         filled(data, **options, step_key="nowhere").sample()
@@ -810,7 +810,7 @@ def test_a_checkpoint_keeps_where_the_ring_writes_next(tmp_path: Any) -> None:
 def test_either_the_number_or_the_length_of_slices_is_given(
     error: Any, options: dict[str, int]
 ) -> None:
-    with pytest.raises(error, match="either num_slices or slice_len"):
+    with pytest.raises(error, match="exactly one of num_slices and slice_len"):
         SliceSampler(**options)
 
 

@@ -178,7 +178,7 @@ def test_without_short_batches_there_have_to_be_enough_trajectories() -> None:
     rb = buffer(LazyTensorStorage(20), 6, slice_len=2, drop_last=True)
     rb.extend(episodes(2, 3))
     with pytest.raises(
-        ValueError, match=r"has 3 slices, but only 2 trajectories .* drop_last=True"
+        ValueError, match=r"needs 3 slices, but only 2 trajectories .* drop_last=True"
     ):
         rb.sample()
     rb.extend(episodes(3, first=2))

@@ -180,7 +180,7 @@ def test_a_state_goes_on_on_the_ring_as_it_is() -> None:
 
 def test_a_state_of_other_windows_is_refused() -> None:
     state = StreamingSliceSampler(slice_len=3).state_dict()
-    with pytest.raises(RuntimeError, match=r"slice_len=3, and cannot be loaded .* slice_len=4"):
+    with pytest.raises(RuntimeError, match=r"slice_len=3 cannot be loaded .* slice_len=4"):
         buffer().sampler.load_state_dict(state)
 
 

@@ -1,8 +1,9 @@
-"""Finds the trajectories of a storage and cuts slices from them, for all slice samplers.
+"""Samplers of trajectory slices, and the modules that find trajectories and cut slices from them.
 
 options      ──▶ boundaries   ──▶ following           ──▶ trajectories      ──▶ cuts
 the user's       where each       items written since     which items           slices, and flags
-arguments        one ends         the last update         follow each other     of their steps
+arguments        trajectory       the last update         follow each other     of their steps
+                 ends
 
-`windows` delivers each window once. `samplers.item_entries` reads entries of items.
+`windows` delivers each window once. `samplers.item_entries` reads single entries of items.
 """

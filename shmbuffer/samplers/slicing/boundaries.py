@@ -1,4 +1,4 @@
-"""Finds trajectories by the rules that determine where they end."""
+"""Finds the trajectories in a storage from ids, end flags, step numbers or the user's arrays."""
 
 from __future__ import annotations
 
@@ -30,37 +30,38 @@ from shmbuffer.tensors.form.tensors import as_numbers
 
 _EMPTY = "the storage is empty; write items before sampling"
 DONE: KeyPath = ("next", "done")
-#: Entries that are checked for trajectory ids. TorchRL's collectors write the first one.
+#: Keys that are tried for trajectory ids by default. TorchRL's collectors write the first key.
 USUAL_IDS: tuple[KeyPath, ...] = (("collector", "traj_ids"), ("episode",))
-_ENDS, _BEGINS, _IDS = range(3)  # codes of the core
+_ENDS, _BEGINS, _IDS = range(3)  # roles of a column, as numbered by the C core
 
-Keys = tuple[KeyPath | None, tuple[KeyPath, ...]]  # key of the id, and keys of the flags
+Keys = tuple[KeyPath | None, tuple[KeyPath, ...]]  # key of the id, and keys of the end flags
 
 
 class _OtherKeysError(Exception):
-    """Raised if newer items have different entries, so that all trajectories must be cut again."""
+    """Raised if new items have other keys than earlier items. All trajectories are cut again."""
 
 
 class Found(NamedTuple):
-    """Trajectories of a storage at one point in time."""
+    """The trajectories in a storage at one point in time."""
 
     table: Trajectories
     entries: Entries
-    """Reader of the flags of its items."""
+    """Reads the ids and flags of the items in ``table``."""
     storage: weakref.ref[Any]
     mover: Any
     following: Following | None
-    """Updates the table, or None if the table is rebuilt from all items each time."""
+    """Updates ``table``, or None if the table is rebuilt from all items each time."""
     moment: tuple[int, int, int] | None
+    """Head, write count and length of the ring at that point, or None without a ring."""
 
 
 class Boundaries:
-    """Finds the ends of trajectories.
+    """Finds the trajectories in a storage, and updates them after writes.
 
     Args:
-        options: the user's rules.
-        others: additional entries to read.
-        windows: windows into which the trajectories of a ring are cut, or None.
+        options: the user's rules for the ends of trajectories.
+        others: keys of additional entries that the sampler reads.
+        windows: windows into which the trajectories in a ring are cut, or None.
     """
 
     def __init__(
@@ -74,22 +75,26 @@ class Boundaries:
         ends = options.end_keys or () if options.end_key is None else (options.end_key,)
         self._ends = tuple(path_of(key) for key in ends)
         self._ids = None if options.traj_key is None else path_of(options.traj_key)
-        step_key = options.step_key if options.fragmented else None  # None: items are ordered
+        # With None, the items of a trajectory are stored in order.
+        step_key = options.step_key if options.fragmented else None
         self._step = None if step_key is None else path_of(step_key)
         self._begins = tuple(path_of(key) for key in options.begins)
         self._others = (*others, *self._begins)
         self._windows = windows
         self._interleaved = Interleaved()
         self._seen: Found | None = None
-        self._asked: Keys | None = None  # keys of the entries read so far
+        self._asked: Keys | None = None  # keys with which the earlier items were cut
 
     def find(self, storage: Any) -> Found:
-        """Returns the current trajectories of a storage. Ignores changes through memory views."""
+        """Returns the current trajectories in a storage.
+
+        Detects writes and assignments, but no changes through a view of the memory.
+        """
         with self.lock:
             for attempt in range(ATTEMPTS):
                 try:
                     return self._of(storage)
-                except IndexError:  # another thread is overwriting an object
+                except IndexError:  # another thread overwrote an object during the read
                     if attempt == ATTEMPTS - 1 or ring_of(storage) is None:
                         raise
                 except _OtherKeysError:
@@ -98,16 +103,19 @@ class Boundaries:
         raise AssertionError("not reached")
 
     def forget(self) -> None:
-        """Discards all trajectories. The next call reads every item."""
+        """Discards all trajectories. The next call to `find` reads every item."""
         self._seen = None
 
     def _in_child(self, _: bool) -> None:
-        """Starts over in a forked child process, where every window is delivered again."""
+        """Discards all trajectories and windows in a forked child process.
+
+        The child therefore delivers every window again.
+        """
         self.forget()
         if self._windows is not None:
             self._windows.forget()
 
-    #: Held while a table is used, because another thread may update it.
+    #: Must be held while a table is used, because another thread could update the table.
     lock = ForkLock(_in_child)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -121,7 +129,7 @@ class Boundaries:
         ring: Ring | None = ring_of(storage)
         mover = storage.mover() if isinstance(storage, RingBacked) else None
         wait_for_items(storage, ring, _EMPTY)
-        # Read first, so that a later write changes the values.
+        # These values are read before the items, so that any later write changes them.
         moment = None if ring is None else (ring.head, ring.write_count, ring.length)
         seen = self._seen
         if seen is not None and (seen.storage() is not storage or seen.mover is not mover):
@@ -172,9 +180,10 @@ class Boundaries:
             following.catch_up(partial(self._cuts, entries, following.ring.width))
 
     def _cuts(self, entries: Entries, lanes: int, slots: Ints, before: Ints) -> Flags:
-        """Returns True for each slot that starts a trajectory, ``[n, lanes]``.
+        """Returns True for each item that starts a trajectory, bool ``[n, lanes]``.
 
-        ``before`` has the slot that each slot follows, or -1 for none.
+        ``before`` contains the slot of the previous item for each of ``slots``, or -1 if there is
+        no previous item.
         """
         follow = before >= 0
         entries.read(slots)
@@ -192,7 +201,12 @@ class Boundaries:
         return cuts
 
     def _steps(self, entries: Entries, slots: Ints) -> tuple[Ints, Ints, str]:
-        """Returns the ids and steps of items, int64 ``[n * lanes]``, and the names of both."""
+        """Returns the trajectory ids and step numbers of the items in ``slots``.
+
+        Returns:
+            Ids and step numbers, int64 ``[n * lanes]`` each, and a text that names the keys of both
+            for error messages.
+        """
         entries.read(slots)
         id_path, _ = self._keys_as_before(entries)
         assert id_path is not None
@@ -203,14 +217,14 @@ class Boundaries:
             values = entries.at(path, slots)
             if values.dtype.kind not in "iu" or values.shape[2] != 1:
                 raise TypeError(
-                    f"fragmented=True needs one integer for each item in {what}, but found "
-                    f"{values.shape[2]} of shape {values.dtype}"
+                    f"with fragmented=True, the entry {key_of(path)!r} must be one integer per "
+                    f"item, got dtype {values.dtype} and size {values.shape[2]} ({what})"
                 )
             found.append(values.reshape(-1).astype(np.int64))
         ids, steps = found
         if len(steps) and steps.min() < 0:
             raise ValueError(
-                f"fragmented=True: a step must not be negative, but found {steps.min()} ({what})"
+                f"with fragmented=True, step numbers must be at least 0, got {steps.min()} ({what})"
             )
         return ids, steps, what
 
@@ -238,14 +252,14 @@ class Boundaries:
             self._asked = None
             if lanes_of(storage):
                 raise TypeError(
-                    f"slices of a {type(storage).__name__} are only supported with ndim=1, or with "
-                    "a tensor storage of this package"
+                    f"slices can be sampled from a {type(storage).__name__} only with ndim=1; use "
+                    "ndim=1, or a tensor storage of this package"
                 )
         return KeptEntries(items, capacity, self._paths)
 
     @property
     def _paths(self) -> tuple[KeyPath, ...]:
-        """Returns the paths of all entries that may be read."""
+        """Paths of all entries that an update can read."""
         steps = () if self._step is None else (self._step,)
         return tuple(
             dict.fromkeys((*self._ids_to_try, *steps, *(self._ends or (DONE,)), *self._others))
@@ -258,7 +272,7 @@ class Boundaries:
         return () if self._ends else USUAL_IDS
 
     def _keys_as_before(self, entries: Entries) -> Keys:
-        """Returns `_keys`, or raises _OtherKeysError if earlier items had different keys."""
+        """Returns the same as `_keys`. Raises _OtherKeysError if earlier items had other keys."""
         keys = self._keys(entries)
         before, self._asked = self._asked, keys
         if before is not None and before != keys:
@@ -266,7 +280,11 @@ class Boundaries:
         return keys
 
     def _keys(self, entries: Entries) -> Keys:
-        """Returns the keys of the entries that define trajectories."""
+        """Returns the key of the trajectory id, or None, and the keys of the end flags.
+
+        The id is the first candidate key that all items have. Raises RuntimeError or KeyError if
+        the items lack the entries that the options require.
+        """
         if self._all_ends and not self._ends:
             return None, ()
         wanted = self._ids_to_try
@@ -274,16 +292,19 @@ class Boundaries:
         if self._step is not None:
             if ids is None or not entries.has(self._step):
                 raise RuntimeError(
-                    "fragmented=True needs the id of the trajectory and the number of the step in "
-                    f"every item (traj_key {_names(wanted)}, step_key {_names([self._step])}), but "
-                    "at least one of them is missing"
+                    "with fragmented=True, every item must have a trajectory id and a step number "
+                    f"(traj_key {_names(wanted)}, step_key {_names([self._step])}), but at least "
+                    "one of these entries is missing"
                 )
             return ids, ()
         ends = tuple(path for path in self._ends or (DONE,) if entries.has(path))
         if ids is not None or ends:
             return ids, ends if self._ends or ids is None else ()
         if self._all_ends:
-            raise KeyError(f"the items have none of the end_keys {_names(self._ends)}")
+            raise KeyError(
+                f"the items have none of the end_keys {_names(self._ends)}; pass at least one key "
+                "that all items have"
+            )
         raise RuntimeError(
             "the sampler cannot find the ends of trajectories: the items have neither a trajectory "
             f"id under {_names(wanted or USUAL_IDS)} nor a flag under "
@@ -295,7 +316,18 @@ class Boundaries:
 def cut_columns(
     entries: Entries, ids: KeyPath | None, ends: Sequence[KeyPath], begins: Sequence[KeyPath]
 ) -> Ints | None:
-    """Returns the addresses of the columns that cut trajectories, or None if one is no column."""
+    """Returns the columns from which the C core can cut trajectories itself.
+
+    Args:
+        entries: reader of the items' entries.
+        ids: path of the trajectory id, or None.
+        ends: paths of the end flags.
+        begins: paths of the flags on first items. Paths that the items lack are ignored.
+
+    Returns:
+        Address, bytes per element and role of each column, int64 ``[columns, 3]``. None if one of
+        the entries is not a contiguous column of booleans or integers.
+    """
     if not isinstance(entries, RowEntries):
         return None
     wanted = [(path, _ENDS) for path in ends] + ([] if ids is None else [(ids, _IDS)])

@@ -1,7 +1,7 @@
-"""Computes the rows of slices, and the flags of their steps in a sample.
+"""Computes the rows of slices, and the flags on their first and last steps.
 
-Cuts ──rows_of──▶ SliceRows ──Marks──▶ flags, read entry by entry
-elements of whole slices ────Shown──▶ flags in the columns of a ring, which the core reads
+Cuts ──rows_of──▶ SliceRows ──Marks──▶ flags, which Python reads entry by entry
+elements of slices of full length ──Shown──▶ flags, which the core reads from a ring's columns
 """
 
 from __future__ import annotations
@@ -19,40 +19,45 @@ from shmbuffer.samplers.slicing.trajectories import Trajectories
 from shmbuffer.tensors.form import cpu
 
 MASK: KeyPath = ("collector", "mask")
-"""Entry that is True for steps and False for padding, as in TorchRL."""
-_AS_STORED, _AND_LAST, _AND_FIRST = range(3)  # codes of the core
+"""Entry of a sample that is True for steps and False for padding, as in TorchRL."""
+_AS_STORED, _AND_LAST, _AND_FIRST = range(3)  # roles of a flag, as numbered by the C core
 
 
 class Cuts(NamedTuple):
-    """Starts of slices."""
+    """The start of each slice of a batch."""
 
     trajectories: Ints
     """Trajectory of each slice, int64 ``[slices]``."""
     begins: Ints
-    """First step of each slice, int64 ``[slices]``. Negative if it is cut off at the left."""
+    """Position of the first step of each slice in its trajectory, int64 ``[slices]``.
+
+    A negative position means that the slice begins before the trajectory and is cut off there.
+    """
     weights: torch.Tensor | None = None
-    """Weights ``[slices]``, or None."""
+    """Importance-sampling weight of each slice, ``[slices]``, or None without priorities."""
 
 
 class SliceRows(NamedTuple):
     """The concatenated rows of several slices."""
 
     rows: Ints
-    """Rows of the table of trajectories, int64 ``[n]``."""
+    """Row of each step in the table of trajectories, int64 ``[n]``."""
     lengths: Ints
-    """Length of each slice including padding, int64 ``[slices]``."""
+    """Number of rows of each slice, including padding, int64 ``[slices]``."""
     first: Flags
     """True for the first step of each slice, bool ``[n]``."""
     last: Flags
-    """True for the last real step of each slice, bool ``[n]``."""
+    """True for the last step of each slice that is not padding, bool ``[n]``."""
     mask: Flags | None
     """False for padding, bool ``[n]``, or None if there is no padding."""
 
 
 def places(lengths: Ints, steps: int, span: Span) -> tuple[Ints, Ints]:
-    """Returns the first possible start of a slice and the number of possible starts.
+    """Returns where slices of ``steps`` steps can start in trajectories of the given lengths.
 
-    A negative start means that the slice is cut off at the left.
+    Returns:
+        The first possible position of each slice and the number of possible positions, int64
+        ``[slices]`` each. At a negative position, the slice is cut off at the left.
     """
     whole = np.minimum(lengths, steps)
     left = span.off(span.left, whole)
@@ -60,7 +65,7 @@ def places(lengths: Ints, steps: int, span: Span) -> tuple[Ints, Ints]:
 
 
 def rows_of(table: Trajectories, cuts: Cuts, steps: int, *, pad: bool) -> SliceRows:
-    """Returns the rows of slices of at most ``steps`` steps."""
+    """Returns the rows of slices of at most ``steps`` steps, with padding if ``pad`` is True."""
     lengths = table.lengths(cuts.trajectories)
     end = np.minimum(cuts.begins + np.minimum(lengths, steps), lengths)
     begin = np.maximum(cuts.begins, 0)
@@ -83,7 +88,10 @@ def rows_of(table: Trajectories, cuts: Cuts, steps: int, *, pad: bool) -> SliceR
 
 
 def window_rows(elements: Ints, steps: int, *, pad: bool) -> SliceRows:
-    """Returns the rows of windows of ``steps`` steps each."""
+    """Returns windows of ``steps`` steps as `SliceRows`, with elements in place of rows.
+
+    With ``pad``, the result has a mask that is True everywhere.
+    """
     step = np.arange(len(elements)) % steps
     mask = np.ones(len(elements), np.bool_) if pad else None
     lengths = np.full(len(elements) // steps, steps)
@@ -91,19 +99,23 @@ def window_rows(elements: Ints, steps: int, *, pad: bool) -> SliceRows:
 
 
 def consecutive(first: Ints, counts: Ints) -> tuple[Ints, Ints]:
-    """Returns runs of consecutive numbers that start at ``first``, and the end of each run."""
+    """Returns runs of consecutive integers, concatenated, and the end of each run.
+
+    Run ``i`` contains ``counts[i]`` integers and starts at ``first[i]``. It ends before position
+    ``stops[i]`` of the concatenation.
+    """
     stops = np.cumsum(counts)
     rows = np.arange(counts.sum()) + np.repeat(first - (stops - counts), counts)
     return rows, stops
 
 
 class Marks(NamedTuple):
-    """Entries that mark the first and last steps of slices."""
+    """Paths of the entries that mark the first and last steps of slices."""
 
     # ``truncated`` and ``done`` are True on the last step of a slice. ``init`` is True on the first
-    # step if items have this entry. On other steps, the stored values are used, and ``terminated``
-    # is never changed. A mark has the shape of its stored entry. If the entry is not stored, it has
-    # the shape of another of the first three entries, or else ``[n, 1]``.
+    # step if items have this entry. All other steps keep their stored values, and ``terminated``
+    # is never changed. A mark has the shape of its stored entry. If the entry is not stored, the
+    # mark has the shape of another of the first three entries, or ``[n, 1]`` if none is stored.
 
     truncated: KeyPath | None
     done: KeyPath
@@ -112,7 +124,7 @@ class Marks(NamedTuple):
 
     @classmethod
     def of(cls, truncated_key: Key | None, init_key: Key | None) -> Marks:
-        """Returns marks with ``done`` and ``terminated`` next to ``truncated_key``."""
+        """Creates the paths, with ``done`` and ``terminated`` at the level of ``truncated_key``."""
         truncated = None if truncated_key is None else path_of(truncated_key)
         beside = truncated[:-1] if truncated is not None else ()
         return cls(
@@ -124,14 +136,23 @@ class Marks(NamedTuple):
 
     @property
     def paths(self) -> tuple[KeyPath, ...]:
-        """Returns the paths of the entries that must be read."""
+        """Paths of the stored entries from which the marks are computed."""
         flags = () if self.truncated is None else (self.truncated, self.done, self.terminated)
         return flags if self.init is None else (*flags, self.init)
 
     def of_rows(
         self, entries: Entries, elements: Ints, found: SliceRows
     ) -> dict[Any, torch.Tensor]:
-        """Returns the marks of drawn items, bool ``[n, *shape]``, keyed by string or tuple."""
+        """Returns the marks of drawn items.
+
+        Args:
+            entries: reader of the stored flags.
+            elements: element of each row of the sample, int64 ``[n]``.
+            found: the slices that the rows form.
+
+        Returns:
+            A dict from key (string or tuple) to flags, bool ``[n, *shape]``.
+        """
         stored = {
             path: entries.take(path, elements) != 0 for path in self.paths if entries.has(path)
         }
@@ -142,7 +163,7 @@ class Marks(NamedTuple):
             nothing = torch.zeros_like(form)
             last = torch.from_numpy(found.last)
             truncated = stored.get(self.truncated, nothing)
-            if found.mask is not None:  # padding is not a step, so it is never marked
+            if found.mask is not None:  # padding is never marked, because it is not a step
                 truncated = truncated & _each(torch.from_numpy(found.mask), truncated)
             done, terminated = stored.get(self.done, nothing), stored.get(self.terminated, nothing)
             marks[key_of(self.truncated)] = truncated | _each(last, truncated)
@@ -157,9 +178,13 @@ class Marks(NamedTuple):
 
 
 class Shown:
-    """Flags of a sample that the core reads from columns."""
+    """Marks of slices that the core reads from the columns of a ring.
 
-    # Each form is (key, address or 0, shape, role).
+    Args:
+        forms: key, address of the column (0 if the entry is not stored), shape per item, and role
+            of each mark.
+    """
+
     def __init__(self, forms: list[tuple[Key, int, tuple[int, ...], int]]) -> None:
         self._forms = [(key, shape) for key, _, shape, _ in forms]
         self._at = np.zeros((len(forms), 4), np.int64)
@@ -169,7 +194,7 @@ class Shown:
 
     @classmethod
     def of(cls, marks: Marks, entries: Entries) -> Shown | None:
-        """Returns the flags, or None if one of them is not a column of booleans."""
+        """Creates the object, or returns None if a stored mark is not a column of booleans."""
         if not isinstance(entries, RowEntries):
             return None
         stored: dict[KeyPath, torch.Tensor] = {}
@@ -200,7 +225,12 @@ class Shown:
     def read(
         self, follower: Any, elements: torch.Tensor, steps: int
     ) -> tuple[dict[Any, torch.Tensor], torch.Tensor] | None:
-        """Reads the flags and tickets of slices. Returns None if an item was removed."""
+        """Reads the marks and tickets of slices of ``steps`` steps each.
+
+        Returns:
+            A dict from key to marks, bool ``[n, *shape]``, and tickets, int64 ``[n]``. None if an
+            item was removed in the meantime.
+        """
         count = elements.numel()
         found: dict[Any, torch.Tensor] = {
             key: cpu.empty((count, *shape), dtype=torch.bool) for key, shape in self._forms
@@ -212,5 +242,5 @@ class Shown:
 
 
 def _each(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Reshapes ``[n]`` so that it broadcasts with ``[n, *shape]``."""
+    """Reshapes a tensor ``[n]`` so that it broadcasts with ``like``, ``[n, *shape]``."""
     return rows.reshape(-1, *(1,) * (like.dim() - 1))

@@ -1,4 +1,4 @@
-"""Follows the trajectories of a ring, at a cost that depends only on the changes.
+"""Follows the trajectories in a ring. The cost of an update depends only on what has changed.
 
     ring ──▶ Follower            items committed or removed since the last update
                  └──▶ cuts           the ends of trajectories among the new items (boundaries)
@@ -7,13 +7,13 @@
 Several collectors, or several streams of one collector, can write alternately. Each source is
 followed separately: an item only follows an item of the same stream and the same collector, without
 a restart in between. A slot without an item cuts all trajectories, because its source is unknown.
-The oldest item does not follow the newest one. A trajectory continues from the last slot of the
-ring to the first.
+The oldest item never follows the newest item. A trajectory continues from the last slot of the
+ring to the first slot.
 
-Writers continue during an update. The tickets of later writes are at least the head that the update
-has read. A draw checks the tickets of its items: if all of them are smaller, the items have not
-changed. Other items do not matter, because a cut is between two items, and only a draw of both
-items can cross the cut.
+Writers continue during an update. The tickets of their new items are at least as large as the head
+that the update has read. A draw compares the tickets of its items with this head. If all tickets
+are smaller, the items have not changed. Changes to other items do not matter: a trajectory is cut
+between two items, so only a draw that contains both items can cross the cut.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.samplers.slicing.cuts import Shown
 from shmbuffer.samplers.slicing.trajectories import Trajectories
 
-_PIECE = 2**15  # items per step, so that the arrays fit into the second-level cache
-_MOVED = 64  # moved trajectories per item above which items are sorted first
+_PIECE = 2**15  # items per call, so that the arrays fit into the second-level cache
+_MOVED = 64  # if more trajectories than this are moved per item, items are sorted first
 
 
 class Fresh(NamedTuple):
@@ -45,11 +45,14 @@ class Fresh(NamedTuple):
     sources: NDArray[np.uint64]
     """Source of each item, ``[n]``."""
     reach: Ints
-    """Number of preceding slots that hold items, for each item, int64 ``[n]``."""
+    """Number of slots between each item and the last gap before it, int64 ``[n]``.
+
+    A gap is a slot without an item. If there is none, the number is the capacity of the ring.
+    """
 
 
 class Following:
-    """Follows the trajectories of one ring. See `SliceSampler` for the costs of an update."""
+    """Follows the trajectories in one ring. `SliceSampler` documents the cost of an update."""
 
     def __init__(self, ring: Ring) -> None:
         self.ring = ring
@@ -57,21 +60,28 @@ class Following:
         self.follower = _core.Follower(self.native)
         self.table = Trajectories(ring.capacity, ring.width)
         self._again = False
-        self._is_mixed = False  # True if steps arrive unordered
+        self._is_mixed = False  # True if the steps of trajectories are written out of order
         self._cuts: tuple[Ints, int] | None = None  # columns, and the address of their array
         self.shown: Shown | None = None
 
     def forget(self) -> None:
-        """Discards all items. The next update reads them again."""
+        """Discards the state of all items. The next update reads every item again."""
         self.follower.forget()
 
     def cut_by(self, windows: _core.Windows) -> None:
-        """Cuts new items into windows, in ticket order up to the first unfinished write."""
+        """Starts to cut new items into windows.
+
+        Windows are cut in the order of tickets, up to the first write that is in progress.
+        """
         self.follower.report_in_order()
         self.table.cut_by(windows)
 
     def cut_at(self, columns: Ints | None) -> None:
-        """Cuts by these columns (see `cut_columns`), or by the argument of `catch_up` if None."""
+        """Sets the columns from which the core cuts trajectories.
+
+        Args:
+            columns: result of `cut_columns`. With None, `catch_up` calls its argument instead.
+        """
         self._cuts = None if columns is None else (columns, columns.ctypes.data)
 
     @property
@@ -80,9 +90,11 @@ class Following:
         return self.follower.pending
 
     def catch_up(self, cuts: Callable[[Ints, Ints], Flags]) -> None:
-        """Follows items in write order.
+        """Updates the table with items that follow each other in the order of their writes.
 
-        ``cuts(slots, before)`` returns True for each slot that starts a trajectory.
+        Args:
+            cuts: a function ``cuts(slots, before)`` that returns True for each item that starts a
+                trajectory. ``before`` has the slots of the previous items, or -1.
         """
         table, seen = self.table, None
         if self._cuts is not None:
@@ -97,7 +109,7 @@ class Following:
                 around = None
                 if table.windows is None:
                     around = table.around(changed, self.ring.live.sources[changed])
-                if around is None:  # a source has changed, or the slot was reused: start over
+                if around is None:  # a source has changed, or a slot was reused: read all again
                     self.follower.forget()
                     self._again = True
                     continue
@@ -111,9 +123,11 @@ class Following:
                 table.append(slots, sources, cuts(slots, follows), self.follower.settled)
 
     def catch_up_by_step(self, steps_of: Callable[[Ints], tuple[Ints, Ints, str]]) -> None:
-        """Follows items in the order of their steps.
+        """Updates the table with items that follow each other in the order of their step numbers.
 
-        ``steps_of(slots)`` returns ids, steps, and the names of both.
+        Args:
+            steps_of: a function ``steps_of(slots)`` that returns the trajectory ids and step
+                numbers of items, and a text that names the keys of both.
         """
         table, width = self.table, self.ring.width
         for changed, fresh in self._looks():
@@ -151,14 +165,23 @@ class Following:
     def flags(
         self, elements: torch.Tensor, steps: int
     ) -> tuple[dict[Any, torch.Tensor], torch.Tensor] | None:
-        """Reads the flags of slices; see `Shown.read`."""
+        """Reads the marks and tickets of slices of ``steps`` steps each; see `Shown.read`."""
         assert self.shown is not None
         return self.shown.read(self.follower, elements, steps)
 
     def _looks(
         self, seen: tuple[bool, bytes, bytes] | None = None
     ) -> Iterator[tuple[Ints, Iterator[Fresh]]]:
-        """Yields changes until there are no more. After an error, all items are read again."""
+        """Polls the follower until it has no more changes.
+
+        After an exception, the next update reads all items again.
+
+        Args:
+            seen: result of a poll that the caller has not processed yet, or None.
+
+        Yields:
+            The slots of changed items, and an iterator over the new items.
+        """
         follower, table = self.follower, self.table
         try:
             while True:
@@ -167,7 +190,8 @@ class Following:
                 if seen is None:
                     return
                 is_first, gone, changed = seen
-                self._again = is_first  # a first update is slow, so other processes have written
+                # The first update is slow, so writers have probably added items in the meantime.
+                self._again = is_first
                 if is_first:
                     table.clear()
                 table.drop(np.frombuffer(gone, np.int64))
@@ -197,16 +221,25 @@ def put_in_order(
     steps: Ints,
     what: str,
 ) -> None:
-    """Inserts items in the order of their steps.
+    """Inserts items into the table by trajectory id and step number.
 
-    Raises RuntimeError for a repeated step. The message contains ``what``.
+    Args:
+        table: the table to change.
+        elements: elements of the items, int64 ``[n]``.
+        sources: source of each item, ``[n]``.
+        ids: trajectory id of each item, int64 ``[n]``.
+        steps: step number of each item, int64 ``[n]``.
+        what: text for the error message that names the keys of the ids and step numbers.
+
+    Raises:
+        RuntimeError: a step occurs twice in a trajectory.
     """
     twice = table.insert(elements, sources, ids, steps)
     if twice is not None:
         at, there = twice
         raise RuntimeError(
-            f"step {steps[at]} of trajectory {ids[at]} occurs twice ({what}), in the items {there} "
-            f"and {elements[at]}; trajectories that are stored at the same time must have "
+            f"step {steps[at]} of trajectory {ids[at]} occurs twice ({what}): in the items {there} "
+            f"and {elements[at]}. Trajectories that are in the buffer at the same time must have "
             "different ids"
         )
 

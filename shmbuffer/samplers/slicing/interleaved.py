@@ -3,9 +3,9 @@
     extend([a0, b0, c0])  extend([a1, b1, c1])   ──▶  a0 b0 c0 a1 b1 c1
 
 The rows of a vector environment belong to one stream unless the writer names the streams. The ring
-does not record that they were collected in several environments, but it can be detected from their
-observations. In the example, the next observation of an item equals the observation of the item
-three positions later.
+does not record that the rows were collected in several environments, but their observations show
+it. In the example, the next observation of an item equals the observation of the item three
+positions later.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ from shmbuffer.samplers.item_entries import pick
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.tensor_structure import leaves_of
 
-_LEAST, _MOST = 64, 8192  # minimum and maximum number of items of one stream to compare
-_BYTES = 2**24  # approximate limit on the bytes of their observations
-_LAGS = 32  # number of distances to try
-_PAIRS = 8  # number of pairs that must match
-_FOLLOWS = 0.2  # fraction of adjacent matches that indicates a single environment
-_AGREES = 0.8  # fraction of matches at one distance that indicates several environments
+_LEAST, _MOST = 64, 8192  # minimum and maximum number of items in a stream that are compared
+_BYTES = 2**24  # approximate limit on the bytes of the observations that are compared
+_LAGS = 32  # number of distances that are tried
+_PAIRS = 8  # minimum number of pairs at a distance; with fewer, the distance is not considered
+_FOLLOWS = 0.2  # above this fraction of matches at distance 1, there is a single environment
+_AGREES = 0.8  # from this fraction of matches at another distance on, there are several
 _ENDS: tuple[KeyPath, ...] = (("next", "done"), ("done",))
 
 
 class Interleaved:
-    """Checks the newest items of a ring until it is certain whether environments are mixed."""
+    """Checks the newest items of a ring until it is clear whether a stream mixes environments."""
 
     def __init__(self) -> None:
-        self._wanted = _LEAST  # number of items needed for the next check; 0 after the last check
+        self._wanted = _LEAST  # the next check waits for this number of items; 0: no more checks
 
     def check(self, storage: Any, ring: Ring) -> None:
-        """Warns once if the items of a stream alternate between several environments.
+        """Warns once if consecutive items of a stream were collected in different environments.
 
-        Cost: one to eight reads of up to 8,192 items when the first slices of a buffer are drawn.
+        Cost: one to eight reads of up to 8,192 items, when the first slices are drawn from a
+            buffer.
         """
         length = ring.length
         if not self._wanted or length < self._wanted or ring.width > 1:
@@ -68,7 +69,10 @@ class Interleaved:
 
 
 def _newest_of_a_stream(ring: Ring) -> Ints:
-    """Returns the slots of the newest items of the last written stream, oldest first."""
+    """Returns slots of the newest items in the stream of the newest item, oldest first.
+
+    Only the newest 8,192 slots of the ring are considered.
+    """
     count = min(ring.capacity, _MOST)
     slots: Ints = (ring.head - np.arange(count, 0, -1)) % ring.capacity
     slots = slots[ring.live.holds(slots)]
@@ -77,7 +81,13 @@ def _newest_of_a_stream(ring: Ring) -> Ints:
 
 
 def _lag_of(storage: Any, slots: Ints) -> tuple[int, KeyPath] | None:
-    """Returns the distance to an item's next observation, and its entry, or None if unknown."""
+    """Returns how many positions later an item's next observation is stored as an observation.
+
+    Returns:
+        The distance in items, and the path of the entry that contains the next observation. The
+        distance is 1 if the items come from one environment or have no such entry. None if there
+        are too few items, or if no distance has enough matches.
+    """
     if len(slots) < _LEAST:
         return None
     leaves = leaves_of(storage.get(int(slots[-1])))
@@ -102,7 +112,10 @@ def _lag_of(storage: Any, slots: Ints) -> tuple[int, KeyPath] | None:
         goes_on = ~done.reshape(count, -1).any(-1)
 
     def share(lag: int) -> float:
-        """Returns the fraction of items whose next observation is at this distance."""
+        """Returns the fraction of items whose next observation is found ``lag`` items later.
+
+        Returns 0 if there are too few pairs of items at this distance.
+        """
         which = goes_on[:-lag]
         if int(which.sum()) < _PAIRS:
             return 0.0

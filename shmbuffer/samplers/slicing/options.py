@@ -1,4 +1,4 @@
-"""Validated options of slice samplers: the ends of trajectories, and the form of slices."""
+"""Options of slice samplers: where trajectories end, and how long slices are."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ class SliceArgumentsError(TypeError, ValueError):
 
 
 class Span(NamedTuple):
-    """Numbers of steps that may be cut off a slice at the start and the end of a trajectory."""
+    """Number of steps by which a slice can be shorter at each end of its trajectory.
+
+    True instead of a number allows any length down to one step.
+    """
 
     left: Side
     right: Side
 
     @classmethod
     def of(cls, span: Side | tuple[Side, Side] | list[Side]) -> Span:
-        """Converts the user's argument."""
+        """Converts the argument ``span`` of a sampler. Raises ValueError if it is invalid."""
         sides: tuple[Any, ...] = tuple(span) if isinstance(span, (tuple, list)) else (span, span)
         if len(sides) != 2 or any(not isinstance(side, int) or side < 0 for side in sides):
             raise ValueError(
@@ -38,22 +41,27 @@ class Span(NamedTuple):
         return cls(*sides)
 
     def check(self, steps: int) -> None:
-        """Raises ValueError if no step of a slice of ``steps`` steps would be left."""
+        """Raises ValueError if ``span`` could remove every step from a slice of ``steps`` steps."""
         for name, side in (("left", self.left), ("right", self.right)):
             if side is not True and side >= steps > 0:
                 raise ValueError(
                     f"the {name} span of {side} would leave nothing of slices of {steps} steps; "
-                    f"pass at most {steps - 1}, or True for as much as possible"
+                    f"pass at most {steps - 1}, or True to allow slices of any length"
                 )
 
     def off(self, side: Side, lengths: Ints) -> Ints:
-        """Returns how many steps may be cut off slices of these lengths, int64 ``[slices]``."""
+        """Returns how many steps can be cut off at one side of slices, int64 ``[slices]``.
+
+        Args:
+            side: the ``left`` or ``right`` span.
+            lengths: lengths of the slices, int64 ``[slices]``.
+        """
         return lengths - 1 if side is True else np.minimum(int(side), lengths - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrajectoryOptions:
-    """Options for the ends of trajectories; see `SliceSampler`."""
+    """Options that define where trajectories end. `SliceSampler` documents them."""
 
     end_key: Key | None = None
     end_keys: Sequence[Key] | None = None
@@ -64,7 +72,7 @@ class TrajectoryOptions:
     trajectories: torch.Tensor | None = None
     cache_values: bool = False
     begins: Sequence[Key] = ()
-    """Flags that mark first items. Flags that items do not have are ignored."""
+    """Keys of flags on the first items of trajectories. Keys that items lack are ignored."""
 
     @property
     def are_given(self) -> bool:
@@ -77,7 +85,8 @@ class SliceOptions(TrajectoryOptions):
     """Arguments of a `SliceSampler`.
 
     Raises:
-        SliceArgumentsError, TypeError, ValueError, RuntimeError: see `SliceSampler`.
+        SliceArgumentsError, TypeError, ValueError, RuntimeError: in the cases that `SliceSampler`
+            documents.
     """
 
     num_slices: int | None = None
@@ -93,20 +102,23 @@ class SliceOptions(TrajectoryOptions):
 
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any]) -> Self:
-        """Creates the options from a constructor's arguments, such as ``locals()``, by name."""
+        """Creates the options from a constructor's arguments by name, such as ``locals()``.
+
+        Arguments that are not options are ignored.
+        """
         names = [one.name for one in fields(cls)]
         return cls(**{name: arguments[name] for name in names if name in arguments})
 
     def attributes(self) -> dict[str, Any]:
-        """Returns the options that are attributes of the sampler."""
+        """Returns the options that a sampler has as attributes, by name."""
         inner = ("ends", "trajectories", "begins")
         return {name: value for name, value in vars(self).items() if name not in inner}
 
     def __post_init__(self) -> None:
         if (self.num_slices is None) == (self.slice_len is None):
             raise SliceArgumentsError(
-                f"pass either num_slices or slice_len; got num_slices={self.num_slices} and "
-                f"slice_len={self.slice_len}"
+                f"pass exactly one of num_slices and slice_len, got num_slices={self.num_slices} "
+                f"and slice_len={self.slice_len}"
             )
         keys = None if self.end_keys is None else tuple(self.end_keys)
         numbers = ("num_slices", "slice_len")
@@ -130,7 +142,8 @@ class SliceOptions(TrajectoryOptions):
                 continue
             if not self.cache_values:
                 raise RuntimeError(
-                    f"{name} are constant, so they need cache_values=True; got cache_values=False"
+                    f"{name} cannot change after writes, so cache_values must be True, got "
+                    "cache_values=False"
                 )
             if end_key is not None or end_keys is not None or traj_key is not None:
                 raise RuntimeError(
@@ -142,27 +155,31 @@ class SliceOptions(TrajectoryOptions):
             raise RuntimeError("ends and trajectories cannot be combined; pass one of them")
         if self.pad_output and self.strict_length:
             raise ValueError(
-                "pad_output=True pads slices of short trajectories, but strict_length=True never "
-                "samples these; pass strict_length=False"
+                "pad_output=True pads slices of short trajectories, which strict_length=True never "
+                "samples; pass strict_length=False with pad_output=True"
             )
         if self.fragmented and (self.step_key is None or self.are_given):
             raise ValueError(
-                "fragmented=True orders the items by traj_key and step_key, so it needs a step_key "
-                f"(got {self.step_key!r}), and cannot be combined with ends or trajectories"
+                "fragmented=True orders the items by traj_key and step_key, so step_key must be a "
+                f"key (got {self.step_key!r}), and ends and trajectories must not be passed"
             )
         if end_keys is not None and not len(end_keys):
             raise ValueError("end_keys is empty; pass at least one key, or leave it out")
 
 
 def refuse(cls: type, given: dict[str, Any], *names: str) -> None:
-    """Raises TypeError for arguments that a derived class does not accept."""
+    """Raises TypeError if ``given`` has an argument in ``names``, which ``cls`` does not accept."""
     for name in names:
         if name in given:
             raise TypeError(f"{cls.__name__}() got an unexpected keyword argument {name!r}")
 
 
 def _at_least_one(name: str, value: int | None) -> int | None:
-    """Returns the number as an int. Raises TypeError or ValueError if it is invalid."""
+    """Returns ``value`` as an int, or None if it is None.
+
+    Raises TypeError if it is not an integer, and ValueError if it is below 1. Both messages contain
+    ``name``.
+    """
     if value is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Sampling of trajectory slices by the priority of their first step."""
+"""Sampler of trajectory slices, in proportion to the priority of their first step."""
 
 from __future__ import annotations
 
@@ -21,32 +21,33 @@ from shmbuffer.samplers.slicing.trajectories import Long, Trajectories
 from shmbuffer.storages.indexing import ravel
 from shmbuffer.tensors.form import cpu
 
-_ROUNDS = 4  # rounds of rejection sampling before an exact draw in O(items)
-_SPARE = 2  # number of items drawn per slice
-_PIECE = 1024  # number of trajectories checked per step
+_ROUNDS = 4  # rounds of rejection sampling before an exact draw, which costs O(items)
+_SPARE = 2  # items drawn in each round for each missing slice
+_PIECE = 1024  # trajectories whose priorities are read together
 
 
 class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
-    """Draws slices like a `SliceSampler`, with first items in proportion to their mass.
+    """Draws slices whose first items are chosen with probability proportional to their mass.
 
-    Priorities, masses and weights, and the sharing of priorities, are as in a `PrioritizedSampler`.
-    With ``strict_length``, a slice never starts at one of the last ``slice length - 1`` steps of a
-    trajectory, regardless of their priority. A trajectory whose priorities are all zero is never
-    drawn, unless all priorities are zero. Every step of a slice has the weight of the first step.
+    Trajectories and slices are defined as for a `SliceSampler`. Priorities, masses and weights are
+    those of a `PrioritizedSampler`, and processes share the priorities in the same way. With
+    ``strict_length``, a slice never starts at one of the last ``slice length - 1`` steps of a
+    trajectory, whatever their priorities are. A trajectory whose priorities are all zero is not
+    drawn unless all priorities are zero. Every step of a slice has the weight of the first step.
 
     Args:
         max_capacity, alpha, beta, eps, dtype, reduction, max_priority_within_buffer: see
             `PrioritizedSampler`.
         **slices: arguments of `SliceSampler` except ``pad_output`` and ``use_gpu``. With a
-            ``span``, short trajectories are drawn despite ``strict_length``. The left side of
-            ``span`` is ignored with a warning, because a slice always starts at an item.
+            ``span``, short trajectories are drawn even if ``strict_length`` is True. The left side
+            of ``span`` is ignored with a warning, because a slice always starts at an item.
 
     Raises:
         SliceArgumentsError, ValueError, NotImplementedError: in the same cases as the two classes.
-        RuntimeError: in the same cases as the two classes. With ``eps=0``, a sample also raises
-            RuntimeError if all possible first items have priority 0 but other items do not.
+        RuntimeError: in the same cases as the two classes. With ``eps=0``, `sample` also raises
+            RuntimeError if all items that can start a slice have priority 0 but other items do not.
 
-    Cost: O(log capacity) per slice, or O(items) if few items can start a slice. See also
+    Cost: O(log capacity) per slice, or O(items) per batch if few items can start a slice. See also
         `SliceSampler`.
 
     Example:
@@ -90,15 +91,15 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         )
         if self.span.left:
             warnings.warn(
-                f"span={slices['span']!r}: slices of a PrioritizedSliceSampler begin at the "
-                "sampled item, so nothing is cut off at the left; pass (False, ...)",
+                f"the left side of span={slices['span']!r} is ignored, because each slice of a "
+                "PrioritizedSliceSampler begins at the sampled item; pass span=(False, ...)",
                 stacklevel=3,
             )
             self.span = self.span._replace(left=False)
 
     def _choose(self, storage: Any, table: Trajectories, count: int, steps: int) -> Cuts:
-        """Chooses the next slices."""
-        self._allowed(table, steps)
+        """Chooses ``count`` slices of ``steps`` steps by priority."""
+        self._allowed(table, steps)  # raises RuntimeError if no trajectory is long enough
         chosen, weights = self._by_rejection(storage, table, count, steps)
         if len(chosen) < count:
             more, their = self._exactly(table, count - len(chosen), steps)
@@ -109,7 +110,11 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     def _by_rejection(
         self, storage: Any, table: Trajectories, count: int, steps: int
     ) -> tuple[Ints, torch.Tensor]:
-        """Draws rows that can start a slice from the tree. May return fewer than ``count`` rows."""
+        """Draws rows from the priority tree and keeps those that can start a slice.
+
+        Returns:
+            Up to ``count`` rows, int64 ``[n]``, and their weights ``[n]``.
+        """
         rows, weights, missing = [], [], count
         for _ in range(_ROUNDS):
             index, info = PrioritizedSampler.sample(self, storage, _SPARE * missing)
@@ -123,7 +128,10 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         return np.concatenate(rows), torch.cat(weights)
 
     def _can_begin(self, table: Trajectories, drawn: Ints, steps: int) -> Ints:
-        """Returns the positions in ``drawn`` of rows that can start a slice. Rows may be -1."""
+        """Returns the positions in ``drawn`` of the rows that can start a slice, int64 ``[n]``.
+
+        A row of -1 means that the element belongs to no trajectory.
+        """
         at = np.flatnonzero(drawn >= 0)
         rows = drawn[at]
         trajectories = table.of_rows(rows)
@@ -136,14 +144,18 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         return at[kept]
 
     def _exactly(self, table: Trajectories, count: int, steps: int) -> tuple[Ints, torch.Tensor]:
-        """Draws rows that can start a slice, by the cumulative sum of their masses. O(items)."""
+        """Draws rows by the cumulative sum of the masses of all rows that can start a slice.
+
+        Takes O(items). Returns ``count`` rows, int64, and their weights. Raises RuntimeError if all
+        these masses are 0 while other items have a positive mass.
+        """
         rows, mass = self._candidates(table, steps)
         before = np.cumsum(mass)
         if not before[-1] > 0:
             raise RuntimeError(
-                f"no slice of {steps} steps can begin at an item with a positive priority: the "
-                f"priorities of all {len(rows)} possible first items are 0, and eps is 0; sample "
-                "shorter slices, or use eps > 0"
+                f"no slice of {steps} steps can begin at an item with a positive priority, because "
+                f"all {len(rows)} items where a slice could begin have priority 0 and eps is 0; "
+                "sample shorter slices, or use eps > 0"
             )
         numbers = drawn_by(self, partial(cpu.rand, dtype=torch.float64), count).numpy()
         at = np.searchsorted(before, numbers * before[-1], side="right")
@@ -153,7 +165,10 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         return rows[at], torch.from_numpy(weights).to(self.dtype)
 
     def _candidates(self, table: Trajectories, steps: int) -> tuple[Ints, Floats]:
-        """Returns all rows that can start a slice, and their masses. O(items)."""
+        """Returns all rows that can start a slice, and their masses. Takes O(items).
+
+        If all masses in the buffer are zero, each of these rows has mass 1.
+        """
         allowed = self._allowed(table, steps)
         trajectories = allowed[np.arange(len(allowed))]
         wanted = self._or_all(table, self._wanted(table, trajectories, steps), steps)
@@ -165,22 +180,36 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         return rows, self._tree.mass(table.elements_of(rows))
 
     def _suffice(self, table: Trajectories, allowed: Long, count: int, steps: int) -> bool:
-        """True if these trajectories suffice for a batch. With ``eps=0``, ignores priority 0."""
+        """True if a batch can be drawn from the trajectories ``allowed``.
+
+        With ``eps=0``, at least one item that can start a slice must have a positive priority.
+        """
         if not len(allowed) or self.eps or self.ring() is None:
             return len(allowed) > 0
         return bool(self._candidates(table, steps)[1].any())
 
     def _room(self, lengths: Ints, steps: int) -> Ints:
-        """Returns how many steps of trajectories of these lengths can start a slice."""
+        """Returns how many steps of each trajectory can start a slice, int64 ``[n]``.
+
+        Args:
+            lengths: lengths of the trajectories, int64 ``[n]``.
+            steps: number of steps in a slice.
+        """
         room = places(lengths, steps, self.span)[1]
         return np.where(lengths < self._shortest(steps), 0, room)
 
     def _shortest(self, steps: int) -> int:
-        """Returns the minimum trajectory length, or 1 if slices may be cut off, as in TorchRL."""
+        """Returns the minimum length of a trajectory to draw from.
+
+        The length is 1 if ``span`` allows slices to be cut off at the end, as in TorchRL.
+        """
         return 1 if self.span.right else super()._shortest(steps)
 
     def _wanted(self, table: Trajectories, trajectories: Ints, steps: int) -> Flags:
-        """Returns True for each trajectory with a positive priority, bool ``[n]``. O(items)."""
+        """Returns True for each trajectory with an item of positive priority, bool ``[n]``.
+
+        Takes O(items in these trajectories).
+        """
         each, at = np.unique(trajectories, return_inverse=True)
         lengths = table.lengths(each)
         rows, stops = consecutive(table.starts(each), lengths)
@@ -188,7 +217,10 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         return np.logical_or.reduceat(some, stops - lengths)[at]
 
     def _or_all(self, table: Trajectories, wanted: Flags, steps: int) -> Flags:
-        """Returns the wanted trajectories, or all if none has a priority above 0. O(items)."""
+        """Selects every trajectory if no trajectory in the buffer has a positive priority.
+
+        Otherwise returns ``wanted`` unchanged. Takes O(items) if ``wanted`` is False everywhere.
+        """
         if wanted.any():
             return wanted
         allowed = self._allowed(table, steps)
@@ -205,5 +237,5 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     @property
     def _tree(self) -> PriorityTree:
         ring = self.ring()
-        assert ring is not None  # a draw has already used the ring
+        assert ring is not None  # it is set by the draw that precedes any use of the tree
         return ring.tree

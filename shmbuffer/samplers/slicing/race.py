@@ -1,13 +1,13 @@
-"""Margin between the writers and a draw, so that drawn items are not overwritten before the read.
+"""Adapts how far a draw stays away from the items that writers overwrite next.
 
         ┌ next to be overwritten
     head▼    margin      windows that can be chosen
     ────┼───────────────┼──────────────────────── ... ──┤ newest
 
 Windows within the margin are skipped, because they would be overwritten before they are read. The
-margin is 0 until the items of a draw are overwritten before they are read. Then it grows to the
-number of slots written during the draw, and doubles with each further attempt. Each new draw halves
-the margin.
+margin is 0 at first. When items of a draw are overwritten before they are read, the margin becomes
+the number of slots written during the draw, and doubles with each further attempt. Each new draw
+halves the margin.
 """
 
 from __future__ import annotations
@@ -16,28 +16,29 @@ from shmbuffer.memory import Ring
 
 
 class Race:
-    """Adapts the margin of a sampler. The caller must hold the lock of the trajectories."""
+    """The margin of one sampler. The caller must hold `Boundaries.lock`."""
 
     def __init__(self) -> None:
         self._margin = 0  # in slots
-        self._began = 0, 0
+        self._began = 0, 0  # head and oldest position when the draw began
 
     def begin(self, ring: Ring) -> None:
-        """Starts a new draw."""
+        """Records the start of a draw, and halves the margin."""
         self._margin //= 2
         self._began = _moment(ring)
 
     def is_overtaken(self, ring: Ring) -> None:
-        """Records that chosen items were overwritten before they were read."""
+        """Widens the margin, because drawn items were overwritten before they were read."""
         before, now = self._began, _moment(ring)
         self._began = now
-        # A write to explicit slots advances the head by the capacity, but overwrites nothing else.
+        # A write to explicit indices advances the head by the capacity, but overwrites only the
+        # items at these indices. The remainder therefore does not count such writes.
         written = (now[0] - before[0]) % ring.capacity
         if written and now[1] != before[1]:
             self._margin = min(max(written, 2 * self._margin), ring.capacity // 2)
 
     def newest(self, ring: Ring) -> int:
-        """Returns the number of newest slots from which to choose."""
+        """Returns the number of newest slots from which windows can be chosen."""
         if not self._margin:
             return ring.capacity
         reach = ring.length if ring.schema.record_bytes else ring.capacity
@@ -45,7 +46,10 @@ class Race:
 
 
 def _moment(ring: Ring) -> tuple[int, int]:
-    """Returns the head and the position of the oldest item."""
+    """Returns the head, and a position that increases whenever the oldest items are overwritten.
+
+    The position is that of the oldest record in a ring of records, and the head in a ring of rows.
+    """
     head = ring.head
     if ring.schema.record_bytes:
         return head, int(ring.seat.control.runtime["byte_tail"][0])

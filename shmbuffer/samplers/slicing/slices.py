@@ -1,4 +1,4 @@
-"""Sampling of trajectory slices with replacement."""
+"""Sampler of trajectory slices with replacement."""
 
 from __future__ import annotations
 
@@ -42,63 +42,66 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
     Slices are drawn with replacement, and a batch is their concatenation.
 
     - A slice is contiguous in time and comes from one trajectory. It never crosses the ring's head
-      or an empty slot. With several collectors, it comes from one of them, without a restart in
-      between.
+      or an empty slot. If several collectors write, all steps of a slice come from one collector
+      that was not restarted in between.
     - The last step of a slice is marked ``True`` under ``truncated_key``, and in the entry ``done``
       at the same level. The entry ``terminated`` at this level is not changed. If items have an
-      entry ``init_key``, it is ``True`` on the first step. These marks are entries of a
-      `TensorDictReplayBuffer`'s sample, and of ``info``.
-    - The newest item of a collector ends an open trajectory, as does the collector's death. Slices
-      that reach this item are truncated there.
+      entry ``init_key``, this entry is ``True`` on the first step of a slice. The marks are entries
+      of ``info`` and of the sample of a `TensorDictReplayBuffer`.
+    - A trajectory that has not ended yet stops at the newest item of its collector. The death of
+      the collector also ends it. Slices that reach this item are truncated there.
 
     A trajectory ends if ``end_key`` (or one of ``end_keys``) is true or ``traj_key`` changes. By
     default, the ids in ``("collector", "traj_ids")`` or ``"episode"`` are used if the items have
-    them, otherwise ``("next", "done")``. A flag with several numbers is true if any of them is
-    true. Writes and assignments to the buffer or the storage are detected. Changes through a view
-    of the memory, such as ``rb[:]["done"][3] = True``, are not detected.
+    such an entry, and ``("next", "done")`` otherwise. A flag with several numbers is true if any of
+    the numbers is nonzero. Writes and assignments to the buffer or the storage are detected.
+    Changes through a view of the memory, such as ``rb[:]["done"][3] = True``, are not detected.
 
     Args:
         num_slices: number of slices in a batch. Must divide the batch size.
         slice_len: number of steps in a slice. Must divide the batch size. Pass exactly one of
             ``num_slices`` and ``slice_len``.
-        end_key: entry with the flag of the last step of a trajectory.
-        end_keys: several such entries, any of which ends a trajectory. Missing entries are ignored.
-        traj_key: entry with the id of the trajectory. If items lack it, the end keys are used.
-        step_key: entry with the number of the step, for ``fragmented``.
+        end_key: key of the flag on the last step of a trajectory.
+        end_keys: several such keys. Any of these flags ends a trajectory. Keys that items lack are
+            ignored.
+        traj_key: key of the trajectory id. If items lack it, the end keys are used.
+        step_key: key of the step number, which ``fragmented`` requires.
         fragmented: if True, the items of a trajectory can be anywhere in the storage. They are
-            ordered by ``step_key`` for each collector. A missing step ends a trajectory.
+            ordered by ``step_key``, separately for each collector. A missing step ends a
+            trajectory.
         ends: bool ``[items]``, used instead of stored flags. The first item follows the last item
             unless the last item is an end. Requires ``cache_values=True``.
         trajectories: integers ``[items]``, used in the same way instead of stored ids.
         cache_values: if True, objects are read again only after a write. Tensors and records are
             never read twice.
-        truncated_key: see above. None sets no marks.
-        init_key: see above. None sets no marks.
-        strict_length: if True, draws only from trajectories that are long enough. If False, shorter
-            trajectories are also drawn as a whole, which makes the batch shorter.
-        pad_output: if True, the last step of a short slice is repeated to fill the batch. Real
-            steps are ``True`` in the entry ``("collector", "mask")``, ``[n]``. Requires
-            ``strict_length=False``.
+        truncated_key: key under which the last step is marked. None sets no such mark.
+        init_key: key under which the first step is marked. None sets no such mark.
+        strict_length: if True, only trajectories that are long enough are drawn. If False, shorter
+            trajectories are also drawn, each as a whole, and the batch is then shorter.
+        pad_output: if True, the last step of a short slice is repeated until the slice has its full
+            length. The entry ``("collector", "mask")``, bool ``[n]``, is ``False`` for repeated
+            steps. Requires ``strict_length=False``.
         compile: has no effect.
         span: allows slices to be cut off at the start or the end of a trajectory, so that its first
             and last steps are drawn as often as the others. True allows slices of one step. An int
-            ``i`` allows slices of ``slice length - i`` steps. A tuple has a value for each side.
+            ``i`` allows slices of ``slice length - i`` steps. A tuple has a value for the start and
+            one for the end.
         use_gpu: has no effect, because trajectories are found on the CPU.
 
     Raises:
         SliceArgumentsError: (TypeError, ValueError) both or neither of ``num_slices`` and
             ``slice_len`` were passed.
-        ValueError: a number is below 1, or ``pad_output`` was passed with ``strict_length``. Also
-            if ``span`` is not a bool, an int or a pair of them, or if ``fragmented`` was passed
-            without ``step_key``, or with ``ends`` or ``trajectories``.
+        ValueError: ``num_slices`` or ``slice_len`` is below 1, ``pad_output`` was passed with
+            ``strict_length``, or ``span`` is not a bool, an int or a pair of them. Also raised if
+            ``fragmented`` was passed without ``step_key``, or with ``ends`` or ``trajectories``.
         RuntimeError: arguments exclude each other, or ``ends`` or ``trajectories`` were passed
             without ``cache_values``.
 
     Cost: 60 to 100 µs per batch of 256 at any capacity, and 80 ns per item written since the last
         draw. The first draw reads every slot, which takes 50 ms per million slots. A draw after a
         write in place, or to explicit indices, reads every slot word, which takes 2 ms per million.
-        Memory: 12 to 16 bytes per item. Every draw reads all objects, and all items of a custom
-        storage, again.
+        The trajectories take 12 to 16 bytes of memory per item. If the items are objects or the
+        storage is a custom class, every draw reads all items again.
 
     Example:
         >>> import torch
@@ -164,7 +167,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         self._apply_options(SliceOptions.from_arguments(locals()))
 
     def _apply_options(self, options: SliceOptions, windows: Windows | None = None) -> None:
-        """Stores the constructor's arguments as attributes, and creates the rules."""
+        """Stores the options as attributes, and creates the rules for the ends of trajectories."""
         vars(self).update(options.attributes())
         if not options.are_given and options.end_key is None and options.end_keys is None:
             self.end_key = DONE
@@ -175,7 +178,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
     # -- drawing -------------------------------------------------------------------------------
 
     def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[Any, Any]]:
-        """Draws slices; see `Sampler.sample`.
+        """Draws a batch of slices; see `Sampler.sample`.
 
         Args:
             storage: the storage to draw from.
@@ -191,7 +194,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
             EmptyBufferError: the storage is empty.
             RuntimeError: ``batch_size`` is not a multiple of ``num_slices`` or ``slice_len``, no
                 trajectory is long enough, or items have no entry that ends a trajectory.
-            ValueError: ``span`` would leave no step of a slice.
+            ValueError: ``span`` could remove every step from a slice.
         """
         count, steps = self._sizes(batch_size)
         self._asked = batch_size
@@ -202,7 +205,10 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         return self._draw(storage, steps, lambda table: self._choose(storage, table, count, steps))
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
-        """True if a trajectory is long enough. Raises the errors of `sample`."""
+        """True if the storage has a trajectory that is long enough.
+
+        Raises the same exceptions as `sample` if the batch size or the items are invalid.
+        """
         count, steps = self._sizes(batch_size)
         with self._boundaries.lock:
             try:
@@ -212,25 +218,30 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
             return self._suffice(table, table.long(self._shortest(steps)), count, steps)
 
     def _sampleable_count(self, storage: Any, batch_size: int) -> int:
-        """Returns the number of positions where a slice can start. O(trajectories)."""
+        """Returns the number of positions where a slice can start. Takes O(trajectories)."""
         steps = self._sizes(batch_size)[1]
         with self._boundaries.lock:
             try:
                 table = self._boundaries.find(storage).table
-            except (EmptyBufferError, KeyError, RuntimeError):  # `sample` would raise the same
+            except (EmptyBufferError, KeyError, RuntimeError):  # `sample` raises the same exception
                 return 0
             found = table.long(self._shortest(steps))
             lengths = table.lengths(found[np.arange(len(found))])
         return int(np.maximum(lengths - steps + 1, 1).sum())
 
     def _suffice(self, table: Trajectories, allowed: Long, count: int, steps: int) -> bool:
-        """True if these trajectories suffice for a batch."""
+        """True if a batch can be drawn from the trajectories ``allowed``."""
         return len(allowed) > 0
 
     def _from_columns(
         self, storage: Any, count: int, steps: int
     ) -> tuple[Any, dict[Any, Any]] | None:
-        """Draws slices of full length in the core, or returns None if it cannot read the flags."""
+        """Draws slices of full length in the C core.
+
+        Returns:
+            The result of `sample`, or None if the core cannot read the flags or if an item was
+            removed during the draw.
+        """
         ask_rank(self, storage)
         ring, position = ring_of(storage), self._position()
         with self._boundaries.lock:
@@ -253,15 +264,25 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         return in_storage(storage, elements), info
 
     def _put(self, table: Trajectories, count: int, steps: int, out: int) -> None:
-        """Writes the elements of random slices to an address."""
+        """Draws random slices of full length, and stores their elements in memory.
+
+        Args:
+            table: the trajectories.
+            count: number of slices.
+            steps: number of steps in a slice.
+            out: address of ``count * steps`` int64 values.
+        """
         which, begins = random_numbers(self, count), random_numbers(self, count)
         if not table.slices_at(which, begins, steps, out):
-            self._allowed(table, steps)  # raises RuntimeError
+            self._allowed(table, steps)  # raises RuntimeError, because no trajectory is long enough
 
     def _draw(
         self, storage: Any, steps: int, choose: Callable[[Trajectories], Cuts]
     ) -> tuple[Any, dict[Any, Any]]:
-        """Chooses slices and reads their flags. Repeats both if items are overwritten."""
+        """Chooses slices with ``choose``, and reads their flags and tickets.
+
+        If an item was overwritten in the meantime, new slices are chosen.
+        """
         ask_rank(self, storage)
         ring, position = ring_of(storage), self._position()
 
@@ -287,34 +308,39 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         return unchanged(storage, draw, "slices")
 
     def _overtaken(self, ring: Ring, position: Any) -> None:
-        """Reverts draws since that position, because their items were overwritten."""
+        """Reverts the draws since ``position``, because their items were overwritten."""
         self._rewind(position)
 
     def _sizes(self, batch_size: int) -> tuple[int, int]:
-        """Returns the number of slices in a batch, and the number of steps in a slice."""
+        """Returns the number of slices in a batch, and the number of steps in a slice.
+
+        Raises RuntimeError if they do not divide the batch size, and ValueError if ``span`` could
+        remove every step from a slice.
+        """
         count, steps = self.num_slices, self.slice_len
         name, value = ("num_slices", count) if steps is None else ("slice_len", steps)
         assert value is not None
         if batch_size % value:
             raise RuntimeError(
-                f"a batch of {batch_size} is not divisible by {name}={value}; use a multiple of it"
+                f"a batch of {batch_size} is not divisible by {name}={value}; use a batch size "
+                f"that is a multiple of {value}"
             )
         self.span.check(batch_size // value if steps is None else steps)
         return (value, batch_size // value) if steps is None else (batch_size // value, value)
 
     def _choose(self, storage: Any, table: Trajectories, count: int, steps: int) -> Cuts:
-        """Chooses the next slices."""
+        """Chooses ``count`` slices of ``steps`` steps."""
         allowed = self._allowed(table, steps)
         chosen = allowed[random_numbers(self, count) % len(allowed)]
         return Cuts(chosen, self._begins(table, chosen, steps))
 
     def _allowed(self, table: Trajectories, steps: int) -> Long:
-        """Returns the trajectories to draw from. Raises RuntimeError if there are none."""
+        """Returns the trajectories that are long enough. Raises RuntimeError if there are none."""
         allowed = table.long(self._shortest(steps))
         if not len(allowed):
             raise RuntimeError(
                 f"no trajectory has sufficient length for a slice of {steps} steps: the longest of "
-                f"{len(table)} has {table.longest}; sample shorter slices, or pass "
+                f"{len(table)} has {table.longest} steps; sample shorter slices, or pass "
                 "strict_length=False"
             )
         return allowed
@@ -324,12 +350,15 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         return steps if self.strict_length else 1
 
     def _begins(self, table: Trajectories, chosen: Ints, steps: int) -> Ints:
-        """Chooses a first step in each trajectory, uniformly over the possible first steps."""
+        """Chooses the first step of a slice in each trajectory, uniformly at random.
+
+        Returns positions in the trajectories, int64 ``[n]``; see `Cuts.begins`.
+        """
         first, count = places(table.lengths(chosen), steps, self.span)
         return first + random_numbers(self, len(chosen)) % count
 
     def _size_of(self, index: Any) -> int:
-        """Returns the batch size of a draw, which can exceed the index size for short slices."""
+        """Returns the batch size of a draw. Short slices make ``index`` shorter than that."""
         whole = self.strict_length and not any(self.span)
         return super()._size_of(index) if whole else self._asked
 

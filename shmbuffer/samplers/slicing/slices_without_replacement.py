@@ -1,4 +1,4 @@
-"""Sampling of one slice per trajectory in each pass."""
+"""Sampler of trajectory slices without replacement: one slice per trajectory in each pass."""
 
 from __future__ import annotations
 
@@ -21,29 +21,30 @@ from shmbuffer.tensors.form import cpu
 
 
 class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
-    """Draws one slice of every trajectory that is long enough, then starts the next pass.
+    """Draws one slice from every trajectory that is long enough, then starts the next pass.
 
-    Each pass draws different slices. The last batch of a pass can be short. After this batch,
+    Each pass chooses its slices again. The last batch of a pass can be short. After this batch,
     `ran_out` is True, which ends an iteration over the buffer.
 
-    A write of this buffer starts a new pass, as in TorchRL. Items that other processes write are
-    included in the next pass, so that a pass ends while they continue to write. A trajectory whose
-    first item was overwritten is skipped.
+    A write through this buffer starts a new pass, as in TorchRL. Items that other processes write
+    are included in the next pass, so that the current pass ends although these processes continue
+    to write. A trajectory whose first item was overwritten is skipped.
 
     Args:
-        drop_last: if True, drops the last batch of a pass if the batch would be short.
-        shuffle: if True, each pass has a new random order. If False, the oldest trajectory is
-            first.
-        world_size: number of learners that share a pass. As long as nothing is written, exactly one
-            of them draws each trajectory; see `SamplerWithoutReplacement`.
-        rank: see `SamplerWithoutReplacement`.
-        seed: see `SamplerWithoutReplacement`.
-        **slices: arguments of `SliceSampler` except ``fragmented``, ``pad_output``, ``span`` and
-            ``step_key``. ``cache_values`` is True.
+        drop_last: if True, the last batch of a pass is dropped if it would be short.
+        shuffle: if True, each pass has a new random order. If False, trajectories are drawn in the
+            order of their age, oldest first.
+        world_size: number of learners that share a pass. If nothing is written during the pass,
+            exactly one of the learners draws each trajectory; see `SamplerWithoutReplacement`.
+        rank: number of this learner; see `SamplerWithoutReplacement`.
+        seed: seed of the shared order; see `SamplerWithoutReplacement`.
+        **slices: arguments of `SliceSampler` except ``cache_values``, which is always True, and
+            ``fragmented``, ``pad_output``, ``span`` and ``step_key``.
 
     Raises:
-        ValueError: in the same cases as the two classes. With ``drop_last``, a sample also raises
-            ValueError if a batch needs more slices than there are trajectories.
+        ValueError: in the same cases as `SliceSampler` and `SamplerWithoutReplacement`. With
+            ``drop_last``, `sample` also raises ValueError if a batch needs more slices than there
+            are trajectories.
 
     Cost: O(trajectories) for a new pass, otherwise O(slices). See also `SliceSampler`.
 
@@ -86,7 +87,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
     # -- drawing -------------------------------------------------------------------------------
 
     def _choose(self, storage: Any, table: Trajectories, count: int, steps: int) -> Cuts:
-        """Chooses the next ``count`` slices of the pass."""
+        """Chooses the next ``count`` slices of the pass, or starts a new pass."""
         allowed = self._allowed(table, steps)
         least = count if self.drop_last else min(count, 1)
         ring: Ring | None = ring_of(storage)
@@ -95,7 +96,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
             ours = allowed[self._ours(np.arange(len(allowed)))]
             if len(ours) < least:
                 raise ValueError(
-                    f"a batch has {count} slices, but only {len(ours)} trajectories are long "
+                    f"a batch needs {count} slices, but only {len(ours)} trajectories are long "
                     "enough, and drop_last=True drops incomplete batches; sample fewer slices, "
                     "write more items, or use drop_last=False"
                 )
@@ -110,11 +111,17 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         return Cuts(chosen, self._begins(table, chosen, steps))
 
     def _suffice(self, table: Trajectories, allowed: Long, count: int, steps: int) -> bool:
-        """True if these trajectories suffice for a batch or, with ``drop_last``, for a full one."""
+        """True if a batch can be drawn from the trajectories ``allowed``.
+
+        With ``drop_last``, there must be enough trajectories for a full batch.
+        """
         return len(self._ours(np.arange(len(allowed)))) >= self._least(count)
 
     def _left(self, ring: Ring | None, table: Trajectories, steps: int) -> Ints | None:
-        """Returns the trajectories that remain in the pass, or None if the pass is over."""
+        """Returns the trajectories that remain in the pass, int64 ``[n]``.
+
+        Returns None if the pass is over, or if a write through this buffer ended it.
+        """
         now = self._pass
         if not isinstance(now.order, np.ndarray) or self._written:
             return None
@@ -130,7 +137,10 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         return left
 
     def _again(self, storage: Any, index: Any) -> tuple[Any, dict[Any, Any]]:
-        """Draws the same number of slices of different trajectories without changing the pass."""
+        """Draws as many slices as in ``index`` again, from different trajectories.
+
+        The position in the pass does not change.
+        """
         steps = self._sizes(self._asked)[1]
         count = -(-len(index[0] if isinstance(index, tuple) else index) // steps)
 
@@ -146,9 +156,9 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
     def state_dict(self) -> dict[str, Any]:
         """Returns the position of the pass; see `SamplerWithoutReplacement.state_dict`.
 
-        ``_heads`` has the first element of each remaining trajectory, or is None between passes.
-        ``_trajectories`` is the number of trajectories in the pass. ``_sample_list`` is None, so
-        that TorchRL starts a new pass, because it numbers trajectories differently.
+        ``_heads`` contains the first element of each remaining trajectory, or is None between
+        passes. ``_trajectories`` is the number of trajectories in the pass. ``_sample_list`` is
+        None, so that TorchRL starts a new pass, because TorchRL numbers trajectories differently.
         """
         state = super().state_dict()
         return {
@@ -159,11 +169,12 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state. From a state of TorchRL, loads only ``drop_last`` and ``_ran_out``.
+        """Loads the result of `state_dict`.
 
-        If the number of items in the storage differs from that of the pass, a new pass starts.
+        From a state of TorchRL, only ``drop_last`` and ``_ran_out`` are loaded. If the storage does
+        not contain as many items as when the state was made, the next draw starts a new pass.
         """
-        # Tickets are left out, because loaded items have different tickets.
+        # Tickets are not loaded, because the loaded items have different tickets.
         super().load_state_dict({**state_dict, "_sample_list": state_dict.get("_heads")})
         self._pass = self._pass._replace(whole=int(state_dict.get("_trajectories", 0)))
 

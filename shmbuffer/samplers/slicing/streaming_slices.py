@@ -1,4 +1,4 @@
-"""Sampling of each trajectory window once, after its completion, and of random slices."""
+"""Sampler that delivers each window of a trajectory once, and fills batches with random slices."""
 
 from __future__ import annotations
 
@@ -32,51 +32,52 @@ from shmbuffer.storages.storage import ring_of
 from shmbuffer.tensors.form import cpu
 
 _BEGINS = ("is_init",)
-_REMEMBERED = 64  # number of batches that can be in use
-_UNKNOWN = None, cpu.zeros(0, dtype=torch.int64), 0
+_REMEMBERED = 64  # number of draws that are remembered until their items have been read
+_UNKNOWN = None, cpu.zeros(0, dtype=torch.int64), 0  # stands for a draw that is not remembered
 
 
 class StreamingSliceSampler(ClaimingSampler, SliceSampler):
-    """Draws each window of ``slice_len`` steps once, when it is complete, and random slices.
+    """Draws each window of ``slice_len`` steps once, when the window is complete.
 
     A trajectory is cut from its first step into consecutive windows without overlap. A batch
-    contains the windows that have not been drawn, in the order of their completion, and is filled
-    up with random slices, as drawn by a `SliceSampler`. Steps at the end of a trajectory that do
-    not fill a window are in no window.
+    contains the windows that have not been drawn, in the order of their completion. If there are
+    too few windows, the batch is filled up with random slices like those of a `SliceSampler`. Steps
+    at the end of a trajectory that do not fill a window are in no window.
 
-    - Streams and collectors can write alternately to one buffer. Each of them is followed
-      separately. A window never crosses the end of a trajectory or a step whose ``is_init`` is
-      true.
-    - Items that are being written block the later windows of all streams, because their stream is
-      not known yet. Items of a dead writer block them for 0.1 s.
+    - Streams and collectors can write alternately to one buffer. Each stream of each collector is
+      followed separately. A window never crosses the end of a trajectory, and never contains a step
+      whose ``is_init`` is true except as its first step.
+    - A write in progress blocks all windows that are completed by later items, in all streams,
+      because the stream of its items is not known yet. A dead writer blocks them for 0.1 s.
     - A window is skipped if one of its items is overwritten before the window is drawn. The window
       counts as `lost` unless it was also completed since the last draw. If writers are faster than
       a draw, the sampler also skips windows that would be overwritten before they are read. If the
       first steps of a trajectory were overwritten before this process read them, the rest of the
       trajectory is cut into windows.
-    - The position belongs to this process. It is saved with the buffer and by `state_dict`. A copy
-      in another process starts with the oldest window.
+    - Each process has its own record of the windows that it has drawn. A save of the buffer and
+      `state_dict` include this record. A copy in another process starts with the oldest window.
 
     Args:
         slice_len: number of steps in a window or slice.
-        end_key: entry with the flag of the last step of a trajectory; see `SliceSampler`.
-        end_keys: several such entries.
-        traj_key: entry with the id of the trajectory.
+        end_key: key of the flag on the last step of a trajectory; see `SliceSampler`.
+        end_keys: several such keys.
+        traj_key: key of the trajectory id.
         cache_values: see `SliceSampler`.
-        truncated_key: entry that is set to True on the last step of each window.
-        init_key: entry that is set to True on the first step of each window. None leaves it
-            unchanged.
+        truncated_key: key of the entry that is set to True on the last step of each window.
+        init_key: key of the entry that is set to True on the first step of each window. None leaves
+            the entry unchanged.
         strict_length: if True, random slices are drawn only from trajectories that are long enough.
         pad_output: applies to random slices; see `SliceSampler`.
         compile: has no effect.
         span: applies to random slices; see `SliceSampler`.
         use_gpu: has no effect.
         consumer: name of a consumer. All learners with this name share the windows under leases, as
-            with a `ConsumingSampler`. In this case, a batch contains only windows.
-        start: position of a new consumer, ``"oldest"`` or ``"newest"``.
+            with a `ConsumingSampler`. In this case, a batch contains no random slices.
+        start: where a new consumer starts: with the ``"oldest"`` item in the buffer, or after the
+            ``"newest"``.
 
     Raises:
-        TypeError: ``slice_len`` is not an integer. A sample also raises TypeError if the storage is
+        TypeError: ``slice_len`` is not an integer. `sample` also raises TypeError if the storage is
             not part of this package.
         ValueError: ``slice_len`` is below 1.
 
@@ -84,8 +85,9 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
     window after half the slots of the ring have been written again, writers no longer wait for the
     step. This happens at the ends of trajectories and in slow streams.
 
-    Cost: see `SliceSampler`. Needs 8 additional bytes per item. After a write in place, or to
-        explicit indices, all items are read again, which takes 50 ms per million items.
+    Cost: see `SliceSampler`. The windows take 8 additional bytes of memory per item. After a write
+        in place, or to explicit indices, all items are read again, which takes 50 ms per million
+        items.
 
     Example:
         >>> import torch
@@ -142,7 +144,7 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
 
     @property
     def waiting(self) -> int:
-        """Number of windows that were complete at the last draw and have not been drawn."""
+        """Number of windows that were complete at the last draw and have not been drawn yet."""
         with self._boundaries.lock:
             return self._windows.waiting
 
@@ -150,8 +152,8 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
     def lost(self) -> int:
         """Number of complete windows that were lost before they were drawn.
 
-        A window is lost if it is overwritten, or about to be overwritten. Windows that are both
-        completed and overwritten between two draws are not counted.
+        A window is lost if one of its items is overwritten, or about to be overwritten. Windows
+        that are both completed and overwritten between two draws are not counted.
         """
         with self._boundaries.lock:
             position = self._windows.position
@@ -165,9 +167,9 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
         """Draws new windows first, then random slices; see `SliceSampler.sample`.
 
         Raises:
-            TypeError: the storage is not part of this package, and has no ring.
-            EmptyBufferError: the storage is empty. With a consumer, also if no window and no writer
-                is left.
+            TypeError: the storage is not part of this package, so it has no ring.
+            EmptyBufferError: the storage is empty. With a consumer, also raised if no window is
+                left and no writer is attached.
         """
         ring = self._windows.ring_of(storage)
         if self.consumer is not None:
@@ -192,13 +194,17 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
         return "was given every complete window"
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
-        """True if a trajectory is long enough or, with a consumer, if enough windows are left."""
+        """True if `sample` would return a batch without waiting.
+
+        Without a consumer, one trajectory must be long enough. With a consumer, there must be
+        enough windows that no learner has claimed.
+        """
         if (consumer := self.bind(storage)) is None:
             return super().can_sample(storage, batch_size)
         return self._can_claim(storage, consumer, self._sizes(batch_size)[0])
 
     def _choose(self, storage: Any, table: Trajectories, count: int, steps: int) -> Cuts:
-        """Chooses the next windows, and random slices for the rest."""
+        """Chooses the next windows, and random slices for the rest of the batch."""
         return self._with(np.zeros(0, np.int64), storage, table, count, steps)
 
     def _put(self, table: Trajectories, count: int, steps: int, out: int) -> None:
@@ -214,7 +220,11 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
             raise
 
     def _with(self, kept: Ints, storage: Any, table: Trajectories, count: int, steps: int) -> Cuts:
-        """Cuts windows at the rows ``kept``, then the next windows, then random slices."""
+        """Returns the windows that start at the rows ``kept``, followed by other slices.
+
+        The other slices are the next windows and, if there are too few, random slices. There are
+        ``count`` slices in total.
+        """
         before = self._windows.position
         rows = np.concatenate([kept, table.rows_of(self._windows.take(count - len(kept)))])
         self._taken = len(rows)
@@ -235,7 +245,7 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
         )
 
     def _remember(self, found: tuple[Any, dict[Any, Any]]) -> None:
-        """Stores a draw until its items have been read."""
+        """Remembers the result of a draw, in case its items are overwritten and it is repeated."""
         index, info = found
         self._drawn.append((index, info[GENERATION], self._taken))
 
@@ -247,7 +257,10 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
     def _again(
         self, storage: Any, index: Any, taking: Taking | None = None
     ) -> tuple[Any, dict[Any, Any]]:
-        """Repeats a draw, keeping slices that are still present and replacing the others."""
+        """Repeats a draw because some of its items were overwritten.
+
+        Windows whose items are all still present are kept. All other slices are replaced.
+        """
         if self.consumer is not None:
             return super()._again(storage, index, taking)
         count, steps = self._sizes(self._asked)
@@ -307,17 +320,20 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns which windows were drawn. After the state is loaded, the others are drawn.
+        """Returns the record of drawn windows, so that a loaded sampler draws only the others.
 
         Returns:
-            A dict with ``slice_len``, ``_used`` and ``_below``. ``_used`` is uint8 with one bit per
-                element, which is set if the item was in a drawn window or is in no window.
-                ``_below`` is the ring's head.
+            A dict with ``slice_len``, ``_used`` and ``_below``. ``_used`` is a uint8 tensor with
+                one bit per element. The bit is set if the item was in a drawn window or is in no
+                window. ``_below`` is the head of the ring.
         """
         return self._state(None)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a `state_dict`. From a state of TorchRL, whose slots differ, loads only the length.
+        """Loads the result of `state_dict`.
+
+        A state of TorchRL contains no record of drawn windows, because TorchRL numbers items
+        differently. Only its ``slice_len`` is compared.
 
         Raises:
             RuntimeError: the state has windows of a different length. Nothing was changed.
@@ -325,14 +341,14 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
         steps = int(state_dict["slice_len"])
         if steps != self._windows.steps:
             raise RuntimeError(
-                f"the state belongs to a sampler with slice_len={steps}, and cannot be loaded into "
-                f"one with slice_len={self._windows.steps}"
+                f"a state of a sampler with slice_len={steps} cannot be loaded into a sampler with "
+                f"slice_len={self._windows.steps}; create the sampler with slice_len={steps}"
             )
         used = Used(of_bits(state_dict.get("_used", ())), int(state_dict.get("_below", 0)))
         with self._boundaries.lock:
             self._boundaries.forget()
             self._units.forget()
-            if self.consumer is None:  # otherwise the ledger has the state
+            if self.consumer is None:  # with a consumer, the ledger records which items were drawn
                 self._windows.load(used)
             else:
                 self._windows.forget()

@@ -1,8 +1,9 @@
-"""Tables of a storage's trajectories: which items follow each other, and their numbers.
+"""Table of the trajectories in a storage, which maps items to trajectories and positions.
 
-rows            one number per item, trajectory << 32 | position in the trajectory, so that the
-                items of a trajectory are consecutive rows; valid until the next update
-trajectories    numbers in no particular order; those that are long enough are ordered by age
+row             number of an item: trajectory << 32 | position in the trajectory. The items of a
+                trajectory have consecutive rows. Rows are valid until the next update
+trajectory      number of a trajectory. The numbers are in no particular order. `Long` orders the
+                trajectories that are long enough by age
 """
 
 from __future__ import annotations
@@ -22,34 +23,39 @@ from shmbuffer.samplers.slicing.options import TrajectoryOptions
 from shmbuffer.storages.indexing import tickets_at
 from shmbuffer.tensors.form.tensors import as_numbers, as_tensor
 
-_ROWS = np.int64(32)  # bits of a row below the trajectory
+_ROWS = np.int64(32)  # number of bits of a row that contain the position
 
 
 class TrajectoryItems(NamedTuple):
-    """Items of trajectories."""
+    """Items that were found in trajectories."""
 
     elements: Ints
-    """Elements, int64 ``[n]``."""
+    """Element of each item, int64 ``[n]``."""
     tickets: Ints | None
-    """Tickets, int64 ``[n]``, or None without a ring."""
+    """Ticket of each item, int64 ``[n]``, or None without a ring."""
 
     def select(self, at: Ints) -> TrajectoryItems:
-        """Returns the items at these positions."""
+        """Returns the items at the positions ``at``."""
         return TrajectoryItems(
             self.elements[at], None if self.tickets is None else self.tickets[at]
         )
 
 
 class Trajectories:
-    """Trajectories of a storage as of the last update. Needs 12 to 16 bytes per element."""
+    """The trajectories in a storage at the last update. The table takes 12 to 16 bytes per element.
+
+    Args:
+        slots: number of slots in the storage.
+        width: number of elements per slot.
+    """
 
     def __init__(self, slots: int, width: int) -> None:
         self._all = _core.Trajectories(slots, width)
-        # Head of the ring at the update, or None without a ring. Items whose tickets are at least
-        # ``head`` are newer.
+        # Head of the ring at the last update, or None without a ring. Items whose tickets are at
+        # least ``head`` are newer than the update.
         self.head: int | None = None
         self.windows: _core.Windows | None = None  # windows into which trajectories are cut
-        self.first = 0  # element of the oldest slot, where the numbering starts
+        self.first = 0  # first element of the oldest slot, where the numbering by age starts
 
     def __len__(self) -> int:
         """Returns the number of trajectories."""
@@ -62,17 +68,20 @@ class Trajectories:
 
     @property
     def longest(self) -> int:
-        """Returns the number of items in the longest trajectory. O(trajectories)."""
+        """Number of items in the longest trajectory. Takes O(trajectories)."""
         return self._all.longest
 
     def long(self, steps: int) -> Long:
-        """Returns trajectories of at least ``steps`` items. O(trajectories) for a new ``steps``."""
+        """Returns the trajectories of at least ``steps`` items.
+
+        Takes O(trajectories) if ``steps`` differs from the last call, and O(1) otherwise.
+        """
         return Long(self._all, steps, self.first)
 
     def rows_at(self, numbers: Ints) -> Ints:
-        """Returns the rows of items numbered by age, int64 ``[n]``.
+        """Returns the rows of the items with these numbers, int64 ``[n]``. Item 0 is the oldest.
 
-        Each row costs O(log elements). The first call costs O(elements).
+        Takes O(log elements) per row. The first call takes O(elements).
         """
         return self.rows_of(_each(self._all.list_items, numbers, self.first))
 
@@ -93,13 +102,13 @@ class Trajectories:
         return _each(self._all.find_elements, rows)
 
     def rows_of(self, elements: Ints) -> Ints:
-        """Returns the row of each element, int64 ``[n]``, or -1 if there is none."""
+        """Returns the row of each element, int64 ``[n]``, or -1 if it is in no trajectory."""
         return _each(self._all.find_rows, elements)
 
     def are_there(self, ring: Ring, elements: Ints) -> Ints | None:
-        """Returns the tickets of items of this table, int64 ``[n]``.
+        """Returns the tickets of the items at ``elements``, int64 ``[n]``.
 
-        Returns None if one of the items was overwritten.
+        Returns None if one of the items was removed or overwritten since the last update.
         """
         tickets = tickets_at(ring, elements // ring.width)
         there = (tickets >= 0) & (tickets < (self.head or 0))
@@ -108,15 +117,22 @@ class Trajectories:
     # -- updates -----------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Removes all items."""
+        """Removes all items from the table."""
         self._all.clear()
 
     def drop(self, slots: Ints) -> None:
-        """Removes the items in these slots."""
+        """Removes the items in these slots from the table."""
         self._all.drop(slots.ctypes.data, len(slots))
 
     def before(self, slots: Ints, sources: NDArray[np.uint64], reach: Ints) -> Ints:
-        """Returns the slot that each new item follows, or -1 if none is within its ``reach``."""
+        """Returns the slot of the previous item of each new item's source, int64 ``[n]``.
+
+        Args:
+            slots: slots of the new items, oldest first, int64 ``[n]``.
+            sources: source of each item, ``[n]``.
+            reach: maximum distance of the previous item in slots; see `Fresh.reach`. If there is no
+                item within this distance, the result is -1.
+        """
         out = np.empty_like(slots)
         self._all.find_predecessors(_at(slots), _at(sources), _at(reach), len(slots), _at(out))
         return out
@@ -124,39 +140,90 @@ class Trajectories:
     def append(
         self, slots: Ints, sources: NDArray[np.uint64], cuts: Flags, settled: int = 0
     ) -> None:
-        """Appends items to their sources. The first ``settled`` of them may complete windows."""
+        """Appends new items to the last trajectory of their source.
+
+        Args:
+            slots: slots of the items, oldest first, int64 ``[n]``.
+            sources: source of each item, ``[n]``.
+            cuts: True for each item that starts a trajectory, bool ``[n, lanes]``.
+            settled: number of first items that can complete windows, because no earlier write is in
+                progress.
+        """
         self._all.append(_at(slots), _at(sources), _at(cuts), len(slots), settled)
 
     def insert(
         self, elements: Ints, sources: NDArray[np.uint64], ids: Ints, steps: Ints
     ) -> tuple[int, int] | None:
-        """Inserts items by step. Returns the positions of both items of a repeated step."""
+        """Inserts items by trajectory id and step number.
+
+        If another item already has the same step, returns the position of the new item in
+        ``elements`` and the element of the other item. Otherwise returns None.
+        """
         return self._all.insert(_at(elements), _at(sources), _at(ids), _at(steps), len(elements))
 
     def follow(
         self, follower: _core.Follower, cuts: int, count: int
     ) -> int | tuple[bool, bytes, bytes] | None:
-        """Updates the table and returns the new head, or returns the changes if it cannot."""
+        """Updates the table in the C core, without Python.
+
+        Args:
+            follower: source of the changes.
+            cuts: address of the columns that cut trajectories; see `cut_columns`.
+            count: number of these columns.
+
+        Returns:
+            The new head. If items were changed in place or must all be read again, the result of a
+            poll, which the caller must process. None if the caller must poll the follower itself,
+            because there are many changes.
+        """
         return self._all.follow(follower, cuts, count)
 
     def windows_at(self, count: int, newest: int, out: int) -> int:
-        """Takes windows like `take`, writes all their elements, and returns how many it took."""
+        """Takes windows like `take`, and stores the elements of all their steps in memory.
+
+        Args:
+            count: maximum number of windows.
+            newest: number of newest slots in which windows can begin.
+            out: address of the int64 output.
+
+        Returns:
+            The number of windows that were taken.
+        """
         return self._all.read_windows(count, newest, out)
 
     def slices_at(self, which: Ints, begins: Ints, steps: int, out: int) -> bool:
-        """Writes the elements of slices, each given by two numbers. Returns False on a mismatch."""
+        """Draws slices of ``steps`` steps, and stores their elements in memory.
+
+        Args:
+            which: random number that selects the trajectory of each slice, int64 ``[n]``.
+            begins: random number that selects the first step of each slice, int64 ``[n]``.
+            steps: number of steps in a slice.
+            out: address of the output, int64 ``[n * steps]``.
+
+        Returns:
+            False if no trajectory is long enough.
+        """
         return self._all.draw_slices(_at(which), _at(begins), len(which), steps, self.first, out)
 
     def histories(
         self,
-        follower: _core.Follower | None,  # follower of the ring, or None
+        follower: _core.Follower | None,
         elements: Ints,
-        drawn: Ints | None,  # tickets that the elements must have
+        drawn: Ints | None,
         steps: int,
     ) -> TrajectoryItems | None:
-        """Returns the ``steps`` items up to and including each element.
+        """Returns the last ``steps`` items of each trajectory up to and including an element.
 
-        The first item of a trajectory is repeated as needed. Returns None if an item is missing.
+        If a trajectory has too few items, its first item is repeated.
+
+        Args:
+            follower: follower of the ring, or None without a ring.
+            elements: last element of each history, int64 ``[n]``.
+            drawn: tickets that the items at ``elements`` must have, int64 ``[n]``, or None.
+            steps: number of items in a history.
+
+        Returns:
+            The items, ``[n * steps]``, or None if one of them is missing.
         """
         elements = np.ascontiguousarray(elements, np.int64)
         drawn = None if drawn is None else np.ascontiguousarray(drawn, np.int64)
@@ -169,23 +236,32 @@ class Trajectories:
 
     @property
     def native(self) -> _core.Trajectories:
-        """Returns the table for native calls that look up histories themselves."""
+        """Table of the C core, for native calls that look up histories themselves."""
         return self._all
 
     def cut_by(self, windows: _core.Windows) -> None:
-        """Cuts items that are added from now on into windows."""
+        """Starts to cut items that are added from now on into windows."""
         self._all.cut_by(windows)
         self.windows = windows
 
     def take(self, count: int, newest: int) -> Ints:
-        """Takes the next windows in the ``newest`` slots. Returns first elements, int64 ``[n]``."""
+        """Takes up to ``count`` windows that begin in the ``newest`` newest slots.
+
+        Returns the first element of each window, int64 ``[n]``.
+        """
         firsts = np.empty(count, np.int64)
         return firsts[: self._all.claim_windows(count, newest, _at(firsts))]
 
     def used(self, elements: int, *, waiting: bool = False) -> Ints:
-        """Returns the ticket of each element that is in no window or a taken window, else -1.
+        """Returns which items need no window any more.
 
-        With ``waiting``, items in windows that were not taken are also included.
+        Args:
+            elements: number of elements in the storage.
+            waiting: if True, items in windows that were not taken yet are also returned.
+
+        Returns:
+            The ticket of each item that was in a taken window or can be in no window, int64
+            ``[elements]``, and -1 for all other elements.
         """
         tickets = np.empty(elements, np.int64)
         self._all.list_used(_at(tickets), waiting)
@@ -193,13 +269,19 @@ class Trajectories:
 
     @property
     def moved(self) -> int:
-        """Number of trajectories that were moved to make space for others since `clear`."""
+        """Number of list entries that insertions of trajectories have shifted since `clear`."""
         return self._all.moved
 
     def around(self, slots: Ints, sources: NDArray[np.uint64]) -> tuple[Ints, Ints] | None:
-        """Returns the followers of slots, and the slot that each of them follows.
+        """Returns the items whose previous item can have changed, and these previous items.
 
-        Returns None if a source changed.
+        Args:
+            slots: changed slots, int64 ``[n]``.
+            sources: source of the item in each changed slot, ``[n]``.
+
+        Returns:
+            Slots of items, int64 ``[k]``, and the slot of the previous item of each. None if a
+            changed slot has no item in the table, or an item from another source.
         """
         items, before = np.empty((2, 2 * len(slots)), np.int64)
         found = self._all.list_neighbours(
@@ -208,7 +290,7 @@ class Trajectories:
         return None if found is None else (items[:found], before[:found])
 
     def cut(self, slots: Ints, cuts: Flags) -> None:
-        """Sets where trajectories start at these slots, ``[n, lanes]``."""
+        """Sets for each of ``slots`` whether its item starts a trajectory, bool ``[n, lanes]``."""
         self._all.cut(_at(slots), _at(cuts), len(slots))
 
 
@@ -220,11 +302,14 @@ class Long:
         self._count = trajectories.count_long(steps)
 
     def __len__(self) -> int:
-        """Returns the number of these trajectories."""
+        """Returns the number of trajectories that are long enough."""
         return self._count
 
     def __getitem__(self, numbers: Ints) -> Ints:
-        """Returns trajectories by their number, int64 ``[n]``. O(log elements) each."""
+        """Returns trajectories by their number in the order of age, int64 ``[n]``.
+
+        Takes O(log elements) per trajectory.
+        """
         return (
             _each(self._all.find_rows, _each(self._all.list_firsts, numbers, self._first)) >> _ROWS
         )
@@ -233,9 +318,16 @@ class Long:
 def given_trajectories(
     options: TrajectoryOptions, there: Ints, capacity: int, width: int, head: int | None
 ) -> Trajectories:
-    """Builds the trajectories of the slots ``there`` from flags or ids that the user passed.
+    """Builds the table from flags or ids that the user passed.
 
-    The ring's head ends a trajectory. In a full storage, the first item follows the last item.
+    The head of the ring ends a trajectory. In a full storage, the first item follows the last item.
+
+    Args:
+        options: options with ``ends`` or ``trajectories``.
+        there: slots that hold items, in increasing order, int64 ``[n]``.
+        capacity: number of slots in the storage.
+        width: number of elements per slot.
+        head: head of the ring, or None without a ring.
     """
     table = Trajectories(capacity, width)
     table.head = head
@@ -248,7 +340,7 @@ def given_trajectories(
         cut[head % capacity - 1] = True
     for lane in range(width):
         order = there
-        if is_full:  # starts after the last end
+        if is_full:  # the order starts after the last end, so that no trajectory is split
             ends = np.flatnonzero(cut[:, lane])
             order = np.roll(there, -int(ends[-1]) - 1) if len(ends) else there
         begins = np.ones(len(order), np.bool_)
@@ -260,7 +352,10 @@ def given_trajectories(
 
 
 def _cut_behind(options: TrajectoryOptions, slots: int, capacity: int, width: int) -> Flags:
-    """Returns True for each item that ends a trajectory, ``[slots, lanes]``."""
+    """Returns True for each item that ends a trajectory, bool ``[n, lanes]``.
+
+    ``n`` is the number of items in the user's array, at least ``slots``.
+    """
     if options.ends is not None:
         return any_of(_checked("ends", options.ends, slots, capacity, width)).copy()
     assert options.trajectories is not None
@@ -269,13 +364,16 @@ def _cut_behind(options: TrajectoryOptions, slots: int, capacity: int, width: in
 
 
 def _checked(name: str, given: torch.Tensor, slots: int, capacity: int, width: int) -> NDArray[Any]:
-    """Checks an array of one number per item, and returns it as ``[slots, width, 1]``."""
+    """Checks the size of the user's array, and returns it as ``[n, width, 1]``.
+
+    Raises ValueError unless the array has a number for each of ``slots`` slots, up to ``capacity``.
+    """
     values = as_numbers(as_tensor(given)).reshape(-1)
     count, rest = divmod(len(values), width)
     if rest or not slots <= count <= capacity:
         raise ValueError(
             f"{name} has {len(values)} entries, but the storage has {slots * width} items and a "
-            f"capacity of {capacity * width}; pass one for each item, in the order of the storage"
+            f"capacity of {capacity * width}; pass one entry per item, in the order of the storage"
         )
     return values.reshape(count, width, 1)
 

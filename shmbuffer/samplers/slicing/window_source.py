@@ -1,7 +1,7 @@
-"""Source of the windows that a consumer's learner can choose; see `Claims`.
+"""Windows that a learner of a consumer can claim; see `Claims`.
 
-windows.c, or returned windows ──▶ choose ──▶ claimed by this or another learner: `_given`
-items in no window, half a ring old ──▶ acknowledged, so that writers do not wait for them
+windows.c, or returned windows ──▶ choose ──▶ windows that a learner holds: `_given`
+items in no window after half a ring of newer items ──▶ acknowledged, so that no writer waits
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from shmbuffer.samplers.slicing.windows import Used, Windows
 
 
 class WindowSource(Source):
-    """Source of the windows of one sampler.
+    """Source of one sampler's windows.
 
     Args:
-        windows: windows of this process.
-        marks: marks of the steps.
+        windows: windows that this process has found.
+        marks: paths of the entries that mark first and last steps.
         pad: True if samples have a mask.
     """
 
@@ -41,23 +41,26 @@ class WindowSource(Source):
         self.forget()
 
     def forget(self) -> None:
-        """Discards the record of windows that learners hold."""
+        """Discards the record of returned windows and of windows that learners hold."""
         self._none = Units(*np.zeros((2, 0, self.size), np.int64))
-        self._next = self._none  # returned windows, or chosen but not claimed; chosen first
-        self._given: list[Units] = []  # windows that learners hold, until acknowledged
+        self._next = self._none  # windows that are chosen first: returned or not claimed yet
+        self._given: list[Units] = []  # windows that learners hold and have not acknowledged
 
     def begin(self, consumer: Consumer) -> None:
-        """Excludes acknowledged items before the first item is followed."""
+        """Excludes the items that the consumer has acknowledged, before any item is followed.
+
+        Does nothing if items are already being followed.
+        """
         if self._windows.is_begun:
             return
         self.forget()
         found = consumer.item_states()
         done = np.flatnonzero(found.states == DONE)
-        below = int(found.tickets[done].max(initial=-1)) + 1  # later items may be used
+        below = int(found.tickets[done].max(initial=-1)) + 1  # later items can be in windows
         self._windows.load(Used(done, below))
 
     def look_at(self, ring: Ring, bounds: Found) -> None:
-        """Uses these trajectories for further choices."""
+        """Sets the ring and the trajectories from which windows are chosen from now on."""
         self.ring, self._bounds, self.table = ring, bounds, bounds.table
 
     def count(self) -> int:
@@ -65,7 +68,7 @@ class WindowSource(Source):
         return self._windows.waiting + len(self._next.elements)
 
     def choose(self, most: int) -> Units:
-        """Chooses up to ``most`` windows."""
+        """Returns up to ``most`` windows. They stay in the source until `leave_out` is called."""
         if (missing := most - len(self._next.elements)) > 0:
             self._next = self._next.join(self._new(missing))
         return self._next.select(slice(most))
@@ -76,17 +79,22 @@ class WindowSource(Source):
         rows = firsts[:, None] + np.arange(self.size)
         elements = table.elements_of(rows.ravel()).reshape(rows.shape)
         tickets = slot_words.tickets(self.ring.live.words[elements])
-        # If an item has been overwritten since the window was chosen, its ticket is larger.
+        # If an item has been overwritten since the last update, the new ticket is at least `head`.
         return Units(elements, np.where(tickets < (table.head or 0), tickets, -1))
 
     def leave_out(self, chosen: Units, which: Flags) -> None:
-        """Removes chosen windows, because a learner holds them."""
+        """Removes the chosen windows that are True in ``which``, because a learner holds them."""
         rest = self._next.select(slice(len(which), None))
         self._next = chosen.select(~which).join(rest)
         self._given.append(chosen.select(which))
 
     def put_back(self, slots: Ints, tickets: Ints) -> None:
-        """Allows windows to be chosen again, before all others."""
+        """Allows windows to be chosen again, before all others, because their leases have ended.
+
+        Args:
+            slots: slots of the returned items, int64 ``[n]``.
+            tickets: tickets of these items, int64 ``[n]``.
+        """
         if len(slots):
             given = self._all_given()
             order = np.argsort(slots)
@@ -96,19 +104,27 @@ class WindowSource(Source):
             self._take_back(given, is_back.all(1))
 
     def look(self, item_states: ItemStates, *, is_new: bool) -> Ints:
-        """Removes windows of other learners, puts back returned windows, returns lost items."""
+        """Updates the source from the ledger.
+
+        Removes windows that were acknowledged or overwritten, and allows returned windows to be
+        chosen again. Returns the slots of items that no learner holds and that can never be
+        delivered in a window.
+        """
         self._windows.help()
         given = self._all_given()
         elements, tickets = given
         is_same, states = item_states.tickets[elements] == tickets, item_states.states[elements]
         is_over = ~is_same.all(1) | (states == DONE).any(1)
-        rest = is_over[:, None] & is_same & (states == TO_GIVE)  # windows acknowledged in part
+        # Items of windows that were only partly acknowledged cannot be delivered any more.
+        rest = is_over[:, None] & is_same & (states == TO_GIVE)
         self._take_back(given.select(~is_over), (states == TO_GIVE).all(1)[~is_over])
-        # Items written since the last update may be half a ring old, and in windows.
+        # The age is measured from the last update instead of the head, because items written since
+        # are in no window yet, even if they are half a ring old.
         is_old = item_states.tickets < self._windows.followed - self.ring.capacity // 2
         left = np.flatnonzero(is_old & (item_states.states == TO_GIVE))
         if len(left):
-            # Used items may be in no window, because a window may have lost its first items.
+            # An item that is listed only with ``waiting=True`` is in a waiting window. All other
+            # listed items were delivered, or belong to the rest of a window that was lost.
             used = (self.table.used(self.ring.elements, waiting=way) for way in (True, False))
             in_windows = np.not_equal(*used)
             for some in (self._next, *self._given):
@@ -119,7 +135,7 @@ class WindowSource(Source):
         return np.concatenate([elements[rest], left])
 
     def facts(self, elements: Ints) -> dict[Any, torch.Tensor]:
-        """Returns the marks of the steps."""
+        """Returns the marks for windows with these elements; see `Marks.of_rows`."""
         rows = window_rows(elements, self.size, pad=self._pad)
         return self._marks.of_rows(self._bounds.entries, elements, rows)
 

@@ -1,10 +1,10 @@
-"""Windows of trajectories that are each delivered once, with a state for saves.
+"""Cuts trajectories into windows that are each delivered once, and saves which were delivered.
 
     trajectories ──▶ windows.c      a queue of complete windows, and the items that need no window
-                        ╰──▶ state  these items, one bit per item
+                        ╰──▶ state  one bit per item: whether the item needs no window
 
 The windows can be computed from the trajectories and from the items that have been in a window.
-Therefore only these items are saved. Their tickets identify them as long as the ring is the same.
+Therefore a save contains only these items. Tickets identify them as long as the ring is the same.
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ from shmbuffer.tensors.form import cpu
 
 
 class Used(NamedTuple):
-    """Items that need no window any more."""
+    """Items that need no window any more: they were in a window, or can never be in one."""
 
     elements: Ints
-    """Elements, int64 ``[n]``."""
+    """Element of each item, int64 ``[n]``."""
     below: int
-    """Upper limit of their tickets. Items with larger tickets have replaced them."""
+    """Exclusive upper bound on the tickets of these items.
+
+    If an element has a ticket of at least ``below``, a new item has replaced the item.
+    """
 
 
 _REAP_S = 0.1  # seconds between two checks for dead writers
@@ -43,12 +46,10 @@ _NONE = Used(np.zeros(0, np.int64), 0)
 
 
 class Windows:
-    """Windows of one sampler.
+    """Windows that one sampler delivers. The caller must hold `Boundaries.lock`.
 
     Args:
         steps: number of items in a window.
-
-    The caller must hold the lock of the trajectories.
     """
 
     def __init__(self, steps: int) -> None:
@@ -64,16 +65,16 @@ class Windows:
     def ring_of(self, storage: Any) -> Ring:
         """Returns the ring of a storage.
 
-        Raises TypeError if the storage has no ring, ValueError if the ring is too small, and
-        EmptyBufferError before the first write.
+        Raises TypeError if the storage does not belong to this package, EmptyBufferError before the
+        first write, and ValueError if the ring is too small for one window.
         """
         ring = ring_of(storage)
         if ring is None:
             if isinstance(storage, RingBacked):
                 raise EmptyBufferError(NOTHING_THERE)
             raise TypeError(
-                "StreamingSliceSampler follows the writes to a storage of this package, but a "
-                f"{type(storage).__name__} does not report its writes; use a SliceSampler"
+                f"StreamingSliceSampler cannot follow the writes to a {type(storage).__name__}; "
+                "use a storage of this package, or a SliceSampler"
             )
         if ring.elements < self.steps:
             raise ValueError(
@@ -83,7 +84,10 @@ class Windows:
         return ring
 
     def follow(self, ring: Ring, following: Following) -> None:
-        """Cuts the followed trajectories into windows. They must not have items yet."""
+        """Starts to cut the trajectories in ``following`` into windows.
+
+        ``following`` must not have read any items yet.
+        """
         if self._ring is None or self._ring.seat.native is not ring.seat.native:
             self._native, self._ring = _core.Windows(ring.seat.native, self.steps), ring
             loaded, self._loaded = self._loaded, _NONE
@@ -94,26 +98,38 @@ class Windows:
         self._following, self._table = following, following.table
 
     def forget(self) -> None:
-        """Discards the state of all windows, so that each is delivered again."""
+        """Discards the record of delivered windows, so that every window is delivered again."""
         self._native = self._ring = self._following = self._table = None
         self._loaded = _NONE
 
     def take(self, count: int) -> Ints:
-        """Takes the next windows, and returns their first elements, int64 ``[n]``."""
+        """Takes up to ``count`` windows, and returns their first elements, int64 ``[n]``."""
         table, ring = self._table, self._ring
         assert table is not None
         assert ring is not None
         return table.take(count, self.race.newest(ring))
 
     def put(self, count: int, out: int) -> int:
-        """Takes the next windows, writes their elements to memory, and returns how many it took."""
+        """Takes up to ``count`` windows, and stores the elements of their steps in memory.
+
+        Args:
+            count: maximum number of windows.
+            out: address of ``count * steps`` int64 values.
+
+        Returns:
+            The number of windows that were taken.
+        """
         table, ring = self._table, self._ring
         assert table is not None
         assert ring is not None
         return table.windows_at(count, self.race.newest(ring), out)
 
     def are_ahead(self, firsts: Ints) -> Flags:
-        """Returns True for each first element whose slot is not about to be overwritten."""
+        """Returns True for each window that is not about to be overwritten, bool ``[n]``.
+
+        Args:
+            firsts: first element of each window, int64 ``[n]``.
+        """
         ring, table = self._ring, self._table
         assert ring is not None
         assert table is not None
@@ -122,13 +138,16 @@ class Windows:
         return ahead
 
     def lose(self, count: int) -> None:
-        """Records that taken windows were overwritten before they were read."""
+        """Records that ``count`` taken windows were overwritten before they were read."""
         if self._native is not None:
             number, lost = self._native.position
             self._native.take_back(number, lost + count)
 
     def help(self) -> None:
-        """Ends the write of a dead writer, which blocks all later windows."""
+        """Repairs the writes of dead writers, because an open write blocks all later windows.
+
+        Does nothing if no write is open, or if the last check was less than 0.1 s ago.
+        """
         now = time.monotonic()
         if self._following is None or not self._following.pending:
             return
@@ -138,7 +157,7 @@ class Windows:
 
     @property
     def followed(self) -> int:
-        """End of the tickets of items that are cut, or 0 while one of them is being written."""
+        """Ticket below which all items have been cut into windows, or 0 while a write is open."""
         if self._table is None or self._following is None or self._following.pending:
             return 0
         return self._table.head or 0
@@ -149,33 +168,37 @@ class Windows:
         return self._native is not None
 
     def use(self, elements: Ints, below: int) -> None:
-        """Excludes items with tickets below ``below`` from windows."""
+        """Excludes the items at ``elements`` with tickets below ``below`` from windows."""
         if self._native is not None:
             elements = np.ascontiguousarray(elements)
             self._native.mark_used(elements.ctypes.data, len(elements), below)
 
     @property
     def waiting(self) -> int:
-        """Number of windows that were not taken, including lost windows."""
+        """Number of windows in the queue, including windows that have been overwritten."""
         return 0 if self._native is None else self._native.waiting
 
     @property
     def position(self) -> tuple[int, int] | None:
-        """Returns the position for `rewind`, and the number of lost items."""
+        """Number of the next window and number of lost windows, or None before the first update.
+
+        `rewind` takes this value.
+        """
         return None if self._native is None else self._native.position
 
     def rewind(self, position: tuple[int, int] | None) -> None:
-        """Reverts the windows taken since that position."""
+        """Returns the windows that were taken since ``position`` to the queue."""
         if self._native is not None:
             self._native.take_back(*(position or (0, 0)))
 
     # -- state ---------------------------------------------------------------------------------
 
     def used(self, moment: Any = None) -> Used:
-        """Returns the items that need no window, and the ring's head.
+        """Returns the items that need no window any more, and the head of the ring.
 
         Args:
-            moment: the `ItemSnapshot` of the saved storage. Any other value means the current ring.
+            moment: the `ItemSnapshot` of the saved storage, whose items are returned. With any
+                other value, the items that are now in the ring are returned.
         """
         if self._table is None or self._ring is None:
             return self._loaded
@@ -187,12 +210,15 @@ class Windows:
         return Used(np.flatnonzero(tickets >= 0), head)
 
     def load(self, used: Used) -> None:
-        """Continues from this state the next time items are followed."""
+        """Discards the current state, and applies ``used`` when items are followed again."""
         self.forget()
         self._loaded = used
 
     def loaded_into(self, ring: Ring) -> None:
-        """Applies the loaded state to the items of this ring, which have different tickets."""
+        """Applies the loaded state to all items in ``ring``, because loading changed their tickets.
+
+        The caller must not have written to the ring since the load.
+        """
         self._loaded = self._loaded._replace(below=ring.head)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -201,13 +227,13 @@ class Windows:
 
 
 def as_bits(elements: Ints) -> torch.Tensor:
-    """Converts a set of numbers to a bitmap, uint8 ``[largest / 8]``."""
+    """Converts a set of integers to a bitmap, uint8, with one bit per integer up to the largest."""
     flags = np.zeros(int(elements.max(initial=-1)) + 1, np.bool_)
     flags[elements] = True
     return torch.from_numpy(np.packbits(flags, bitorder="little"))
 
 
 def of_bits(bits: Any) -> Ints:
-    """Reverses `as_bits`. Returns int64."""
+    """Returns the integers in a bitmap that `as_bits` made, in increasing order, int64 ``[n]``."""
     given = cpu.as_tensor(bits).cpu().numpy().astype(np.uint8)
     return np.flatnonzero(np.unpackbits(given, bitorder="little"))
