@@ -1,6 +1,6 @@
-"""Index of items by label, which is the policy version or the group of an item.
+"""Samplers that choose items by a label: the policy version or the group of each item.
 
-reading             ──▶ index                     ──▶ a sampler, or for a consumer `source`
-one entry of items      items written since           chooses labels, and
-                        the last update               items of each label
+item_entries        ──▶ index                   ──▶ the sampler, or `source` for a consumer
+reads the label         adds items written          chooses labels, and items
+of each item            since the last update       with each label
 """

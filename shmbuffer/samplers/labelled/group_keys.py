@@ -10,12 +10,12 @@ import numpy as np
 from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.samplers.item_entries import Column
 
-_ITSELF = 2**61  # smaller integers are their own labels
-_FEW = 2**16  # number of unused keys that are kept
+_ITSELF = 2**61  # integers below this absolute value are their own labels
+_FEW = 2**16  # number of new keys after which unused keys are discarded
 
 
 class Keys:
-    """Assigns labels to keys, which are numbers, text, or rows of numbers."""
+    """Assigns a 64-bit label to each group key: a number, a string, or a row of numbers."""
 
     def __init__(self) -> None:
         self._labels: dict[Any, int] = {}
@@ -41,7 +41,7 @@ class Keys:
             label = self._labels.get(key)
         except TypeError:
             raise TypeError(
-                "the key of a group must be a number or a string, but this one is a "
+                "group keys must be numbers, strings or rows of numbers, got a "
                 f"{type(key).__name__}; choose another group_key"
             ) from None
         if label is None:
@@ -50,7 +50,11 @@ class Keys:
         return label
 
     def trim(self, live: Callable[[], Ints]) -> None:
-        """Discards keys that no item has. ``live`` returns the labels in use."""
+        """Discards keys that no item in the buffer has, if many keys were added.
+
+        Args:
+            live: function that returns the labels of all items in the buffer.
+        """
         if len(self._labels) > 2 * self._kept + _FEW:
             there = set(live().tolist())
             self._labels = {key: label for key, label in self._labels.items() if label in there}

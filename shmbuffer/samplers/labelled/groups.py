@@ -1,4 +1,4 @@
-"""Sampler of whole groups, such as all completions of one prompt."""
+"""Sampler of whole groups of items, such as all completions of one prompt."""
 
 from __future__ import annotations
 
@@ -34,11 +34,15 @@ class GroupCounts(NamedTuple):
     whole: int
     """Number of complete groups, which can be sampled."""
     open: int
-    """Number of groups that lack items."""
+    """Number of groups that are still incomplete."""
     withdrawn: int
     """Number of groups that were removed because an item was overwritten or evicted."""
     given_up: int
-    """Number of groups incomplete after ``give_up_after`` seconds or impossible to complete."""
+    """Number of groups that were abandoned.
+
+    A group is abandoned if it is incomplete after ``give_up_after`` seconds, or if it blocks the
+    writers of a consumer's buffer and can never be complete.
+    """
 
 
 class PromptGroupSampler(ClaimingSampler):
@@ -52,39 +56,44 @@ class PromptGroupSampler(ClaimingSampler):
     overwritten or evicted. An incomplete group is abandoned ``give_up_after`` seconds after its
     first item was written. The death of a writer alone does not abandon a group, because another
     writer may finish it. Each process decides independently which groups to abandon, and counts
-    them in `groups`. With a consumer, no learner gets the items of an abandoned group. A group that
-    blocks writers and can never be complete is also abandoned. After ``group_size`` items, the same
-    key starts a new group.
+    them in `groups`. With a consumer, no learner receives the items of an abandoned group, and a
+    group that blocks writers and can never be complete is also abandoned. After ``group_size``
+    items, the next item with the same key starts a new group.
 
     Without ``group_size``, a group consists of all items that currently have the key, as in
     TorchRL. If there are too few items, some are drawn twice, and the sampler warns once.
 
     Args:
         num_groups: number of groups in a batch. Must divide the batch size.
-        samples_per_group: number of items from each group. Must divide the batch size. Pass one of
-            the two, or neither for ``group_size`` items from each group.
-        group_key: entry that holds the group of an item: a number, a string, or a row of numbers.
+        samples_per_group: number of items from each group. Must divide the batch size. Pass exactly
+            one of ``num_groups`` and ``samples_per_group``. With ``group_size`` you can omit both,
+            and then receive ``group_size`` items from each group.
+        group_key: key of the entry that identifies the group of an item. The entry is a number, a
+            string, or a row of numbers.
         strategy: ``"random"`` draws at random, ``"recency"`` draws the newest items, and
             ``"reward"`` draws the items with the largest rewards. ``"variance"`` draws the items
             whose rewards have the largest variance (RePO).
-        reward_key: entry that holds the reward. If it has several numbers, their mean is used.
-        cache_groups: has no effect. Only items written since the last draw are read in any case.
+        reward_key: key of the reward. If a reward has several numbers, their mean is used.
+        cache_groups: has no effect, because a draw only reads items written since the last draw.
         group_size: number of items in a complete group.
         give_up_after: seconds after which an incomplete group is abandoned. None means never.
         consumer: name of a consumer. All learners with this name share the groups under leases, as
-            with a `ConsumingSampler`. Requires ``group_size``. Groups are drawn as a whole.
-        start: position of a new consumer, ``"oldest"`` or ``"newest"``.
+            with a `ConsumingSampler`. Requires ``group_size``. Learners receive whole groups.
+        start: where a new consumer starts: with the ``"oldest"`` item in the buffer, or after the
+            ``"newest"``.
 
     Raises:
         TypeError: a number is not an int, or ``num_groups`` and ``samples_per_group`` were both
-            passed. Without ``group_size``, also if neither or ``give_up_after`` was passed.
+            passed. Without ``group_size``, also raised if neither of them or ``give_up_after`` was
+            passed.
         ValueError: a number is below 1, ``strategy`` is unknown, or ``samples_per_group`` is larger
-            than ``group_size``.
+            than ``group_size``. With ``consumer``, also raised without ``group_size`` or with
+            another ``strategy`` than ``"random"``.
 
     Cost: 50 ns per tensor item and 1 µs per record written since the last draw. A batch of 256
         items in groups of 8 takes 80 µs. The first draw reads every item, which takes 100 ms per
-        million items. For text keys in tensor storages it takes one second per million items. With
-        text keys, new records are read completely. Memory: 20 bytes per item.
+        million items, or one second per million items for text keys in tensor storages. With text
+        keys, new records are read completely. The index takes 20 bytes of memory per item.
 
     Example:
         >>> import torch
@@ -145,13 +154,13 @@ class PromptGroupSampler(ClaimingSampler):
             self.group_size is None or not 0 < self.give_up_after < 1e9
         ):
             raise (TypeError if self.group_size is None else ValueError)(
-                "give_up_after must be a number of seconds greater than 0, and requires "
-                f"group_size; got {give_up_after}"
+                "give_up_after must be a positive number of seconds below 1e9, and requires "
+                f"group_size, got {give_up_after} (group_size={group_size})"
             )
         if consumer is not None and (self.group_size is None or self.strategy != "random"):
             raise ValueError(
-                "a consumer only gets whole groups; pass group_size, and leave strategy at its "
-                "default"
+                "a consumer only gets whole groups, so group_size is required and strategy must be "
+                f"'random', got group_size={group_size} and strategy={strategy!r}"
             )
         self._keys = Keys()
         self._index = LabelIndex(
@@ -169,7 +178,7 @@ class PromptGroupSampler(ClaimingSampler):
 
     @property
     def groups(self) -> GroupCounts:
-        """Numbers of groups at the last draw, and of all groups lost until then."""
+        """Numbers of groups at the last draw. Removed and abandoned groups are counted in total."""
         with self._index.lock:
             if (table := self._index.table) is None:
                 return GroupCounts(0, 0, 0, 0)
@@ -178,7 +187,7 @@ class PromptGroupSampler(ClaimingSampler):
     def sample(
         self, storage: Any, batch_size: int, taking: Taking | None = None
     ) -> tuple[Any, dict[Any, Any]]:
-        """Draws items; see `Consumes.sample`.
+        """Draws a batch of whole groups; see `Consumes.sample`.
 
         Args:
             storage: the storage to draw from.
@@ -186,12 +195,13 @@ class PromptGroupSampler(ClaimingSampler):
             taking: see `Consumes.sample`.
 
         Returns:
-            Element indices, int64 ``[n]``, ordered by group.
+            Element indices, int64 ``[n]``, ordered by group, and a dict with additional entries of
+                the sample.
 
         Raises:
-            EmptyBufferError: the storage is empty. With ``group_size``, also if there are too few
-                complete groups for a batch. With a consumer, if no complete group and no writer is
-                left.
+            EmptyBufferError: the storage is empty. With ``group_size``, also raised if there are
+                too few complete groups for a batch. With a consumer, raised if no complete group is
+                left and no writer is attached.
             KeyError: items have no entry ``group_key`` or no reward.
             ValueError: ``batch_size`` is not a multiple of ``num_groups`` or
                 ``samples_per_group``, or requests more items than a group has.
@@ -199,16 +209,15 @@ class PromptGroupSampler(ClaimingSampler):
         """
         if lanes_of(storage):
             raise NotImplementedError(
-                f"{type(self).__name__} only supports storages of one dimension, but this one has "
-                f"{storage.ndim}"
+                f"a {type(self).__name__} requires a storage with ndim=1, got ndim={storage.ndim}"
             )
         groups, wanted = self._shape(batch_size)
         if self.consumer is not None:
             if wanted != self.group_size:
                 raise ValueError(
-                    f"a consumer gets whole groups of group_size={self.group_size}, but this batch "
-                    f"would have {wanted} items of each group; sample "
-                    f"{groups * (self.group_size or 0)} items"
+                    f"a consumer gets whole groups of group_size={self.group_size}, but a batch of "
+                    f"{batch_size} would have {wanted} items from each group; use batch_size="
+                    f"{groups * (self.group_size or 0)}"
                 )
             return self._claimed(storage, groups, wanted, taking)
 
@@ -227,14 +236,17 @@ class PromptGroupSampler(ClaimingSampler):
 
     def _source(self, storage: Any, consumer: Consumer) -> WholeGroups:
         ring = self._look(storage)
-        assert ring is not None  # otherwise there is no consumer
+        assert ring is not None  # a consumer requires a ring
         return WholeGroups(self, self._index, storage, ring)
 
     def _exhausted(self) -> str:
         return f"was given every complete group ({self._others()})"
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
-        """True if the storage has items or, with ``group_size``, enough complete groups."""
+        """True if the storage has items or, with ``group_size``, enough complete groups.
+
+        With a consumer, other learners must not have claimed these groups.
+        """
         groups, _ = self._shape(batch_size)
         if not len(storage):
             return False
@@ -248,13 +260,17 @@ class PromptGroupSampler(ClaimingSampler):
             return int(self._index.table.marked) >= (1 if self.group_size is None else groups)
 
     def _shape(self, batch_size: int) -> tuple[int, int]:
-        """Returns the number of groups in a batch, and the number of items from each group."""
+        """Returns the number of groups in a batch, and the number of items from each group.
+
+        Raises ValueError if they do not divide the batch size, or if a group has fewer items.
+        """
         name = "samples_per_group" if self.num_groups is None else "num_groups"
         value = self.samples_per_group if self.num_groups is None else self.num_groups
         assert value is not None
         if batch_size % value:
             raise ValueError(
-                f"batch_size={batch_size} is not divisible by {name}={value}; use a multiple of it"
+                f"batch_size={batch_size} is not divisible by {name}={value}; use a multiple of "
+                f"{value}"
             )
         other = batch_size // value
         groups, wanted = (other, value) if self.num_groups is None else (value, other)
@@ -264,8 +280,8 @@ class PromptGroupSampler(ClaimingSampler):
     def _require_enough(self, wanted: int) -> None:
         if self.group_size is not None and wanted > self.group_size:
             raise ValueError(
-                f"{wanted} items of each group were requested, but a group has "
-                f"group_size={self.group_size}; request fewer"
+                f"{wanted} items of each group were requested, but a group only has "
+                f"group_size={self.group_size} items; request at most {self.group_size} per group"
             )
 
     def _look(self, storage: Any) -> Ring | None:
@@ -276,7 +292,16 @@ class PromptGroupSampler(ClaimingSampler):
         return ring
 
     def _choose(self, key: int, groups: int, wanted: int) -> Ints:
-        """Chooses groups, and returns their elements, ordered by group."""
+        """Chooses groups and items in each group.
+
+        Args:
+            key: seed of the draw.
+            groups: number of groups.
+            wanted: number of items from each group.
+
+        Returns:
+            The elements of the items, int64 ``[groups * wanted]``, ordered by group.
+        """
         table = self._index.table
         numbers = self._numbers(key, table.marked, groups)
         elements = np.empty((groups, wanted), np.int64)
@@ -300,7 +325,11 @@ class PromptGroupSampler(ClaimingSampler):
         return elements.reshape(-1)
 
     def _numbers(self, key: int, there: int, groups: int) -> Ints:
-        """Chooses groups by number. Groups are numbered by the age of their first items."""
+        """Chooses the numbers of ``groups`` groups out of ``there``, int64 ``[groups]``.
+
+        Groups are numbered by the age of their first item. If there are too few groups, groups are
+        chosen repeatedly without ``group_size``, and EmptyBufferError is raised with it.
+        """
         numbers = np.empty(groups, np.int64)
         if there < groups and (self.group_size is not None or not there):
             raise self._too_few(groups, there)
@@ -315,18 +344,27 @@ class PromptGroupSampler(ClaimingSampler):
     def _too_few(self, groups: int, there: int) -> EmptyBufferError:
         return EmptyBufferError(
             f"{groups} complete groups were requested, but only {there} exist: {self._others()}; "
-            "write more of them first, or request fewer"
+            "write more groups before you sample, or request fewer"
         )
 
     def _others(self) -> str:
+        """Returns the numbers of groups that cannot be sampled, for a message."""
         counts = self.groups
         return (
             f"{counts.open} are incomplete, {counts.withdrawn} have lost items, {counts.given_up} "
-            "were given up"
+            "were abandoned"
         )
 
     def _within(self, members: Ints, wanted: int) -> Ints:
-        """Selects ``wanted`` of the items of each group, ``[groups, wanted]``."""
+        """Selects ``wanted`` items from each group according to ``strategy``.
+
+        Args:
+            members: elements of the items in each group, oldest first, int64 ``[groups, items]``.
+            wanted: number of items to select from each group.
+
+        Returns:
+            The elements of the selected items, int64 ``[groups, wanted]``.
+        """
         if self.strategy == "recency":
             return within.last(members, wanted)
         assert self._index.values is not None
@@ -338,9 +376,9 @@ class PromptGroupSampler(ClaimingSampler):
         if short and not self._warned:
             self._warned = True
             warnings.warn(
-                "there are fewer groups, or fewer items in a group, than a batch needs, so some "
-                "are sampled twice. Write more items first, sample fewer, or pass group_size to "
-                "sample only complete groups",
+                "a batch needs more groups, or more items from a group, than the buffer has, so "
+                "some items are sampled more than once. Write more items before you sample, use a "
+                "smaller batch, or pass group_size to sample only complete groups",
                 stacklevel=4,
             )
 
@@ -352,7 +390,7 @@ class PromptGroupSampler(ClaimingSampler):
         super()._empty()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Does nothing, because the storage has all data of groups."""
+        """Does nothing, because the groups are found again from the items in the storage."""
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={getattr(self, name)!r}" for name in _SHOWN)

@@ -1,15 +1,16 @@
-"""Index of a storage's items by label, which follows new writes.
+"""Index of a storage's items by label, which is updated after writes.
 
     ring ──▶ Follower           items committed or removed since the last update of this process
                  └──▶ labels_of     the label entry of the new items
                           └──▶ Labels   items of each label, oldest first
 
-The index is private to a process, and writers continue while it is updated. The tickets of later
-writes are at least the head that the update has read. A draw checks the tickets of its items: if
-all of them are smaller, the items have not changed since the update.
+Each process has its own index, and writers continue during an update. The tickets of their new
+items are at least as large as the head that the update has read. A draw compares the tickets of its
+items with this head. If all tickets are smaller, the items have not changed since the update.
 
-An item that is being written during an update is missing from its group, but the group is not
-removed. If the same item has been changed in place, its group is complete again after the write.
+If a slot is being written during an update, its item is treated as temporarily absent, and its
+group is kept but not sampled. If the write changes the same item in place, the group is complete
+again after the write.
 """
 
 from __future__ import annotations
@@ -35,31 +36,32 @@ from shmbuffer.samplers.passes import wait_for_items
 from shmbuffer.samplers.sampler import NOTHING_THERE
 from shmbuffer.storages.storage import ring_of
 
-_PIECE = 2**15  # number of items added per step
+_PIECE = 2**15  # maximum number of items that are read together
 
 
 class LabelIndex:
-    """Labels of the items of one storage.
+    """Index of the items in one storage by label.
 
     Args:
-        path: path of the entry that holds the label.
+        path: path of the entry that contains the label.
         to_labels: function that converts entries to 64-bit labels.
-        value: path of a number that is stored with each item.
+        value: path of an entry whose mean is kept for each item, such as the reward, or None.
         limit: number of items in a group, or 0 for no limit.
-        by_age: if True, labels are ordered by the age of their first item.
+        by_age: if True, groups are numbered by the age of their first item.
         trim: None, or a function that is called after each update. Its argument is a function that
             returns the labels in use.
 
     Attributes:
         limit: the argument ``limit``.
-        table: the labels. Hold `lock` while using the table.
-        values: float64 ``[elements]``, if ``value`` is given.
+        table: the items of each label. The caller must hold `lock` while using the table.
+        values: mean of the entry ``value`` for each element, float64 ``[elements]``, or None.
         head: head of the ring at the last update. Items whose tickets are at least ``head`` are not
             included.
-        is_claimed: True if the table excludes the items of other learners.
+        is_claimed: True if the table excludes items that other learners have claimed.
 
     Cost: the first update reads every slot, which takes 100 ms per million slots. Later updates
-        read only new and removed items. Memory: 12 to 16 bytes per item, and 80 bytes per label.
+        read only new and removed items. The index takes 12 to 16 bytes of memory per item, and 80
+        bytes per label.
     """
 
     def __init__(
@@ -79,11 +81,11 @@ class LabelIndex:
         self.forget()
 
     def forget(self) -> None:
-        """Discards all labels. The next update reads every item."""
+        """Discards the index. The next update reads every item."""
         self._storage: weakref.ref[Any] | None = None
         self._native: Any = None
         self._mover: Any = None
-        self._asked: Any = None  # mover to which `_columns` belongs
+        self._asked: Any = None  # mover from which `_columns` was determined
         self._follower: Any = None
         self.table: Any = None
         self.values: Floats | None = None
@@ -91,7 +93,7 @@ class LabelIndex:
         self._columns: tuple[Any, ...] | None = None
         self._room = np.empty((2, 0), np.int64)
 
-    #: Held while the table is used, because another thread may update it.
+    #: Must be held while the table is used, because another thread could update the table.
     lock = ForkLock(lambda index, _: index.forget())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -104,15 +106,15 @@ class LabelIndex:
     # -- looking -------------------------------------------------------------------------------
 
     def update(self, storage: Any) -> Ring | None:
-        """Updates the table with new writes. The caller must hold `lock`.
+        """Adds new items to the table, and removes overwritten items. The caller must hold `lock`.
 
         Returns:
-            The ring of the storage, or None.
+            The ring of the storage, or None if the storage has no ring.
 
         Raises:
             EmptyBufferError: the storage is empty.
-            KeyError: an item lacks the entry.
-            ValueError: a group is larger than the storage.
+            KeyError: an item lacks the entry with the label or the value.
+            ValueError: the group size is larger than the storage.
         """
         ring: Ring | None = ring_of(storage)
         if ring is None:
@@ -149,11 +151,11 @@ class LabelIndex:
     def _begin(self, elements: int) -> None:
         self.table = _core.Labels(max(1, elements), self.limit, self._by_age)
         if self.is_claimed:
-            self.table.record_lost()  # starting with the first update
+            self.table.record_lost()  # before the first update, so that no lost item is missed
         self.values = np.zeros(elements) if len(self._paths) > 1 else None
 
     def _look_at_foreign(self, storage: Any) -> None:
-        """Reads all items of a storage that is not part of this package."""
+        """Rebuilds the table from all items in a storage that does not belong to this package."""
         count = len(storage)
         if not count:
             raise EmptyBufferError(NOTHING_THERE)
@@ -167,7 +169,7 @@ class LabelIndex:
         self.table.settle(None)
 
     def _catch_up(self, ring: Ring) -> None:
-        """Reads new items once, and a second time after the first update."""
+        """Updates the table. After a complete rebuild, a second update adds the newest items."""
         columns = self._columns
         if columns is not None:
             now = time.monotonic_ns() if self.limit else 0
@@ -175,12 +177,16 @@ class LabelIndex:
             if head is not None:
                 self.head = head
                 return
-            self._columns = None  # some columns are not numeric
+            self._columns = None  # the core cannot read this entry, so Python reads it from now on
         while self._look_once(ring):
             pass
 
     def _look_once(self, ring: Ring) -> bool:
-        """Updates once. Returns True for a first update, during which newer items were written."""
+        """Processes the result of one poll of the follower.
+
+        Returns True if all items were read. This takes so long that newer items have probably been
+        written in the meantime.
+        """
         follower, table = self._follower, self.table
         before = follower.seen
         seen = follower.poll()
@@ -214,7 +220,7 @@ class LabelIndex:
             yield slots[:count].copy()
 
     def tell(self, ring: Ring, slots: Ints) -> None:
-        """Adds the items of these slots that are still present."""
+        """Adds the items in ``slots`` to the table. Items that were overwritten are skipped."""
         columns, there = labels_of(self._mover, self._paths, slots, self.head)
         elements = elements_of(slots[there], ring.width)
         if len(elements):
@@ -236,13 +242,16 @@ class LabelIndex:
     # -- asking --------------------------------------------------------------------------------
 
     def kins(self, elements: Ints) -> Ints:
-        """Returns a number for the group or version of each element, or -1 for none."""
+        """Returns the number of each element's group or version, int64 ``[n]``.
+
+        The number is -1 if the element is not in the index.
+        """
         found = np.empty(len(elements), np.int64)
         self.table.read_groups(address(elements), len(elements), address(found))
         return found
 
     def leave_out(self, elements: Ints) -> None:
-        """Removes items from the index that are still in the storage."""
+        """Removes the items at ``elements`` from the index, although they are in the storage."""
         elements = np.ascontiguousarray(elements)
         self.table.drop(address(elements), len(elements))
         self.table.settle(self._follower)
@@ -254,7 +263,16 @@ class LabelIndex:
         return found
 
     def groups(self, key: int, most: int, size: int) -> Ints:
-        """Chooses up to ``most`` complete groups at random, ``[groups, size]``."""
+        """Chooses up to ``most`` complete groups at random.
+
+        Args:
+            key: seed of the choice.
+            most: maximum number of groups.
+            size: number of items in a group.
+
+        Returns:
+            The elements of the items in each group, int64 ``[groups, size]``.
+        """
         there = min(self.table.marked, most)
         numbers, found = np.empty(there, np.int64), np.empty((there, size), np.int64)
         self.table.choose(key, self.table.marked, there, address(numbers))
@@ -262,19 +280,42 @@ class LabelIndex:
         return found
 
     def fresh(self, version: int, most: int, key: int, count: int, *out: int) -> bool | None:
-        """Draws by staleness; see ``Labels.fresh`` in the core."""
+        """Draws items in the C core with weights ``1 / (staleness + 1)``.
+
+        Args:
+            version: policy version from which the staleness is computed.
+            most: maximum staleness.
+            key: seed of the draw.
+            count: number of items.
+            out: addresses of the elements, int64 ``[count]``, their staleness, float32 ``[count]``,
+                and their tickets, int64 ``[count]``.
+
+        Returns:
+            True after a draw, False if an item was overwritten, or None if no item is fresh enough.
+        """
         found: bool | None = self.table.draw_fresh(self._follower, version, most, key, count, *out)
         return found
 
     def tickets(self, elements: Ints) -> Ints | None:
-        """Returns the tickets of items, int64 ``[n]``, or None if one has been overwritten."""
+        """Returns the tickets of the items at ``elements``, int64 ``[n]``.
+
+        Returns None if one of the items has been overwritten since the last update.
+        """
         found = np.empty(len(elements), np.int64)
         out = address(elements), len(elements), address(found)
         return found if self.table.read_tickets(self._follower, *out) else None
 
 
 def _not_again(ring: Ring, gone: Ints, parts: list[Ints], before: int) -> Ints:
-    """Returns the slots whose items were removed, except slots where the same item is back."""
+    """Returns the slots in ``gone``, except those that hold the same item as before again.
+
+    Args:
+        ring: the ring.
+        gone: slots whose items were removed.
+        parts: slots of the new items.
+        before: head of the ring at the previous update. A smaller ticket belongs to an item that
+            was already in the index.
+    """
     if not parts:
         return gone
     fresh = np.concatenate(parts)
@@ -283,11 +324,14 @@ def _not_again(ring: Ring, gone: Ints, parts: list[Ints], before: int) -> Ints:
 
 
 def means_of(column: Column) -> Floats:
-    """Returns the mean of each item's numbers."""
+    """Returns the mean of each item's reward, float64 ``[n]``.
+
+    Raises TypeError if a reward is not a number or an array of numbers.
+    """
     if not isinstance(column, np.ndarray):
         kind = type(column[0]).__name__ if column else "nothing"
         raise TypeError(
-            f"a reward must be one or several numbers, not {kind}; choose another reward_key"
+            f"rewards must be numbers or tensors of numbers, got {kind}; choose another reward_key"
         )
     means: Floats = column.astype(np.float64).mean(-1)
     return means

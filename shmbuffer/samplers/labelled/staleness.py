@@ -1,4 +1,4 @@
-"""Sampling by staleness, for collectors that lag behind the policy."""
+"""Sampler that prefers items from recent policy versions, for collectors that lag behind."""
 
 from __future__ import annotations
 
@@ -35,35 +35,36 @@ class StalenessAwareSampler(ClaimingSampler):
     """Draws items with a weight that decreases with their staleness, up to a maximum staleness.
 
     The staleness of an item is `consumer_version` minus the item's version under ``version_key``.
-    It is the number of policy updates since the item was collected. Versions can be in any order in
-    the storage, because each collector lags by a different number of updates.
+    This is the number of policy updates since the item was collected. Versions can be in any order
+    in the storage, because each collector lags by a different number of updates.
 
     A batch contains no item twice unless there are too few fresh items. In this case, the batch is
     drawn with replacement, as in TorchRL. Each draw chooses one of the remaining items with
     probability ``weight / sum(weights)``.
 
-    A sample has the staleness of its items in the entry ``"staleness"``, float32 ``[n]``. With a
-    shared storage, the entry ``"index_generation"`` has their tickets.
+    The entry ``"staleness"`` of a sample contains the staleness of its items, float32 ``[n]``. With
+    a shared storage, the entry ``"index_generation"`` contains their tickets.
 
     Args:
         max_staleness: maximum staleness of a drawn item, or -1 for no limit.
-        staleness_weight_fn: function from the staleness of each present version, float32
-            ``[versions]``, to the same number of non-negative weights. None means
-            ``1 / (staleness + 1)``, and 1 for items that are newer than `consumer_version`.
-        version_key: entry that holds the version of an item, a single integer.
-        freshest_first: if True, returns the freshest items instead, without randomness. Within a
-            version, the newest item is first.
+        staleness_weight_fn: function that receives the staleness of each version in the buffer,
+            float32 ``[versions]``, and returns the same number of non-negative weights. With None,
+            the weight is ``1 / (staleness + 1)``, or 1 for items newer than `consumer_version`.
+        version_key: key of the entry with the version of an item, which is a single integer.
+        freshest_first: if True, the freshest items are returned instead, without randomness. Within
+            a version, the newest item is first.
         consumer: name of a consumer. All learners with this name share the items under leases, as
             with a `ConsumingSampler`. Items that are too stale are not delivered.
-        start: position of a new consumer, ``"oldest"`` or ``"newest"``.
+        start: where a new consumer starts: with the ``"oldest"`` item in the buffer, or after the
+            ``"newest"``.
 
     Raises:
         ValueError: ``max_staleness`` is below -1.
 
     Cost: 20 ns per tensor item and 1 µs per record written since the last draw. A batch of 256
-        tensors takes 80 µs, plus 10 µs per thousand present versions, regardless of the number of
-        items. The first draw reads every item, which takes 100 ms per million items. Memory: 12 to
-        16 bytes per item.
+        tensors takes 80 µs, plus 10 µs per thousand versions in the buffer, regardless of the
+        number of items. The first draw reads every item, which takes 100 ms per million items. The
+        index takes 12 to 16 bytes of memory per item.
 
     Example:
         >>> import torch
@@ -110,14 +111,14 @@ class StalenessAwareSampler(ClaimingSampler):
 
     @property
     def consumer_version(self) -> int:
-        """Policy version of the learners.
+        """Current policy version of the learners, from which staleness is computed.
 
         With a shared storage, all processes share this number. A learner can set the number, and
         ``buffer.publish`` raises it to the version of the published weights. The initial value is
         0.
 
         Raises:
-            ValueError, TypeError: the new value is not a number from 0 to 2**62 - 1.
+            ValueError, TypeError: the new value is not an integer from 0 to 2**62 - 1.
         """
         return self._version.read()
 
@@ -126,7 +127,7 @@ class StalenessAwareSampler(ClaimingSampler):
         self._version.store(value)
 
     def increment_consumer_version(self) -> None:
-        """Adds 1 to the version atomically, so that two concurrent calls add 2."""
+        """Adds 1 to `consumer_version` atomically, so that two concurrent calls add 2."""
         self._version.increment()
 
     @property
@@ -142,11 +143,14 @@ class StalenessAwareSampler(ClaimingSampler):
     def max_staleness(self, value: int) -> None:
         number = operator.index(value)
         if number < -1:
-            raise ValueError(f"max_staleness must be at least 0, or -1 for no limit; got {value}")
+            raise ValueError(f"max_staleness must be at least 0, or -1 for no limit, got {value}")
         self._max_staleness = number
 
     def bind(self, storage: Any) -> Consumer | None:
-        """Uses the version stored in this storage, and binds the consumer; see `Consumes.bind`."""
+        """Uses the version that is stored with ``storage``, and binds the consumer.
+
+        See `Consumes.bind`.
+        """
         self._version.bind(storage)
         return super().bind(storage)
 
@@ -155,14 +159,15 @@ class StalenessAwareSampler(ClaimingSampler):
     def sample(
         self, storage: Any, batch_size: int, taking: Taking | None = None
     ) -> tuple[Any, dict[Any, Any]]:
-        """Draws items; see `Consumes.sample`.
+        """Draws items by staleness; see `Consumes.sample`.
 
         Returns:
-            Indices, and the staleness of each item under ``"staleness"``, float32 ``[n]``.
+            Element indices, int64 ``[n]``, and a dict with the staleness of each item under
+                ``"staleness"``, float32 ``[n]``.
 
         Raises:
-            EmptyBufferError: the storage is empty. With a consumer, also if no item and no writer
-                is left.
+            EmptyBufferError: the storage is empty. With a consumer, also raised if no item is left
+                and no writer is attached.
             KeyError: items have no entry ``version_key``.
             RuntimeError: there is no consumer, and all items are too stale or have weight 0.
             RateLimitTimeout, RateLimitError: only with a consumer; see `ReplayBuffer.sample`.
@@ -186,7 +191,7 @@ class StalenessAwareSampler(ClaimingSampler):
 
     def _source(self, storage: Any, consumer: Consumer) -> FreshItems:
         ring = self._index.update(storage)
-        assert ring is not None  # otherwise there is no consumer
+        assert ring is not None  # a consumer requires a ring
         return FreshItems(self, storage, ring)
 
     def _exhausted(self) -> str:
@@ -201,7 +206,7 @@ class StalenessAwareSampler(ClaimingSampler):
         return int(counts[there].sum())
 
     def _too_stale(self, version: int) -> Ints:
-        """Returns the elements that are too stale. They never become fresh again."""
+        """Returns the elements of the items that are too stale, int64 ``[n]``."""
         staleness, counts = self._stalenesses(version)
         old = ~self._are_fresh(staleness)
         if not old.any():
@@ -214,9 +219,11 @@ class StalenessAwareSampler(ClaimingSampler):
     def _drawn(
         self, ring: Ring | None, key: int, count: int
     ) -> tuple[Ints, NDArray[np.float32], Ints | None] | None:
-        """Draws elements, and returns them with their staleness and tickets.
+        """Draws ``count`` items with the seed ``key``.
 
-        The tickets are None without a ring. Returns None if an item was overwritten.
+        Returns:
+            The elements, int64, their staleness, float32, and their tickets, int64 (None without a
+            ring). Returns None if an item was overwritten.
         """
         index, version = self._index, self.consumer_version
         chosen, stale = np.empty(count, np.int64), np.empty(count, np.float32)
@@ -234,7 +241,10 @@ class StalenessAwareSampler(ClaimingSampler):
         return chosen, stale, held
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
-        """True if an item is fresh enough."""
+        """True if at least one item is fresh enough.
+
+        With a consumer, there must be ``batch_size`` items that no learner has claimed.
+        """
         consumer = self.bind(storage)
         if not len(storage):
             return False
@@ -249,7 +259,10 @@ class StalenessAwareSampler(ClaimingSampler):
             return bool(counts[self._are_fresh(staleness)].any())
 
     def _stalenesses(self, version: int) -> tuple[Ints, Ints]:
-        """Returns the staleness of each version, in ascending order, and its number of items."""
+        """Returns the staleness of each version in the buffer, and its number of items.
+
+        Both are int64 ``[versions]``, ordered from the smallest version to the largest.
+        """
         labels, counts = self._index.table.order()
         return version - np.frombuffer(labels, np.int64), np.frombuffer(counts, np.int64)
 
@@ -261,7 +274,10 @@ class StalenessAwareSampler(ClaimingSampler):
         return _LARGEST if self._max_staleness < 0 else self._max_staleness
 
     def _choose(self, key: int, version: int, batch_size: int) -> tuple[Ints, Ints]:
-        """Chooses elements, and returns the staleness of each."""
+        """Chooses ``batch_size`` items with the seed ``key``.
+
+        Returns their elements and their staleness, int64 ``[batch_size]`` each.
+        """
         table = self._index.table
         staleness, counts = self._stalenesses(version)
         weights = self._weights(staleness, counts, version)
@@ -276,7 +292,10 @@ class StalenessAwareSampler(ClaimingSampler):
         return elements, version - labels
 
     def _weights(self, staleness: Ints, counts: Ints, version: int) -> Floats:
-        """Returns the weight of an item of each version, or 0 if the version is not drawn."""
+        """Returns the weight of an item of each version, float64 ``[versions]``.
+
+        The weight is 0 if the version is too stale. Raises RuntimeError if all weights are 0.
+        """
         if self.staleness_weight_fn is None:
             weights = 1.0 / (np.maximum(staleness, 0) + 1.0)
         else:
@@ -286,8 +305,8 @@ class StalenessAwareSampler(ClaimingSampler):
             raise RuntimeError(
                 f"All {counts.sum()} entries in the buffer exceed "
                 f"max_staleness={self._max_staleness} (consumer_version={version}), or have weight "
-                f"0; the newest is {staleness.min()} versions old. Raise max_staleness, or let "
-                "collectors use newer weights"
+                f"0; the newest entry is {staleness.min()} versions old. Use a larger "
+                "max_staleness, or let collectors load newer weights"
             )
         return weights
 
@@ -298,12 +317,14 @@ class StalenessAwareSampler(ClaimingSampler):
         weights: Floats = cpu.as_tensor(given).detach().to("cpu", torch.float64).numpy().copy()
         if weights.shape != staleness.shape or not (weights >= 0).all():
             raise ValueError(
-                "staleness_weight_fn must return one weight for each staleness, none of them "
-                f"negative or NaN; for {staleness.tolist()[:4]} it returned "
-                f"{weights.tolist()[:4] if weights.ndim else weights.item()}"
+                "staleness_weight_fn must return one weight of at least 0 for each staleness, got "
+                f"{weights.tolist()[:4] if weights.ndim else weights.item()} for the staleness "
+                f"{staleness.tolist()[:4]}"
             )
         if not np.isfinite(weights).all():
-            raise ValueError("staleness_weight_fn must return finite weights, but one is infinite")
+            raise ValueError(
+                "staleness_weight_fn must return finite weights, got an infinite weight"
+            )
         return weights
 
     # -- state ---------------------------------------------------------------------------------
@@ -313,16 +334,16 @@ class StalenessAwareSampler(ClaimingSampler):
         super()._empty()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns ``consumer_version`` and ``max_staleness``."""
+        """Returns a dict with ``consumer_version`` and ``max_staleness``."""
         return {"consumer_version": self.consumer_version, "max_staleness": self._max_staleness}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a `state_dict` of this class or of TorchRL's."""
+        """Loads the result of `state_dict`, from this class or from TorchRL's class."""
         self.max_staleness = int(state_dict["max_staleness"])
         self.consumer_version = int(state_dict["consumer_version"])
 
     def _apply(self, saved: dict[str, Any], loaded: Loaded | None) -> None:
-        if loaded is not None and loaded.in_place:  # the buffer already has a newer version
+        if loaded is not None and loaded.in_place:  # the opened files contain a newer version
             self.max_staleness = saved["max_staleness"]
             return
         self.load_state_dict(saved)
@@ -347,7 +368,7 @@ class FreshItems(LabelSource):
         return self._sampler._drawable(self._version)
 
     def choose(self, most: int) -> Units:
-        """Chooses up to ``most`` items."""
+        """Returns up to ``most`` items. They stay in the source until `leave_out` is called."""
         if not (there := min(most, self.count())):
             return self.with_tickets(np.empty((0, 1), np.int64))
         key = draw_key(self._sampler, self._storage)
@@ -356,11 +377,11 @@ class FreshItems(LabelSource):
         return self.with_tickets(elements[:, None])
 
     def leave_out(self, chosen: Units, which: Flags) -> None:
-        """Removes chosen items, because a learner holds them."""
+        """Removes the chosen items that are True in ``which``, because a learner holds them."""
         self._index.leave_out(chosen.elements[which, 0])
 
     def lost(self) -> Units | None:
-        """Returns the items that are too stale."""
+        """Removes the items that are too stale from the source, and returns them."""
         stale = self._sampler._too_stale(self._version)
         if not len(stale):
             return None
@@ -369,16 +390,19 @@ class FreshItems(LabelSource):
         return units
 
     def add(self, elements: Ints) -> None:
-        """Allows items to be chosen again."""
+        """Allows the items at ``elements`` to be chosen again."""
         if len(back := elements[self._index.kins(elements) < 0]):
             self._index.tell(self.ring, back)
 
     def remove_taken(self, given: Ints, free: Ints, states: Bytes) -> Ints:
-        """Removes items that learners hold or have acknowledged."""
+        """Removes items that learners hold or have acknowledged.
+
+        Returns no elements, because an item can be delivered as long as it is fresh enough.
+        """
         self._index.leave_out(given[self._index.kins(given) >= 0])
         return free[:0]
 
     def facts(self, elements: Ints) -> dict[Any, torch.Tensor]:
-        """Returns the entry with the staleness for a sample of these elements."""
+        """Returns a dict with the staleness of the items at ``elements``, float32 ``[n]``."""
         stale = [self._staleness[one] for one in elements.tolist()]
         return {"staleness": cpu.tensor(stale, dtype=torch.float32)}
