@@ -1,1 +1,1 @@
-"""Sampling by priority: where priorities are stored, and how they change."""
+"""Samplers that draw items by priority, and the tables and trees that store priorities."""

@@ -1,4 +1,4 @@
-"""Sampling in proportion to priority (Schaul et al., Prioritized Experience Replay, ICLR 2016)."""
+"""Sampler in proportion to priority (Schaul et al., Prioritized Experience Replay, ICLR 2016)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from shmbuffer.tensors.form.tensor_kit import TENSORS
 from shmbuffer.torchrl.compat.sampler_files import PRIORITIES, moved
 
 DTYPES = (torch.float32, torch.float64)
-# Maximum difference between a weight computed in float64 and the core's float32 weight. A larger
-# difference means that the priorities have changed since the draw.
+# Maximum relative difference between a weight computed in float64 and the core's float32 weight. A
+# larger difference means that the priorities have changed since the draw.
 _SAME_WEIGHT = 1e-4
 
 
@@ -39,20 +39,20 @@ class PrioritizedSampler(PriorityStore):
     items. A new item gets the largest priority that was ever set, initially 1.0. If all masses are
     zero (``eps=0``), sampling is uniform with weights of 1.
 
-    Storages of this package store the priorities in their own memory. In a directory, all processes
+    Storages of this package keep the priorities in their own memory. In a directory, all processes
     share one tree: collectors set initial priorities, and several learners sample and update
-    concurrently. All samplers of a shared directory need the same alpha and eps. With other
-    storages, the sampler uses its own table. So does a second sampler of a storage that is not
-    shared.
+    concurrently. All samplers of a shared directory must have the same alpha and eps. With other
+    storages, the sampler keeps the priorities in its own table. A second sampler of a storage that
+    is not shared also has its own table.
 
     Args:
         max_capacity: capacity of the sampler's own table in elements.
         alpha: priority exponent, at least 0. With 0, sampling is uniform.
         beta: exponent of the importance weights, at least 0. A value far above 1 causes a warning.
         eps: constant that is added to every priority, at least 0.
-        dtype: dtype of the weights and their computation, ``torch.float`` or ``torch.double``.
-            Priorities and masses are always float64.
-        reduction: reduction of several priorities of one item, such as a stored trajectory:
+        dtype: dtype in which weights are computed and returned, ``torch.float`` or
+            ``torch.double``. Priorities and masses are always float64.
+        reduction: how several priorities of one item, such as a stored trajectory, are combined:
             ``"max"``, ``"min"``, ``"mean"``, ``"median"`` (the lower of two middle values) or
             ``"sum"``.
         max_priority_within_buffer: if True, a new item gets the largest priority of the items in
@@ -67,9 +67,10 @@ class PrioritizedSampler(PriorityStore):
 
     Cost: one native call draws and gathers 256 items with their weights in about ten microseconds.
         This time grows with the base-16 logarithm of the capacity. With
-        ``max_priority_within_buffer``, a write without priorities reads the items written since the
-        last such write. If the largest priority was removed or another process has set priorities,
-        it reads all masses, which takes a millisecond per million.
+        ``max_priority_within_buffer``, a write without priorities reads the priorities of all items
+        written since the last such write. If the item with the largest priority was removed, or if
+        another process has set priorities, the write reads all masses, which takes a millisecond
+        per million items.
 
     Example:
         >>> import torch
@@ -107,13 +108,13 @@ class PrioritizedSampler(PriorityStore):
             raise ValueError(f"reduction must be one of {REDUCTIONS}, got {reduction!r}")
         if dtype not in DTYPES:
             raise NotImplementedError(
-                f"dtype {dtype} is not supported by PrioritizedSampler; weights must be "
-                "torch.float32 or torch.float64"
+                f"dtype of a PrioritizedSampler must be torch.float32 or torch.float64, got {dtype}"
             )
         if device is not None and torch.device(device).type != "cpu":
             raise NotImplementedError(
-                f"PrioritizedSampler(device={str(device)!r}): the priority tree is in shared "
-                "memory on the CPU; leave device out, and move the sample with a transform"
+                f"device of a PrioritizedSampler must be the CPU, because the priority tree is in "
+                f"shared memory, got {str(device)!r}; omit device, and move samples to the device "
+                "with a transform"
             )
         self._beta = as_beta(beta)
         self.dtype = dtype
@@ -156,9 +157,19 @@ class PrioritizedSampler(PriorityStore):
     # -- drawing -------------------------------------------------------------------------------
 
     def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[str, Any]]:
-        """Draws items, with weights in the entries ``"_weight"`` and ``"priority_weight"``."""
+        """Draws items by priority; see `Sampler.sample`.
+
+        Returns:
+            Element indices, and a dict with the weights under ``"_weight"`` and
+                ``"priority_weight"``, ``[batch_size]``. With a shared storage, the dict also has
+                ``"index_generation"``, int64 ``[batch_size]``.
+
+        Raises:
+            EmptyBufferError: the storage is empty.
+        """
         ring: Ring | None = ring_of(storage)
-        if not len(storage) and (ring is None or not batch_size):  # else the draw waits or raises
+        # In all other cases the core waits for open writes, or raises the exception.
+        if not len(storage) and (ring is None or not batch_size):
             raise EmptyBufferError(NOTHING_THERE)
         if ring is None or not self.bind(storage):
             ring = self._keep_table(storage).ring
@@ -171,9 +182,13 @@ class PrioritizedSampler(PriorityStore):
         return in_storage(storage, elements), info
 
     def _weights(self, elements: torch.Tensor, weights: Any) -> torch.Tensor:
-        """Converts the core's weights to our dtype. Computes float64 weights from the masses."""
+        """Converts the float32 weights of the C core to `dtype`.
+
+        Weights in float64 are computed again from the current masses. If the mass of an item has
+        changed since the draw, its float32 weight is used.
+        """
         ring = self.ring()
-        assert ring is not None  # a draw has already used the ring
+        assert ring is not None  # the draw has already used the ring
         least = ring.tree.p_min
         if self.dtype is torch.float32 or not least:
             return weights.to(self.dtype)  # type: ignore[no-any-return]
@@ -189,8 +204,8 @@ class PrioritizedSampler(PriorityStore):
 
         Returns:
             A dict with ``_alpha``, ``_eps`` and ``_beta``. ``_max_priority`` is the largest
-                priority that was ever set, or None. ``_priorities`` is float64 ``[elements]`` with
-                NaN for missing items, or None.
+                priority that was ever set, or None. ``_priorities`` is float64 ``[elements]``, with
+                NaN for elements without an item, or None if nothing has been written.
         """
         ring = self.ring()
         return {
@@ -202,7 +217,7 @@ class PrioritizedSampler(PriorityStore):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state. The items must be loaded first.
+        """Loads the result of `state_dict`. The items must be loaded before.
 
         Raises:
             ValueError: the saved storage had a different capacity. Nothing was changed.
@@ -220,7 +235,12 @@ class PrioritizedSampler(PriorityStore):
         self._beta = beta
 
     def _load(self, raw: Floats, largest: float | None) -> None:
-        """Replaces all priorities and the largest priority that was ever set."""
+        """Replaces all priorities, and the largest priority that was ever set.
+
+        Args:
+            raw: raw priorities, float64 ``[elements]``, with NaN for elements without an item.
+            largest: the largest priority that was ever set, or None.
+        """
         if self._greatest is not None:
             self._greatest.forget()
         if self._table is not None:
@@ -230,21 +250,28 @@ class PrioritizedSampler(PriorityStore):
         assert ring is not None
         present = ring.live.committed()
         present = present[~np.isnan(raw[present])]
-        if largest is not None and len(present):  # set on one item first, then overwritten
+        # Setting the largest priority on one item raises the recorded maximum. The next call then
+        # sets the priority that the item had.
+        if largest is not None and len(present):
             ring.update(present[:1], np.array([largest]))
         ring.update(present, raw[present])
         if ring.seat.is_alone():
             ring.restore(ring.head % ring.capacity, ring.write_count, largest)
 
     def _fitted(self, raw: Floats) -> Floats:
-        """Returns the priorities of a state as ``[elements]``, even if the ring can grow."""
+        """Returns the priorities of a state with one number per element of the ring.
+
+        If the storage can still grow, the state can have more elements, as long as they have no
+        priorities. Otherwise a different number of elements raises ValueError.
+        """
         if self._ring is None:
             return raw
         storage, elements = self._known, self._ring.elements
         grows = storage is not None and storage.max_size > elements
         if len(raw) != elements and not (grows and np.isnan(raw[elements:]).all()):
             raise ValueError(
-                f"the state has priorities of {len(raw)} elements, but this storage has {elements}"
+                f"the state has priorities for {len(raw)} elements, but the storage has {elements} "
+                "elements; load it into a storage of the same size"
             )
         fitted = np.full(elements, np.nan)
         fitted[: len(raw)] = raw[:elements]
@@ -258,7 +285,7 @@ class PrioritizedSampler(PriorityStore):
 
     def _apply(self, saved: dict[str, Any], loaded: Loaded | None) -> None:
         state = dict(saved)
-        if loaded is not None and loaded.in_place:  # the directory already has newer priorities
+        if loaded is not None and loaded.in_place:  # the directory contains newer priorities
             self.beta = state["_beta"]
             return
         in_storage = state.pop("_in_storage", False) or state["_priorities"] is None
@@ -280,7 +307,10 @@ class PrioritizedSampler(PriorityStore):
 
     @property
     def _max_priority(self) -> tuple[float | None, int | None]:
-        """The largest raw priority, and an element that has or had it at the last call."""
+        """The largest raw priority, and an element that has this priority.
+
+        If no element has the priority any more, the element of the last call is returned, or None.
+        """
         ring = self.ring()
         if ring is None or (self._within and not ring.length):
             return None, None
@@ -297,13 +327,13 @@ class PrioritizedSampler(PriorityStore):
 
     @property
     def _sum_tree(self) -> torch.Tensor:
-        """Copy of all masses, ``[elements]``, with 0 for missing items."""
+        """Copy of all masses, ``[elements]``, with 0 for elements without an item."""
         ring = self.ring()
         mass = np.zeros(self._max_capacity) if ring is None else ring.tree.mass()
         return torch.from_numpy(mass).to(self.dtype)
 
     @property
     def _min_tree(self) -> torch.Tensor:
-        """Copy of all masses, with the largest number of the dtype for missing items."""
+        """Copy of all masses, ``[elements]``, with the largest number of `dtype` in place of 0."""
         mass = self._sum_tree
         return torch.where(mass > 0, mass, torch.finfo(self.dtype).max)

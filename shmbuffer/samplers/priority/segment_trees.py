@@ -1,4 +1,4 @@
-"""Trees of sums and minima in the memory of this process, based on the tree of the C core."""
+"""Segment trees of sums and minima in the memory of this process, computed by the C core."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from shmbuffer.memory.format.array_types import Ints
 class SegmentTree:
     """Stores numbers, and computes their sum or minimum over any range in O(log size).
 
-    Indices and values can be numbers, arrays or tensors. A result has the type of the index. The
-    tree is private to the process, unlike the tree of a `PrioritizedSampler`.
+    Indices and values can be numbers, arrays or tensors. Results have the type of the index. The
+    tree is not shared with other processes, unlike the tree of a `PrioritizedSampler`.
 
     Args:
         size: number of elements, at least 1.
+
+    Raises:
+        ValueError: ``size`` is below 1.
     """
 
     _dtype: ClassVar[type[np.floating[Any]]]
@@ -40,38 +43,42 @@ class SegmentTree:
 
     @property
     def capacity(self) -> int:
-        """The power of two above ``size``, as in TorchRL."""
+        """Smallest power of two above ``size``, as in TorchRL."""
         return 1 << self._size.bit_length()
 
     @property
     def identity_element(self) -> float:
-        """Value of elements that were never set."""
+        """Value of elements that were never set: 0 for sums, the largest number for minima."""
         return float(np.finfo(self._dtype).max) if self._least else 0.0
 
     def __len__(self) -> int:
         return self._size
 
     def at(self, index: Any) -> Any:
-        """Returns the numbers at ``index``. Raises IndexError if an index is out of range."""
+        """Returns the numbers at ``index``.
+
+        Raises:
+            IndexError: an index is out of range.
+        """
         return _like(index, self._nodes[self._places(index)].astype(self._dtype))
 
     def update(self, index: Any, value: Any) -> None:
-        """Sets numbers. If an index occurs twice, the last number is used.
+        """Sets the numbers at ``index``. If an index occurs twice, the last number is used.
 
         Args:
-            index: ``[n]``, or one index.
-            value: ``[n]``, or one number for all indices.
+            index: indices, ``[n]``, or a single index.
+            value: numbers, ``[n]``, or a single number for all indices.
 
         Raises:
             IndexError: an index is out of range. Nothing was changed.
-            ValueError: a value is NaN, or the numbers of values and indices differ. Nothing was
+            ValueError: a value is NaN, or there are not as many values as indices. Nothing was
                 changed.
         """
         places, values = self._places(index), _numbers(value, self._dtype)
         if values.size not in (1, places.size) or np.isnan(values).any():
             raise ValueError(
-                f"{type(self).__name__}: {places.size} indices need as many numbers, or a single "
-                f"one, without NaN; got {value!r:.200}"
+                f"the value for {places.size} indices of a {type(self).__name__} must be a number "
+                f"or {places.size} numbers, without NaN, got {value!r:.200}"
             )
         self._nodes[places] = values
         _core.tree_update(self._at, self._size, self._least, places.ctypes.data, places.size)
@@ -80,7 +87,11 @@ class SegmentTree:
     __setitem__ = update
 
     def query(self, left: Any, right: Any) -> Any:
-        """Returns the sum or minimum over ``[left, right)``, or `identity_element` if empty."""
+        """Returns the sum or minimum of the numbers from ``left`` to ``right - 1``.
+
+        An empty range has the value `identity_element`. Indices below 0 or above `size` are
+        clipped.
+        """
         ends = [_numbers(end, np.int64).clip(0, self._size) for end in (left, right)]
         first, end = (np.ascontiguousarray(one) for one in np.broadcast_arrays(*ends))
         found = np.empty(first.size)
@@ -103,13 +114,16 @@ class SegmentTree:
         return self._nodes.ctypes.data
 
     def _places(self, index: Any) -> Ints:
-        """Returns a copy of an index, ``[n]``."""
+        """Returns a copy of the indices as an array, int64 ``[n]``.
+
+        Raises IndexError if an index is out of range.
+        """
         places = _numbers(index, np.int64).copy()
         wrong = places[(places < 0) | (places >= self._size)]
         if len(wrong):
             raise IndexError(
-                f"{type(self).__name__}: index {wrong[0]} is out of range for {self._size} "
-                f"numbers; indices are from 0 to {self._size - 1}"
+                f"index {wrong[0]} is out of range for a {type(self).__name__} with {self._size} "
+                f"numbers; indices must be from 0 to {self._size - 1}"
             )
         return places
 
@@ -118,10 +132,10 @@ class _Sums(SegmentTree):
     _least = False
 
     def scan_lower_bound(self, value: Any) -> Any:
-        """Returns the first index at which the running sum reaches ``value``, an int or ``[n]``.
+        """Returns the first index at which the running sum is at least ``value``.
 
-        The result is ``size`` if the total is smaller than ``value``. The result is undefined if
-        the tree contains negative numbers.
+        The result is ``size`` if the sum of all numbers is smaller than ``value``. If the tree
+        contains negative numbers, the result is undefined.
         """
         values = _numbers(value, np.float64)
         found = np.empty(values.size, np.int64)
@@ -132,7 +146,7 @@ class _Sums(SegmentTree):
 
 
 class SumSegmentTreeFp32(_Sums):
-    """Tree of sums of float32 numbers, computed in float64; see `SegmentTree`.
+    """Tree of sums of float32 numbers. Sums are computed in float64; see `SegmentTree`.
 
     Example:
         >>> from shmbuffer import SumSegmentTreeFp32
@@ -184,16 +198,19 @@ class MinSegmentTreeFp64(SegmentTree):
 
 
 def _numbers(value: Any, dtype: type[np.generic]) -> NDArray[Any]:
-    """Converts numbers to an array ``[n]``."""
+    """Converts a number, an array or a tensor to an array ``[n]``.
+
+    Raises TypeError if ``dtype`` is int64 and the numbers are not integers.
+    """
     array = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
     if dtype is np.int64 and array.size and array.dtype.kind not in "iu":
-        raise TypeError(f"an index must consist of integers, got {array.dtype}")
+        raise TypeError(f"indices must be integers, got dtype {array.dtype}")
     with np.errstate(over="ignore"):  # numbers too large for float32 become infinity
         return np.ascontiguousarray(array.reshape(-1), dtype)
 
 
 def _like(given: Any, values: NDArray[Any]) -> Any:
-    """Returns values in the form of the index."""
+    """Returns values with the type, shape and device of the index ``given``."""
     if isinstance(given, torch.Tensor):
         return torch.from_numpy(values).reshape(given.shape).to(given.device)
     return values.reshape(np.shape(given)) if np.ndim(given) else values[0].item()

@@ -1,4 +1,4 @@
-"""Base class that decides where a sampler's priorities are stored, and changes them."""
+"""Base class of samplers with priorities, which chooses where priorities are stored."""
 
 from __future__ import annotations
 
@@ -18,11 +18,21 @@ from shmbuffer.storages.storage import ring_of
 
 
 class PriorityStore(Sampler):
-    """Base class of samplers with priorities. `PrioritizedSampler` adds the draw."""
+    """Base class of samplers with priorities. `PrioritizedSampler` adds the draw.
 
-    # a storage of this package   in its ring, for one sampler, or for all samplers of a directory
-    # any other storage           in the sampler's own table, which is as large as the storage
-    # a second sampler            in the sampler's own table, if the storage is not shared
+    Priorities for the items in a storage of this package are stored in its ring. All samplers of a
+    shared directory use these priorities. If the storage is not shared, only one sampler uses them,
+    and any other sampler has its own table. Priorities for any other storage are also stored in a
+    table of the sampler, which is at least as large as the storage.
+
+    Args:
+        max_capacity: minimum capacity of the sampler's own table in elements.
+        alpha: priority exponent.
+        eps: constant that is added to every priority.
+        within: True if new items get the largest priority of the items in the buffer, instead of
+            the largest priority that was ever set.
+    """
+
     def __init__(self, max_capacity: int, alpha: float, eps: float, within: bool) -> None:
         if int(max_capacity) < 1:
             raise ValueError(f"max_capacity must be at least 1, got {max_capacity}")
@@ -32,14 +42,17 @@ class PriorityStore(Sampler):
         self._within = bool(within)
         self._follows = False  # True if alpha and eps are taken from the storage
         self._storage: weakref.ref[Any] | None = None  # storage to which the indices refer
-        self._ring: Ring | None = None  # ring of the storage, if it stores our priorities
-        self._waits_for: weakref.ref[Any] | None = None  # storage without a ring so far
-        self._table: PriorityTable | None = None  # own table, instead of the ring
+        self._ring: Ring | None = None  # ring that stores our priorities, or None
+        self._waits_for: weakref.ref[Any] | None = None  # storage that has no ring yet
+        self._table: PriorityTable | None = None  # the sampler's own table, if no ring is used
         self._greatest: MaxPriority | None = None
 
     @property
     def alpha(self) -> float:
-        """Priority exponent. Setting it recomputes every mass exactly, even from 0. O(capacity).
+        """Priority exponent.
+
+        A new value recomputes every mass exactly from the raw priorities, even if the old exponent
+        was 0. This takes O(capacity).
 
         Raises:
             ValueError: the value is negative, or too large for the priorities. Nothing was changed.
@@ -53,7 +66,11 @@ class PriorityStore(Sampler):
 
     @property
     def eps(self) -> float:
-        """Number that is added to every priority. Setting it recomputes every mass."""
+        """Constant that is added to every priority. A new value recomputes every mass.
+
+        Raises:
+            ValueError: the value is negative or not finite. Nothing was changed.
+        """
         ring = self.ring()
         return self._eps if ring is None else ring.tree.eps
 
@@ -63,14 +80,17 @@ class PriorityStore(Sampler):
 
     @property
     def default_priority(self) -> float:
-        """Priority of a new item."""
+        """Priority of a new item that is written without a priority."""
         if self._greatest is not None:
             return self._greatest.default()
         ring = self.ring()
         return 1.0 if ring is None else ring.tree.default_priority
 
     def ring(self) -> Ring | None:
-        """Returns the ring with the priorities, or None."""
+        """Returns the ring that stores the priorities, or None before the first write.
+
+        This is the ring of the storage, or the ring of the sampler's own table.
+        """
         ring = self._bound()
         return ring if self._table is None else self._table.ring
 
@@ -80,7 +100,7 @@ class PriorityStore(Sampler):
         return None if self._storage is None else self._storage()
 
     def _set(self, alpha: float | None, eps: float | None) -> None:
-        """Sets alpha and eps. None leaves a value unchanged."""
+        """Sets alpha and eps. A value of None leaves the current value unchanged."""
         ring = self.ring()
         if ring is not None:
             ring.tree.set_alpha(alpha, eps)
@@ -90,11 +110,14 @@ class PriorityStore(Sampler):
     # -- a storage -----------------------------------------------------------------------------
 
     def bind(self, storage: Any) -> bool:
-        """Stores the priorities in the ring of ``storage`` if it is free, otherwise in a table.
+        """Stores the priorities in the ring of ``storage``, or in a table of the sampler.
+
+        The ring is used if the storage belongs to this package and no other sampler uses the ring,
+        or if the storage is shared. Priorities that the sampler has in its own table are then moved
+        to the ring.
 
         Returns:
-            True if the ring stores the priorities. In this case existing priorities are moved to
-            the ring.
+            True if the ring stores the priorities. False before the first write to the storage.
 
         Raises:
             ValueError: the storage is shared, and uses a different alpha or eps.
@@ -104,7 +127,7 @@ class PriorityStore(Sampler):
             return False
         ring: Ring | None = storage.ring()
         self._waits_for = weakref.ref(storage) if ring is None else None
-        if ring is None:  # before the first write
+        if ring is None:  # nothing has been written yet
             return False
         if ring is self._ring:
             return True
@@ -130,26 +153,32 @@ class PriorityStore(Sampler):
         return True
 
     def _bound(self) -> Ring | None:
-        """Returns the ring that stores our priorities, and binds a new ring of the storage."""
+        """Returns the ring of the storage if it stores our priorities, otherwise None.
+
+        If the storage had no ring until now, the sampler is bound first.
+        """
         storage = None if self._waits_for is None else self._waits_for()
         if storage is not None:
             self.bind(storage)
         return self._ring
 
     def _agrees(self, storage: Any) -> bool:
-        """True if the storage's alpha and eps equal ours, or if this is an unpickled copy."""
+        """True if the storage has the same alpha and eps as this sampler.
+
+        An unpickled copy always agrees, because it takes both values from the storage.
+        """
         if self._follows or not storage.shared:
             return self._follows
         settings = storage.engine().settings
         return bool((settings.alpha, settings.eps) == (self._alpha, self._eps))
 
     def _attach_ring(self, ring: Ring) -> None:
-        """Sets the priority of new items in this ring."""
+        """Sets which priority new items in ``ring`` get."""
         self._greatest = MaxPriority(ring) if self._within else None
         ring.tree.initial = None if self._greatest is None else self._greatest.default
 
     def release(self, storage: Any) -> None:
-        """Releases the priorities of ``storage``, unchanged, for the next sampler."""
+        """Detaches from ``storage``, and leaves its priorities unchanged for the next sampler."""
         if getattr(storage, "_table_owner", None) is not None and storage._table_owner() is self:
             storage._table_owner = None
             if self._ring is not None:
@@ -159,15 +188,27 @@ class PriorityStore(Sampler):
         self._storage = self._ring = self._table = self._greatest = self._waits_for = None
 
     def lose_ring(self, alpha: float, eps: float) -> None:
-        """Prepares for a new ring of the storage with the same alpha and eps."""
+        """Prepares for a new ring of the storage, because the old ring was removed.
+
+        Args:
+            alpha: alpha of the old ring, which the new ring also gets.
+            eps: eps of the old ring, which the new ring also gets.
+        """
         self._alpha, self._eps = alpha, eps
         self._ring, self._greatest, self._waits_for = None, None, self._storage
 
     def _keep_table(self, storage: Any) -> PriorityTable:
-        """Returns the sampler's own table, updated to the size and the items of the storage."""
+        """Returns the sampler's own table, after adapting it to the storage.
+
+        The table is created or enlarged if necessary, and elements with items are marked.
+
+        Args:
+            storage: the storage with the items. With None, only the size is adapted, to the storage
+                that the sampler already knows.
+        """
         table = self._table
         known = self._known if storage is None else storage
-        ring = ring_of(known)  # for the current size of an unbounded list
+        ring = ring_of(known)  # has the current size, also for a list without a maximum size
         size = getattr(known, "max_size", 0) if ring is None else ring.elements
         capacity = max(self._max_capacity, size)
         if table is None or table.ring.elements < capacity:
@@ -191,16 +232,20 @@ class PriorityStore(Sampler):
     # -- priorities ----------------------------------------------------------------------------
 
     def add(self, index: Any) -> None:
-        """Sets the new item at ``index`` to the default priority."""
+        """Sets the priority of the new item at ``index`` to the default."""
         self.extend(index)
 
     def extend(self, index: Any) -> None:
-        """Sets new items to the default priority, unless the ring does so. Skips -1."""
+        """Sets the priorities of the new items at ``index`` to the default.
+
+        Does nothing if the ring stores the priorities, because the write has already set them. An
+        index of -1 is skipped.
+        """
         if self._bound() is None:
             self._renew(index)
 
     def mark_update(self, index: Any, *, storage: Any = None) -> None:
-        """Sets the items at ``index`` to the default priority."""
+        """Sets the priorities of the items at ``index`` to the default."""
         if storage is not None:
             self.bind(storage)
         if self._bound() is None:
@@ -218,20 +263,22 @@ class PriorityStore(Sampler):
         """Sets the priorities of items.
 
         Args:
-            index: element indices: an int, ``[n]`` or ``[n, 1]``. With lanes, ``[n, ndim]`` or a
-                tuple of ``ndim`` indices. -1 is skipped. If an index occurs twice, the last
-                priority is used.
-            priority: one number for all items, ``[n]`` or ``[n, 1]``, finite and not negative.
+            index: element indices: an int, ``[n]`` or ``[n, 1]``. For a storage with several
+                dimensions, ``[n, ndim]`` or a tuple of ``ndim`` indices. An index of -1 is skipped.
+                If an index occurs twice, the last priority is used.
+            priority: finite numbers of at least 0: one for all items, ``[n]`` or ``[n, 1]``.
             storage: storage to which the indices refer, if the sampler has not used it yet.
-            generation: tickets of a sample, ``[n]``. Items that have been overwritten since the
-                sample are skipped and counted. None sets all items, as TorchRL does.
+            generation: tickets of the items when they were sampled, ``[n]``. Items that have been
+                overwritten since then are skipped and counted. With None, all priorities are set,
+                as in TorchRL.
 
         Returns:
-            The numbers of applied and of stale priorities.
+            The number of priorities that were set, and the number that were skipped as stale.
 
         Raises:
             ValueError: a priority is NaN, infinite or negative. Nothing was changed.
-            IndexError: ``index`` is out of range, a mask, or not integral. Nothing was changed.
+            IndexError: ``index`` is out of range, is a boolean mask, or does not consist of
+                integers. Nothing was changed.
             RuntimeError: the sizes of ``index`` and ``priority`` differ. Nothing was changed.
 
         Cost: one native call. Contiguous tensors (int64 indices and generations, float32 or
@@ -252,7 +299,7 @@ class PriorityStore(Sampler):
         tickets = None if generation is None else ravel(generation, ())
         try:
             return self._update(elements, raw, tickets)
-        except IndexError:  # check for -1 only if the fast path fails
+        except IndexError:  # an index can be -1, which is rare and therefore checked only now
             written = are_written(elements, lanes)
             if written.all():
                 raise
@@ -260,7 +307,11 @@ class PriorityStore(Sampler):
             return self._update(elements[written], raw[written], tickets)
 
     def update_given(self, index: Any, priority: Any, generation: Any) -> PriorityUpdate | None:
-        """Updates priorities if the core can read the data directly, otherwise returns None."""
+        """Sets priorities in the C core, without a conversion.
+
+        Returns None, and changes nothing, if the core cannot read the arguments directly or if the
+        ring does not store the priorities.
+        """
         ring = self._ring
         if ring is None or self._greatest is not None:
             return None
@@ -280,11 +331,14 @@ class PriorityStore(Sampler):
         check_raw(raw)
         table = self._keep_table(None)
         if len(elements) and not 0 <= elements.min() <= elements.max() < table.ring.elements:
-            raise IndexError(f"index out of range for {table.ring.elements} elements")
+            raise IndexError(
+                f"indices must be from 0 to {table.ring.elements - 1}, got values from "
+                f"{elements.min()} to {elements.max()}. Nothing was changed"
+            )
         ring = ring_of(self._known)
         if ring is None:
             return PriorityUpdate(table.update(elements, raw), 0)
-        # The table follows the items of the storage.
+        # Only elements with an item in the storage get a priority.
         now = tickets_at(ring, elements // ring.width)
         there = now >= 0 if tickets is None else (now >= 0) & (now == tickets)
         applied = table.update(elements[there], raw[there])
@@ -302,11 +356,11 @@ class PriorityStore(Sampler):
     def __getstate__(self) -> dict[str, Any]:
         if self._table is not None:
             raise RuntimeError(
-                "this PrioritizedSampler keeps its priorities in this process, so other processes "
-                "cannot see them; use a LazyMemmapStorage or LazyTensorStorage, which share the "
-                "items and their priorities"
+                "a PrioritizedSampler that stores its priorities in this process cannot be "
+                "pickled, because other processes would not see changes to the priorities; use a "
+                "LazyMemmapStorage or LazyTensorStorage, which share items and priorities"
             )
-        return {  # the receiving process binds the sampler again
+        return {  # the process that unpickles the sampler binds it to the storage again
             **super().__getstate__(),
             "_alpha": self.alpha,
             "_eps": self.eps,
