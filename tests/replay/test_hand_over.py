@@ -128,12 +128,12 @@ def test_measuring_the_slower_way_again_takes_little_of_the_time(
 
 def test_the_rule_says_what_it_has_measured() -> None:
     rule = HandOver(DEPTH)
-    assert str(rule) == "by threads, until both ways are measured"
+    assert str(rule) == "by threads, until both modes are measured"
     run(rule, 35 * MICRO, 180 * MICRO, 30)
-    assert str(rule) == "at once: 35 µs a batch at once, hand-over 180 µs"
+    assert str(rule) == "at once: 35 µs per batch at once, 180 µs per hand-over to a thread"
     rule.restart()
     run(rule, 20 * MILLI, 250_500, 30)
-    assert str(rule) == "by threads: 20 ms a batch at once, hand-over 250 µs"
+    assert str(rule) == "by threads: 20 ms per batch at once, 250 µs per hand-over to a thread"
 
 
 @pytest.mark.parametrize("was", [AT_ONCE, THREADS])
@@ -152,13 +152,13 @@ def test_calls_that_order_nothing_or_several_batches_count_by_the_batch() -> Non
         for orders in (4, 0, 0, 0):
             spent = 40 * MICRO * orders if rule.at_once else 100 * MICRO * orders
             rule.took(spent or MICRO, orders)
-    assert str(rule) == "at once: 40 µs a batch at once, hand-over 100 µs"
+    assert str(rule) == "at once: 40 µs per batch at once, 100 µs per hand-over to a thread"
 
 
 def test_a_plan_says_where_batches_are_made_and_measures_again_when_it_changes() -> None:
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(64), batch_size=4, prefetch=DEPTH)
     rb.extend(numbered(0, 40))
-    until = "    prefetched: by threads, until both ways are measured"
+    until = "    prefetched: by threads, until both modes are measured"
     assert until in repr(rb.plan).splitlines()
     changes = [
         lambda: rb.append_transform(lambda data: data),
@@ -168,7 +168,7 @@ def test_a_plan_says_where_batches_are_made_and_measures_again_when_it_changes()
     for change in changes:
         for _ in range(30):
             rb.sample()
-        assert "a batch at once, hand-over" in repr(rb.plan)
+        assert "per hand-over to a thread" in repr(rb.plan)
         change()
         assert until in repr(rb.plan).splitlines()
     rb.close()

@@ -146,7 +146,7 @@ WAYS: dict[str, tuple[Callable[[], ReplayBuffer], str, str]] = {
         lambda: TensorDictReplayBuffer(
             storage=LazyTensorStorage(9), writer=TensorDictMaxValueWriter("number")
         ),
-        "by parts: a TensorDictMaxValueWriter decides where items go",
+        "by parts: a TensorDictMaxValueWriter chooses the slots of items",
         "fast",
     ),
     "ahead": (

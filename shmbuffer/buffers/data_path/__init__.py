@@ -1,1 +1,1 @@
-"""The parts of a buffer, and the path of data through them."""
+"""The storage, sampler, writer and transforms of a buffer, and the path of data through them."""

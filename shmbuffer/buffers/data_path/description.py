@@ -1,4 +1,4 @@
-"""Describes a buffer in its directory, so that ``attach`` can create an equal one."""
+"""Records a buffer's class and options in its directory, so that ``attach`` can use them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from shmbuffer.writers.round_robin import RoundRobinWriter
 
 
 def describe(parts: Any) -> None:
-    """Writes the kind of the buffer into its directory, unless it is already recorded."""
+    """Records the class and the options of a buffer in its directory.
+
+    Does nothing if the directory already contains a record. If the directory does not exist yet,
+    the storage records them when it creates the directory.
+
+    Args:
+        parts: the `Parts` of the buffer.
+    """
     storage, engine = parts.storage, parts.storage.open_engine
     if isinstance(storage, RingBacked):
         known = weakref.ref(parts)
@@ -27,7 +34,11 @@ def describe(parts: Any) -> None:
 
 
 def _described(parts: Any, settings: Settings) -> Settings:
-    """Returns the settings with the description of the buffer, unless the parts were freed."""
+    """Adds the class and the options of a buffer, and its alpha and eps, to settings.
+
+    Values that are already recorded are kept. If the buffer no longer exists, ``parts`` is None and
+    the settings are returned unchanged.
+    """
     if parts is None:
         return settings
     if "buffer" not in settings.extra:

@@ -1,4 +1,4 @@
-"""Gets the items of a sample: in one call, by choice and fetch, or from a queue."""
+"""Reads the items of a sample: in one native call, after the sampler's choice, or from a queue."""
 
 from __future__ import annotations
 
@@ -19,13 +19,24 @@ from shmbuffer.saves.checkpoints import has_its_own
 from shmbuffer.tensors import pinned
 
 Choice = tuple[Any, dict[Any, Any]]
-"""The result of a sampler: indices, and a dict with further data of the draw."""
+"""The result of a sampler: indices, and a dict with further entries of the sample."""
 
 
 def drawn(
     plan: Plan, count: int, *, pins: bool, key: int | None = None, beta: float | None = None
 ) -> Batch:
-    """Draws, gathers, validates and weights items in one native call. Requires ``plan.draws``."""
+    """Draws, gathers, validates and weights items in one native call.
+
+    Args:
+        plan: plan of the buffer, whose ``draws`` must be True.
+        count: number of items.
+        pins: True if the items are gathered in pinned memory.
+        key: seed of the draw. None takes the next seed from the sampler.
+        beta: exponent of the importance weights. None uses the sampler's beta.
+
+    Returns:
+        The items, and the entries of the sample.
+    """
     storage, by_priority = plan.storage, plan.by_priority
     key = draw_key(plan.sampler, storage) if key is None else key
     if by_priority is None:
@@ -42,7 +53,20 @@ def drawn(
 def chosen(
     plan: Plan, index: Any, known: dict[Any, Any], again: Callable[[Any], Choice] | None = None
 ) -> Batch:
-    """Returns the chosen items; calls ``again``, if given, when an item was overwritten."""
+    """Reads the items that a sampler chose. If an item was overwritten, other items are chosen.
+
+    Args:
+        plan: plan of the buffer.
+        index: index of the chosen items.
+        known: the sampler's further entries.
+        again: function that chooses items again. None calls the sampler.
+
+    Returns:
+        The items, and the entries of the sample.
+
+    Raises:
+        IndexError: items were overwritten during each of 16 attempts.
+    """
     for _ in range(ATTEMPTS):
         if plan.info.generation:
             known = _tracked(plan, index, known)
@@ -56,7 +80,10 @@ def chosen(
 
 
 def expanded(plan: Plan, index: Any, known: dict[Any, Any]) -> Choice:
-    """Expands a draw by the unit, and draws again if an item was overwritten in the meantime."""
+    """Adds the further items of each sample unit to a draw, such as the steps of a window.
+
+    If an item was overwritten in the meantime, the sampler draws again.
+    """
     if plan.unit is None:
         return index, known
     for _ in range(ATTEMPTS):
@@ -71,12 +98,12 @@ def written_over(plan: Plan) -> IndexError:
     """Returns the error for a sample that was overwritten during each attempt to read it."""
     return IndexError(
         f"the items that the {type(plan.sampler).__name__} chose were overwritten during each of "
-        f"{ATTEMPTS} reads; make the buffer larger, or write more slowly"
+        f"{ATTEMPTS} attempts to read them; use a larger buffer, or write more slowly"
     )
 
 
 def take_batch(plan: Plan, ring: Ring, count: int) -> Batch | None:
-    """Returns the oldest items of a queue; None if the buffer is no longer a queue."""
+    """Takes the oldest ``count`` items from a queue. Returns None if the buffer is not a queue."""
 
     def read(elements: Ints, generation: Ints) -> Batch | None:
         index, tickets = torch.from_numpy(elements), torch.from_numpy(generation)
@@ -88,7 +115,11 @@ def take_batch(plan: Plan, ring: Ring, count: int) -> Batch | None:
 
 
 def _tracked(plan: Plan, index: Any, known: dict[Any, Any]) -> dict[Any, Any]:
-    """Adds tickets if the sampler has its own storage and returns no tickets."""
+    """Adds the tickets of the chosen items to ``known``.
+
+    Returns ``known`` unchanged if it contains tickets, if the storage is shared or does not belong
+    to this package, or if an item has no ticket.
+    """
     backed = plan.ring_backed
     if GENERATION in known or backed is None or backed.shared:
         return known
@@ -97,14 +128,20 @@ def _tracked(plan: Plan, index: Any, known: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _read(plan: Plan, index: Any, known: dict[Any, Any]) -> Any:
-    """Returns the sample of the unit; None if one of its items was overwritten."""
+    """Reads the items of each sample unit, and returns the assembled sample.
+
+    Returns None if an item was overwritten.
+    """
     assert plan.ring_backed is not None
     found = plan.reader.read(index, known[GENERATION])
     return None if found is None else plan.ring_backed.to_device(plan.reader.build(found))
 
 
 def _held(plan: Plan, index: Any, known: dict[Any, Any]) -> Any:
-    """Returns the items at ``index``; None if an item was overwritten or removed."""
+    """Returns the items at ``index``, or None if an item was overwritten or removed.
+
+    If the buffer is not shared, a removed item raises IndexError instead.
+    """
     storage = plan.storage
     if plan.limits.ring is not None:
         plan.limits.ring.require_linked()

@@ -1,9 +1,9 @@
 """The fast path for samples: one native call draws, gathers, validates and weights the items.
 
     sample() ──▶ FastRead ──▶ one call of the C core ──▶ a TensorDict of the filled tensors
-       │            └─ with out=: into the tensors of an old sample
-       └─ a sampler that draws ──▶ FastRead.read ──▶ one call that gathers and validates
-            └─ a unit that reads complete samples ──▶ likewise; with out=: `FastRead.refill_chosen`
+       │            └─ with out=: into the tensors of an earlier sample
+       └─ a sampler that draws in Python ──▶ FastRead.read ──▶ one call: gathers and validates
+            └─ with a sample unit that reads complete samples and out=: `FastRead.refill_chosen`
 
 The path is available for TensorDicts of tensors that need no further step.
 """
@@ -29,15 +29,25 @@ from shmbuffer.storages.tensor import TensorStorage
 from shmbuffer.tensors.form.tensor_nodes import TensorDictNode
 
 NO_OUT = (
-    "sample(out=...) is only supported if one native call can make the sample: the items must be "
-    "TensorDicts of tensors of one shape, stored in the ring itself with one storage dimension, "
-    "and the buffer must have no sample_unit (except FrameStack), collate_fn, transform, "
-    "pin_memory, prefetch or include_info. Call sample() without out="
+    "sample(out=...) is only supported if one native call can make the sample. The items must be "
+    "TensorDicts of tensors with fixed shapes in the ring of a storage with ndim=1. The buffer "
+    "must have no sample_unit (except FrameStack), collate_fn, transform, pin_memory or prefetch, "
+    "and include_info must not be passed. Call sample() without out="
 )
 
 
 class FastRead:
-    """The fastest path to a sample of TensorDicts."""
+    """The fast path for samples of TensorDicts.
+
+    Args:
+        storage: the storage. If its rows are replaced, the methods return None.
+        rows: rows of the storage.
+        sampler: the sampler.
+        by_priority: the sampler if it draws by priority, or None.
+        info: which entries a sample has in addition to the items.
+        reader: object that reads complete samples for a sample unit, or None if a sample contains
+            the items unchanged.
+    """
 
     __slots__ = (
         "_by_priority",
@@ -54,12 +64,11 @@ class FastRead:
 
     def __init__(
         self,
-        storage: TensorStorage,  # its rows may be replaced
+        storage: TensorStorage,
         rows: Rows,
         sampler: Sampler,
-        by_priority: PrioritizedSampler | None,  # the sampler, if it draws by priority
+        by_priority: PrioritizedSampler | None,
         info: SampleInfo,
-        # Reader for the samples of a unit; None if samples contain the items unchanged.
         reader: Any,
     ) -> None:
         assert type(rows.leaves.node) is TensorDictNode
@@ -70,9 +79,10 @@ class FastRead:
         self.refills = OutputReuse()
 
     def sample(self, count: int) -> tuple[Any, dict[str, Any]] | None:
-        """Draws a TensorDict ``[count]`` and its info.
+        """Draws a sample, and returns it as a TensorDict ``[count]`` with its ``info``.
 
-        Returns None if the rows of the storage were replaced, or if a unit needs a longer path.
+        Returns None if the rows of the storage were replaced, or if one native call cannot read the
+        sample units.
         """
         rows, by_priority = self._rows, self._by_priority
         if self._storage._mover is not rows:
@@ -92,7 +102,7 @@ class FastRead:
         tensors, index, tickets, weights = drawn
         if by_priority is not None and by_priority.dtype is not torch.float32:
             weights = by_priority._weights(index, weights)
-        info = {INDEX: index}  # like `SampleInfo.entries`, without a call
+        info = {INDEX: index}  # the result of `SampleInfo.entries`, without the cost of a call
         if weights is not None:
             for name in self._weight_keys:
                 info[name] = weights
@@ -101,11 +111,16 @@ class FastRead:
         return self._node.batch_of(tensors, info, index.shape, rows.leaves.device), info
 
     def read(self, index: Any, known: dict[Any, Any]) -> tuple[Any, dict[str, Any]] | None:
-        """Reads the items that a sampler chose; None if a longer path is necessary.
+        """Reads the items that a sampler chose.
 
-        A longer path is necessary if the sampler returned no tickets, or if an item was overwritten
-        in the meantime. The TensorDict has all entries of the info, or none if they must be
-        expanded.
+        Args:
+            index: index of the items.
+            known: the sampler's further entries, with the tickets of the items.
+
+        Returns:
+            The sample and its ``info``. The sample has all entries of ``info``, or none if these
+            must be expanded first. None if the sampler returned no tickets, if an item was
+            overwritten in the meantime, or if the rows of the storage were replaced.
         """
         rows = self._rows
         tickets: Any = known.get(GENERATION)
@@ -128,7 +143,7 @@ class FastRead:
         return self._node.batch_of(tensors, others, size, rows.leaves.device), info
 
     def refill(self, out: TensorDict, count: int) -> tuple[Any, dict[str, Any]] | None:
-        """Draws a sample like `sample`, into the tensors of ``out``."""
+        """Draws a sample like `sample`, but writes it into the tensors of ``out``."""
         rows, by_priority = self._rows, self._by_priority
         if self._storage._mover is not rows:
             return None
@@ -156,7 +171,10 @@ class FastRead:
     def refill_chosen(
         self, out: TensorDict, count: int, index: Any, known: dict[Any, Any]
     ) -> tuple[Any, dict[str, Any]] | None:
-        """Reads chosen items like `read`, into ``out``, for a unit that reads complete samples."""
+        """Reads chosen items like `read`, but writes the sample into the tensors of ``out``.
+
+        Requires a sample unit that reads complete samples.
+        """
         reader = self.reader
         if self._storage._mover is not self._rows:
             return None

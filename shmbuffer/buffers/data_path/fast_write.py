@@ -1,11 +1,11 @@
 """The fast path for writes: one native call checks and writes a batch.
 
     data ──▶ write ──▶ one call of the C core ──▶ index
-               └─ None ──▶ the same call, after `Leaves.converted`
-                              └─ None: the storage writes it, waits, or raises
+               └─ None ──▶ the same call, after `Leaves.converted_batch`
+                              └─ None: the storage writes the data, waits, or raises
 
-The fast path accepts the same data as the storage. Before every call it excludes the cases that
-only the storage can handle: new columns, watchers, and priorities that the sampler chooses.
+The fast path writes the same data as the storage would. Before every call it excludes the cases
+that only the storage can handle: new columns, watchers, and priorities that the sampler chooses.
 """
 
 from __future__ import annotations
@@ -29,16 +29,23 @@ from shmbuffer.tensors.form.tensor_nodes import is_collection
 
 
 class FastWrite:
-    """The fastest path for writes."""
+    """The fast path for writes into the rows of a storage.
+
+    Args:
+        storage: the storage. If its rows are replaced, `write` returns None.
+        rows: rows of the storage.
+        form: description of an item for the C core; see `intake_form`.
+        key: key of the entry with priorities. With None, items get the default priority.
+    """
 
     __slots__ = ("_form", "_key", "_of_ring", "_priority", "_rows", "_seat", "_storage", "_tree")
 
     def __init__(
         self,
-        storage: TensorStorage,  # its rows or watchers may be replaced
+        storage: TensorStorage,
         rows: NativeRows,
-        form: dict[str, Any],  # form of an item; see `intake_form`
-        key: str | tuple[str, ...] | None,  # entry with priorities; None: the default priority
+        form: dict[str, Any],
+        key: str | tuple[str, ...] | None,
     ) -> None:
         self._storage, self._rows, self._seat = storage, rows, rows.ring.seat
         self._form, self._tree, self._key = form, form["tree"], key
@@ -52,7 +59,7 @@ class FastWrite:
 
     @classmethod
     def into(cls, storage: TensorStorage, key: str | tuple[str, ...] | None) -> FastWrite | None:
-        """Returns the fast path into the rows of a storage; None if there is none."""
+        """Creates the fast path for a storage. Returns None if the C core cannot write its rows."""
         rows = storage.mover()
         if not isinstance(rows, NativeRows):
             return None
@@ -63,7 +70,18 @@ class FastWrite:
     def write(
         self, data: Any, single: bool, streams: GivenStreams = None, converts: bool = True
     ) -> Any:
-        """Writes a batch or an item; None if the storage must write, wait or raise an error."""
+        """Writes a batch or an item.
+
+        Args:
+            data: the batch or the item.
+            single: True for an item, False for a batch.
+            streams: streams of the items; see `ReplayBuffer.extend`.
+            converts: if True, data that the core does not accept are converted first.
+
+        Returns:
+            The index of the items. None if nothing was written, because the storage must write the
+            data, wait, or raise an exception.
+        """
         storage = self._storage
         if storage._mover is not self._rows or storage._watchers or self._of_ring.initial:
             return None
@@ -77,7 +95,7 @@ class FastWrite:
                 return None
         index = core.add(data, streams) if single else core.extend(data, streams)
         if index is not None:
-            if type(index) is not int:  # the indices of a batch
+            if type(index) is not int:  # a tensor with the indices of a batch
                 return index
             if index >= 0:
                 return index
@@ -85,8 +103,8 @@ class FastWrite:
         return self._write_converted(data, single, streams) if converts else None
 
     def _write_converted(self, data: Any, single: bool, streams: GivenStreams) -> Any:
-        """Converts data and writes them; None in the same cases as `write`."""
-        if data is None or type(data) is list:  # no data, or items that must be stacked first
+        """Converts data and writes them. Returns None in the same cases as `write`."""
+        if data is None or type(data) is list:  # the items in a list must be stacked first
             return None
         key, given = self._key, None
         beside = isinstance(key, str) and not isinstance(self._priority, int)
@@ -96,7 +114,7 @@ class FastWrite:
                 return None
         try:
             plain, count = self._rows.leaves.converted_batch(data, single, self._tree)
-        # The storage raises the error, unless it now accepts another form.
+        # The storage raises the same exception, unless it can add a column or define a new schema.
         except SchemaMismatchError:
             return None
         if given is not None:
@@ -108,7 +126,10 @@ class FastWrite:
 
 
 def _examples(leaves: Leaves) -> Iterator[tuple[Any, Any, Any]]:
-    """Yields an array, a number and a tensor with the dtype of each leaf."""
+    """Yields a NumPy array, a NumPy scalar and a tensor with the dtype of each leaf.
+
+    The array and the scalar are None if NumPy does not have the dtype.
+    """
     for array, dtype in zip(leaves.arrays, leaves.dtypes, strict=True):
         known = (None, None) if array is None else (np.zeros((2, 3), array), array.type())
         yield (*known, cpu.empty((), dtype=dtype))

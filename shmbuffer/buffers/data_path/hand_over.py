@@ -1,19 +1,19 @@
-"""Decides from measured times whether batches are prefetched in threads.
+"""Decides from measured times whether threads prepare the prefetched batches.
 
     at once     the caller's thread makes the batch that it orders
-    by threads  a thread makes the batch; the caller pays for the hand-over and may have to wait
+    by threads  a thread makes the batch; the caller hands it over, and sometimes has to wait
 
-Both modes are measured from the caller's point of view: the duration of a call per batch that it
-ordered. A measurement is the median of a few calls. Calls that still deliver batches of the other
-mode are ignored. Threads are measured first, because the first call orders several batches, which
-may be large.
+Both modes are measured from the caller's point of view, as the duration of a call per batch that
+the call ordered. A measurement is the median of a few calls. Calls that still deliver batches from
+the other mode are ignored. Threads are measured first, because the first call orders several
+batches, which may be large.
 
 Threads also slow down the caller's own code, which is not measured. They are therefore used only if
 they save a quarter of the time. The other mode is measured again in three cases: the buffer has
-changed, the current mode has become slower than the other one was, or an interval is over. The
-first interval is `_SOONEST` batches long. It doubles each time the other mode loses, up to
-`_LATEST`. Measuring the other mode may take many times longer, so the next measurement waits until
-these calls are only `_SHARE` of the total time. A wrong choice on a busy machine is thus corrected
+changed, the current mode has become slower than the other mode was, or an interval has passed. The
+first interval is `_SOONEST` batches long. The interval doubles each time the other mode is slower,
+up to `_LATEST`. Measuring a slow mode can take long. The next measurement therefore waits until
+these calls are only `_SHARE` of the total time. So a wrong choice on a busy machine is corrected
 soon, and a right choice costs almost nothing.
 """
 
@@ -25,36 +25,42 @@ from collections.abc import Callable
 from statistics import median
 
 _CALLS = 5  # number of calls in a measurement
-_CLEAR = 3  # a measurement ends if this many calls are all slower than the other mode
-_SAVED = 0.75  # largest share of the time at once at which threads are used
-_SOONEST, _LATEST = 50, 1600  # batches until the other mode is measured again
-_SHARE = 0.01  # largest share of the time that measurements of the other mode may take
-# Even after a slow measurement, because the machine may have been busy.
+_CLEAR = 3  # a measurement ends early if all of this many calls are slower than the other mode
+_SAVED = 0.75  # threads are used if they take at most this fraction of the caller's own time
+_SOONEST, _LATEST = 50, 1600  # minimum and maximum number of batches between measurements
+_SHARE = 0.01  # maximum fraction of the time that measurements of the other mode take
+# Maximum interval after a slow measurement. The machine may have been busy, so it is not unlimited.
 _LATEST_OF_ALL = 64 * _LATEST
 
 
 class HandOver:
-    """Chooses between making batches at once and making them in threads."""
+    """Chooses whether the caller's thread or other threads make batches.
 
-    at_once: bool  # whether the next batch is made in the caller's thread
+    Args:
+        depth: number of batches that wait in the queue.
+        clock: function that returns the time in nanoseconds.
+    """
+
+    at_once: bool  # True if the next batch is made in the caller's thread
 
     def __init__(self, depth: int, clock: Callable[[], int] = time.perf_counter_ns) -> None:
-        self.clock = clock  # nanoseconds
-        self._settling = depth + 1  # calls that deliver batches of the other mode or fill the queue
+        self.clock = clock
+        # The first calls in a mode fill the queue, or deliver batches from the other mode.
+        self._settling = depth + 1
         self.restart()
 
     def restart(self) -> None:
-        """Measures both modes again, because the buffer has changed.
+        """Starts to measure both modes again, because the buffer has changed.
 
-        Another thread may be executing `took` at the same time.
+        Another thread can be executing `took` at the same time.
         """
-        self._measured: dict[bool, float] = {}
+        self._measured: dict[bool, float] = {}  # nanoseconds per batch, by `at_once`
         self._interval = _SOONEST
-        self._in_use: bool | None = None  # the mode that was chosen
+        self._in_use: bool | None = None  # the chosen value of `at_once`
         self._go(at_once=False)
 
     def took(self, nanoseconds: int, orders: int) -> None:
-        """Counts a call that took ``nanoseconds`` and ordered ``orders`` batches."""
+        """Records a call that took ``nanoseconds`` and ordered ``orders`` batches."""
         self._calls += 1
         self._spent += nanoseconds
         if self._calls <= self._settling:
@@ -73,7 +79,7 @@ class HandOver:
                 self._go(at_once=not self.at_once)
 
     def _choose(self, measured: dict[bool, float]) -> None:
-        """Switches to the faster mode once both are measured."""
+        """Switches to the faster mode if both are measured, and to the other mode otherwise."""
         if len(measured) < 2:
             self._go(at_once=not self.at_once)
             return
@@ -88,7 +94,7 @@ class HandOver:
         self._go(at_once=best)
 
     def _has_lost(self, times: deque[float], measured: dict[bool, float]) -> bool:
-        """True if each call so far was slower than the other mode."""
+        """True if every call in this measurement was slower than the other mode."""
         if len(times) < _CLEAR or (other := measured.get(not self.at_once)) is None:
             return False
         return min(times) * (_SAVED if self.at_once else 1.0) > other
@@ -97,19 +103,19 @@ class HandOver:
         self.at_once = at_once
         self._calls = 0
         self._spent = 0  # duration of these calls in nanoseconds
-        self._times: deque[float] = deque(maxlen=_CALLS)  # durations of the last calls in this mode
+        self._times: deque[float] = deque(maxlen=_CALLS)  # nanoseconds per batch of the last calls
 
     def __str__(self) -> str:
         measured = self._measured
         if len(measured) < 2:
-            return "by threads, until both ways are measured"
+            return "by threads, until both modes are measured"
         at_once, handed_over = (_time(measured[way]) for way in (True, False))
         way = "at once" if self._in_use else "by threads"
-        return f"{way}: {at_once} a batch at once, hand-over {handed_over}"
+        return f"{way}: {at_once} per batch at once, {handed_over} per hand-over to a thread"
 
 
 def _best(measured: dict[bool, float]) -> bool:
-    """True if making batches at once is faster."""
+    """Returns True if the caller's thread should make batches, according to ``measured``."""
     return len(measured) < 2 or measured[False] > _SAVED * measured[True]
 
 

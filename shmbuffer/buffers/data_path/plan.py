@@ -1,17 +1,17 @@
-"""The path of data through a buffer, which is determined once from the buffer's parts.
+"""The path of data through a buffer, which depends on its storage, sampler, writer and options.
 
     write    fast       one native call checks and writes a batch (`FastWrite`)
-             whole      storage.append: a batch with its priorities, completely or not at all
+             whole      storage.append writes a batch with its priorities atomically
              by parts   writer ──▶ storage.set ──▶ sampler.extend
     sample   fast       one native call draws, gathers and weights (`FastRead`) a TensorDict
              whole      storage.draw does this for any items, then collate_fn and transforms
              by parts   sampler.sample ──▶ storage.get, or one native call (`FastRead.read`)
 
 Invariants:
-  1. A plan does not change. The buffer makes a new one if a part is replaced, or if the storage has
-     a new ring or rows of another form.
-  2. A shorter path gives the same result as the longer ones. If it is not applicable, it returns
-     None and the next longer one is taken.
+  1. A plan does not change. The buffer makes a new plan if its storage, sampler or writer is
+     replaced, or if the storage has a new ring or rows with another schema.
+  2. All paths give the same result. If a shorter path cannot handle a call, it returns None, and
+     the next longer path is used.
   3. A plan contains the reason why a shorter path is not used; see ``print(buffer.plan)``.
 
 Transforms can be appended at any time, so the list of transforms is read before each call.
@@ -41,26 +41,51 @@ from shmbuffer.writers.round_robin import RoundRobinWriter
 from shmbuffer.writers.writer import Writer
 
 _NOT_YET = "nothing was written yet"
-_OWN_TABLE = "the sampler keeps priorities in a table of its own"
+_OWN_TABLE = "the sampler keeps priorities in its own table"
 
 
 class Plan:
-    """The paths of data through one buffer."""
+    """The paths of data through one buffer.
+
+    Args:
+        parts: the `Parts` of the buffer.
+
+    Attributes:
+        fast_write: the fast path for writes, or None.
+        fast: object that reads TensorDicts in one native call, or None. It is also set if the
+            sampler draws in Python or if batches are prefetched.
+        fast_read: the fast path for samples, or None.
+        appends: True if storage.append writes a batch.
+        draws: True if storage.draw draws a batch.
+        why_write: reason why no shorter path for writes is used, or an empty string.
+        why_sample: reason why no shorter path for samples is used, or an empty string.
+        gives_priorities: True if a write also sets the priorities of the items.
+        tells_sampler: True if the methods ``add`` and ``extend`` of the sampler are called.
+        updates: the sampler if its ring accepts the priorities of a sample unchanged, or None.
+        rewrites: True if data are converted before a write, apart from transforms.
+        reader: object that reads complete samples for the sample unit. With None, the items are
+            read and then assembled.
+        info: which entries a sample has in addition to the items.
+        limits: flow control for samples.
+
+    Raises:
+        ValueError: ``prefetch`` or a sample unit is combined with a sampler that has a consumer.
+    """
 
     fast_write: FastWrite | None
-    fast: FastRead | None  # also set if the sampler draws or batches are prefetched
-    fast_read: FastRead | None  # reads a complete sample
-    appends: bool  # whether a batch is written in one step
-    draws: bool  # whether a batch is drawn in one step
-    why_write: str  # reason why no shorter path for writes is used; empty on the shortest
-    why_sample: str  # reason why no shorter path for samples is used; empty on the shortest
-    gives_priorities: bool  # whether a write sets the priorities of the items
-    tells_sampler: bool  # whether the sampler is notified of writes
-    updates: PrioritizedSampler | None  # its ring accepts the priorities of a sample unchanged
-    rewrites: bool  # whether data are converted before the write, apart from transforms
-    reader: Any  # reads complete samples of the unit; None: items are read and assembled
-    info: SampleInfo  # entries of samples other than the items
-    limits: Limits  # flow control for samples
+    fast: FastRead | None
+    fast_read: FastRead | None
+    appends: bool
+    draws: bool
+    why_write: str
+    why_sample: str
+    gives_priorities: bool
+    tells_sampler: bool
+    updates: PrioritizedSampler | None
+    rewrites: bool
+    reader: Any
+    info: SampleInfo
+    limits: Limits
 
     def __init__(self, parts: Any) -> None:
         self.storage: Storage = parts.storage
@@ -86,7 +111,10 @@ class Plan:
         self.limiter_version = self.limits.version
 
     def _reader_of(self, parts: Any) -> Any:
-        """Returns the reader for complete samples of the unit; see `SampleUnit._reader`."""
+        """Returns an object that reads complete samples for the sample unit, or None.
+
+        See `SampleUnit._reader`.
+        """
         storage, rows = self.storage, self.payload
         if self.unit is None or parts.collate_fn is not None or not storage.draws_natively:
             return None
@@ -104,7 +132,7 @@ class Plan:
             (
                 type(writer).add is not RoundRobinWriter.add
                 or type(writer).extend is not RoundRobinWriter.extend,
-                f"a {_name(writer)} decides where items go",
+                f"a {_name(writer)} chooses the slots of items",
             ),
         )
         why = by_parts or _first(
@@ -120,7 +148,7 @@ class Plan:
                 key = None if by_priority is None else priority_key
                 self.fast_write = FastWrite.into(storage, key)
             if self.fast_write is None:
-                why = "items of this form, or in this place, are not written by one native call"
+                why = "one native call cannot write items with this schema into this storage"
         self.why_write = why
         self.appends = not by_parts
         self.tells_sampler = tells
@@ -170,7 +198,10 @@ class Plan:
         is_consumed = consumes(sampler)
         if is_consumed and (prefetcher is not None or self.unit is not None):
             what = "prefetch" if self.unit is None else "a sample_unit"
-            raise ValueError(f"{what} is not supported with a {_name(sampler)}")
+            raise ValueError(
+                f"{what} is not supported with a {_name(sampler)} that has a consumer; omit "
+                f"{what.removeprefix('a ')}, or use a sampler without a consumer"
+            )
         dtype = None if by_priority is None else by_priority.dtype
         self.info = SampleInfo(parts.weight_keys, dtype, tracked or self.shared or is_consumed)
         self.draws = not by_parts
@@ -189,7 +220,10 @@ class Plan:
         self.limits = Limits(self.ring_backed, chooses)
 
     def choosing(self) -> AbstractContextManager[Any]:
-        """Returns a lock to hold while the sampler draws, if threads prefetch batches."""
+        """Returns a context manager for draws.
+
+        With prefetching, it holds a lock, because another thread can draw at the same time.
+        """
         return nullcontext() if self.prefetcher is None else self.prefetcher.choosing
 
     def __repr__(self) -> str:

@@ -6,22 +6,22 @@
 
 `HandOver` measures which mode is faster. The mode affects neither draws nor saves:
 
-  * A call orders batches until ``depth`` of them wait in addition to the one that it delivers. Each
-    batch is drawn when it is ordered. The same call therefore draws a batch in both modes, from
-    the same state of generator and sampler and with the same priorities. A batch that is made at
-    once is not newer than one from a worker.
+  * A call orders batches until ``depth`` batches wait in addition to the batch that it delivers.
+    Each batch is drawn when it is ordered. In both modes, a batch is therefore drawn during the
+    same call, from the same state of generator and sampler and with the same priorities. A batch
+    that is made at once is not newer than a batch from a worker.
   * A save contains the waiting batches and the positions before and after each draw. Both are
-    independent of the mode. A batch that failed also waits, and its error is raised when the
+    independent of the mode. A batch that failed also waits, and its exception is raised when the
     batch is due.
   * A resumed run thus begins with the same batches as an uninterrupted run, and draws the next
-    batch at the same call. Measured times have no effect on this.
+    batch during the same call. Measured times have no effect on this.
 
-The modes differ only in when the items of a drawn batch are read: at once or shortly afterwards.
-This matters only for items that are overwritten in between.
+The modes differ only in when the items of a drawn batch are read: immediately or shortly
+afterwards. This matters only for items that are overwritten in between.
 
-Orders stop at the end of a pass, so that items written before the next pass are included in it.
-Draws that were never delivered can be reverted: a checkpoint or a new sampler starts from the last
-delivered batch.
+No batches are ordered beyond the end of a pass, so that the next pass includes all items that are
+written before it starts. Draws that were never delivered can be reverted: a checkpoint or a new
+sampler starts from the last delivered batch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Batch = tuple[Any, dict[str, Any]]
 
 
 class Draws(NamedTuple):
-    """The position of a buffer's draws."""
+    """The positions of a buffer's sampler and generator between two draws."""
 
     position: Any  # position of the sampler; see `Sampler._position`
     generator: torch.Generator | None
@@ -49,22 +49,22 @@ class Draws(NamedTuple):
 
 
 class Order(NamedTuple):
-    """A batch whose items were drawn."""
+    """A batch whose items were drawn but not read."""
 
     make: Callable[[], Batch]  # gathers and transforms the batch; called once, in any thread
     ends_pass: bool
-    before: Draws  # position to return to if this and later orders are discarded
+    before: Draws  # positions to restore if this order is discarded
 
 
 class Made(NamedTuple):
-    """A prefetched batch, its error, or the future of the worker that makes it."""
+    """A prefetched batch, the exception that it raised, or the future of a worker."""
 
     batch: Batch | Exception | Future[Batch]
     ends_pass: bool
     before: Draws
 
     def result(self) -> Batch:
-        """Returns the batch once it is complete; raises its error."""
+        """Waits for the worker, if any, and returns the batch or raises its exception."""
         if isinstance(self.batch, Future):
             return self.batch.result()
         if isinstance(self.batch, Exception):
@@ -72,24 +72,30 @@ class Made(NamedTuple):
         return self.batch
 
     def error(self) -> BaseException | None:
-        """Waits for the worker, if any, and returns the error of the batch or None."""
+        """Waits for the worker, if any, and returns the exception of the batch or None."""
         if isinstance(self.batch, Future):
             return self.batch.exception()
         return self.batch if isinstance(self.batch, Exception) else None
 
 
 def _in_child(prefetcher: Prefetcher, _: bool) -> None:
-    """Notes after a fork that threads and batches belong to the parent process."""
+    """Records in a forked child that threads and batches belong to the parent process."""
     prefetcher._is_inherited = True
 
 
 class Prefetcher:
-    """A queue of ``depth`` batches, made in the caller's thread or in ``depth`` threads."""
+    """A queue of batches, which are made in the caller's thread or in other threads.
+
+    Args:
+        depth: number of waiting batches, and maximum number of threads.
+        draws: function that returns the current positions of sampler and generator.
+        go_to: function that restores earlier positions.
+    """
 
     _lock = ForkLock(_in_child)
-    _is_inherited = False  # True in a child process that has not used it yet
+    _is_inherited = False  # True in a forked child until it uses the prefetcher
 
-    #: Held while the sampler draws, because a worker may draw again at the same time.
+    #: Must be held during a draw, because a worker can draw again at the same time.
     choosing = ForkLock()
 
     def __init__(
@@ -104,11 +110,16 @@ class Prefetcher:
         self._go_to = go_to
         self._queue: deque[Made] = deque()
         self._executor: ThreadPoolExecutor | None = None
-        self._change: Future[Any] | None = None  # the last change; new orders wait for it
-        self.ran_out = False  # whether the last delivered batch ended a pass
+        self._change: Future[Any] | None = None  # the last change, for which new orders wait
+        self.ran_out = False  # True if the last delivered batch ended a pass
 
     def next(self, order: Callable[[bool], Order]) -> Batch:
-        """Orders the next batches, at once or from workers, then waits for the oldest batch."""
+        """Orders batches until the queue is full, and returns the oldest batch.
+
+        Args:
+            order: function that draws a batch. Its argument is True if the caller's thread makes
+                the batch.
+        """
         self._own()
         hand_over = self.hand_over
         began = hand_over.clock()
@@ -122,10 +133,16 @@ class Prefetcher:
         return batch
 
     def next_of_one_call(self, draw: Callable[[int], Batch | None], count: int) -> Batch | None:
-        """Does the same as `next` with one native call that draws and makes a batch at once.
+        """Does the same as `next` if one native call draws and makes a batch.
 
-        Returns None if `next` must be called instead. This method creates no intermediate objects
-        and is intended for samplers without a position.
+        This is faster than `next`, because it creates no intermediate objects.
+
+        Args:
+            draw: function that makes a batch of a given size, or returns None.
+            count: batch size.
+
+        Returns:
+            The oldest batch, or None if `next` must be called instead.
         """
         hand_over, queue = self.hand_over, self._queue
         if not hand_over.at_once or self._is_inherited or not torch.is_grad_enabled():
@@ -148,15 +165,16 @@ class Prefetcher:
         return oldest
 
     def submit(self, change: Callable[[], Any]) -> Future[Any]:
-        """Applies a change after the batches that have been ordered so far.
+        """Calls ``change`` in a worker after the batches that were ordered so far.
 
-        Batches that are ordered later wait for the change and raise its error.
+        Batches that are ordered later wait for the change, and raise its exception.
         """
         self._own()
         with self._lock:
             before = self._futures()
             before += [] if self._change is None else [self._change]
-            # Threads start calls in order, so all futures that this call waits for have started.
+            # Threads start calls in order. All calls for which this one waits have therefore been
+            # started, so it cannot block the last free thread.
             self._change = self._threads().submit(_behind, before, change)
             return self._change
 
@@ -167,7 +185,7 @@ class Prefetcher:
             wait([] if self._change is None else [self._change])
 
     def settle(self) -> None:
-        """Waits until all batches and changes are complete, and raises their errors."""
+        """Waits until all batches and changes are complete, and raises their exceptions."""
         self._own()
         with self._lock:
             change, self._change = self._change, None
@@ -179,7 +197,7 @@ class Prefetcher:
                 change.result()
 
     def drop(self) -> None:
-        """Discards undelivered batches, and waits until no worker is making one."""
+        """Discards undelivered batches, and waits until all workers have finished."""
         self._own()
         with self._lock:
             wait([future for future in self._futures() if not future.cancel()])
@@ -189,7 +207,10 @@ class Prefetcher:
 
     @contextmanager
     def waiting(self) -> Iterator[list[Made]]:
-        """Blocks orders and deliveries; yields the next batches up to a failed one."""
+        """Yields the waiting batches, and blocks orders and deliveries while the block runs.
+
+        If a batch has failed, this batch and all later batches are discarded.
+        """
         self._own()
         with self._lock:
             for at, made in enumerate(self._queue):
@@ -199,13 +220,13 @@ class Prefetcher:
             yield [made._replace(batch=made.result()) for made in self._queue]
 
     def put_back(self, made: list[Made]) -> None:
-        """Queues these batches to be delivered next. There must be no orders."""
+        """Queues loaded batches, which are delivered next. The queue must be empty."""
         self._own()
         with self._lock:
             self._queue.extend(made)
 
     def close(self) -> None:
-        """Discards everything and ends the threads. The next batch would start them again."""
+        """Discards all batches, and ends the threads. A later order would start new threads."""
         self.drop()
         with self._lock:
             if self._executor is not None:
@@ -213,17 +234,17 @@ class Prefetcher:
                 self._executor = None
 
     def __len__(self) -> int:
-        """Returns the number of batches that are being made or waiting."""
+        """Returns the number of batches that are waiting or being made."""
         return len(self._queue)
 
     def _own(self) -> None:
-        """Discards the threads and batches of the parent process after a fork."""
+        """Discards the threads and batches of the parent process, if this is a forked child."""
         if self._is_inherited:
             self._executor, self._change, self._is_inherited = None, None, False
             self._forget(0)
 
     def _forget(self, first: int) -> None:
-        """Reverts the orders with index ``first`` and later."""
+        """Discards the batches from position ``first`` on, and reverts their draws."""
         if len(self._queue) > first:
             self._go_to(self._queue[first].before)
         while len(self._queue) > first:
@@ -239,7 +260,7 @@ class Prefetcher:
         return [one.batch for one in self._queue if isinstance(one.batch, Future)]
 
     def _fill(self, order: Callable[[bool], Order]) -> int:
-        """Orders the missing batches; returns their number."""
+        """Orders batches until the queue is full, and returns their number."""
         change, self._change = self._change, None
         if change is not None:
             change.result()
@@ -247,7 +268,8 @@ class Prefetcher:
             return self._ordered(order, at_once=False)
         if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
             return self._ordered(order, at_once=True)
-        # A later call, possibly in another mode, delivers the batch. Workers use the default mode.
+        # A later call delivers the batch, possibly in another gradient mode. Batches are therefore
+        # made in torch's default mode, which workers also use.
         with torch.inference_mode(False), torch.enable_grad():
             return self._ordered(order, at_once=True)
 
@@ -268,7 +290,7 @@ class Prefetcher:
             made: Batch | Exception = order.make()
         except Exception as error:
             made = error
-        except BaseException:  # such as Ctrl-C, which belongs to this call
+        except BaseException:  # such as Ctrl-C, which this call must raise immediately
             self._go_to(order.before)
             raise
         return Made(made, order.ends_pass, order.before)

@@ -1,4 +1,4 @@
-"""Reads priorities from new data and from samples, by index or from entries of TensorDicts."""
+"""Sets priorities by index or from the entry of a sample, and reads priorities in new data."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from shmbuffer.tensors.form.tensors import as_tensor
 
 
 class PriorityUpdates:
-    """Sets the priorities of items in a buffer."""
+    """Implements the methods of a buffer that set priorities."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._said_what_is_missing = False  # whether a warning about missing priorities was issued
+        self._said_what_is_missing = False  # True after the warning about missing priorities
 
     def update(self, index: Any, priority: Any, generation: Any) -> Any:
         """Sets priorities by index; see `ReplayBuffer.update_priority`."""
@@ -47,7 +47,12 @@ class PriorityUpdates:
         return parts.sampler.update_priority(index, priority, storage=parts.storage, **known)
 
     def update_by_sample(self, data: Any, *, calls: int = 4) -> PriorityUpdate:
-        """Sets the priorities of a sample; a warning refers to the line ``calls`` frames above."""
+        """Sets the priorities of a sample's items from its entry ``priority_key``.
+
+        Args:
+            data: the sample.
+            calls: number of stack frames between this method and the user's code, for a warning.
+        """
         parts, key = self._parts, self._parts.priority_key
         sampler, storage = parts.sampler, parts.storage
         if key is None:
@@ -89,8 +94,18 @@ class PriorityUpdates:
 
 
 def in_batch(data: Any, key: Key, dims: int, how: str) -> Floats | None:
-    """Returns raw priorities in a batch or an item of rows; None if there are none."""
-    if type(data) is TensorDict:  # its own `get` takes ten times as long
+    """Returns the raw priorities in a batch or an item, float64 ``[n * lanes]``.
+
+    Args:
+        data: the batch or the item.
+        key: key of the priorities.
+        dims: number of batch dimensions. Priorities in further dimensions are reduced.
+        how: reduction; see `PrioritizedSampler`.
+
+    Returns:
+        The priorities, or None if the data have no entry ``key``.
+    """
+    if type(data) is TensorDict:  # the method `TensorDict.get` takes ten times as long
         data = data._tensordict
     priority = entry_at(data, key)
     if priority is None:
@@ -100,7 +115,11 @@ def in_batch(data: Any, key: Key, dims: int, how: str) -> Floats | None:
 
 
 def in_items(items: Sequence[Any], key: Key, how: str) -> Floats | None:
-    """Returns one raw priority per TensorDict; None if a TensorDict has none."""
+    """Returns one raw priority per TensorDict in ``items``, float64 ``[n]``.
+
+    Returns None if an item is not a TensorDict or has no entry ``key``. Several priorities of an
+    item are combined with the reduction ``how``.
+    """
     found = [item.get(key, None) for item in items if is_collection(item)]
     if len(found) < len(items) or not items or any(one is None for one in found):
         return None
@@ -108,7 +127,10 @@ def in_items(items: Sequence[Any], key: Key, how: str) -> Floats | None:
 
 
 def of_items(data: LazyStackedTensorDict, key: Key, how: str) -> TensorDict:
-    """Returns index, ticket and priority of each item of a lazy stack."""
+    """Returns index, ticket and priority of each item in a lazy stack as a TensorDict ``[n]``.
+
+    Entries that the items lack are omitted.
+    """
     items = data.tensordicts
     rows: dict[Any, torch.Tensor] = {}
     for name in (INDEX, GENERATION):
@@ -121,23 +143,29 @@ def of_items(data: LazyStackedTensorDict, key: Key, how: str) -> TensorDict:
 
 
 def one_each(entry: torch.Tensor) -> torch.Tensor:
-    """Returns an entry of a sample as ``[n]``, without the batch size of an item."""
+    """Returns the first value per item of an entry that was expanded to the items' dimensions.
+
+    The result has shape ``[n]``.
+    """
     while entry.dim() > 1:
         entry = entry[..., 0]
     return entry
 
 
 def sample_alone(data: Any, **known: Any) -> Any:
-    """Returns a sample that was passed to ``update_priority`` alone, as a TensorDict.
+    """Returns the sample for a call of ``update_priority`` without priorities.
 
     Args:
-        data: the sample; TypeError for other data.
-        **known: entries that replace those of the sample. None keeps the entry of the sample.
+        data: the first argument of the call, which must be a sample.
+        **known: entries that replace those of the sample. None keeps the sample's entry.
+
+    Raises:
+        TypeError: ``data`` is not a TensorDict, so the priorities are missing.
     """
     if not is_collection(data):
         raise TypeError(
             "update_priority: an index was passed without priorities. Nothing was changed. Call "
-            "update_priority(index, priority), or update_priority(batch) with a whole sample of a "
+            "update_priority(index, priority), or update_priority(batch) with a sample of a "
             "TensorDict buffer"
         )
     given = {key: value for key, value in known.items() if value is not None}
@@ -145,20 +173,27 @@ def sample_alone(data: Any, **known: Any) -> Any:
 
 
 def no_index(data: TensorDictBase) -> KeyError:
-    """Returns the error of ``update_tensordict_priority`` for a sample without an index."""
+    """Returns the KeyError for a sample without an index, which lists the sample's keys."""
     return KeyError(
         f"update_tensordict_priority needs the entry {INDEX!r} of a sample, but this TensorDict "
-        f"has {sorted(map(str, data.keys()))}"
+        f"has {sorted(map(str, data.keys()))}; pass a sample, or a part of it with this entry"
     )
 
 
 def say_what_is_missing(key: Key, data: TensorDictBase, *, calls: int) -> None:
-    """Warns that a sample has no priorities, at the user's line ``calls`` frames above."""
+    """Warns that a sample has no entry with priorities.
+
+    Args:
+        key: key of the missing entry.
+        data: the sample.
+        calls: number of stack frames between the caller and the user's code, which the warning
+            shows.
+    """
     names = ((one,) if isinstance(one, str) else one for one in data.keys(True))
     there = sorted(".".join(name) for name in names if name[0] not in OWN_KEYS)
     warnings.warn(
         f"update_tensordict_priority: this sample has no entry {key!r}, so its items get the "
-        f"default priority; it has {there}. Set sample[{key!r}] to the new priorities, or name "
-        "their entry with the buffer's priority_key",
+        f"default priority. The sample has the entries {there}. Set sample[{key!r}] to the new "
+        "priorities, or set the buffer's priority_key to the key of their entry",
         stacklevel=calls + FRAMES,
     )

@@ -1,9 +1,10 @@
-"""Reuses a sample: ``sample(out=...)`` fills its tensors again.
+"""Reuses the tensors of an earlier sample for ``sample(out=...)``.
 
-    first call     keeps matching tensors, replaces or drops others, and records all entries
-    later calls    compare the entries with the record and fill them in one native call
+    first call     keeps tensors with the right shape and dtype, replaces or removes all others,
+                   and records the entries
+    later calls    compare the entries with the record, and write into them in one native call
 
-For large items, allocating new memory costs more than the copy, because every page causes a fault.
+For large items, allocating memory takes longer than the copy, because every page causes a fault.
 """
 
 from __future__ import annotations
@@ -24,21 +25,38 @@ from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.tensor_nodes import TensorDictNode
 from shmbuffer.tensors.form.tensors import require_memory
 
-_KEPT = 16  # number of samples to remember
+_KEPT = 16  # maximum number of samples that are remembered
 
 _Form = tuple[torch.dtype, torch.Size]
 
 
 class Refilled:
-    """A sample whose tensors are filled again."""
+    """A sample into whose tensors new samples are written.
+
+    Args:
+        out: the sample. Its entries are changed to those of a new sample.
+        count: number of items in the sample.
+        leaves: leaves of an item.
+        info: which other entries a sample has.
+        gone: function that is called when ``out`` is deleted.
+
+    Attributes:
+        leaves: the tensor of each leaf.
+        index: the entry with the index, int64 ``[count]``.
+        tickets: tensor for the tickets, int64 ``[count]``, even if samples have no such entry.
+        shown: the entry with the weights, or None if samples have no weights.
+        weights: tensor for the weights that the core writes, float32 ``[count]``. It is ``shown``
+            if that is float32. None if samples have no weights.
+        addresses: address of each leaf's tensor.
+    """
 
     def __init__(
         self,
-        out: TensorDict,  # the sample
-        count: int,  # number of items
-        leaves: Leaves,  # leaves of an item
-        info: SampleInfo,  # other entries
-        gone: Callable[[Any], object],  # called when the sample is deleted
+        out: TensorDict,
+        count: int,
+        leaves: Leaves,
+        info: SampleInfo,
+        gone: Callable[[Any], object],
     ) -> None:
         self._out = weakref.ref(out, gone)
         self._form = leaves, info
@@ -50,15 +68,13 @@ class Refilled:
             (dtype, torch.Size((count, *leaf.shape)))
             for dtype, leaf in zip(leaves.dtypes, leaves.leaves, strict=True)
         )
-        self.leaves: list[torch.Tensor] = []  # one tensor per leaf
+        self.leaves: list[torch.Tensor] = []
         self._noted: list[tuple[dict[Any, Any], int, list[tuple[Any, Any]]]] = []
         assert isinstance(leaves.node, TensorDictNode)
         self._take(out, leaves.node, forms, names)
-        self.index = _entry(out, (INDEX,), (torch.int64, lead))  # int64 ``[count]``
-        # Tickets, int64 ``[count]``, even if the sample has no entry for them.
+        self.index = _entry(out, (INDEX,), (torch.int64, lead))
         self.tickets = _entry(out, ticket_keys, (torch.int64, lead))
-        self.shown: torch.Tensor | None = None  # the entry with the weights
-        # Weights of the draw, float32 ``[count]``, in the same tensor if possible; None if uniform.
+        self.shown: torch.Tensor | None = None
         self.weights: torch.Tensor | None = None
         if info.weight_dtype is not None:
             form = (info.weight_dtype, lead)
@@ -75,7 +91,13 @@ class Refilled:
             self._tensors.append(self.shown)
 
     def fits(self, out: TensorDict, leaves: Leaves, info: SampleInfo) -> bool:
-        """True if this sample has the given form and still has the recorded entries."""
+        """True if ``out`` is this sample, has not been changed, and has the expected entries.
+
+        Args:
+            out: the user's argument.
+            leaves: leaves of an item now.
+            info: which other entries a sample has now.
+        """
         if self._out() is not out or self._form != (leaves, info):
             return False
         for entries, size, noted in self._noted:
@@ -87,7 +109,7 @@ class Refilled:
         return True
 
     def changed(self) -> None:
-        """Notifies autograd that the tensors have changed."""
+        """Tells autograd that the tensors were modified in place."""
         increment_version(self._tensors)
 
     def _take(
@@ -97,7 +119,14 @@ class Refilled:
         forms: Iterator[_Form],
         others: frozenset[str] = frozenset(),
     ) -> None:
-        """Gives ``data`` exactly the entries of ``node`` and of ``others``."""
+        """Adds and removes entries, so that ``data`` has the entries of ``node`` and ``others``.
+
+        Args:
+            data: the sample, or a nested TensorDict in it.
+            node: structure of an item at this level.
+            forms: dtype and shape of each leaf, in order.
+            others: further keys to keep.
+        """
         for key in data._tensordict.keys() - node.items.keys() - others:
             del data[key]
         for key, child in node.pairs:
@@ -114,7 +143,8 @@ class Refilled:
                 self._note(value)
             else:
                 raise ValueError(
-                    f"sample(out=...) fills TensorDicts of tensors, but {key!r} is a {child.kind}"
+                    "sample(out=...) requires items that are TensorDicts of tensors, but the entry "
+                    f"{key!r} is a {child.kind}; call sample() without out="
                 )
 
     def _note(self, data: TensorDict) -> None:
@@ -123,13 +153,17 @@ class Refilled:
 
 
 class OutputReuse:
-    """The samples that one buffer has filled."""
+    """The samples into whose tensors one buffer has written."""
 
     def __init__(self) -> None:
         self._known: dict[int, Refilled] = {}
 
     def of(self, out: Any, count: int, leaves: Leaves, info: SampleInfo) -> Refilled:
-        """Returns the `Refilled` of ``out``, which is created if necessary."""
+        """Returns the `Refilled` object for ``out``, which is created if necessary.
+
+        Raises TypeError if ``out`` is not a TensorDict, and ValueError if it has another batch size
+        than ``[count]``.
+        """
         found = self._known.get(id(out))
         if found is not None and found.fits(out, leaves, info):
             return found
@@ -137,7 +171,7 @@ class OutputReuse:
             raise TypeError(f"sample(out=...) takes a TensorDict, got a {type(out).__name__}")
         if out.batch_size != (count,):
             raise ValueError(
-                f"sample({count}, out=...) needs a TensorDict of batch size [{count}], got "
+                f"the batch size of out= must be [{count}] for sample({count}), got "
                 f"{list(out.batch_size)}"
             )
         if len(self._known) >= _KEPT:
@@ -149,7 +183,16 @@ class OutputReuse:
 
 
 def _entry(data: TensorDict, names: tuple[str, ...], form: _Form) -> torch.Tensor:
-    """Returns the tensor of this form under ``names`` in ``data``, or puts a new one there."""
+    """Returns a tensor that is stored in ``data`` under all of ``names``.
+
+    The present tensor is used if it has the right dtype, shape and memory layout. Otherwise a new
+    tensor is stored. Without names, returns a new tensor that is not stored.
+
+    Args:
+        data: the TensorDict.
+        names: keys of the tensor.
+        form: dtype and shape.
+    """
     dtype, shape = form
     value: Any = data._tensordict.get(names[0]) if names else None
     if not (

@@ -1,4 +1,4 @@
-"""The entries of a sample in addition to its items: index, importance weights, generation."""
+"""Entries of a sample in addition to its items: index, importance weights and generation."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.deferred import amended
 from shmbuffer.tensors.form.tensor_nodes import unlocked
 
-ANCHORS = "_anchors"  # index of the draw, until the items of the unit are read
+ANCHORS = "_anchors"  # key of the drawn items' index, until the items of the unit are read
 
 
 class SampleInfo(NamedTuple):
-    """The entries of a buffer's samples in addition to their items."""
+    """Defines which entries the samples of a buffer have in addition to the items."""
 
-    weight_keys: tuple[str, ...]  # all of these keys share one tensor
-    weight_dtype: torch.dtype | None  # None if there are no weights
-    generation: bool  # whether samples have ``index_generation``
+    weight_keys: tuple[str, ...]  # keys of the weights, which share one tensor
+    weight_dtype: torch.dtype | None  # None if samples have no weights
+    generation: bool  # True if samples have ``index_generation``
 
     def entries(self, index: Any, weights: Any, tickets: Any) -> dict[str, Any]:
-        """Returns the entries of a sample, except those that are None."""
+        """Returns the entries of a sample by key. Weights or tickets of None are omitted."""
         found = {INDEX: index}
         if weights is not None:
             for key in self.weight_keys:
@@ -36,7 +36,12 @@ class SampleInfo(NamedTuple):
         return found
 
     def of_choice(self, index: Any, known: Mapping[Any, Any]) -> dict[str, Any]:
-        """Returns the entries of a sample for a sampler's choice."""
+        """Returns the entries of a sample for items that a sampler chose.
+
+        Args:
+            index: index of the items.
+            known: the sampler's further entries.
+        """
         others = dict(known)
         weights = [others.pop(key) for key in WEIGHT_KEYS if key in others]
         others.pop(ANCHORS, None)
@@ -47,18 +52,30 @@ class SampleInfo(NamedTuple):
 
 
 def stack_dim_of(storage: Any) -> int | None:
-    """Returns the dimension along which a batch may be a lazy stack of items; None if none."""
+    """Returns the dimension along which a batch from this storage can be a lazy stack of items.
+
+    Returns None if batches are never stacks of items.
+    """
     return None if isinstance(storage, TensorStorage) else getattr(storage, "stack_dim", 0)
 
 
 def stacks_items(data: Any, stack_dim: int | None) -> bool:
-    """True if a batch is a lazy stack whose members are the items."""
+    """True if ``data`` is a lazy stack along ``stack_dim``, so that its members are the items."""
     lazy = stack_dim is not None and isinstance(data, LazyStackedTensorDict)
     return lazy and bool(data.stack_dim == stack_dim % data.batch_dims)
 
 
 def with_info(data: Any, info: dict[str, Any], *, stack_dim: int | None = None) -> Any:
-    """Adds index and weights as entries to a TensorDict; returns other data unchanged."""
+    """Adds index and weights as entries to a TensorDict. Other data are returned unchanged.
+
+    Args:
+        data: the items of a sample.
+        info: the entries to add.
+        stack_dim: result of `stack_dim_of`.
+
+    Raises:
+        RuntimeError: the entries do not fit the batch size of ``data``.
+    """
     if not isinstance(data, TensorDictBase):
         return data
     dims = data.batch_dims
@@ -72,7 +89,7 @@ def with_info(data: Any, info: dict[str, Any], *, stack_dim: int | None = None) 
                 with unlocked(data):
                     _set_by_item(data.tensordicts, info)
             return data
-        if -1 in data.batch_size:  # nested tensor: each item has one index and one weight
+        if -1 in data.batch_size:  # a nested tensor, whose items have one index and weight each
             data.batch_size = data.batch_size[: list(data.batch_size).index(-1)]
             dims = data.batch_dims
         with unlocked(data):
@@ -88,8 +105,8 @@ def with_info(data: Any, info: dict[str, Any], *, stack_dim: int | None = None) 
     except (RuntimeError, ValueError) as error:
         raise RuntimeError(
             f"index and weights have {len(info[INDEX])} rows, but the sample has batch size "
-            f"{list(data.batch_size)}, because a transform or collate_fn has changed it; take them "
-            "from sample(return_info=True, include_info=False)"
+            f"{list(data.batch_size)}, because a transform or collate_fn has changed it; call "
+            "sample(return_info=True, include_info=False) to get them separately"
         ) from error
     return data
 
@@ -100,14 +117,19 @@ def has_info(data: Any, info: dict[Any, Any]) -> bool:
 
 
 def without_info(data: Any, info: dict[Any, Any]) -> Any:
-    """Returns the data of a sample without index and weights."""
+    """Returns the data of a sample without the entries in ``info``."""
     return data.exclude(*info) if has_info(data, info) else data
 
 
 def _places(
     data: TensorDict, info: dict[Any, Any]
 ) -> list[tuple[TensorDict, str, torch.Tensor]] | None:
-    """Returns the places for index and weights; None if these must be expanded first."""
+    """Returns where entries can be stored without conversion.
+
+    Returns:
+        The TensorDict, the key and the tensor of each entry. None if an entry must be expanded,
+        copied to another device or stored in another way.
+    """
     size, device = data._batch_size, data._device
     dims, found = len(size), []
     for key, value in info.items():
@@ -129,7 +151,7 @@ def _places(
 
 
 def _set_by_item(items: Sequence[Any], info: dict[Any, Any]) -> None:
-    """Sets row i of each entry in item i, whose shape is arbitrary."""
+    """Stores row ``i`` of each entry in item ``i``, expanded to the item's batch dimensions."""
     for key, values in info.items():
         rows = cpu.as_tensor(values).unbind(0)
         for item, row in zip(items, rows, strict=True):
