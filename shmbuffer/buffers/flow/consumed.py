@@ -1,11 +1,11 @@
-"""Consumers in a save: the items that each consumer has acknowledged.
+"""Saves and restores consumers: which items each consumer has acknowledged.
 
-    <parts>/consumers.jsonl, .data   if there are any; see `saved_parts`
+    <parts>/consumers.jsonl, .data   only if there are consumers; see `saved_parts`
 
-Items under a lease of the saving process count as acknowledged, because the process trains on them.
-Items leased by other processes are delivered again. An item that must be acknowledged several times
-is delivered for each acknowledgement that is still missing. The counts of `ReplayBuffer.consumers`
-restart at 0.
+Items that the saving process has leased count as acknowledged, because the process trains on them.
+Items that other processes have leased are delivered again after a load. If items must be
+acknowledged several times, each is delivered once for every acknowledgement that is still missing.
+The counts of `ReplayBuffer.consumers` restart at 0.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ _CONSUMERS = "consumers"
 
 
 def write_consumed(directory: Path, ring: Ring | None, moment: Any) -> None:
-    """Writes the acknowledged items of each consumer in a snapshot, if there are consumers."""
+    """Writes which items each consumer has acknowledged. Without consumers, writes nothing.
+
+    Args:
+        directory: directory of the files.
+        ring: ring of the buffer, or None.
+        moment: the `ItemSnapshot` of the saved items, if the save has one.
+    """
     if ring is None or not ring.consumers:
         return
     values = []
@@ -40,14 +46,15 @@ def write_consumed(directory: Path, ring: Ring | None, moment: Any) -> None:
         except ConsumerError:
             found = None
         if found is None:
-            continue  # it was removed in the meantime
+            continue  # the consumer was removed in the meantime
         times = status.max_sample_count
         acks = found.acks + (found.states == HELD_HERE)
         acks[found.states == DONE] = times
         acks[found.states == NO_ITEM] = 0
         if isinstance(saved, np.ndarray) and saved.shape == found.tickets.shape:
             gone = (saved != found.tickets) | (found.states == NO_ITEM)
-            acks[(saved >= 0) & gone] = times  # overwritten since, so it is complete
+            # Items that were overwritten after the snapshot count as acknowledged.
+            acks[(saved >= 0) & gone] = times
         done, begun = acks >= times, (acks > 0) & (acks < times)
         slots = {"done": done.nonzero()[0], "begun": begun.nonzero()[0], "acks": acks[begun]}
         known = {"name": status.name, "times": times, "holds": status.holds}
@@ -56,22 +63,30 @@ def write_consumed(directory: Path, ring: Ring | None, moment: Any) -> None:
 
 
 def read_consumed(directory: Path) -> list[dict[str, Any]]:
-    """Reads the result of `write_consumed`."""
+    """Reads the files of `write_consumed`. Raises CorruptBufferError if they are damaged."""
     found = read_value(directory, _CONSUMERS)
     with reading(directory / f"{_CONSUMERS}.jsonl"):
         for one in found:
             if not isinstance(one["name"], str) or one["done"].dtype is not torch.int64:
-                raise ValueError("a consumer has no name or no acknowledged items")
+                raise ValueError("a consumer has no valid name, or no list of acknowledged items")
             one["times"], one["holds"] = int(one["times"]), bool(one["holds"])
-            none = cpu.zeros(0, dtype=torch.int64)  # for older saves without these two entries
+            none = cpu.zeros(0, dtype=torch.int64)  # older saves lack the next two entries
             begun, acks = one.setdefault("begun", none), one.setdefault("acks", none)
             if {begun.dtype, acks.dtype} != {torch.int64} or begun.shape != acks.shape:
-                raise ValueError("a consumer has no counts of acknowledgements")
+                raise ValueError("a consumer has no valid numbers of acknowledgements")
     return list(found)
 
 
 def restore_consumed(ring: Ring | None, saved: list[dict[str, Any]], loaded: Loaded) -> None:
-    """Creates each consumer with the loaded items that it has not acknowledged."""
+    """Creates the saved consumers, and acknowledges the loaded items that each had acknowledged.
+
+    Consumers that exist now but not in the save receive all loaded items.
+
+    Args:
+        ring: ring of the buffer, or None.
+        saved: result of `read_consumed`.
+        loaded: result of loading the storage.
+    """
     if ring is None or loaded.in_place:
         return
     there = {one.name: one for one in ring.consumers.status()}

@@ -1,6 +1,6 @@
-"""Samples that are consumed: items are leased and then acknowledged.
+"""Leases items to the learners of a consumer, and acknowledges them.
 
-sample(lease=60.0) ──▶ items, with their lease ──▶ train ──▶ ack(batch)
+sample(lease=60.0) ──▶ items under a lease ──▶ train ──▶ ack(batch)
 sample()           ──▶ items, acknowledged before they are returned
 """
 
@@ -23,26 +23,42 @@ from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.form.deferred import is_as_made, to_come
 
 _KEYS = INDEX, GENERATION, LEASE
-_BYTES = 8  # of each entry
+_BYTES = 8  # size of a number in these entries
 
 
 def consumer_of(sampler: Any) -> Consumes:
-    """Returns the sampler if it has a consumer; TypeError for others."""
+    """Returns the sampler if it has a consumer.
+
+    Raises TypeError for any other sampler.
+    """
     if consumes(sampler):
         return sampler
     raise TypeError(
-        f"nothing can be acknowledged, because the sampler is a {type(sampler).__name__}; give the "
-        "buffer a ConsumingSampler or consume_after_n_samples, or give its sampler a consumer"
+        f"nothing can be acknowledged, because the sampler is a {type(sampler).__name__} without a "
+        "consumer; create the buffer with a ConsumingSampler, with consume_after_n_samples, or "
+        "with a sampler that has a consumer"
     )
 
 
 def delivering(
     sampler: Any, lease: float | None, draw: Callable[..., Batch]
 ) -> Callable[[int], Batch]:
-    """Returns a function that samples and passes on `Taking` if the sampler has a consumer."""
+    """Returns a function that samples a batch, and claims its items if there is a consumer.
+
+    Args:
+        sampler: the sampler.
+        lease: seconds until the lease of the items expires. With None, the items are acknowledged
+            immediately.
+        draw: function that samples a batch. If the sampler has a consumer, it also receives the
+            `Taking` that records the claimed items.
+
+    Raises:
+        TypeError: ``lease`` was passed, but the sampler has no consumer.
+        ValueError: ``lease`` is not a valid number of seconds.
+    """
     if not consumes(sampler):
         if lease is not None:
-            consumer_of(sampler)  # raises the error
+            consumer_of(sampler)  # raises TypeError
         return draw
     if lease is not None:
         nanoseconds(lease)  # raises ValueError before any item is claimed
@@ -60,7 +76,7 @@ def _delivered(
 
 
 def acknowledge(sampler: Any, storage: Storage, batch: Any) -> Acknowledged:
-    """Acknowledges items; `ReplayBuffer.ack` describes the arguments."""
+    """Acknowledges the items of a batch; `ReplayBuffer.ack` describes the arguments."""
     consumer = consumer_of(sampler)
     if (rows := _as_they_are(batch)) is not None:
         return consumer.ack_rows(storage, rows)
@@ -70,14 +86,17 @@ def acknowledge(sampler: Any, storage: Storage, batch: Any) -> Acknowledged:
 
 
 def held_items(sampler: Any, storage: Storage) -> dict[str, torch.Tensor]:
-    """Returns the items under a lease, as `ReplayBuffer.leased` describes them."""
+    """Returns the items that this handle has leased; see `ReplayBuffer.leased`."""
     held = consumer_of(sampler).opened(storage).held_items()
     found = (torch.from_numpy(one.astype("int64")) for one in held)
     return dict(zip(_KEYS, found, strict=True))
 
 
 def _as_they_are(batch: Any) -> list[torch.Tensor] | None:
-    """Returns the entries of a sample if the core can read them in place, otherwise None."""
+    """Returns index, tickets and leases of a batch if the core can read them in place.
+
+    Returns None if they must be converted first.
+    """
     entries: Any = None
     if type(batch) is TensorDict:
         entries = batch._tensordict
@@ -95,7 +114,10 @@ def _as_they_are(batch: Any) -> list[torch.Tensor] | None:
 
 
 def _next_to_each_other(stack: LazyStackedTensorDict) -> dict[str, torch.Tensor] | None:
-    """Returns the entries of a stack whose items are consecutive rows of a sample, else None."""
+    """Returns index, tickets and leases of a stack whose items are consecutive rows of a sample.
+
+    Returns None for any other stack.
+    """
     items = stack.tensordicts
     if not items or any(type(item) is not TensorDict for item in (items[0], items[-1])):
         return None
@@ -107,11 +129,12 @@ def _next_to_each_other(stack: LazyStackedTensorDict) -> dict[str, torch.Tensor]
         if last.data_ptr() - first.data_ptr() != _BYTES * (count - 1):
             return None
         found[key] = first.as_strided((count,), (1,), first.storage_offset())
-    # Then the items between are consecutive too, and checking them would take as long.
+    # If the stack is unchanged, the rows between the first and the last are also consecutive.
+    # Checking them would take as long as copying them.
     if is_as_made(stack):
         return found
     begin = found[INDEX].data_ptr()
-    try:  # an entry that the row of one item has exists in the rows of all items
+    try:  # the index stands for all three entries, because a row has all of them or none
         places = [item._tensordict[INDEX].data_ptr() for item in items]
     except (KeyError, AttributeError):
         return None
@@ -119,13 +142,17 @@ def _next_to_each_other(stack: LazyStackedTensorDict) -> dict[str, torch.Tensor]
 
 
 def _first_of_item(batch: Any, key: str) -> torch.Tensor:
-    """Returns the first row of each item, for items with dimensions."""
+    """Returns an entry of a batch with one number per item, ``[n]``.
+
+    If items have their own dimensions, the entry was expanded to them, and the first number of each
+    item is returned. Raises KeyError if the batch has no such entry.
+    """
     try:
         found = batch[key]
     except (KeyError, TypeError, IndexError):
         raise KeyError(
-            f"ack: there is no entry {key!r}; pass a batch of sample(lease=...), or the info of "
-            "sample(lease=..., return_info=True)"
+            f"ack: the batch has no entry {key!r}; pass a batch from sample(lease=...), or the "
+            "info from sample(lease=..., return_info=True)"
         ) from None
     rows = cpu.as_tensor(found)
     if rows.ndim < 2:

@@ -1,4 +1,4 @@
-"""Publishes the weights of a learner for its collectors, in the directory of the buffer."""
+"""Publishes the weights of a learner for the collectors, in the directory of the buffer."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def publish(
 
 
 def newest(storage: Storage, than: int | None) -> Weights | None:
-    """Returns the newest weights; `ReplayBuffer.newest` describes the arguments."""
+    """Returns the newest weights; `ReplayBuffer.newest` describes the argument."""
     found = weights.newest(_seat(storage), than)
     if found is None:
         return None
     leaves = found.form.leaves
     tensors = [
         torch.from_numpy(part).view(torch_dtype(leaf.dtype)).reshape(leaf.shape)
-        if leaf.nbytes  # torch cannot view an empty tensor as another dtype
+        if leaf.nbytes  # torch cannot view an empty tensor with another dtype
         else cpu.empty(leaf.shape, dtype=torch_dtype(leaf.dtype))
         for leaf, part in zip(leaves, found.parts(), strict=True)
     ]
@@ -43,7 +43,11 @@ def newest(storage: Storage, than: int | None) -> Weights | None:
 
 
 def _seat(storage: Storage) -> Seat:
-    """Returns the seat in the directory of a buffer."""
+    """Returns the storage's seat in the directory of the buffer.
+
+    Raises TypeError if the storage does not belong to this package, and ShmBufferError if the
+    buffer has no directory.
+    """
     backed = ring_backed(storage, "publish and newest need")
     if not backed.shared:
         raise weights.nowhere(backed.where)
@@ -51,7 +55,15 @@ def _seat(storage: Storage) -> Seat:
 
 
 def _bytes(path: tuple[str, ...], value: Any) -> torch.Tensor:
-    """Converts a value to a contiguous tensor of bytes on the CPU."""
+    """Converts a value to a contiguous tensor on the CPU.
+
+    Args:
+        path: keys that lead to the value in the ``state_dict``.
+        value: a tensor or an array.
+
+    Raises:
+        TypeError: the value is not a tensor or an array.
+    """
     try:
         if not is_array(value):
             raise TypeError("only tensors and arrays can be published")
@@ -59,5 +71,5 @@ def _bytes(path: tuple[str, ...], value: Any) -> torch.Tensor:
     except NO_ARRAY as error:
         raise TypeError(
             f"publish: '{'.'.join(path)}' is a {type(value).__name__}, which cannot be stored "
-            f"({error}); leave it out, or convert it"
+            f"({error}); remove this entry, or convert it to a tensor"
         ) from error

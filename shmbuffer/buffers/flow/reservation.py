@@ -1,4 +1,4 @@
-"""Reserves space for the items of a rollout before the rollout begins."""
+"""A reservation of space for the items of a rollout."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from shmbuffer.writers.round_robin import length_of
 class Reservation:
     """A reservation of space for future items, created by `ReplayBuffer.reserve` or `resume`.
 
-    A reservation holds space and the credit of the rate limiter, but no slots. `commit` assigns the
-    slots. Leaving the ``with`` block without a commit aborts the reservation. Closing the handle or
-    ending the process also ends the reservation, and the appended pieces are then available to
-    `resume`.
+    The rate limiter counts the reserved items as written, and the space is not available to other
+    writers, but no slots are assigned before `commit`. If the ``with`` block ends without a commit,
+    the reservation is aborted. If the handle is closed or its process ends, the reservation also
+    ends, and another process can `resume` the rollout from the appended pieces.
 
         with rb.reserve(32, version=policy.version) as reservation:
             reservation.commit(collect(32))
@@ -49,14 +49,14 @@ class Reservation:
         items: int,
         granted: NDArray[np.uint64],
         version: int | None,
-        nbytes: int = 0,  # number of bytes reserved in the byte ring; 0: unknown
+        nbytes: int = 0,  # number of reserved bytes for records, or 0 if none were reserved
         partial: PartialFile | None = None,
     ) -> None:
         self._engine = engine
         self._rb = rb
         self._nbytes = nbytes
         self._room = _Room(engine, granted)
-        self._over = ""  # how this object ended the reservation
+        self._over = ""  # how the reservation ended, for messages; empty while it is in use
         self._partial = None if partial is None else self._kept(partial)
         self.items = items
         self.version = version
@@ -64,13 +64,13 @@ class Reservation:
 
     @property
     def id(self) -> int | None:
-        """The unique ID of the reservation. It is None before the first write to the buffer."""
+        """The unique ID of the reservation, or None before the first write to the buffer."""
         name = self._room.name
         return None if name is None else name // RESERVATIONS
 
     @property
     def ended(self) -> bool:
-        """True if this object has committed or aborted the reservation."""
+        """True if the reservation was committed, aborted or released through this object."""
         return bool(self._over)
 
     def commit(
@@ -85,8 +85,8 @@ class Reservation:
     ) -> Any:
         """Writes items into the reserved space atomically, and ends the reservation.
 
-        Appended pieces are written before ``data``. Unused space is released. If an error occurs
-        before the write, the reservation stays valid.
+        Appended pieces are written before ``data``. Unused space is released. If an exception is
+        raised before the write, the reservation stays valid.
 
         Args:
             data: the items, as for `extend`. None writes only the appended pieces.
@@ -96,11 +96,12 @@ class Reservation:
                 same version are either all accepted or all rejected.
             priority: priority of each item, which `update_priority` sets after the write.
             whole: if True, ``data`` already contains the appended pieces, which are then discarded.
-            timeout: as for `extend`. The call waits only for another writer in the same slots.
+            timeout: as for `extend`. The call only waits if another process is still writing one of
+                the slots.
             **given: further arguments of `extend`.
 
         Returns:
-            The index, as from `extend`. It is int64 ``[0]`` if nothing was written.
+            The indices of the items; see `extend`. If nothing was written, int64 ``[0]``.
 
         Raises:
             ReservationLostError: the reservation was committed or aborted, its lease has expired,
@@ -142,7 +143,11 @@ class Reservation:
 
     @property
     def pieces(self) -> list[Any]:
-        """Returns copies of the appended batches in order; raises the same errors as `commit`."""
+        """Copies of the appended batches, in the order in which they were appended.
+
+        Raises:
+            ReservationLostError: as for `commit`.
+        """
         if self._partial is None:
             return []
         self._require_held("pieces")
@@ -150,7 +155,10 @@ class Reservation:
         return [decoder.items(join([body]))[0] for _, body in self._partial.read()]
 
     def abort(self) -> None:
-        """Releases the space and deletes the appended pieces. Has no effect after the end."""
+        """Releases the space and deletes the appended pieces.
+
+        Has no effect if the reservation has already ended.
+        """
         if self._over:
             return
         if not self._room.is_ours():
@@ -158,13 +166,24 @@ class Reservation:
             return
         self._over = "was aborted"
         if self._partial is not None:
-            # First, so that no process resumes the rollout if this one dies here.
+            # The file is removed before the space is released. If this process dies in between, no
+            # other process resumes the aborted rollout.
             self._partial.remove()
             self._partial.close()
         self._room.give_back()
 
     def _committed(self, data: Any, ages: Any, timeout: float | None, given: Any) -> Any:
-        """Writes the items; repeats the write without the items that the core rejects."""
+        """Writes the items. If the core rejects some as too old, writes the others.
+
+        Args:
+            data: the items with the appended pieces.
+            ages: policy version of each item, one version for all, or None.
+            timeout: maximum wait in seconds for other writers, or None.
+            given: further arguments of `extend`.
+
+        Returns:
+            The index of the written items.
+        """
         versions, refused = self._versions(data, ages), 0
         young = self._young_now(versions)
         while True:
@@ -191,36 +210,43 @@ class Reservation:
         ring, name = self._engine.ring(), self._room.name
         if name is None and ring is not None:
             name = ring.reservations.reserve(self.items, name=self._room.granted)
-        # Before the first write to the buffer, this is an ordinary write.
+        # Before the first write to the buffer nothing is reserved, so this is an ordinary write.
         if name is None or ring is None:
             return _nothing() if data is None else self._rb.extend(data, **given)
         index = None
         if data is not None:
             with ring.reservations.hold(name, versions, young):
                 index = self._rb.extend(data, **given)
-        self._room.give_back()  # nothing was reserved, or a transform kept all items back
+        # After a write, this has no effect. If a transform kept all items back, the space is still
+        # reserved.
+        self._room.give_back()
         return _nothing() if index is None else index
 
     def _versions(self, data: Any, ages: Any) -> NDArray[np.int64] | None:
-        """Returns the version of each item, or one version for all items."""
+        """Returns the version of each item, int64 ``[n]``, or one version for all, ``[1]``.
+
+        Returns None without versions. Raises ValueError if the number of versions is wrong, or if a
+        version is negative.
+        """
         if ages is None:
             return None
         count, versions = length_of(data), np.asarray(ages, np.int64).reshape(-1)
         if np.ndim(ages) and len(versions) != count:
             raise ValueError(
                 f"{self._engine.where}: got {len(versions)} versions for {count} items; pass one "
-                "for each item, or one for all"
+                "for each item, or one for all items"
             )
         if versions.min(initial=0) < 0:
             raise ValueError(
-                f"{self._engine.where}: a version must be an int of at least 0, got {ages}"
+                f"{self._engine.where}: a version must be an integer of at least 0, got {ages}"
             )
         return versions
 
     def _young_now(self, versions: NDArray[np.int64] | None) -> NDArray[np.bool_] | None:
-        """Returns which items are not too old, before the first write to the buffer.
+        """Returns True for each item that is not too old, bool ``[n]``, before the first write.
 
-        Later the core makes this decision.
+        Returns None after the first write, because the core then compares the versions, or if there
+        is no limit.
         """
         limiter = self._engine.limiter
         most = None if limiter is None else limiter.max_staleness
@@ -230,7 +256,10 @@ class Reservation:
 
     def _with_pieces(self, data: Any, whole: bool) -> Any:
         if whole and data is None:
-            raise ValueError("commit(whole=True) needs all items of the reservation; pass them")
+            raise ValueError(
+                "commit(whole=True) needs data with all items of the rollout, got None; pass the "
+                "items, or omit whole=True to commit the appended pieces"
+            )
         before = [] if whole else self.pieces
         found = before if data is None else [*before, data]
         if not found:
@@ -243,10 +272,10 @@ class Reservation:
         directory, name = self._engine.seat.backing.directory, self._room.name
         ring = self._engine.ring()
         if directory is None or name is None or ring is None:
-            what = "has no directory" if directory is None else "has no items yet"
+            what = "has no directory" if directory is None else "was never written to"
             raise ShmBufferError(
-                f"{self._engine.where}: append stores the pieces in the buffer's directory, but "
-                f"this buffer {what}; keep the pieces in your process until commit"
+                f"{self._engine.where}: append() stores items in the buffer's directory, but this "
+                f"buffer {what}; keep the items in your process until commit()"
             )
         assert self.id is not None
         partial = PartialFile.make(directory, self.id, self.items, self._nbytes, self.version)
@@ -259,12 +288,15 @@ class Reservation:
         return partial
 
     def _kept(self, partial: PartialFile) -> PartialFile:
-        """Releases the file of a partial rollout to others once the handle is closed."""
+        """Registers the file of a rollout, which the handle closes when the handle is closed.
+
+        Other processes can resume the rollout after that.
+        """
         self._engine.seat.partial_files.add(partial)
         return partial
 
     def _see_off(self) -> None:
-        """Removes the file, and then the record of the commit."""
+        """Removes the file of a committed rollout, and then the record of the commit."""
         if self._partial is None:
             return
         self._partial.remove()
@@ -283,7 +315,7 @@ class Reservation:
         else:
             return
         raise ReservationLostError(
-            f"{where}: {what}: {problem}. Nothing was changed. Make a new reservation"
+            f"{where}: {what}: {problem}. Nothing was changed. Call reserve() again"
         )
 
     def __enter__(self) -> Self:
@@ -294,11 +326,14 @@ class Reservation:
 
     def __del__(self) -> None:
         if not getattr(self, "_over", "made half"):
-            with suppress(Exception):  # the interpreter or the handle may no longer exist
+            with suppress(Exception):  # at interpreter exit, modules and handle may be gone
                 self._let_go()
 
     def _let_go(self) -> None:
-        """Releases the space and leaves the pieces to others, as after the death of the process."""
+        """Releases the space, and leaves the appended pieces for another process to resume.
+
+        The death of the process has the same effect.
+        """
         self._over = "was released"
         self._room.give_back()
         if self._partial is not None:
@@ -310,31 +345,31 @@ class Reservation:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a reservation cannot be pickled, because it belongs to one handle; reserve in "
-            "the process that commits"
+            "a Reservation cannot be pickled, because it belongs to one handle; call reserve() in "
+            "the process that calls commit()"
         )
 
 
 class _Room:
-    """The reserved space, which is identified by a number and can be released.
+    """The reserved space, which has a number and can be released.
 
-    Its finalizer runs after that of the reservation, so that a Ctrl-C interrupts at most one
-    of them.
+    The finalizer of this object runs after the finalizer of the `Reservation`. A Ctrl-C interrupts
+    at most one of the two, so the space is always released.
     """
 
     def __init__(self, engine: Engine, granted: NDArray[np.uint64]) -> None:
         self._engine = engine
-        self.granted = granted  # number of the reservation, once it is granted
+        self.granted = granted  # array with the number of the reservation; 0 until it is granted
         self._incarnation = engine.seat.incarnation
         self._is_over = False
 
     @property
     def name(self) -> int | None:
-        """The number of the reservation, or None because nothing was written yet."""
+        """The number of the reservation, or None if no space was reserved yet."""
         return int(self.granted[0]) or None
 
     def is_ours(self) -> bool:
-        """True if the reservation belongs to this handle and the process was not forked since."""
+        """True if the reservation belongs to this handle, in the process that reserved it."""
         seat = self._engine.seat
         return not seat.closed and seat.is_ours() and seat.incarnation == self._incarnation
 
@@ -350,7 +385,7 @@ class _Room:
 
     def __del__(self) -> None:
         if not getattr(self, "_is_over", True):
-            with suppress(Exception):  # the interpreter or the handle may no longer exist
+            with suppress(Exception):  # at interpreter exit, modules and handle may be gone
                 self.give_back()
 
 
@@ -360,7 +395,7 @@ def _nothing() -> torch.Tensor:
 
 
 def _rows(data: Any, which: NDArray[np.bool_]) -> Any:
-    """Returns the items of a batch that ``which`` selects."""
+    """Returns the items of a batch for which ``which`` is True."""
     if isinstance(data, list):
         return [item for item, kept in zip(data, which, strict=True) if kept]
     if isinstance(data, Mapping) and not is_collection(data):
@@ -371,7 +406,7 @@ def _rows(data: Any, which: NDArray[np.bool_]) -> Any:
 
 
 def _joined(batches: list[Any]) -> Any:
-    """Concatenates batches."""
+    """Concatenates batches of items along the first dimension."""
     first = batches[0]
     if len(batches) == 1:
         return first

@@ -1,4 +1,4 @@
-"""Reserves space before a rollout, and continues rollouts of dead processes."""
+"""Reserves space for rollouts, and continues rollouts of processes that died."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ from shmbuffer.storages.storage import Storage
 _log = logging.getLogger(__name__)
 
 _BESIDE_TENSORS = 200
-"""Approximate size of an item's record without its tensors; see `ReplayBuffer.reserve`."""
+"""Approximate number of bytes in an item's record besides its tensors."""
 
 
 def reserve(
-    rb: Any,  # the buffer
+    rb: Any,
     n: int,
     bytes: int | None,
     timeout: float | None,
     lease: float | None,
     version: int | None,
 ) -> Reservation:
-    """Reserves space; `ReplayBuffer.reserve` describes the arguments."""
+    """Reserves space in the buffer ``rb``; `ReplayBuffer.reserve` describes the arguments."""
     n = _whole("n", n)
     engine, ring = _shared_ring(rb.storage)
     capacity = ring.capacity if ring else engine.settings.capacity
     if n > capacity:
         raise ValueError(
-            f"{engine.where}: reserve({n:,}): the buffer has room for only {capacity:,} items; "
-            "reserve fewer at once, or make the buffer larger"
+            f"{engine.where}: reserve({n:,}): the buffer has a capacity of only {capacity:,} "
+            "items; reserve fewer items, or create a larger buffer"
         )
     if bytes is not None and (ring is None or ring.records is None):
         raise ValueError(
             f"{engine.where}: reserve(bytes={bytes:,}): this buffer stores rows of equal size, so "
-            "bytes cannot be reserved; leave bytes= out"
+            "bytes cannot be reserved; omit bytes"
         )
     if lease is not None:
         require_time("lease", lease)
@@ -58,7 +58,8 @@ def reserve(
         version = consumer_version.require_version(version, "reserve: version")
     nbytes = 0 if bytes is None else _whole("bytes", bytes)
     granted = np.zeros(1, np.uint64)
-    # This is created before the grant, so that an interrupt after the grant ends the reservation.
+    # The object is created before the space is reserved. If an exception such as Ctrl-C occurs
+    # afterwards, its finalizer releases the space.
     room = Reservation(rb, engine, n, granted, version, nbytes)
     if ring is not None:
         with limit_waits(timeout):
@@ -67,7 +68,7 @@ def reserve(
 
 
 def unfinished(storage: Storage) -> list[Partial]:
-    """Returns the rollouts that other processes left unfinished."""
+    """Returns the uncommitted rollouts of other processes; see `ReplayBuffer.partials`."""
     engine, ring = _shared_ring(storage)
     directory = engine.seat.backing.directory
     if directory is None or ring is None:
@@ -81,7 +82,7 @@ def unfinished(storage: Storage) -> list[Partial]:
             if partial is not None:
                 _require_possible(directory, ring, partial)
         except (CorruptBufferError, UnsafePathError) as error:
-            # Logging the exception object would keep the buffer mapped.
+            # Only the text is logged, because the exception object would keep the buffer mapped.
             _log.warning("%s", str(error))
             continue
         if partial is None or not partial.pieces or ring.reservations.is_done(number):
@@ -92,15 +93,15 @@ def unfinished(storage: Storage) -> list[Partial]:
 
 
 def resume(rb: Any, partial: Partial | int, timeout: float | None) -> Reservation:
-    """Continues an unfinished rollout; `ReplayBuffer.resume` describes the arguments."""
+    """Continues an uncommitted rollout; `ReplayBuffer.resume` describes the arguments."""
     number = partial.id if isinstance(partial, Partial) else _whole("partial", partial)
     engine, ring = _shared_ring(rb.storage)
     directory = engine.seat.backing.directory
     file = None if directory is None or ring is None else PartialFile.take(directory, number)
     if file is None or ring is None:
         raise ReservationLostError(
-            f"{engine.where}: resume({number}): the pieces were removed, or another process has "
-            "resumed them; choose another one of partials()"
+            f"{engine.where}: resume({number}): the rollout was removed, or another process has "
+            "resumed it; choose another rollout from partials()"
         )
     try:
         engine.seat.reap_dead()
@@ -109,8 +110,8 @@ def resume(rb: Any, partial: Partial | int, timeout: float | None) -> Reservatio
             file.remove()
             ring.reservations.is_done(number, forget=True)
             raise ReservationLostError(
-                f"{engine.where}: resume({number}): its items have been committed already; choose "
-                "another one of partials()"
+                f"{engine.where}: resume({number}): the items of the rollout have already been "
+                "committed; choose another rollout from partials()"
             )
         assert directory is not None
         _require_possible(directory, ring, told)
@@ -131,7 +132,8 @@ def _shared_ring(storage: Storage) -> tuple[Engine, Ring | None]:
     engine = shareable(storage, "reserve needs")
     ring = engine.ring()
     if ring is not None and not engine.seat.is_ours():
-        engine.seat.rejoin()  # for a forked child, before the holder of the reservation is recorded
+        # A forked child needs its own registry entry, which is recorded as the reservation's owner.
+        engine.seat.rejoin()
     return engine, ring
 
 
@@ -149,13 +151,13 @@ def _reserve(
     except ShmBufferError as error:
         if "reservations" not in error.parts:
             raise
-    engine.seat.reap_dead()  # dead processes may hold reservations
+    engine.seat.reap_dead()  # releases the reservations of dead processes
     _forget_done(engine, ring)
     ring.reservations.reserve(n, nbytes, seconds=lease, name=granted)
 
 
 def _forget_done(engine: Engine, ring: Ring) -> None:
-    """Cleans up after processes that died after their commit, before their files are removed."""
+    """Cleans up after processes that died between a commit and the removal of its file."""
     done, directory = ring.reservations.list_committed(), engine.seat.backing.directory
     if done and directory is not None:
         for number in set(done).difference(partials.numbers(directory)):
@@ -165,7 +167,10 @@ def _forget_done(engine: Engine, ring: Ring) -> None:
 
 
 def _see_off(engine: Engine, ring: Ring, number: int) -> None:
-    """Removes a file that is empty or committed, unless another process holds it."""
+    """Removes the file of a rollout that is empty or committed.
+
+    Does nothing if another process uses the file.
+    """
     directory = engine.seat.backing.directory
     file = None if directory is None else PartialFile.take(directory, number)
     if file is not None:
@@ -177,7 +182,7 @@ def _see_off(engine: Engine, ring: Ring, number: int) -> None:
 
 
 def _require_possible(directory: Directory, ring: Ring, partial: Partial) -> None:
-    """Raises CorruptBufferError if the reservation in a file exceeds the size of the buffer."""
+    """Raises CorruptBufferError if the file of a rollout reserves more than the buffer holds."""
     partials.require_possible(directory, partial, ring.capacity, _max_bytes(ring))
 
 
@@ -186,9 +191,13 @@ def _max_bytes(ring: Ring) -> int:
 
 
 def _bytes_of(ring: Ring, partial: Partial) -> int:
-    """Returns the bytes to reserve: those reserved before, or those that the pieces need."""
+    """Returns the number of bytes to reserve when a rollout is resumed.
+
+    This is the number that was reserved before, or more if the appended pieces need more. If no
+    bytes were reserved, it is 0.
+    """
     if not partial.nbytes:
-        return 0  # unknown, so that any number of bytes can be committed
+        return 0
     needed = partial.appended_bytes + _BESIDE_TENSORS * partial.items
     return max(partial.nbytes, min(needed, _max_bytes(ring)))
 
