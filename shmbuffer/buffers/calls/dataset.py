@@ -1,4 +1,4 @@
-"""A data set for torch's ``DataLoader``, whose workers sample whole batches from a buffer.
+"""A data set for torch's ``DataLoader``. Each worker samples complete batches from the buffer.
 
     worker 0 ── sample ──┐
     worker 1 ── sample ──┴─▶ DataLoader, pinned ──▶ loop ──▶ priorities, by index and generation
@@ -21,21 +21,28 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from shmbuffer.samplers.rank import known_rank
 
-_IN_THE_PIPE = 1 << 20  # bytes
+_IN_THE_PIPE = 1 << 20  # maximum size in bytes of a batch that is sent through the pipe
 
 
 class BatchDataset(IterableDataset[Any]):
-    """The batches of a buffer as a data set; `ReplayBuffer.as_dataset` creates it."""
+    """The batches of a buffer as a data set, which `ReplayBuffer.as_dataset` creates.
+
+    Args:
+        buffer: the buffer to sample from.
+        batches: function that receives a function that samples a batch, and yields the batches of a
+            pass.
+        **options: arguments of ``buffer.sample``.
+    """
 
     def __init__(
         self,
         buffer: Any,
-        batches: Callable[[Callable[[], Any]], Iterator[Any]],  # receives a function that samples
-        **options: Any,  # options of ``buffer.sample``
+        batches: Callable[[Callable[[], Any]], Iterator[Any]],
+        **options: Any,
     ) -> None:
         self._buffer, self._batches, self._options = buffer, batches, options
         self._rank = known_rank(buffer._parts.rank_given) or 0
-        self._is_ours = True  # True outside of workers
+        self._is_ours = True  # False once a worker has become a separate learner
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
@@ -45,24 +52,24 @@ class BatchDataset(IterableDataset[Any]):
 
     @staticmethod
     def collate_fn(batch: Any) -> Any:
-        """Returns the batch unchanged. The loader's default function would split the batch."""
+        """Returns the batch unchanged, because the loader's default function would split it."""
         return batch if get_worker_info() is None else _Sent(batch)
 
     def _become(self, worker: Any) -> None:
-        """Makes a worker a separate learner; called once in each worker."""
+        """Makes this worker process a separate learner. Called once in each worker."""
         buffer, count = self._buffer, worker.num_workers
         buffer._parts.rank_given = self._rank * count + worker.id
-        buffer.generator = None  # all workers would draw the same items from a copy of it
+        buffer.generator = None  # with copies of one generator, all workers would draw equal items
         buffer.sampler._divide(worker.id, count, self._rank, worker.seed - worker.id)
         Finalize(None, buffer.close, exitpriority=0)
         self._is_ours = False
 
 
 class _Sent:
-    """A batch that a worker sends. Unpickling returns the batch itself."""
+    """A batch that a worker sends to the main process. Unpickling returns the batch itself."""
 
-    # Small TensorDicts are sent through the pipe. Torch would create a file in memory for each
-    # leaf, which takes ten times as long and is only worthwhile for large leaves.
+    # Small TensorDicts are sent through the pipe. Torch would create a file in shared memory for
+    # each leaf, which takes ten times as long and is only worthwhile for large leaves.
 
     def __init__(self, batch: Any) -> None:
         self._batch = batch
@@ -70,12 +77,16 @@ class _Sent:
     def __reduce__(self) -> tuple[Any, ...]:
         batch = self._batch
         if type(batch) is TensorDict and batch.bytes() <= _IN_THE_PIPE:
-            with suppress(TypeError):  # text, objects, bfloat16
+            with suppress(TypeError):  # NumPy arrays cannot contain text, objects or bfloat16
                 return _received, _in_arrays(batch)
         return BatchDataset.collate_fn, (batch,)
 
 
 def _in_arrays(batch: Any) -> tuple[Any, ...]:
+    """Returns a TensorDict as nested dicts of NumPy arrays, with its batch sizes and devices.
+
+    Raises TypeError if a leaf cannot be an array.
+    """
     if type(batch) is not TensorDict:
         raise TypeError(f"a {type(batch).__name__} is not a dict of tensors")
     arrays = {
@@ -86,6 +97,7 @@ def _in_arrays(batch: Any) -> tuple[Any, ...]:
 
 
 def _received(arrays: dict[str, Any], batch_size: Any, device: Any) -> TensorDict:
+    """Returns the TensorDict from the result of `_in_arrays`."""
     entries = {
         key: _received(*leaf) if isinstance(leaf, tuple) else torch.from_numpy(leaf)
         for key, leaf in arrays.items()

@@ -2,12 +2,12 @@
 
              ┌────────────── FastRead.sample ──────────────┐      all in one native call
     sample ──┤  choose ───────▶ read ─────────▶ finish     ├──▶ batch
-             │  sampler, unit   FastRead.read   collate_fn, transforms, pinned memory, entries
+             │  sampler, unit   FastRead.read   collate_fn, transforms, pinned memory, info
              └─ a queue ──────▶ taken ────────▶ finish ────┘
 
 The call first waits for the rate limiter and for ``min_size``. With ``prefetch``, items are chosen
 when a batch is ordered, and a thread reads and finishes the batch. The plan defines which steps run
-in one native call. If a step cannot take its shortest path, it takes the next longer one.
+in one native call. If this is not possible for a batch, the steps run one after another.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from shmbuffer.tensors.eager import FRAMES
 
 
 class Reads:
-    """Implements the sampling of a buffer."""
+    """Implements the methods of a buffer that sample."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -63,7 +63,11 @@ class Reads:
         timeout: float | None = None,
         lease: float | None = None,
     ) -> Batch:
-        """Waits until sampling is allowed, then chooses, reads and finishes the items."""
+        """Waits until sampling is allowed, then samples a batch; see `ReplayBuffer.sample`.
+
+        Returns:
+            The data, and the dict ``info``.
+        """
         parts = self._parts
         plan = parts.plan
         if (
@@ -93,7 +97,10 @@ class Reads:
     def _next(
         self, include_info: bool | None, out: TensorDict | None, count: int, *taking: Taking
     ) -> Batch:
-        """Returns the next batch without waiting: prefetched, written into ``out``, or new."""
+        """Returns the next batch without waiting for the rate limiter.
+
+        The batch is a prefetched batch or a new one. With ``out``, it is read into these tensors.
+        """
         parts, plan = self._parts, self._parts.planned()
         if out is not None:
             found = None
@@ -102,14 +109,22 @@ class Reads:
             if found is not None:
                 return found
             if not (plan.payload is None and isinstance(parts.storage, TensorStorage)):
-                # Before the first write, `sample` raises this error itself.
+                # Before the first write, the call below raises EmptyBufferError.
                 raise ValueError(NO_OUT)
         if parts.prefetcher is not None and count == parts.batch_size:
             return self._shown(include_info, None, parts.prefetcher.next(self.order))
         return self._shown(include_info, None, self._begin(count, False, *taking)())
 
     def order(self, at_once: bool) -> Order:
-        """Chooses the items of the next batch in advance, and reads them unless a thread does."""
+        """Chooses the items of a batch in advance, for the prefetcher.
+
+        Args:
+            at_once: if True, the caller prepares the batch immediately in its own thread. If False,
+                another thread prepares it.
+
+        Returns:
+            The function that prepares the batch, and the state of the sampler at this point.
+        """
         parts = self._parts
         assert parts.batch_size is not None
         with parts.planned().choosing():
@@ -120,9 +135,12 @@ class Reads:
     # -- the three steps -----------------------------------------------------------------------
 
     def _begin(self, count: int, is_for_thread: bool, *taking: Taking) -> Callable[[], Batch]:
-        """Chooses the items of a batch and returns a function that reads and finishes the batch.
+        """Chooses the items of a batch, and returns a function that reads and finishes the batch.
 
-        Only samplers with a consumer receive the argument ``taking``.
+        Args:
+            count: number of items.
+            is_for_thread: True if another thread will call the function.
+            taking: the claim of a consumer, or nothing if the sampler has no consumer.
         """
         plan = self._parts.plan
         if is_for_thread or not plan.draws:
@@ -133,24 +151,27 @@ class Reads:
         return partial(self.finish, *drawn(plan, count, pins=self._parts.pin_memory))
 
     def choose(self, count: int, *taking: Taking) -> Choice:
-        """Chooses items according to the plan that the caller has read."""
+        """Chooses ``count`` items, and extends the choice with the unit's items or with goals."""
         plan = self._parts.plan
         return self._completed(plan, plan.sampler.sample(plan.storage, count, *taking), taking)
 
     def choose_again(self, index: Any, *taking: Taking) -> Choice:
-        """Chooses items again, because chosen items were overwritten before they were read."""
+        """Chooses other items, because chosen items were overwritten before they were read."""
         plan = self._parts.plan
         return self._completed(plan, plan.sampler._again(plan.storage, index, *taking), taking)
 
     def _completed(self, plan: Plan, choice: Choice, taking: tuple[Taking, ...]) -> Choice:
-        """Returns the choice of a sampler, extended with the items of its unit or with goals."""
+        """Returns the sampler's choice, extended with the items of each sample unit or with goals.
+
+        Only a `HERReplayBuffer` has goals.
+        """
         goals = self._parts.goals
         if goals is None:
             return expanded(plan, *choice)
         return goals.with_goals(plan, *choice, *taking)  # type: ignore[no-any-return]
 
     def read(self, index: Any, known: dict[Any, Any], *taking: Taking) -> Batch:
-        """Reads chosen items step by step and finishes the batch."""
+        """Reads chosen items in several steps, and finishes the batch."""
         plan = self._parts.planned()
         with pinned.gathering(self._parts.pin_memory):
             data, info = chosen(plan, index, known, lambda drawn: self.choose_again(drawn, *taking))
@@ -159,20 +180,23 @@ class Reads:
         return self.finish(data, info)
 
     def _made(self, index: Any, known: dict[Any, Any], *taking: Taking) -> Batch:
-        """Reads chosen items in one native call if possible, and finishes the batch."""
+        """Reads chosen items, in one native call if possible, and finishes the batch."""
         plan = self._parts.plan
         whole = None if plan.fast is None or plan.transforms else plan.fast.read(index, known)
         return self.read(index, known, *taking) if whole is None else whole
 
     def finish(self, data: Any, info: dict[str, Any]) -> Batch:
-        """Collates, assembles and transforms the items, and adds the entries of the sample."""
+        """Collates items, assembles the sample units, and applies the transforms."""
         data = self._parts.collate(data)
         if (unit := self._parts.plan.unit) is not None:
             data, info = unit.assemble(data, info)
         return self._passed_on(data, info)
 
     def _passed_on(self, data: Any, info: dict[str, Any]) -> Batch:
-        """Adds goals to a collated batch, transforms it and copies it to pinned memory."""
+        """Relabels goals in a collated batch, applies the transforms, and pins the memory.
+
+        Each of these steps is skipped if the buffer does not use it.
+        """
         parts = self._parts
         if parts.goals is not None:
             data = parts.goals.relabelled(data, info)
@@ -183,9 +207,9 @@ class Reads:
         return data, info
 
     def _shown(self, include_info: bool | None, out: TensorDict | None, batch: Batch) -> Batch:
-        """Returns the batch as `sample` does, with index and weights in a TensorDict."""
+        """Returns the batch with index and weights as entries, if its data are a TensorDict."""
         if out is not None:
-            raise ValueError(NO_OUT)  # the tensors of the batch are not those of ``out``
+            raise ValueError(NO_OUT)  # the batch was not read into the tensors of ``out``
         data, info = batch
         if self._parts.mapping == "dict":
             return batch
@@ -198,12 +222,15 @@ class Reads:
     # -- special cases of a step ---------------------------------------------------------------
 
     def _refilled(self, plan: Plan, out: TensorDict, count: int) -> Batch | None:
-        """Samples into the tensors of ``out``; None if that needs more than one native call."""
+        """Samples a batch into the tensors of ``out``.
+
+        Returns None if this would require more than one native call.
+        """
         fast: Any = plan.fast_read
         found: Batch | None = fast.refill(out, count)
         if found is not None or fast.reader is None:
             return found
-        index, known = self.choose(count)  # steps, whose frame stacks are read later
+        index, known = self.choose(count)  # the frames before each item are read with the item
         for _ in range(ATTEMPTS):
             found = fast.refill_chosen(out, count, index, known)
             if found is not None:
@@ -214,12 +241,16 @@ class Reads:
     # -- sizes, passes -------------------------------------------------------------------------
 
     def count(self, batch_size: int | None) -> int:
-        """Returns the number of items to sample; warns if it differs from the constructor's."""
+        """Returns the number of items to sample.
+
+        Issues a warning if it differs from the constructor's batch size. Raises RuntimeError if no
+        batch size was specified.
+        """
         own = self._parts.batch_size
         return resolve_batch_size(batch_size, own, "the constructor of the buffer", 3 + FRAMES)
 
     def can_sample(self, batch_size: int | None) -> bool:
-        """True if a batch could be sampled now without waiting."""
+        """True if a batch could be sampled now without waiting; see `ReplayBuffer.can_sample`."""
         batch_size = self._parts.batch_size if batch_size is None else batch_size
         if batch_size is None:
             raise RuntimeError(
@@ -234,7 +265,10 @@ class Reads:
         return is_queue or bool(parts.sampler.can_sample(parts.storage, count))
 
     def batches(self, sample: Callable[[], Any]) -> Iterator[Any]:
-        """Yields samples until the end of the pass."""
+        """Yields batches from ``sample`` until the end of the sampler's pass.
+
+        With a consumer, the iteration ends when all items were delivered and no writer is attached.
+        """
         if self._passes.ran_out:
             self._passes.ran_out = False
         delivered = False
@@ -243,13 +277,16 @@ class Reads:
                 batch = sample()
             except EmptyBufferError:
                 if delivered and consumes(self._parts.sampler):
-                    return  # the consumer has received every item, and no writer is open
+                    return  # the consumer has received every item, and no writer is attached
                 raise
             delivered = True
             yield batch
 
     @property
     def _passes(self) -> Any:
-        """Returns the part that signals the end of a pass; it can be replaced between calls."""
+        """The prefetcher or the sampler, whichever records the end of the delivered pass.
+
+        It can be replaced while an iteration is in progress.
+        """
         prefetcher = self._parts.prefetcher
         return self._parts.sampler if prefetcher is None else prefetcher

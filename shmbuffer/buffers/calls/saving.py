@@ -3,10 +3,9 @@
     <path>/storage/                     the items: a buffer directory, which `attach` opens
     <path>/storage/.shmbuffer/parts/    sampler, writer, buffer, extra, consumers, ahead
 
-All parts belong to one snapshot. The directory ``storage`` is replaced atomically, and all other
+All files belong to one snapshot. The directory ``storage`` is replaced atomically, and all other
 files in ``path`` are kept; see `publication`. If ``storage`` is the scratch directory of the buffer
-itself, only the folder of the parts is replaced. `torchrl_layout` writes and reads TorchRL's
-layout.
+itself, only the folder ``parts`` is replaced. `torchrl_layout` writes and reads TorchRL's layout.
 """
 
 from __future__ import annotations
@@ -57,15 +56,16 @@ from shmbuffer.saves.work_directory import located
 from shmbuffer.storages.storage import ring_of
 from shmbuffer.torchrl.compat.buffer_files import METADATA
 
-_PARTS = ("_storage", "_sampler", "_writer", "_transforms", "_batch_size", "_rng")  # of a state
+# Keys of the result of `state_dict`.
+_PARTS = ("_storage", "_sampler", "_writer", "_transforms", "_batch_size", "_rng")
 _RNG = "rng_state"
 _LAYOUTS = ("shmbuffer", "torchrl")
 _Path = str | os.PathLike[str]
-_ATTEMPTS = 5  # to load a save that another process replaces at the same time
+_ATTEMPTS = 5  # number of attempts to load a save that another process keeps replacing
 
 
 class Saving:
-    """Implements saving and loading of a buffer."""
+    """Implements the methods of a buffer that save and load it."""
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
@@ -87,8 +87,9 @@ class Saving:
             if in_place:
                 if layout != "shmbuffer":
                     raise ValueError(
-                        f"{place}: contains the files of the storage itself, which do not have "
-                        f"layout={layout!r}; save to another directory. Nothing was written"
+                        f"{place} contains the live files of this buffer's storage, which cannot "
+                        f"be saved in place with layout={layout!r}. Nothing was written. Save to "
+                        "another directory"
                     )
                 self.parts.storage._flush_in_place(place)
                 with publish(place / PARTS, "sampler and writer") as folder:
@@ -104,7 +105,13 @@ class Saving:
                     self._write_parts(directory / PARTS, moment, extra)
 
     def _write_parts(self, folder: Path, moment: Any, extra: Any) -> None:
-        """Writes everything except the items of the storage."""
+        """Writes everything except the items into ``folder``.
+
+        Args:
+            folder: the folder ``parts`` of the save.
+            moment: the `ItemSnapshot` of the saved items, or `LIVE_READS` for live files.
+            extra: the user's data, or None.
+        """
         parts = self.parts
         write_value(
             folder, "writer", save_part(parts.writer, folder / "writer", moment), "the writer"
@@ -126,7 +133,7 @@ class Saving:
         write_value(folder, "buffer", known, "the state of the transforms")
 
     def generator_states(self) -> dict[str, tuple[torch.Tensor, str]]:
-        """Returns the state and the device of each generator, by name."""
+        """Returns the state and the device of each generator, by its name in a save."""
         return {
             name: (between_forks(one.generator.get_state), str(one.generator.device))
             for name, one in self.seeded().items()
@@ -136,7 +143,10 @@ class Saving:
 
     @contextmanager
     def as_delivered(self, folder: Path) -> Iterator[None]:
-        """Rewinds the draws to the last delivered batch, and yields the prefetched batches."""
+        """Rewinds the sampler to the last delivered batch while the block runs.
+
+        Prefetched batches are written into ``folder``. If they cannot be saved, they are dropped.
+        """
         prefetcher = self.parts.prefetcher
         if prefetcher is None:
             yield
@@ -154,14 +164,14 @@ class Saving:
                 self.parts.go_to(now)
 
     def loads(self, path: _Path, on_progress: OnProgress | None) -> Any:
-        """Loads a save; `ReplayBuffer.loads` describes the arguments."""
+        """Loads a save; `ReplayBuffer.loads` describes the arguments and the result."""
         self._require_no_queue("loads")
         self.parts.drop_prefetched()
         with report_to(on_progress):
             return self._loads_one_save(Path(path).absolute())
 
     def _loads_one_save(self, path: Path) -> Any:
-        """Loads a save, and tries again if another process replaces the save in the meantime."""
+        """Loads a save. If another process replaces it in the meantime, loads the new save."""
         place = path / "storage"
         for attempt in range(_ATTEMPTS):
             for each in (path, place, place / PARTS):
@@ -180,12 +190,12 @@ class Saving:
             if _identity(path) == before:
                 return extra
         raise RuntimeError(
-            f"{path}: was replaced during each of {_ATTEMPTS} attempts to read it; load it when "
-            "the other process has finished"
+            f"{path} was replaced by another process during each of {_ATTEMPTS} attempts to load "
+            "it; load it when the other process has finished"
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of all parts."""
+        """Returns the state of the storage, sampler, writer, transforms and generator."""
         parts = self.parts
         parts.drop_prefetched()
         rng = parts.generator
@@ -199,7 +209,7 @@ class Saving:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the state of all parts."""
+        """Loads the result of `state_dict`; see `ReplayBuffer.load_state_dict`."""
         self._require_no_queue("load_state_dict")
         _require_keys("a buffer", _PARTS, state_dict)
         parts = self.parts
@@ -219,16 +229,20 @@ class Saving:
             parts.seed_with(state, torch.device(device))
 
     def _require_no_queue(self, what: str) -> None:
-        """Raises ShmBufferError for a queue, which can only be written at its end."""
+        """Raises ShmBufferError if the buffer is a queue, because items can only be appended to it.
+
+        Args:
+            what: name of the calling method, for the message.
+        """
         limiter = self.parts.rate_limiter
         if limiter is not None and limiter.max_times_sampled is not None:
             raise ShmBufferError(
                 f"{what}: the buffer is a queue (max_times_sampled), which can only be written at "
-                "its end. Nothing was changed. Load into a buffer that is not a queue"
+                "its end. Nothing was changed. Load the save into a buffer that is not a queue"
             )
 
     def _load(self, saved: SavedBuffer) -> Any:
-        """Replaces the state of the buffer by that of a save, and returns its ``extra``."""
+        """Replaces the contents and the state of the buffer with a save. Returns its ``extra``."""
         parts = self.parts
         loaded = apply_part(parts.storage, saved.storage, saved.written)
         if isinstance(loaded, Loaded):
@@ -255,7 +269,11 @@ class Saving:
         return saved.extra
 
     def _read_parts(self, place: Path) -> SavedBuffer:
-        """Reads a save whose items are in a directory. The buffer does not change yet."""
+        """Reads a save in the layout of this package, without changing the buffer.
+
+        Args:
+            place: the directory with the items.
+        """
         parts = self.parts
         folder = place / PARTS
         known = read_value(folder, "buffer")
@@ -280,13 +298,19 @@ class Saving:
         )
 
     def seeded(self) -> dict[str, Parts]:
-        """Returns the parts whose generators are saved, by directory name."""
+        """Returns the objects whose generators are saved, by the name of the generator in a save.
+
+        These are this buffer and, for an ensemble, its members.
+        """
         members = {f"{_RNG}_{at}": parts for at, parts in enumerate(self.parts.members)}
         return {_RNG: self.parts, **members}
 
 
 def _identity(path: Path) -> list[tuple[int, int, int]]:
-    """Returns the identity of a save, which differs because each save creates new files."""
+    """Returns the identities of the files of a save.
+
+    Each save creates new files, so the result changes when a save is replaced.
+    """
     found = []
     for name in ("", f"storage/{PARTS}", METADATA):
         with suppress(OSError):
@@ -300,11 +324,17 @@ def _name(part: Any) -> str:
 
 
 def _require_keys(of: str, keys: tuple[str, ...], state: Any) -> None:
-    """Raises KeyError if a state lacks required keys."""
+    """Raises KeyError if ``state`` lacks required keys.
+
+    Args:
+        of: name of the object to which the state belongs, for the message.
+        keys: the required keys.
+        state: the state to check.
+    """
     found = set(getattr(state, "keys", set)())
     if missing := [key for key in keys if key not in found]:
         raise KeyError(
-            f"load_state_dict: the state of {of} has the keys {missing}, but this one has "
-            f"{sorted(map(str, found))}. Nothing was changed. Pass the result of state_dict() of a "
-            "buffer with the same parts"
+            f"load_state_dict: the state of {of} has the keys {missing}, but this state has "
+            f"{sorted(map(str, found))}. Nothing was changed. Pass the result of state_dict() from "
+            "a buffer with the same classes of storage, sampler and writer"
         )

@@ -1,8 +1,8 @@
 """Reads and changes stored items by index, key or ticket.
 
-A patch is applied to an item only if the item still has the given ticket. A submitted patch is
-applied after the batches that were ordered before it, and batches that are ordered later wait for
-the patch:
+A patch changes an item only if the item still has the given ticket. With ``prefetch``, a submitted
+patch is applied after the batches that were ordered before it. Batches that are ordered later wait
+for the patch:
 
     sample() ◀── batches ordered before ──▶ the patch ──▶ batches ordered after
 """
@@ -37,9 +37,12 @@ class ConditionalUpdateResult(NamedTuple):
     """The result of `ReplayBuffer.update_if_present`."""
 
     updated: torch.Tensor
-    """True for each item that was changed: bool ``[n]``."""
+    """True for each item that was changed, bool ``[n]``."""
     version_rejected: torch.Tensor | None = None
-    """True for each item that was rejected because its version was newer; None without versions."""
+    """True for each item that was skipped because its version was newer, bool ``[n]``.
+
+    None if no versions were passed.
+    """
 
     @property
     def updated_count(self) -> int:
@@ -48,7 +51,7 @@ class ConditionalUpdateResult(NamedTuple):
 
     @property
     def version_rejected_count(self) -> int:
-        """Number of items that were rejected because their version was newer."""
+        """Number of items that were skipped because their version was newer."""
         return 0 if self.version_rejected is None else int(self.version_rejected.sum())
 
     @property
@@ -58,13 +61,13 @@ class ConditionalUpdateResult(NamedTuple):
 
 
 class StoredItems:
-    """Accesses items of a buffer by their index in the storage."""
+    """Implements the methods of a buffer that read and change items by index."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
     def __getitem__(self, index: Any) -> Any:
-        """Reads items by index and applies the transforms."""
+        """Returns items by index or key, after ``collate_fn`` and the transforms."""
         if is_key(index):
             return self[:][index]
         index, below = self._split(index)
@@ -76,7 +79,10 @@ class StoredItems:
         return self.transformed(data)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """Writes items at an index."""
+        """Changes the items at an index, or the entry with a key in all items.
+
+        If items lack the key, and the buffer is not shared, a new column is added.
+        """
         parts = self._parts
         if is_key(index):
             if parts.storage.knows(path_of(index)):
@@ -95,7 +101,7 @@ class StoredItems:
             self._put(index, value)
 
     def change(self, index: Any, value: Any, key: str | tuple[str, ...]) -> None:
-        """Changes one entry of the items at an index."""
+        """Changes the entry ``key`` of the items at ``index``; see `ReplayBuffer.set_at_`."""
         parts = self._parts
         parts.storage.change(index, value, path_of(key), dim_extend=parts.dim_extend)
 
@@ -108,19 +114,19 @@ class StoredItems:
         version: Any,
         require_newer: bool,
     ) -> ConditionalUpdateResult:
-        """Changes the items that have not been overwritten."""
+        """Changes items that were not overwritten; see `ReplayBuffer.update_if_present`."""
         if (version_key is None) != (version is None):
             raise ValueError(
-                "version_key and version must be passed together (the name of an entry, and its "
-                f"new value); got version_key={version_key!r}, version={version!r}"
+                "version_key and version must be passed together (the key of an entry, and its "
+                f"new value), got version_key={version_key!r} and version={version!r}"
             )
         parts, plan = self._parts, self._parts.planned()
         storage, dim = parts.storage, parts.dim_extend
         tracks = plan.info.generation or getattr(parts.writer, "tracks_generations", False)
         if storage.supports_conditional_update and not tracks and not _has_tickets(generation):
             raise RuntimeError(
-                f"update_if_present: this {parts.family} tracks no generations, so it "
-                "cannot tell which of these items have been overwritten. Nothing was changed. "
+                f"update_if_present() needs the generations of items, which this {parts.family} "
+                "does not track, so overwritten items cannot be detected. Nothing was changed. "
                 "Create the buffer with writer=TensorDictRoundRobinWriter(track_generations=True), "
                 "with shared=True, or in a directory"
             )
@@ -131,7 +137,10 @@ class StoredItems:
             patch = changes_of(patch)
             path = path_of(version_key)
             if path in patch:
-                raise ValueError(f"the patch contains the version_key, {version_key!r}; remove it")
+                raise ValueError(
+                    f"the patch contains the version_key {version_key!r}; remove this entry, and "
+                    "pass its new value as version"
+                )
             generation, versions, lost = compared(
                 storage, index, generation, path, version, newer=require_newer
             )
@@ -140,40 +149,48 @@ class StoredItems:
         return ConditionalUpdateResult(torch.from_numpy(updated), rejected)
 
     def submit(self, change: Callable[..., Any], given: dict[str, Any]) -> Future[Any]:
-        """Applies a change to items after the batches that have been ordered so far."""
+        """Calls ``change`` after the batches that were ordered so far.
+
+        Args:
+            change: function that changes items.
+            given: keyword arguments of ``change``. Tensors on a GPU are copied first.
+
+        Returns:
+            A future with the result. Without ``prefetch``, the call is made immediately.
+        """
         call = partial(staged(given), change)
         prefetcher = self._parts.prefetcher
         return done(call) if prefetcher is None else prefetcher.submit(call)
 
     def transformed(self, data: Any) -> Any:
-        """Returns items after the transforms."""
+        """Applies the transforms to items that were read by index."""
         parts = self._parts
         if not len(parts.transform):
             return data
         if is_collection(data) and isinstance(parts.storage, ListStorage):
-            data = data.copy()  # a transform must not change the stored item
+            data = data.copy()  # otherwise a transform could change the stored item
         return parts.transform(data)
 
     def fetch(self, index: Any) -> Any:
-        """Returns items as they are stored: copies, or views if the buffer is not shared."""
+        """Returns items before the transforms: copies, or views if the buffer is not shared."""
         parts = self._parts
         views = False if parts.shared else None
         return parts.storage.fetch(index, dim_extend=parts.dim_extend, views=views)
 
     def _add_column(self, key: str | tuple[str, ...], value: Any) -> None:
-        """Adds a new entry to every item."""
+        """Adds the entry ``key`` to every item, by writing all items again."""
         data = self.fetch(slice(None))
         if not hasattr(data, "clone"):
             raise TypeError(
-                f"items of a {type(data).__name__} have no entry {key!r}; read the items with "
-                "rb[:], change them, and write them with write_all()"
+                f"the entry {key!r} cannot be added to items of type {type(data).__name__}; read "
+                "the items with rb[:], change them, and write them with write_all()"
             )
         data = data.clone()
         data[key] = value
         self._put(slice(None), data)
 
     def _split(self, index: Any) -> tuple[Any, tuple[Any, ...]]:
-        """Splits an index into the part for the storage and the part for the items."""
+        """Splits an index tuple into an index for the storage and an index into each item."""
         ndim = self._parts.storage.ndim
         if not (isinstance(index, tuple) and len(index) > ndim):
             return index, ()
@@ -188,17 +205,17 @@ class StoredItems:
         if parts.dim_extend:
             value = swap_dims(value, parts.dim_extend)
         if isinstance(parts.storage, ListStorage) and isinstance(value, TensorDictBase):
-            value = value.exclude(*OWN_KEYS)  # entries of a sample
+            value = value.exclude(*OWN_KEYS)  # a sample has entries that are not stored
         parts.storage.put(index, value, in_place=True)
 
 
 def _has_tickets(generation: Any) -> bool:
-    """True if at least one of the generations belongs to an item; see `Storage.tickets`."""
+    """True if at least one generation is a ticket. Generations of -1 stand for unknown tickets."""
     return generation is not None and bool((cpu.as_tensor(generation) >= 0).any())
 
 
 def is_key(index: Any) -> bool:
-    """True if an index is a key: a string, or a tuple of strings."""
+    """True if ``index`` is a key: a string, or a tuple of strings."""
     parts = index if isinstance(index, tuple) else (index,)
     return bool(parts) and all(isinstance(part, str) for part in parts)
 
@@ -212,27 +229,53 @@ def compared(
     *,
     newer: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, Flags]:
-    """Returns tickets of items to change (else -1), versions to store, and newer items."""
+    """Compares the versions of items in the storage with new versions.
+
+    Args:
+        storage: the storage.
+        index: index of the items, ``[n]`` or ``[n, ndim]``.
+        generation: tickets that the items had when they were sampled, ``[n]``.
+        path: path of the entry that contains the version.
+        version: new version, one number or ``[n]``.
+        newer: if True, only items with an older version are changed. If False, items with the same
+            version are also changed.
+
+    Returns:
+        Tickets, int64 ``[n]``, with -1 for items that must not be changed. The new versions, with
+        the shape of the entry. A flag for each item that is present but was rejected because of its
+        version, bool ``[n]``.
+
+    Raises:
+        ValueError: versions are not scalars, or do not have one number per item.
+        RuntimeError: ``generation`` does not have one number per item.
+    """
     elements, column, now = storage.entry(index, path)
     tickets, stored = ravel(generation, ()), as_numbers(column).reshape(-1)
     if len(stored) != len(elements):
         raise ValueError(
             f"{'.'.join(path)!r} has shape {list(column.shape[1:])} in an item, but only scalars "
-            "can be compared"
+            "can be compared; choose another version_key"
         )
     if len(tickets) != len(elements):
-        raise RuntimeError(f"got {len(tickets)} generations for {len(elements)} items")
+        raise RuntimeError(
+            f"got {len(tickets)} generations for {len(elements)} items; pass the entries index and "
+            "index_generation of the same sample"
+        )
     given = as_numbers(version) if isinstance(version, torch.Tensor) else np.asarray(version)
     versions = version if isinstance(version, torch.Tensor) else torch.from_numpy(given.copy())
     if not given.ndim:  # a plain number is converted to the dtype of the entry
         given, versions = given.astype(stored.dtype), versions.to(column.dtype)
     if given.size not in (1, len(elements)):
-        raise ValueError(f"version must be one number, or one for each of {len(elements)} items")
+        raise ValueError(
+            f"version must be one number, or one for each of {len(elements)} items, got "
+            f"{given.size} numbers"
+        )
     given = np.broadcast_to(given.reshape(-1), elements.shape)
     live = (tickets >= 0) & (now == tickets)
     wins = live & (given > stored if newer else given >= stored)
     rows = np.flatnonzero(wins)
-    # The sort is stable: among equal versions the last one wins.
+    # If an item occurs twice, only the row with the highest version is kept. The sort is stable, so
+    # of equal versions the last row is kept.
     order = rows[np.lexsort((given[rows], elements[rows]))]
     wins[order[:-1][elements[order[1:]] == elements[order[:-1]]]] = False
     found = torch.from_numpy(np.where(wins, tickets, -1))
@@ -241,7 +284,7 @@ def compared(
 
 
 def done(call: Callable[[], Any]) -> Future[Any]:
-    """Returns a finished future with the result or the error of a call."""
+    """Makes a call, and returns a completed future with its result or exception."""
     future: Future[Any] = Future()
     try:
         future.set_result(call())
@@ -251,7 +294,14 @@ def done(call: Callable[[], Any]) -> Future[Any]:
 
 
 def staged(given: dict[str, Any]) -> Callable[[Callable[..., Any]], Any]:
-    """Copies arguments from a GPU in stream order; returns a function that passes them on."""
+    """Starts to copy tensors from a GPU to the CPU, in the order of the current stream.
+
+    Args:
+        given: keyword arguments, which can contain tensors on a GPU.
+
+    Returns:
+        A function that waits for the copies, and calls its argument with the copied arguments.
+    """
     found: list[torch.Tensor] = []
 
     def copied(value: Any) -> Any:

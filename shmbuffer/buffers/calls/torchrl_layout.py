@@ -1,16 +1,16 @@
-"""Writes and reads a buffer in TorchRL's layout.
+"""Writes and reads saves in TorchRL's layout.
 
     <path>/
-      storage/              see the storage's checkpointer
-      sampler/, writer/     if they have a state
+      storage/              the items, as written by the storage's checkpointer
+      sampler/, writer/     the states of sampler and writer, if any
       rng_state/            state of the generator, if any
       transform.t           state of the transforms, if any
       buffer_metadata.json  batch size, and the program that wrote the save
       .shmbuffer/parts/     extra, consumers and prefetched batches; see `saved_parts`
 
-The metadata refer to the parts under a key of this package. If TorchRL later saves to the same
-path, it rewrites the metadata, so the remaining parts are ignored. TorchRL's prefetched batches
-(``prefetch.pkl``) are ignored, because nothing is unpickled.
+The metadata list the files in ``.shmbuffer/parts`` under a key of this package. If TorchRL later
+saves to the same path, it rewrites the metadata, so these files are ignored. TorchRL's prefetched
+batches (``prefetch.pkl``) are ignored, because nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ _log = logging.getLogger("shmbuffer.buffers")
 
 
 def is_ours(place: Path) -> bool:
-    """True unless the newest save in a directory was written by TorchRL."""
+    """True if a directory contains a save in the layout of this package.
+
+    False if there is no such save, or if TorchRL has written a newer save into the directory.
+    """
     with suppress(FileNotFoundError):
         ours = os.stat(place / PARTS).st_mtime_ns
         with suppress(FileNotFoundError):
@@ -60,7 +63,13 @@ def is_ours(place: Path) -> bool:
 
 
 def export(saving: Any, directory: Path, extra: Any) -> None:
-    """Writes a buffer into an empty directory."""
+    """Writes a buffer into an empty directory.
+
+    Args:
+        saving: the `Saving` object of the buffer.
+        directory: the empty directory.
+        extra: the user's data, or None.
+    """
     parts = directory / PARTS
     make_folders_below(directory, parts / _EXTRA)
     moment = export_storage(saving.parts.storage, directory / "storage")
@@ -77,10 +86,15 @@ def export(saving: Any, directory: Path, extra: Any) -> None:
 
 
 def read_export(saving: Any, path: Path) -> SavedBuffer:
-    """Reads a save by `export` or by TorchRL. The buffer does not change yet."""
+    """Reads a save by `export` or by TorchRL, without changing the buffer.
+
+    Args:
+        saving: the `Saving` object of the buffer.
+        path: the directory of the save.
+    """
     batch_size, beside = read_metadata(path)
     if (path / _PREFETCHED).exists():
-        _log.info("%s: ignored, because it is pickled", path / _PREFETCHED)
+        _log.info("%s is ignored, because nothing is unpickled", path / _PREFETCHED)
     names = saving.seeded()
     return SavedBuffer(
         where=path / _TRANSFORM,

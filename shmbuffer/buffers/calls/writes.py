@@ -1,4 +1,4 @@
-"""Writes data after conversion, transforms, and extraction of priorities and streams.
+"""Writes data that must be converted or transformed, or that has priorities or streams.
 
 extend ──▶ FastWrite.write ──▶ index
 └─ None ──▶ Writes.write ──▶ named ──▶ stacked, transformed ──▶ FastWrite.write
@@ -34,7 +34,7 @@ from shmbuffer.writers.round_robin import length_of
 
 
 class Writes:
-    """Writes data that `FastWrite` does not accept unchanged."""
+    """Implements ``add`` and ``extend`` for data that `FastWrite` does not accept unchanged."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -48,7 +48,19 @@ class Writes:
         streams: Any = None,
         stream_dim: int | None = None,
     ) -> Any:
-        """Writes a batch or an item for which the fast path was skipped or returned None."""
+        """Writes a batch or an item that the fast path could not write.
+
+        Args:
+            data: the batch or the item.
+            single: True for an item, False for a batch.
+            update_priority: False ignores priorities in the data.
+            timeout: see `ReplayBuffer.add`.
+            streams: see `ReplayBuffer.extend`.
+            stream_dim: see `ReplayBuffer.extend`.
+
+        Returns:
+            The index of the items.
+        """
         parts = self._parts
         if stream_dim is not None:
             if streams is not None:
@@ -70,15 +82,15 @@ class Writes:
         update_priority: bool | None,
         streams: GivenStreams,
         *,
-        is_new: bool,  # for the fast path
+        is_new: bool,  # True if the fast path has not been tried with these arguments
     ) -> Any:
         if data is None:
             call, what = "add", "an item"
             if not single:
                 call, what = "extend", "a batch (an empty list writes nothing)"
             raise TypeError(
-                f"{self._parts.family}.{call}(None): there is nothing to write; pass {what}, or "
-                "skip the call"
+                f"{self._parts.family}.{call}(None): there is nothing to write; pass {what}, or do "
+                f"not call {call}()"
             )
         plan = self._parts.plan
         if plan.rewrites or plan.transforms or type(data) is list:
@@ -94,7 +106,10 @@ class Writes:
         return self._store(data, single, priorities, streams)
 
     def _named(self, data: Any, single: bool) -> Any:
-        """Converts dicts to TensorDicts for transforms and storages that do not split dicts."""
+        """Converts dicts to TensorDicts if a transform or the storage requires TensorDicts.
+
+        Raises TypeError for a tuple if the items of the storage must have keys.
+        """
         storage = self._parts.storage
         rows = isinstance(storage, TensorStorage)
         if self._parts.mapping == "dict" or is_collection(data):
@@ -112,14 +127,18 @@ class Writes:
         return as_tensordict(data, storage.ndim - single)
 
     def _taken_in(self, data: Any, single: bool) -> Any:
-        """Stacks and transforms data for the storage, and moves its dimension to the front."""
+        """Stacks and transforms new data, and moves `dim_extend` to the front.
+
+        Returns None if there is nothing to write, because the list is empty or a transform keeps
+        all items back.
+        """
         parts, plan = self._parts, self._parts.plan
         if single:
             return self._inverted(data) if plan.transforms else data
         if type(data) is list and isinstance(parts.storage, TensorStorage):
             if not data:
                 return None
-            # Transforms and writers from other packages receive tensors.
+            # Transforms, and writers from other packages, must receive tensors.
             seen = not plan.appends or bool(plan.transforms or parts.dim_extend)
             data = stack(data, parts.mapping, tensors=seen)
         if plan.transforms:
@@ -129,7 +148,10 @@ class Writes:
         return data
 
     def _inverted(self, item: Any) -> Any:
-        """Transforms one new item, with an additional dimension of size 1 during the transform."""
+        """Applies the inverse transforms to a new item.
+
+        The transforms receive the item with an additional batch dimension of size 1.
+        """
         inverse = self._parts.transform.inv
         if not is_collection(item):
             return inverse(item)
@@ -138,7 +160,10 @@ class Writes:
             return None if found is None else found.squeeze(-1)
 
     def _priorities_in(self, data: Any, single: bool) -> Floats | None:
-        """Returns raw priorities in the data, float64 ``[n * lanes]``; None if there are none."""
+        """Returns the raw priorities in the data, float64 ``[n * lanes]``.
+
+        Returns None if the data have no priorities or the sampler does not use them.
+        """
         sampler, key = self._parts.sampler, self._parts.priority_key
         if key is None or not isinstance(sampler, PrioritizedSampler):
             return None
@@ -166,19 +191,19 @@ class Writes:
                 if priorities is not None:
                     sampler.update_priority(index, priorities, storage=parts.storage)
             return index
-        if plan.payload is None:  # so that priorities are part of the write
+        if plan.payload is None:  # creates the ring first, so that the write can set priorities
             data = data if single or not isinstance(data, Iterator) else list(data)
-            if not isinstance(streams, int | None):  # before anything is created
+            if not isinstance(streams, int | None):  # checks their number before the ring exists
                 expand_streams(streams, 1 if single else length_of(data))
             storage.prepare(data, single)
             plan = parts.planned()
         given = priorities if plan.gives_priorities else None
-        # A storage that the user defined may not support streams.
+        # A custom storage may not have this parameter, so it is only passed if necessary.
         known: tuple[Any, ...] = () if streams is None else (streams,)
         first, count = storage.append(data, single, given, *known)
         index = storage.written(first, count, single=single)
         if (plan.payload is None or given is not None) and parts.planned() is not plan:
-            given = None  # another form, or the first item of a list: a new ring
+            given = None  # the write has created a new ring, which does not have the priorities
         if plan.tells_sampler:
             (sampler.add if single else sampler.extend)(index)
         if given is not priorities:
@@ -187,20 +212,33 @@ class Writes:
 
 
 def _checked_streams(streams: Any, parts: Parts) -> int | Streams:
-    """Checks the user's ``streams``; TypeError if the items of this buffer have no streams."""
+    """Converts and checks the user's argument ``streams``.
+
+    Raises TypeError if the items in the buffer have no streams.
+    """
     found, storage = check_streams(streams), parts.storage
     if not parts.plan.appends or not isinstance(storage, RingBacked):
         raise TypeError(
             f"streams: a {type(storage).__name__} with a {type(parts.writer).__name__} keeps no "
             "streams, because only items that a RoundRobinWriter appends to a storage of this "
-            "package have a stream. Nothing was written"
+            "package have a stream. Nothing was written. Write without streams, or use such a "
+            "storage and writer"
         )
     require_rows(found, storage.ndim)
     return found
 
 
 def _in_time_order(data: Any, dim: int, ndim: int) -> tuple[Any, Streams, tuple[int, int]]:
-    """Returns items ``[T * streams, ...]`` in time order, their streams, and both sizes."""
+    """Flattens data of several streams step by step.
+
+    Args:
+        data: a tensor, a TensorDict or a PyTree with the dimensions of steps and streams first.
+        dim: dimension of the streams, 0 or 1.
+        ndim: number of dimensions of the storage.
+
+    Returns:
+        The items, ``[T * streams, ...]``. The stream of each item. The sizes ``(T, streams)``.
+    """
     leaves, form = tree_flatten(data, is_leaf=is_collection)
     lead, streams = steps_and_streams([tuple(_lead(leaf)) for leaf in leaves], dim, ndim)
     if dim == 0:
@@ -212,9 +250,15 @@ def _in_time_order(data: Any, dim: int, ndim: int) -> tuple[Any, Streams, tuple[
 
 
 def _as_given(index: torch.Tensor, lead: tuple[int, int], dim: int) -> torch.Tensor:
-    """Reshapes the index of the items of `_in_time_order` to the form of the data."""
+    """Reshapes the index of flattened items to the dimensions that `_in_time_order` removed.
+
+    Args:
+        index: index of the written items.
+        lead: numbers of steps and streams.
+        dim: dimension of the streams in the data, 0 or 1.
+    """
     if index.numel() != lead[0] * lead[1]:
-        return index  # a transform has kept some items back
+        return index  # a transform has kept some items back, so the index cannot be reshaped
     shaped = index.view(lead)
     return shaped.t() if dim == 0 else shaped
 
