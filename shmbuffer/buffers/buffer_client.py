@@ -1,4 +1,4 @@
-"""Accessors for the parts of a buffer, and calls for cooperating processes."""
+"""Base class of buffers: access to storage, sampler and writer, flow control, and weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ from shmbuffer.writers.writer import Writer, write_count_of
 
 
 class BufferClient:
-    """Base class of buffers: accessors for the parts, calls shared by all clients, and closing."""
+    """Base class of buffers, with the methods that do not read or write items.
+
+    It gives access to the storage, the sampler, the writer and the transforms, controls the flow of
+    items between processes, publishes weights, and closes the buffer.
+    """
 
     _parts: Parts
 
@@ -49,7 +53,7 @@ class BufferClient:
 
     @property
     def transform(self) -> Any:
-        """The chain of transforms."""
+        """The chain of transforms, a `Compose`."""
         return self._parts.transform
 
     # TorchRL's collectors and trainers access the parts under these names.
@@ -58,7 +62,7 @@ class BufferClient:
     def set_storage(
         self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None
     ) -> Storage:
-        """Replaces the storage, its items and the ``collate_fn``, and returns the old storage."""
+        """Replaces the storage with its items, and the ``collate_fn``. Returns the old storage."""
         return self._parts.set_storage(storage, collate_fn)
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
@@ -85,7 +89,7 @@ class BufferClient:
 
         Args:
             transform: transform that is called with every sample and every ``rb[i]``. If it has a
-                method ``inv``, that method is called with new data.
+                method ``inv``, this method is called with new data.
             invert: if True, the transform is called with new data instead.
 
         Returns:
@@ -110,7 +114,7 @@ class BufferClient:
 
     @property
     def generator(self) -> torch.Generator | None:
-        """The random generator of the sampler. None stands for torch's default generator."""
+        """The random generator of the sampler. None means torch's default generator."""
         return self._parts.generator
 
     @generator.setter
@@ -142,22 +146,22 @@ class BufferClient:
 
     @property
     def plan(self) -> Plan:
-        """The current plan: the path of reads and writes, with reasons. Print it to read them."""
+        """The current plan: which path reads and writes take, and why. Print it to read it."""
         return self._parts.planned()
 
     # -- flow control --------------------------------------------------------------------------
 
     @property
     def rate_limiter(self) -> RateLimiter | None:
-        """The rate limiter, which keeps writers and samplers in step across processes.
+        """The rate limiter, which keeps the ratio of samples to inserts across processes.
 
-        It can be set at any time.
+        The limiter can be set at any time. It applies to all users of the directory.
 
         Raises:
             TypeError: the storage is not from this package.
             RuntimeError: the items are Python objects of this process (`ListStorage`).
-            ValueError: ``min_size`` is larger than the buffer, or the limiter would turn a
-                prioritized buffer into a queue.
+            ValueError: ``min_size`` of the limiter is larger than the buffer, or the limiter would
+                turn a prioritized buffer into a queue.
         """
         return self._parts.rate_limiter
 
@@ -176,11 +180,11 @@ class BufferClient:
     ) -> Reservation:
         """Reserves space for ``n`` items of a future rollout.
 
-        The call waits under the same conditions as a write of ``n`` items: a full queue, the ratio
-        of a rate limiter, or ``max_staleness``. The limiter then counts the items as written, and
-        `Reservation.commit` does not wait for the limiter again. A reservation occupies no slot, so
-        a slow rollout does not block other writers. All handles together can hold 4096
-        reservations.
+        The call waits under the same conditions as a write of ``n`` items: for a full queue, for
+        the ratio of a rate limiter, or for ``max_staleness``. The limiter then counts the items as
+        written, and `Reservation.commit` does not wait for the limiter again. A reservation
+        occupies no slot, so a slow rollout does not block other writers. All handles together can
+        hold 4096 reservations.
 
         Args:
             n: number of items (steps, if the storage has lanes), at most the capacity.
@@ -188,8 +192,8 @@ class BufferClient:
                 addition to its tensors). None reserves no bytes; `commit` then waits for free
                 bytes.
             timeout: maximum wait in seconds. None waits indefinitely.
-            lease: seconds until the reservation expires. The time during which the machine is
-                suspended counts too. With None, the reservation ends when this handle is closed or
+            lease: seconds until the reservation expires, including the time during which the
+                machine is suspended. With None, the reservation ends when this handle is closed or
                 its process dies.
             version: version of the policy that generates the items, for `Reservation.commit`.
 
@@ -198,11 +202,11 @@ class BufferClient:
 
         Raises:
             RateLimitTimeout, RateLimitError: as for `extend`. Nothing was reserved.
-            ShmBufferError: all reservations are in use.
+            ShmBufferError: all 4096 reservations are in use.
             ValueError: ``n`` exceeds the capacity, or a number is invalid.
             TypeError, RuntimeError: the storage cannot be shared between processes.
 
-        Cost: a few microseconds. Before the first write to a buffer nothing is reserved, and
+        Cost: a few microseconds. Before the first write to a buffer, the call reserves nothing, and
             `Reservation.commit` is an ordinary write.
         """
         return reserving.reserve(self, n, bytes, timeout, lease, version)
@@ -210,30 +214,29 @@ class BufferClient:
     def partials(self) -> list[Partial]:
         """Returns the uncommitted rollouts of processes that died or closed their handle.
 
-        Each of them can be continued with `resume`. Invalid files are skipped, and a warning with
-        their name is logged.
+        Each rollout can be continued with `resume`. Invalid files are skipped, and a warning with
+        their names is logged.
 
-        Cost: reads each file.
+        Cost: one read of each rollout's file.
         """
         return reserving.unfinished(self._parts.storage)
 
     def resume(self, partial: Partial | int, timeout: float | None = None) -> Reservation:
-        """Continues the rollout of a dead process. Only one process can continue it.
+        """Continues the rollout of a process that died or closed its handle.
 
-        The call reserves as much space as the dead process had reserved, in items and in bytes. If
-        bytes were reserved and the appended pieces need more, it reserves enough for the pieces.
+        Only one process can continue a rollout. The call reserves as many items and bytes as the
+        other process had reserved, or more bytes if the appended pieces need them.
         `Reservation.pieces` returns the pieces.
 
         Args:
-            partial: one of `partials`, or its ID.
+            partial: an element of `partials`, or its ID.
             timeout: maximum wait for space in seconds. None waits indefinitely.
 
         Raises:
             ReservationLostError: the rollout was committed or removed, or another process has
                 continued it.
             CorruptBufferError: the file cannot belong to a reservation of this buffer.
-            RateLimitTimeout, RateLimitError: as for `reserve`. Other processes can still resume the
-                pieces.
+            RateLimitTimeout, RateLimitError: as for `reserve`. The rollout can still be resumed.
         """
         return reserving.resume(self, partial, timeout)
 
@@ -260,8 +263,8 @@ class BufferClient:
             ConsumerError: the consumer was removed.
             TypeError: the sampler has no consumer.
 
-        Cost: one native call. A part of a lazy stack whose items were read costs an additional 0.1
-            to 0.5 µs per item. If items were removed or stacks were joined, it is 2 µs per item.
+        Cost: one native call. A part of a lazy stack whose items were read takes an additional 0.1
+            to 0.5 µs per item. If items were removed or stacks were joined, it takes 2 µs per item.
         """
         return consuming.acknowledge(self._parts.sampler, self._parts.storage, batch)
 
@@ -281,7 +284,7 @@ class BufferClient:
         return consuming.held_items(self._parts.sampler, self._parts.storage)
 
     def consumers(self) -> list[ConsumerStatus]:
-        """Returns the state of each consumer: position, counts, and items held by clients."""
+        """Returns the state of each consumer: its position, its counts, and the leased items."""
         ring = ring_of(self._parts.storage)
         return [] if ring is None else ring.consumers.status()
 
@@ -312,18 +315,19 @@ class BufferClient:
             state_dict: mapping from names to tensors, such as ``Module.state_dict()``. Nested
                 mappings, such as a TensorDict, stay nested. GPU tensors are copied to the CPU.
                 Other threads must not modify the tensors during the call.
-            step: step of the learner, which `newest` returns. Any number is allowed.
-            timeout: seconds to wait for another process that is publishing.
+            step: number of the learner's training step, which `newest` returns. Any number is
+                allowed.
+            timeout: maximum wait in seconds for another process that is publishing.
 
         Returns:
-            The version: 1, 2, ..., which keeps increasing across restarts. For a
-            `StalenessAwareSampler`, the version of the consumer is raised to this version.
+            The version: 1, 2, ..., which keeps increasing across restarts. The
+            ``consumer_version`` of a `StalenessAwareSampler` is raised to this version.
 
         Raises:
             SchemaMismatchError: names, dtypes or shapes differ from the first call. The message
                 names the first difference, and nothing was changed.
-            AttachTimeout: another process has stopped while publishing. The attribute ``pids``
-                names it.
+            AttachTimeout: another process did not finish publishing within ``timeout`` seconds. The
+                attribute ``pids`` of the exception contains its pid.
             SpaceError: there is no space for two copies of the weights (first call only).
             TypeError: a value is not a tensor, or the storage is not from this package.
             ShmBufferError: the buffer has no directory.
@@ -355,7 +359,7 @@ class BufferClient:
 
     @property
     def initialized(self) -> bool:
-        """True if the parts have been created. Only ``delayed_init`` postpones their creation."""
+        """True if storage, sampler and writer exist. ``delayed_init`` postpones their creation."""
         return self._parts.makers is None
 
     @property
@@ -364,7 +368,7 @@ class BufferClient:
         return write_count_of(self._parts.writer)
 
     def stats(self) -> dict[str, Any]:
-        """Returns a flat dict with TorchRL's keys and the counters of the engine."""
+        """Returns a flat dict with the keys of TorchRL's ``stats`` and the counters of the ring."""
         parts = self._parts
         if parts.makers is not None:  # stats() does not create the parts
             maker = parts.makers["storage"]
@@ -374,7 +378,8 @@ class BufferClient:
         storage, prefetcher = parts.storage, parts.prefetcher
         engine = storage.open_engine
         counted = {} if engine is None else engine.stats()
-        one_moment = engine is not None and engine.shared  # size and counters from one snapshot
+        # In a shared buffer, size and write count must belong to the same snapshot as the counters.
+        one_moment = engine is not None and engine.shared
         size: int | float = counted["length"] if one_moment else len(storage)
         capacity = storage.max_size
         return {
@@ -415,9 +420,9 @@ class BufferClient:
 
     @property
     def service_backend(self) -> str:
-        """The kind of service. It is ``"direct"`` for a handle in this process.
+        """How the buffer is served: ``"direct"``, because it is a handle in this process.
 
-        An actor serves a `RayReplayBuffer`.
+        A `RayReplayBuffer`, in contrast, is served by an actor.
         """
         return "direct"
 
@@ -444,15 +449,15 @@ class BufferClient:
         return remote
 
     def synchronize(self) -> None:
-        """Waits for prefetched batches and submitted changes, and raises their errors.
+        """Waits until prefetched batches and submitted changes are complete.
 
-        The prefetched batches are kept.
+        Raises the exceptions that occurred in their threads. The prefetched batches are kept.
         """
         if self._parts.prefetcher is not None:
             self._parts.prefetcher.settle()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Calls `synchronize` and then `close`, even if `synchronize` raises an error.
+        """Calls `synchronize` and then `close`, even if `synchronize` raises an exception.
 
         Repeated calls have no effect. The argument ``timeout`` is accepted and ignored.
         """
@@ -462,7 +467,7 @@ class BufferClient:
             self.close()
 
     def close(self) -> None:
-        """Closes the buffer; committed items stay in its directory. Can be called repeatedly."""
+        """Closes the buffer. Committed items stay in its directory. Repeated calls do nothing."""
         parts = self._parts
         if parts.prefetcher is not None:
             parts.prefetcher.close()
@@ -479,5 +484,5 @@ class BufferClient:
         if self._parts.is_closed:
             raise BufferClosedError(
                 f"this {type(self).__name__} was closed, so it cannot be {what} any more. Create a "
-                "new one, with the same scratch_dir if it had one"
+                "new buffer, with the same scratch_dir if the closed buffer had one"
             )

@@ -1,7 +1,7 @@
-"""Hindsight relabeling: samples get goals that were reached instead of those that were missed.
+"""Hindsight relabeling: replaces goals in samples with goals that the agent has reached.
 
-    sampler ──▶ rows ──▶ their trajectories ──▶ for the first rows another step of each
-                 │                                  │ its goal, this column alone
+    sampler ──▶ rows ──▶ their trajectories ──▶ another step for each of the first rows
+                 │                                  │ only the column with the goal is read
                  └─ tickets of both, one snapshot ──┘
     read the rows, if they still have these tickets ──▶ new goals, new rewards ──▶ transforms
 
@@ -10,8 +10,8 @@ Stored items do not change, so each learner of a buffer can use its own goals, r
 
 Invariants:
   1. A row and the step that provides its goal belong to the same trajectory, collector and stream.
-     The tickets of the row are compared again when the row is read. Those of the step are compared
-     after its goal is copied. If one of the items was removed, the sampler draws again.
+     The ticket of the row is compared again when the row is read. The ticket of the step is
+     compared after its goal is copied. If one of the items was removed, the sampler draws again.
   2. When a batch is ordered, the sampler draws its rows, and then one random number per new goal.
      Both happen in the caller's thread and use the sampler's generator.
 """
@@ -43,17 +43,17 @@ from shmbuffer.units.unit import Transition
 
 Judge = Callable[[TensorDictBase], torch.Tensor]
 
-_GOALS = "_goals"  # goals of the first rows of a choice, until they are in the batch
+_GOALS = "_goals"  # key of the chosen goals in ``info``, until they are written into the batch
 
 
 class HindsightStrategy(StrEnum):
-    """Selects the step whose achieved goal a row receives, with uniform probability.
+    """Set of steps from which a row's new goal is chosen, with equal probabilities.
 
     Attributes:
-        FUTURE: any step from the row to the last step of its trajectory.
-        FINAL: the last step of its trajectory.
-        EPISODE: any step of its trajectory.
-        RANDOM: any stored step.
+        FUTURE: the row itself and all later steps of its trajectory.
+        FINAL: the last step of the row's trajectory.
+        EPISODE: all steps of the row's trajectory.
+        RANDOM: all steps in the buffer.
 
     Source: ``torchrl.data.HindsightStrategy``.
     """
@@ -65,7 +65,10 @@ class HindsightStrategy(StrEnum):
 
 
 class Goals:
-    """Chooses goals for rows of a batch, and relabels these rows."""
+    """Chooses new goals for rows of a batch, and relabels these rows.
+
+    `HERReplayBuffer` documents the arguments.
+    """
 
     def __init__(
         self,
@@ -88,18 +91,29 @@ class Goals:
         if self._reached[0] != "next" and beside[:1] == ("next",):
             self._reached = ("next", *self._reached)
         ends = [end_key, self._terminated]
-        # With cached values, samples do not read the flags again.
+        # With cached values, a sample does not read the flags of old items again.
         options = TrajectoryOptions(end_keys=ends, cache_values=True)
         self._boundaries = Boundaries(options, [self._reached])
 
     def forget(self) -> None:
-        """Discards the trajectories, because the buffer was emptied."""
+        """Discards all trajectories, because the buffer was emptied."""
         self._boundaries.forget()
 
     # -- choosing ------------------------------------------------------------------------------
 
     def with_goals(self, plan: Plan, index: Any, known: dict[Any, Any], *taking: Taking) -> Choice:
-        """Returns a choice of the sampler together with goals for its first rows."""
+        """Adds goals for the first rows to a choice of the sampler.
+
+        Args:
+            plan: the current plan of the buffer.
+            index: index of the chosen rows.
+            known: the sampler's ``info`` for these rows.
+            taking: the claim of a consumer, or nothing if the sampler has no consumer.
+
+        Returns:
+            The index and ``info`` with the goals. If rows or goals were overwritten, the sampler
+            has chosen other rows.
+        """
         for _ in range(ATTEMPTS):
             rows = len(index[0] if isinstance(index, tuple) else index)
             count = int(rows * self.her_ratio)
@@ -113,14 +127,25 @@ class Goals:
                 return index, {**known, **found}
             index, known = plan.sampler._again(plan.storage, index, *taking)
         raise RuntimeError(
-            "sampled rows, or the steps that their new goals are taken from, were overwritten "
-            f"during each of {ATTEMPTS} attempts; make the buffer larger, or write more slowly"
+            "sampled rows, or the steps that provide their new goals, were overwritten during each "
+            f"of {ATTEMPTS} attempts; use a larger buffer, or write more slowly"
         )
 
     def _reached_by(
         self, storage: Any, index: Any, tickets: torch.Tensor | None, numbers: Ints
     ) -> dict[str, torch.Tensor] | None:
-        """Returns goals for the first rows and tickets of all rows; None if one was removed."""
+        """Chooses and reads goals for the first rows.
+
+        Args:
+            storage: the storage.
+            index: index of the rows.
+            tickets: tickets of the rows when they were chosen, or None.
+            numbers: one random number per goal, int64.
+
+        Returns:
+            A dict with the goals and, with a ring, the tickets of all rows. None if a row or a step
+            with a goal was removed.
+        """
         elements = ravel(index, lanes_of(storage))
         found = self._boundaries.find(storage)
         table = found.table
@@ -143,7 +168,7 @@ class Goals:
         return {_GOALS: goals, GENERATION: now}
 
     def _aimed_at(self, table: Trajectories, rows: Ints, numbers: Ints) -> Ints:
-        """Returns for each row the table row that provides its goal."""
+        """Returns the row of the table that provides the goal for each of ``rows``."""
         strategy = self.strategy
         if strategy == HindsightStrategy.RANDOM:
             return table.rows_at(numbers % table.rows)
@@ -159,12 +184,15 @@ class Goals:
     # -- relabelling ---------------------------------------------------------------------------
 
     def relabelled(self, data: Any, info: dict[Any, Any]) -> Any:
-        """Returns the batch with new goals, rewards and end flags in its first rows."""
+        """Sets new goals, rewards and end flags in the first rows of a batch.
+
+        Removes the goals from ``info``. Without goals, returns the batch unchanged.
+        """
         goals = info.pop(_GOALS, None)
         if goals is None:
             return data
         if isinstance(data, LazyStackedTensorDict):
-            data = data.clone()  # its items may share memory with the stored ones
+            data = data.clone()  # its items can share memory with the stored items
         rows = data[: len(goals)]
         _set(rows, "goal_key", path_of(self.goal_key), goals)
         after = ("next", *path_of(self.goal_key))
@@ -176,7 +204,13 @@ class Goals:
         return data
 
     def _end(self, rows: TensorDictBase, info: dict[Any, Any], ended: torch.Tensor) -> None:
-        """Sets the end flags of rows in the data and in ``info``. Truncated rows stay truncated."""
+        """Sets the end flags of relabeled rows in the data and in ``info``.
+
+        Args:
+            rows: the relabeled rows.
+            info: the sampler's ``info``, which can contain flags of slices.
+            ended: True for each row that ends its episode. Truncated rows also stay done.
+        """
         end = path_of(self.end_key)
         flags: dict[KeyPath, torch.Tensor] = {}
         for path in (self._truncated, self._terminated, end):
@@ -195,7 +229,7 @@ class Goals:
 
 
 def _of_goals(name: str) -> Any:
-    """Returns a property that reads an option of the buffer's `Goals`."""
+    """Returns a property of the buffer that reads and sets an attribute of its `Goals`."""
     return property(
         lambda rb: getattr(rb._parts.goals, name),
         lambda rb, value: setattr(rb._parts.goals, name, value),
@@ -205,47 +239,49 @@ def _of_goals(name: str) -> Any:
 class HERReplayBuffer(TensorDictReplayBuffer):
     """A `TensorDictReplayBuffer` that relabels samples with achieved goals and their rewards.
 
-    The first ``int(n * her_ratio)`` rows of a sample are relabeled. Each receives the goal that
-    another step of its trajectory has reached (``("next", achieved_goal_key)``), and the
-    corresponding reward. The other rows and ``rb[i]`` are unchanged. Any sampler can draw the rows.
-    Items are single steps.
+    The first ``int(n * her_ratio)`` rows of a sample are relabeled. Each row receives a goal that a
+    step of its trajectory has reached (``("next", achieved_goal_key)``), and the corresponding
+    reward. The other rows and ``rb[i]`` are unchanged. Any sampler can draw the rows. Items must be
+    single steps.
 
-    A trajectory ends at a step with ``end_key`` set, or with ``"terminated"`` next to it set, or
-    when its collector ends. Trajectories of different collectors, streams and lanes are kept apart.
-    The last step of an open trajectory is its newest step. Flags that are changed through a view
-    (``rb[:]``) are not noticed.
+    A trajectory ends at a step whose ``end_key`` is set, at a step whose ``"terminated"`` (at the
+    level of ``end_key``) is set, or when its collector ends. Steps from different collectors,
+    streams or lanes never belong to the same trajectory. The last step of an open trajectory is its
+    newest step. Changes to flags through a view (``rb[:]``) are not detected.
 
-    Goals belong to this handle. The directory of a shared buffer records a
-    `TensorDictReplayBuffer`, and an ensemble samples the rows of this buffer as stored.
+    The options for goals belong to this handle. The directory of a shared buffer records a
+    `TensorDictReplayBuffer`, and an ensemble samples the rows of this buffer without new goals.
 
     Args:
         reward_fn: function that computes rewards. It is called before the transforms with the rows
             that have a new goal, a TensorDict ``[m, ...]`` without ``"index"``. It returns rewards
-            of shape ``[m]`` or of the stored shape. With ``prefetch`` it is called in a thread.
+            of shape ``[m]`` or of the stored shape. With ``prefetch`` it can be called in another
+            thread.
         her_ratio: fraction of the rows to relabel, from 0 to 1.
         strategy: a `HindsightStrategy` or its value.
-        goal_key: entry with the goal. ``("next", goal_key)`` is also set if it exists.
-        achieved_goal_key: entry of ``"next"`` with the goal that was reached. If ``end_key`` is not
-            in ``"next"``, it is an entry of the item itself (``"next_achieved_goal"``).
-        reward_key: entry with the rewards.
-        end_key: flag of the last step of a trajectory.
-        sampler: sampler of the rows. None creates a `RandomSampler`.
+        goal_key: key of the goal. ``("next", goal_key)`` is also set if it exists.
+        achieved_goal_key: key of the achieved goal within ``"next"``. If ``end_key`` is not in
+            ``"next"``, it is a key of the item itself (``"next_achieved_goal"``).
+        reward_key: key of the reward.
+        end_key: key of the flag on the last step of a trajectory.
+        sampler: sampler that draws the rows. None creates a `RandomSampler`.
         terminated_fn: function that returns, as bool, which rows end their episode under the new
             goal. It is called after ``reward_fn`` with the same rows. The result is stored in
-            ``"terminated"`` next to ``end_key``, and ``end_key`` becomes the result or truncated.
-            None keeps both flags as stored, which is right for goals that end no episode.
+            ``"terminated"`` at the level of ``end_key``, and ``end_key`` is set for rows that are
+            terminated or truncated. None keeps both flags as stored, which is correct if reaching a
+            goal does not end the episode.
         **kwargs: see `TensorDictReplayBuffer`.
 
     Raises:
-        ValueError: ``her_ratio`` is not from 0 to 1, or there is no such strategy.
+        ValueError: ``her_ratio`` is not from 0 to 1, or ``strategy`` is unknown.
         NotImplementedError: ``sample_unit`` was passed.
 
     The method ``sample`` raises:
         KeyError: the items lack one of these entries.
-        ValueError: rewards, flags or goals do not fit their entries.
+        ValueError: rewards, flags or goals do not have the shapes of their entries.
 
-    Cost: one gather of goals per sample. After writes, the same cost as in `SliceSampler` for
-        keeping track of trajectories.
+    Cost: one gather of goals per sample. After writes, the trajectories are updated at the cost
+        that `SliceSampler` documents.
 
     Example:
         >>> import torch
@@ -298,7 +334,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
     ) -> None:
         if not 0.0 <= her_ratio <= 1.0:
             raise ValueError(
-                "her_ratio must be from 0 to 1 (the share of rows that are relabelled), got "
+                "her_ratio must be from 0 to 1 (the fraction of rows that are relabeled), got "
                 f"{her_ratio}"
             )
         if type(kwargs.get("sample_unit")) not in (type(None), Transition):
@@ -319,7 +355,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         super().__init__(sampler=sampler, goals=goals, **kwargs)
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Removes all items and the information about their goals."""
+        """Removes all items, and discards their trajectories; see `ReplayBuffer.empty`."""
         super().empty(empty_write_count)
         self._parts.goals.forget()
 
@@ -329,7 +365,11 @@ class HERReplayBuffer(TensorDictReplayBuffer):
 
 
 def _set(rows: TensorDictBase, argument: str, path: KeyPath, values: torch.Tensor) -> None:
-    """Overwrites an entry of rows."""
+    """Overwrites the entry at ``path`` in rows.
+
+    Raises KeyError if there is no such entry. The message contains the name of the constructor's
+    ``argument``.
+    """
     there = rows.get(path, None)
     if there is None:
         raise _not_there(argument, path)
@@ -337,22 +377,26 @@ def _set(rows: TensorDictBase, argument: str, path: KeyPath, values: torch.Tenso
 
 
 def _fitted(path: KeyPath, values: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
-    """Reshapes values to the shape of the present values."""
+    """Reshapes new values of the entry at ``path`` to the shape of the present values ``there``.
+
+    Raises TypeError if they are not a tensor, and ValueError if their number differs.
+    """
     if not isinstance(values, torch.Tensor):
         raise TypeError(
-            f"the new values of the entry {key_of(path)!r} are a {type(values).__name__}; "
-            "reward_fn and terminated_fn must return a tensor with one value for each row"
+            f"the new values of the entry {key_of(path)!r} must be a tensor, got a "
+            f"{type(values).__name__}; return a tensor with one value per row from reward_fn and "
+            "terminated_fn"
         )
     if values.numel() != there.numel():
         raise ValueError(
-            f"the entry {key_of(path)!r} of these rows is {list(there.shape)}, but the new values "
-            f"are {list(values.shape)}; return one value of that shape for each row"
+            f"the new values of the entry {key_of(path)!r} must have the shape "
+            f"{list(there.shape)} of the rows, got {list(values.shape)}; return one value per row"
         )
     return values.reshape(there.shape)
 
 
 def _not_there(argument: str, path: KeyPath) -> KeyError:
     return KeyError(
-        f"hindsight needs the entry {key_of(path)!r} in every item, but the items do not have it; "
-        f"store it, or pass the name of another entry as {argument}"
+        f"hindsight relabeling needs the entry {key_of(path)!r}, which the items do not have; "
+        f"write it with every item, or pass the key of another entry as {argument}"
     )

@@ -17,7 +17,10 @@ from shmbuffer.storages.storage import Storage
 
 
 class Prioritized(ReplayBuffer):
-    """A buffer that creates its own `PrioritizedSampler`."""
+    """Base class of buffers that create their own `PrioritizedSampler`.
+
+    `PrioritizedReplayBuffer` documents the arguments.
+    """
 
     def __init__(
         self,
@@ -36,8 +39,8 @@ class Prioritized(ReplayBuffer):
         if sampler is not None:
             name = type(self).__name__
             raise ValueError(
-                f"{name} makes its own sampler from alpha, beta and eps; to use another sampler, "
-                f"call {name.replace('Prioritized', '')}(sampler=...)"
+                f"a {name} makes its own sampler from alpha, beta and eps, so sampler must be "
+                f"None; to use another sampler, call {name.replace('Prioritized', '')}(sampler=...)"
             )
         storage = ListStorage(DEFAULT_CAPACITY) if storage is None else made(storage)
         sampler = PrioritizedSampler(
@@ -60,19 +63,19 @@ class Prioritized(ReplayBuffer):
 class PrioritizedReplayBuffer(Prioritized):
     """A `ReplayBuffer` with a `PrioritizedSampler`.
 
-    ``sample(return_info=True)`` returns index and weights. Pass the index and new priorities to
-    ``update_priority``.
+    ``sample(return_info=True)`` also returns the index and the weights of the items. Pass the index
+    and the new priorities to ``update_priority``.
 
     Args:
-        alpha: priority exponent; 0 samples uniformly.
+        alpha: priority exponent. With 0, sampling is uniform.
         beta: exponent of the importance weights.
-        eps: number added to every priority.
+        eps: constant that is added to every priority.
         dtype: dtype of the weights.
         storage: storage of the items. None creates a ``ListStorage(1000)``.
         sampler: must be None.
         sampler_device: ``device`` of the `PrioritizedSampler`.
-        sync: accepted and ignored. TorchRL keeps a private tree for the learner if this is False;
-            here all processes share one tree.
+        sync: accepted and ignored. If this is False, TorchRL keeps a separate tree for the learner.
+            Here all processes share one tree.
         reduction: see `PrioritizedSampler`.
         **kwargs: see `ReplayBuffer`.
 
@@ -96,15 +99,16 @@ class TensorDictPrioritizedReplayBuffer(Prioritized, TensorDictReplayBuffer):
     """A `TensorDictReplayBuffer` with a `PrioritizedSampler`.
 
     A sample has the entry ``"index"`` and importance weights. The weights are one tensor under two
-    keys: ``"_weight"`` (TorchRL up to 0.10) and ``"priority_weight"`` (since 0.11, read by its
-    losses). Set an entry ``priority_key`` in the sample and pass the sample to
-    ``update_tensordict_priority``. In new data, this entry is the initial priority. If the storage
-    is in a directory (`LazyMemmapStorage`), all processes share the priorities.
+    keys: ``"_weight"`` (TorchRL up to 0.10) and ``"priority_weight"`` (since 0.11, read by
+    TorchRL's losses). To update priorities, set the entry ``priority_key`` in the sample and pass
+    the sample to ``update_tensordict_priority``. In new data, this entry contains the initial
+    priorities. If the storage is in a directory (`LazyMemmapStorage`), all processes share the
+    priorities.
 
     Args:
         alpha, beta, eps, storage, sampler_device, sync, dtype, reduction: see
             `PrioritizedReplayBuffer`.
-        priority_key: entry that contains priorities.
+        priority_key: key of the entry that contains priorities.
         **kwargs: see `ReplayBuffer`.
 
     Example:

@@ -1,4 +1,4 @@
-"""Creates a buffer from the description in its directory."""
+"""Creates a buffer from the class and the arguments that its directory records."""
 
 from __future__ import annotations
 
@@ -29,13 +29,21 @@ FAMILY: dict[str, type[ReplayBuffer]] = {
         TensorDictPrioritizedReplayBuffer,
     )
 }
-"""Classes that a directory can name. Buffers of other classes are opened as one of these."""
+"""Classes that a directory can record. Buffers of subclasses are opened as one of these classes."""
 
 _DEFAULT_ALPHA, _DEFAULT_BETA = 0.6, 0.4
 
 
 def from_engine(engine: Engine, **overrides: Any) -> ReplayBuffer:
-    """Creates the buffer of an open directory from the recorded class and arguments."""
+    """Creates a buffer for an open directory, from the recorded class and arguments.
+
+    Args:
+        engine: the open directory.
+        **overrides: arguments of the constructor that replace the recorded arguments.
+
+    Raises:
+        ValueError: a sampler in ``overrides`` has another alpha or eps than the directory.
+    """
     settings, ring = engine.settings, engine.ring()
     extra = recorded.read_buffer_arguments(settings, engine.where)
     prioritized = settings.alpha is not None or (ring is not None and ring.tree.prioritized)
@@ -53,14 +61,14 @@ def from_engine(engine: Engine, **overrides: Any) -> ReplayBuffer:
     if extra.get("track_generations"):
         arguments["writer"] = cls.default_writer(track_generations=True)
 
-    # The current exponent, since it may have changed after it was recorded.
+    # Alpha and eps can have changed since they were recorded, so the current values are used.
     alpha = settings.alpha if ring is None or not ring.tree.prioritized else ring.tree.alpha
     priorities: dict[str, Any] = {
         "alpha": _DEFAULT_ALPHA if alpha is None else alpha,
         "beta": _DEFAULT_BETA if extra.get("beta") is None else extra["beta"],
         "eps": settings.eps if ring is None or not ring.tree.prioritized else ring.tree.eps,
     }
-    instead = None  # a sampler that replaces the one that the class creates
+    instead = None  # a sampler that replaces the sampler that the class creates
     if issubclass(cls, Prioritized):
         arguments.update(priorities)
         instead = overrides.pop("sampler", None)
@@ -76,7 +84,7 @@ def from_engine(engine: Engine, **overrides: Any) -> ReplayBuffer:
     buffer = cls(storage=storage, **{**arguments, **overrides})
     if instead is not None:
         sampler = made(instead)
-        # Otherwise the values are compared there.
+        # If there is a ring, `set_sampler` compares the values.
         if isinstance(sampler, PrioritizedSampler) and ring is None:
             _require_same(sampler, priorities, engine.where)
         buffer.set_sampler(sampler)
@@ -84,24 +92,34 @@ def from_engine(engine: Engine, **overrides: Any) -> ReplayBuffer:
 
 
 def _require_same(sampler: PrioritizedSampler, priorities: dict[str, Any], where: str) -> None:
-    """Raises ValueError if alpha or eps of a sampler differ from those of its directory."""
+    """Raises ValueError if a sampler has another alpha or eps than the directory.
+
+    Args:
+        sampler: the sampler.
+        priorities: ``alpha`` and ``eps`` of the directory.
+        where: path of the directory, for the message.
+    """
     for name in ("alpha", "eps"):
         given, kept = getattr(sampler, name), priorities[name]
         if given != kept:
             raise ValueError(
                 f"{where}: the stored priorities use {name}={kept!r}, but the sampler has "
-                f"{name}={given!r}; create the sampler with the same value"
+                f"{name}={given!r}; create the sampler with {name}={kept!r}"
             )
 
 
 def _storage_of(engine: Engine, overrides: dict[str, Any]) -> Storage:
-    """Returns the storage of an open directory, and removes its options from ``overrides``."""
+    """Creates the storage for an open directory. Removes the storage's options from ``overrides``.
+
+    Without records, the storage is a `LazyMemmapStorage`. With records, its class is recorded.
+    """
     settings = engine.settings
     if not settings.record_bytes:
         device = overrides.pop("device", None)
         on_cpu = device is None or device == "auto"  # as in the constructor
         return LazyMemmapStorage.from_engine(engine, device="cpu" if on_cpu else device)
     kind = recorded.read_storage_settings(settings, engine.where).get("kind", "")
-    records = RecordList.kinds.get(kind, LazyStackStorage)  # each record says how it is stored
+    # An unknown class is no problem, because each record contains its own layout.
+    records = RecordList.kinds.get(kind, LazyStackStorage)
     options = {name: overrides.pop(name) for name in records.storage_options & overrides.keys()}
     return records.from_engine(engine, **options)

@@ -39,11 +39,11 @@ from shmbuffer.writers.round_robin import RoundRobinWriter
 from shmbuffer.writers.writer import Writer
 
 
-class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemble counts as one
+class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # ABCMeta registers ensembles
     """A replay buffer that consists of a storage, a sampler and a writer.
 
-    If all parts are from this package, each batch needs one native call. ``extend`` claims slots,
-    copies the items and commits them; ``sample`` draws, gathers and validates items. Custom parts
+    If all three are from this package, each batch needs one native call. ``extend`` claims slots,
+    copies the items and commits them; ``sample`` draws, gathers and validates items. Custom classes
     derive from `Storage`, `Sampler` and `Writer`.
 
     Args:
@@ -54,16 +54,16 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
             None leaves them unchanged, except that a list is stacked.
         pin_memory: gather samples in pinned memory, which is reused; see docs/memory.md. Without a
             GPU, a warning is issued and ordinary memory is used.
-        prefetch: number of batches to prepare in advance, also on a shared buffer. It requires
-            ``batch_size``. The batches are made in this number of threads, or in the caller's
-            thread if measurements show that this is faster; ``print(buffer.plan)`` shows which.
-            Items are always drawn in the caller's thread, so both modes produce the same batches.
-            Items can be overwritten while a batch waits.
+        prefetch: number of batches to prepare in advance. It requires ``batch_size``. The batches
+            are prepared in this number of threads, or in the caller's thread if measurements show
+            that this is faster; ``print(buffer.plan)`` shows which. Items are always drawn in the
+            caller's thread, so both modes produce the same batches. Items can be overwritten after
+            their batch was prepared.
         transform: a transform, several of them, or a `Compose`, called with every sample and every
             ``rb[i]``. See `append_transform`.
-        transform_factory: creates the transform when the buffer is first used.
+        transform_factory: function that creates the transform when the buffer is first used.
         batch_size: batch size of ``sample()`` and of iteration.
-        dim_extend: dimension of the data along which ``extend`` appends. None stands for
+        dim_extend: dimension of the data along which ``extend`` appends. None means
             ``storage.ndim - 1``.
         checkpointer: checkpointer of the storage. None keeps the storage's own.
         generator: random generator for sampling. None uses torch's default generator.
@@ -73,24 +73,25 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         shared: treat the buffer as shared even if its memory is anonymous: samples contain
             ``index_generation``, and reads return validated copies. Directories are always shared.
         compilable: accepted and ignored, because the calls are always marked for `torch.compile`.
-        delayed_init: create the parts when the buffer is first used. Before that, the buffer can be
-            pickled with their factories. None is True if there is a ``transform_factory``.
-        weight_key: name of the importance weights in a sample. None stands for ``"_weight"`` and
+        delayed_init: create storage, sampler, writer and transform when the buffer is first used.
+            Until then, it can be pickled with their factories. None: only if there is a
+            ``transform_factory``.
+        weight_key: name of the importance weights in a sample. None means both ``"_weight"`` and
             ``"priority_weight"``, which share one tensor.
-        rate_limiter: `RateLimiter` that keeps writers and samplers in step, or turns the buffer
-            into a queue. It applies to all users of the directory. None keeps the present limiter.
+        rate_limiter: `RateLimiter` that keeps the ratio of samples to inserts, or turns the buffer
+            into a queue. It applies to all users of the directory. None keeps the current limiter.
         sample_unit: extends each drawn item: a `Sequence` of steps, one transition over n steps
             (`NStep`), or the item with the preceding frames (`FrameStack`). None returns the item
             alone. Batch sizes refer to the drawn items.
-        consume_after_n_samples: ``max_sample_count`` of a `ConsumingSampler` to create. It cannot
-            be combined with ``prefetch`` or with another sampler.
+        consume_after_n_samples: creates a `ConsumingSampler` with this ``max_sample_count``. It
+            cannot be combined with ``prefetch`` or with another sampler.
         **later: TorchRL's arguments ``service_backend``, ``service_backend_options``, ``transport``
             and ``transport_options``. Only their default values are supported.
 
     Raises:
         NotImplementedError: an argument of ``later`` differs from its default.
-        ValueError: there is no batch size, but ``prefetch`` or a sampler with ``drop_last``.
-        TypeError: there are two arguments for the transform, or an argument is unknown.
+        ValueError: ``prefetch`` or a sampler with ``drop_last`` was passed without ``batch_size``.
+        TypeError: both arguments for the transform were passed, or an argument is unknown.
 
     Example:
         >>> import torch
@@ -185,7 +186,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         self._use(parts)
 
     def _use(self, parts: Parts) -> None:
-        """Creates the collaborators, which share the parts."""
+        """Creates the objects that implement the calls. All of them share ``parts``."""
         self._parts = parts
         self._writes = Writes(parts)
         self._reads = Reads(parts)
@@ -233,8 +234,9 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
             TypeError: the item is None, or a tuple or list in a TensorDict buffer.
             ValueError: a priority in the data of a TensorDict buffer is NaN, infinite or negative.
                 Nothing was changed.
-            RingOverrunError: another process that is alive is still writing the next slot.
-            RateLimitTimeout, RateLimitError: samples are required first; nothing was changed.
+            RingOverrunError: another living process is still writing the next slot.
+            RateLimitTimeout, RateLimitError: the limiter requires more samples before this write.
+                Nothing was changed.
 
         Cost: one native call.
         """
@@ -258,33 +260,33 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
 
         Args:
             data: ``[n, *lanes, ...]`` (with ``dim_extend`` d, n is dimension d of the data). A list
-                is stacked; a tuple or dict is a PyTree. An empty list writes nothing.
+                is stacked, and a tuple or dict is a PyTree. An empty list writes nothing.
             update_priority: supported by TensorDict buffers only.
             timeout: see `add`.
             streams: number of the environment of this handle from which each item comes, so that no
                 slice mixes two environments. Pass integers ``[n]`` (a list, an array or a tensor)
-                from 0 to 2**24 - 1, or one int for the batch. None stands for 0. With lanes only
-                one int is allowed, because each lane is a stream. The numbers refer to the items
-                after the transforms.
+                from 0 to 2**24 - 1, or one int for the batch. None means 0. If the storage has
+                lanes, only one int is allowed, because each lane is a stream. The numbers refer to
+                the items after the transforms.
             stream_dim: dimension of the streams in the data: 0 for ``[streams, T, ...]``, 1 for
                 ``[T, streams, ...]``. The items are stored step by step in streams 0, 1, ... The
-                returned index has the form of the data.
+                returned index has these two dimensions of the data.
 
         Returns:
             Indices, int64 ``[n]``, or ``[n * lanes, ndim]`` with lanes. ``[0]`` if a transform
             keeps all data back. If there are more items than the capacity, the last ones are kept.
 
         Raises:
-            TypeError, ValueError: ``streams`` are not integers, are out of range, or do not have
-                length ``n``, or are not supported here. Nothing was changed.
-            Other errors are those of `add`.
+            TypeError, ValueError: ``streams`` are not integers, are out of range, do not have
+                length ``n``, or are not supported by the storage. Nothing was changed.
+            Other exceptions are those of `add`.
 
         Cost: one native call, and 0.6 µs per leaf if data must be converted.
         """
         if update_priority is not None:
             raise NotImplementedError(
-                f"{type(self).__name__}.extend(update_priority={update_priority}): only TensorDict "
-                "buffers find priorities in the data; call update_priority(index, priority) instead"
+                f"{type(self).__name__}.extend() does not accept update_priority, because its data "
+                "have no priority entry; call update_priority(index, priority) after extend()"
             )
         plan = self._parts.plan
         if timeout is None and streams is None and stream_dim is None and not plan.transforms:
@@ -296,18 +298,18 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
     def empty(self, empty_write_count: bool = True) -> None:
         """Removes all items and resets the cursor to 0.
 
-        If no other handle has opened the buffer, the next write can define another form (keys,
+        If no other handle has opened the buffer, the next write can define another schema (keys,
         dtypes, shapes).
 
         Args:
-            empty_write_count: reset the write count to 0, too.
+            empty_write_count: also reset the write count to 0.
 
         Raises:
             RuntimeError: the writer is an `ImmutableDatasetWriter`. Nothing was changed.
         """
         parts = self._parts
         parts.drop_prefetched()
-        parts.writer._empty(empty_write_count)  # first, because it may raise an error
+        parts.writer._empty(empty_write_count)  # first, because the writer can refuse
         parts.storage.forget(keep_write_count=not empty_write_count)
         parts.sampler._empty()
         parts.storage.notify_emptied()
@@ -327,23 +329,23 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         """Samples a batch.
 
         Args:
-            batch_size: number of items. None uses the constructor's batch size. A different number
-                issues a warning.
+            batch_size: number of items. None uses the constructor's batch size. If the two differ,
+                a warning is issued.
             return_info: return ``(data, info)``. The dict ``info`` contains ``"index"`` and, if
                 available, the weights and ``"index_generation"``.
-            min_size: wait until the buffer contains this number of items.
+            min_size: wait until the buffer contains at least this number of items.
             timeout: maximum wait in seconds for ``min_size``, a `RateLimiter`, or a batch of a
                 consumer. None waits indefinitely.
             lease: seconds after which unacknowledged items are delivered to other clients; see
                 `ack`. It requires a sampler with a consumer. With ``math.inf``, the lease ends when
-                this handle is closed or its process ends. None acknowledges the items at once.
+                this handle is closed or its process ends. None acknowledges the items immediately.
 
         Returns:
-            The data ``[batch_size, ...]`` in the form in which they were written.
+            The data ``[batch_size, ...]``, with the structure that was written.
 
         Raises:
             EmptyBufferError: there are no items to sample.
-            RateLimitTimeout, RateLimitError: the limiter requires more items first.
+            RateLimitTimeout, RateLimitError: the limiter requires more items before this sample.
             CollectorsDiedError: the required items will never be written; see `RateLimiter`.
             RuntimeError: there is no batch size.
 
@@ -356,26 +358,26 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
     def can_sample(self, batch_size: int | None = None) -> bool:
         """True if ``sample(batch_size)`` would return a batch now, without waiting.
 
-        The result depends on the sampler (it may need long slices or complete batches) and on a
+        The result depends on the sampler, which can need long slices or complete batches, and on a
         `RateLimiter`. Other processes may write and sample before this process does.
 
         Args:
             batch_size: number of items. None uses the constructor's batch size.
 
         Raises:
-            RuntimeError: there is no batch size, or the sampler can never make such a batch from
-                these items.
+            RuntimeError: there is no batch size, or the sampler can never make a batch of this size
+                from the items.
 
-        Cost: 1 µs. For slices see `SliceSampler`. A consumer also checks the items that were
-            returned to it.
+        Cost: 1 µs. For slices see `SliceSampler`. A sampler with a consumer also checks the items
+            that were returned to the consumer.
         """
         return self._reads.can_sample(batch_size)
 
     def __iter__(self) -> Iterator[Any]:
         """Yields samples until the end of the sampler's pass, or forever if it has no passes.
 
-        Like `sample`, each step waits indefinitely for a batch. To set a limit in seconds, for
-        example for a queue that may be empty, use ``for batch in rb.as_dataset(timeout=30)``.
+        Like `sample`, each step waits indefinitely for a batch. To limit the wait to 30 seconds,
+        for example if a queue can be empty, use ``for batch in rb.as_dataset(timeout=30)``.
         """
         if self._parts.batch_size is None:
             raise RuntimeError("iteration needs a batch size; pass batch_size to the constructor")
@@ -409,8 +411,8 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
                 rb.update_tensordict_priority(batch)
 
         Each worker opens the buffer itself and samples its own batches. The seed of a worker is
-        derived from the loader's seed, the rank and the worker's number; a `generator` of the
-        buffer applies to this process only. Workers share each pass of a
+        derived from the loader's seed, the rank and the worker's number. The buffer's `generator`
+        is used in this process only. Workers share each pass of a
         `SamplerWithoutReplacement`, and the end of a pass ends the loader. With other samplers the
         loader never ends. If the sampler has its own ``world_size``, every pass of new workers has
         the same order, so use ``persistent_workers=True``.
@@ -428,7 +430,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
 
         Returns:
             The data set. Create it in the process that has the rank. With ``num_workers=0``, the
-            loader does the same as iteration over the buffer.
+            loader yields the same batches as iteration over the buffer.
 
         Raises:
             RuntimeError: there is no batch size.
@@ -446,13 +448,13 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
 
     @eager
     def update_priority(self, index: Any, priority: Any = None, *, generation: Any = None) -> Any:
-        """Updates priorities.
+        """Sets the priorities of items.
 
         Args:
             index: index of a sample or a write: ``[n]``, ``[n, ndim]``, or an int. In a TensorDict
                 buffer also a sample, as for ``update_tensordict_priority``.
             priority: ``[n]`` or one number, finite and non-negative. With ``dim_extend`` it can
-                also have the form of the batch, ``[lanes, n]``. None uses the entry
+                also have the shape of the batch, ``[lanes, n]``. None uses the entry
                 ``priority_key`` of the sample.
             generation: ``index_generation`` of the sample, ``[n]``. Items that were overwritten in
                 the meantime are skipped and counted as stale. None updates any item at the index.
@@ -462,7 +464,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
 
         Raises:
             ValueError: a priority is NaN, infinite or negative. Nothing was changed.
-            IndexError: the index is out of range, a mask, or contains fractions. Nothing was
+            IndexError: the index is out of range, is a mask, or contains fractions. Nothing was
                 changed.
             TypeError: the priorities are missing. Nothing was changed.
 
@@ -471,7 +473,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         return self._priorities.update(index, priority, generation)
 
     def mark_update(self, index: Any) -> None:
-        """Sets the priority of the items at ``index`` to the default."""
+        """Sets the priorities of the items at ``index`` to the default priority."""
         self._parts.mark_update(index)
 
     # -- items in storage order ----------------------------------------------------------------
@@ -493,7 +495,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         self._items[index] = value
 
     def set_(self, key: str | tuple[str, ...], value: Any) -> Self:
-        """Changes one entry of every item, ``rb[:][key] = value``; see `set_at_`."""
+        """Changes one entry of every item (``rb[:][key] = value``); see `set_at_`."""
         return self.set_at_(key, value, slice(None))
 
     def set_at_(self, key: str | tuple[str, ...], value: Any, index: Any) -> Self:
@@ -504,7 +506,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
 
         Args:
             key: key of an existing entry; a tuple for nested entries.
-            value: value in the form of ``rb[index][key]``, or one that can be expanded to it.
+            value: value with the shape of ``rb[index][key]``, or one that can be expanded to it.
             index: index as for reading.
 
         Raises:
@@ -525,7 +527,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         """Changes several entries of every item and returns the buffer; see `set_`.
 
         Args:
-            input_dict_or_td: the entries, each ``[len, ...]``.
+            input_dict_or_td: new values of the entries, each ``[len, ...]``.
             clone: accepted and ignored, because values are always copied.
             keys_to_update: keys of the entries to change. None changes all of them.
         """
@@ -546,17 +548,16 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
     ) -> ConditionalUpdateResult:
         """Changes entries of sampled items that have not been overwritten in the meantime.
 
-        Comparison and change are atomic. A changed item gets a new generation; to change it again,
-        sample it again.
+        Comparison and change are atomic. A changed item gets a new generation. To change the item
+        once more, sample it again.
 
         Args:
             index: ``sample["index"]``: int64 ``[n]``, or ``[n, ndim]``.
             generation: ``sample["index_generation"]``: int64 ``[n]``.
-            patch: TensorDict or dict of the new entries, each ``[n, ...]``. If ``index`` was
-                returned by `extend`, they can also have the form of its data, such as ``[lanes, T,
-                ...]``.
-            version_key: entry of the items that contains their version, one number. Items with a
-                newer version are skipped; the others get the patch and ``version``. If an item
+            patch: TensorDict or dict of the new entries, each ``[n, ...]``. If `extend` returned
+                ``index``, they can also have the batch shape of its data, such as ``[lanes, T]``.
+            version_key: key of the entry with an item's version, which is one number. Items with a
+                newer version are skipped. The others get the patch and ``version``. If an item
                 occurs twice, the highest version is used.
             version: version of the patch: one number, or ``[n]``.
             require_newer: also skip items with the same version.
@@ -565,7 +566,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
             `ConditionalUpdateResult`, which lists the items that were changed.
 
         Raises:
-            KeyError: there is no such entry.
+            KeyError: the items lack an entry of the patch.
             SchemaMismatchError: a new entry has another dtype or shape. Nothing was changed.
             RuntimeError: the storage does not support generations, or this buffer does not track
                 them. Nothing was changed.
@@ -586,14 +587,14 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         version: int | torch.Tensor | None = None,
         require_newer: bool = False,
     ) -> Future[ConditionalUpdateResult]:
-        """Schedules `update_if_present` after the batches that have been ordered so far.
+        """Schedules `update_if_present` after the batches that are being prefetched.
 
-        Batches that are ordered later see the change. Do not modify the arguments before the change
-        is done. Arguments on a GPU are read in stream order.
+        Batches whose preparation starts later contain the change. Do not modify the arguments
+        before the change is complete. Arguments on a GPU are read in stream order.
 
         Returns:
-            A future with the result of `update_if_present`. It is already done without
-            ``prefetch``.
+            A future with the result of `update_if_present`. Without ``prefetch``, it is already
+            complete.
 
         Raises:
             BufferClosedError: the buffer was closed.
@@ -620,8 +621,8 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
 
         Raises:
             SchemaMismatchError: the leaves differ. In a buffer that is not shared, a new key adds a
-                column.
-            ValueError: the number of items differs.
+                column instead.
+            ValueError: the data do not have the same number of items.
         """
         self[:end] = data
 
@@ -643,7 +644,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         """Saves the buffer into the directory ``path / "storage"``, which `attach` can open.
 
         Items, priorities, cursor and counts belong to one snapshot, even while other processes
-        write. If a crash or a full disk interrupts the call, ``path`` contains either save.
+        write. After a crash or a full disk, ``path`` contains either the earlier or the new save.
 
         If ``path / "storage"`` is the ``scratch_dir`` of the storage, nothing is copied. The items
         are written to disk, and the directory contains the live buffer instead of a snapshot.
@@ -652,24 +653,24 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
 
         Args:
             path: the directory, created if necessary. Only an earlier save in it is replaced.
-            extra: data that `loads` will return: the ``state_dict()`` of networks, optimizers and
-                schedulers, random states, counts. It can contain tensors, arrays, numbers, text,
-                None, and dicts, lists and tuples of these. Nothing is pickled. Tensors that share
-                memory are saved separately.
+            extra: data that `loads` will return, such as the ``state_dict()`` of networks,
+                optimizers and schedulers. It can contain tensors, arrays, numbers, text, None, and
+                dicts, lists and tuples of these. Nothing is pickled. Tensors that share memory are
+                saved separately.
             layout: ``"torchrl"`` writes a save that TorchRL can load. It replaces the entire
                 directory ``path``.
-            on_progress: called with a `ProgressReport` several times a second during copy and sync.
-                If it raises an error, so does this call, and the earlier save is kept.
+            on_progress: function that is called with a `ProgressReport` several times a second. If
+                it raises an exception, this call raises it too, and the earlier save is kept.
 
         Raises:
             RuntimeError: the storage was never written to.
             TypeError: an item (see `ListStorageCheckpointer`) or a value in ``extra`` could only be
                 saved by pickling it. The earlier save is kept.
             ValueError: ``extra`` has more than 128 levels or an int of more than 4,300 digits, or
-                there is no such layout. Nothing was written.
+                ``layout`` is unknown. Nothing was written.
             BufferExistsError: the directory contains another buffer's files, or files that are not
                 part of a save.
-            SpaceError, OSError: no space, or permission denied; the earlier save is kept.
+            SpaceError, OSError: the disk is full or permission is denied. The earlier save is kept.
 
         Cost: one copy of all bytes directly to files, and one sync of each file.
         """
@@ -680,13 +681,13 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
 
         The call restores items and their indices, cursor and counts, priorities, the states of
         sampler, generator and transforms, and the batch size if saved. If the storage is empty, the
-        save defines its form. Prefetched batches of this buffer are dropped, and those of the save
-        are delivered next. Nothing is unpickled, so TorchRL's ``prefetch.pkl`` is ignored.
+        save defines its schema. Prefetched batches of this buffer are dropped, and those of the
+        save are delivered next. Nothing is unpickled, so TorchRL's ``prefetch.pkl`` is ignored.
 
         Args:
             path: the directory.
-            on_progress: see `dumps`. If it raises an error, either nothing was changed, or a note
-                on the exception says that the buffer is now empty.
+            on_progress: see `dumps`. If it raises an exception, either nothing was changed, or a
+                note on the exception says that the buffer is now empty.
 
         Returns:
             The ``extra`` that was passed to `dumps`, with its tensors on the CPU, or None.
@@ -717,7 +718,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         return self._saves.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Replaces the contents of the buffer with a state.
+        """Replaces the contents of the buffer with the result of `state_dict`.
 
         Raises:
             SchemaMismatchError: the buffer has other leaves.
@@ -731,9 +732,9 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
         """Writes all items into a Parquet file, oldest first. Requires the extra ``parquet``.
 
         Each leaf becomes a column: a number, a fixed-size list of numbers, or, for several uint8, a
-        fixed-size binary. Nested keys are joined with dots. `from_parquet` restores the items in
-        their form, equal bit for bit; other programs see plain columns. Priorities and the cursor
-        are not saved (see `dumps`). The file appears atomically and is synced to disk.
+        fixed-size binary. Nested keys are joined with dots. `from_parquet` restores the structure
+        and the exact bytes of the items; other programs see plain columns. Priorities and the
+        cursor are not saved (see `dumps`). The file appears atomically and is synced to disk.
 
         Args:
             path: the file. An existing file is replaced.
@@ -743,7 +744,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
             The number of items written. Items that are overwritten during the call are left out.
 
         Raises:
-            TypeError: the storage contains no tensors, or also text.
+            TypeError: the items contain text or other values that are not tensors.
             MissingExtra: pyarrow is not installed. The message contains the command to install it.
             OSError: there is no space, or permission is denied. The existing file is kept.
 
@@ -771,8 +772,8 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # so that an ensemb
                 Names that begin with a dot or underscore are skipped.
             storage: storage for the items, or a function that creates one for a number of items.
                 None creates a `LazyTensorStorage`.
-            rename: new names for columns of another program, by their names in the file. For
-                example, LeRobot's column ``index`` has the name of an entry of each sample, so pass
+            rename: dict from names of columns in the file to new names. For example, LeRobot's
+                column ``index`` has the name of an entry of each sample, so pass
                 ``{"index": "stored_index"}``.
             **options: arguments of the constructor.
 

@@ -1,7 +1,7 @@
-"""Schedules that change alpha and beta of a sampler during training.
+"""Schedules that change parameters of a sampler, such as alpha and beta, during training.
 
-Call ``step()`` once per step of the training loop. It sets one attribute of the sampler. A change
-of alpha recomputes all sampling masses exactly from the raw priorities, in O(capacity).
+Call ``step()`` once per step of the training loop. Each call sets one attribute of the sampler. A
+change of alpha recomputes all sampling masses exactly from the raw priorities, in O(capacity).
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from shmbuffer.samplers.sampler import Sampler
 from shmbuffer.tensors.form import cpu
 
 Number = int | float
-_NOT_STATE = ("sampler", "lambda_fn")  # constructor arguments that cannot be saved to a file
+_NOT_STATE = ("sampler", "lambda_fn")  # attributes that cannot be saved to a file
 
 
 class ParameterScheduler(ABC):
-    """Changes a parameter of a sampler step by step.
+    """Base class of schedules that change a parameter of a sampler step by step.
 
     A subclass implements ``_step``, which returns the value of step number ``_step_cnt`` (1 at the
     first call).
 
     Args:
         obj: the sampler, or a buffer, whose current sampler is used.
-        param_name: name of the attribute, for example ``"beta"``.
-        min_value: lower bound of the parameter. None: no bound.
-        max_value: upper bound of the parameter. None: no bound.
+        param_name: name of the sampler's attribute, for example ``"beta"``.
+        min_value: lower bound of the parameter. None means no bound.
+        max_value: upper bound of the parameter. None means no bound.
 
     Raises:
         TypeError: ``obj`` is neither a buffer nor a sampler.
@@ -56,7 +56,10 @@ class ParameterScheduler(ABC):
         self._min_val = float("-inf") if min_value is None else min_value
         self._max_val = float("inf") if max_value is None else max_value
         if self._min_val > self._max_val:
-            raise ValueError(f"min_value={min_value} is larger than max_value={max_value}")
+            raise ValueError(
+                f"min_value={min_value} is larger than max_value={max_value}; pass a min_value of "
+                "at most max_value"
+            )
         if not hasattr(self.sampler, param_name):
             raise ValueError(
                 f"{type(self.sampler).__name__} has no attribute {param_name!r} that could be "
@@ -67,7 +70,7 @@ class ParameterScheduler(ABC):
         self._step_cnt = 0
 
     def step(self) -> None:
-        """Sets the parameter to the value of the next step.
+        """Sets the parameter to its value at the next step.
 
         Raises:
             ValueError: the sampler rejects the value. The step was not counted.
@@ -81,7 +84,7 @@ class ParameterScheduler(ABC):
 
     @abstractmethod
     def _step(self) -> Any:
-        """Returns the value of step ``_step_cnt``, before it is clamped to the bounds."""
+        """Returns the value at step ``_step_cnt``, before the value is clamped to the bounds."""
 
     def _within_bounds(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -89,9 +92,9 @@ class ParameterScheduler(ABC):
         return min(max(value, self._min_val), self._max_val)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position and the settings of the schedule.
+        """Returns the current step and the settings of the schedule.
 
-        The value of the parameter is part of the sampler's state.
+        The value of the parameter belongs to the sampler's state instead.
         """
         return {name: value for name, value in vars(self).items() if name not in _NOT_STATE}
 
@@ -105,7 +108,7 @@ class ParameterScheduler(ABC):
         if set(own) != set(state_dict):
             raise ValueError(
                 f"the state of a {type(self).__name__} has the entries {sorted(own)}, but this "
-                f"state has {sorted(state_dict)}"
+                f"state has {sorted(state_dict)}; pass the state of the same kind of schedule"
             )
         vars(self).update(state_dict)
 
@@ -115,7 +118,7 @@ class LinearScheduler(ParameterScheduler):
 
     Args:
         obj, param_name: see `ParameterScheduler`.
-        final_value: value from step ``num_steps`` on.
+        final_value: value at step ``num_steps`` and at all later steps.
         num_steps: number of steps, at least 1.
 
     Example:
@@ -152,7 +155,7 @@ class LinearScheduler(ParameterScheduler):
 class StepScheduler(ParameterScheduler):
     """Multiplies a parameter by a factor, or adds a number to it, every ``n_steps`` steps.
 
-    The change applies to the value of the parameter at that time.
+    Each change starts from the current value of the parameter, even if the user has changed it.
 
     Args:
         obj, param_name, min_value, max_value: see `ParameterScheduler`.
@@ -187,8 +190,8 @@ class StepScheduler(ParameterScheduler):
         super().__init__(obj, param_name, min_value, max_value)
         if mode not in ("multiplicative", "additive"):
             raise ValueError(
-                f"Invalid mode: {mode}; it must be 'multiplicative' (value * gamma) or 'additive' "
-                "(value + gamma)"
+                "mode must be 'multiplicative' (value * gamma) or 'additive' (value + gamma), got "
+                f"{mode!r}"
             )
         _at_least_one("n_steps", n_steps)
         self.gamma = gamma
@@ -236,7 +239,7 @@ class LambdaScheduler(ParameterScheduler):
 
 
 class SchedulerList:
-    """Executes several schedules together, in order.
+    """Executes several schedules together, in the order in which they were passed.
 
     Args:
         schedulers: one schedule or several.
@@ -259,19 +262,20 @@ class SchedulerList:
             scheduler.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the states of all schedules in order."""
+        """Returns a dict with the list of the schedules' states under ``"schedulers"``."""
         return {"schedulers": [scheduler.state_dict() for scheduler in self.schedulers]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the result of `state_dict`.
 
         Raises:
-            ValueError: the state has another number of schedules, or schedules of another kind.
+            ValueError: the state does not have the same number and kinds of schedules.
         """
         states = state_dict["schedulers"]
         if len(states) != len(self.schedulers):
             raise ValueError(
-                f"the state has {len(states)} schedulers, but this one has {len(self.schedulers)}"
+                f"the state has {len(states)} schedulers, but this SchedulerList has "
+                f"{len(self.schedulers)}; create it with the same schedulers as before"
             )
         for scheduler, state in zip(self.schedulers, states, strict=True):
             scheduler.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""Buffers of TensorDicts, whose samples contain their index and weights as entries."""
+"""Replay buffer for TensorDicts, whose samples contain the index and the weights as entries."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from shmbuffer.writers.round_robin import TensorDictRoundRobinWriter
 
 
 class TensorDictReplayBuffer(ReplayBuffer):
-    """A `ReplayBuffer` for TensorDicts. Samples contain their index; data may contain priorities.
+    """A `ReplayBuffer` for TensorDicts. Samples contain their index, and data can have priorities.
 
-    The write that stores an item also sets its priority to ``data[priority_key]``.
+    If new data have the entry ``priority_key``, the write also sets the priorities of the items.
 
     A dict of tensors or NumPy arrays (nested, or with tuple keys) is written like a TensorDict with
     these entries, but faster. Numbers, lists of numbers and arrays of other libraries (JAX) are
     converted. A plain number is converted to the dtype of its leaf if that dtype can represent it.
-    All other differences of dtype raise errors.
+    Any other difference in dtype raises SchemaMismatchError.
 
-    A sample has the following entries, which are never stored. If an item has a batch size of its
-    own, they are expanded to it.
+    A sample has the following entries, which are never stored. If items have their own batch
+    dimensions, the entries are expanded to these.
     | key | shape, dtype | when |
     |---|---|---|
     | ``"index"`` | ``[n]`` int64, or ``[n, ndim]`` | always |
@@ -33,7 +33,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     | ``"index_generation"`` | ``[n]`` int64 | shared, or the writer tracks generations |
 
     Args:
-        priority_key: entry of the data and of samples that contains priorities.
+        priority_key: key of the entry that contains priorities, in new data and in samples.
         **kwargs: see `ReplayBuffer`.
 
     Example:
@@ -59,7 +59,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     @property
     def priority_key(self) -> str | tuple[str, ...]:
-        """The entry that contains priorities."""
+        """Key of the entry that contains priorities."""
         return self._parts.priority_key  # type: ignore[return-value] # not None here
 
     @priority_key.setter
@@ -89,10 +89,11 @@ class TensorDictReplayBuffer(ReplayBuffer):
             stream_dim: see `ReplayBuffer.extend`.
 
         Returns:
-            The index, as from `ReplayBuffer.extend`.
+            The indices of the items; see `ReplayBuffer.extend`.
 
         Raises:
-            TypeError: ``tensordicts`` is a tuple. Other errors are those of `ReplayBuffer.extend`.
+            TypeError: ``tensordicts`` is a tuple. Other exceptions are those of
+                `ReplayBuffer.extend`.
         """
         plan = self._parts.plan
         if timeout is update_priority is streams is stream_dim is None and not plan.transforms:
@@ -120,29 +121,30 @@ class TensorDictReplayBuffer(ReplayBuffer):
         Args:
             batch_size: see `ReplayBuffer.sample`.
             return_info: see `ReplayBuffer.sample`.
-            include_info: False leaves index and weights out of the sample. They are still in
-                ``info``.
-            out: a sample that is no longer needed, or any TensorDict ``[batch_size]``. Its tensors
-                are filled again, and its other entries are dropped.
+            include_info: if False, the sample has no entries for index and weights. They are still
+                in ``info``.
+            out: a sample that is no longer needed, or any TensorDict ``[batch_size]``. The new
+                sample is written into its tensors, and its other entries are dropped.
             min_size: see `ReplayBuffer.sample`.
             timeout: see `ReplayBuffer.sample`.
             lease: see `ReplayBuffer.sample`.
 
         Returns:
-            A TensorDict ``[batch_size]`` with the entries in the table of the class; ``out`` if
-            given. For tensorclasses, and for items of custom storages that are not TensorDicts,
-            only ``info`` contains index and weights.
+            A TensorDict ``[batch_size]`` with the additional entries that the class documents, or
+            ``out`` if it was passed. If the items are tensorclasses, or objects from a custom
+            storage, only ``info`` contains index and weights.
 
         Raises:
             EmptyBufferError, RateLimitTimeout, RateLimitError: see `ReplayBuffer.sample`.
-            RuntimeError: there is no batch size, or a transform has changed it, so that index and
-                weights do not fit. In the latter case take them from ``return_info=True``.
+            RuntimeError: there is no batch size, or a transform has changed the batch size, so that
+                index and weights do not fit. In the latter case, use ``return_info=True`` together
+                with ``include_info=False``.
             TypeError: ``out`` is not a TensorDict.
-            ValueError: ``out`` has another batch size, or the sample needs more than one native
-                call. ``out`` requires TensorDicts of tensors of one shape in the ring's own memory,
-                and one storage dimension. It excludes ``include_info=False``, ``collate_fn``,
-                transforms, ``pin_memory``, ``prefetch``, and any ``sample_unit`` except
-                `FrameStack`.
+            ValueError: ``out`` has another batch size, or it was passed although the sample needs
+                more than one native call. ``out`` requires a storage with ``ndim=1`` whose items
+                are TensorDicts of tensors with a fixed shape in the ring's own memory. It cannot be
+                combined with ``include_info=False``, ``collate_fn``, transforms, ``pin_memory``,
+                ``prefetch``, or any ``sample_unit`` except `FrameStack`.
 
         Cost: one native call, and 0.4 µs per leaf for new tensors, which ``out`` avoids.
         """
@@ -157,18 +159,18 @@ class TensorDictReplayBuffer(ReplayBuffer):
         """Sets the priorities of a sample from its entry ``priority_key``.
 
         If the sample has ``"index_generation"``, items that have been overwritten in the meantime
-        are skipped and counted. Without an entry ``priority_key``, the items get the default
-        priority, as in TorchRL, and a warning is issued once.
+        are skipped and counted. If the sample has no entry ``priority_key``, the items get the
+        default priority, as in TorchRL, and a warning is issued once.
 
         Args:
             data: a sample or a part of it, with entries ``"index"`` and ``priority_key``. Several
-                priorities of one item (a stored trajectory) are reduced with the sampler's
-                ``reduction``. The priorities of a window go to the item that was drawn; see
-                `Sequence`.
+                priorities of one item (a stored trajectory) are combined by the sampler's
+                ``reduction``. The priority of a window of steps is set on the item that was drawn;
+                see `Sequence`.
 
         Returns:
-            The numbers of applied and of stale updates. Both are zero if the sampler has no
-            priorities.
+            The number of priorities that were set, and the number that were skipped as stale. Both
+            are zero if the sampler has no priorities.
 
         Raises:
             KeyError: there is no entry ``"index"``.

@@ -1,4 +1,4 @@
-"""Protocol for code that samples from one buffer or from an ensemble."""
+"""Protocol of buffers and ensembles, for code that can sample from either."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ class BufferView(Protocol):
 
     @property
     def sampler(self) -> Sampler:
-        """The sampler, which selects items."""
+        """The sampler, which selects the items of a batch."""
 
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
         """Samples a batch."""
 
     def update_priority(self, index: Any, priority: Any = None, *, generation: Any = None) -> Any:
-        """Changes the priorities of sampled items, by the index of the sample."""
+        """Sets the priorities of the items at ``index``, such as the index of a sample."""
 
     def __getitem__(self, index: Any) -> Any:
         """Returns items by index."""
 
     def stats(self) -> dict[str, Any]:
-        """Returns sizes and counts."""
+        """Returns a dict with the size, the capacity and counters."""
 
     def dumps(self, path: str, *, extra: Any = None) -> None:
         """Saves the buffer into a directory."""

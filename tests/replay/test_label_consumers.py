@@ -308,7 +308,7 @@ def test_who_has_room_reserved_may_complete_a_group(
 
 
 def test_only_whole_groups_are_given_to_a_consumer() -> None:
-    with pytest.raises(ValueError, match="a consumer only gets whole groups; pass group_size"):
+    with pytest.raises(ValueError, match="only gets whole groups, so group_size is required"):
         PromptGroupSampler(num_groups=2, consumer="learners")
     rb = TensorDictReplayBuffer(
         storage=LazyTensorStorage(8),

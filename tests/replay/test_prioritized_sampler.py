@@ -243,7 +243,7 @@ def test_other_arguments_that_make_no_sense_are_refused() -> None:
         PrioritizedSampler(0, 0.7, 0.9)
     with pytest.raises(NotImplementedError, match=r"torch\.float64, got torch\.float16"):
         PrioritizedSampler(10, 0.7, 0.9, dtype=torch.float16)
-    with pytest.raises(NotImplementedError, match=r"device='cuda:1'.*on the CPU"):
+    with pytest.raises(NotImplementedError, match=r"must be the CPU, .* got 'cuda:1'"):
         PrioritizedSampler(10, 0.7, 0.9, device="cuda:1")
     assert PrioritizedSampler(10, 0.7, 0.9, device="cpu").device == torch.device("cpu")
     assert PrioritizedSampler(10, 0.7, 0.9).max_size == 10
@@ -766,7 +766,7 @@ def test_a_state_is_loaded_before_the_sampler_knows_a_storage(anywhere: Any) -> 
 def test_a_state_of_another_capacity_is_refused_whole(make: Any) -> None:
     rb = filled(make(4), [1.0, 2.0, 3.0, 4.0])
     state = filled(make(5), [5.0] * 5, alpha=0.1, beta=0.1).sampler.state_dict()
-    with pytest.raises(ValueError, match="priorities of 5 elements, but this storage has 4"):
+    with pytest.raises(ValueError, match="priorities for 5 elements, but the storage has 4"):
         rb.sampler.load_state_dict(state)
     assert (rb.sampler.alpha, rb.sampler.beta) == (0.7, 0.9)
     assert raw(rb) == [1.0, 2.0, 3.0, 4.0]
