@@ -448,7 +448,7 @@ def test_updating_without_priorities_gives_the_default_one(make: Any) -> None:
     sample = rb.sample()
     sample["td-error"] = torch.rand(30)
     with pytest.warns(
-        UserWarning, match=r"no entry 'td_error', .* it has \['a', 'td-error'\]"
+        UserWarning, match=r"no entry 'td_error', .* has the entries \['a', 'td-error'\]"
     ) as said:
         rb.update_tensordict_priority(sample)
     rb.update_tensordict_priority(sample)  # once is enough: another warning is an error here
@@ -681,7 +681,7 @@ def test_a_list_of_nothing_writes_nothing(make: Any) -> None:
 
 
 def test_an_object_that_is_not_a_part_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"expected a storage, sampler or writer.*got 3"):
+    with pytest.raises(TypeError, match=r"storage, sampler and writer must be .*got 3"):
         ReplayBuffer(storage=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"max_size=4\): the tensors have 5 rows"):
         TensorStorage(torch.zeros(5), max_size=4)

@@ -280,7 +280,7 @@ def test_what_does_not_go_together_is_refused() -> None:
         ensemble.sample(4, lease=1.0)
     consuming = made()
     consuming.extend(numbered(0, 4))
-    with pytest.raises(KeyError, match="there is no entry 'index_lease'"):
+    with pytest.raises(KeyError, match="the batch has no entry 'index_lease'"):
         consuming.ack(consuming.sample())
 
 

@@ -579,7 +579,7 @@ def test_it_gives_up_where_others_write_faster_than_it_reads(directory: Any) -> 
     others = TensorDictReplayBuffer(storage=directory(6))
     others.extend(numbered(0, 6))
     rb = buffer(directory(6), 12, sampler=Overtaken(others, 10**9, 6))
-    with pytest.raises(RuntimeError, match="each of 16 attempts; make the"):
+    with pytest.raises(RuntimeError, match="each of 16 attempts; use a larger buffer"):
         rb.sample()
 
 
@@ -644,8 +644,8 @@ def test_an_entry_that_is_missing_is_named_with_its_argument(missing: Any, argum
     rb.extend(episodes(4).exclude(missing))
     with pytest.raises(KeyError) as caught:
         rb.sample()
-    assert f"needs the entry {missing!r} in every item" in caught.value.args[0]
-    assert caught.value.args[0].endswith(f"or pass the name of another entry as {argument}")
+    assert f"needs the entry {missing!r}, which the items do not have" in caught.value.args[0]
+    assert caught.value.args[0].endswith(f"or pass the key of another entry as {argument}")
 
 
 def test_items_that_do_not_say_where_episodes_end_are_refused() -> None:
@@ -663,7 +663,7 @@ def test_what_does_not_fit_its_entry_is_refused(which: str) -> None:
     if which == "goal":
         data["goal"] = torch.zeros(4, 3)
     rb.extend(data)
-    with pytest.raises(ValueError, match=r"is \[4, \d\], but the new values are \[4, \d\]"):
+    with pytest.raises(ValueError, match=r"the shape \[4, \d\] of the rows, got \[4, \d\]"):
         rb.sample()
 
 
@@ -671,7 +671,7 @@ def test_what_does_not_fit_its_entry_is_refused(which: str) -> None:
 def test_an_answer_that_is_no_tensor_is_refused(answer: Any) -> None:
     rb = buffer(LazyTensorStorage(4), 4, her_ratio=1.0, reward_fn=lambda rows: answer)
     rb.extend(episodes(4))
-    with pytest.raises(TypeError, match=f"'reward'.* are a {type(answer).__name__}; reward_fn"):
+    with pytest.raises(TypeError, match=f"tensor, got a {type(answer).__name__}"):
         rb.sample()
 
 

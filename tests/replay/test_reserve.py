@@ -264,7 +264,7 @@ def test_a_writer_that_waits_frees_the_room_of_a_killed_process(rb: Any) -> None
 
 def test_it_belongs_to_its_handle(rb: Any) -> None:
     room = rb.reserve(2)
-    with pytest.raises(TypeError, match="reserve in the process that commits"):
+    with pytest.raises(TypeError, match=r"call reserve\(\) in the process that calls commit\(\)"):
         pickle.dumps(room)
     assert repr(room) == "Reservation(id=1, items=2, held)"
     room.abort()
@@ -276,7 +276,10 @@ def test_it_belongs_to_its_handle(rb: Any) -> None:
     ("given", "problem"),
     [
         ({"n": 0}, "n must be at least 1, got 0"),
-        ({"n": 17}, r"reserve\(17\): the buffer has room for only 16 items; reserve fewer at once"),
+        (
+            {"n": 17},
+            r"reserve\(17\): the buffer has a capacity of only 16 items; reserve fewer items",
+        ),
         ({"n": 2, "bytes": 100}, r"reserve\(bytes=100\): this buffer stores rows of equal size"),
         (
             {"n": 2, "lease": -1.0},
@@ -448,7 +451,7 @@ def test_versions_have_to_fit_the_items(rb: Any) -> None:
     room = rb.reserve(3)
     with pytest.raises(ValueError, match="2 versions for 3 items; pass one for each"):
         room.commit(steps(0, 3), version=[1, 2])
-    with pytest.raises(ValueError, match="a version must be an int of at least 0, got -1"):
+    with pytest.raises(ValueError, match="a version must be an integer of at least 0, got -1"):
         room.commit(steps(0, 3), version=-1)
     assert reserved(rb) == 3
 
@@ -540,7 +543,7 @@ def test_the_rollout_of_a_dead_process_is_gone_on_with_by_one(
     assert (room.id, room.version, buffer.partials(), reserved(buffer)) == (found[0].id, 7, [], 5)
 
     def comes_too_late() -> None:
-        with pytest.raises(ReservationLostError, match="another process has resumed them"):
+        with pytest.raises(ReservationLostError, match="another process has resumed it"):
             buffer.resume(found[0].id)
 
     assert ended(fork(comes_too_late)) == 0
@@ -667,13 +670,13 @@ def test_pieces_need_a_directory_and_items_that_are_known(tmp_path: Path) -> Non
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=2)
     rb.extend(steps(0, 1))
     with pytest.raises(
-        ShmBufferError, match="this buffer has no directory; keep the pieces in your process"
+        ShmBufferError, match="this buffer has no directory; keep the items in your process"
     ):
         rb.reserve(2).append(steps(0, 1))
     assert rb.partials() == []
     storage = LazyMemmapStorage(8, scratch_dir=tmp_path / "b", shared_init=True)
     other = TensorDictReplayBuffer(storage=storage, batch_size=2)
-    with other, pytest.raises(ShmBufferError, match="this buffer has no items yet"):
+    with other, pytest.raises(ShmBufferError, match="this buffer was never written to"):
         other.reserve(2).append(steps(0, 1))
 
 

@@ -215,7 +215,7 @@ def test_a_senseless_argument_is_refused() -> None:
     rb = ReplayBuffer(storage=ListStorage(3))
     with pytest.raises(ValueError, match="has no attribute"):
         StepScheduler(rb, "alpha")
-    with pytest.raises(ValueError, match="Invalid mode: exponential"):
+    with pytest.raises(ValueError, match=r"mode must be .* got 'exponential'"):
         StepScheduler(sampler, "beta", mode="exponential")
     for count in (0, -1):
         with pytest.raises(ValueError, match=f"num_steps must be at least 1, got {count}"):
@@ -316,5 +316,5 @@ def test_a_state_of_another_schedule_is_refused() -> None:
     )
     with pytest.raises(ValueError, match=r"StepScheduler has the entries .*'gamma'.*'final_val'"):
         steps.load_state_dict(linear.state_dict())
-    with pytest.raises(ValueError, match="has 1 schedulers, but this one has 2"):
+    with pytest.raises(ValueError, match="has 1 schedulers, but this SchedulerList has 2"):
         SchedulerList([linear, steps]).load_state_dict(SchedulerList(linear).state_dict())

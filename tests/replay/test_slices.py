@@ -846,7 +846,11 @@ def test_either_the_number_or_the_length_of_slices_is_given(
             RuntimeError,
             "ends and trajectories cannot be combined",
         ),
-        ({"slice_len": 2, "fragmented": True, "step_key": None}, ValueError, "needs a step_key"),
+        (
+            {"slice_len": 2, "fragmented": True, "step_key": None},
+            ValueError,
+            "step_key must be a key",
+        ),
     ],
 )
 def test_arguments_are_checked_when_they_are_given(

@@ -238,7 +238,7 @@ class Saving:
         if limiter is not None and limiter.max_times_sampled is not None:
             raise ShmBufferError(
                 f"{what}: the buffer is a queue (max_times_sampled), which can only be written at "
-                "its end. Nothing was changed. Load the save into a buffer that is not a queue"
+                "its end. Nothing was changed. Load into a buffer that is not a queue"
             )
 
     def _load(self, saved: SavedBuffer) -> Any:

@@ -38,9 +38,9 @@ class StalenessAwareSampler(ClaimingSampler):
     This is the number of policy updates since the item was collected. Versions can be in any order
     in the storage, because each collector lags by a different number of updates.
 
-    A batch contains no item twice unless there are too few fresh items. In this case, the batch is
-    drawn with replacement, as in TorchRL. Each draw chooses one of the remaining items with
-    probability ``weight / sum(weights)``.
+    A batch is drawn without replacement: each of its items is chosen from the remaining items with
+    probability ``weight / sum(weights)``. If there are too few fresh items, the batch is drawn with
+    replacement, as in TorchRL.
 
     The entry ``"staleness"`` of a sample contains the staleness of its items, float32 ``[n]``. With
     a shared storage, the entry ``"index_generation"`` contains their tickets.
