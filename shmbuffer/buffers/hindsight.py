@@ -122,7 +122,7 @@ class Goals:
             ask_rank(plan.sampler, plan.storage)
             numbers = random_numbers(plan.sampler, count)
             with self._boundaries.lock:
-                found = self._reached_by(plan.storage, index, known.get(GENERATION), numbers)
+                found = self._choose_goals(plan.storage, index, known.get(GENERATION), numbers)
             if found is not None:
                 return index, {**known, **found}
             index, known = plan.sampler._again(plan.storage, index, *taking)
@@ -131,7 +131,7 @@ class Goals:
             f"of {ATTEMPTS} attempts; use a larger buffer, or write more slowly"
         )
 
-    def _reached_by(
+    def _choose_goals(
         self, storage: Any, index: Any, tickets: torch.Tensor | None, numbers: Ints
     ) -> dict[str, torch.Tensor] | None:
         """Chooses and reads goals for the first rows.
@@ -150,11 +150,11 @@ class Goals:
         found = self._boundaries.find(storage)
         table = found.table
         if not found.entries.has(self._reached):
-            raise _not_there("achieved_goal_key", self._reached)
+            raise _missing_entry("achieved_goal_key", self._reached)
         rows = table.rows_of(elements)
         if (rows < 0).any():
             return None
-        others = table.elements_of(self._aimed_at(table, rows[: len(numbers)], numbers))
+        others = table.elements_of(self._rows_with_goals(table, rows[: len(numbers)], numbers))
         goals = found.entries.take(self._reached, others)
         ring = ring_of(storage)
         if ring is None:
@@ -167,7 +167,7 @@ class Goals:
             return None
         return {_GOALS: goals, GENERATION: now}
 
-    def _aimed_at(self, table: Trajectories, rows: Ints, numbers: Ints) -> Ints:
+    def _rows_with_goals(self, table: Trajectories, rows: Ints, numbers: Ints) -> Ints:
         """Returns the row of the table that provides the goal for each of ``rows``."""
         strategy = self.strategy
         if strategy == HindsightStrategy.RANDOM:
@@ -200,10 +200,12 @@ class Goals:
             _set(rows, "goal_key", after, goals)
         _set(rows, "reward_key", path_of(self.reward_key), self.reward_fn(rows))
         if self.terminated_fn is not None:
-            self._end(rows, info, self.terminated_fn(rows))
+            self._set_end_flags(rows, info, self.terminated_fn(rows))
         return data
 
-    def _end(self, rows: TensorDictBase, info: dict[Any, Any], ended: torch.Tensor) -> None:
+    def _set_end_flags(
+        self, rows: TensorDictBase, info: dict[Any, Any], ended: torch.Tensor
+    ) -> None:
         """Sets the end flags of relabeled rows in the data and in ``info``.
 
         Args:
@@ -220,15 +222,15 @@ class Goals:
         cut_off = flags.get(self._truncated)
         if cut_off is None and self._terminated in flags and end in flags:
             cut_off = flags[end] & ~flags[self._terminated]
-        done = ended if cut_off is None else cut_off | _fitted(end, ended, cut_off)
+        done = ended if cut_off is None else cut_off | _reshape_like(end, ended, cut_off)
         for path, values in ((end, done), (self._terminated, ended)):
             if rows.get(path, None) is not None:
                 _set(rows, "end_key", path, values)
             if path in info:
-                info[path][: len(rows)] = _fitted(path, values, flags[path])
+                info[path][: len(rows)] = _reshape_like(path, values, flags[path])
 
 
-def _of_goals(name: str) -> Any:
+def _goals_property(name: str) -> Any:
     """Returns a property of the buffer that reads and sets an attribute of its `Goals`."""
     return property(
         lambda rb: getattr(rb._parts.goals, name),
@@ -309,14 +311,14 @@ class HERReplayBuffer(TensorDictReplayBuffer):
 
     _own_options = (*TensorDictReplayBuffer._own_options, "goals")
 
-    reward_fn = _of_goals("reward_fn")
-    terminated_fn = _of_goals("terminated_fn")
-    her_ratio = _of_goals("her_ratio")
-    strategy = _of_goals("strategy")
-    goal_key = _of_goals("goal_key")
-    achieved_goal_key = _of_goals("achieved_goal_key")
-    reward_key = _of_goals("reward_key")
-    end_key = _of_goals("end_key")
+    reward_fn = _goals_property("reward_fn")
+    terminated_fn = _goals_property("terminated_fn")
+    her_ratio = _goals_property("her_ratio")
+    strategy = _goals_property("strategy")
+    goal_key = _goals_property("goal_key")
+    achieved_goal_key = _goals_property("achieved_goal_key")
+    reward_key = _goals_property("reward_key")
+    end_key = _goals_property("end_key")
 
     def __init__(
         self,
@@ -372,11 +374,11 @@ def _set(rows: TensorDictBase, argument: str, path: KeyPath, values: torch.Tenso
     """
     there = rows.get(path, None)
     if there is None:
-        raise _not_there(argument, path)
-    rows.set_(path, _fitted(path, values, there))
+        raise _missing_entry(argument, path)
+    rows.set_(path, _reshape_like(path, values, there))
 
 
-def _fitted(path: KeyPath, values: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
+def _reshape_like(path: KeyPath, values: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
     """Reshapes new values of the entry at ``path`` to the shape of the present values ``there``.
 
     Raises TypeError if they are not a tensor, and ValueError if their number differs.
@@ -395,7 +397,7 @@ def _fitted(path: KeyPath, values: torch.Tensor, there: torch.Tensor) -> torch.T
     return values.reshape(there.shape)
 
 
-def _not_there(argument: str, path: KeyPath) -> KeyError:
+def _missing_entry(argument: str, path: KeyPath) -> KeyError:
     return KeyError(
         f"hindsight relabeling needs the entry {key_of(path)!r}, which the items do not have; "
         f"write it with every item, or pass the key of another entry as {argument}"

@@ -80,7 +80,7 @@ def from_engine(engine: Engine, **overrides: Any) -> ReplayBuffer:
             reduction=extra.get("reduction") or "max",
             max_priority_within_buffer=bool(extra.get("max_priority_within_buffer")),
         )
-    storage = _storage_of(engine, overrides)
+    storage = _create_storage(engine, overrides)
     buffer = cls(storage=storage, **{**arguments, **overrides})
     if instead is not None:
         sampler = made(instead)
@@ -108,7 +108,7 @@ def _require_same(sampler: PrioritizedSampler, priorities: dict[str, Any], where
             )
 
 
-def _storage_of(engine: Engine, overrides: dict[str, Any]) -> Storage:
+def _create_storage(engine: Engine, overrides: dict[str, Any]) -> Storage:
     """Creates the storage for an open directory. Removes the storage's options from ``overrides``.
 
     Without records, the storage is a `LazyMemmapStorage`. With records, its class is recorded.

@@ -800,7 +800,7 @@ def test_a_save_that_is_replaced_while_it_is_read_is_read_again(
     assert numbers(other.storage.get(slice(None))) == [0, 1, 2, 100, 100]
     assert other.write_count == 5
     restless = ReplayBuffer(storage=LazyTensorStorage(90), transform=SavesAgain(rb, path, 99))
-    with pytest.raises(RuntimeError, match="replaced during each of 5 attempts"):
+    with pytest.raises(RuntimeError, match="replaced by another process during each of 5 attempts"):
         restless.loads(path)
 
 

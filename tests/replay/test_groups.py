@@ -28,7 +28,7 @@ from shmbuffer import (
     RingOverrunError,
     TensorDictReplayBuffer,
 )
-from shmbuffer.samplers.labelled import within
+from shmbuffer.samplers.labelled import strategies
 from tests.kit.rings import ring_of
 from tests.replay.label_oracle import by_age
 from tests.replay.test_following import Histories
@@ -330,7 +330,7 @@ def test_the_items_that_differ_most_are_those_of_no_smaller_variance(
 ) -> None:
     given_rewards = np.array(rewards)
     members = np.arange(given_rewards.size).reshape(given_rewards.shape)
-    chosen = within.most_different(members, given_rewards, wanted)
+    chosen = strategies.most_different(members, given_rewards, wanted)
     for row, found in zip(given_rewards, chosen % 5, strict=True):
         assert len({*found.tolist()}) == wanted
 

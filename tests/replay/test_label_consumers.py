@@ -360,7 +360,7 @@ def test_what_others_have_is_looked_at_the_more_rarely_the_longer_it_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s, looks = [1000.0], []
-    item_states, kins = Consumer.item_states, LabelIndex.kins
+    item_states, find_groups = Consumer.item_states, LabelIndex.find_groups
 
     def looked(self: Consumer) -> ItemStates:
         looks.append(now_s[0])
@@ -368,10 +368,10 @@ def test_what_others_have_is_looked_at_the_more_rarely_the_longer_it_takes(
 
     def takes_long(self: LabelIndex, elements: Any) -> Any:
         now_s[0] += 3.0
-        return kins(self, elements)
+        return find_groups(self, elements)
 
     monkeypatch.setattr(Consumer, "item_states", looked)
-    monkeypatch.setattr(LabelIndex, "kins", takes_long)
+    monkeypatch.setattr(LabelIndex, "find_groups", takes_long)
     monkeypatch.setattr(claiming, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     rb = fresh(tmp_path / "buffer")
     rb.extend(versioned(1, 1, 1))

@@ -26,7 +26,7 @@ from shmbuffer import (
 )
 from shmbuffer.samplers.item_entries import RowEntries
 from shmbuffer.samplers.slicing import boundaries
-from shmbuffer.samplers.slicing.cuts import Shown
+from shmbuffer.samplers.slicing.cuts import MarkColumns
 from tests.kit.rings import ring_of
 from tests.replay.slice_model import History, cut_up, drawn, slices
 from tests.selection import seeds
@@ -742,7 +742,7 @@ def test_the_core_gives_the_slices_and_flags_that_are_found_entry_by_entry(
                 yield rb.sample(20) if first else None
 
     expected = list(batches())
-    monkeypatch.setattr(Shown, "of", lambda *_: None)
+    monkeypatch.setattr(MarkColumns, "of", lambda *_: None)
     monkeypatch.setattr(boundaries, "cut_columns", lambda *_: None)
     for one, other in zip(expected, batches(), strict=True):
         if one is not None:

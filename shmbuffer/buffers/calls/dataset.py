@@ -47,15 +47,15 @@ class BatchDataset(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         if self._is_ours and worker is not None:
-            self._become(worker)
+            self._become_learner(worker)
         yield from self._batches(partial(self._buffer.sample, **self._options))
 
     @staticmethod
     def collate_fn(batch: Any) -> Any:
         """Returns the batch unchanged, because the loader's default function would split it."""
-        return batch if get_worker_info() is None else _Sent(batch)
+        return batch if get_worker_info() is None else _SentBatch(batch)
 
-    def _become(self, worker: Any) -> None:
+    def _become_learner(self, worker: Any) -> None:
         """Makes this worker process a separate learner. Called once in each worker."""
         buffer, count = self._buffer, worker.num_workers
         buffer._parts.rank_given = self._rank * count + worker.id
@@ -65,7 +65,7 @@ class BatchDataset(IterableDataset[Any]):
         self._is_ours = False
 
 
-class _Sent:
+class _SentBatch:
     """A batch that a worker sends to the main process. Unpickling returns the batch itself."""
 
     # Small TensorDicts are sent through the pipe. Torch would create a file in shared memory for
@@ -78,11 +78,11 @@ class _Sent:
         batch = self._batch
         if type(batch) is TensorDict and batch.bytes() <= _IN_THE_PIPE:
             with suppress(TypeError):  # NumPy arrays cannot contain text, objects or bfloat16
-                return _received, _in_arrays(batch)
+                return _from_arrays, _to_arrays(batch)
         return BatchDataset.collate_fn, (batch,)
 
 
-def _in_arrays(batch: Any) -> tuple[Any, ...]:
+def _to_arrays(batch: Any) -> tuple[Any, ...]:
     """Returns a TensorDict as nested dicts of NumPy arrays, with its batch sizes and devices.
 
     Raises TypeError if a leaf cannot be an array.
@@ -90,16 +90,16 @@ def _in_arrays(batch: Any) -> tuple[Any, ...]:
     if type(batch) is not TensorDict:
         raise TypeError(f"a {type(batch).__name__} is not a dict of tensors")
     arrays = {
-        key: leaf.numpy() if isinstance(leaf, torch.Tensor) else _in_arrays(leaf)
+        key: leaf.numpy() if isinstance(leaf, torch.Tensor) else _to_arrays(leaf)
         for key, leaf in batch.items()
     }
     return arrays, batch.batch_size, batch.device
 
 
-def _received(arrays: dict[str, Any], batch_size: Any, device: Any) -> TensorDict:
-    """Returns the TensorDict from the result of `_in_arrays`."""
+def _from_arrays(arrays: dict[str, Any], batch_size: Any, device: Any) -> TensorDict:
+    """Returns the TensorDict from the result of `_to_arrays`."""
     entries = {
-        key: _received(*leaf) if isinstance(leaf, tuple) else torch.from_numpy(leaf)
+        key: _from_arrays(*leaf) if isinstance(leaf, tuple) else torch.from_numpy(leaf)
         for key, leaf in arrays.items()
     }
     return TensorDict(entries, batch_size, device=device)

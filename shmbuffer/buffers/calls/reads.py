@@ -81,7 +81,7 @@ class Reads:
                 batch = plan.fast_read.sample(count)
             elif plan.draws and count == parts.batch_size and plan.prefetcher is not None:
                 batch = plan.prefetcher.next_of_one_call(plan.fast.sample, count)
-                batch = None if batch is None else self._shown(None, None, batch)
+                batch = None if batch is None else self._with_entries(None, None, batch)
             if batch is not None:
                 return batch
         if min_size is not None or timeout is not None:
@@ -90,7 +90,11 @@ class Reads:
 
         def oldest(ring: Ring, count: int) -> Batch | None:
             found = take_batch(parts.planned(), ring, count)
-            return None if found is None else self._shown(include_info, out, self.finish(*found))
+            return (
+                None
+                if found is None
+                else self._with_entries(include_info, out, self.finish(*found))
+            )
 
         return parts.planned().limits.in_turn(count, min_size, timeout, draw, oldest)
 
@@ -105,15 +109,15 @@ class Reads:
         if out is not None:
             found = None
             if plan.fast_read is not None and include_info is None and not plan.transforms:
-                found = self._refilled(plan, out, count)
+                found = self._refill(plan, out, count)
             if found is not None:
                 return found
             if not (plan.payload is None and isinstance(parts.storage, TensorStorage)):
                 # Before the first write, the call below raises EmptyBufferError.
                 raise ValueError(NO_OUT)
         if parts.prefetcher is not None and count == parts.batch_size:
-            return self._shown(include_info, None, parts.prefetcher.next(self.order))
-        return self._shown(include_info, None, self._begin(count, False, *taking)())
+            return self._with_entries(include_info, None, parts.prefetcher.next(self.order))
+        return self._with_entries(include_info, None, self._begin(count, False, *taking)())
 
     def order(self, at_once: bool) -> Order:
         """Chooses the items of a batch in advance, for the prefetcher.
@@ -144,7 +148,7 @@ class Reads:
         """
         plan = self._parts.plan
         if is_for_thread or not plan.draws:
-            return partial(self._made, *self.choose(count, *taking), *taking)
+            return partial(self._read_fast, *self.choose(count, *taking), *taking)
         whole = None if plan.fast is None or plan.transforms else plan.fast.sample(count)
         if whole is not None:
             return partial(tuple, whole)
@@ -179,7 +183,7 @@ class Reads:
             return self._passed_on(data, plan.reader.of_anchors(info))
         return self.finish(data, info)
 
-    def _made(self, index: Any, known: dict[Any, Any], *taking: Taking) -> Batch:
+    def _read_fast(self, index: Any, known: dict[Any, Any], *taking: Taking) -> Batch:
         """Reads chosen items, in one native call if possible, and finishes the batch."""
         plan = self._parts.plan
         whole = None if plan.fast is None or plan.transforms else plan.fast.read(index, known)
@@ -206,7 +210,9 @@ class Reads:
             return pinned.pin(data), pinned.pin(info)
         return data, info
 
-    def _shown(self, include_info: bool | None, out: TensorDict | None, batch: Batch) -> Batch:
+    def _with_entries(
+        self, include_info: bool | None, out: TensorDict | None, batch: Batch
+    ) -> Batch:
         """Returns the batch with index and weights as entries, if its data are a TensorDict."""
         if out is not None:
             raise ValueError(NO_OUT)  # the batch was not read into the tensors of ``out``
@@ -221,7 +227,7 @@ class Reads:
 
     # -- special cases of a step ---------------------------------------------------------------
 
-    def _refilled(self, plan: Plan, out: TensorDict, count: int) -> Batch | None:
+    def _refill(self, plan: Plan, out: TensorDict, count: int) -> Batch | None:
         """Samples a batch into the tensors of ``out``.
 
         Returns None if this would require more than one native call.

@@ -141,7 +141,7 @@ class StoredItems:
                     f"the patch contains the version_key {version_key!r}; remove this entry, and "
                     "pass its new value as version"
                 )
-            generation, versions, lost = compared(
+            generation, versions, lost = compare_versions(
                 storage, index, generation, path, version, newer=require_newer
             )
             patch, rejected = {**patch, path: versions}, torch.from_numpy(lost)
@@ -220,7 +220,7 @@ def is_key(index: Any) -> bool:
     return bool(parts) and all(isinstance(part, str) for part in parts)
 
 
-def compared(
+def compare_versions(
     storage: Storage,
     index: Any,
     generation: Any,

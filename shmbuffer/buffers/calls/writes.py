@@ -65,9 +65,9 @@ class Writes:
         if stream_dim is not None:
             if streams is not None:
                 raise TypeError("streams and stream_dim cannot be combined; pass one of them")
-            items, streams, lead = _in_time_order(data, stream_dim, parts.storage.ndim)
+            items, streams, lead = _flatten_steps(data, stream_dim, parts.storage.ndim)
             index = self.write(items, single, update_priority, timeout, streams)
-            return _as_given(index, lead, stream_dim)
+            return _unflatten_index(index, lead, stream_dim)
         if streams is not None:
             streams = _checked_streams(streams, parts)
         if timeout is None:
@@ -94,7 +94,7 @@ class Writes:
             )
         plan = self._parts.plan
         if plan.rewrites or plan.transforms or type(data) is list:
-            data, is_new = self._taken_in(self._named(data, single), single), True
+            data, is_new = self._prepare(self._as_tensordicts(data, single), single), True
         if data is None:  # a transform keeps all items back, or the list is empty
             ndim = self._parts.storage.ndim
             return cpu.zeros((0,) if ndim == 1 else (0, ndim), dtype=torch.int64)
@@ -105,7 +105,7 @@ class Writes:
         priorities = None if update_priority is False else self._priorities_in(data, single)
         return self._store(data, single, priorities, streams)
 
-    def _named(self, data: Any, single: bool) -> Any:
+    def _as_tensordicts(self, data: Any, single: bool) -> Any:
         """Converts dicts to TensorDicts if a transform or the storage requires TensorDicts.
 
         Raises TypeError for a tuple if the items of the storage must have keys.
@@ -119,14 +119,14 @@ class Writes:
         if isinstance(data, list) and not single:
             if rows or all(map(is_collection, one_of_each(data))):
                 return data
-            return [self._named(item, True) for item in data]
+            return [self._as_tensordicts(item, True) for item in data]
         if isinstance(data, tuple) and not rows:
             raise TypeError(no_names(data))
         if not isinstance(data, Mapping):
             return data
         return as_tensordict(data, storage.ndim - single)
 
-    def _taken_in(self, data: Any, single: bool) -> Any:
+    def _prepare(self, data: Any, single: bool) -> Any:
         """Stacks and transforms new data, and moves `dim_extend` to the front.
 
         Returns None if there is nothing to write, because the list is empty or a transform keeps
@@ -228,7 +228,7 @@ def _checked_streams(streams: Any, parts: Parts) -> int | Streams:
     return found
 
 
-def _in_time_order(data: Any, dim: int, ndim: int) -> tuple[Any, Streams, tuple[int, int]]:
+def _flatten_steps(data: Any, dim: int, ndim: int) -> tuple[Any, Streams, tuple[int, int]]:
     """Flattens data of several streams step by step.
 
     Args:
@@ -249,8 +249,8 @@ def _in_time_order(data: Any, dim: int, ndim: int) -> tuple[Any, Streams, tuple[
     return tree_unflatten(items, form), streams, lead
 
 
-def _as_given(index: torch.Tensor, lead: tuple[int, int], dim: int) -> torch.Tensor:
-    """Reshapes the index of flattened items to the dimensions that `_in_time_order` removed.
+def _unflatten_index(index: torch.Tensor, lead: tuple[int, int], dim: int) -> torch.Tensor:
+    """Reshapes the index of flattened items to the dimensions that `_flatten_steps` removed.
 
     Args:
         index: index of the written items.

@@ -14,7 +14,7 @@ _ITSELF = 2**61  # integers below this absolute value are their own labels
 _FEW = 2**16  # number of new keys after which unused keys are discarded
 
 
-class Keys:
+class GroupKeys:
     """Assigns a 64-bit label to each group key: a number, a string, or a row of numbers."""
 
     def __init__(self) -> None:

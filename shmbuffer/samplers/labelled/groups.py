@@ -16,8 +16,8 @@ from shmbuffer.memory.flow.consumers import Start
 from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.format.leaf import Key, path_of
 from shmbuffer.samplers.claiming import ClaimingSampler
-from shmbuffer.samplers.labelled import within
-from shmbuffer.samplers.labelled.group_keys import Keys
+from shmbuffer.samplers.labelled import strategies
+from shmbuffer.samplers.labelled.group_keys import GroupKeys
 from shmbuffer.samplers.labelled.index import LabelIndex
 from shmbuffer.samplers.labelled.source import WholeGroups
 from shmbuffer.samplers.passes import described
@@ -162,7 +162,7 @@ class PromptGroupSampler(ClaimingSampler):
                 "a consumer only gets whole groups, so group_size is required and strategy must be "
                 f"'random', got group_size={group_size} and strategy={strategy!r}"
             )
-        self._keys = Keys()
+        self._keys = GroupKeys()
         self._index = LabelIndex(
             path_of(group_key),
             self._keys.labels_of,
@@ -240,7 +240,7 @@ class PromptGroupSampler(ClaimingSampler):
         return WholeGroups(self, self._index, storage, ring)
 
     def _exhausted(self) -> str:
-        return f"was given every complete group ({self._others()})"
+        return f"was given every complete group ({self._describe_others()})"
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
         """True if the storage has items or, with ``group_size``, enough complete groups.
@@ -316,7 +316,7 @@ class PromptGroupSampler(ClaimingSampler):
             members = np.empty((len(which), size), np.int64)
             chosen = np.ascontiguousarray(numbers[which])
             table.read_members(address(chosen), len(which), size, address(members))
-            elements[which, : min(size, wanted)] = self._within(members, min(size, wanted))
+            elements[which, : min(size, wanted)] = self._select_members(members, min(size, wanted))
             if size < wanted:
                 self._warn_if(True)
                 rest = np.empty((len(which), wanted), np.int64)
@@ -343,11 +343,11 @@ class PromptGroupSampler(ClaimingSampler):
 
     def _too_few(self, groups: int, there: int) -> EmptyBufferError:
         return EmptyBufferError(
-            f"{groups} complete groups were requested, but only {there} exist: {self._others()}; "
-            "write more groups before you sample, or request fewer"
+            f"{groups} complete groups were requested, but only {there} exist: "
+            f"{self._describe_others()}; write more groups before you sample, or request fewer"
         )
 
-    def _others(self) -> str:
+    def _describe_others(self) -> str:
         """Returns the numbers of groups that cannot be sampled, for a message."""
         counts = self.groups
         return (
@@ -355,7 +355,7 @@ class PromptGroupSampler(ClaimingSampler):
             "were abandoned"
         )
 
-    def _within(self, members: Ints, wanted: int) -> Ints:
+    def _select_members(self, members: Ints, wanted: int) -> Ints:
         """Selects ``wanted`` items from each group according to ``strategy``.
 
         Args:
@@ -366,10 +366,10 @@ class PromptGroupSampler(ClaimingSampler):
             The elements of the selected items, int64 ``[groups, wanted]``.
         """
         if self.strategy == "recency":
-            return within.last(members, wanted)
+            return strategies.last(members, wanted)
         assert self._index.values is not None
         rewards: Floats = self._index.values[members]
-        chosen = within.best if self.strategy == "reward" else within.most_different
+        chosen = strategies.best if self.strategy == "reward" else strategies.most_different
         return chosen(members, rewards, wanted)
 
     def _warn_if(self, short: bool) -> None:

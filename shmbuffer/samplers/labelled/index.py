@@ -85,13 +85,13 @@ class LabelIndex:
         self._storage: weakref.ref[Any] | None = None
         self._native: Any = None
         self._mover: Any = None
-        self._asked: Any = None  # mover from which `_columns` was determined
+        self._columns_mover: Any = None  # mover from which `_columns` was determined
         self._follower: Any = None
         self.table: Any = None
         self.values: Floats | None = None
         self.head = 0
         self._columns: tuple[Any, ...] | None = None
-        self._room = np.empty((2, 0), np.int64)
+        self._piece_arrays = np.empty((2, 0), np.int64)
 
     #: Must be held while the table is used, because another thread could update the table.
     lock = ForkLock(lambda index, _: index.forget())
@@ -118,7 +118,7 @@ class LabelIndex:
         """
         ring: Ring | None = ring_of(storage)
         if ring is None:
-            self._look_at_foreign(storage)
+            self._read_foreign(storage)
             return None
         if self.limit > ring.elements:
             raise ValueError(
@@ -134,8 +134,8 @@ class LabelIndex:
             self._native, self._storage = native, weakref.ref(storage)
             self._follower = _core.Follower(native)
         self._mover = mover = storage.mover()
-        if mover is not self._asked and ring.length:
-            self._asked = mover
+        if mover is not self._columns_mover and ring.length:
+            self._columns_mover = mover
             self._columns = columns_of(mover, self._paths, self.values)
         try:
             self._catch_up(ring)
@@ -154,7 +154,7 @@ class LabelIndex:
             self.table.record_lost()  # before the first update, so that no lost item is missed
         self.values = np.zeros(elements) if len(self._paths) > 1 else None
 
-    def _look_at_foreign(self, storage: Any) -> None:
+    def _read_foreign(self, storage: Any) -> None:
         """Rebuilds the table from all items in a storage that does not belong to this package."""
         count = len(storage)
         if not count:
@@ -178,10 +178,10 @@ class LabelIndex:
                 self.head = head
                 return
             self._columns = None  # the core cannot read this entry, so Python reads it from now on
-        while self._look_once(ring):
+        while self._update_once(ring):
             pass
 
-    def _look_once(self, ring: Ring) -> bool:
+    def _update_once(self, ring: Ring) -> bool:
         """Processes the result of one poll of the follower.
 
         Returns True if all items were read. This takes so long that newer items have probably been
@@ -198,28 +198,30 @@ class LabelIndex:
             table.clear()
         self.head = follower.seen
         parts = [] if restarted else list(self._pieces())
-        went = np.frombuffer(gone, np.int64)
+        removed = np.frombuffer(gone, np.int64)
         if self.limit:
-            absent = np.ascontiguousarray(elements_of(went[follower.overwritten :], ring.width))
+            absent = np.ascontiguousarray(elements_of(removed[follower.overwritten :], ring.width))
             table.mark_absent(address(absent), len(absent))
-            went = went[: follower.overwritten]
-        if len(went):
-            self._drop(ring, went if restarted else _not_again(ring, went, parts, before))
+            removed = removed[: follower.overwritten]
+        if len(removed):
+            self._drop(
+                ring, removed if restarted else _without_returned(ring, removed, parts, before)
+            )
         if len(changed):
             parts = [*parts, np.frombuffer(changed, np.int64).copy()]
         for slots in self._pieces() if restarted else parts:
-            self.tell(ring, slots)
+            self.add_slots(ring, slots)
         table.settle(follower)
         return bool(restarted)
 
     def _pieces(self) -> Any:
-        if not self._room.shape[1]:
-            self._room = np.empty((2, _PIECE), np.int64)
-        slots, reach = self._room
+        if not self._piece_arrays.shape[1]:
+            self._piece_arrays = np.empty((2, _PIECE), np.int64)
+        slots, reach = self._piece_arrays
         while count := self._follower.next(address(slots), address(reach), _PIECE):
             yield slots[:count].copy()
 
-    def tell(self, ring: Ring, slots: Ints) -> None:
+    def add_slots(self, ring: Ring, slots: Ints) -> None:
         """Adds the items in ``slots`` to the table. Items that were overwritten are skipped."""
         columns, there = labels_of(self._mover, self._paths, slots, self.head)
         elements = elements_of(slots[there], ring.width)
@@ -241,7 +243,7 @@ class LabelIndex:
 
     # -- asking --------------------------------------------------------------------------------
 
-    def kins(self, elements: Ints) -> Ints:
+    def find_groups(self, elements: Ints) -> Ints:
         """Returns the number of each element's group or version, int64 ``[n]``.
 
         The number is -1 if the element is not in the index.
@@ -279,7 +281,9 @@ class LabelIndex:
         self.table.choose_members(address(numbers), there, size, key ^ 1, address(found))
         return found
 
-    def fresh(self, version: int, most: int, key: int, count: int, *out: int) -> bool | None:
+    def draw_by_staleness(
+        self, version: int, most: int, key: int, count: int, *out: int
+    ) -> bool | None:
         """Draws items in the C core with weights ``1 / (staleness + 1)``.
 
         Args:
@@ -306,7 +310,7 @@ class LabelIndex:
         return found if self.table.read_tickets(self._follower, *out) else None
 
 
-def _not_again(ring: Ring, gone: Ints, parts: list[Ints], before: int) -> Ints:
+def _without_returned(ring: Ring, gone: Ints, parts: list[Ints], before: int) -> Ints:
     """Returns the slots in ``gone``, except those that hold the same item as before again.
 
     Args:
@@ -319,8 +323,8 @@ def _not_again(ring: Ring, gone: Ints, parts: list[Ints], before: int) -> Ints:
     if not parts:
         return gone
     fresh = np.concatenate(parts)
-    told = fresh[slot_words.tickets(ring.live.words[fresh]) < before]
-    return gone[~np.isin(gone, told)] if len(told) else gone
+    known = fresh[slot_words.tickets(ring.live.words[fresh]) < before]
+    return gone[~np.isin(gone, known)] if len(known) else gone
 
 
 def means_of(column: Column) -> Floats:

@@ -127,9 +127,9 @@ class WholeGroups(LabelSource):
         delivered, because a group is only delivered as a whole.
         """
         self._take(given, are_taken=True)
-        done = self._index.kins(given[states[given] == DONE])
+        done = self._index.find_groups(given[states[given] == DONE])
         done = done[done >= 0]
-        return free[np.isin(self._index.kins(free), done)] if len(done) else free[:0]
+        return free[np.isin(self._index.find_groups(free), done)] if len(done) else free[:0]
 
     def _take(self, elements: Ints, *, are_taken: bool) -> None:
         elements = np.ascontiguousarray(elements)

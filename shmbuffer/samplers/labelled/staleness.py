@@ -231,7 +231,7 @@ class StalenessAwareSampler(ClaimingSampler):
         there = None
         if self.staleness_weight_fn is None and not self.freshest_first and ring is not None:
             out = address(chosen), address(stale), address(held)
-            there = index.fresh(version, self._limit, key, count, *out)
+            there = index.draw_by_staleness(version, self._limit, key, count, *out)
         if there is None:
             chosen, whole = self._choose(key, version, count)
             stale = whole.astype(np.float32)
@@ -391,15 +391,15 @@ class FreshItems(LabelSource):
 
     def add(self, elements: Ints) -> None:
         """Allows the items at ``elements`` to be chosen again."""
-        if len(back := elements[self._index.kins(elements) < 0]):
-            self._index.tell(self.ring, back)
+        if len(back := elements[self._index.find_groups(elements) < 0]):
+            self._index.add_slots(self.ring, back)
 
     def remove_taken(self, given: Ints, free: Ints, states: Bytes) -> Ints:
         """Removes items that learners hold or have acknowledged.
 
         Returns no elements, because an item can be delivered as long as it is fresh enough.
         """
-        self._index.leave_out(given[self._index.kins(given) >= 0])
+        self._index.leave_out(given[self._index.find_groups(given) >= 0])
         return free[:0]
 
     def facts(self, elements: Ints) -> dict[Any, torch.Tensor]:

@@ -139,7 +139,7 @@ class PrioritizedSampler(PriorityStore):
     @property
     def max_priority_within_buffer(self) -> bool:
         """True if new items get the largest priority in the buffer instead of the largest ever."""
-        return self._within
+        return self._max_within_buffer
 
     @property
     def beta(self) -> float:
@@ -172,7 +172,7 @@ class PrioritizedSampler(PriorityStore):
         if not len(storage) and (ring is None or not batch_size):
             raise EmptyBufferError(NOTHING_THERE)
         if ring is None or not self.bind(storage):
-            ring = self._keep_table(storage).ring
+            ring = self._fit_table(storage).ring
         elements, tickets, found = draw_from(
             TENSORS, ring, batch_size, draw_key(self, storage), self._beta
         )
@@ -226,8 +226,8 @@ class PrioritizedSampler(PriorityStore):
         raw, largest = state_dict["_priorities"], state_dict["_max_priority"]
         if raw is not None:
             if self.ring() is None:
-                self._keep_table(None)
-            raw = self._fitted(cpu.as_tensor(raw).to("cpu", torch.float64, copy=True).numpy())
+                self._fit_table(None)
+            raw = self._fit_to_ring(cpu.as_tensor(raw).to("cpu", torch.float64, copy=True).numpy())
         alpha = as_non_negative("_alpha", state_dict["_alpha"])
         self._set(alpha, as_non_negative("_eps", state_dict["_eps"]))
         if raw is not None:
@@ -258,7 +258,7 @@ class PrioritizedSampler(PriorityStore):
         if ring.seat.is_alone():
             ring.restore(ring.head % ring.capacity, ring.write_count, largest)
 
-    def _fitted(self, raw: Floats) -> Floats:
+    def _fit_to_ring(self, raw: Floats) -> Floats:
         """Returns the priorities of a state with one number per element of the ring.
 
         If the storage can still grow, the state can have more elements, as long as they have no
@@ -266,7 +266,7 @@ class PrioritizedSampler(PriorityStore):
         """
         if self._ring is None:
             return raw
-        storage, elements = self._known, self._ring.elements
+        storage, elements = self._bound_storage, self._ring.elements
         grows = storage is not None and storage.max_size > elements
         if len(raw) != elements and not (grows and np.isnan(raw[elements:]).all()):
             raise ValueError(
@@ -312,9 +312,9 @@ class PrioritizedSampler(PriorityStore):
         If no element has the priority any more, the element of the last call is returned, or None.
         """
         ring = self.ring()
-        if ring is None or (self._within and not ring.length):
+        if ring is None or (self._max_within_buffer and not ring.length):
             return None, None
-        largest = self.default_priority if self._within else ring.tree.max_priority
+        largest = self.default_priority if self._max_within_buffer else ring.tree.max_priority
         if largest is None:
             return None, None
         present = ring.live.committed()

@@ -29,17 +29,19 @@ class PriorityStore(Sampler):
         max_capacity: minimum capacity of the sampler's own table in elements.
         alpha: priority exponent.
         eps: constant that is added to every priority.
-        within: True if new items get the largest priority of the items in the buffer, instead of
-            the largest priority that was ever set.
+        max_within_buffer: True if new items get the largest priority of the items in the buffer,
+            instead of the largest priority that was ever set.
     """
 
-    def __init__(self, max_capacity: int, alpha: float, eps: float, within: bool) -> None:
+    def __init__(
+        self, max_capacity: int, alpha: float, eps: float, max_within_buffer: bool
+    ) -> None:
         if int(max_capacity) < 1:
             raise ValueError(f"max_capacity must be at least 1, got {max_capacity}")
         self._max_capacity = int(max_capacity)
         self._alpha = as_non_negative("alpha", alpha)
         self._eps = as_non_negative("eps", eps)
-        self._within = bool(within)
+        self._max_within_buffer = bool(max_within_buffer)
         self._follows = False  # True if alpha and eps are taken from the storage
         self._storage: weakref.ref[Any] | None = None  # storage to which the indices refer
         self._ring: Ring | None = None  # ring that stores our priorities, or None
@@ -95,7 +97,7 @@ class PriorityStore(Sampler):
         return ring if self._table is None else self._table.ring
 
     @property
-    def _known(self) -> Any:
+    def _bound_storage(self) -> Any:
         """The storage to which the indices refer, or None."""
         return None if self._storage is None else self._storage()
 
@@ -123,7 +125,7 @@ class PriorityStore(Sampler):
             ValueError: the storage is shared, and uses a different alpha or eps.
         """
         if not isinstance(storage, RingBacked):
-            self._keep_table(storage)
+            self._fit_table(storage)
             return False
         ring: Ring | None = storage.ring()
         self._waits_for = weakref.ref(storage) if ring is None else None
@@ -131,15 +133,15 @@ class PriorityStore(Sampler):
             return False
         if ring is self._ring:
             return True
-        if self._table is not None and self._known is storage:
+        if self._table is not None and self._bound_storage is storage:
             return False
         owner = None if storage._table_owner is None else storage._table_owner()
         if not storage.shared and owner is not None and owner is not self:
-            self._keep_table(storage)
+            self._fit_table(storage)
             return False
         if not ring.tree.prioritized:
             ring.tree.bind(self._alpha, self._eps)
-        elif not self._agrees(storage):
+        elif not self._has_same_settings(storage):
             (ring.tree.bind if storage.shared else ring.tree.set_alpha)(self._alpha, self._eps)
         before, self._table = self._table, None
         storage._table_owner = weakref.ref(self)
@@ -162,7 +164,7 @@ class PriorityStore(Sampler):
             self.bind(storage)
         return self._ring
 
-    def _agrees(self, storage: Any) -> bool:
+    def _has_same_settings(self, storage: Any) -> bool:
         """True if the storage has the same alpha and eps as this sampler.
 
         An unpickled copy always agrees, because it takes both values from the storage.
@@ -174,7 +176,7 @@ class PriorityStore(Sampler):
 
     def _attach_ring(self, ring: Ring) -> None:
         """Sets which priority new items in ``ring`` get."""
-        self._greatest = MaxPriority(ring) if self._within else None
+        self._greatest = MaxPriority(ring) if self._max_within_buffer else None
         ring.tree.initial = None if self._greatest is None else self._greatest.default
 
     def release(self, storage: Any) -> None:
@@ -197,7 +199,7 @@ class PriorityStore(Sampler):
         self._alpha, self._eps = alpha, eps
         self._ring, self._greatest, self._waits_for = None, None, self._storage
 
-    def _keep_table(self, storage: Any) -> PriorityTable:
+    def _fit_table(self, storage: Any) -> PriorityTable:
         """Returns the sampler's own table, after adapting it to the storage.
 
         The table is created or enlarged if necessary, and elements with items are marked.
@@ -207,7 +209,7 @@ class PriorityStore(Sampler):
                 that the sampler already knows.
         """
         table = self._table
-        known = self._known if storage is None else storage
+        known = self._bound_storage if storage is None else storage
         ring = ring_of(known)  # has the current size, also for a list without a maximum size
         size = getattr(known, "max_size", 0) if ring is None else ring.elements
         capacity = max(self._max_capacity, size)
@@ -220,7 +222,7 @@ class PriorityStore(Sampler):
         if storage is None:
             return table
         ring = ring_of(storage)
-        if self._known is not storage:
+        if self._bound_storage is not storage:
             self._storage = weakref.ref(storage)
             if ring is not None:
                 table.add(ring.live.committed())
@@ -242,20 +244,20 @@ class PriorityStore(Sampler):
         index of -1 is skipped.
         """
         if self._bound() is None:
-            self._renew(index)
+            self._set_default(index)
 
     def mark_update(self, index: Any, *, storage: Any = None) -> None:
         """Sets the priorities of the items at ``index`` to the default."""
         if storage is not None:
             self.bind(storage)
         if self._bound() is None:
-            self._renew(index)
+            self._set_default(index)
         else:
             self.update_priority(index, self.default_priority)
 
-    def _renew(self, index: Any) -> None:
+    def _set_default(self, index: Any) -> None:
         elements = ravel(index, self._lanes())
-        self._keep_table(None).mark(elements[elements >= 0])
+        self._fit_table(None).mark(elements[elements >= 0])
 
     def update_priority(
         self, index: Any, priority: Any, *, storage: Any = None, generation: Any = None
@@ -289,7 +291,7 @@ class PriorityStore(Sampler):
             if found is not None:
                 return found
         elif storage is not None and not self.bind(storage) and self._waits_for is None:
-            self._keep_table(storage)
+            self._fit_table(storage)
         lanes = self._lanes()
         elements = ravel(index, lanes)
         raw = as_raw(priority, len(elements))
@@ -329,13 +331,13 @@ class PriorityStore(Sampler):
 
     def _update_table(self, elements: Ints, raw: Floats, tickets: Ints | None) -> PriorityUpdate:
         check_raw(raw)
-        table = self._keep_table(None)
+        table = self._fit_table(None)
         if len(elements) and not 0 <= elements.min() <= elements.max() < table.ring.elements:
             raise IndexError(
                 f"indices must be from 0 to {table.ring.elements - 1}, got values from "
                 f"{elements.min()} to {elements.max()}. Nothing was changed"
             )
-        ring = ring_of(self._known)
+        ring = ring_of(self._bound_storage)
         if ring is None:
             return PriorityUpdate(table.update(elements, raw), 0)
         # Only elements with an item in the storage get a priority.
@@ -347,7 +349,7 @@ class PriorityStore(Sampler):
     def _lanes(self) -> tuple[int, ...]:
         if self._ring is not None and self._ring.width == 1:
             return ()
-        return () if self._known is None else lanes_of(self._known)
+        return () if self._bound_storage is None else lanes_of(self._bound_storage)
 
     def _empty(self) -> None:
         if self._table is not None:

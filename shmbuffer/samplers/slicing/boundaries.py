@@ -17,10 +17,10 @@ from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.samplers.item_entries import Entries, ForeignItems, KeptEntries, RowEntries, any_of
 from shmbuffer.samplers.passes import wait_for_items
 from shmbuffer.samplers.sampler import ATTEMPTS, lanes_of
-from shmbuffer.samplers.slicing.following import Following, put_in_order
+from shmbuffer.samplers.slicing.following import Following, insert_by_step
 from shmbuffer.samplers.slicing.interleaved import Interleaved
 from shmbuffer.samplers.slicing.options import TrajectoryOptions
-from shmbuffer.samplers.slicing.trajectories import Trajectories, given_trajectories
+from shmbuffer.samplers.slicing.trajectories import Trajectories, build_trajectories
 from shmbuffer.samplers.slicing.windows import Windows
 from shmbuffer.storages.movers.record_store import RecordStore
 from shmbuffer.storages.movers.tensor_rows import Rows
@@ -83,7 +83,7 @@ class Boundaries:
         self._windows = windows
         self._interleaved = Interleaved()
         self._seen: Found | None = None
-        self._asked: Keys | None = None  # keys with which the earlier items were cut
+        self._used_keys: Keys | None = None  # keys with which the earlier items were cut
 
     def find(self, storage: Any) -> Found:
         """Returns the current trajectories in a storage.
@@ -93,7 +93,7 @@ class Boundaries:
         with self.lock:
             for attempt in range(ATTEMPTS):
                 try:
-                    return self._of(storage)
+                    return self._find_current(storage)
                 except IndexError:  # another thread overwrote an object during the read
                     if attempt == ATTEMPTS - 1 or ring_of(storage) is None:
                         raise
@@ -125,7 +125,7 @@ class Boundaries:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _of(self, storage: Any) -> Found:
+    def _find_current(self, storage: Any) -> Found:
         ring: Ring | None = ring_of(storage)
         mover = storage.mover() if isinstance(storage, RingBacked) else None
         wait_for_items(storage, ring, _EMPTY)
@@ -134,28 +134,28 @@ class Boundaries:
         seen = self._seen
         if seen is not None and (seen.storage() is not storage or seen.mover is not mover):
             seen = None
-        lies_open = ring is not None and isinstance(mover, Rows | RecordStore)
-        if seen is not None and (self._options.are_given or not lies_open):
+        is_followed = ring is not None and isinstance(mover, Rows | RecordStore)
+        if seen is not None and (self._options.are_given or not is_followed):
             if self._options.cache_values and moment is not None and seen.moment == moment:
                 return seen
             seen = None
         following: Following | None = None
         if ring is None:
             count = len(storage)
-            entries = self._kept(storage, ForeignItems(storage), count)
+            entries = self._cached_entries(storage, ForeignItems(storage), count)
             entries.read(np.arange(count))
-            table = self._of_foreign(entries, count)
+            table = self._cut_foreign(entries, count)
         elif self._options.are_given:
-            there = ring.live.committed_slots()
+            used_slots = ring.live.committed_slots()
             entries = self._entries(storage, mover)
-            entries.read(there)
+            entries.read(used_slots)
             assert moment is not None
-            room = ring.capacity, ring.width
-            table = given_trajectories(self._options, there, *room, moment[0])
+            sizes = ring.capacity, ring.width
+            table = build_trajectories(self._options, used_slots, *sizes, moment[0])
         else:
             following = seen.following if seen is not None else None
             if following is None or following.native is not ring.seat.native:
-                following, self._asked, seen = Following(ring), None, None
+                following, self._used_keys, seen = Following(ring), None, None
                 if self._windows is not None:
                     self._windows.follow(ring, following)
             entries = self._entries(storage, mover) if seen is None else seen.entries
@@ -168,7 +168,7 @@ class Boundaries:
                 self._interleaved.check(storage, ring)
         if not table.rows:
             raise EmptyBufferError(_EMPTY)
-        if seen is None or not lies_open:
+        if seen is None or not is_followed:
             seen = Found(table, entries, weakref.ref(storage), mover, following, moment)
         self._seen = seen
         return seen
@@ -188,7 +188,7 @@ class Boundaries:
         follow = before >= 0
         entries.read(slots)
         entries.read(before[follow])
-        ids, ends = self._keys_as_before(entries)
+        ids, ends = self._unchanged_keys(entries)
         cuts = np.ones((len(slots), lanes), np.bool_)
         if follow.any():
             one, other = slots[follow], before[follow]
@@ -208,7 +208,7 @@ class Boundaries:
             for error messages.
         """
         entries.read(slots)
-        id_path, _ = self._keys_as_before(entries)
+        id_path, _ = self._unchanged_keys(entries)
         assert id_path is not None
         assert self._step is not None
         what = f"traj_key {_names([id_path])}, step_key {_names([self._step])}"
@@ -228,15 +228,15 @@ class Boundaries:
             )
         return ids, steps, what
 
-    def _of_foreign(self, entries: Entries, count: int) -> Trajectories:
+    def _cut_foreign(self, entries: Entries, count: int) -> Trajectories:
         """Returns the trajectories of a storage without a ring, in the order of its indices."""
         if self._options.are_given:
-            return given_trajectories(self._options, np.arange(count), max(count, 1), 1, None)
+            return build_trajectories(self._options, np.arange(count), max(count, 1), 1, None)
         table, slots = Trajectories(max(count, 1), 1), np.arange(count)
         nothing = np.zeros(count, np.uint64)
         if self._step is not None:
             ids, steps, what = self._steps(entries, slots)
-            put_in_order(table, slots, nothing, ids, steps, what)
+            insert_by_step(table, slots, nothing, ids, steps, what)
         else:
             table.append(slots, nothing, self._cuts(entries, 1, slots, slots - 1))
         return table
@@ -245,11 +245,11 @@ class Boundaries:
         if isinstance(mover, Rows):
             return RowEntries(mover)
         items = mover if isinstance(mover, RecordStore) else ForeignItems(storage)
-        return self._kept(storage, items, mover.ring.capacity)
+        return self._cached_entries(storage, items, mover.ring.capacity)
 
-    def _kept(self, storage: Any, items: Any, capacity: int) -> Entries:
+    def _cached_entries(self, storage: Any, items: Any, capacity: int) -> Entries:
         if not isinstance(items, RecordStore):
-            self._asked = None
+            self._used_keys = None
             if lanes_of(storage):
                 raise TypeError(
                     f"slices can be sampled from a {type(storage).__name__} only with ndim=1; use "
@@ -271,10 +271,10 @@ class Boundaries:
             return (self._ids,)
         return () if self._ends else USUAL_IDS
 
-    def _keys_as_before(self, entries: Entries) -> Keys:
+    def _unchanged_keys(self, entries: Entries) -> Keys:
         """Returns the same as `_keys`. Raises _OtherKeysError if earlier items had other keys."""
         keys = self._keys(entries)
-        before, self._asked = self._asked, keys
+        before, self._used_keys = self._used_keys, keys
         if before is not None and before != keys:
             raise _OtherKeysError
         return keys

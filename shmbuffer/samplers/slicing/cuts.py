@@ -1,7 +1,7 @@
 """Computes the rows of slices, and the flags on their first and last steps.
 
 Cuts ──rows_of──▶ SliceRows ──Marks──▶ flags, which Python reads entry by entry
-elements of slices of full length ──Shown──▶ flags, which the core reads from a ring's columns
+elements of full slices ──MarkColumns──▶ flags, which the core reads from a ring's columns
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class Marks(NamedTuple):
         return marks
 
 
-class Shown:
+class MarkColumns:
     """Marks of slices that the core reads from the columns of a ring.
 
     Args:
@@ -193,7 +193,7 @@ class Shown:
             row[:] = base, int(np.prod(shape, dtype=np.int64)), 0, role
 
     @classmethod
-    def of(cls, marks: Marks, entries: Entries) -> Shown | None:
+    def of(cls, marks: Marks, entries: Entries) -> MarkColumns | None:
         """Creates the object, or returns None if a stored mark is not a column of booleans."""
         if not isinstance(entries, RowEntries):
             return None

@@ -30,7 +30,7 @@ from shmbuffer._native import _core
 from shmbuffer.items.indices import elements_of
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Flags, Ints
-from shmbuffer.samplers.slicing.cuts import Shown
+from shmbuffer.samplers.slicing.cuts import MarkColumns
 from shmbuffer.samplers.slicing.trajectories import Trajectories
 
 _PIECE = 2**15  # items per call, so that the arrays fit into the second-level cache
@@ -59,10 +59,10 @@ class Following:
         self.native = ring.seat.native
         self.follower = _core.Follower(self.native)
         self.table = Trajectories(ring.capacity, ring.width)
-        self._again = False
+        self._polls_again = False
         self._is_mixed = False  # True if the steps of trajectories are written out of order
         self._cuts: tuple[Ints, int] | None = None  # columns, and the address of their array
-        self.shown: Shown | None = None
+        self.mark_columns: MarkColumns | None = None
 
     def forget(self) -> None:
         """Discards the state of all items. The next update reads every item again."""
@@ -99,21 +99,21 @@ class Following:
         table, seen = self.table, None
         if self._cuts is not None:
             columns, at = self._cuts
-            told = table.follow(self.follower, at, len(columns))
-            if isinstance(told, int):
-                self._seen(told)
+            result = table.follow(self.follower, at, len(columns))
+            if isinstance(result, int):
+                self._seen(result)
                 return
-            seen = told
-        for changed, fresh in self._looks(seen):
+            seen = result
+        for changed, fresh in self._updates(seen):
             if len(changed):
-                around = None
+                neighbours = None
                 if table.windows is None:
-                    around = table.around(changed, self.ring.live.sources[changed])
-                if around is None:  # a source has changed, or a slot was reused: read all again
+                    neighbours = table.find_neighbours(changed, self.ring.live.sources[changed])
+                if neighbours is None:  # a source has changed, or a slot was reused: read all again
                     self.follower.forget()
-                    self._again = True
+                    self._polls_again = True
                     continue
-                items, before = around
+                items, before = neighbours
                 reach = np.empty_like(items)
                 self.follower.read_reach(items.ctypes.data, len(items), reach.ctypes.data)
                 apart = (items - before) % self.ring.capacity > reach
@@ -130,11 +130,11 @@ class Following:
                 numbers of items, and a text that names the keys of both.
         """
         table, width = self.table, self.ring.width
-        for changed, fresh in self._looks():
+        for changed, fresh in self._updates():
             table.drop(changed)
             parts: Iterable[Fresh] = fresh
             if self._is_mixed:
-                parts = _as_one(list(fresh))
+                parts = _concatenated(list(fresh))
             if len(changed):
                 found = Fresh(changed, self.ring.live.sources[changed], changed)
                 parts = itertools.chain(parts, (found,))
@@ -147,12 +147,12 @@ class Following:
                     order = np.lexsort((steps, by_lane, ids))
                     ids, steps, elements = ids[order], steps[order], elements[order]
                     by_lane = by_lane[order]
-                put_in_order(table, elements, by_lane, ids, steps, what)
+                insert_by_step(table, elements, by_lane, ids, steps, what)
                 too_much = _MOVED * (table.rows - before) + _PIECE
                 if not self._is_mixed and table.moved - moved > too_much:
                     self._is_mixed = True
                     self.follower.forget()
-                    self._again = True
+                    self._polls_again = True
                     break
 
     # -- inside --------------------------------------------------------------------------------
@@ -165,11 +165,11 @@ class Following:
     def flags(
         self, elements: torch.Tensor, steps: int
     ) -> tuple[dict[Any, torch.Tensor], torch.Tensor] | None:
-        """Reads the marks and tickets of slices of ``steps`` steps each; see `Shown.read`."""
-        assert self.shown is not None
-        return self.shown.read(self.follower, elements, steps)
+        """Reads the marks and tickets of slices of ``steps`` steps each; see `MarkColumns.read`."""
+        assert self.mark_columns is not None
+        return self.mark_columns.read(self.follower, elements, steps)
 
-    def _looks(
+    def _updates(
         self, seen: tuple[bool, bytes, bytes] | None = None
     ) -> Iterator[tuple[Ints, Iterator[Fresh]]]:
         """Polls the follower until it has no more changes.
@@ -191,7 +191,7 @@ class Following:
                     return
                 is_first, gone, changed = seen
                 # The first update is slow, so writers have probably added items in the meantime.
-                self._again = is_first
+                self._polls_again = is_first
                 if is_first:
                     table.clear()
                 table.drop(np.frombuffer(gone, np.int64))
@@ -200,7 +200,7 @@ class Following:
                 if table.windows is not None:
                     table.windows.seen = follower.seen
                 yield np.frombuffer(changed, np.int64).copy(), self._fresh()
-                if not self._again:
+                if not self._polls_again:
                     return
         except BaseException:
             follower.forget()
@@ -213,7 +213,7 @@ class Following:
             yield Fresh(new.copy(), self.ring.live.sources[new], reach[:count].copy())
 
 
-def put_in_order(
+def insert_by_step(
     table: Trajectories,
     elements: Ints,
     sources: NDArray[np.uint64],
@@ -244,5 +244,5 @@ def put_in_order(
         )
 
 
-def _as_one(parts: list[Fresh]) -> list[Fresh]:
+def _concatenated(parts: list[Fresh]) -> list[Fresh]:
     return [Fresh(*map(np.concatenate, zip(*parts, strict=True)))] if parts else []

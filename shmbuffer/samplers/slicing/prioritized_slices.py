@@ -17,7 +17,7 @@ from shmbuffer.samplers.sampler import drawn_by, lanes_of
 from shmbuffer.samplers.slicing.cuts import Cuts, consecutive, places
 from shmbuffer.samplers.slicing.options import refuse
 from shmbuffer.samplers.slicing.slices import SliceSampler
-from shmbuffer.samplers.slicing.trajectories import Long, Trajectories
+from shmbuffer.samplers.slicing.trajectories import LongTrajectories, Trajectories
 from shmbuffer.storages.indexing import ravel
 from shmbuffer.tensors.form import cpu
 
@@ -179,7 +179,9 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
             return rows, np.ones(len(rows))
         return rows, self._tree.mass(table.elements_of(rows))
 
-    def _suffice(self, table: Trajectories, allowed: Long, count: int, steps: int) -> bool:
+    def _suffice(
+        self, table: Trajectories, allowed: LongTrajectories, count: int, steps: int
+    ) -> bool:
         """True if a batch can be drawn from the trajectories ``allowed``.
 
         With ``eps=0``, at least one item that can start a slice must have a positive priority.

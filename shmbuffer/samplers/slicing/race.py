@@ -19,17 +19,17 @@ class Race:
     """The margin of one sampler. The caller must hold `Boundaries.lock`."""
 
     def __init__(self) -> None:
-        self._margin = 0  # in slots
+        self._margin = 0  # number of slots
         self._began = 0, 0  # head and oldest position when the draw began
 
     def begin(self, ring: Ring) -> None:
         """Records the start of a draw, and halves the margin."""
         self._margin //= 2
-        self._began = _moment(ring)
+        self._began = _positions(ring)
 
-    def is_overtaken(self, ring: Ring) -> None:
+    def record_overtaken(self, ring: Ring) -> None:
         """Widens the margin, because drawn items were overwritten before they were read."""
-        before, now = self._began, _moment(ring)
+        before, now = self._began, _positions(ring)
         self._began = now
         # A write to explicit indices advances the head by the capacity, but overwrites only the
         # items at these indices. The remainder therefore does not count such writes.
@@ -45,10 +45,10 @@ class Race:
         return max(1, reach - self._margin)
 
 
-def _moment(ring: Ring) -> tuple[int, int]:
+def _positions(ring: Ring) -> tuple[int, int]:
     """Returns the head, and a position that increases whenever the oldest items are overwritten.
 
-    The position is that of the oldest record in a ring of records, and the head in a ring of rows.
+    The latter is the position of the oldest record, or the head in a ring of rows.
     """
     head = ring.head
     if ring.schema.record_bytes:

@@ -22,9 +22,9 @@ from shmbuffer.samplers.sampler import (
     unchanged,
 )
 from shmbuffer.samplers.slicing.boundaries import DONE, Boundaries
-from shmbuffer.samplers.slicing.cuts import Cuts, Marks, Shown, places, rows_of
+from shmbuffer.samplers.slicing.cuts import Cuts, MarkColumns, Marks, places, rows_of
 from shmbuffer.samplers.slicing.options import Side, SliceOptions, Span
-from shmbuffer.samplers.slicing.trajectories import Long, Trajectories
+from shmbuffer.samplers.slicing.trajectories import LongTrajectories, Trajectories
 from shmbuffer.samplers.slicing.windows import Windows
 from shmbuffer.storages.storage import ring_of
 from shmbuffer.tensors.form import cpu
@@ -229,7 +229,9 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
             lengths = table.lengths(found[np.arange(len(found))])
         return int(np.maximum(lengths - steps + 1, 1).sum())
 
-    def _suffice(self, table: Trajectories, allowed: Long, count: int, steps: int) -> bool:
+    def _suffice(
+        self, table: Trajectories, allowed: LongTrajectories, count: int, steps: int
+    ) -> bool:
         """True if a batch can be drawn from the trajectories ``allowed``."""
         return len(allowed) > 0
 
@@ -249,15 +251,15 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
             following = bounds.following
             if following is None or ring is None:
                 return None
-            if following.shown is None:
-                following.shown = Shown.of(self._marks, bounds.entries)
-            if following.shown is None:
+            if following.mark_columns is None:
+                following.mark_columns = MarkColumns.of(self._marks, bounds.entries)
+            if following.mark_columns is None:
                 return None
             elements = cpu.empty(count * steps, dtype=torch.int64)
             self._put(bounds.table, count, steps, elements.data_ptr())
             found = following.flags(elements, steps)
         if found is None:
-            self._overtaken(ring, position)
+            self._revert_overtaken(ring, position)
             return None
         info, tickets = found
         info[GENERATION] = tickets
@@ -297,7 +299,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
             if ring is not None:
                 tickets = table.are_there(ring, elements)
                 if tickets is None:
-                    self._overtaken(ring, position)
+                    self._revert_overtaken(ring, position)
                     return None
                 info[GENERATION] = torch.from_numpy(tickets)
             if cuts.weights is not None:
@@ -307,7 +309,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
 
         return unchanged(storage, draw, "slices")
 
-    def _overtaken(self, ring: Ring, position: Any) -> None:
+    def _revert_overtaken(self, ring: Ring, position: Any) -> None:
         """Reverts the draws since ``position``, because their items were overwritten."""
         self._rewind(position)
 
@@ -334,7 +336,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         chosen = allowed[random_numbers(self, count) % len(allowed)]
         return Cuts(chosen, self._begins(table, chosen, steps))
 
-    def _allowed(self, table: Trajectories, steps: int) -> Long:
+    def _allowed(self, table: Trajectories, steps: int) -> LongTrajectories:
         """Returns the trajectories that are long enough. Raises RuntimeError if there are none."""
         allowed = table.long(self._shortest(steps))
         if not len(allowed):

@@ -14,7 +14,7 @@ from shmbuffer.samplers.sampler import drawn_by
 from shmbuffer.samplers.slicing.cuts import Cuts
 from shmbuffer.samplers.slicing.options import refuse
 from shmbuffer.samplers.slicing.slices import SliceSampler
-from shmbuffer.samplers.slicing.trajectories import Long, Trajectories
+from shmbuffer.samplers.slicing.trajectories import LongTrajectories, Trajectories
 from shmbuffer.samplers.without_replacement import SamplerWithoutReplacement
 from shmbuffer.storages.storage import ring_of
 from shmbuffer.tensors.form import cpu
@@ -110,7 +110,9 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         self._written = False
         return Cuts(chosen, self._begins(table, chosen, steps))
 
-    def _suffice(self, table: Trajectories, allowed: Long, count: int, steps: int) -> bool:
+    def _suffice(
+        self, table: Trajectories, allowed: LongTrajectories, count: int, steps: int
+    ) -> bool:
         """True if a batch can be drawn from the trajectories ``allowed``.
 
         With ``drop_last``, there must be enough trajectories for a full batch.

@@ -24,7 +24,7 @@ from shmbuffer.samplers.slicing.options import Side, SliceOptions
 from shmbuffer.samplers.slicing.slices import SliceSampler
 from shmbuffer.samplers.slicing.trajectories import Trajectories
 from shmbuffer.samplers.slicing.window_source import WindowSource
-from shmbuffer.samplers.slicing.windows import Used, Windows, as_bits, of_bits
+from shmbuffer.samplers.slicing.windows import Used, Windows, as_bits, from_bits
 from shmbuffer.samplers.taking import Taking
 from shmbuffer.saves.checkpoints import Loaded
 from shmbuffer.storages.indexing import ravel
@@ -138,7 +138,7 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
         )
         self._units = WindowSource(self._windows, self._marks, pad=self.pad_output)
         self._drawn: deque[tuple[Any, torch.Tensor, int]] = deque(maxlen=_REMEMBERED)
-        self._taken = 0  # number of windows in the last choice; the rest are random slices
+        self._window_count = 0  # number of windows in the last choice; the rest are random slices
 
     # -- what there is -------------------------------------------------------------------------
 
@@ -205,11 +205,11 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
 
     def _choose(self, storage: Any, table: Trajectories, count: int, steps: int) -> Cuts:
         """Chooses the next windows, and random slices for the rest of the batch."""
-        return self._with(np.zeros(0, np.int64), storage, table, count, steps)
+        return self._choose_after(np.zeros(0, np.int64), storage, table, count, steps)
 
     def _put(self, table: Trajectories, count: int, steps: int, out: int) -> None:
         before = self._windows.position
-        found = self._taken = self._windows.put(count, out)
+        found = self._window_count = self._windows.put(count, out)
         if found == count:
             return
         self._windows.help()
@@ -219,7 +219,9 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
             self._windows.rewind(before)
             raise
 
-    def _with(self, kept: Ints, storage: Any, table: Trajectories, count: int, steps: int) -> Cuts:
+    def _choose_after(
+        self, kept: Ints, storage: Any, table: Trajectories, count: int, steps: int
+    ) -> Cuts:
         """Returns the windows that start at the rows ``kept``, followed by other slices.
 
         The other slices are the next windows and, if there are too few, random slices. There are
@@ -227,7 +229,7 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
         """
         before = self._windows.position
         rows = np.concatenate([kept, table.rows_of(self._windows.take(count - len(kept)))])
-        self._taken = len(rows)
+        self._window_count = len(rows)
         if len(rows) < count:
             self._windows.help()
         trajectories = table.of_rows(rows)
@@ -247,12 +249,12 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
     def _remember(self, found: tuple[Any, dict[Any, Any]]) -> None:
         """Remembers the result of a draw, in case its items are overwritten and it is repeated."""
         index, info = found
-        self._drawn.append((index, info[GENERATION], self._taken))
+        self._drawn.append((index, info[GENERATION], self._window_count))
 
-    def _overtaken(self, ring: Ring, position: Any) -> None:
+    def _revert_overtaken(self, ring: Ring, position: Any) -> None:
         with self._boundaries.lock:
             self._windows.rewind(position)
-            self._windows.race.is_overtaken(ring)
+            self._windows.race.record_overtaken(ring)
 
     def _again(
         self, storage: Any, index: Any, taking: Taking | None = None
@@ -269,18 +271,18 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
         _, tickets, taken = next((one for one in self._drawn if one[0] is index), _UNKNOWN)
         windows = elements[: taken * steps].reshape(-1, steps)
         with self._boundaries.lock:
-            self._windows.race.is_overtaken(ring)
+            self._windows.race.record_overtaken(ring)
 
         def choose(table: Trajectories) -> Cuts:
             words = ring.live.words[windows.ravel() // ring.width]
             same = slots.committed(words) & (
                 slots.tickets(words) == tickets[: windows.size].numpy()
             )
-            same = same.reshape(-1, steps).all(1) & self._windows.are_ahead(windows[:, 0])
+            same = same.reshape(-1, steps).all(1) & self._windows.are_beyond_margin(windows[:, 0])
             kept = table.rows_of(windows[same, 0])
             kept = kept[kept >= 0]
             self._windows.lose(taken - len(kept))
-            return self._with(kept, storage, table, count, steps)
+            return self._choose_after(kept, storage, table, count, steps)
 
         found = self._draw(storage, steps, choose)
         self._remember(found)
@@ -344,7 +346,7 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
                 f"a state of a sampler with slice_len={steps} cannot be loaded into a sampler with "
                 f"slice_len={self._windows.steps}; create the sampler with slice_len={steps}"
             )
-        used = Used(of_bits(state_dict.get("_used", ())), int(state_dict.get("_below", 0)))
+        used = Used(from_bits(state_dict.get("_used", ())), int(state_dict.get("_below", 0)))
         with self._boundaries.lock:
             self._boundaries.forget()
             self._units.forget()
@@ -360,7 +362,7 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
         if saved is None:
             return
         if loaded is not None and loaded.shift:
-            moved = loaded.places(of_bits(saved["_used"]))
+            moved = loaded.places(from_bits(saved["_used"]))
             saved = {**saved, "_used": as_bits(moved[moved >= 0])}
         self.load_state_dict(saved)
 

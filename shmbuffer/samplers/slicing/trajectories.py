@@ -2,8 +2,8 @@
 
 row             number of an item: trajectory << 32 | position in the trajectory. The items of a
                 trajectory have consecutive rows. Rows are valid until the next update
-trajectory      number of a trajectory. The numbers are in no particular order. `Long` orders the
-                trajectories that are long enough by age
+trajectory      number of a trajectory. The numbers are in no particular order. `LongTrajectories`
+                orders the trajectories that are long enough by age
 """
 
 from __future__ import annotations
@@ -71,19 +71,19 @@ class Trajectories:
         """Number of items in the longest trajectory. Takes O(trajectories)."""
         return self._all.longest
 
-    def long(self, steps: int) -> Long:
+    def long(self, steps: int) -> LongTrajectories:
         """Returns the trajectories of at least ``steps`` items.
 
         Takes O(trajectories) if ``steps`` differs from the last call, and O(1) otherwise.
         """
-        return Long(self._all, steps, self.first)
+        return LongTrajectories(self._all, steps, self.first)
 
     def rows_at(self, numbers: Ints) -> Ints:
         """Returns the rows of the items with these numbers, int64 ``[n]``. Item 0 is the oldest.
 
         Takes O(log elements) per row. The first call takes O(elements).
         """
-        return self.rows_of(_each(self._all.list_items, numbers, self.first))
+        return self.rows_of(_read_each(self._all.list_items, numbers, self.first))
 
     def starts(self, trajectories: Ints) -> Ints:
         """Returns the first row of each trajectory, int64 ``[n]``."""
@@ -91,7 +91,7 @@ class Trajectories:
 
     def lengths(self, trajectories: Ints) -> Ints:
         """Returns the number of items in each trajectory, int64 ``[n]``."""
-        return _each(self._all.read_lengths, trajectories)
+        return _read_each(self._all.read_lengths, trajectories)
 
     def of_rows(self, rows: Ints) -> Ints:
         """Returns the trajectory of each row, int64 ``[n]``."""
@@ -99,11 +99,11 @@ class Trajectories:
 
     def elements_of(self, rows: Ints) -> Ints:
         """Returns the element of each row, int64 ``[n]``."""
-        return _each(self._all.find_elements, rows)
+        return _read_each(self._all.find_elements, rows)
 
     def rows_of(self, elements: Ints) -> Ints:
         """Returns the row of each element, int64 ``[n]``, or -1 if it is in no trajectory."""
-        return _each(self._all.find_rows, elements)
+        return _read_each(self._all.find_rows, elements)
 
     def are_there(self, ring: Ring, elements: Ints) -> Ints | None:
         """Returns the tickets of the items at ``elements``, int64 ``[n]``.
@@ -134,7 +134,13 @@ class Trajectories:
                 item within this distance, the result is -1.
         """
         out = np.empty_like(slots)
-        self._all.find_predecessors(_at(slots), _at(sources), _at(reach), len(slots), _at(out))
+        self._all.find_predecessors(
+            _address_of(slots),
+            _address_of(sources),
+            _address_of(reach),
+            len(slots),
+            _address_of(out),
+        )
         return out
 
     def append(
@@ -149,7 +155,9 @@ class Trajectories:
             settled: number of first items that can complete windows, because no earlier write is in
                 progress.
         """
-        self._all.append(_at(slots), _at(sources), _at(cuts), len(slots), settled)
+        self._all.append(
+            _address_of(slots), _address_of(sources), _address_of(cuts), len(slots), settled
+        )
 
     def insert(
         self, elements: Ints, sources: NDArray[np.uint64], ids: Ints, steps: Ints
@@ -159,7 +167,13 @@ class Trajectories:
         If another item already has the same step, returns the position of the new item in
         ``elements`` and the element of the other item. Otherwise returns None.
         """
-        return self._all.insert(_at(elements), _at(sources), _at(ids), _at(steps), len(elements))
+        return self._all.insert(
+            _address_of(elements),
+            _address_of(sources),
+            _address_of(ids),
+            _address_of(steps),
+            len(elements),
+        )
 
     def follow(
         self, follower: _core.Follower, cuts: int, count: int
@@ -203,7 +217,9 @@ class Trajectories:
         Returns:
             False if no trajectory is long enough.
         """
-        return self._all.draw_slices(_at(which), _at(begins), len(which), steps, self.first, out)
+        return self._all.draw_slices(
+            _address_of(which), _address_of(begins), len(which), steps, self.first, out
+        )
 
     def histories(
         self,
@@ -250,7 +266,7 @@ class Trajectories:
         Returns the first element of each window, int64 ``[n]``.
         """
         firsts = np.empty(count, np.int64)
-        return firsts[: self._all.claim_windows(count, newest, _at(firsts))]
+        return firsts[: self._all.claim_windows(count, newest, _address_of(firsts))]
 
     def used(self, elements: int, *, waiting: bool = False) -> Ints:
         """Returns which items need no window any more.
@@ -264,7 +280,7 @@ class Trajectories:
             ``[elements]``, and -1 for all other elements.
         """
         tickets = np.empty(elements, np.int64)
-        self._all.list_used(_at(tickets), waiting)
+        self._all.list_used(_address_of(tickets), waiting)
         return tickets
 
     @property
@@ -272,7 +288,7 @@ class Trajectories:
         """Number of list entries that insertions of trajectories have shifted since `clear`."""
         return self._all.moved
 
-    def around(self, slots: Ints, sources: NDArray[np.uint64]) -> tuple[Ints, Ints] | None:
+    def find_neighbours(self, slots: Ints, sources: NDArray[np.uint64]) -> tuple[Ints, Ints] | None:
         """Returns the items whose previous item can have changed, and these previous items.
 
         Args:
@@ -285,16 +301,20 @@ class Trajectories:
         """
         items, before = np.empty((2, 2 * len(slots)), np.int64)
         found = self._all.list_neighbours(
-            _at(slots), _at(sources), len(slots), _at(items), _at(before)
+            _address_of(slots),
+            _address_of(sources),
+            len(slots),
+            _address_of(items),
+            _address_of(before),
         )
         return None if found is None else (items[:found], before[:found])
 
     def cut(self, slots: Ints, cuts: Flags) -> None:
         """Sets for each of ``slots`` whether its item starts a trajectory, bool ``[n, lanes]``."""
-        self._all.cut(_at(slots), _at(cuts), len(slots))
+        self._all.cut(_address_of(slots), _address_of(cuts), len(slots))
 
 
-class Long:
+class LongTrajectories:
     """Trajectories with a minimum length, numbered by the age of their first item."""
 
     def __init__(self, trajectories: _core.Trajectories, steps: int, first: int) -> None:
@@ -311,12 +331,13 @@ class Long:
         Takes O(log elements) per trajectory.
         """
         return (
-            _each(self._all.find_rows, _each(self._all.list_firsts, numbers, self._first)) >> _ROWS
+            _read_each(self._all.find_rows, _read_each(self._all.list_firsts, numbers, self._first))
+            >> _ROWS
         )
 
 
-def given_trajectories(
-    options: TrajectoryOptions, there: Ints, capacity: int, width: int, head: int | None
+def build_trajectories(
+    options: TrajectoryOptions, used_slots: Ints, capacity: int, width: int, head: int | None
 ) -> Trajectories:
     """Builds the table from flags or ids that the user passed.
 
@@ -324,25 +345,25 @@ def given_trajectories(
 
     Args:
         options: options with ``ends`` or ``trajectories``.
-        there: slots that hold items, in increasing order, int64 ``[n]``.
+        used_slots: slots that hold items, in increasing order, int64 ``[n]``.
         capacity: number of slots in the storage.
         width: number of elements per slot.
         head: head of the ring, or None without a ring.
     """
     table = Trajectories(capacity, width)
     table.head = head
-    slots = int(there[-1]) + 1 if len(there) else 0
-    is_full = len(there) == capacity
-    cut = _cut_behind(options, slots, capacity, width)
+    slots = int(used_slots[-1]) + 1 if len(used_slots) else 0
+    is_full = len(used_slots) == capacity
+    cut = _find_ends(options, slots, capacity, width)
     if not is_full:
         cut = cut[:slots]
     if head is not None and 0 < head % capacity <= len(cut):
         cut[head % capacity - 1] = True
     for lane in range(width):
-        order = there
+        order = used_slots
         if is_full:  # the order starts after the last end, so that no trajectory is split
             ends = np.flatnonzero(cut[:, lane])
-            order = np.roll(there, -int(ends[-1]) - 1) if len(ends) else there
+            order = np.roll(used_slots, -int(ends[-1]) - 1) if len(ends) else used_slots
         begins = np.ones(len(order), np.bool_)
         begins[1:] = cut[order[:-1], lane] | ((order[1:] - order[:-1]) % capacity != 1)
         nothing = np.zeros(len(order), np.int64)
@@ -351,7 +372,7 @@ def given_trajectories(
     return table
 
 
-def _cut_behind(options: TrajectoryOptions, slots: int, capacity: int, width: int) -> Flags:
+def _find_ends(options: TrajectoryOptions, slots: int, capacity: int, width: int) -> Flags:
     """Returns True for each item that ends a trajectory, bool ``[n, lanes]``.
 
     ``n`` is the number of items in the user's array, at least ``slots``.
@@ -378,13 +399,13 @@ def _checked(name: str, given: torch.Tensor, slots: int, capacity: int, width: i
     return values.reshape(count, width, 1)
 
 
-def _each(call: Any, numbers: Ints, *more: int) -> Ints:
+def _read_each(call: Any, numbers: Ints, *more: int) -> Ints:
     numbers = np.ascontiguousarray(numbers, np.int64)
     out = np.empty_like(numbers)
     call(numbers.ctypes.data, numbers.size, out.ctypes.data, *more)
     return out
 
 
-def _at(array: NDArray[Any]) -> int:
+def _address_of(array: NDArray[Any]) -> int:
     assert array.flags.c_contiguous
     return int(array.ctypes.data)

@@ -51,7 +51,7 @@ class WindowSource(Source):
 
         Does nothing if items are already being followed.
         """
-        if self._windows.is_begun:
+        if self._windows.is_started:
             return
         self.forget()
         found = consumer.item_states()

@@ -124,7 +124,7 @@ class Windows:
         assert ring is not None
         return table.windows_at(count, self.race.newest(ring), out)
 
-    def are_ahead(self, firsts: Ints) -> Flags:
+    def are_beyond_margin(self, firsts: Ints) -> Flags:
         """Returns True for each window that is not about to be overwritten, bool ``[n]``.
 
         Args:
@@ -163,7 +163,7 @@ class Windows:
         return self._table.head or 0
 
     @property
-    def is_begun(self) -> bool:
+    def is_started(self) -> bool:
         """True if items are being followed."""
         return self._native is not None
 
@@ -233,7 +233,7 @@ def as_bits(elements: Ints) -> torch.Tensor:
     return torch.from_numpy(np.packbits(flags, bitorder="little"))
 
 
-def of_bits(bits: Any) -> Ints:
+def from_bits(bits: Any) -> Ints:
     """Returns the integers in a bitmap that `as_bits` made, in increasing order, int64 ``[n]``."""
     given = cpu.as_tensor(bits).cpu().numpy().astype(np.uint8)
     return np.flatnonzero(np.unpackbits(given, bitorder="little"))
