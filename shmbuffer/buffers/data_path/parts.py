@@ -153,8 +153,8 @@ class Parts:
         if self.batch_size is None and getattr(self.sampler, "drop_last", False):
             raise ValueError(
                 "Samplers with drop_last=True must work with a predictable batch-size: pass "
-                f"batch_size to the constructor of the buffer, or {type(self.sampler).__name__} "
-                "drop_last=False"
+                "batch_size to the constructor of the buffer, or drop_last=False to the "
+                f"{type(self.sampler).__name__}"
             )
         if self.dim_extend < 0 or (self.dim_given and 1 < self.storage.ndim <= self.dim_given):
             raise ValueError(

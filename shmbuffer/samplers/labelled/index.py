@@ -311,7 +311,7 @@ class LabelIndex:
 
 
 def _without_returned(ring: Ring, gone: Ints, parts: list[Ints], before: int) -> Ints:
-    """Returns the slots in ``gone``, except those that hold the same item as before again.
+    """Returns the slots in ``gone``, except slots that contain the same item again.
 
     Args:
         ring: the ring.

@@ -1,7 +1,7 @@
 """A sampler's own table of priorities, for storages that do not store priorities.
 
-The table is a ring without leaves, so that the priority tree of the C core can be used. An element
-is marked, so that it can be drawn, by committing its slot.
+The table is a ring without leaves, so that the priority tree of the C core can be used. To mark an
+element, so that it can be drawn, its slot is committed.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ class Span(NamedTuple):
         for name, side in (("left", self.left), ("right", self.right)):
             if side is not True and side >= steps > 0:
                 raise ValueError(
-                    f"the {name} span of {side} would leave nothing of slices of {steps} steps; "
-                    f"pass at most {steps - 1}, or True to allow slices of any length"
+                    f"the {name} span must be at most {steps - 1} for slices of {steps} steps, got "
+                    f"{side}; pass a smaller span, or True to allow slices of any length"
                 )
 
     def off(self, side: Side, lengths: Ints) -> Ints:
@@ -164,7 +164,7 @@ class SliceOptions(TrajectoryOptions):
                 f"key (got {self.step_key!r}), and ends and trajectories must not be passed"
             )
         if end_keys is not None and not len(end_keys):
-            raise ValueError("end_keys is empty; pass at least one key, or leave it out")
+            raise ValueError("end_keys is empty; pass at least one key, or omit end_keys")
 
 
 def refuse(cls: type, given: dict[str, Any], *names: str) -> None:

@@ -1,4 +1,4 @@
-"""Cuts trajectories into windows that are each delivered once, and saves which were delivered.
+"""Cuts trajectories into windows, and records which windows were delivered.
 
     trajectories ──▶ windows.c      a queue of complete windows, and the items that need no window
                         ╰──▶ state  one bit per item: whether the item needs no window
