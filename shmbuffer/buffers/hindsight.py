@@ -159,10 +159,10 @@ class Goals:
         ring = ring_of(storage)
         if ring is None:
             return {_GOALS: goals}
-        there = table.are_there(ring, np.concatenate((elements, others)))
-        if there is None:
+        current = table.are_there(ring, np.concatenate((elements, others)))
+        if current is None:
             return None
-        now = torch.from_numpy(there[: len(elements)])
+        now = torch.from_numpy(current[: len(elements)])
         if tickets is not None and not torch.equal(now, tickets.reshape(-1)):
             return None
         return {_GOALS: goals, GENERATION: now}
@@ -372,14 +372,14 @@ def _set(rows: TensorDictBase, argument: str, path: KeyPath, values: torch.Tenso
     Raises KeyError if there is no such entry. The message contains the name of the constructor's
     ``argument``.
     """
-    there = rows.get(path, None)
-    if there is None:
+    present = rows.get(path, None)
+    if present is None:
         raise _missing_entry(argument, path)
-    rows.set_(path, _reshape_like(path, values, there))
+    rows.set_(path, _reshape_like(path, values, present))
 
 
-def _reshape_like(path: KeyPath, values: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
-    """Reshapes new values of the entry at ``path`` to the shape of the present values ``there``.
+def _reshape_like(path: KeyPath, values: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
+    """Reshapes new values of the entry at ``path`` to the shape of its ``present`` values.
 
     Raises TypeError if they are not a tensor, and ValueError if their number differs.
     """
@@ -389,12 +389,12 @@ def _reshape_like(path: KeyPath, values: torch.Tensor, there: torch.Tensor) -> t
             f"{type(values).__name__}; return a tensor with one value per row from reward_fn and "
             "terminated_fn"
         )
-    if values.numel() != there.numel():
+    if values.numel() != present.numel():
         raise ValueError(
             f"the new values of the entry {key_of(path)!r} must have the shape "
-            f"{list(there.shape)} of the rows, got {list(values.shape)}; return one value per row"
+            f"{list(present.shape)} of the rows, got {list(values.shape)}; return one value per row"
         )
-    return values.reshape(there.shape)
+    return values.reshape(present.shape)
 
 
 def _missing_entry(argument: str, path: KeyPath) -> KeyError:

@@ -100,11 +100,11 @@ def _require_same(sampler: PrioritizedSampler, priorities: dict[str, Any], where
         where: path of the directory, for the message.
     """
     for name in ("alpha", "eps"):
-        given, kept = getattr(sampler, name), priorities[name]
-        if given != kept:
+        own, stored = getattr(sampler, name), priorities[name]
+        if own != stored:
             raise ValueError(
-                f"{where}: the stored priorities use {name}={kept!r}, but the sampler has "
-                f"{name}={given!r}; create the sampler with {name}={kept!r}"
+                f"{where}: the stored priorities use {name}={stored!r}, but the sampler has "
+                f"{name}={own!r}; create the sampler with {name}={stored!r}"
             )
 
 

@@ -203,8 +203,8 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # ABCMeta registers
         return f"{type(self).__name__}({lines[1:]})"
 
     def __getstate__(self) -> dict[str, Any]:
-        made = ("_writes", "_reads", "_items", "_priorities", "_saves", "_iterator")
-        return {name: value for name, value in self.__dict__.items() if name not in made}
+        created = ("_writes", "_reads", "_items", "_priorities", "_saves", "_iterator")
+        return {name: value for name, value in self.__dict__.items() if name not in created}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -600,7 +600,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # ABCMeta registers
             BufferClosedError: the buffer was closed.
         """
         self._require_alive("changed")
-        given = {
+        arguments = {
             "index": index,
             "generation": generation,
             "patch": patch,
@@ -608,7 +608,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # ABCMeta registers
             "version": version,
             "require_newer": require_newer,
         }
-        return self._items.submit(self.update_if_present, given)
+        return self._items.submit(self.update_if_present, arguments)
 
     def read_all_in_order(self, end: int | None = None) -> Any:
         """Returns ``rb[:end]``, the items in storage order; see also `iter_in_order`."""

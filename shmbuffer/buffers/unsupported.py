@@ -21,18 +21,18 @@ _INSTEAD = {
 }
 
 
-def refuse(cls: str, given: dict[str, Any]) -> None:
+def refuse(cls: str, arguments: dict[str, Any]) -> None:
     """Raises an exception if an argument of a constructor is unknown or has an unsupported value.
 
     Args:
         cls: name of the class, for the message.
-        given: the arguments by name.
+        arguments: the arguments by name.
 
     Raises:
         TypeError: an argument is unknown.
         NotImplementedError: an argument does not have its default value.
     """
-    for name, value in given.items():
+    for name, value in arguments.items():
         if name not in _DEFAULTS:
             raise TypeError(f"{cls}() got an unexpected keyword argument {name!r}")
         if not any(value is default or value == default for default in _DEFAULTS[name]):

@@ -742,7 +742,7 @@ def test_the_core_gives_the_slices_and_flags_that_are_found_entry_by_entry(
                 yield rb.sample(20) if first else None
 
     expected = list(batches())
-    monkeypatch.setattr(MarkColumns, "of", lambda *_: None)
+    monkeypatch.setattr(MarkColumns, "create", lambda *_: None)
     monkeypatch.setattr(boundaries, "cut_columns", lambda *_: None)
     for one, other in zip(expected, batches(), strict=True):
         if one is not None:

@@ -149,9 +149,9 @@ class Reads:
         plan = self._parts.plan
         if is_for_thread or not plan.draws:
             return partial(self._read_fast, *self.choose(count, *taking), *taking)
-        whole = None if plan.fast is None or plan.transforms else plan.fast.sample(count)
-        if whole is not None:
-            return partial(tuple, whole)
+        batch = None if plan.fast is None or plan.transforms else plan.fast.sample(count)
+        if batch is not None:
+            return partial(tuple, batch)
         return partial(self.finish, *drawn(plan, count, pins=self._parts.pin_memory))
 
     def choose(self, count: int, *taking: Taking) -> Choice:
@@ -186,8 +186,8 @@ class Reads:
     def _read_fast(self, index: Any, known: dict[Any, Any], *taking: Taking) -> Batch:
         """Reads chosen items, in one native call if possible, and finishes the batch."""
         plan = self._parts.plan
-        whole = None if plan.fast is None or plan.transforms else plan.fast.read(index, known)
-        return self.read(index, known, *taking) if whole is None else whole
+        batch = None if plan.fast is None or plan.transforms else plan.fast.read(index, known)
+        return self.read(index, known, *taking) if batch is None else batch
 
     def finish(self, data: Any, info: dict[str, Any]) -> Batch:
         """Collates items, assembles the sample units, and applies the transforms."""

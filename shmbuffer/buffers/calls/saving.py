@@ -323,18 +323,18 @@ def _name(part: Any) -> str:
     return type(part).__name__
 
 
-def _require_keys(of: str, keys: tuple[str, ...], state: Any) -> None:
+def _require_keys(owner: str, keys: tuple[str, ...], state: Any) -> None:
     """Raises KeyError if ``state`` lacks required keys.
 
     Args:
-        of: name of the object to which the state belongs, for the message.
+        owner: name of the object to which the state belongs, for the message.
         keys: the required keys.
         state: the state to check.
     """
     found = set(getattr(state, "keys", set)())
     if missing := [key for key in keys if key not in found]:
         raise KeyError(
-            f"load_state_dict: the state of {of} has the keys {missing}, but this state has "
+            f"load_state_dict: the state of {owner} has the keys {missing}, but this state has "
             f"{sorted(map(str, found))}. Nothing was changed. Pass the result of state_dict() from "
             "a buffer with the same classes of storage, sampler and writer"
         )

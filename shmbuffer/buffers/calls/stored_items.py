@@ -148,17 +148,17 @@ class StoredItems:
         updated = storage.change_if_present(index, generation, patch, dim_extend=dim)
         return ConditionalUpdateResult(torch.from_numpy(updated), rejected)
 
-    def submit(self, change: Callable[..., Any], given: dict[str, Any]) -> Future[Any]:
+    def submit(self, change: Callable[..., Any], arguments: dict[str, Any]) -> Future[Any]:
         """Calls ``change`` after the batches that were ordered so far.
 
         Args:
             change: function that changes items.
-            given: keyword arguments of ``change``. Tensors on a GPU are copied first.
+            arguments: keyword arguments of ``change``. Tensors on a GPU are copied first.
 
         Returns:
             A future with the result. Without ``prefetch``, the call is made immediately.
         """
-        call = partial(staged(given), change)
+        call = partial(staged(arguments), change)
         prefetcher = self._parts.prefetcher
         return done(call) if prefetcher is None else prefetcher.submit(call)
 
@@ -261,22 +261,22 @@ def compare_versions(
             f"got {len(tickets)} generations for {len(elements)} items; pass the entries index and "
             "index_generation of the same sample"
         )
-    given = as_numbers(version) if isinstance(version, torch.Tensor) else np.asarray(version)
-    versions = version if isinstance(version, torch.Tensor) else torch.from_numpy(given.copy())
-    if not given.ndim:  # a plain number is converted to the dtype of the entry
-        given, versions = given.astype(stored.dtype), versions.to(column.dtype)
-    if given.size not in (1, len(elements)):
+    candidates = as_numbers(version) if isinstance(version, torch.Tensor) else np.asarray(version)
+    versions = version if isinstance(version, torch.Tensor) else torch.from_numpy(candidates.copy())
+    if not candidates.ndim:  # a plain number is converted to the dtype of the entry
+        candidates, versions = candidates.astype(stored.dtype), versions.to(column.dtype)
+    if candidates.size not in (1, len(elements)):
         raise ValueError(
             f"version must be one number, or one for each of {len(elements)} items, got "
-            f"{given.size} numbers"
+            f"{candidates.size} numbers"
         )
-    given = np.broadcast_to(given.reshape(-1), elements.shape)
+    candidates = np.broadcast_to(candidates.reshape(-1), elements.shape)
     live = (tickets >= 0) & (now == tickets)
-    wins = live & (given > stored if newer else given >= stored)
+    wins = live & (candidates > stored if newer else candidates >= stored)
     rows = np.flatnonzero(wins)
     # If an item occurs twice, only the row with the highest version is kept. The sort is stable, so
     # of equal versions the last row is kept.
-    order = rows[np.lexsort((given[rows], elements[rows]))]
+    order = rows[np.lexsort((candidates[rows], elements[rows]))]
     wins[order[:-1][elements[order[1:]] == elements[order[:-1]]]] = False
     found = torch.from_numpy(np.where(wins, tickets, -1))
     versions = versions.detach().cpu().reshape(-1).expand(len(elements))
@@ -293,11 +293,11 @@ def done(call: Callable[[], Any]) -> Future[Any]:
     return future
 
 
-def staged(given: dict[str, Any]) -> Callable[[Callable[..., Any]], Any]:
+def staged(arguments: dict[str, Any]) -> Callable[[Callable[..., Any]], Any]:
     """Starts to copy tensors from a GPU to the CPU, in the order of the current stream.
 
     Args:
-        given: keyword arguments, which can contain tensors on a GPU.
+        arguments: keyword arguments, which can contain tensors on a GPU.
 
     Returns:
         A function that waits for the copies, and calls its argument with the copied arguments.
@@ -310,15 +310,15 @@ def staged(given: dict[str, Any]) -> Callable[[Callable[..., Any]], Any]:
         found.append(value)
         return value.to("cpu", non_blocking=True)
 
-    staged = tree_map(copied, given)
+    staged = tree_map(copied, arguments)
     if not found:
-        return partial(_change, given, None)
+        return partial(_change, arguments, None)
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(found[0].device))
     return partial(_change, staged, event)
 
 
-def _change(given: dict[str, Any], copied: Any, change: Callable[..., Any]) -> Any:
+def _change(arguments: dict[str, Any], copied: Any, change: Callable[..., Any]) -> Any:
     if copied is not None:
         copied.synchronize()
-    return change(**given)
+    return change(**arguments)

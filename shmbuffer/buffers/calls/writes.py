@@ -197,16 +197,16 @@ class Writes:
                 expand_streams(streams, 1 if single else length_of(data))
             storage.prepare(data, single)
             plan = parts.planned()
-        given = priorities if plan.gives_priorities else None
+        written_priorities = priorities if plan.gives_priorities else None
         # A custom storage may not have this parameter, so it is only passed if necessary.
         known: tuple[Any, ...] = () if streams is None else (streams,)
-        first, count = storage.append(data, single, given, *known)
+        first, count = storage.append(data, single, written_priorities, *known)
         index = storage.written(first, count, single=single)
-        if (plan.payload is None or given is not None) and parts.planned() is not plan:
-            given = None  # the write has created a new ring, which does not have the priorities
+        if (plan.payload is None or written_priorities is not None) and parts.planned() is not plan:
+            written_priorities = None  # the write has created a new ring without the priorities
         if plan.tells_sampler:
             (sampler.add if single else sampler.extend)(index)
-        if given is not priorities:
+        if written_priorities is not priorities:
             sampler.update_priority(index, priorities, storage=storage)
         return index
 

@@ -56,6 +56,6 @@ class GroupKeys:
             live: function that returns the labels of all items in the buffer.
         """
         if len(self._labels) > 2 * self._kept + _FEW:
-            there = set(live().tolist())
-            self._labels = {key: label for key, label in self._labels.items() if label in there}
+            used_labels = set(live().tolist())
+            self._labels = {key: one for key, one in self._labels.items() if one in used_labels}
             self._kept = len(self._labels)

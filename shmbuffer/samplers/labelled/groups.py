@@ -131,8 +131,8 @@ class PromptGroupSampler(ClaimingSampler):
         start: Start = "oldest",
     ) -> None:
         super().__init__(consumer, start)
-        given = (num_groups is not None) + (samples_per_group is not None)
-        if given > 1 or not (given or group_size is not None):
+        argument_count = (num_groups is not None) + (samples_per_group is not None)
+        if argument_count > 1 or not (argument_count or group_size is not None):
             raise TypeError(
                 "Exactly one of num_groups or samples_per_group must be provided, or only "
                 f"group_size; got num_groups={num_groups} and samples_per_group={samples_per_group}"
@@ -142,7 +142,7 @@ class PromptGroupSampler(ClaimingSampler):
         self.num_groups = _positive("num_groups", num_groups)
         self.samples_per_group = _positive("samples_per_group", samples_per_group)
         self.group_size = _positive("group_size", group_size)
-        if not given:
+        if not argument_count:
             self.samples_per_group = self.group_size
         self._require_enough(self.samples_per_group or 0)
         self.group_key = group_key
@@ -324,26 +324,26 @@ class PromptGroupSampler(ClaimingSampler):
                 elements[which, size:] = rest[:, size:]
         return elements.reshape(-1)
 
-    def _numbers(self, key: int, there: int, groups: int) -> Ints:
-        """Chooses the numbers of ``groups`` groups out of ``there``, int64 ``[groups]``.
+    def _numbers(self, key: int, available: int, groups: int) -> Ints:
+        """Chooses the numbers of ``groups`` groups out of ``available``, int64 ``[groups]``.
 
         Groups are numbered by the age of their first item. If there are too few groups, groups are
         chosen repeatedly without ``group_size``, and EmptyBufferError is raised with it.
         """
         numbers = np.empty(groups, np.int64)
-        if there < groups and (self.group_size is not None or not there):
-            raise self._too_few(groups, there)
+        if available < groups and (self.group_size is not None or not available):
+            raise self._too_few(groups, available)
         if groups:
-            once = min(there, groups)
-            self._index.table.choose(key, there, once, address(numbers))
+            once = min(available, groups)
+            self._index.table.choose(key, available, once, address(numbers))
             if once < groups:
                 self._warn_if(True)
                 numbers[once:] = np.resize(numbers[:once], groups - once)
         return numbers
 
-    def _too_few(self, groups: int, there: int) -> EmptyBufferError:
+    def _too_few(self, groups: int, available: int) -> EmptyBufferError:
         return EmptyBufferError(
-            f"{groups} complete groups were requested, but only {there} exist: "
+            f"{groups} complete groups were requested, but only {available} exist: "
             f"{self._describe_others()}; write more groups before you sample, or request fewer"
         )
 

@@ -223,8 +223,8 @@ class LabelIndex:
 
     def add_slots(self, ring: Ring, slots: Ints) -> None:
         """Adds the items in ``slots`` to the table. Items that were overwritten are skipped."""
-        columns, there = labels_of(self._mover, self._paths, slots, self.head)
-        elements = elements_of(slots[there], ring.width)
+        columns, present = labels_of(self._mover, self._paths, slots, self.head)
+        elements = elements_of(slots[present], ring.width)
         if len(elements):
             head = self.head
             first = head % ring.capacity * ring.width if head >= ring.capacity else 0
@@ -275,10 +275,10 @@ class LabelIndex:
         Returns:
             The elements of the items in each group, int64 ``[groups, size]``.
         """
-        there = min(self.table.marked, most)
-        numbers, found = np.empty(there, np.int64), np.empty((there, size), np.int64)
-        self.table.choose(key, self.table.marked, there, address(numbers))
-        self.table.choose_members(address(numbers), there, size, key ^ 1, address(found))
+        count = min(self.table.marked, most)
+        numbers, found = np.empty(count, np.int64), np.empty((count, size), np.int64)
+        self.table.choose(key, self.table.marked, count, address(numbers))
+        self.table.choose_members(address(numbers), count, size, key ^ 1, address(found))
         return found
 
     def draw_by_staleness(

@@ -55,21 +55,21 @@ class LabelSource(Source):
         # their leases end.
         here = states == HELD_HERE
         free = np.flatnonzero(known & (states == TO_GIVE))
-        given = np.flatnonzero(known & (states > TO_GIVE) & (is_new | ~here))
+        claimed = np.flatnonzero(known & (states > TO_GIVE) & (is_new | ~here))
         if not is_new:  # a new table contains all items
             self.add(free)
-        return self.remove_taken(given, free, states)
+        return self.remove_taken(claimed, free, states)
 
     @abstractmethod
     def add(self, elements: Ints) -> None:
         """Allows the items at ``elements`` to be chosen again."""
 
     @abstractmethod
-    def remove_taken(self, given: Ints, free: Ints, states: Bytes) -> Ints:
+    def remove_taken(self, claimed: Ints, free: Ints, states: Bytes) -> Ints:
         """Removes items that learners hold or have acknowledged.
 
         Args:
-            given: elements of the items to remove, int64 ``[n]``.
+            claimed: elements of the items to remove, int64 ``[n]``.
             free: elements of items that no learner holds, int64 ``[m]``.
             states: state of the item in each slot, according to the consumer's ledger.
 
@@ -120,14 +120,14 @@ class WholeGroups(LabelSource):
         """Allows the groups of the items at ``elements`` to be chosen again."""
         self._take(elements, are_taken=False)
 
-    def remove_taken(self, given: Ints, free: Ints, states: Bytes) -> Ints:
+    def remove_taken(self, claimed: Ints, free: Ints, states: Bytes) -> Ints:
         """Removes the groups of items that learners hold or have acknowledged.
 
         Returns the free items of groups in which another item was acknowledged. They can never be
         delivered, because a group is only delivered as a whole.
         """
-        self._take(given, are_taken=True)
-        done = self._index.find_groups(given[states[given] == DONE])
+        self._take(claimed, are_taken=True)
+        done = self._index.find_groups(claimed[states[claimed] == DONE])
         done = done[done >= 0]
         return free[np.isin(self._index.find_groups(free), done)] if len(done) else free[:0]
 

@@ -200,10 +200,10 @@ class StalenessAwareSampler(ClaimingSampler):
     def _drawable(self, version: int) -> int:
         """Returns the number of items that are fresh enough and have a positive weight."""
         staleness, counts = self._stalenesses(version)
-        there = self._are_fresh(staleness)
-        if self.staleness_weight_fn is not None and there.any():
-            there = self._given_weights(staleness) * there > 0
-        return int(counts[there].sum())
+        is_drawable = self._are_fresh(staleness)
+        if self.staleness_weight_fn is not None and is_drawable.any():
+            is_drawable = self._given_weights(staleness) * is_drawable > 0
+        return int(counts[is_drawable].sum())
 
     def _too_stale(self, version: int) -> Ints:
         """Returns the elements of the items that are too stale, int64 ``[n]``."""
@@ -227,18 +227,18 @@ class StalenessAwareSampler(ClaimingSampler):
         """
         index, version = self._index, self.consumer_version
         chosen, stale = np.empty(count, np.int64), np.empty(count, np.float32)
-        held: Ints | None = np.empty(count, np.int64)
-        there = None
+        tickets: Ints | None = np.empty(count, np.int64)
+        is_valid = None
         if self.staleness_weight_fn is None and not self.freshest_first and ring is not None:
-            out = address(chosen), address(stale), address(held)
-            there = index.draw_by_staleness(version, self._limit, key, count, *out)
-        if there is None:
-            chosen, whole = self._choose(key, version, count)
-            stale = whole.astype(np.float32)
-            held = None if ring is None else index.tickets(chosen)
-        if there is False or (held is None and ring is not None):
+            out = address(chosen), address(stale), address(tickets)
+            is_valid = index.draw_by_staleness(version, self._limit, key, count, *out)
+        if is_valid is None:
+            chosen, staleness = self._choose(key, version, count)
+            stale = staleness.astype(np.float32)
+            tickets = None if ring is None else index.tickets(chosen)
+        if is_valid is False or (tickets is None and ring is not None):
             return None
-        return chosen, stale, held
+        return chosen, stale, tickets
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
         """True if at least one item is fresh enough.
@@ -313,8 +313,8 @@ class StalenessAwareSampler(ClaimingSampler):
     def _given_weights(self, staleness: Ints) -> Floats:
         """Calls the user's function, and checks the weights that it returns."""
         assert self.staleness_weight_fn is not None
-        given = self.staleness_weight_fn(torch.from_numpy(staleness.astype(np.float32)))
-        weights: Floats = cpu.as_tensor(given).detach().to("cpu", torch.float64).numpy().copy()
+        result = self.staleness_weight_fn(torch.from_numpy(staleness.astype(np.float32)))
+        weights: Floats = cpu.as_tensor(result).detach().to("cpu", torch.float64).numpy().copy()
         if weights.shape != staleness.shape or not (weights >= 0).all():
             raise ValueError(
                 "staleness_weight_fn must return one weight of at least 0 for each staleness, got "
@@ -394,12 +394,12 @@ class FreshItems(LabelSource):
         if len(back := elements[self._index.find_groups(elements) < 0]):
             self._index.add_slots(self.ring, back)
 
-    def remove_taken(self, given: Ints, free: Ints, states: Bytes) -> Ints:
+    def remove_taken(self, claimed: Ints, free: Ints, states: Bytes) -> Ints:
         """Removes items that learners hold or have acknowledged.
 
         Returns no elements, because an item can be delivered as long as it is fresh enough.
         """
-        self._index.leave_out(given[self._index.find_groups(given) >= 0])
+        self._index.leave_out(claimed[self._index.find_groups(claimed) >= 0])
         return free[:0]
 
     def facts(self, elements: Ints) -> dict[Any, torch.Tensor]:

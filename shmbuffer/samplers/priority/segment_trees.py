@@ -209,8 +209,8 @@ def _numbers(value: Any, dtype: type[np.generic]) -> NDArray[Any]:
         return np.ascontiguousarray(array.reshape(-1), dtype)
 
 
-def _like(given: Any, values: NDArray[Any]) -> Any:
-    """Returns values with the type, shape and device of the index ``given``."""
-    if isinstance(given, torch.Tensor):
-        return torch.from_numpy(values).reshape(given.shape).to(given.device)
-    return values.reshape(np.shape(given)) if np.ndim(given) else values[0].item()
+def _like(index: Any, values: NDArray[Any]) -> Any:
+    """Returns values with the type, shape and device of the index ``index``."""
+    if isinstance(index, torch.Tensor):
+        return torch.from_numpy(values).reshape(index.shape).to(index.device)
+    return values.reshape(np.shape(index)) if np.ndim(index) else values[0].item()

@@ -342,8 +342,8 @@ class PriorityStore(Sampler):
             return PriorityUpdate(table.update(elements, raw), 0)
         # Only elements with an item in the storage get a priority.
         now = tickets_at(ring, elements // ring.width)
-        there = now >= 0 if tickets is None else (now >= 0) & (now == tickets)
-        applied = table.update(elements[there], raw[there])
+        is_present = now >= 0 if tickets is None else (now >= 0) & (now == tickets)
+        applied = table.update(elements[is_present], raw[is_present])
         return PriorityUpdate(applied, len(elements) - applied)
 
     def _lanes(self) -> tuple[int, ...]:

@@ -51,7 +51,7 @@ class Found(NamedTuple):
     mover: Any
     following: Following | None
     """Updates ``table``, or None if the table is rebuilt from all items each time."""
-    moment: tuple[int, int, int] | None
+    counters: tuple[int, int, int] | None
     """Head, write count and length of the ring at that point, or None without a ring."""
 
 
@@ -130,13 +130,13 @@ class Boundaries:
         mover = storage.mover() if isinstance(storage, RingBacked) else None
         wait_for_items(storage, ring, _EMPTY)
         # These values are read before the items, so that any later write changes them.
-        moment = None if ring is None else (ring.head, ring.write_count, ring.length)
+        counters = None if ring is None else (ring.head, ring.write_count, ring.length)
         seen = self._seen
         if seen is not None and (seen.storage() is not storage or seen.mover is not mover):
             seen = None
         is_followed = ring is not None and isinstance(mover, Rows | RecordStore)
         if seen is not None and (self._options.are_given or not is_followed):
-            if self._options.cache_values and moment is not None and seen.moment == moment:
+            if self._options.cache_values and counters is not None and seen.counters == counters:
                 return seen
             seen = None
         following: Following | None = None
@@ -149,9 +149,9 @@ class Boundaries:
             used_slots = ring.live.committed_slots()
             entries = self._entries(storage, mover)
             entries.read(used_slots)
-            assert moment is not None
+            assert counters is not None
             sizes = ring.capacity, ring.width
-            table = build_trajectories(self._options, used_slots, *sizes, moment[0])
+            table = build_trajectories(self._options, used_slots, *sizes, counters[0])
         else:
             following = seen.following if seen is not None else None
             if following is None or following.native is not ring.seat.native:
@@ -169,7 +169,7 @@ class Boundaries:
         if not table.rows:
             raise EmptyBufferError(_EMPTY)
         if seen is None or not is_followed:
-            seen = Found(table, entries, weakref.ref(storage), mover, following, moment)
+            seen = Found(table, entries, weakref.ref(storage), mover, following, counters)
         self._seen = seen
         return seen
 

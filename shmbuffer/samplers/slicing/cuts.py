@@ -123,7 +123,7 @@ class Marks(NamedTuple):
     init: KeyPath | None
 
     @classmethod
-    def of(cls, truncated_key: Key | None, init_key: Key | None) -> Marks:
+    def from_keys(cls, truncated_key: Key | None, init_key: Key | None) -> Marks:
         """Creates the paths, with ``done`` and ``terminated`` at the level of ``truncated_key``."""
         truncated = None if truncated_key is None else path_of(truncated_key)
         beside = truncated[:-1] if truncated is not None else ()
@@ -193,7 +193,7 @@ class MarkColumns:
             row[:] = base, int(np.prod(shape, dtype=np.int64)), 0, role
 
     @classmethod
-    def of(cls, marks: Marks, entries: Entries) -> MarkColumns | None:
+    def create(cls, marks: Marks, entries: Entries) -> MarkColumns | None:
         """Creates the object, or returns None if a stored mark is not a column of booleans."""
         if not isinstance(entries, RowEntries):
             return None

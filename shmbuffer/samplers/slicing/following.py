@@ -236,9 +236,9 @@ def insert_by_step(
     """
     twice = table.insert(elements, sources, ids, steps)
     if twice is not None:
-        at, there = twice
+        at, other = twice
         raise RuntimeError(
-            f"step {steps[at]} of trajectory {ids[at]} occurs twice ({what}): in the items {there} "
+            f"step {steps[at]} of trajectory {ids[at]} occurs twice ({what}): in the items {other} "
             f"and {elements[at]}. Trajectories that are in the buffer at the same time must have "
             "different ids"
         )

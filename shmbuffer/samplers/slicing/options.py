@@ -30,7 +30,7 @@ class Span(NamedTuple):
     right: Side
 
     @classmethod
-    def of(cls, span: Side | tuple[Side, Side] | list[Side]) -> Span:
+    def from_argument(cls, span: Side | tuple[Side, Side] | list[Side]) -> Span:
         """Converts the argument ``span`` of a sampler. Raises ValueError if it is invalid."""
         sides: tuple[Any, ...] = tuple(span) if isinstance(span, (tuple, list)) else (span, span)
         if len(sides) != 2 or any(not isinstance(side, int) or side < 0 for side in sides):
@@ -123,7 +123,7 @@ class SliceOptions(TrajectoryOptions):
         keys = None if self.end_keys is None else tuple(self.end_keys)
         numbers = ("num_slices", "slice_len")
         checked: dict[str, Any] = {one: _at_least_one(one, getattr(self, one)) for one in numbers}
-        checked |= {"end_keys": keys, "span": Span.of(self.span)}
+        checked |= {"end_keys": keys, "span": Span.from_argument(self.span)}
         for name in ("fragmented", "cache_values", "strict_length", "pad_output"):
             checked[name] = bool(getattr(self, name))
         for name, value in checked.items():
@@ -167,10 +167,10 @@ class SliceOptions(TrajectoryOptions):
             raise ValueError("end_keys is empty; pass at least one key, or omit end_keys")
 
 
-def refuse(cls: type, given: dict[str, Any], *names: str) -> None:
-    """Raises TypeError if ``given`` has an argument in ``names``, which ``cls`` does not accept."""
+def refuse(cls: type, arguments: dict[str, Any], *names: str) -> None:
+    """Raises TypeError if ``arguments`` contains one of ``names``, which ``cls`` rejects."""
     for name in names:
-        if name in given:
+        if name in arguments:
             raise TypeError(f"{cls.__name__}() got an unexpected keyword argument {name!r}")
 
 

@@ -102,8 +102,8 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         self._allowed(table, steps)  # raises RuntimeError if no trajectory is long enough
         chosen, weights = self._by_rejection(storage, table, count, steps)
         if len(chosen) < count:
-            more, their = self._exactly(table, count - len(chosen), steps)
-            chosen, weights = np.concatenate((chosen, more)), torch.cat((weights, their))
+            more, more_weights = self._exactly(table, count - len(chosen), steps)
+            chosen, weights = np.concatenate((chosen, more)), torch.cat((weights, more_weights))
         trajectories = table.of_rows(chosen)
         return Cuts(trajectories, chosen - table.starts(trajectories), weights)
 
@@ -215,8 +215,8 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         each, at = np.unique(trajectories, return_inverse=True)
         lengths = table.lengths(each)
         rows, stops = consecutive(table.starts(each), lengths)
-        some = self._tree.priorities(table.elements_of(rows)) != 0
-        return np.logical_or.reduceat(some, stops - lengths)[at]
+        is_positive = self._tree.priorities(table.elements_of(rows)) != 0
+        return np.logical_or.reduceat(is_positive, stops - lengths)[at]
 
     def _or_all(self, table: Trajectories, wanted: Flags, steps: int) -> Flags:
         """Selects every trajectory if no trajectory in the buffer has a positive priority.

@@ -171,7 +171,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         vars(self).update(options.attributes())
         if not options.are_given and options.end_key is None and options.end_keys is None:
             self.end_key = DONE
-        self._marks = Marks.of(options.truncated_key, options.init_key)
+        self._marks = Marks.from_keys(options.truncated_key, options.init_key)
         self._boundaries = Boundaries(options, self._marks.paths, windows)
         self._asked = 0  # batch size of the last draw, for `_again`
 
@@ -252,7 +252,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
             if following is None or ring is None:
                 return None
             if following.mark_columns is None:
-                following.mark_columns = MarkColumns.of(self._marks, bounds.entries)
+                following.mark_columns = MarkColumns.create(self._marks, bounds.entries)
             if following.mark_columns is None:
                 return None
             elements = cpu.empty(count * steps, dtype=torch.int64)
@@ -361,8 +361,8 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
 
     def _size_of(self, index: Any) -> int:
         """Returns the batch size of a draw. Short slices make ``index`` shorter than that."""
-        whole = self.strict_length and not any(self.span)
-        return super()._size_of(index) if whole else self._asked
+        is_full_length = self.strict_length and not any(self.span)
+        return super()._size_of(index) if is_full_length else self._asked
 
     # -- the rest ------------------------------------------------------------------------------
 

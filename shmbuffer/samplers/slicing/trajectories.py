@@ -111,8 +111,8 @@ class Trajectories:
         Returns None if one of the items was removed or overwritten since the last update.
         """
         tickets = tickets_at(ring, elements // ring.width)
-        there = (tickets >= 0) & (tickets < (self.head or 0))
-        return tickets if there.all() else None
+        is_current = (tickets >= 0) & (tickets < (self.head or 0))
+        return tickets if is_current.all() else None
 
     # -- updates -----------------------------------------------------------------------------------
 
@@ -245,8 +245,8 @@ class Trajectories:
         drawn = None if drawn is None else np.ascontiguousarray(drawn, np.int64)
         count = len(elements)
         out, tickets = np.empty(count * steps, np.int64), np.empty(count * steps, np.int64)
-        given = address(elements), 0 if drawn is None else address(drawn), count, steps
-        if not self._all.read_histories(follower, *given, address(out), address(tickets)):
+        arguments = address(elements), 0 if drawn is None else address(drawn), count, steps
+        if not self._all.read_histories(follower, *arguments, address(out), address(tickets)):
             return None
         return TrajectoryItems(out, None if follower is None else tickets)
 
@@ -384,12 +384,12 @@ def _find_ends(options: TrajectoryOptions, slots: int, capacity: int, width: int
     return any_of(ids != np.roll(ids, -1, 0))
 
 
-def _checked(name: str, given: torch.Tensor, slots: int, capacity: int, width: int) -> NDArray[Any]:
+def _checked(name: str, array: torch.Tensor, slots: int, capacity: int, width: int) -> NDArray[Any]:
     """Checks the size of the user's array, and returns it as ``[n, width, 1]``.
 
     Raises ValueError unless the array has a number for each of ``slots`` slots, up to ``capacity``.
     """
-    values = as_numbers(as_tensor(given)).reshape(-1)
+    values = as_numbers(as_tensor(array)).reshape(-1)
     count, rest = divmod(len(values), width)
     if rest or not slots <= count <= capacity:
         raise ValueError(
