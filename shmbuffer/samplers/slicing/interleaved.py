@@ -27,8 +27,8 @@ _LEAST, _MOST = 64, 8192  # minimum and maximum number of items in a stream that
 _BYTES = 2**24  # approximate limit on the bytes of the observations that are compared
 _LAGS = 32  # number of distances that are tried
 _PAIRS = 8  # minimum number of pairs at a distance; with fewer, the distance is not considered
-_FOLLOWS = 0.2  # above this fraction of matches at distance 1, there is a single environment
-_AGREES = 0.8  # from this fraction of matches at another distance on, there are several
+_FOLLOWS = 0.2  # a larger fraction of matches at distance 1 indicates a single environment
+_AGREES = 0.8  # at least this fraction at another distance indicates several environments
 _ENDS: tuple[KeyPath, ...] = (("next", "done"), ("done",))
 
 

@@ -159,7 +159,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
             )
         numbers = drawn_by(self, partial(cpu.rand, dtype=torch.float64), count).numpy()
         at = np.searchsorted(before, numbers * before[-1], side="right")
-        at = np.minimum(at, np.flatnonzero(mass)[-1])  # rounding may exceed the last positive mass
+        at = np.minimum(at, np.flatnonzero(mass)[-1])  # rounding can exceed the last positive mass
         least = self._tree.p_min
         weights = (mass[at] / least) ** -self.beta if least > 0 else np.ones(count)
         return rows[at], torch.from_numpy(weights).to(self.dtype)
