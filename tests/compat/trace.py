@@ -20,11 +20,11 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "torchrl.md"
 DEVIATIONS = {
     "index out of range": "an index that is out of range is an `IndexError`",
     "rb[key] = value": '`rb["key"] = value` changes a copy',
-    "priorities that are none": "NaN, infinite and negative priorities are taken",
+    "priorities that are none": "NaN, infinite and negative priorities are accepted",
     "last columns of an ensemble": "the next pass begins within the batch",
-    "len of what is consumed": "`len(rb)` with a `ConsumingSampler` is what is left to sample",
-    "order of what is consumed": "a `ConsumingSampler` draws at random, and what is written goes",
-    "state of what is consumed": "the `state_dict` with a `ConsumingSampler` has how often",
+    "len of what is consumed": "`len(rb)` with a `ConsumingSampler` is the number of items that can",
+    "order of what is consumed": "a `ConsumingSampler` samples at random, and writes overwrite",
+    "state of what is consumed": "the `state_dict` with a `ConsumingSampler` contains how often",
 }
 
 Step = Callable[..., None]
