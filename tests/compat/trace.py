@@ -16,13 +16,13 @@ from tests.compat.family import ours, outcome, same, theirs
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "torchrl.md"
 
-# The differences that a program may run into: a name, and the words of docs/torchrl.md that say so.
+# Known differences: the name of each, and the words with which docs/torchrl.md describes it.
 DEVIATIONS = {
     "index out of range": "An index that is out of range raises an `IndexError`",
     "rb[key] = value": '`rb["key"] = value` changes a copy',
     "priorities that are none": "NaN, infinite and negative priorities are accepted",
     "last columns of an ensemble": "The next pass begins within the batch",
-    "len of what is consumed": "`len(rb)` with a `ConsumingSampler` is the number of items that can",
+    "len of what is consumed": "`len(rb)` with a `ConsumingSampler` is the number of items that",
     "order of what is consumed": "A `ConsumingSampler` samples at random, and writes overwrite",
     "state of what is consumed": "The `state_dict` with a `ConsumingSampler` contains how often",
 }
