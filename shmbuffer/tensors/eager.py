@@ -1,8 +1,8 @@
 """Marks functions that `torch.compile` does not trace.
 
-Dynamo cannot trace a call of the C core: it would treat addresses and counters as constants and
-recompile for every batch. Compiled code therefore breaks its graph at the public methods that call
-the core.
+Dynamo cannot trace a call into the C core. It would treat addresses and counters as constants and
+recompile for every batch. The public methods that call the core therefore cause a graph break in
+compiled code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ R = TypeVar("R")
 
 
 def _leave_alone() -> Any:
-    """Returns the function that makes Dynamo skip a function and all its calls, or None."""
+    """Returns a function that makes Dynamo skip a code object and everything that it calls.
+
+    Returns None if this version of torch does not support this.
+    """
     try:
         from torch._C._dynamo.eval_frame import (
             _FrameAction,
@@ -33,17 +36,19 @@ def _leave_alone() -> Any:
 
 _LEAVE_ALONE = _leave_alone()
 
-#: Frames between a marked function and its caller.
+#: Number of stack frames between a marked function and its caller.
 FRAMES = 0 if _LEAVE_ALONE is not None else 1
 
 
 def eager(function: Callable[P, R]) -> Callable[P, R]:
-    """Marks ``function`` as not traced, 0.3 µs faster than `torch.compiler.disable`."""
+    """Prevents `torch.compile` from tracing ``function``.
+
+    A call is 0.3 µs faster than with `torch.compiler.disable`, because there is no wrapper.
+    """
     if _LEAVE_ALONE is None:
         return cast(Callable[P, R], torch.compiler.disable(function))  # type: ignore[no-untyped-call]
     _LEAVE_ALONE(function.__code__)
-    # The attributes that torch.compiler.disable sets: Dynamo looks for them before it traces a
-    # call.
+    # torch.compiler.disable sets these attributes, and Dynamo checks them before it traces a call.
     marked: Any = function
     marked._torchdynamo_disable = True
     marked._torchdynamo_disable_msg = None

@@ -1,4 +1,4 @@
-"""Batches in pinned memory, which a GPU copies while the CPU continues.
+"""Batches in pinned memory, which can be copied to a GPU asynchronously.
 
     ring ──gather──▶ pinned tensors, the caller's ──to("cuda", non_blocking=True)──▶ GPU
                           ▲                                   │
@@ -6,9 +6,9 @@
 
 Rows are gathered directly into pinned memory. The results of a transform, a ``collate_fn`` or a
 storage without columns are copied to pinned memory. A batch belongs to the caller as long as any
-part or view of it exists. Afterwards torch reuses its blocks, once the transfers from them have
-ended. A pool in this package could not guarantee this, because it has no information about views
-and streams.
+tensor or view of it exists. Then torch reuses its memory, after the transfers from it have ended.
+A memory pool in this package could not guarantee this, because it would not know about views and
+streams.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shmbuffer.tensors.form.tensors import reads_into
 
 
 def wanted(pin_memory: bool) -> bool:
-    """True if batches are pinned; warns and returns False if there is no GPU."""
+    """True if batches are to be pinned. If torch finds no GPU, warns and returns False."""
     if pin_memory and not torch.cuda.is_available():
         warnings.warn(
             "pin_memory=True has no effect, because torch finds no GPU",
@@ -36,22 +36,25 @@ def wanted(pin_memory: bool) -> bool:
 
 
 def empty_like(form: torch.Tensor) -> torch.Tensor:
-    """Returns a pinned tensor of the same form, with arbitrary contents."""
+    """Returns an uninitialized pinned tensor with the shape and dtype of ``form``."""
     return torch.empty_like(form, pin_memory=True)
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
-    """True if a tensor is pinned or on a GPU."""
+    """True if a tensor is already in pinned memory or on a GPU."""
     return tensor.device.type != "cpu" or tensor.is_pinned()
 
 
 def gathering(pins: bool) -> AbstractContextManager[None]:
-    """Returns a context in which storages read into pinned memory if ``pins`` is set."""
+    """Returns a context in which storages read into pinned memory, or one without effect.
+
+    The context has no effect if ``pins`` is False.
+    """
     return reads_into(empty_like) if pins else nullcontext()
 
 
 def pin(data: Any) -> Any:
-    """Returns ``data`` in pinned memory, and copies the tensors that are not pinned yet."""
+    """Returns ``data`` with all tensors in pinned memory. Copies those that are not pinned yet."""
     return tree_map(_pinned, data, is_leaf=is_tensor_collection)
 
 
@@ -66,7 +69,7 @@ def _pinned(data: Any) -> Any:
 def _pin_tensor(tensor: torch.Tensor) -> torch.Tensor:
     if is_pinned(tensor):
         return tensor
-    if tensor.layout is not torch.strided:  # its parts are tensors
+    if tensor.layout is not torch.strided:  # for example sparse; torch pins the inner tensors
         return tensor.pin_memory()
     return empty_like(tensor).copy_(tensor)
 

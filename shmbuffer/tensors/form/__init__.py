@@ -1,1 +1,1 @@
-"""The structure of data: splitting into leaves, validation, description, and reassembly."""
+"""The structure of data: splits it into leaves, checks and describes them, and rebuilds it."""

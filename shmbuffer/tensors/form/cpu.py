@@ -1,12 +1,13 @@
 """Creates tensors for the package's own use, independent of the caller's settings of torch.
 
 ``torch.set_default_device``, ``with torch.device(...)``, ``torch.set_default_dtype`` and
-``torch.inference_mode`` change what ``torch.empty(3)`` makes. Indices, masks, weights and memory
-that the C core writes to must be on the CPU regardless. Other modules therefore use these
-functions; ``tests/test_own_tensors.py`` refuses direct calls of torch's.
+``torch.inference_mode`` change what ``torch.empty(3)`` returns. Indices, masks, weights and memory
+that the C core writes to must always be on the CPU. Other modules therefore use these functions.
+``tests/test_own_tensors.py`` fails if a module calls torch's functions directly.
 
-The functions have the names and arguments of torch's, without ``device``. Functions that fill in
-floating-point numbers need a ``dtype``, because the caller may change torch's default.
+The functions have the same names and arguments as those of torch, except ``device``. Functions
+that fill a tensor with floating-point numbers need a ``dtype``, because the caller may have changed
+torch's default.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ randperm = partial(torch.randperm, device=DEVICE)
 
 
 def as_tensor(value: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Converts a value to a tensor on the CPU; a tensor stays on its device."""
+    """Converts a value to a tensor on the CPU. A tensor stays on its own device."""
     device = value.device if isinstance(value, torch.Tensor) else DEVICE
     return torch.as_tensor(value, dtype=dtype, device=device)
 
@@ -42,5 +43,5 @@ def within() -> AbstractContextManager[Any]:
 
 
 def lasting() -> AbstractContextManager[None]:
-    """Returns a context for tensors that can be kept and written outside of inference mode."""
+    """Returns a context without inference mode, so that its tensors can be modified later."""
     return torch.inference_mode(mode=False)

@@ -1,7 +1,7 @@
 """A lazy stack that creates its items on first access and is an ordinary stack afterwards.
 
-A learner that pads the stack or reads a few entries does not have to wait for hundreds of
-TensorDicts.
+A learner that only pads the stack or reads a few entries does not have to wait until hundreds of
+TensorDicts have been created.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ def deferred(
 ) -> LazyStackedTensorDict:
     """Returns a lazy stack of the items that ``make`` creates on first access.
 
-    Until then the stack has a subclass as its class. If ``make`` raises an error, the access raises
-    it, and the next access calls ``make`` again. ``column`` returns a new tensor with an entry of
-    all items, stacked along ``dim``, or None if it needs the items. Cost: 4 µs.
+    Until the first access, the stack is an instance of a subclass. If ``make`` raises an error, the
+    access raises it, and the next access calls ``make`` again. ``column`` takes a key and returns
+    the entries of all items under this key in a new tensor, stacked along ``dim``. It returns None
+    if this is impossible without creating the items. Cost: 4 µs.
     """
     if count < 1 or not 0 <= dim <= len(batch_size):
         raise ValueError(
@@ -45,10 +46,15 @@ def deferred(
 def amended(
     stack: LazyStackedTensorDict, amend: Callable[[list[Any]], None], entries: dict[Any, Any]
 ) -> bool:
-    """Registers a change of the items for their creation; False if they already exist.
+    """Registers a function that modifies the items of a deferred stack when they are created.
 
-    ``entries`` are the entries that the items will get, with one row per item. Until then,
-    `to_come` returns them.
+    Returns False, and registers nothing, if the items already exist.
+
+    Args:
+        stack: the stack.
+        amend: function that modifies a list of new items.
+        entries: entries that ``amend`` adds to the items, with one row per item. `to_come` returns
+            them until the items are created.
     """
     make = stack.__dict__.get("_make") if type(stack) is _Deferred else None
     if make is None:
@@ -65,7 +71,7 @@ def amended(
 
 
 def to_come(stack: LazyStackedTensorDict) -> dict[Any, Any]:
-    """Returns the entries that a stack will get when its items are created."""
+    """Returns the entries that will be added to the items of a stack when they are created."""
     found: dict[Any, Any] = stack.__dict__.get("_entries") or {}
     return found if type(stack) is _Deferred else {}
 
@@ -77,7 +83,7 @@ def is_as_made(stack: LazyStackedTensorDict) -> bool:
 
 
 class _Deferred(LazyStackedTensorDict):
-    """Lazy stack before the first access, while it has no ``tensordicts``."""
+    """Lazy stack that has no ``tensordicts`` yet, because nothing has accessed them."""
 
     def __getattr__(self, name: str) -> Any:  # called for missing attributes
         attributes = self.__dict__
@@ -95,10 +101,10 @@ class _Deferred(LazyStackedTensorDict):
         raise AttributeError(f"a {LazyStackedTensorDict.__name__} has no attribute {name!r}")
 
     def _get_str(self, key: str, *default: Any, **options: Any) -> Any:
-        """Returns an entry of all items, if possible without creating them."""
+        """Returns the entries of all items under a key, if possible without creating the items."""
         attributes = self.__dict__
         column, entries = attributes.get("_column"), attributes.get("_entries") or ()
-        # Attribute of vmap, whose name depends on the version.
+        # vmap sets this attribute. Its name depends on the version of tensordict.
         hook = attributes.get("_hook_out", attributes.get("hook_out"))
         plain = hook is None and not any(map(options.get, _FORMS))
         if column is not None and plain and key not in entries:
@@ -108,7 +114,7 @@ class _Deferred(LazyStackedTensorDict):
         return LazyStackedTensorDict._get_str(self, key, *default, **options)
 
     def __init__(self, *tensordicts: Any, **options: Any) -> None:
-        """Makes an ordinary stack, for callers that construct this class."""
+        """Creates an ordinary stack, because tensordict constructs new stacks of this class."""
         self.__class__ = LazyStackedTensorDict
         LazyStackedTensorDict.__init__(self, *tensordicts, **options)
 
@@ -121,12 +127,12 @@ class _Deferred(LazyStackedTensorDict):
 
 
 def _looked_at(stack: LazyStackedTensorDict) -> LazyStackedTensorDict:
-    """Creates the items of the stack, which makes it an ordinary one."""
+    """Creates the items of the stack, which turns it into an ordinary stack, and returns it."""
     assert stack.tensordicts is not None
     return stack
 
 
-_FORMS = ("as_list", "as_padded_tensor", "as_nested_tensor")  # forms that `get` can return
+_FORMS = ("as_list", "as_padded_tensor", "as_nested_tensor")  # options of `get`
 _ATTRIBUTES = {
     name: value
     for name, value in LazyStackedTensorDict(TensorDict()).__dict__.items()

@@ -13,7 +13,7 @@ from shmbuffer.tensors.form import cpu
 
 
 class Objects:
-    """Python objects in the shape of a tensor, with the methods that torch's rows need."""
+    """Array of Python objects with the methods of a tensor that the storages use."""
 
     __slots__ = ("array",)
 
@@ -25,7 +25,7 @@ class Objects:
 
     @classmethod
     def of(cls, values: Iterable[Any], shape: Iterable[int]) -> Objects:
-        """Arranges values in C order in that shape; no values make an array of None."""
+        """Arranges values in an array of this shape in C order. Without values it contains None."""
         array = np.empty(tuple(shape), dtype=object)
         flat = array.reshape(-1)
         for at, value in enumerate(values):
@@ -34,11 +34,14 @@ class Objects:
 
     @property
     def shape(self) -> torch.Size:
-        """Shape of the objects, like that of a tensor."""
+        """Shape of the array of objects."""
         return torch.Size(self.array.shape)
 
     def tolist(self) -> list[Any]:
-        """Returns the objects in C order as a flat list, because an object may itself be a list."""
+        """Returns a flat list of the objects in C order.
+
+        Unlike `torch.Tensor.tolist` it is not nested, because an object may itself be a list.
+        """
         return list(self.array.reshape(-1))
 
     def __len__(self) -> int:
@@ -55,7 +58,7 @@ class Objects:
         return Objects(np.take(self.array, index.numpy(), axis=dim))
 
     def view(self, *shape: Any) -> Objects:
-        """Returns the objects in another shape."""
+        """Returns the objects in an array of another shape."""
         return Objects(self.array.reshape(_sizes(shape)))
 
     reshape = view
@@ -80,7 +83,7 @@ class Objects:
         return Objects(self.array.copy())
 
     def copy_(self, other: Objects) -> Objects:
-        """Copies the objects of ``other``, which has the same shape."""
+        """Copies the objects from ``other``, which has the same shape, and returns self."""
         self.array[...] = other.array
         return self
 
@@ -105,7 +108,13 @@ def objects_in(data: Any) -> Objects:
 
 
 def as_objects(value: Any, shape: tuple[int, ...]) -> Objects:
-    """Returns a value as objects in that shape."""
+    """Returns a value as `Objects` of this shape.
+
+    A nested list supplies one object per element. Any other value is repeated.
+
+    Raises:
+        RuntimeError: a list has the wrong length.
+    """
     if is_non_tensor(value):
         return objects_in(value).expand(*shape)
     if not isinstance(value, list) or not shape:
@@ -117,7 +126,7 @@ def as_objects(value: Any, shape: tuple[int, ...]) -> Objects:
 
 
 def non_tensor(objects: Objects) -> Any:
-    """Returns objects as tensordict stores them: NonTensorData, or a NonTensorStack of several."""
+    """Converts objects to NonTensorData, or to a NonTensorStack if they have a dimension."""
     array = objects.array
     if not array.ndim:
         return NonTensorData(data=array[()])
@@ -131,7 +140,10 @@ def non_tensor(objects: Objects) -> Any:
 
 
 def _index(index: Any) -> tuple[Any, ...]:
-    """Converts an index of a tensor for an array, so that even one object gives an array."""
+    """Converts an index of a tensor to an index of a NumPy array.
+
+    The ellipsis at its end makes NumPy return an array even for a single object.
+    """
     parts = index if isinstance(index, tuple) else (index,)
     plain = tuple(part.numpy() if isinstance(part, torch.Tensor) else part for part in parts)
     return plain if any(part is Ellipsis for part in plain) else (*plain, ...)

@@ -1,7 +1,7 @@
-"""Splits containers into entries, and creates containers from entries, following `grammar`.
+"""Splits containers into entries and creates containers from entries, according to `grammar`.
 
-No module is imported because of a tree. If its class is unknown, a tensorclass is created as a
-TensorDict, and a namedtuple as a tuple.
+Data from a file never cause the import of a module. If the class of a tensorclass has not been
+imported, a TensorDict is created instead. A namedtuple becomes a tuple in that case.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from shmbuffer.items.records.containers import Take, Taken, is_namedtuple, regis
 from shmbuffer.memory.record_format.grammar import Container
 
 new_tensordict = partial(TensorDict._new_unsafe, nested=False)
-"""Makes a TensorDict without checks, at a tenth of the cost."""
+"""Creates a TensorDict without checks, at a tenth of the constructor's cost."""
 
 
 def take_of(kind: Any) -> Take | None:
-    """Returns the function that splits objects of this class; None if they are not containers."""
+    """Returns the function that splits containers of class ``kind``, or None for other classes."""
     return TAKES.get(kind) or _take_of(kind)
 
 
@@ -112,8 +112,7 @@ def _tensordicts(
             )
             for row, size in zip(rows, sizes, strict=True)
         ]
-    # The other containers copy all attributes of the first one except its entries, which halves the
-    # cost.
+    # Copying the attributes of one TensorDict to all others halves the cost.
     attributes = new_tensordict({}, torch.Size(()), device).__dict__
     entries_of = type(attributes["_tensordict"])
     found = []
@@ -129,7 +128,10 @@ _attributes = NonTensorData(data=None, batch_size=[]).__dict__
 
 
 def _non_tensor(value: Any, size: torch.Size) -> Any:
-    """Makes NonTensorData at a quarter of the constructor's cost, from attributes of another."""
+    """Creates NonTensorData with the attributes of a template.
+
+    This takes a quarter of the time that the constructor needs.
+    """
     one = NonTensorData.__new__(NonTensorData)
     attributes = one.__dict__
     attributes.update(_attributes)
@@ -139,5 +141,5 @@ def _non_tensor(value: Any, size: torch.Size) -> Any:
 
 
 def class_of(name: str) -> type | None:
-    """Returns the tensorclass or namedtuple of that name if it is already loaded, else None."""
+    """Returns the tensorclass or namedtuple of this name, or None if it has not been imported."""
     return containers.class_of(name, lambda cls: is_tensorclass(cls) or is_namedtuple(cls))

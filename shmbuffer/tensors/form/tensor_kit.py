@@ -1,4 +1,4 @@
-"""The kit for tensors and TensorDicts; see `items.kit`."""
+"""The kit for tensors and TensorDicts (`items.form.kit`)."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ _KEPT = 64  # number of cached templates
 _TEMPLATES: Kept[tuple[str, int], torch.Tensor] = Kept(
     lambda form: template(torch_dtype(form[0]), form[1:]), _KEPT
 )
-_NO_BYTES = (AttributeError, RuntimeError, TypeError, ValueError)  # a list, sparse, fake
+# Errors for values without accessible memory, such as lists and sparse or fake tensors.
+_NO_BYTES = (AttributeError, RuntimeError, TypeError, ValueError)
 
 
 class TensorKit(Kit):
-    """The kit for torch's tensors. It also accepts arrays."""
+    """Kit for tensors of torch. It also accepts NumPy arrays."""
 
     structure = tensor_structure.STRUCTURE
     private_remedy = (
@@ -49,7 +50,11 @@ class TensorKit(Kit):
     device = cpu.DEVICE
 
     def form_of(self, value: Any, path: KeyPath) -> tuple[str, Sequence[int]]:
-        """Returns the dtype and shape of a value; TypeError if it cannot become a tensor."""
+        """Returns the dtype name and shape of a value at ``path``.
+
+        Raises:
+            TypeError: the value cannot be converted to a tensor.
+        """
         if is_non_tensor(value):
             return OBJECT, value.batch_size
         try:
@@ -59,30 +64,34 @@ class TensorKit(Kit):
         return dtype_name(tensor.dtype), tensor.shape
 
     def is_leaf(self, value: Any) -> bool:
-        """True if a value can be a leaf."""
+        """True if a value is a leaf and not a container."""
         return super().is_leaf(value) and not is_collection(value)
 
     def like(self, value: Any, dtype: str) -> tuple[str, Any]:
-        """Returns the dtype of a value and the value as a tensor without a gradient."""
+        """Returns the dtype name of a value, and the value as a detached tensor."""
         name, tensor = like(value, dtype)
         return name, tensor.detach()
 
     def dtype(self, name: str) -> torch.dtype:
-        """Returns torch's dtype of that name; uint8 for objects."""
+        """Returns the torch dtype with this name, or uint8 for objects."""
         return torch.uint8 if name == OBJECT else torch_dtype(name)
 
     def wanted(self, dtype: str, shape: tuple[int, ...]) -> tuple[Any, ...]:
-        """Returns the form of a leaf that the C core checks, including allowed flags."""
+        """Returns the shape and dtypes that the C core accepts for a leaf.
+
+        The last element of the tuple is True if the core must check the conjugate and negative
+        flags of a tensor.
+        """
         form, size, known = self.dtype(dtype), torch.Size(shape), DTYPES.get(dtype)
         array = known.array if known and known.in_numpy else None
-        # torch stores "conjugate" and "negative" as flags, and the bytes are the numbers only
-        # without them. Negative tensors are views of complex numbers, which are contiguous only if
-        # they have one element.
+        # torch stores the conjugate and the negative of a tensor as flags. Without flags, the bytes
+        # are the numbers. Real tensors with a negative flag are views of complex tensors, so they
+        # are contiguous only if they have one element.
         flags = form.is_complex or (form.is_floating_point and size.numel() == 1)
         return size, form, array, flags
 
     def addresses(self, values: list[Any], wanted: list[tuple[Any, ...]]) -> list[int]:
-        """Returns the address of each value whose bytes can be copied unchanged, otherwise 0."""
+        """Returns the address of each value, or 0 if its bytes cannot be copied unchanged."""
         found = []
         for value, (shape, dtype, form, flags) in zip(values, wanted, strict=True):
             try:
@@ -103,7 +112,7 @@ class TensorKit(Kit):
         return found
 
     def contiguous(self, array: Any) -> Any:
-        """Returns a contiguous tensor on the CPU without flags."""
+        """Returns a contiguous tensor on the CPU without conjugate or negative flag."""
         return contiguous(array)
 
     def copied(self, array: Any) -> Any:
@@ -111,7 +120,7 @@ class TensorKit(Kit):
         return array.clone()
 
     def template(self, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Returns a tensor from which `outputs` makes new ones of the same dtype and shape."""
+        """Returns a template for `outputs`: a tensor with the dtype and shape of new tensors."""
         return template(self.dtype(dtype), shape)
 
     def outputs(self, templates: Sequence[Any]) -> tuple[list[Any], Sequence[int]]:
@@ -139,9 +148,15 @@ TENSORS = TensorKit()
 def values_of(
     leaves: Leaves, data: Any, lead: torch.Size | None = None
 ) -> tuple[list[Any], torch.Size]:
-    """Returns tensors or `Objects` ``[*lead, *lanes, *shape]`` for a write with torch.
+    """Collects the leaves of ``data`` for a write with torch, and checks their shapes.
 
-    Without ``lead`` there is one leading dimension, with the length of the data.
+    Args:
+        leaves: leaves of the storage.
+        data: one item or a batch.
+        lead: leading dimensions. None stands for one dimension with the length of the data.
+
+    Returns:
+        One tensor or `Objects` ``[*lead, *lanes, *shape]`` per leaf, and the leading dimensions.
     """
     values = leaves.collect(data)
     if lead is None:
@@ -161,13 +176,13 @@ def values_of(
 
 
 def new_columns(leaves: Leaves, slots: int, device: torch.device) -> list[Any]:
-    """Returns zero columns ``[slots, *lanes, *shape]`` for data that torch copies."""
+    """Returns a column of zeros ``[slots, *lanes, *shape]`` for each leaf."""
     lead = (slots, *leaves.lanes)
     return [new_column(leaves, at, lead, device) for at in range(len(leaves.leaves))]
 
 
 def new_column(leaves: Leaves, at: int, lead: tuple[int, ...], device: torch.device) -> Any:
-    """Returns a zero column ``[*lead, *shape]`` for one leaf."""
+    """Returns a column of zeros ``[*lead, *shape]`` for the leaf with number ``at``."""
     shape = (*lead, *leaves.leaves[at].shape)
     if at in leaves.objects:
         return Objects.of((), shape)

@@ -1,4 +1,4 @@
-"""The structure of data that may contain TensorDicts, as a tree over its leaves."""
+"""The structure of data that may contain TensorDicts: a tree of containers over the leaves."""
 
 from __future__ import annotations
 
@@ -29,13 +29,16 @@ _NODES: dict[str, Any] = {
 
 
 class _WithTensorDicts(Structure):
-    """Trees with nodes for TensorDicts, tensorclasses, lazy stacks and objects."""
+    """Structure whose nodes include TensorDicts, tensorclasses, lazy stacks and objects."""
 
     name_of = staticmethod(register)
     held = staticmethod(held)
 
     def describe(self, data: Any, dims: int, *, mapping: str, root: bool = True) -> Node:
-        """Returns the tree of the data; ``dims`` leading dimensions belong to the storage."""
+        """Returns the tree of ``data``.
+
+        The first ``dims`` dimensions are those of the storage and not part of an element.
+        """
         if root and is_collection(data) and len(data.batch_size) < dims:
             raise ValueError(
                 f"the data have batch size {list(data.batch_size)}, which must include the "
@@ -48,7 +51,7 @@ class _WithTensorDicts(Structure):
         return ObjectNode(tuple(data.batch_size[dims:]))
 
     def container(self, data: Any, dims: int, mapping: str) -> Container | None:
-        """Returns kind, entries and attributes of a container; None if the data are a leaf."""
+        """Returns the kind, entries and attributes of a container, or None for a leaf."""
         if isinstance(data, LazyStackedTensorDict) and data.stack_dim >= dims and _differ(data):
             about = {"dim": data.stack_dim - dims, "batch_dims": data.batch_dims - dims}
             return "lazy_stack", dict(enumerate(data.tensordicts)), about
@@ -60,7 +63,7 @@ class _WithTensorDicts(Structure):
         return "tensordict", fields(data), {"batch": batch}
 
     def node(self, kind: str, items: dict[Any, Node], **about: Any) -> Node:
-        """Returns the node of a container with these entries."""
+        """Returns a node for a container of this kind with these entries."""
         if kind in _NODES:
             return _NODES[kind](items, **about)  # type: ignore[no-any-return]
         return PyTreeNode(kind, items, **about)

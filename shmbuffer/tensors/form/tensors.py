@@ -1,4 +1,4 @@
-"""Tensors, their dtypes and bytes, and the conversion of numbers, arrays and lists to tensors."""
+"""Conversion of numbers, arrays and lists to tensors, and the dtypes and bytes of tensors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KNOWN = (bool, int, float, complex, np.generic, np.ndarray)
 
 
 def as_tensor(value: Any) -> torch.Tensor:
-    """Converts a value to a tensor, over the same memory if possible."""
+    """Converts a value to a tensor that shares its memory if possible."""
     if isinstance(value, torch.Tensor):
         require_memory(value)
         return value
@@ -43,24 +43,30 @@ def as_tensor(value: Any) -> torch.Tensor:
 
 
 def _fits_torch(array: np.ndarray[Any, Any]) -> bool:
-    """True if torch can share the memory: writable, native byte order, no negative strides."""
+    """True if torch can share the memory of an array.
+
+    The array must be writable and in native byte order, without negative strides.
+    """
     forward = min(array.strides, default=0) >= 0
     return array.flags.writeable and array.dtype.isnative and forward
 
 
 def like(value: Any, dtype: str) -> tuple[str, torch.Tensor]:
-    """Returns the dtype name and tensor of a value; casts plain numbers and lists as `arrays.like`.
+    """Converts a value to a tensor, and returns the name of its dtype and the tensor.
 
+    Plain numbers and lists of them are cast to ``dtype``, under the rules of `arrays.like`.
     Integers can be cast to any float dtype. A float can be cast to a smaller dtype if the result is
     finite.
     """
-    value = bool(value) if isinstance(value, np.bool_) else value  # torch would use it as an index
+    # torch.tensor would treat a NumPy bool as an index.
+    value = bool(value) if isinstance(value, np.bool_) else value
     tensor, wanted = as_tensor(value), torch_dtype(dtype)
     name = dtype_name(tensor.dtype)
     if not is_plain(value) or not torch.can_cast(tensor.dtype, wanted):
         return name, tensor
     try:
-        cast = cpu.tensor(value, dtype=wanted)  # from the value, since as_tensor may round
+        # Casts the original value, because as_tensor may already have rounded it.
+        cast = cpu.tensor(value, dtype=wanted)
     except RuntimeError:  # out of range
         return name, tensor
     if _holds(cast, value if wanted.is_floating_point or wanted.is_complex else tensor):
@@ -69,29 +75,37 @@ def like(value: Any, dtype: str) -> tuple[str, torch.Tensor]:
 
 
 def _holds(cast: torch.Tensor, value: Any) -> bool:
-    """True if a tensor has these numbers: integers exactly, floats and complex ones rounded."""
+    """True if a cast preserved the numbers in ``value``.
+
+    A tensor of integers must be preserved exactly. Other numbers may be rounded, but a finite
+    number must not become infinite, NaN, or a number that is too small.
+    """
     numbers = as_numbers(cast)
     if isinstance(value, torch.Tensor):
         return bool((numbers == as_numbers(value)).all())
     exact, form = np.asarray(value, np.complex128), torch.finfo(cast.dtype)
-    # A float8 without infinity replaces a number that is too large with its largest number or NaN.
+    # A float8 dtype without infinity converts a number that is too large to its maximum or to NaN.
     cut = (np.abs(numbers) == form.max) & (np.abs(exact) > form.max * (1 + form.eps))
     held = (np.isinf(numbers) == np.isinf(exact)) & (np.isnan(numbers) == np.isnan(exact)) & ~cut
     return bool(held.all())
 
 
 def template(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Returns a tensor for ``torch.empty_like``, which is torch's fastest allocation."""
+    """Returns a template for ``torch.empty_like``, which is torch's fastest allocation."""
     with cpu.lasting():
         one = cpu.empty((), dtype=dtype).expand(shape)  # one element for any shape
         made = torch.empty_like(one)
-        # A tensor of one element would keep strides of 0, for which torch refuses `view(dtype)`.
+        # empty_like keeps strides of 0 for a tensor of one element, and `view(dtype)` rejects them.
         fits = made.is_contiguous() and 0 not in made.stride()
         return one if fits else cpu.empty(shape, dtype=dtype)
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Returns torch's dtype of a name such as ``"float32"``."""
+    """Returns the torch dtype with a name such as ``"float32"``.
+
+    Raises:
+        SchemaMismatchError: this version of torch does not have the dtype.
+    """
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise SchemaMismatchError(
@@ -103,12 +117,15 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Returns torch's name for a dtype, without the prefix."""
+    """Returns the name of a torch dtype, without the prefix ``torch.``."""
     return str(dtype).removeprefix("torch.")
 
 
 def tensor_of(leaf: Any) -> torch.Tensor:
-    """Converts an array or bytes to a tensor, as uint8 if torch lacks the dtype."""
+    """Converts an array or bytes to a tensor.
+
+    Bytes, and arrays whose dtype torch does not have, are converted to uint8.
+    """
     if isinstance(leaf, torch.Tensor):
         return leaf
     if not isinstance(leaf, bytes):
@@ -120,7 +137,7 @@ def tensor_of(leaf: Any) -> torch.Tensor:
 
 @lru_cache(maxsize=256)
 def torch_dtype_like(dtype: np.dtype[Any] | str) -> torch.dtype | None:
-    """Returns torch's dtype for one of numpy's; None if there is none."""
+    """Returns the torch dtype that corresponds to a NumPy dtype, or None if torch has none."""
     try:
         return torch.from_numpy(np.empty(0, dtype)).dtype
     except (TypeError, ValueError):  # text, times, other byte orders
@@ -128,7 +145,10 @@ def torch_dtype_like(dtype: np.dtype[Any] | str) -> torch.dtype | None:
 
 
 def _by_dtype(column: str) -> dict[torch.dtype | None, torch.dtype]:
-    """Returns the dtypes in a column of `DTYPES` by torch dtype, without empty cells."""
+    """Returns a dict from torch dtypes to the torch dtypes in a column of the table `DTYPES`.
+
+    Empty cells, and dtypes that this torch does not have, are left out.
+    """
     return {
         getattr(torch, name): torch_dtype(getattr(dtype, column))
         for name, dtype in DTYPES.items()
@@ -140,7 +160,10 @@ _NUMBERS, _ASSIGNED = _by_dtype("numbers"), _by_dtype("assigned")
 
 
 def as_numbers(tensor: torch.Tensor) -> NDArray[Any]:
-    """Returns the numbers of a tensor as an array, in the same memory if NumPy has its dtype."""
+    """Converts a tensor to an array, which shares the memory if NumPy has the dtype.
+
+    Other dtypes are cast to a dtype that NumPy has.
+    """
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     array: NDArray[Any] = tensor.to(_NUMBERS.get(tensor.dtype, tensor.dtype)).numpy()
     return array
@@ -149,7 +172,10 @@ def as_numbers(tensor: torch.Tensor) -> NDArray[Any]:
 def take_rows(
     rows: torch.Tensor, index: torch.Tensor, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Returns ``rows.index_select(0, index)`` and supports the dtypes of `_ASSIGNED`."""
+    """Returns ``rows.index_select(0, index)``, even for dtypes that torch cannot index.
+
+    ``out`` is an optional tensor for the result.
+    """
     assigned = _ASSIGNED.get(getattr(rows, "dtype", None))
     if assigned is None:
         if out is None:
@@ -160,7 +186,7 @@ def take_rows(
 
 
 def put_rows(into: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> None:
-    """Executes ``into[index] = rows``, even for dtypes that torch cannot assign by an index."""
+    """Performs ``into[index] = rows``, even for dtypes that torch cannot assign by index."""
     assigned = _ASSIGNED.get(getattr(into, "dtype", None))  # None for objects
     if assigned is None:
         into[index] = rows
@@ -169,7 +195,7 @@ def put_rows(into: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> Non
 
 
 def require_memory(tensor: torch.Tensor) -> None:
-    """Raises TypeError for a tensor without readable memory for its numbers."""
+    """Raises TypeError if a tensor does not store all its numbers in readable memory."""
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
         raise TypeError("a sparse, nested or meta tensor does not store its numbers contiguously")
     if not tensor.numel():
@@ -188,10 +214,12 @@ def require_memory(tensor: torch.Tensor) -> None:
 
 
 def contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a contiguous tensor on the CPU without flags, copied only if necessary.
+    """Returns a contiguous tensor on the CPU without conjugate or negative flag.
+
+    The tensor is copied only if necessary.
 
     Raises:
-        TypeError: the tensor has no readable memory; see `require_memory`.
+        TypeError: the tensor has no readable memory (`require_memory`).
     """
     plain = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
     require_memory(plain)
@@ -199,15 +227,19 @@ def contiguous(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Returns the bytes of a tensor in C order, in its own memory if possible."""
+    """Returns the bytes of a tensor in C order, as a view of its memory if possible."""
     flat = contiguous(tensor).reshape(-1)
-    if flat.stride(0) != 1:  # torch calls one number contiguous
+    if flat.stride(0) != 1:  # a single number counts as contiguous whatever its stride is
         flat = flat.new_empty(flat.shape).copy_(flat)
     return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type] # of typeshed's 3.11
 
 
 class _Reads(threading.local):
-    """Allocator of this thread's reads, which a buffer may replace for itself."""
+    """Allocator for the results of this thread's reads.
+
+    It is thread-local because each buffer can replace it for its own reads, for example with one
+    for pinned memory.
+    """
 
     empty_like: Callable[[torch.Tensor], torch.Tensor] = staticmethod(torch.empty_like)
 
@@ -216,13 +248,13 @@ reads = _Reads()
 
 
 def reads_elsewhere() -> bool:
-    """True if this thread reads into memory of another allocator."""
+    """True if the results of this thread's reads come from an allocator other than torch's."""
     return reads.empty_like is not torch.empty_like
 
 
 @contextmanager
 def reads_into(empty_like: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-    """Sets the allocator of `Leaves.outputs` in this thread for the duration of a block."""
+    """Sets the allocator that `Leaves.outputs` uses in this thread within a ``with`` block."""
     before, reads.empty_like = reads.empty_like, empty_like
     try:
         yield
