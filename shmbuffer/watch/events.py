@@ -1,10 +1,11 @@
 """Derives the events of a buffer from the difference between two inspections.
 
 There is no log of events. A client that joins and ends between two inspections is visible only in
-the counters.
+the counters. The table shows how the event of a client is derived from its state at both
+inspections.
 
-    alive ──▶ dead                        died; its entry is not freed yet
-    alive ──▶ no entry, reaped increased  died and was reaped (or a recovery retired it)
+    alive ──▶ dead                        died; its registry entry has not been freed yet
+    alive ──▶ no entry, reaped increased  died and was reaped, or retired by a recovery
     alive ──▶ no entry                    left: it closed its handle
     alive ──▶ no entry                    left or died, if fewer were reaped than are missing
     dead  ──▶ no entry                    reaped
@@ -41,23 +42,23 @@ Client = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Change:
-    """An event between two inspections."""
+    """An event that happened between two inspections."""
 
     at_s: float  # wall-clock time at which it was detected
     kind: Kind
-    text: str  # the clients, or a detail
+    text: str  # names of the clients, or a detail
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference between two inspections."""
+    """The events between two inspections, and the clients that ended."""
 
     kinds: Sequence[tuple[Kind, str]]  # events, in the order in which they are shown
     departed: Sequence[tuple[Client, Kind]]  # clients that no longer have an entry
 
 
 def between(before: Mapping[str, Any], now: Mapping[str, Any]) -> Difference:
-    """Returns the difference between two inspections of the same buffer."""
+    """Compares two inspections of the same buffer, the earlier one first."""
     then = {client["incarnation"]: client for client in before["clients"]}
     here = {client["incarnation"]: client for client in now["clients"]}
     both = [(then[key], here[key]) for key in then.keys() & here.keys()]
@@ -95,7 +96,11 @@ def between(before: Mapping[str, Any], now: Mapping[str, Any]) -> Difference:
 def _departed(
     before: Mapping[str, Any], now: Mapping[str, Any], missing: Sequence[Client]
 ) -> list[tuple[Client, Kind]]:
-    """Returns how each missing client ended, inferred from the total number of reaped clients."""
+    """Returns how each missing client ended.
+
+    For clients that were alive, this is inferred from the increase of the counter of reaped
+    clients. If the counter does not tell which of them died, the result is "left or died".
+    """
     living = [client for client in missing if client["alive"]]
     reaped = _grown("reaped", before, now) - (len(missing) - len(living))
     how: Kind = "left" if reaped <= 0 else "died" if reaped >= len(living) else "left or died"

@@ -1,8 +1,8 @@
-"""Detects signs of an unhealthy replay buffer; each is described by one small function.
+"""Detects signs of an unhealthy replay buffer. Each check is one small function.
 
-A finding is a hint and not an error. Each finding has a threshold, which is explained next to it.
-If there is a history, its selected part is evaluated, otherwise the counters since the creation of
-the buffer.
+A finding is a hint and not an error. The threshold of each check is explained next to its constant.
+If there is a history, the checks evaluate its selected part. Otherwise they evaluate the counters
+since the buffer was created.
 """
 
 from __future__ import annotations
@@ -24,53 +24,59 @@ from shmbuffer.watch.look import Look
 class Finding:
     """A sign of an unhealthy buffer."""
 
-    name: str  # name of the function that detected it
-    says: str  # description with the reason
+    name: str  # name of the check that detected it
+    says: str  # description of the problem
 
 
 MANY_SAMPLES = 512
-"""Samples per insert. DQN samples each item 8 times, and SAC with a batch of 256 per step samples
-each item 256 times. Learners that sample twice as often overfit old items."""
+"""Largest normal number of samples per insert. DQN samples each item 8 times, and SAC with a batch
+of 256 per step samples each item 256 times. Learners that sample twice as often overfit old
+items."""
 
 FEW_SAMPLES = 0.5
-"""Samples per insert below which most items of a full buffer are never sampled."""
+"""Number of samples per insert below which most items of a full buffer are never sampled."""
 
 ENOUGH_ITEMS = 1000
-"""Minimum number of written or sampled items for a meaningful ratio."""
+"""Minimum number of written or sampled items for which a ratio is meaningful."""
 
 LATE_UPDATES = 0.1
-"""Share of the priority updates that arrive after their item was overwritten and are lost. A buffer
-that holds a thousand times the items of a learner's step has no such updates."""
+"""Largest normal share of priority updates that are lost because their item has already been
+overwritten. A buffer that is a thousand times as large as a learner's batch loses none."""
 
 ENOUGH_UPDATES = 100
+"""Minimum number of priority updates for which their share is meaningful."""
 
 QUIET_S = 30.0
-"""Time without an insert or a sample although a process that has written or sampled is alive. The
-steps of environments and learners are shorter, but an evaluation or a reset may take longer."""
+"""Time in seconds without an insert or a sample that is reported if a process that has written or
+sampled is still alive. Steps of environments and learners are shorter, but an evaluation or a reset
+can take longer."""
 
 SILENT_S = 60.0
-"""Time without an insert after which a collector counts as silent while others write."""
+"""Time in seconds without an insert after which a collector is reported as silent if others
+write."""
 
 SOME_DEATHS = 3
-"""Number of deaths of one process. A single death may have been caused by a user or by a lack of
-memory, but after three deaths the process will probably die again."""
+"""Number of deaths of one process that is reported. A single death may have been caused by a user
+or by a lack of memory, but after three deaths the process will probably die again."""
 
 TOP, TOP_MASS = 0.01, 0.5
-"""Share of the items with the highest priorities, and the largest normal share of their mass."""
+"""Share of the items that have the highest priorities, and their largest normal share of the total
+mass."""
 
 RESAMPLED = 0.05
-"""Share of sampled rows that were overwritten while they were copied. Above this share, a sample
-takes about as long as it takes to overwrite the whole buffer."""
+"""Largest normal share of sampled rows that were overwritten while they were copied. Above this
+share, sampling a batch takes about as long as overwriting the whole buffer."""
 
 WAITS_PER_S = 10.0
-"""Number of writes per second that wait for a slot, because a process that claimed it is slow or
-stopped."""
+"""Largest normal number of writes per second that wait for a slot. Writes wait if the process that
+claimed the slot is slow or stopped."""
 
 EARLY_EVICTION = 0.5
-"""Share of the capacity that should be used before the byte ring is full."""
+"""Share of the capacity that should be in use when the byte ring is full."""
 
 STANDSTILL_S = 10.0
-"""Time without a record although the coordinator, which writes one per second, is alive."""
+"""Time in seconds without a record that is reported although the coordinator is alive. It writes
+one record per second."""
 
 
 def all_clients_dead(look: Look) -> str | None:
@@ -102,17 +108,17 @@ def coordinator_dead(look: Look) -> str | None:
 
 
 def no_insert(look: Look) -> str | None:
-    """Reports that nothing is written, although a process that has written is alive."""
+    """Reports that nothing is written although a process that has written before is alive."""
     return _quiet(look, "inserts", "nothing was written")
 
 
 def no_sample(look: Look) -> str | None:
-    """Reports that nothing is sampled, although a process that has sampled is alive."""
+    """Reports that nothing is sampled although a process that has sampled before is alive."""
     return _quiet(look, "batches_sampled", "nothing was sampled")
 
 
 def silent_collector(look: Look) -> str | None:
-    """Reports a collector that writes nothing while others do."""
+    """Reports a collector that writes nothing while other collectors write."""
     writers = [client for client in look.living if client["role"] == "collector"]
     silent = []
     for client in writers:
@@ -135,7 +141,7 @@ def dies_again(look: Look) -> str | None:
     """Reports a process that dies repeatedly."""
     if look.timeline is None:
         return None
-    # Clients that a recovery found dead died together, so none of them is likely to be the cause.
+    # Clients that were found dead by a recovery died together, so none of them is a likely cause.
     died = [
         one
         for one in look.timeline.events
@@ -151,7 +157,7 @@ def dies_again(look: Look) -> str | None:
 
 
 def sampled_too_often(look: Look) -> str | None:
-    """Reports that items are sampled very often although no rate limiter requests it."""
+    """Reports that items are sampled very often although no rate limiter sets the ratio."""
     inserts, sampled = look.total("inserts"), look.total("items_sampled")
     if look.found["counters"].get("samples_per_insert"):
         return None
@@ -204,7 +210,7 @@ def few_have_the_mass(look: Look) -> str | None:
 
 
 def sampled_again(look: Look) -> str | None:
-    """Reports that rows are overwritten while they are copied."""
+    """Reports that many rows are overwritten while a learner copies them."""
     redraws, sampled = look.total("redraws"), look.total("items_sampled")
     if sampled < ENOUGH_ITEMS or redraws <= RESAMPLED * sampled:
         return None
@@ -213,7 +219,7 @@ def sampled_again(look: Look) -> str | None:
 
 
 def writers_wait(look: Look) -> str | None:
-    """Reports that writers wait for slots."""
+    """Reports that many writes wait for a slot."""
     if not look.seconds or look.total("waits") <= WAITS_PER_S * look.seconds:
         return None
     rate = look.total("waits") / look.seconds
@@ -221,7 +227,7 @@ def writers_wait(look: Look) -> str | None:
 
 
 def evicted_early(look: Look) -> str | None:
-    """Reports that the byte ring is full long before the buffer reaches its capacity."""
+    """Reports that items are evicted long before the buffer reaches its capacity."""
     counters = look.found["counters"]
     fill = counters["length"] / counters["elements"]
     if look.found["records"] is None or not look.total("evicted") or fill >= EARLY_EVICTION:
@@ -231,7 +237,7 @@ def evicted_early(look: Look) -> str | None:
 
 
 def history_stands_still(look: Look) -> str | None:
-    """Reports that the coordinator is alive but records nothing."""
+    """Reports that the coordinator is alive but records no history."""
     coordinator = look.coordinator
     if look.timeline is None or coordinator is None:
         return None
@@ -262,17 +268,17 @@ ALL: tuple[Callable[[Look], str | None], ...] = (
     evicted_early,
     history_stands_still,
 )
-"""All checks, the most urgent first."""
+"""All checks. The most urgent ones come first."""
 
 
 def judge(look: Look) -> list[Finding]:
-    """Returns the findings, the most urgent first."""
+    """Runs all checks and returns their findings. The most urgent ones come first."""
     said = ((one.__name__, one(look)) for one in ALL)
     return [Finding(name, says) for name, says in said if says is not None]
 
 
 def verdict(look: Look, findings: Sequence[Finding]) -> str:
-    """Returns the headline of the report."""
+    """Returns the headline of the report: the number of findings, or that there are none."""
     if not findings:
         written = look.found["counters"]["write_count"]
         return "looks healthy" if written else "nothing has been written yet"
@@ -280,7 +286,11 @@ def verdict(look: Look, findings: Sequence[Finding]) -> str:
 
 
 def _quiet(look: Look, counter: str, says: str) -> str | None:
-    """Reports how long a counter has not increased, if a client that has increased it is alive."""
+    """Reports for how long a counter has not increased.
+
+    Returns None if no client that has increased the counter is alive, or if the time is shorter
+    than `QUIET_S`.
+    """
     if look.timeline is None or not any(one["counters"][counter] for one in look.living):
         return None
     quiet_s = look.timeline.quiet_s(counter)

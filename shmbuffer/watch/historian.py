@@ -2,11 +2,11 @@
 
      registry, counters ──read without the mutex──▶ Historian ──▶ .shmbuffer/history
 
-No process waits for the historian, and the historian waits for no process: while another process
-creates, recovers or removes the buffer, recording is postponed. If the historian cannot write (a
-full disk, a read-only directory), it logs a warning once and stops, and the buffer continues
-without a history. memory/upkeep/history.py describes the file, and why it is not a database of the
-standard library.
+No process waits for the historian, and the historian waits for no process. While another process
+creates, recovers or removes the buffer, recording is postponed. If the historian cannot write, for
+example because the disk is full or the directory is read-only, it logs one warning and stops. The
+buffer then continues without a history. ``memory/upkeep/history.py`` describes the file and
+explains why it is not a database of the standard library.
 """
 
 from __future__ import annotations
@@ -44,17 +44,18 @@ class Death:
     """A client that ended without closing its handle."""
 
     pid: int  # pid of the dead process
-    role: str  # role in the registry; "collector" for a spawned process without an entry
+    role: str  # role in the registry, or "collector" for a spawned process without an entry
     name: str  # ``target-index`` of a spawned process, otherwise ""
-    index: int | None  # index of a spawned process in its call of ``spawn``, otherwise None
-    # like ``multiprocessing``'s (negative: a signal); None if not a child of this process
+    index: int | None  # index of the process among those of one ``spawn`` call, otherwise None
+    # Exit code as defined by `multiprocessing`, where -N stands for signal N. None if the process
+    # is not a child of this process.
     exitcode: int | None
-    restarted: bool  # True if the process is started again
+    restarted: bool  # True if the coordinator restarts the process
     time_s: float = field(default_factory=time.time)  # time of detection, in seconds since 1970
 
     @property
     def cause(self) -> str:
-        """Cause of the death, in words, as far as this process knows the cause."""
+        """Description of the cause of death, as far as this process knows it."""
         return roster.cause(self.exitcode)
 
     def __str__(self) -> str:
@@ -72,22 +73,30 @@ class Historian:
         self._recorder: HistoryWriter | None = None
         self._stopped = False
         self._next_s = 0.0  # time of the next record on the monotonic clock
-        self._clients: dict[tuple[int, int], Client] = {}  # clients at the last call
-        self._deaths = 0  # number of the supervisor's deaths that are recorded
+        self._clients: dict[tuple[int, int], Client] = {}  # clients at the last call of `record`
+        self._deaths = 0  # number of the supervisor's deaths that have been recorded
         self._died: set[int] = set()  # pids of recorded deaths that are still in the registry
-        self._reaped = 0  # value of the counter at the last call
+        self._reaped = 0  # value of the counter `reaped` at the last call of `record`
 
     def record(
         self, clients: Iterable[Client], deaths: Sequence[Death], names: Mapping[int, str]
     ) -> None:
-        """Records clients that joined or ended since the last call; also counters each second."""
+        """Records which clients joined or ended since the last call.
+
+        Also records the counters once per second.
+
+        Args:
+            clients: clients in the registry.
+            deaths: all deaths that the supervisor has detected so far, oldest first.
+            names: names of spawned processes by pid.
+        """
         present = {(client.entry, client.incarnation): client for client in clients}
         is_due = time.monotonic() >= self._next_s
         news = present.keys() != self._clients.keys() or len(deaths) != self._deaths
         if self._stopped or not (is_due or news):
             return
         if self._engine.seat.incarnation not in {client.incarnation for client in present.values()}:
-            return  # the list is not valid without our own entry
+            return  # the list is incomplete, because this process's own entry is missing
         now = self._engine.glance()
         try:
             if self._recorder is None and not self._begin(present, now):
@@ -102,7 +111,10 @@ class Historian:
             self._stop(error)
 
     def close(self) -> None:
-        """Writes a last record, and releases the history for the next recorder. Idempotent."""
+        """Writes a last record and closes the history, so that another process can record it.
+
+        Further calls have no effect.
+        """
         if self._recorder is None or self._stopped:
             return
         try:
@@ -121,7 +133,10 @@ class Historian:
     def _begin(
         self, present: Mapping[tuple[int, int], Client], now: Mapping[str, int | float]
     ) -> bool:
-        """Opens the history; returns False while another process has locked the buffer's files."""
+        """Opens the history, and records which clients ended since its last record.
+
+        Returns False, without waiting, if another process has locked the buffer's files.
+        """
         with Directory.open(self._scratch_dir) as directory:
             files = Files(directory)
             try:
@@ -143,7 +158,11 @@ class Historian:
         return True
 
     def _note_gone(self, recorder: HistoryWriter, before: History, present: set[int]) -> None:
-        """Records clients that ended while no recorder ran: as dead if as many were reaped."""
+        """Records the clients that ended while no process recorded the history.
+
+        They are recorded as dead if at least as many clients were reaped in the meantime, and
+        otherwise as clients that left.
+        """
         ends = open_ends(before.events)
         gone = [event for incarnation, event in ends.items() if incarnation not in present]
         if not gone or not len(before.fine):
@@ -163,6 +182,7 @@ class Historian:
         names: Mapping[int, str],
         now: Mapping[str, int | float],
     ) -> None:
+        """Records the clients that joined, died or left since the last call."""
         for key in present.keys() - self._clients.keys():
             self._note(EventKind.JOINED, present[key], now, names.get(present[key].pid, ""))
         known = {client.pid: client for client in (*self._clients.values(), *present.values())}
@@ -183,8 +203,9 @@ class Historian:
         self._deaths = len(deaths)
         gone = [self._clients[key] for key in sorted(self._clients.keys() - present.keys())]
         others = [client for client in gone if client.pid not in self._died]
-        # If another process reaped a dead client, the client is missing here as if it had left. If
-        # only some of the missing clients were reaped, it is unknown which, and all count as left.
+        # A dead client that another process has reaped is missing here, like a client that left. If
+        # only some of the missing clients were reaped, it is unknown which ones. In that case all
+        # are recorded as clients that left.
         reaped = int(now["reaped"]) - self._reaped - (len(gone) - len(others))
         kind = EventKind.DIED if reaped >= len(others) else EventKind.LEFT
         for client in others:
@@ -194,6 +215,7 @@ class Historian:
         self._died &= {client.pid for client in present.values()}
 
     def _record(self, now: Mapping[str, int | float]) -> None:
+        """Writes a record of the counters and of the number of living clients per role."""
         if self._recorder is None:
             return
         roles = Counter(client.role for client in self._clients.values() if client.alive)
@@ -211,6 +233,7 @@ class Historian:
             self._recorder.note(event, self._engine.seat.incarnation)
 
     def _stop(self, error: BaseException) -> None:
+        """Stops recording permanently, because the history cannot be written."""
         self._stopped = True
         if self._recorder is not None:
             self._recorder.close()

@@ -5,7 +5,7 @@
                                      ──▶ add_scalar(name, value, step)    TensorBoard
                                      ──▶ log(dict, step=)                 wandb
 
-The first of these methods that the logger has is called. None of the packages is imported.
+`log_stats` calls the first of these methods that the logger has. It imports none of the packages.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def log_stats(
     Args:
         logger: a TorchRL logger, a ``torch.utils.tensorboard.SummaryWriter``, a run of wandb, or
             any other object with ``log_metrics``, ``log_scalar``, ``add_scalar`` or ``log``.
-        stats: names and numbers; False and True are logged as 0 and 1.
-        step: training step; None if the logger counts the steps itself.
+        stats: numbers by name. False and True are logged as 0 and 1.
+        step: training step, or None if the logger counts the steps itself.
         prefix: prepended to every name.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Reads the state of a directory for `findings` and `report`, also if all its clients are dead."""
+"""Reads the state of a directory for `findings` and `report`, even if all clients are dead."""
 
 from __future__ import annotations
 
@@ -21,36 +21,42 @@ class Look:
 
     found: Mapping[str, Any]  # result of `inspect`
     item_stats: ItemStats | None  # None before the first write
-    timeline: Timeline | None  # selected part of the history; None without a history
-    absent: str  # reason why there is no timeline
+    timeline: Timeline | None  # selected part of the history, or None without a history
+    absent: str  # reason why there is no timeline, for the picture
     now_s: float  # time of the inspection, in seconds since 1970
 
     def total(self, name: str) -> int:
-        """Returns the increase of a counter in the timeline, or its value without a timeline."""
+        """Returns the increase of a counter within the timeline.
+
+        Without a timeline, or if the history does not contain the counter, returns its value.
+        """
         if self.timeline is not None and self.timeline.has(name):
             return self.timeline.total(name)
         return int(self.found["counters"].get(name, 0))
 
     @property
     def seconds(self) -> float | None:
-        """Length of the timeline in seconds; None without a timeline."""
+        """Length of the timeline in seconds, or None without a timeline."""
         return None if self.timeline is None else self.timeline.end_s - self.timeline.begin_s
 
     @property
     def living(self) -> list[Mapping[str, Any]]:
-        """The living clients."""
+        """Clients whose process is alive."""
         return [client for client in self.found["clients"] if client["alive"]]
 
     @property
     def coordinator(self) -> Mapping[str, Any] | None:
-        """The living coordinator, which records the history; None if there is none."""
+        """The living coordinator, which records the history, or None if no coordinator is alive."""
         return next((one for one in self.living if one["role"] == "coordinator"), None)
 
 
 def look_at(path: str, last_s: float | None) -> Look:
-    """Reads a directory and the last ``last_s`` seconds of its history; None: the whole history."""
+    """Reads the state of a directory and the last ``last_s`` seconds of its history.
+
+    With None the whole history is read.
+    """
     found = inspect(path)
-    timeline, absent = None, "it has no record yet"
+    timeline, absent = None, "it contains no record yet"
     try:
         with Directory.open(path, reading=True) as directory:
             recorded = history.read(directory)

@@ -3,9 +3,9 @@
     GET /metrics  ──▶  one snapshot of the engine  ──▶  shmbuffer_inserts_total{directory="..."} 123
                   ──▶  one per shard               ──▶  ..._total{directory="...",node="..."} 123
 
-Counters belong to the directory. Therefore they continue when a coordinator is killed and another
-one takes over. Prometheus computes the rates. The names are those of `stats`; counters have the
-suffix ``_total``.
+Counters belong to the directory. If a coordinator is killed and another one replaces it, they
+continue from their old values. Prometheus computes the rates. The names are those of `stats`.
+Counters have the suffix ``_total``.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ LOOPBACK = "127.0.0.1"
 
 COUNTERS = {
     "inserts": "items written",
-    "loaded": "items written by loads; they do not count as inserts",
+    "loaded": "items written by loading a save; they do not count as inserts",
     "batches_sampled": "batches sampled",
     "items_sampled": "items sampled",
-    "age_sum": "age of the sampled items, in writes, summed",
-    "updates_applied": "priorities that were set, also by loads",
+    "age_sum": "sum of the ages of the sampled items, in writes",
+    "updates_applied": "priorities that were set, including those set by loads",
     "updates_stale": "priority updates that were dropped because the item had been overwritten",
     "redraws": "rows sampled again because they were overwritten while they were copied",
     "waits": "writes that waited for a slot",
     "lock_waits": "calls that slept until the lock was free",
     "aborts": "items whose write was aborted",
     "evicted": "items evicted because the byte ring was full",
-    "repairs": "times that the lock was repaired because its owner had died",
-    "rolled_back": "slots of dead clients whose writes were rolled back",
-    "rolled_forward": "slots of dead clients whose writes were rolled forward",
+    "repairs": "repairs of the lock after its owner had died",
+    "rolled_back": "slots in which the write of a dead client was rolled back",
+    "rolled_forward": "slots in which the write of a dead client was rolled forward",
     "reaped": "dead clients that were reaped",
     "epoch": "recoveries of the buffer",
     "consumers_delivered": "items delivered to consumers",
@@ -53,7 +53,7 @@ COUNTERS = {
 }
 GAUGES = {
     "size": "items in the buffer",
-    "capacity": "largest number of items",
+    "capacity": "maximum number of items",
     "write_count": "items written since the buffer was created, emptied or loaded",
     "clients_alive": "handles of living processes",
     "clients_dead": "handles of dead processes that have not been reaped yet",
@@ -61,9 +61,9 @@ GAUGES = {
     "limited": "clients that are waiting for the rate limiter",
     "samples_per_insert": "configured samples per insert; 0 without this limit",
     "samples_ahead": "number of samples by which inserts are ahead; negative if samples are ahead",
-    "error_buffer": "number of samples by which one side may be ahead of the other",
+    "error_buffer": "maximum number of samples by which one side can be ahead of the other",
     "min_size": "items that must be written before sampling starts",
-    "queued": "items that are left in the queue; 0 without a queue",
+    "queued": "items in the queue; 0 without a queue",
     "processes": "spawned processes that are running",
     "p_sum": "sum of all priority masses",
     "max_priority": "largest priority ever set",
@@ -71,9 +71,9 @@ GAUGES = {
     "bytes": "size of all files",
     "weights_version": "version of the newest published weights; 0 without weights",
     "weights_age_s": "seconds since the newest weights were published",
-    "consumer_version": "policy version reported by learners; 0 without one",
+    "consumer_version": "policy version reported by learners; 0 if none was reported",
     "consumers": "consumers of the buffer",
-    "consumers_behind": "items that the slowest consumer is behind the newest",
+    "consumers_behind": "items by which the slowest consumer is behind the newest item",
     "leased": "items leased by consumers",
     "reserved": "items that are reserved but not committed yet",
     "refused": "items that were too old to be committed",
@@ -81,20 +81,25 @@ GAUGES = {
 
 
 SHARDS = {"shard_up": "1 if the shard of the node answers, otherwise 0"}
-"""Gauges of a buffer over several nodes."""
+"""Gauges that only a buffer on several nodes has."""
 
 Reading = Iterable[tuple[Mapping[str, str], Mapping[str, Number]]]
 """Answer to a request: pairs of labels and numbers. All pairs have the same label names."""
 
 
 class MetricsServer:
-    """Answers ``GET /metrics`` in a thread until ``close``; requires prometheus-client."""
+    """Answers ``GET /metrics`` in a thread until ``close`` is called.
+
+    Raises:
+        ModuleNotFoundError: prometheus-client is not installed.
+        OSError: the port is in use.
+    """
 
     def __init__(
         self,
         read: Callable[[], Reading],  # called for each request, possibly in several threads
         port: int,  # 0 chooses a free port
-        address: str = LOOPBACK,  # there is no encryption and no password, so only this machine
+        address: str = LOOPBACK,  # only this machine, since there is no encryption and no password
     ) -> None:
         try:
             from prometheus_client import CollectorRegistry, start_http_server
@@ -119,7 +124,7 @@ class MetricsServer:
         self._thread.join()
 
     def collect(self) -> Iterable[Metric]:
-        """Yields the metrics of one snapshot; prometheus-client calls it for each request."""
+        """Yields the metrics of one snapshot. prometheus-client calls this for each request."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         readings = list(self._read())
@@ -131,7 +136,7 @@ class MetricsServer:
         for names, family in families:
             for name, says in names.items():
                 told = [(labels, numbers) for labels, numbers in readings if name in numbers]
-                if told:  # shards have no numbers of a coordinator
+                if told:  # shards lack the numbers that a coordinator adds
                     metric = family(f"shmbuffer_{name}", says, labels=list(told[0][0]))
                     for labels, numbers in told:
                         metric.add_metric(list(labels.values()), numbers[name])
@@ -141,7 +146,10 @@ class MetricsServer:
 def metrics_of(
     engine: Engine, more: Callable[[], Mapping[str, Number]], directory: Path, port: int
 ) -> MetricsServer:
-    """Starts a server that reads the numbers of a directory and of ``more()`` for each request."""
+    """Starts a server for the metrics of a directory.
+
+    For each request it reads the numbers of the engine and calls ``more`` for additional numbers.
+    """
 
     def read() -> Reading:
         now = engine.stats()

@@ -1,7 +1,7 @@
 """Computes the rates of a buffer from consecutive inspections.
 
-Counters only increase, and remain when their process ends. A directory with a different uuid is a
-new buffer.
+Counters only increase, and they keep their values when a process ends. A different uuid shows that
+the directory contains a new buffer.
 """
 
 from __future__ import annotations
@@ -28,22 +28,21 @@ RATED = (
 )
 """Counters for which a rate per second is computed."""
 
-_KEPT = 240  # inspections
+_KEPT = 240  # number of inspections whose rates are stored
 _KEPT_EVENTS = 200
 DEPARTED_S = 10.0
-"""Time for which a dead client is still shown after its entry was freed."""
+"""Time in seconds for which a dead client is still shown after its entry has been freed."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Rates and events between two inspections."""
+    """Rates and events of the time between two inspections."""
 
     seconds: float  # time between the inspections
     rates: Mapping[str, float]  # per second, by name in `RATED`; empty after the first inspection
-    age: float | None  # mean age of sampled items, in writes; None if no item was sampled
-    clients: Mapping[
-        int, tuple[float, float]
-    ]  # items written and sampled per second, by incarnation
+    age: float | None  # mean age of sampled items, in writes, or None if no item was sampled
+    # Items written and sampled per second, by the incarnation of the client.
+    clients: Mapping[int, tuple[float, float]]
     events: tuple[Change, ...] = ()
 
     @classmethod
@@ -53,7 +52,7 @@ class Pace:
 
     @property
     def ratio(self) -> float | None:
-        """Number of items sampled per item written; None if no item was written."""
+        """Number of items sampled per item written, or None if no item was written."""
         written = self.rates.get("inserts")
         return self.rates["items_sampled"] / written if written else None
 
@@ -63,11 +62,11 @@ class Pace:
 
 
 class Watch:
-    """Compares consecutive inspections of a buffer, and stores the rates and events."""
+    """Compares consecutive inspections of a buffer, and stores the latest rates and events."""
 
     def __init__(self) -> None:
-        self.history: deque[Pace] = deque(maxlen=_KEPT)  # of the last inspections, oldest first
-        self.events: deque[Change] = deque(maxlen=_KEPT_EVENTS)  # the latest, oldest first
+        self.history: deque[Pace] = deque(maxlen=_KEPT)  # oldest first
+        self.events: deque[Change] = deque(maxlen=_KEPT_EVENTS)  # oldest first
         self.last: Mapping[str, Any] | None = None
         self._at = 0.0
         self._is_lost = False
@@ -77,7 +76,13 @@ class Watch:
     def see(
         self, found: Mapping[str, Any], at: float | None = None, wall_s: float | None = None
     ) -> Pace:
-        """Adds a result of `inspect`, and returns the pace since the previous one."""
+        """Adds a result of `inspect`, and returns the rates and events since the previous one.
+
+        Args:
+            found: result of `inspect`.
+            at: time of the inspection on the monotonic clock, or None for now.
+            wall_s: time of the inspection in seconds since 1970, or None for now.
+        """
         at = time.monotonic() if at is None else at
         wall_s = time.time() if wall_s is None else wall_s
         last, seen = self.last, []
@@ -105,7 +110,10 @@ class Watch:
         return pace
 
     def lose(self, why: str, kind: Kind = "removed") -> Pace:
-        """Records an event if the buffer can no longer be inspected; ``why`` is the reason."""
+        """Records that the buffer can no longer be inspected, unless this is already recorded.
+
+        ``why`` is the text of the event.
+        """
         seen = () if self._is_lost else (Change(time.time(), kind, why),)
         self.events += seen
         self._is_lost = True
@@ -121,12 +129,15 @@ class Watch:
         return [client for _, client in self._departed.values()]
 
     def held_s(self, client: Mapping[str, Any]) -> float:
-        """Returns for how many seconds, at least, a client has held its slots or the lock."""
+        """Returns the minimum time in seconds for which a client has held its slots or the lock."""
         _, since = self._held.get(client["incarnation"], (None, self._at))
         return self._at - since
 
     def _note_holds(self, found: Mapping[str, Any], at: float) -> None:
-        """Updates the holders. If a holder's counters changed, it released the lock in between."""
+        """Records since when each client has held the same slots or the lock.
+
+        A client whose counters have changed has released the lock in the meantime.
+        """
         held: dict[int, tuple[object, float]] = {}
         for client in found["clients"]:
             key = (client["claimed"], client["mutex"] and client["counters"])
@@ -140,6 +151,7 @@ class Watch:
 def _between(
     before: Mapping[str, Any], now: Mapping[str, Any], seconds: float, seen: tuple[Change, ...]
 ) -> Pace:
+    """Computes the rates between two inspections that are ``seconds`` apart."""
     grown = {name: now["counters"][name] - before["counters"][name] for name in (*RATED, "age_sum")}
     counted = {client["entry"]: client["counters"] for client in before["clients"]}
     clients = {}

@@ -1,9 +1,9 @@
-"""Shows the shards of a sharded buffer that are on this machine, one per line, and their sum.
+"""Shows the shards of a sharded buffer that are on this machine, and the sums of their counters.
 
     run/            the base directory (``scratch_dir`` of `ShardedReplayBuffer`)
-    run/NODE/       a shard: a buffer whose settings contain the name of its node
+    run/NODE/       a shard, which is a buffer whose settings contain the name of its node
 
-Shards on other machines are included only in ``rb.stats()``, which sends requests to the keepers.
+Shards on other machines are included only in ``rb.stats()``, which sends requests to their keepers.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from shmbuffer.watch.pace import RATED, Pace, Watch
 from shmbuffer.watch.tables import Styled, Table
 
 NODE = "node"
-"""Key under which the ``extra`` settings of a shard contain the name of its node."""
+"""Key of the node's name in the ``extra`` settings of a shard."""
 
 ELSEWHERE = "shards on other machines are not shown; rb.stats() includes them"
 
 SUMMED = ("length", "elements", "write_count", "inserts", "items_sampled", "updates_applied")
-"""Counters that are added up over all shards."""
+"""Counters that are summed over all shards."""
 
 Looked = Mapping[str, Mapping[str, Any]]
 
@@ -35,7 +35,12 @@ Looked = Mapping[str, Mapping[str, Any]]
 def inspect_shards(
     base: str | os.PathLike[str], *, live_bytes: bool = True
 ) -> dict[str, dict[str, Any]]:
-    """Returns, by node, the result of `inspect` for each shard, or its ``path`` and ``error``."""
+    """Inspects the shards below the directory ``base``.
+
+    Returns a dict from the names of the nodes to the results of `inspect`. For a shard that cannot
+    be read, the result is a dict with its ``path`` and the ``error``, under the name of its
+    directory. The dict is empty if no shard can be read, or if ``base`` itself is a buffer.
+    """
     found: dict[str, dict[str, Any]] = {}
     if os.path.isfile(Path(base) / layout.CONTROL):
         return found
@@ -45,7 +50,7 @@ def inspect_shards(
                 continue
             try:
                 one = inspect(path, live_bytes=live_bytes)
-            except ShmBufferError as error:  # it is being created, or is damaged
+            except ShmBufferError as error:  # the shard is being created, or is damaged
                 found[path.name] = {"path": str(path), "error": str(error)}
             else:
                 if NODE in one["settings"]["extra"]:
@@ -65,7 +70,7 @@ def to_json(base: str, found: Looked) -> dict[str, Any]:
 
 
 def contents(base: str, found: Looked) -> Table:
-    """Returns a table of the contents of the shards."""
+    """Returns a table of the shards with their items, counters and disk usage."""
     there = [one for one in found.values() if "error" not in one]
     sums = {name: sum(one[name] for one in there) for name in ("disk_bytes", "epoch")}
     columns = (" items", " capacity", " full", " written", " sampled", " on disk", " recoveries")
@@ -87,7 +92,10 @@ def _by_node(
     cells: Callable[[Mapping[str, Any]], Sequence[object]],
     total: Mapping[str, Any],  # argument of ``cells`` for the sum of all shards
 ) -> Table:
-    """Returns a table with a line for each shard, its clients or error, and a line for the sum."""
+    """Returns a table with one line per shard and a last line for their sum.
+
+    Each line contains the result of ``cells`` and the clients of the shard, or its error.
+    """
     rows = [
         (node, *("-",) * len(columns), Styled(one["error"], "red"))
         if "error" in one
@@ -99,7 +107,7 @@ def _by_node(
 
 
 class ShardsWatch:
-    """Monitors the shards below a directory for `top`, like `BufferWatch` for one buffer."""
+    """Monitors all shards below a directory for `top`, as `BufferWatch` does for one buffer."""
 
     footnote = ELSEWHERE
 
@@ -110,7 +118,7 @@ class ShardsWatch:
         self.found: dict[str, dict[str, Any]] = {}
 
     def look(self) -> None:
-        """Inspects all shards. The line of a removed shard is kept and shows the reason."""
+        """Inspects all shards. A shard that was removed is still shown, with an error."""
         now = inspect_shards(self.base, live_bytes=False)
         gone = {"path": self.base, "error": "the buffer was removed"}
         now |= {node: gone for node in self.found if node not in now}
@@ -128,19 +136,19 @@ class ShardsWatch:
         return {**to_json(self.base, self.found), "pace": paces, "rates": self.rates()}
 
     def rates(self) -> dict[str, float]:
-        """Returns the sums of the rates of all shards; empty after the first inspection."""
+        """Returns the sums of the rates of all shards, or an empty dict after one inspection."""
         seen = [pace.rates for pace in self._paces.values() if pace.rates]
         return {name: sum(rates[name] for rates in seen) for name in RATED} if seen else {}
 
     def screen(self) -> Any:
-        """Returns the last inspection as a rich renderable for the whole terminal."""
+        """Returns the last inspection as a rich renderable that fills the terminal."""
         from rich.console import Group
 
         shown = [tables.drawn(table, compact=True) for table in self.tables() if table.rows]
         return Group(*shown, self.footnote)
 
     def tables(self) -> list[Table]:
-        """Returns a table of the shards with their sum, and a table of the latest events."""
+        """Returns a table of the shards and their sum, and a table of the latest events."""
         found = {
             node: {**one, "rates": self._paces[node].rates} for node, one in self.found.items()
         }
@@ -149,7 +157,7 @@ class ShardsWatch:
         return [_by_node(self.base, found, columns, _paced, total), self._events()]
 
     def _events(self) -> Table:
-        """Returns a table of the latest events, the newest last."""
+        """Returns a table of the latest events. The newest one is last."""
         seen = [(event, node) for node, one in self._watches.items() for event in one.events]
         newest = sorted(seen, key=lambda one: one[0].at_s)[-_MOST_EVENTS:]
         return Table("events", ("", "", ""), [(node, e.kind, e.text) for e, node in newest])

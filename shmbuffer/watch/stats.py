@@ -1,26 +1,27 @@
 """Statistics of a buffer as a flat dict of numbers, with TorchRL's keys if TorchRL has them.
 
-    size, capacity, write_count       items present, capacity, items ever written (TorchRL's)
-    utilization, fill                 size / capacity, under TorchRL's name and under ours
-    initialized                       True once there is a schema, after the first write (TorchRL's)
+    size, capacity, write_count       items present, capacity, items ever written (TorchRL's names)
+    utilization, fill                 size / capacity, under TorchRL's name and under our own name
+    initialized                       True after the first write, which fixes the schema (TorchRL's)
     inserts, batches_sampled,
     items_sampled                     items written, batches and items sampled, since creation
-    ..._per_s of these                increase per second since the last reading
-    loaded                            items written by loads; they do not count as inserts
-    sampled_age                       mean age of the sampled items in writes, since the last
-                                      reading, or since creation if nothing was sampled after it
+    inserts_per_s, ...                increase of these counters per second since the last reading
+    loaded                            items written by loading a save; they do not count as inserts
+    sampled_age                       mean age in writes of the items sampled since the last
+                                      reading, or of all sampled items if there are none since then
     updates_applied, updates_stale    priorities set; dropped because their item was overwritten
     redraws, waits                    rows sampled again because they changed; writes that waited
     lock_waits                        calls that slept until the lock was free
-    clients_alive, clients_dead       handles in the registry; those dead and not yet reaped
+    clients_alive, clients_dead       handles of living processes; handles of dead processes that
+                                      have not been reaped yet
     repairs, rolled_back, rolled_forward, reaped   repairs after deaths
     weights_version, weights_age_s    version and age of the newest weights; 0 without weights
-    consumer_version                  policy version reported by learners; 0 without one
+    consumer_version                  policy version reported by learners; 0 if none was reported
     reserved, refused                 items that are reserved; items that were too old to commit
     epoch, bytes, p_sum, ...          the engine's other numbers, under its own names
 
-A reading is one snapshot of the engine. Counters are shared by all processes; a meter computes
-rates between its own readings.
+A reading is one snapshot of the engine. Counters are shared by all processes, but each meter
+computes the rates between its own readings.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ RATED = ("inserts", "batches_sampled", "items_sampled")
 
 
 class Meter:
-    """Computes the rates of the engine's counters since the last reading, or since its creation."""
+    """Reads the engine's counters and computes their rates since the last reading.
+
+    The first reading computes the rates since the meter was created.
+    """
 
     _lock = ForkLock()
 
@@ -61,7 +65,10 @@ class Meter:
 
 
 def describe(now: Mapping[str, Number], before: Mapping[str, Number]) -> dict[str, Number]:
-    """Returns the flat dict for an engine snapshot, without rates and ``initialized``."""
+    """Converts a snapshot of the engine to the flat dict, without rates and ``initialized``.
+
+    ``before`` is the snapshot from which ``sampled_age`` is computed.
+    """
     length, capacity = now["length"], now["elements"]
     utilization = length / capacity
     renamed = {

@@ -1,4 +1,4 @@
-"""Tables for the terminal, as aligned text or drawn by rich."""
+"""Tables for the terminal, printed as aligned text or by rich."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Table:
-    """Rows with a title and optional headings. A leading blank in a heading aligns it right."""
+    """Rows of cells with a title and optional headings.
+
+    A column is aligned to the right if its heading starts with a space.
+    """
 
     title: str
     columns: Sequence[str]
@@ -18,24 +21,24 @@ class Table:
 
 @dataclass(frozen=True)
 class Styled:
-    """A cell with a rich style, for terminals with colours."""
+    """A cell with a style of rich, which is used on terminals with colours."""
 
     value: object
     style: str
 
 
 def chosen(title: str, columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> Table:
-    """Returns a table of the selected columns of the rows."""
+    """Returns a table with the selected columns of rows that are dicts."""
     return Table(title, columns, [[row[name] for name in columns] for row in rows])
 
 
 def pairs(title: str, values: Mapping[str, object]) -> Table:
-    """Returns a table of names and values."""
+    """Returns a table with one row per name and value."""
     return Table(title, (), list(values.items()))
 
 
 def text(value: object) -> str:
-    """Returns a value as a cell. Control characters, which another user may set, are escaped."""
+    """Formats a value for a cell. Escapes control characters, which another user may have set."""
     match value:
         case Styled():
             return text(value.value)
@@ -51,7 +54,7 @@ def text(value: object) -> str:
 
 
 def clean(value: object) -> str:
-    """Returns a text with control characters escaped, except line ends."""
+    """Escapes all control characters in a text except newlines."""
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in str(value))
 
 
@@ -104,7 +107,7 @@ def drawn(table: Table, *, compact: bool = False) -> Any:
 
 
 def styled(cell: object) -> Any:
-    """Converts a cell to a rich Text, because a str such as [red] would be read as markup."""
+    """Converts a cell to a rich Text, because rich would interpret ``[red]`` in a str as markup."""
     from rich.text import Text
 
     return Text(text(cell), style=cell.style if isinstance(cell, Styled) else "")

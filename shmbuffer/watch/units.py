@@ -1,4 +1,4 @@
-"""Formats numbers for display: sizes, durations, shares, rates, and bars."""
+"""Formats numbers for display as sizes, durations, percentages, rates and bars."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def percent(share: float) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Formats a rate with about four digits; returns "-" for None."""
+    """Formats a rate with about four digits, or as "-" for None."""
     if value is None:
         return "-"
     if value >= 1e6:
@@ -51,7 +51,7 @@ def rate(value: float | None) -> str:
 
 
 def bars(values: Sequence[float | None], width: int = 40) -> str:
-    """Draws the last values as a line of bars, scaled to the largest; None is a gap."""
+    """Draws the last ``width`` values as a line of bars, scaled to the largest. None is a gap."""
     shown = list(values)[-width:]
     greatest = max((value for value in shown if value is not None), default=0.0)
 
@@ -64,6 +64,6 @@ def bars(values: Sequence[float | None], width: int = 40) -> str:
 
 
 def gauge(share: float, width: int) -> str:
-    """Draws a bar of which ``share`` is filled."""
+    """Draws a bar of ``width`` characters that is filled to ``share``, from 0 to 1."""
     full = round(min(1.0, max(0.0, share)) * width)
     return "█" * full + "░" * (width - full)

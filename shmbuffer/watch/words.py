@@ -18,7 +18,7 @@ DEAD, STOPPED, UNKNOWN = ProcessState.DEAD, ProcessState.STOPPED, ProcessState.U
 
 
 def use(found: Found) -> Styled:
-    """Returns how many clients use a buffer, or why it is not in use."""
+    """Describes how many clients use a buffer, or why it is not in use."""
     clients, state, reason = found["clients"], found["state"], found["needs_recovery"]
     counts = Counter(client["state"] for client in clients)
     dead, stopped, unknown = (counts[one] for one in (DEAD, STOPPED, UNKNOWN))
@@ -59,7 +59,7 @@ _REASONS = {
 
 
 def state(client: Found) -> Styled:
-    """Returns the `ProcessState` of a client; yellow if it waits or other clients wait for it."""
+    """Returns the `ProcessState` of a client, in yellow if it waits or blocks other clients."""
     if client["state"] == DEAD:
         return Styled(client["state"], "red")
     waits = client["state"] == STOPPED or client["queue_position"] is not None
@@ -67,7 +67,7 @@ def state(client: Found) -> Styled:
 
 
 def cells(client: Found, held_s: float = 0.0) -> dict[str, object]:
-    """Returns the cells of a client's table row by heading."""
+    """Returns the cells of a client's row in a table, by the heading of the column."""
     idle, memory, counters = client["idle_s"], client["memory_bytes"], client["counters"]
     return {
         "client": client["role"],
@@ -84,7 +84,10 @@ def cells(client: Found, held_s: float = 0.0) -> dict[str, object]:
 
 
 def holds(client: Found, held_s: float = 0.0) -> str | None:
-    """Returns the lock, queue position and slots of a client; None if it holds nothing."""
+    """Describes the lock, queue position and slots that a client holds, or returns None.
+
+    ``held_s`` is the time in seconds for which it has held them.
+    """
     since = f" for {units.span(held_s)}" if held_s >= 1 else ""
     parts = []
     if client["mutex"]:
@@ -104,7 +107,7 @@ def holds(client: Found, held_s: float = 0.0) -> str | None:
 
 
 def disk_usage(found: Found) -> str:
-    """Returns the size of the files of a buffer, and whether they are on disk or in memory."""
+    """Describes the size of a buffer's files, and whether they are on disk or in memory."""
     used, nbytes = found["disk_bytes"], found["bytes"]
     sparse = f" of {units.size(nbytes)}" if used < 0.95 * nbytes else ""
     where = "in memory (tmpfs)" if found["filesystem"]["in_memory"] else "on disk"
@@ -112,7 +115,7 @@ def disk_usage(found: Found) -> str:
 
 
 def size(found: Found) -> str:
-    """Returns the size of a buffer on disk and in memory, and the free space."""
+    """Describes the size of a buffer on disk and in memory, and the free space."""
     in_memory, free = found["filesystem"]["in_memory"], found["filesystem"]["free_bytes"]
     parts = [disk_usage(found)]
     if not in_memory and found["memory_bytes"] is not None:
@@ -125,7 +128,7 @@ def size(found: Found) -> str:
 
 
 def sharing(found: Found) -> str | None:
-    """Returns the leaves that consecutive items share; None if the buffer shares no leaves."""
+    """Describes the leaves that consecutive items share, or returns None if there are none."""
     told = found.get("sharing")
     if told is None:
         return None
@@ -134,7 +137,7 @@ def sharing(found: Found) -> str | None:
 
 
 def records(found: Found) -> str | None:
-    """Returns the used share of the byte ring; None if the items are rows."""
+    """Describes the use of the byte ring, or returns None if the items are rows."""
     held = found["records"]
     if held is None:
         return None
@@ -148,7 +151,10 @@ def records(found: Found) -> str | None:
 
 
 def status(found: Found) -> dict[str, str | None]:
-    """Returns a line for each part of a buffer except its items; None for an unused part."""
+    """Returns the lines that describe everything except the items of a buffer.
+
+    The line of a feature that the buffer does not use is None.
+    """
     return {
         "weights": weights(found),
         "policy": consumer(found),
@@ -161,7 +167,7 @@ def status(found: Found) -> dict[str, str | None]:
 
 
 def weights(found: Found) -> str | None:
-    """Returns the version and the age of the newest weights; None if there are none."""
+    """Describes the version, age and size of the newest weights, or returns None without any."""
     newest = found["weights"]
     if newest is None:
         return None
@@ -174,13 +180,16 @@ def weights(found: Found) -> str | None:
 
 
 def consumer(found: Found) -> str | None:
-    """Returns the policy version that learners have reported; None if there is none."""
+    """Describes the policy version that learners have reported, or returns None without one."""
     version = found["counters"]["consumer_version"]
     return f"version {version:,}" if version else None
 
 
 def reserved(found: Found) -> str | None:
-    """Returns which processes hold reservations, and how many items were too old to commit."""
+    """Describes which processes hold reservations, and how many items were rejected as too old.
+
+    Returns None if there are neither.
+    """
     holders = [Holder(**holder) for holder in found.get("reservations", [])]
     refused = found["counters"]["refused"]
     parts = [describe_holders(holders)] if holders else []
@@ -193,7 +202,7 @@ def reserved(found: Found) -> str | None:
 
 
 def flow(found: Found) -> str | None:
-    """Returns the limits of writes and samples, and the state of both sides; None if unlimited."""
+    """Describes the limits on inserts and samples and their state, or returns None without any."""
     counters = found["counters"]
     parts = []
     if counters["samples_per_insert"]:
@@ -210,7 +219,7 @@ def flow(found: Found) -> str | None:
 
 
 def waiting(found: Found) -> str | None:
-    """Returns the process that has waited longest, with the reason; None if no process waits."""
+    """Describes the process that has waited longest and its reason, or returns None."""
     waits = sorted(found["waits"], key=lambda one: -one["seconds"])
     if not waits:
         return None
@@ -220,7 +229,10 @@ def waiting(found: Found) -> str | None:
 
 
 def consumers(found: Found) -> str | None:
-    """Returns the backlog of each consumer and the pids that hold its items; None without any."""
+    """Describes the backlog of each consumer and the pids that lease its items.
+
+    Returns None if the buffer has no consumers.
+    """
     told = []
     for one in found.get("consumers", ()):
         text = f"{one['name']} is {units.counted(one['behind'], 'item', 'items')} behind"
@@ -234,7 +246,7 @@ def consumers(found: Found) -> str | None:
 
 
 def recoveries(found: Found) -> str:
-    """Returns the number of recoveries, and the result of the last one."""
+    """Describes the number of recoveries and the result of the last one."""
     last, count = found["recovery"], found["epoch"]
     if not count:
         return "none"
@@ -245,7 +257,7 @@ def recoveries(found: Found) -> str:
 
 
 def recovered(found: Found) -> str:
-    """Returns the result of the last recovery."""
+    """Describes the result of the last recovery."""
     last = found["recovery"]
     if last is None:
         return "its result was not recorded"
@@ -254,7 +266,7 @@ def recovered(found: Found) -> str:
 
 
 def mended(last: Found) -> list[str]:
-    """Returns the repairs of a recovery."""
+    """Describes each type of repair that a recovery made."""
     return [units.counted(last[key], *says) for key, says in _FOUND.items() if last[key]]
 
 

@@ -1,4 +1,4 @@
-"""Warns if the kernel throttles the writers of a buffer; see memory/system/writeback.py."""
+"""Warns if the kernel throttles the writers of a buffer (``memory/system/writeback.py``)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ LOOKS, SOME = 20, 3
 
 WARN_EVERY_S = 600.0
 WORTH_A_LOOK_US = 10_000
-"""Minimum time spent waiting for disks between two checks; below it, no process is examined."""
+"""Time in µs that processes must have waited for disks between two checks. If they waited less,
+the writers are not examined."""
 
 
 class WritebackWarning:
-    """Checks whether the kernel throttles writers, logs warnings, and adds up the seconds."""
+    """Checks whether the kernel throttles writers, and logs a warning if it does so repeatedly."""
 
     def __init__(self, path: Path) -> None:
-        self.seconds = 0.0  # time between checks in which a writer was throttled
+        self.seconds = 0.0  # total time between checks in which a writer was throttled
         self._path = path
         self._looks: deque[list[int]] = deque(maxlen=LOOKS)
         self._warned_s: float | None = None
@@ -33,7 +34,7 @@ class WritebackWarning:
         self._last_s = time.monotonic()
 
     def check(self, pids: Iterable[int]) -> None:
-        """Checks whether the kernel is throttling any of these processes."""
+        """Checks whether the kernel is throttling any of the processes with these pids."""
         before, self._waited_us = self._waited_us, writeback.waited_for_disks_us()
         now_s = time.monotonic()
         past_s, self._last_s = now_s - self._last_s, now_s

@@ -1,4 +1,4 @@
-"""Records, which store items of any size as bytes.
+"""Records of tensors and TensorDicts. A record stores one item of any size as bytes.
 
 `TensorEncoder` encodes items as records for the byte ring, and `TensorDecoder` decodes them.
 

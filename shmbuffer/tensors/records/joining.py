@@ -1,4 +1,7 @@
-"""Joins the leaves of items of different shapes to one batch. `Nesting` creates jagged tensors."""
+"""Joins leaves of different shapes to one batch.
+
+`Joining` is the base class. `Nesting` creates jagged tensors, and `padding.Padding` pads them.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,16 @@ from shmbuffer.tensors.records.tensor_memory import empty, torch_dtype_of
 
 Leaf = Column | Tensors
 Later = Callable[[], Any]
-"""Returns a result once all bytes have been copied."""
+"""Function that returns a result. It is called after `TensorReading.read` has copied all bytes."""
 
 
 class Joining(Batch):
-    """Builds one batch from the leaves of items; subclasses define how a leaf is joined.
+    """Base class that builds one batch from the leaves of items that differ in shape.
+
+    Subclasses implement `_leaf`, which joins the values of one leaf.
 
     Raises:
-        KeyError: a requested leaf does not exist.
+        KeyError: no item has a leaf in ``asked``.
     """
 
     def __init__(self, table: Table, reading: TensorReading, asked: Collection[KeyPath]) -> None:
@@ -63,33 +68,39 @@ class Joining(Batch):
         return self.build(self.tree)
 
     def leaf(self, column: Any, dims: Ints) -> Any:
-        """Returns a column as a leaf of the batch."""
+        """Converts a column to a leaf of the batch."""
         return self.listed(column, dims) if isinstance(column, list) else column
 
     def apart(self, tree: Any, dims: Ints) -> Any:
-        """Builds a subtree in `APART` for each item."""
+        """Builds the objects or lazy stack of each item separately and joins them."""
         return self.listed(built(lambda: list(self.rows(tree)), self.reading.where), dims)
 
     def listed(self, values: list[Any], dims: Ints) -> Any:
-        """Joins one value per item, in TensorDicts of these sizes."""
+        """Joins one value per item: objects to a NonTensorStack, other values to a lazy stack.
+
+        ``dims`` are the batch sizes of the TensorDicts that contain them, int64 ``[n, rank]``.
+        """
         if all(map(is_non_tensor, values)):
             return NonTensorStack(*values)
         return lazy_stack(values)
 
     def _leaf(self, leaf: Leaf, path: KeyPath) -> Later:
+        """Returns a function that joins the values of the leaf at ``path``."""
         raise NotImplementedError
 
     def _dense(self, leaf: Leaf) -> Later:
+        """Returns a function that stacks the values of a leaf, which have the same shape."""
         if isinstance(leaf, Tensors):
             return lambda: torch.stack(leaf.tensors)
         return self.reading.batch(leaf)
 
     def _rows(self, leaf: Leaf) -> Callable[[], Sequence[torch.Tensor]]:
+        """Returns a function that returns the values of a leaf as a sequence of tensors."""
         return (lambda: leaf.tensors) if isinstance(leaf, Tensors) else self.reading.rows(leaf)
 
 
 class Nesting(Joining):
-    """Joins leaves as nested tensors; see `densify`."""
+    """Joins leaves of different shapes to jagged nested tensors, as described in `densify`."""
 
     def __init__(self, table: Table, reading: TensorReading, keys: Collection[Key]) -> None:
         self._keys = {path_of(key) for key in ([keys] if isinstance(keys, str) else keys)}
@@ -97,7 +108,7 @@ class Nesting(Joining):
         self._offsets: dict[tuple[bytes, torch.device], torch.Tensor] = {}
 
     def size(self, dims: Ints) -> list[int]:
-        """Returns the batch size of a TensorDict, with -1 for sizes that differ."""
+        """Returns the batch size of a TensorDict, with -1 for sizes that differ between items."""
         sizes: list[int] = np.where((dims != dims[:1]).any(axis=0), -1, dims[0]).tolist()
         return sizes
 
@@ -126,7 +137,11 @@ class Nesting(Joining):
         return lambda: self._jagged(sent(), lengths, dim)
 
     def _jagged(self, values: torch.Tensor, lengths: Ints, dim: int) -> torch.Tensor:
-        """Returns a nested tensor; tensors of the same lengths share their offsets."""
+        """Returns a nested tensor with these values, which differ in length along ``dim``.
+
+        Tensors with the same lengths share one tensor of offsets. torch requires this for
+        operations on several nested tensors.
+        """
         key = (lengths.tobytes(), values.device)
         offsets = self._offsets.get(key)
         if offsets is None:

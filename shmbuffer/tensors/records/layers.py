@@ -4,9 +4,9 @@
     TensorDict ─┼─▶ Table {"tokens": Column, "next": {...}, "text": [NonTensorData, ...]}
     TensorDict ─┘
 
-Records are read as such a table, and this module creates one from items in this process. A column
-is a `Column` of records, a `Tensors` object, or a list. The list contains a NonTensorData, a
-NonTensorStack or a lazy stack for each item.
+`TensorDecoder.table` creates such a table from records, and this module creates one from items in
+this process. A column is a `Column` of records, a `Tensors` object, or a list. The list contains a
+NonTensorData, a NonTensorStack or a lazy stack for each item.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ from shmbuffer.tensors.form.tensors import dtype_name
 
 
 class Tensors:
-    """A leaf of all items of this process, with one dtype, rank and device."""
+    """The values of one leaf in a list of TensorDicts.
+
+    All tensors have the same dtype, number of dimensions and device.
+    """
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self.tensors = tensors
@@ -49,17 +52,24 @@ class Tensors:
 
     @property
     def is_plain(self) -> bool:
-        """True if copying bytes is sufficient: all tensors are on the CPU without gradients."""
+        """True if the bytes can be copied directly.
+
+        All tensors must be on the CPU, and none may require a gradient.
+        """
         return all(one.is_cpu and not one.requires_grad for one in self.tensors)
 
     @property
     def ragged(self) -> list[int]:
-        """Dimensions in which the items differ."""
+        """Dimensions in which the sizes of the tensors differ."""
         return differing(self.dims)
 
 
 def has(tree: Any, path: KeyPath) -> bool:
-    """True if a path has an entry, or if an object other than a TensorDict is in its way."""
+    """True if an entry cannot be added at ``path``.
+
+    This is the case if the tree already has an entry there, or if a key on the path leads to an
+    object other than a TensorDict.
+    """
     for key in path:
         tree = tree[2] if tree[0] == "tensorclass" else tree
         if tree[0] != "tensordict":
@@ -71,7 +81,7 @@ def has(tree: Any, path: KeyPath) -> bool:
 
 
 def name_of(path: KeyPath) -> str:
-    """Returns a path in the notation of keys, for messages."""
+    """Formats the path of a leaf as a key, for error messages."""
     return repr(key_of(path))
 
 
@@ -80,7 +90,13 @@ def _place(path: KeyPath) -> str:
 
 
 def items_of(data: Any) -> list[Any]:
-    """Returns a list of TensorDicts; tensorclasses are unwrapped later."""
+    """Converts a lazy stack, a batch or a list to a list of TensorDicts or tensorclasses.
+
+    Raises:
+        EmptyBufferError: there are no items.
+        TypeError: an item is not a TensorDict or tensorclass.
+        RuntimeError: a lazy stack is not stacked along dimension 0.
+    """
     if isinstance(data, LazyStackedTensorDict):
         if data.stack_dim != 0:
             raise RuntimeError(
@@ -118,21 +134,25 @@ def _refuse_item(item: Any) -> NoReturn:
 
 
 def side_by_side(items: list[Any]) -> Table:
-    """Arranges TensorDicts as one table."""
+    """Converts a list of TensorDicts to a table with one column per key."""
     sides = _Sides()
     tree = sides.tree(items, ())
     return Table(tree, np.concatenate(sides.batch_dims, axis=1), sides.columns)
 
 
 class _Sides:
-    """Collects the entries of all items under each key."""
+    """Collects the entries of all items by key."""
 
     def __init__(self) -> None:
         self.columns: list[Any] = []
         self.batch_dims: list[Ints] = []
 
     def tree(self, items: list[Any], path: KeyPath) -> Any:
-        """Returns the tree of one TensorDict or tensorclass per item."""
+        """Adds the entries of all items to the columns, and returns their common tree.
+
+        ``items`` contains one TensorDict or tensorclass per item. ``path`` is its location in the
+        item.
+        """
         kinds = one_of_each(items)
         classes = [type(item) for item in kinds if is_tensorclass(item)]
         inner = [item._tensordict if type(item) in classes else item for item in items]
@@ -158,7 +178,10 @@ class _Sides:
         return tree
 
     def _entry(self, values: list[Any], sizes: list[torch.Size], path: KeyPath) -> Any:
-        """Adds the values of all items under one key; None for an item without it."""
+        """Adds a column for the values of all items at ``path``, and returns its tree.
+
+        The value is None for an item without this entry.
+        """
         kinds = [value for value in one_of_each(values) if value is not None]
         if all(isinstance(value, torch.Tensor) for value in kinds):
             return self._chunk(_tensors(values, sizes, path))
@@ -218,7 +241,11 @@ def _tensors(values: list[Any], sizes: list[torch.Size], path: KeyPath) -> Tenso
 
 
 def _filled(values: list[Any], sizes: list[torch.Size], path: KeyPath) -> list[torch.Tensor]:
-    """Returns the values, with a leaf of length 0 for the items without one."""
+    """Replaces each missing value (None) by a tensor of length 0.
+
+    Raises:
+        RuntimeError: the leaf has no dimension besides those of the batch.
+    """
     first = next(value for value in values if value is not None)
     filled = []
     for value, size in zip(values, sizes, strict=True):

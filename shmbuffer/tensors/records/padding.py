@@ -26,7 +26,7 @@ _MAX_HOLLOW_STEPS = 2**20
 
 
 class Padding(Joining):
-    """Joins leaves by padding them; see `pad`."""
+    """Joins leaves of different shapes by padding them, as described in `pad`."""
 
     def __init__(
         self,
@@ -62,12 +62,12 @@ class Padding(Joining):
         self._masks: list[tuple[KeyPath, Ints]] = []
 
     def size(self, dims: Ints) -> list[int]:
-        """Returns the largest batch sizes."""
+        """Returns the largest size of each batch dimension."""
         longest: list[int] = dims.max(axis=0).tolist()
         return longest
 
     def listed(self, values: list[Any], dims: Ints) -> Any:
-        """Joins one value per item; objects of fewer dims are followed by None."""
+        """Joins one value per item, and pads arrays of objects with None to the same shape."""
         if not (dims != dims[:1]).any():
             return super().listed(values, dims)
         if not all(map(is_non_tensor, values)):
@@ -106,7 +106,11 @@ class Padding(Joining):
         return self._padded(leaf, last, path) if ragged else self._dense(leaf)
 
     def _padded(self, leaf: Leaf, last: int, path: KeyPath) -> Later:
-        """Pads a leaf whose rows differ; ``last`` is the last dimension in which they differ."""
+        """Returns a function that pads a leaf whose values differ in shape.
+
+        ``last`` is the last dimension in which they differ. If it is 0, the values are copied
+        directly to their places in the batch. Otherwise torch copies them one by one.
+        """
         value = self._values.get(path, self._value)
         count, shape = len(leaf.dims), leaf.dims.max(axis=0).tolist()
         dtype = leaf.dtype if isinstance(leaf, Tensors) else torch_dtype_of(leaf.chunk)
@@ -134,7 +138,7 @@ class Padding(Joining):
     def join(self) -> Any:
         """Returns the batch with its masks."""
         batch = super().join()
-        made: dict[bytes, torch.Tensor] = {}  # masks by their lengths
+        made: dict[bytes, torch.Tensor] = {}  # from the bytes of the lengths to the mask
         masks: dict[KeyPath, torch.Tensor] = {}
         for path, dims in self._masks:
             mask = made.get(dims.tobytes())
@@ -147,7 +151,7 @@ class Padding(Joining):
                 if batch.get(key, mask) is not mask:
                     raise RuntimeError(
                         f"{name_of(path)} shares the mask {name_of(key)} with another leaf, but "
-                        "their lengths differ; use a separate mask for each"
+                        "their lengths differ; use a separate mask for each leaf"
                     )
                 batch.set(key, mask)
         elif len(made) == 1:
@@ -161,12 +165,15 @@ class Padding(Joining):
         return batch
 
     def _mask(self, path: KeyPath, dims: Ints) -> torch.Tensor:
-        """Returns a mask, bool ``[n, *longest]``, True within ``dims``, int64 ``[n, rank]``."""
+        """Returns a mask, bool ``[n, *longest]``, that is True for the elements of each item.
+
+        ``dims`` contains the shape of each item, int64 ``[n, rank]``.
+        """
         shape: list[int] = dims.max(axis=0).tolist()
         _require_possible(path, shape, math.prod(shape))
         found = np.ones((len(dims), *shape), np.bool_)
         for dim, size in enumerate(shape):
-            numbers = np.arange(size, dtype=np.uint32)  # 32 bits suffice, and 64 take twice as long
+            numbers = np.arange(size, dtype=np.uint32)  # 32 bits are enough and twice as fast as 64
             within = numbers < dims[:, dim, None].astype(np.uint32)
             where = [1] * len(shape)
             where[dim] = size
@@ -183,7 +190,11 @@ def _filled(tensors: Sequence[torch.Tensor], shape: list[int], value: float) -> 
 
 
 def _require_possible(path: KeyPath, shape: list[int], nbytes: int) -> None:
-    """Checks a size before allocation, since shapes that contain 0 are otherwise arbitrary."""
+    """Raises RuntimeError if a padded item would be too large.
+
+    The size of the items does not limit it, because an item without bytes, whose shape contains a
+    0, can have any length in the other dimensions.
+    """
     if nbytes > MAX_RAW_BYTES:
         raise RuntimeError(
             f"{name_of(path)} would be padded to {shape}, which is {nbytes} bytes per item; the "
@@ -192,9 +203,12 @@ def _require_possible(path: KeyPath, shape: list[int], nbytes: int) -> None:
 
 
 def _require_few(path: KeyPath, shape: list[int]) -> None:
-    """Limits masks of leaves without bytes, which may have any number of steps."""
+    """Raises RuntimeError if the mask of a leaf without bytes would be too large.
+
+    The number of steps in such a leaf is not limited by its size in bytes.
+    """
     if math.prod(shape) > _MAX_HOLLOW_STEPS:
         raise RuntimeError(
-            f"{name_of(path)} contains no numbers, and its shape would need a mask of {shape} per "
-            "item; read it without a mask, or leave it out of mask_key"
+            f"{name_of(path)} contains no numbers, but a mask for it would have the shape {shape} "
+            "per item; read it without a mask, or leave it out of mask_key"
         )

@@ -3,8 +3,8 @@
     records ─────┬─▶ columns ─┬─▶ pad       tokens [n, longest], mask [n, longest]
     TensorDicts ─┘            └─▶ densify   tokens [n, j]: torch's jagged tensor
 
-A column is a leaf of all items, and one native call copies its rows to their places. torch copies
-rows one by one if they have a gradient or are on another device.
+A column contains the values of one leaf in all items. One native call copies all of them to the
+batch. If they have a gradient or are on another device, torch copies them one by one.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def pad(
 ) -> Any:
     """Pads TensorDicts whose leaves differ in shape to one dense batch with a mask.
 
-    Every leaf becomes a tensor ``[n, *longest]``, with ``value`` after the end of each item. The
-    mask is bool and True for the elements of the item. Its dimensions are those of the batch and
-    those in which the items differ (``[n, longest]`` for sequences).
+    Every leaf becomes a tensor ``[n, *longest]`` in which the elements after the end of an item are
+    ``value``. The mask is bool, and True for the elements of the item. It has the dimensions of the
+    batch and those in which the items differ (``[n, longest]`` for sequences).
 
     Args:
         data: a lazy stack (along dim 0) or a list of TensorDicts or tensorclasses. A missing leaf
@@ -39,30 +39,30 @@ def pad(
         value: the padding value, or a dict from leaves to padding values, with 0 for all other
             leaves.
         mask_key: key of the mask. Leaves that differ in the same dims and lengths share one mask
-            under this key. Otherwise the key contains a TensorDict of masks, each under the key of
-            its leaf. If all items of a batch happen to be equally long, every leaf with dims is
-            masked.
+            under this key. Otherwise the entry is a TensorDict of masks, each under the key of its
+            leaf. If all items of a batch happen to be equally long, every leaf with dims is masked.
 
             A dict from leaves to masks gives every batch the same keys: ``{"tokens": "mask",
             "logp": "mask", "prompt": "prompt_mask"}``. These leaves are always masked, and no other
-            leaf may differ.
+            leaf may differ in shape.
 
-            None creates no mask.
+            With None, no mask is created.
 
     Returns:
-        A TensorDict ``[n, *batch]``. Text and other objects are stored in a NonTensorStack, padded
-        with None. If a mask is added to a tensorclass, the result is a TensorDict, because the
-        tensorclass has no field for the mask.
+        A TensorDict ``[n, *batch]``. Text and other objects are in a NonTensorStack, padded with
+        None. If a mask is added to tensorclasses, the result is a TensorDict, because a tensorclass
+        has no field for the mask.
 
     Raises:
         EmptyBufferError: there are no items.
         TypeError: an item has another type, or a leaf is not a tensor in some items.
-        KeyError: no item has a given leaf, or an item has an entry at the key of a mask.
-        RuntimeError: a leaf differs in dtype or number of dims, a leaf that ``mask_key`` does not
-            name differs in shape, or leaves of one mask differ in length.
+        KeyError: no item has a leaf named in ``value`` or ``mask_key``, or an item already has an
+            entry at the key of a mask.
+        RuntimeError: a leaf differs in dtype or number of dims. Also raised if ``mask_key`` is a
+            dict and another leaf differs in shape, or if leaves that share a mask differ in length.
 
-    Cost: 1.5 µs per leaf of an item, and a copy. For records of one form 0.5 µs per record, 40 µs
-        per leaf, and a copy or the decompression.
+    Cost: 1.5 µs per leaf of each item, and a copy. For records of one form: 0.5 µs per record,
+        40 µs per leaf, and a copy or the decompression.
 
     Example:
         >>> import torch
@@ -82,32 +82,35 @@ def pad(
 def densify(data: Any, keys: Collection[Key] = ()) -> Any:
     """Joins TensorDicts whose leaves differ in shape to a batch of jagged nested tensors.
 
-    The result is that of ``LazyStackedTensorDict.densify(layout=torch.jagged)``. Leaves of the same
-    lengths share their offsets, so that torch can compute with them together.
+    The result is the same as that of ``LazyStackedTensorDict.densify(layout=torch.jagged)``. Leaves
+    with the same lengths share their offsets, so that torch can combine them in one operation.
 
     Args:
         data: a lazy stack (along dim 0) or a list of TensorDicts or tensorclasses. A missing leaf
-            counts as a leaf of length 0.
+            is treated as a leaf of length 0.
         keys: leaves that are always nested along their first dim, even if all items are equally
             long.
 
     Returns:
-        A TensorDict ``[n, *batch]``, with -1 for batch sizes that differ. A leaf of one shape is
-            dense. Text and other objects are a NonTensorStack.
+        A TensorDict ``[n, *batch]``, with -1 for batch sizes that differ. A leaf that has the same
+        shape in all items is dense. Text and other objects are in a NonTensorStack.
 
     Raises:
         EmptyBufferError: there are no items.
         TypeError: an item has another type, or a leaf is not a tensor in some items.
-        KeyError: no item has a given leaf.
-        RuntimeError: a leaf differs in dtype, in number of dims, or in several dims.
+        KeyError: no item has a leaf named in ``keys``.
+        RuntimeError: a leaf differs in dtype, in number of dims, or in the size of several dims.
 
-    Cost: that of `pad`, and 70 µs for each nested tensor.
+    Cost: the cost of `pad`, and 70 µs per nested tensor.
     """
     return Nesting(*_columns(data), keys).join()
 
 
 def _columns(data: Any) -> tuple[Table, TensorReading]:
-    """Returns the columns of items. Records with one tree are read without decoding the items."""
+    """Returns the table of the items, and the reading with which its columns are read.
+
+    Records that share one tree are read without decoding the items first.
+    """
     decoder = TensorDecoder()
     if isinstance(data, RawBatch):
         decoder, batch = data.decoder, writable(data.batch)

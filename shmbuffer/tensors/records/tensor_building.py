@@ -1,7 +1,8 @@
-"""Builds all items of one form at once from their columns of leaves.
+"""Builds items from columns of leaves.
 
-The tree of a `record_format.Form` follows the grammar of `record_format.grammar`. It is traversed
-once for all items, so that the cost per item is that of its containers.
+The tree of a `record_format.Form` follows the grammar of `record_format.grammar`. All items of one
+form are built in a single traversal of the tree, so that the cost per item is only that of
+creating its containers.
 """
 
 from __future__ import annotations
@@ -19,23 +20,26 @@ from shmbuffer.tensors.form.tensor_batches import collate
 from shmbuffer.tensors.form.tensor_containers import make_containers
 
 OBJECTS = frozenset(("object", "objects"))
-"""Nodes of NonTensorData. A batch has one of them per item."""
+"""Kinds of nodes for NonTensorData. A batch contains one NonTensorData per item."""
 APART = OBJECTS | {"lazy"}
-"""Nodes that a batch of joined TensorDicts contains once per item."""
+"""Kinds of nodes that cannot be joined to one tensor, so that each item is built separately."""
 
 
 class NotDenseError(Exception):
-    """Raised if items do not form a batch with one tensor per leaf, so that each is decoded."""
+    """Raised if the items cannot form a batch with one tensor per leaf.
+
+    The items are then decoded separately.
+    """
 
 
 def is_layer(tree: Any) -> bool:
-    """True if items are TensorDicts or tensorclasses, but not lazy stacks."""
+    """True if the root of a tree is a TensorDict or a tensorclass."""
     inner = tree[2] if tree[0] == "tensorclass" else tree
     return bool(inner[0] == "tensordict")
 
 
 def chunks_under(tree: Any, kinds: Collection[str], inside: bool = False) -> set[int]:
-    """Returns the chunks of a tree that are below nodes of these kinds."""
+    """Returns the numbers of the chunks that are below a node of one of these kinds."""
     if tree[0] == "chunk":
         return {tree[1]} if inside else set()
     inside = inside or tree[0] in kinds
@@ -43,7 +47,10 @@ def chunks_under(tree: Any, kinds: Collection[str], inside: bool = False) -> set
 
 
 def chunks_at(tree: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], int]:
-    """Returns the chunks below keys of TensorDicts, tensorclasses and dicts, by path."""
+    """Returns a dict from the path of keys to the number of each chunk.
+
+    It contains the chunks that can be reached through TensorDicts, tensorclasses and dicts.
+    """
     if tree[0] == "chunk":
         return {path: tree[1]}
     if tree[0] == "tensorclass":
@@ -55,26 +62,27 @@ def chunks_at(tree: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], in
 
 
 class TensorItemBuilder(building.ItemBuilder):
-    """Builds each item, which may contain TensorDicts; see `items.records.building`.
+    """Builds items that may contain TensorDicts (`items.records.decoding.building`).
 
-    Cost: for each item 1 µs per TensorDict, 0.1 µs per leaf, and 1.5 µs per text in a TensorDict.
+    Cost per item: 1 µs per TensorDict, 0.1 µs per leaf, and 1.5 µs per text in a TensorDict.
     """
 
     def __init__(
         self,
         batch_dims: Ints,
         columns: Any,
-        device: torch.device | None,  # device of the tensors and TensorDicts, if they have one
+        # Device of TensorDicts, instead of the device that the record names. None is no override.
+        device: torch.device | None,
     ) -> None:
         super().__init__(batch_dims, columns)
         self.device = device
 
     def make_containers(self, node: Container, rows: Sequence[Any], dims: Ints) -> Sequence[Any]:
-        """Makes one container for each row of entries."""
+        """Creates one container for each row of entries."""
         return make_containers(node, rows, _sizes(dims) if node.batch else ())
 
     def node(self, tree: Any) -> tuple[Container, Ints]:
-        """Returns the container of a tree with its device, and its batch sizes."""
+        """Returns the root container of a tree, with its device set, and its batch sizes."""
         node, dims = super().node(tree)
         if node.kind == "tensordict" and node.about[0] is not None:
             node.about[0] = self.device or torch.device(node.about[0])
@@ -84,11 +92,15 @@ class TensorItemBuilder(building.ItemBuilder):
 class Batch(TensorItemBuilder):
     """Builds one batch of all items. Stacks TensorDicts and collates other items.
 
-    A column is a tensor ``[m, ...]`` or a list of length m. All batch sizes of a tree are equal.
+    A column is a tensor ``[m, ...]`` or a list of length m. All items must have the same batch
+    sizes.
     """
 
     def build(self, tree: Any, dims: Any = None) -> Any:
-        """Builds a tree for all items; ``dims`` are the batch sizes around it."""
+        """Builds the part of the batch that a subtree describes.
+
+        ``dims`` are the batch sizes of the TensorDict that contains it, int64 ``[m, rank]``.
+        """
         if tree[0] == "chunk":
             return self.leaf(self.columns[tree[1]], dims)
         if tree[0] in APART:
@@ -102,23 +114,27 @@ class Batch(TensorItemBuilder):
         return make_containers(node, [parts], [torch.Size((self.count, *self.size(dims)))])[0]
 
     def leaf(self, column: Any, dims: Ints) -> Any:
-        """Returns a column as a leaf of the batch."""
+        """Converts a column to a leaf of the batch."""
         return column if isinstance(column, torch.Tensor) else _collated(column)
 
     def apart(self, tree: Any, dims: Ints) -> Any:
-        """Builds a subtree in `APART` for each item."""
+        """Builds the objects of each item separately and stacks them.
+
+        Raises:
+            NotDenseError: the subtree is a lazy stack.
+        """
         if tree[0] == "lazy":
             raise NotDenseError
         return torch.stack(list(self.rows(tree)))
 
     def size(self, dims: Ints) -> list[int]:
-        """Returns the batch size of a TensorDict without its first dim."""
+        """Returns the batch size of a TensorDict without the dimension of the items."""
         found: list[int] = dims[0].tolist()
         return found
 
 
 def _collated(values: Sequence[Any]) -> Any:
-    """Converts numbers to a tensor, and other values to a list."""
+    """Collates the values of one leaf: numbers become a tensor, and other values a list."""
     try:
         return collate(list(values))
     except (OverflowError, RuntimeError, ValueError) as error:  # an int of more than 64 bits
@@ -126,7 +142,7 @@ def _collated(values: Sequence[Any]) -> Any:
 
 
 def _sizes(dims: Ints) -> list[torch.Size]:
-    """Returns a batch size for each row."""
+    """Returns one batch size per item from sizes, int64 ``[n, rank]``."""
     if not dims.shape[1]:
         return [torch.Size(())] * len(dims)
     if not (dims != dims[:1]).any():

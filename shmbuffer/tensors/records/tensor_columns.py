@@ -1,4 +1,4 @@
-"""Finds the memory of each leaf of a batch's items without splitting the batch."""
+"""Locates the bytes of each item within the tensors of a batch, without splitting the batch."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from shmbuffer.tensors.records.tensor_forms import NAMES, plain
 
 
 def of_batch(data: Any) -> Columns | None:
-    """Returns the columns of a tensor, array, TensorDict or tensorclass along its first dimension.
+    """Returns the columns of a batch whose items are the rows along its first dimension.
 
-    Returns None if the items are not rows of one block of memory or may be of several kinds. The
-    caller must then split the batch. Cost: 10 µs per leaf. Tensors whose items are not contiguous
-    are copied.
+    ``data`` is a tensor, array, TensorDict or tensorclass. Tensors whose rows are not contiguous
+    are copied. Returns None if an entry does not consist of rows of one block of memory, or if the
+    items may differ in kind. The caller must then split the batch. Cost: 10 µs per leaf.
     """
     rows = _Rows(len(data))
     try:
@@ -46,7 +46,15 @@ _KEPT_SHAPES = 64
 
 
 def _shapes_of(count: int, key: Any, batch: Any, of_leaves: Any) -> Shapes:
-    """Returns the kind and the sizes of ``count`` items, from the shape of each leaf."""
+    """Returns the kind and sizes of the items of a batch.
+
+    Args:
+        count: number of items.
+        key: elements of the key of the kind.
+        batch: batch sizes of one item.
+        of_leaves: shape of each leaf within an item, or int64 ``[count, rank]`` if the items
+            differ.
+    """
     kind = kind_of(tuple(key))
     batch_dims = np.empty((count, len(batch)), np.int64)
     batch_dims[:] = batch
@@ -67,19 +75,20 @@ _SHAPES: Kept[tuple[Any, ...], Shapes] = Kept(lambda key: _shapes_of(*key), _KEP
 
 
 class _ApartError(Exception):
-    """Raised if the batch has to be split into its items."""
+    """Raised if the batch must be split into items."""
 
 
 class _Rows(Walk):
-    """Collects for all items of a batch the data that `Walk` collects for one item."""
+    """Collects for a whole batch the same information that `Walk` collects for one item."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
         self._count = count
-        self._shapes: list[Any] = []  # shape of a leaf, or int64 ``[n, rank]`` if the items differ
-        self._first: list[Any] = []  # address of the first row, or of each row
+        # Each list has one element per leaf.
+        self._shapes: list[Any] = []  # shape in each item, or int64 ``[n, rank]`` if they differ
+        self._first: list[Any] = []  # address of the first row, or an array with that of each row
         self._steps: list[int] = []  # distance between rows in bytes
-        self._keeps: list[Any] = []
+        self._keeps: list[Any] = []  # owner of the memory
 
     def columns(self) -> Columns:
         rows = self._count * len(self._shapes)
@@ -91,7 +100,7 @@ class _Rows(Walk):
             found = _shapes_of(self._count, self.key, self.batch_dims, self._shapes)
         if keep:
             addresses = found.rows * np.array(self._steps, np.int64) + np.array(self._first)
-        else:  # the first rows can be arrays
+        else:  # `_first` may contain arrays
             addresses = np.empty(found.sizes.shape, np.int64)
             for at, (first, step) in enumerate(zip(self._first, self._steps, strict=True)):
                 addresses[:, at] = found.rows[:, 0] * step + first
@@ -106,7 +115,11 @@ class _Rows(Walk):
         )
 
     def add(self, item: Any) -> None:
-        """Adds the leaves of a part; _ApartError if its items are not rows in one memory block."""
+        """Adds the leaves of a batch or of one of its entries.
+
+        Raises:
+            _ApartError: the data do not consist of rows of one block of memory.
+        """
         if isinstance(item, torch.Tensor):
             self._tensor(item)
         elif isinstance(item, np.ndarray):
@@ -134,7 +147,7 @@ class _Rows(Walk):
             except RefusedError as error:
                 raise error.under(keys, parts, part) from None
             return
-        (value,) = parts  # one object for all items
+        (value,) = parts  # all items share this object
         one = describe(value)
         columns = of_described([one])
         self.key += one.kind.key
@@ -164,7 +177,7 @@ class _Rows(Walk):
         self._leaf(data.shape[1:], data.data_ptr(), data.stride(0) * data.itemsize, data)
 
     def _array(self, data: np.ndarray[Any, Any]) -> None:
-        if data.dtype.kind in "OVSU":  # each text has its own length
+        if data.dtype.kind in "OVSU":  # texts and objects vary in size
             raise _ApartError
         token, rank = array_token(data), data.ndim - 1
         data = np.ascontiguousarray(data)
@@ -172,7 +185,7 @@ class _Rows(Walk):
         self._leaf(data.shape[1:], address(data), data.strides[0], data)
 
     def _objects(self, data: Any) -> None:
-        """Adds one object per item if all are text, bytes, or numbers of one kind."""
+        """Adds one object per item if all objects are text, bytes or numbers of the same kind."""
         parts = data.tensordicts
         if (
             data.stack_dim

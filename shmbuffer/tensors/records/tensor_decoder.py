@@ -41,15 +41,19 @@ _PLAIN = frozenset(("bytes", "str", "int", "float", "bool", "none"))
 
 
 class TensorDecoder(decoder.Decoder):
-    """Decodes records into items of tensors and TensorDicts; see `items.records.decoder`."""
+    """Decodes records into items with tensors and TensorDicts.
+
+    The base class in `items.records.decoding.decoder` decodes items without torch.
+    """
 
     def __init__(
         self,
-        # Decompresses zstd (`Zstd.expand`); None if nothing is compressed with it.
+        # Decompresses zstd (`Zstd.expand`). None if no chunk is compressed with zstd.
         expand: Expand | None = None,
-        device: torch.device | None = None,  # device of decoded tensors; None is the CPU
-        # The user's ``decompression_fn``. It takes a chunk (uint8) and a dict of ``"type"``
-        # (``"tensor"``), ``"shape"``, ``"dtype"`` and ``"device"`` of the original tensor.
+        device: torch.device | None = None,  # device of decoded tensors. None is the CPU.
+        # The user's ``decompression_fn``. It takes a chunk (uint8) and a dict with the keys
+        # ``"type"`` (always ``"tensor"``), ``"shape"``, ``"dtype"`` and ``"device"``, which
+        # describe the original tensor.
         own: Decompress | None = None,
         where: str = "this buffer",  # name of the buffer in messages
     ) -> None:
@@ -58,21 +62,21 @@ class TensorDecoder(decoder.Decoder):
         self.own = None if own is None else partial(expanded, own)
 
     def reading(self, data: Bytes) -> TensorReading:
-        """Returns a reading of these bytes."""
+        """Returns a reading for records that are stored in these bytes."""
         return TensorReading(self, data)
 
     def rows(self, batch_dims: Ints, leaves: list[Any]) -> TensorItemBuilder:
-        """Returns a builder of items from their leaves."""
+        """Returns a builder that creates items from these batch sizes and columns of leaves."""
         return TensorItemBuilder(batch_dims, leaves, self.device)
 
     def stack(self, batch: RecordBatch, dim: int = 0) -> LazyStackedTensorDict | None:
         """Returns all records as a lazy stack that decodes its items on first access.
 
-        That access detects damage in compressed leaves. Returns None if the items cannot be
-        stacked, for example because they are tensorclasses or not TensorDicts. In this case use
+        The first access also detects damage in compressed leaves. Returns None if the items cannot
+        be stacked, for example because they are tensorclasses or not TensorDicts. In this case use
         `items`.
 
-        Cost: 10 µs and 0.1 to 0.5 µs per record. The first access costs as much as `items`.
+        Cost: 10 µs, and 0.1 to 0.5 µs per record. The first access costs as much as `items`.
         """
         batch = writable(batch)
         located = record_format.locate(batch, self.where)
@@ -98,7 +102,11 @@ class TensorDecoder(decoder.Decoder):
     def _column(
         self, batch: RecordBatch, located: Sequence[Located], key: str
     ) -> torch.Tensor | None:
-        """Returns an entry of all records as a tensor; None unless all are raw and of one form."""
+        """Returns the entries of all records under a key as one tensor.
+
+        Returns None unless all records have the same form and the entries are uncompressed tensors
+        of one shape.
+        """
         form = located[0].form
         number = _chunks_of(form).get((key,)) if len(located) == 1 else None
         if number is None or form.chunks[number].codec is not Codec.RAW:
@@ -113,11 +121,11 @@ class TensorDecoder(decoder.Decoder):
     def dense(self, batch: RecordBatch) -> Any:
         """Returns all records as one batch with new contiguous tensors ``[n, ...]``.
 
-        The result is equal to that of `torch.stack` for TensorDicts, and to that of
-        `batches.collate` for dicts and tuples. Returns None if the items differ in form or in the
-        shape of a leaf, or contain lazy stacks. In this case use `items`.
+        TensorDicts are stacked as by `torch.stack`, and dicts and tuples are collated as by
+        `tensor_batches.collate`. Returns None if the items differ in form or in the shape of a
+        leaf, or contain lazy stacks. In this case use `items`.
 
-        Cost: a copy of the bytes, or their decompression, 25 µs per leaf, and 0.1 to 0.5 µs per
+        Cost: a copy of the bytes or their decompression, 25 µs per leaf, and 0.1 to 0.5 µs per
             record.
         """
         located = record_format.locate(batch := writable(batch), self.where)
@@ -148,13 +156,14 @@ class TensorDecoder(decoder.Decoder):
     def entries(
         self, batch: RecordBatch, paths: Sequence[TreePath]
     ) -> list[Sequence[Any] | NDArray[Any]]:
-        """Returns a sequence of entries per path, and decompresses no other entries.
+        """Returns the entries of all records at each path, without decompressing other entries.
 
-        An entry is a tensor, array or number; None if it is missing or of another kind. If all are
-        tensors of one shape and numpy has their dtype, they are one array ``[n, ...]``.
+        An entry is a tensor, array or number, or None if it is missing or an object. If all entries
+        at a path are tensors of one shape and NumPy has their dtype, they are returned as one array
+        ``[n, ...]``.
 
-        Cost: 30 µs, and 20 µs per form; 0.6 µs per entry that is not in such an array;
-            decompression.
+        Cost: 30 µs, 20 µs per form, the decompression, and 0.6 µs per entry that is not part of an
+            array.
         """
         batch = writable(batch)
         found: list[Any] = [[None] * len(batch) for _ in paths]
@@ -188,7 +197,10 @@ class TensorDecoder(decoder.Decoder):
 
 
 class RawBatch:
-    """Validated bytes of several records of a byte ring. Decoded items can share them."""
+    """Validated bytes of several records from a byte ring.
+
+    Decoded items may be views of these bytes.
+    """
 
     def __init__(self, batch: RecordBatch, decoder: TensorDecoder) -> None:
         self.batch = batch
@@ -203,7 +215,10 @@ class RawBatch:
         return self.decoder.items(self.batch)
 
     def stacked(self, dim: int) -> Any:
-        """Returns a lazy stack that decodes its items on access; a list if they do not stack."""
+        """Returns a lazy stack that decodes its items on first access.
+
+        Returns a list of the items if they cannot be stacked.
+        """
         stack = self.decoder.stack(self.batch, dim)
         if stack is None:
             items = self.items()
@@ -212,7 +227,7 @@ class RawBatch:
         return stack
 
     def dense(self) -> Any:
-        """Returns one batch; None if the items differ in form or in the shape of a leaf."""
+        """Returns one batch, or None if the items differ in form or in the shape of a leaf."""
         return self.decoder.dense(self.batch)
 
 
@@ -228,14 +243,21 @@ def _objects_of(form: Form) -> set[int]:
 
 @lru_cache(256)
 def _dtypes_of(form: Form) -> list[Any] | None:
-    """Returns torch's dtype of each leaf; None if a leaf is no tensor or needs several steps."""
+    """Returns the torch dtype of each leaf of a form.
+
+    Returns None if the leaves cannot all be read directly into tensors, because one is not a
+    tensor, is part of a NonTensorData, or is compressed by the user's function.
+    """
     refused = [one.codec is Codec.OWN for one in form.chunks]
     found = list(map(torch_dtype_of, form.chunks))
     return None if any(refused) or None in found or _objects_of(form) else found
 
 
 class TensorReading(decoder.Reading):
-    """Reads columns: each request returns a function that gives its result after `read`."""
+    """Reads columns of records into tensors.
+
+    Each request returns a function that returns the result. It can be called after `read`.
+    """
 
     def __init__(self, of: TensorDecoder, data: Bytes = _NOTHING) -> None:
         super().__init__(data, of.expand, of.where)
@@ -243,7 +265,7 @@ class TensorReading(decoder.Reading):
         self._sent: torch.Tensor | None = None
 
     def batch(self, column: Column) -> Callable[[], torch.Tensor]:
-        """Requests a new tensor ``[n, ...]`` for rows of one shape."""
+        """Requests a new tensor ``[n, ...]`` with the rows of a column, which have one shape."""
         dtype = torch_dtype_of(column.chunk)
         assert dtype is not None  # checked by the caller
         count = len(column.dims)
@@ -253,7 +275,7 @@ class TensorReading(decoder.Reading):
         return self.sent(out)
 
     def alike(self, located: Located, dtypes: list[torch.dtype]) -> list[torch.Tensor]:
-        """Reads all leaves of records with equal dims into new tensors ``[n, ...]``."""
+        """Reads each leaf of records whose sizes are all equal into a new tensor ``[n, ...]``."""
         count, sizes = len(located.numbers), located.numbers[0].tolist()
         dims = located.form.columns.dims
         out = [empty((count, *sizes[at]), one) for at, one in zip(dims, dtypes, strict=True)]
@@ -262,11 +284,11 @@ class TensorReading(decoder.Reading):
         return [self.sent(one)() for one in out]
 
     def sent(self, out: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Returns a function that moves a tensor from the CPU to the decoder's device."""
+        """Returns a function that returns a CPU tensor, moved to the decoder's device."""
         return lambda: out if self.device is None else out.to(self.device)
 
     def cut(self, column: Column, memory: Bytes, starts: Ints) -> Sequence[Any]:
-        """Cuts memory into the values of a column, which may be tensors."""
+        """Cuts memory into the values of a column. ``starts`` are their offsets in bytes."""
         if column.chunk.kind != "tensor":
             return super().cut(column, memory, starts)
         dtype = torch_dtype_of(column.chunk)

@@ -1,4 +1,4 @@
-"""Encodes items with tensors, and batches without splitting them, as records."""
+"""Encodes items and batches of tensors and TensorDicts as records."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from shmbuffer.tensors.records.tensor_memory import Compress, compressed
 
 
 class TensorEncoder(encoder.Encoder):
-    """Encodes items, including tensors and TensorDicts; see `items.records.encoder`.
+    """Encodes items that may contain tensors and TensorDicts (`items.records.encoder`).
 
     Raises:
         ValueError: both ``own`` and ``zstd`` are given.
-        TypeError: ``keys`` is text instead of a list of keys.
+        TypeError: ``keys`` is a str instead of a list of keys.
     """
 
     def __init__(
         self,
         *,
         zstd: Zstd | None = None,
-        # The user's ``compression_fn``, instead of zstd. It takes each non-empty tensor on the CPU,
-        # each numpy array as a tensor (as bytes if torch does not have its dtype), and bytes. It
-        # returns a uint8 tensor.
+        # The user's ``compression_fn``, which replaces zstd. It is called with each non-empty leaf
+        # as a tensor on the CPU. NumPy arrays whose dtype torch does not have, and bytes, are
+        # passed as uint8. It returns a uint8 tensor.
         own: Compress | None = None,
-        keys: Iterable[Any] | None = None,  # with ``own``, None is all but text
+        # Keys of the leaves that are compressed. With ``own``, None stands for all except text.
+        keys: Iterable[Any] | None = None,
     ) -> None:
         if own is not None and zstd is not None:
             raise ValueError("compression_fn replaces zstd; leave one of them out")
@@ -42,15 +43,18 @@ class TensorEncoder(encoder.Encoder):
             self.own = partial(compressed, own)
 
     def listed(self, data: Any) -> Any:
-        """Returns a batch unchanged, and other data as a list of items."""
+        """Returns a batch unchanged, and converts other data to a list of items."""
         return data if is_batch(data) and len(data.shape) else unbound(data)
 
     def items(self, data: Any) -> list[Any]:
-        """Returns the items of a list or batch."""
+        """Returns a list of the items in a list or batch."""
         return unbound(data)
 
     def columns(self, data: Any) -> list[tuple[Ints, Columns]]:
-        """Returns the columns of a batch, without splitting it if possible."""
+        """Returns the columns of the items, and the row numbers that belong to each.
+
+        A batch is not split into items if this can be avoided.
+        """
         count = len(data) if self.own is None and is_batch(data) else 0
         columns = of_batch(data) if count else None
         return super().columns(data) if columns is None else [(np.arange(count), columns)]

@@ -1,4 +1,4 @@
-"""Forms of items that may contain tensors and TensorDicts; see `items.records.forms`."""
+"""Forms of items that may contain tensors and TensorDicts (`items.records.forms`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shmbuffer.memory.format.dtypes import DTYPES
 from shmbuffer.tensors.form.tensor_containers import TAKES, take_of
 from shmbuffer.tensors.form.tensors import contiguous, dtype_name
 
-#: Names of the dtypes that can be stored and that this torch has.
+#: Names of the torch dtypes that can be stored.
 NAMES = {
     dtype: name for name in DTYPES if isinstance(dtype := getattr(torch, name, None), torch.dtype)
 }
@@ -19,7 +19,11 @@ _INTEGERS = frozenset(dtype for dtype in NAMES if not dtype.is_complex) - _FLOAT
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor whose bytes are its numbers in order: contiguous, on the CPU, detached."""
+    """Returns a contiguous, detached plain tensor on the CPU, whose bytes can be stored.
+
+    Raises:
+        RefusedError: the tensor is nested or sparse, or its dtype cannot be stored.
+    """
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.dtype not in NAMES:
         nested = "nested " if tensor.is_nested else ""
         words = f"{nested}{dtype_name(tensor.dtype)} tensor ({tensor.layout})"
@@ -30,15 +34,15 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 def _tensor(item: torch.Tensor, out: Walk) -> None:
     dtype = item.dtype
     try:
-        # Negative tensors have a flag, so that their bytes are not their numbers. They are views of
-        # complex numbers, and contiguous only if they have one element.
+        # The bytes of a tensor with a negative flag are not its numbers. Such a tensor is a view of
+        # a complex tensor, and therefore contiguous only if it has one element.
         whole = (
             item.is_contiguous()
             and item.is_cpu
             and (dtype in _INTEGERS or (dtype in _FLOATS and not item.is_neg()))
         )
         shape = item.shape
-    except RuntimeError:  # a layout without strides, or nested
+    except RuntimeError:  # nested, or a layout without strides
         whole = False
     if not whole:
         item = plain(item)
@@ -50,7 +54,7 @@ def _tensor(item: torch.Tensor, out: Walk) -> None:
 
 
 def _subclass(item: torch.Tensor, out: Walk) -> None:
-    """Adds a parameter, mapped tensor or other subclass, which is decoded as a plain tensor."""
+    """Adds a parameter, memory-mapped tensor or other subclass. It is decoded as a plain tensor."""
     _tensor(plain(item), out)
 
 

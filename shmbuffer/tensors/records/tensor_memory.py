@@ -1,4 +1,4 @@
-"""Memory for the tensors of decoded records, and calls of a user's compression functions."""
+"""Memory for the tensors of decoded records, and calls of the user's compression functions."""
 
 from __future__ import annotations
 
@@ -20,13 +20,17 @@ from shmbuffer.tensors.form.tensors import (
     torch_dtype_like,
 )
 
-Compress = Callable[[torch.Tensor], Any]  # its result is checked, because users write it
+Compress = Callable[[torch.Tensor], Any]
+"""The user's ``compression_fn``. The caller checks that the result is a tensor."""
 Decompress = Callable[[torch.Tensor, dict[str, Any]], Any]
-"""Function of a chunk and a dict with type, shape, dtype and device of the original tensor."""
+"""The user's ``decompression_fn``.
+
+It takes a chunk and a dict with the type, shape, dtype and device of the original tensor.
+"""
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Returns a tensor with arbitrary contents. Large ones use memory of `lent`."""
+    """Returns an uninitialized tensor. Large tensors use pooled memory (`lent`)."""
     nbytes = math.prod(shape) * dtype.itemsize
     if not is_lent(nbytes):
         return cpu.empty(shape, dtype=dtype)
@@ -35,14 +39,22 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def torch_dtype_of(chunk: Chunk) -> torch.dtype | None:
-    """Returns torch's dtype of a chunk of a tensor or array, or None."""
+    """Returns the torch dtype of a chunk.
+
+    Returns None if the chunk is not a tensor, array or number, or if torch does not have the dtype
+    of an array or number.
+    """
     if chunk.kind == "tensor":
         return torch_dtype(chunk.dtype)
     return torch_dtype_like(chunk.dtype) if chunk.kind in ("array", "number") else None
 
 
 def compressed(compress: Compress, leaf: Any) -> torch.Tensor:
-    """Calls the user's ``compression_fn``. The result is contiguous uint8 on the CPU."""
+    """Compresses a leaf with the user's function. Returns a contiguous uint8 tensor on the CPU.
+
+    Raises:
+        TypeError: the function did not return a uint8 tensor.
+    """
     chunk = compress(tensor_of(leaf))
     if not isinstance(chunk, torch.Tensor) or chunk.dtype is not torch.uint8:
         found = chunk.dtype if isinstance(chunk, torch.Tensor) else type(chunk).__name__
@@ -51,7 +63,13 @@ def compressed(compress: Compress, leaf: Any) -> torch.Tensor:
 
 
 def expanded(own: Decompress, stored: Bytes, chunk: Chunk, shape: list[int]) -> torch.Tensor:
-    """Calls the user's ``decompression_fn``. Returns bytes if torch does not have the dtype."""
+    """Decompresses a chunk with the user's function and checks the result.
+
+    Returns a uint8 tensor if torch does not have the dtype.
+
+    Raises:
+        RuntimeError: the function did not return the tensor that was compressed.
+    """
     dtype, size = torch_dtype_of(chunk), torch.Size(shape)
     if dtype is None:
         dtype, size = torch.uint8, torch.Size((size.numel() * chunk.itemsize,))

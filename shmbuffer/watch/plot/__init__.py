@@ -1,1 +1,1 @@
-"""Draws the picture of `plot`, which shows a part of the history as charts."""
+"""Draws the picture of the command `plot`, which shows the history of a buffer as charts."""

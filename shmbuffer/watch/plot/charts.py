@@ -1,4 +1,7 @@
-"""Functions that draw the panels of the report. An empty panel returns the reason instead."""
+"""Functions that draw the panels of the report.
+
+Each function draws on the axes of one panel. If there is nothing to draw, it returns the reason.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 
 GOOD, BAD, MUTED = "#2e7d32", "#c62828", "#6b7280"
 WRITTEN, DRAWN, THIRD = "#1f6fb4", "#e07b00", "#7b4ba8"
-"""Colours for writes, samples, and other values."""
+"""Colours for written items, sampled items, and other values."""
 
 UNRECORDED = "#9ca3af"
 _GONE, _OTHERS = "#9ca3af", "#d1d5db"
@@ -31,11 +34,11 @@ _MARKS = (
     (EventKind.DIED, BAD, "v", "died"),
     (EventKind.RECOVERED, THIRD, "D", "recovered"),
 )
-_MOST_ROWS = 12  # of clients, and of collectors
+_MOST_ROWS = 12  # maximum number of clients or collectors in a panel
 _WIDE_APART = 20  # ratio of two rates above which their axis is logarithmic
 
 
-# ---- over time ----
+# ---- panels over time ----
 
 
 def _rates(axes: Axes, look: Look, line: Timeline) -> None:
@@ -109,7 +112,10 @@ def _clients(axes: Axes, look: Look, line: Timeline) -> None:
 
 
 def stays(line: Timeline, look: Look) -> list[tuple[str, float, float, bool]]:
-    """Returns, for each client, its name, the times of its start and end, and whether it died."""
+    """Returns the name, start time and end time of each client, and True if it died.
+
+    Times are in seconds since 1970. Clients are sorted by role, name and start time.
+    """
     alive = {client["incarnation"] for client in look.living}
     here = {client["incarnation"] for client in look.found["clients"]}
     order = {"collector": 1, "client": 2, "learner": 3}
@@ -123,7 +129,7 @@ def stays(line: Timeline, look: Look) -> list[tuple[str, float, float, bool]]:
             end_s, died = last.time_s, last.kind == EventKind.DIED
             if last.recorder == BY_RECOVERY:  # a later recovery found the client dead
                 end_s = min(end_s, until_s)
-        elif incarnation not in here:  # it ended while no coordinator recorded it
+        elif incarnation not in here:  # the client ended while no coordinator recorded the history
             end_s, died = until_s, first.role == "coordinator"
         if end_s >= line.begin_s:
             begin_s = max(line.begin_s, first.time_s)
@@ -184,7 +190,7 @@ def _priorities(axes: Axes, look: Look, line: Timeline) -> str | None:
     return None
 
 
-# ---- as it is ----
+# ---- panels of the current state ----
 
 
 def _distribution(axes: Axes, look: Look) -> str | None:
@@ -224,7 +230,7 @@ def _ages(axes: Axes, look: Look) -> str | None:
 def _spread(
     axes: Axes, values: Any, masses: Floats, edges: Floats, shown: Any = slice(None)
 ) -> None:
-    """Draws histograms of the items and of their sampling probability, in percent."""
+    """Draws a histogram of the items and one of their sampling probability, in percent."""
     bins = edges.tolist()
     each = np.full(len(values), 100 / len(values))
     axes.hist(values[shown], bins, weights=each[shown], color=WRITTEN, alpha=0.6, label="items")
@@ -236,7 +242,11 @@ def _spread(
 
 
 def _oldest(look: Look, age: int) -> str:
-    """Returns the age of the oldest item in words; a lower bound if the history is shorter."""
+    """Describes when the oldest item was written.
+
+    If the history does not go back that far, the text contains a lower bound. ``age`` is the age of
+    the item in writes.
+    """
     line = look.timeline
     if line is None:
         return ""
@@ -249,7 +259,7 @@ def _oldest(look: Look, age: int) -> str:
 def _collectors(axes: Axes, look: Look) -> str | None:
     if look.item_stats is None or not len(look.item_stats.sources):
         return "the buffer is empty"
-    # The sources of loaded items do not identify a client.
+    # Loaded items have larger sources, which do not identify a client.
     sources = np.minimum(look.item_stats.sources, np.uint64(layout.INCARNATIONS))
     sources, counts = np.unique(sources, return_counts=True)
     order = np.argsort(-counts, kind="stable")
@@ -295,7 +305,7 @@ def _without_priorities(look: Look) -> str:
     return "this buffer has no priorities" if written else "nothing was written"
 
 
-# ---- shared by the panels ----
+# ---- functions for several panels ----
 
 
 def _line(
@@ -306,6 +316,7 @@ def _line(
 
 
 def _share(part: Floats, whole: Floats) -> Floats:
+    """Divides ``part`` by ``whole``. The result is NaN if ``whole`` is not positive."""
     found: Floats = np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)
     return found
 
@@ -331,7 +342,7 @@ def _log(axes: Axes, axis: Any) -> None:
 
     (axes.set_xscale if axis is axes.xaxis else axes.set_yscale)("log")
     axis.set_major_locator(LogLocator(numticks=6))
-    axis.set_major_formatter(lambda value, _: f"{value:g}")  # no mathtext
+    axis.set_major_formatter(lambda value, _: f"{value:g}")  # the default uses mathtext
     axis.set_minor_formatter(NullFormatter())
 
 

@@ -1,11 +1,11 @@
-"""Draws the picture of `plot`, which shows whether a replay buffer is healthy.
+"""Draws the picture of the command `plot`, which shows whether a replay buffer is healthy.
 
      headline: healthy or not, and why
      rates, with deaths and recoveries      | items          | samples per insert
      clients over time                      | age when drawn | late updates, redraws, waits
      priorities over time | distribution    | ages           | items by collector
 
-The panels are in charts.py. An empty panel shows the reason. This module requires matplotlib.
+The panels are in charts.py. A panel without data shows the reason. This module requires matplotlib.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MOST_FINDINGS = 6
 
 _STYLE: dict[Any, Any] = {
-    "text.parse_math": False,  # a path may have a $ in it
+    "text.parse_math": False,  # a path may contain "$"
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
@@ -47,11 +47,14 @@ _STYLE: dict[Any, Any] = {
 }
 _WIDTH, _HEIGHT = 16.0, 10.0  # inches
 _FORMS = ((600.0, "%H:%M:%S"), (2 * 86400.0, "%H:%M"), (float("inf"), "%d %b"))
-"""Formats of times on an axis, each with the maximum span of the axis in seconds."""
+"""Formats of times on an axis, each with the longest time in seconds for which it is used."""
 
 
 def picture(look: Look, findings: Sequence[Finding], form: str) -> bytes:
-    """Draws the picture, and returns the bytes of a file in the format "png", "svg" or "pdf"."""
+    """Draws the picture and returns it as the bytes of a file.
+
+    ``form`` is the format: "png", "svg" or "pdf".
+    """
     import matplotlib as mpl
 
     content = io.BytesIO()
@@ -61,7 +64,7 @@ def picture(look: Look, findings: Sequence[Finding], form: str) -> bytes:
 
 
 def draw(look: Look, findings: Sequence[Finding]) -> Figure:
-    """Draws the picture as a figure; the label of each panel's axes is the name of the panel."""
+    """Draws the picture as a figure. The axes of each panel have its name as their label."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -84,7 +87,10 @@ def draw(look: Look, findings: Sequence[Finding]) -> Figure:
 
 
 def _head(figure: Figure, look: Look, findings: Sequence[Finding]) -> float:
-    """Writes the text above the panels; returns the top of the panels, from 0 to 1."""
+    """Writes the text above the panels.
+
+    Returns the position of its lower end, from 0 (bottom of the figure) to 1 (top).
+    """
     path, line = tables.clean(look.found["path"]), look.timeline
     when = f"as of {units.clock(look.now_s)}"
     if line is not None:
@@ -122,7 +128,10 @@ def _state(look: Look) -> str:
 
 
 def _finish(axes: Axes, why_empty: str | None) -> bool:
-    """Adds the legend, or the reason why the panel is empty; returns False for an empty panel."""
+    """Adds a legend to a panel, or the reason why it is empty.
+
+    Returns False if the panel is empty.
+    """
     if why_empty is None:
         if axes.get_legend() is None and axes.get_legend_handles_labels()[0]:
             axes.legend(loc="best")
@@ -139,7 +148,7 @@ def _finish(axes: Axes, why_empty: str | None) -> bool:
 
 
 def _finish_time(axes: Axes, line: Timeline) -> None:
-    """Sets the common time range of a panel, and marks times without a record in grey."""
+    """Sets the time range, which all panels share, and marks times without records in grey."""
     from matplotlib.dates import AutoDateLocator, DateFormatter
 
     for begin_s, end_s in line.gaps:

@@ -1,9 +1,10 @@
 """Computes rates, events and gaps from the recorded history.
 
-Records are sorted, and each has two times. The clock since boot measures durations, and the wall
-clock gives the date. The wall clock may be changed. Therefore the times of all records of a
-recorder are computed backwards from its last record. If that record seems to be later than the
-first record of the next recorder, it is moved before it.
+Records are sorted, and each contains the time on two clocks. The clock since boot measures
+durations, and the wall clock gives the date. The wall clock may be set while records are written.
+Therefore only the date of the last record of each recorder is used, and the times of its other
+records are computed backwards from this date. If this date is later than that of the first record
+of the next recorder, all records of the recorder are moved to an earlier time.
 """
 
 from __future__ import annotations
@@ -18,14 +19,18 @@ from shmbuffer.memory.format.array_types import Flags, Floats, Ints
 from shmbuffer.memory.upkeep.history import Event, EventKind, History
 
 MOST_POINTS = 400
-"""Maximum number of points per line in a picture; more would not be visible."""
+"""Maximum number of points per line in a picture. More would not be visible."""
 
 UNRECORDED_S = 5.0
-"""Minimum time between two recorders that counts as a gap."""
+"""Minimum time in seconds between the records of two recorders that is shown as a gap."""
 
 
 class Timeline:
-    """The last ``last_s`` seconds of a history that is not empty; None: the whole history."""
+    """The last ``last_s`` seconds of a history, or the whole history for None.
+
+    Raises:
+        ValueError: the history is empty.
+    """
 
     def __init__(self, history: History, last_s: float | None = None) -> None:
         older = _is_before(history.coarse, history.fine[:1])
@@ -43,66 +48,69 @@ class Timeline:
             else one
             for one in history.events
         ]
-        self.times_s: Floats = times_s[
-            first:
-        ]  # times of the records in seconds since 1970, increasing
-        # records of the selected part, and the previous one, which is needed for rates
+        # Times of the records in seconds since 1970, increasing.
+        self.times_s: Floats = times_s[first:]
+        # Records of the selected part, and the record before it, which is needed for rates.
         self.records: NDArray[np.void] = records[first:]
-        # events of the selected part, sorted, with times on the same scale as the records
+        # Sorted events of the selected part. Their times are comparable with those of the records.
         self.events = [one for one in events if one.time_s >= begin_s]
         joined = [one for one in events if one.kind == EventKind.JOINED]
-        # the first event of every client, by incarnation
+        # First event of each client, by its incarnation.
         self.known = {one.incarnation: one for one in reversed(joined)}
-        # the incarnation of the recorder that saw it last
+        # Incarnation of the recorder that last recorded the client as joined, by its incarnation.
         self.seen_by = {one.incarnation: one.recorder for one in joined}
         ends = (EventKind.LEFT, EventKind.DIED)
-        # the last event of each client that has ended, by incarnation
+        # Last event of each client that has ended, by its incarnation.
         self.ended = {one.incarnation: one for one in events if one.kind in ends}
         same = self.records["recorder"][1:] == self.records["recorder"][:-1]
         self._breaks = np.flatnonzero(~same) + 1
 
     @property
     def begin_s(self) -> float:
-        """Time of the first record."""
+        """Time of the first record in seconds since 1970."""
         return float(self.times_s[0])
 
     @property
     def end_s(self) -> float:
-        """Time of the last record."""
+        """Time of the last record in seconds since 1970."""
         return float(self.times_s[-1])
 
     @property
     def gaps(self) -> list[tuple[float, float]]:
-        """Start and end times of the gaps."""
+        """Start and end times of the gaps between recorders, in seconds since 1970."""
         found = [(float(self.times_s[at - 1]), float(self.times_s[at])) for at in self._breaks]
         return [(begin, end) for begin, end in found if end - begin > UNRECORDED_S]
 
     @property
     def recorder(self) -> Event | None:
-        """Event of the client that wrote the last record; None if that client is unknown."""
+        """First event of the client that wrote the last record, or None if it is unknown."""
         return self.known.get(int(self.records["recorder"][-1]))
 
     def recorded_until_s(self, incarnation: int) -> float | None:
-        """Returns the time of a recorder's last record; None if it has no record here."""
+        """Returns the time of a recorder's last record, or None if the timeline has none of it."""
         at = np.flatnonzero(self.records["recorder"] == incarnation)
         return float(self.times_s[at[-1]]) if len(at) else None
 
     def has(self, name: str) -> bool:
-        """True if the field was recorded."""
+        """True if the records contain this field."""
         return name in (self.records.dtype.names or ())
 
     def values(self, name: str) -> Floats:
-        """Returns the values of a field, one for each record."""
+        """Returns the values of a field as an array with one element per record."""
         found: Floats = self.records[name].astype(np.float64)
         return found
 
     def total(self, name: str) -> int:
-        """Returns the increase of a counter; decreases after a power cut are ignored."""
+        """Returns the increase of a counter. Decreases, after a power cut, are ignored."""
         grown = np.diff(self.records[name].astype(np.int64))
         return int(grown[grown > 0].sum())
 
     def lines(self, *names: str) -> tuple[Floats, list[Floats]]:
-        """Returns times and the increases of counters; NaN at the first record of a recorder."""
+        """Returns points for lines of the increases of counters.
+
+        The result contains the times of the points and, for each counter, the increase since the
+        previous point. It is NaN at the first record of each recorder.
+        """
         at = self._shown()
         times, grown = self.times_s[at], []
         for name in names:
@@ -112,7 +120,7 @@ class Timeline:
         return times, grown
 
     def rates(self, *names: str) -> tuple[Floats, list[Floats]]:
-        """Returns the result of `lines` per second of the clock since boot."""
+        """Returns the same points as `lines`, with increases per second of the clock since boot."""
         times, grown = self.lines(*names)
         at = self._shown()
         boot_s = self.records["boottime_ns"][at].astype(np.float64) / 1e9
@@ -121,20 +129,23 @@ class Timeline:
         return times, [steps / passed_s for steps in grown]
 
     def levels(self, name: str) -> tuple[Floats, Floats]:
-        """Returns times and the values of a field, with a NaN between two recorders."""
+        """Returns points for a line of the values of a field, with a NaN between two recorders."""
         at = self._shown()
         times, values = self.times_s[at], self.values(name)[at]
         cuts = np.flatnonzero(np.isin(at, self._breaks))
         return np.insert(times, cuts, times[cuts]), np.insert(values, cuts, np.nan)
 
     def quiet_s(self, name: str) -> float:
-        """Returns the seconds since the last increase of a counter."""
+        """Returns the time from the last increase of a counter to the last record, in seconds."""
         grown = np.flatnonzero(np.diff(self.records[name].astype(np.int64)) > 0)
         last = self.times_s[grown[-1] + 1] if len(grown) else self.times_s[0]
         return float(self.end_s - last)
 
     def _shown(self) -> Ints:
-        """Returns the indices of the records to draw: evenly spaced in time and around each gap."""
+        """Returns the indices of the records to draw.
+
+        They are evenly spaced in time, and include the first and last record of each recorder.
+        """
         ends = [0, len(self.times_s) - 1, *self._breaks, *(self._breaks - 1)]
         even = np.linspace(self.times_s[0], self.times_s[-1], MOST_POINTS)
         found = np.searchsorted(self.times_s, even[1:-1])
@@ -146,7 +157,11 @@ class Timeline:
 
 
 def _is_before(records: NDArray[np.void], first: NDArray[np.void]) -> Flags:
-    """Marks the records older than another one; incarnations of a directory only increase."""
+    """Returns True for each record that is older than ``first``, an array of at most one record.
+
+    Records of one recorder are compared by the clock since boot. Recorders are compared by their
+    incarnations, which only increase.
+    """
     if not len(first):
         return np.ones(len(records), np.bool_)
     earlier = records["recorder"] < first["recorder"][0]
@@ -156,7 +171,10 @@ def _is_before(records: NDArray[np.void], first: NDArray[np.void]) -> Flags:
 
 
 def _wall_clocks(records: NDArray[np.void]) -> dict[int, int]:
-    """Returns the offset of the wall clock from the clock since boot, in ns, by recorder."""
+    """Returns the offset of the wall clock from the clock since boot, in ns, for each recorder.
+
+    If the times of a recorder would overlap with those of the next one, its offset is reduced.
+    """
     found: dict[int, int] = {}
     later_ns = 2**63
     ends = np.flatnonzero(records["recorder"][1:] != records["recorder"][:-1]) + 1

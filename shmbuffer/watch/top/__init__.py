@@ -1,1 +1,1 @@
-"""Inspects a buffer repeatedly for `top`, and shows the results as tables or on a terminal."""
+"""Inspects a buffer repeatedly for the command `top`, and displays the results."""

@@ -1,4 +1,4 @@
-"""Inspects a buffer repeatedly, also during crashes, recoveries and removal."""
+"""Inspects a buffer repeatedly, even while it is being recovered or removed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shmbuffer.watch.top.screen import Screen
 
 
 class BufferWatch:
-    """Last inspection of a buffer for `top`, and the changes before it."""
+    """Last inspection of a buffer, and the rates and events before it, for `top`."""
 
     footnote = ""
 
@@ -27,18 +27,18 @@ class BufferWatch:
         self._pace = Pace.nothing()
 
     def look(self) -> None:
-        """Inspects the buffer; raises the errors of `inspect`."""
+        """Inspects the buffer. Errors of `inspect` are raised."""
         self._found = inspect(self._path, priorities=True, live_bytes=False)
         self._pace = self._watch.see(self._found)
 
     def follow(self) -> None:
-        """Inspects the buffer. An error of `inspect` is shown and not raised."""
+        """Inspects the buffer. Errors of `inspect` are displayed instead of raised."""
         try:
             self.look()
         except BufferNotFoundError:
             still = "still exists" if os.path.isdir(self._path) else "was removed, too"
             self._lose(f"the buffer was removed; the directory {still}", "removed")
-        except ShmBufferError as error:  # it may be temporary
+        except ShmBufferError as error:  # may be temporary
             self._lose(str(error), "unreadable")
 
     def _lose(self, why: str, kind: Kind) -> None:
@@ -53,5 +53,5 @@ class BufferWatch:
         return panels.plain(self._found, self._pace, self._watch)
 
     def screen(self) -> Screen:
-        """Returns the last inspection as a screen for the whole terminal."""
+        """Returns the last inspection as a screen that fills the terminal."""
         return Screen(self._path, self._found, self._pace, self._watch)

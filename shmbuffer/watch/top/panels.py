@@ -1,4 +1,4 @@
-"""Creates the tables of the output of `top`."""
+"""Creates the tables that the command `top` displays."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from shmbuffer.watch.pace import Pace, Watch
 from shmbuffer.watch.tables import Styled, Table
 
 NARROW = 100
-"""Terminal width below which the memory of a client is not shown."""
+"""Terminal width in columns below which the memory of the clients is not shown."""
 
-_PLAIN_WIDTH = 100  # without a terminal
-_MOST_ROWS = 10  # of the histogram as a table
-_MOST_BARS = 32  # of the histogram as a line
-_HARDLY = 0.01  # of all items
-_SILENT_S = 10.0
+_PLAIN_WIDTH = 100  # width of the output without a terminal
+_MOST_ROWS = 10  # maximum number of rows of a histogram that is shown as a table
+_MOST_BARS = 32  # maximum number of bars of a histogram that is shown as a line
+_HARDLY = 0.01  # share of the items below which bars at the lower end are combined
+_SILENT_S = 10.0  # idle time in seconds after which a client is highlighted
 _BARS = "green"
 
 
 def plain(found: Mapping[str, Any], pace: Pace, watch: Watch) -> list[Table]:
-    """Returns all tables in order, for an output that is not redrawn."""
+    """Returns all tables in order, for output that is printed once and not updated."""
     if "error" in found:
         return [tables.pairs(found["path"], {"buffer": found["error"]}), events(watch)]
     lines = buffer(found, watch, _PLAIN_WIDTH, histogram=False).rows
@@ -38,7 +38,7 @@ def plain(found: Mapping[str, Any], pace: Pace, watch: Watch) -> list[Table]:
 
 
 def state(found: Mapping[str, Any]) -> Styled:
-    """Returns a description of the buffer's state and clients."""
+    """Describes the state of the buffer and its clients."""
     if "error" in found:
         return Styled("not readable", "red")
     use = words.use(found)
@@ -46,9 +46,13 @@ def state(found: Mapping[str, Any]) -> Styled:
 
 
 def buffer(found: Mapping[str, Any], watch: Watch, width: int, *, histogram: bool) -> Table:
-    """Returns the content of a buffer; ``histogram``: priorities get a line instead of a table."""
+    """Returns a table with the items, size, limits and recoveries of a buffer.
+
+    With ``histogram`` it contains a line with the distribution of the priorities, for which the
+    terminal has no separate table.
+    """
     if "error" in found:
-        assert watch.last is not None  # an error of the first inspection is raised
+        assert watch.last is not None  # an error of the first inspection would have been raised
         counters = watch.last["counters"]
         last = f"{counters['length']:,} of {counters['elements']:,} items, {words.size(watch.last)}"
         return tables.pairs("", {"now": Styled(found["error"], "red"), "last seen": last})
@@ -80,7 +84,10 @@ def _mended(counters: Mapping[str, Any]) -> str:
 
 
 def rates(history: Sequence[Pace], width: int) -> Table:
-    """Returns the current and the previous rates, except rates that were always 0."""
+    """Returns a table with the current rates and bars of the last ``width`` rates.
+
+    Rates that have always been 0 are left out, except the most important ones.
+    """
     rows: list[Sequence[object]] = []
     if not history:
         return Table("rates", ("", " now"), rows)
@@ -100,7 +107,7 @@ def rates(history: Sequence[Pace], width: int) -> Table:
 
 
 def quiet(history: Sequence[Pace]) -> Table:
-    """Returns a line with the names of the rates that were always 0."""
+    """Returns a table with one line: the names of the rates that have always been 0."""
     names = [
         name.removesuffix("/s")
         for name, key, _ in _SHOWN
@@ -135,7 +142,7 @@ _ALWAYS = ("inserts", "items_sampled", "batches_sampled", "updates_applied")
 
 
 def _spread(histogram: Mapping[str, float] | None) -> str | None:
-    """Returns the histogram as one line; its sparse lower end is combined into one bar."""
+    """Draws a histogram of priorities as one line. Combines its sparse lower end into one bar."""
     if not histogram:
         return None
     powers = {
@@ -153,7 +160,10 @@ def _spread(histogram: Mapping[str, float] | None) -> str | None:
 
 
 def priorities(found: Mapping[str, Any]) -> Table:
-    """Returns the distribution of the priorities; no rows if the buffer has no priorities."""
+    """Returns a table with the distribution of the priorities.
+
+    It has no rows if the buffer has no priorities.
+    """
     histogram = found.get("priorities")
     if not histogram:
         return Table("", (), [])
@@ -170,7 +180,7 @@ def priorities(found: Mapping[str, Any]) -> Table:
 
 
 def clients(found: Mapping[str, Any], pace: Pace, watch: Watch, width: int) -> Table:
-    """Returns a table of the clients: first reaped, dead and stopped clients, then the others."""
+    """Returns a table of the clients, with reaped, dead and stopped clients first."""
     if "error" in found:
         return Table("", (), [])
     clients = sorted(
@@ -204,7 +214,7 @@ def _departed(client: Mapping[str, Any]) -> dict[str, Styled]:
 
 
 def events(watch: Watch) -> Table:
-    """Returns a table of the recorded events, the newest last."""
+    """Returns a table of the recorded events. The newest one is last."""
     rows = []
     for event in watch.events:
         when = datetime.fromtimestamp(event.at_s).strftime("%H:%M:%S")

@@ -1,4 +1,4 @@
-"""Lays out the screen of `top` on a terminal of at least 80 columns by 24 lines.
+"""Lays out the screen of the command `top` on a terminal of at least 80 columns and 24 lines.
 
      path                                       state, clients, and the time
      items, size, flow                          (with at least 130 columns: priorities, next to
@@ -6,7 +6,7 @@
      clients, one per line; dead and stopped clients first
      events, the newest last, in the remaining lines
 
-Long lines are truncated and not wrapped, so that the layout does not move when a number grows.
+Long lines are truncated and not wrapped, so that the layout stays the same when a number grows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 WIDE = 130
-"""Minimum terminal width for a separate table of priorities."""
+"""Minimum terminal width in columns for a separate table of priorities."""
 
 _FEWEST_CLIENTS = 4
 _FEWEST_EVENTS = 3
@@ -40,7 +40,10 @@ class Screen:
     watch: Watch
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yields the parts; rich calls this at each refresh, since the terminal may be resized."""
+        """Yields the parts of the screen.
+
+        rich calls this method at each refresh, because the terminal may have been resized.
+        """
         from rich.console import Group
         from rich.table import Table as RichTable
 
@@ -59,7 +62,7 @@ class Screen:
             lines = max(lines, _lines(priorities))
         left = height - 1 - _lines(buffer) - lines
         fewest = min(_lines(events), 1 + _FEWEST_EVENTS)
-        # Blank lines are added between the parts if they fit.
+        # Blank lines between the parts are added only if they fit.
         gap = [""] if left - 3 >= _lines(clients) + fewest else []
         left -= 3 * len(gap)
         room = min(_lines(clients), max(1 + _FEWEST_CLIENTS, left - fewest))

@@ -1,4 +1,4 @@
-"""Reads single keys from a terminal, and restores its settings at the end."""
+"""Reads single keys from a terminal and restores its settings, and handles signals."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from types import FrameType
 def woken() -> Iterator[int]:
     """Yields a file descriptor that becomes readable when a signal with a handler arrives.
 
-    A caller that waits for the descriptor misses no signal. Otherwise, a signal that arrives just
-    before the wait would not interrupt it, and an exception of the handler could be lost.
+    A caller that waits for this descriptor cannot miss a signal. Without it, a signal that arrives
+    just before the wait would not interrupt the wait, and an exception raised by the handler could
+    be lost.
     """
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -33,7 +34,11 @@ def woken() -> Iterator[int]:
 
 @contextmanager
 def keys() -> Iterator[Callable[[float], bool]]:
-    """Yields a function that waits for a number of seconds; True if q or a signal ends the wait."""
+    """Yields a function that waits for a number of seconds.
+
+    The function returns True as soon as the user presses q or a signal arrives. Otherwise it
+    returns False at the end of the wait.
+    """
     with woken() as signalled:
         if sys.stdin is None or not sys.stdin.isatty() or not _is_ours(sys.stdin.fileno()):
             yield lambda seconds: bool(select.select([signalled], [], [], seconds)[0])
@@ -48,7 +53,7 @@ def keys() -> Iterator[Callable[[float], bool]]:
                 ready = select.select(heard, [], [], left_s)[0]
                 if signalled in ready:
                     return True
-                if not _is_ours(keyboard):  # in the background, the shell gets the keys
+                if not _is_ours(keyboard):  # in the background, the keys belong to the shell
                     heard = [signalled]
                 elif ready:
                     typed = os.read(keyboard, 1024)
@@ -66,7 +71,10 @@ def keys() -> Iterator[Callable[[float], bool]]:
 
 
 def _is_ours(keyboard: int) -> bool:
-    """True if this process is in the foreground; using the terminal would stop it otherwise."""
+    """True if this process is in the foreground.
+
+    The kernel would stop a background process that uses the terminal.
+    """
     try:
         return os.tcgetpgrp(keyboard) == os.getpgrp()
     except OSError:
@@ -79,10 +87,10 @@ class _Signalled(BaseException):
 
 @contextmanager
 def unwound_on(*numbers: int) -> Iterator[list[int]]:
-    """Leaves the ``with`` block at the first signal, and continues after the block.
+    """Leaves the ``with`` block at the first of these signals, and continues after the block.
 
-    Further signals are ignored, because they would interrupt the cleanup, which has its own
-    deadlines.
+    Yields a list to which the number of the signal is added. Further signals are ignored, because
+    they would interrupt the cleanup, which has its own deadlines.
     """
     came: list[int] = []
 
