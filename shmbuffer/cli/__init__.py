@@ -1,8 +1,8 @@
-"""The command line: ``shmbuffer VERB ...``. Each verb has its own module, which is imported on use.
+"""The command line: ``shmbuffer VERB ...``.
 
-The module of a verb has ``DESCRIPTION``, ``EXAMPLES``, ``add_arguments(parser)`` and ``run(args)``,
-which returns the exit code. No module imports torch at import time. A verb that needs torch imports
-it in ``run``.
+Each verb has its own module, which is imported only when the verb is used. The module defines
+``DESCRIPTION``, ``EXAMPLES``, ``add_arguments(parser)`` and ``run(args)``, which returns the exit
+code. Importing the module does not import torch. A verb that needs torch imports it in ``run``.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ VERBS = {
 
 EPILOG = f"""\
 examples:
-  shmbuffer serve run/buffer --capacity 1000000    a buffer for this machine, until Ctrl-C
-  shmbuffer inspect run/buffer                     its contents and clients
-  shmbuffer VERB --help                            the options of a verb, with an example
+  shmbuffer serve run/buffer --capacity 1000000    serve a buffer on this machine, until Ctrl-C
+  shmbuffer inspect run/buffer                     show its contents and clients
+  shmbuffer VERB --help                            list the options of a verb, with examples
 
 {exits.TABLE}
 
-list, inspect, ps, top, plot and check change nothing. Every verb works on a buffer in use,
-and on the directory of a dead run.
+list, inspect, ps, top, plot and check do not change the buffer. Every verb works while the
+buffer is in use and after all its processes have died.
 """
 
 
@@ -75,7 +75,7 @@ def _parser(verb: str | None, module: ModuleType | None) -> argparse.ArgumentPar
 
 
 def _fill(parser: argparse.ArgumentParser, module: ModuleType) -> None:
-    """Adds the common options of all verbs and the arguments of one verb to its parser."""
+    """Adds the description, the common options and the arguments of a verb to its parser."""
     examples = "\n".join(f"  {line}" for line in module.EXAMPLES.splitlines())
     parser.description = module.DESCRIPTION
     parser.epilog = f"examples:\n{examples}\n\n{exits.TABLE}\n"
@@ -104,7 +104,10 @@ def _run(module: ModuleType, args: argparse.Namespace) -> int:
 
 
 class _Version(argparse.Action):
-    """Reads the version only if requested, because this takes longer than the rest of the start."""
+    """Prints the version.
+
+    It is read only if requested, because this takes longer than everything else at startup.
+    """
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)

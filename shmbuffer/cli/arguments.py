@@ -1,4 +1,4 @@
-"""Defines arguments that several verbs use, and parses their values."""
+"""Defines arguments that several verbs share, and parses their values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shmbuffer.memory.directory.neighbours import directory_of
 
 
 def add_directory(parser: argparse.ArgumentParser) -> None:
-    """Adds the argument DIR."""
+    """Adds the argument DIR, the directory of a buffer."""
     parser.add_argument(
         "dir", type=_directory, metavar="DIR", help="directory of the buffer, or of a save"
     )
@@ -21,7 +21,7 @@ def _directory(text: str) -> str:
 
 
 def add_timeout(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--timeout``."""
+    """Adds the option ``--timeout``."""
     description = "how long to wait for another process that is creating or recovering the buffer"
     add_seconds(parser, "--timeout", 60.0, description)
 
@@ -40,7 +40,7 @@ def add_seconds(
 
 
 def seconds(text: str) -> float:
-    """Parses a number of seconds."""
+    """Parses a finite number of seconds that is at least 0."""
     try:
         value = float(text)
     except ValueError:
@@ -63,7 +63,7 @@ def integer(text: str) -> int:
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Returns a parser for integers of at least ``least``."""
+    """Returns a function that parses integers of at least ``least``."""
 
     def parse(text: str) -> int:
         value = integer(text)
@@ -75,7 +75,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def number(text: str) -> float:
-    """Parses a number."""
+    """Parses a floating-point number."""
     try:
         return float(text)
     except ValueError:

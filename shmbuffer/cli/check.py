@@ -1,4 +1,4 @@
-"""Implements ``shmbuffer check DIR``, which checks a buffer for damage and changes nothing."""
+"""Implements ``shmbuffer check DIR``, which checks a buffer for damage without changing it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shmbuffer.cli.progress_bar import Bar
 DESCRIPTION = (
     "Reads all files of a buffer and reports damage: items, slot words, checksums, priorities and "
     "their sums. Problems that the next recovery will repair are reported as notes, not as damage. "
-    "Changes nothing."
+    "Does not change the buffer."
 )
 EXAMPLES = (
     "shmbuffer check run/buffer\nshmbuffer check run/buffer --json || shmbuffer inspect run/buffer"
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Checks the buffer and prints a report; returns 1 if anything is damaged."""
+    """Checks the buffer and prints a report. Returns 1 if anything is damaged."""
     from shmbuffer.memory.upkeep.check import check
 
     with Bar(wanted=not args.json) as bar:

@@ -1,6 +1,7 @@
-"""Prints the output of a verb as JSON or as tables, which rich draws on a terminal if installed.
+"""Prints the output of a verb as JSON or as tables.
 
-If FORCE_COLOR is set and NO_COLOR is not, every output is treated as a terminal.
+If rich is installed, it draws the tables on terminals. If FORCE_COLOR is set and NO_COLOR is not,
+every output is treated as a terminal.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def show(*shown: Table) -> None:
 
 
 def tell(value: Mapping[str, Any], *shown: Table | str, as_json: bool) -> None:
-    """Prints a result, as a JSON object or as lines and tables."""
+    """Prints a result: ``value`` as a JSON object, or ``shown`` as lines and tables."""
     if as_json:
         show_json(value)
         return
@@ -41,13 +42,16 @@ def tell(value: Mapping[str, Any], *shown: Table | str, as_json: bool) -> None:
 
 
 def has_rich() -> bool:
-    """True if rich is installed and the output is a terminal or treated as a terminal."""
+    """True if rich is installed and the output is a terminal, or is treated as one."""
     wanted = bool(os.environ.get("FORCE_COLOR")) and not os.environ.get("NO_COLOR")
     return (sys.stdout.isatty() or wanted) and find_spec("rich") is not None
 
 
 def show_json(value: Mapping[str, Any]) -> None:
-    """Prints an object on one line; values that JSON lacks become text, NaN becomes null."""
+    """Prints a JSON object on one line.
+
+    NaN and infinities become null. Other values that JSON does not support become text.
+    """
     print(json.dumps(_plain(value), default=str), flush=True)
 
 
@@ -58,6 +62,6 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
-    if hasattr(value, "item"):  # a number of numpy's
+    if hasattr(value, "item"):  # a NumPy scalar
         return _plain(value.item())
     return value

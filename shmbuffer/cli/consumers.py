@@ -12,9 +12,9 @@ from shmbuffer.watch.tables import Table
 
 DESCRIPTION = (
     "Lists the consumers of a buffer: how many items each is behind, how many items were "
-    "delivered, acknowledged and redelivered, and which processes hold its items. --remove removes "
-    "a consumer that no learner serves any more, so that writers stop waiting for it. Its "
-    "unacknowledged items count as acknowledged, and its learners get an error."
+    "delivered, acknowledged and redelivered, and which processes lease its items. --remove "
+    "removes a consumer that no learner uses any more, so that writers stop waiting for it. Its "
+    "unacknowledged items count as acknowledged, and learners that still use it get an error."
 )
 EXAMPLES = "shmbuffer consumers run/buffer\nshmbuffer consumers run/buffer --remove eval"
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Removes a consumer if requested, and lists the others."""
+    """Removes a consumer if requested, and lists the remaining ones."""
     from shmbuffer.memory.upkeep.inspect import inspect
 
     if args.remove is not None:
@@ -52,7 +52,16 @@ def _remove(args: argparse.Namespace) -> None:
             )
 
 
-_COLUMNS = ("consumer", " behind", " given", " acknowledged", " again", " late", " held", "by pid")
+_COLUMNS = (
+    "consumer",
+    " behind",
+    " delivered",
+    " acknowledged",
+    " redelivered",
+    " late",
+    " leased",
+    "by pid",
+)
 
 
 def _row(one: Mapping[str, Any]) -> list[object]:

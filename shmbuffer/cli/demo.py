@@ -1,6 +1,6 @@
 """Implements ``shmbuffer demo``: trains on CartPole, kills the processes, recovers and continues.
 
-The program is the folder examples/demo of the repository, which a wheel contains as
+The program is in the folder ``examples/demo`` of the repository. Wheels contain it as
 ``shmbuffer.examples``.
 """
 

@@ -14,12 +14,12 @@ BUG, INTERRUPTED, READER_GONE = 70, 130, 141
 
 TABLE = """\
 exit codes:
-    0  done; the buffer is undamaged
+    0  success; the buffer is undamaged
     1  the buffer is damaged
-    2  wrong usage
+    2  invalid arguments
     3  there is no buffer, or none that this version can read
-    4  refused: in use, exists already, no space, no permission, no answer in time,
-       or a package is missing
+    4  refused: the buffer is in use or exists already, there is no space or permission,
+       another process did not respond in time, or a package is missing
    70  a bug in shmbuffer
   130  interrupted with Ctrl-C"""
 
@@ -42,7 +42,10 @@ def code_of(error: BaseException) -> int:
 
 
 def explain(error: BaseException, *, as_json: bool = False) -> int:
-    """Prints an error on stderr, with ``as_json`` also as JSON on stdout; returns the exit code."""
+    """Prints an error on stderr and returns the exit code.
+
+    With ``as_json`` the error is also printed on stdout as JSON.
+    """
     code = code_of(error)
     sentence = " ".join(clean(error).split()) or type(error).__name__
     if code == BUG:

@@ -12,9 +12,9 @@ from shmbuffer.errors import ShmBufferError
 from shmbuffer.watch import units, words
 
 DESCRIPTION = (
-    "Exports the items of a buffer, oldest first, to a Parquet file (one column for each leaf), an "
-    "HDF5 file (one dataset for each leaf), or a directory for TensorDict.load_memmap. The buffer "
-    "may be in use; items that are overwritten during the export are left out. The command joins "
+    "Exports the items of a buffer, oldest first, to a Parquet file (one column per leaf), an "
+    "HDF5 file (one dataset per leaf), or a directory for TensorDict.load_memmap. The buffer can "
+    "be in use; items that are overwritten during the export are left out. The command joins "
     "as a client, so a buffer whose processes were killed is recovered first. A buffer of another "
     "user, or on a read-only file system, is copied into memory instead and is not changed. "
     "Priorities and the cursor are not exported; buffer.dumps() saves everything. Needs torch."
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Writes the file and prints its size."""
+    """Writes the items to the file and prints the number of items and the size."""
     kind = args.format or SUFFIXES.get(args.file.suffix)
     if kind is None:
         raise ValueError(
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         )
     from shmbuffer.memory.upkeep.inspect import inspect
 
-    inspect(args.dir, live_bytes=False)  # raises its errors before torch is imported
+    inspect(args.dir, live_bytes=False)  # raises an error, if any, before torch is imported
     from shmbuffer.distributed.nearby import engine_of
     from shmbuffer.saves.export import export
     from shmbuffer.service.client import open_to_read

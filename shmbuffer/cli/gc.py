@@ -12,10 +12,10 @@ from shmbuffer.watch import units
 from shmbuffer.watch.tables import Table
 
 DESCRIPTION = (
-    "Removes temporary buffers of yours whose processes were killed before they could remove them: "
-    "buffers in the folder of TMPDIR whose owner is proven dead and that no process uses. The next "
-    "program that creates a temporary buffer does the same. Directories that were passed as "
-    "scratch_dir are never removed."
+    "Removes your temporary buffers whose processes were killed before they could remove them. "
+    "These are buffers below TMPDIR whose owner is proven to be dead and that no process uses. The "
+    "next program that creates a temporary buffer also removes them. Directories that were passed "
+    "as scratch_dir are never removed."
 )
 EXAMPLES = "shmbuffer gc --dry-run\nshmbuffer gc"
 
@@ -55,7 +55,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _disk_bytes(path: Path) -> int:
-    """Returns the disk usage of a directory in bytes; another process may be removing it."""
+    """Returns the disk usage of a directory in bytes.
+
+    Files that another process removes in the meantime are ignored.
+    """
     taken = 0
     for one in path.rglob("*"):
         with suppress(FileNotFoundError):

@@ -12,10 +12,10 @@ from shmbuffer.watch.tables import Table
 
 DESCRIPTION = (
     "Shows the contents, settings, counters and clients of a buffer. Takes no lock and no entry in "
-    "the registry, so it works even if a process hangs; the numbers of a busy buffer may be from "
-    "slightly different moments. Changes nothing. For the base directory of a buffer over several "
-    "nodes (ShardedReplayBuffer), it shows the shards that are visible from this machine, one per "
-    "line, and their sum."
+    "the registry, so it works even if a process hangs. While the buffer is in use, the numbers "
+    "may not be from exactly the same time. Does not change the buffer. For the base directory of "
+    "a ShardedReplayBuffer, it shows the shards that are visible from this machine, one per line, "
+    "and their sum."
 )
 EXAMPLES = (
     "shmbuffer inspect run/buffer\n"

@@ -14,9 +14,9 @@ from shmbuffer.watch import words
 from shmbuffer.watch.tables import Table
 
 DESCRIPTION = (
-    "Lists the buffers in a directory and its subdirectories, one per line: the clients that use "
-    "it, the number of items, and its size on disk or in memory. A buffer that cannot be read is "
-    "listed with the reason. Takes no lock, follows no symbolic links and changes nothing."
+    "Lists the buffers in a directory and its subdirectories, one per line, with their clients, "
+    "number of items, and size on disk or in memory. A buffer that cannot be read is listed with "
+    "the reason. Takes no lock, follows no symbolic links and does not change the buffers."
 )
 EXAMPLES = "shmbuffer list\nshmbuffer list /dev/shm\nshmbuffer list run --json"
 
@@ -48,7 +48,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _buffers(top: str, unseen: list[str]) -> Iterator[Path]:
-    """Yields the paths of the buffers, sorted. The search does not enter a buffer's directory."""
+    """Yields the paths of the buffers below ``top`` in sorted order.
+
+    The search does not enter the directory of a buffer. Directories that cannot be read are added
+    to ``unseen``.
+    """
     from shmbuffer.memory.format import layout
 
     walk = os.walk(top, onerror=lambda error: unseen.append(str(error.filename)))
@@ -60,7 +64,7 @@ def _buffers(top: str, unseen: list[str]) -> Iterator[Path]:
 
 
 def _look(path: Path) -> dict[str, Any]:
-    """Returns the result of `inspect`, or its error."""
+    """Returns the result of `inspect` for a path, or a dict with its error."""
     from shmbuffer.memory.upkeep.inspect import inspect
 
     try:
@@ -77,7 +81,7 @@ def _row(found: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _brief(found: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values of a buffer that scripts need."""
+    """Selects the values of an inspection that are printed as JSON."""
     if "error" in found:
         return found
     counters = found["counters"]

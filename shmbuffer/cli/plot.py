@@ -22,8 +22,9 @@ _LAST_S = 3600.0
 DESCRIPTION = (
     "Plots the recorded history of a buffer as one picture: rates, fill, samples per insert, age "
     "and priorities over time, clients and deaths, items by collector, and a headline with "
-    "possible problems. A coordinator records the history in the directory, so it ends now or at "
-    "the time of a crash. Takes no lock and changes nothing. Needs matplotlib."
+    "possible problems. The coordinator records the history in the buffer's directory, so it ends "
+    "now or when the coordinator died. Takes no lock and does not change the buffer. Needs "
+    "matplotlib."
 )
 EXAMPLES = (
     "shmbuffer plot run/buffer -o report.png\n"
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Draws the history and lists possible problems."""
+    """Draws the history and prints possible problems."""
     from shmbuffer.watch import findings
     from shmbuffer.watch.look import look_at
 

@@ -1,6 +1,7 @@
-"""Shows progress on a terminal: one line per event, and current numbers below the events.
+"""Shows progress on a terminal: one line per event, and the current numbers below the events.
 
-With rich and a terminal, the numbers are redrawn in place. Otherwise they are printed at intervals.
+If rich is installed and the output is a terminal, the numbers are updated in place. Otherwise they
+are printed at intervals.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 LINE_EVERY_S = 5.0
 
 SHOWN_AFTER_S = 0.5
-"""Time before a bar is shown; shorter work gets no bar."""
+"""Time in seconds after which a bar is shown. Work that takes less time gets no bar."""
 
 
 class ProgressBar:
-    """Shows events and numbers on stdout; leaving its ``with`` block restores the terminal."""
+    """Shows events and numbers on stdout. Leaving the ``with`` block restores the terminal."""
 
     def __init__(self) -> None:
         self._live: Live | None = None
@@ -68,7 +69,7 @@ class ProgressBar:
 
 
 class Bar:
-    """Shows the progress of long work on stderr if it is a terminal; thread-safe."""
+    """Shows the progress of a long operation on stderr if it is a terminal. Thread-safe."""
 
     def __init__(self, *, wanted: bool = True) -> None:
         self._wanted = wanted and sys.stderr.isatty()
@@ -77,7 +78,7 @@ class Bar:
         self._began_s = self._last_line_s = time.monotonic()
 
     def __call__(self, report: ProgressReport) -> None:
-        """Shows the progress that a report contains."""
+        """Displays a progress report."""
         if not self._wanted or time.monotonic() - self._began_s < SHOWN_AFTER_S:
             return
         amount = f"{_amount(report.done, report)} of {_amount(report.total, report)}"

@@ -10,10 +10,10 @@ from shmbuffer.cli import arguments, console, exits
 from shmbuffer.watch import tables, words
 
 DESCRIPTION = (
-    "Lists the processes that use a buffer, one line for each handle: its role, the time since it "
+    "Lists the processes that use a buffer, one line per handle: its role, the time since it "
     "joined and since it last wrote, sampled or updated, its memory including shared pages, and "
     "the lock or slots that it holds or waits for. Dead clients are listed until they are reaped. "
-    "Takes no lock and changes nothing. Use shmbuffer stop to end the processes."
+    "Takes no lock and does not change the buffer. Use shmbuffer stop to end the processes."
 )
 EXAMPLES = "shmbuffer ps run/buffer\nshmbuffer ps run/buffer --json"
 
@@ -47,7 +47,10 @@ _COLUMNS = ("client", " pid", "state", "attached", "idle for", " memory", "holds
 
 
 def _clients(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the clients with their locks and slots: dead clients first, then the holders."""
+    """Returns the clients with the locks and slots that they hold or wait for.
+
+    Dead clients come first, then those that hold or wait for something.
+    """
     waits = {one["entry"]: one["text"] for one in found.get("waits", ())}
     clients = [
         {**client, "holds": words.holds(client) or waits.get(client["entry"])}

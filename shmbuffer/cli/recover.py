@@ -25,14 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="compare every item with its checksum, and drop items that do not match; always "
-        "done after a reboot and for a copied buffer. The buffer must not be in use",
+        help="compare every item with its checksum, and drop items that do not match; this is "
+        "always done after a reboot and for a copied buffer. The buffer must not be in use",
     )
     arguments.add_timeout(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Recovers the buffer and prints a report; returns 1 if an item did not match its checksum."""
+    """Recovers the buffer and prints a report. Returns 1 if an item did not match its checksum."""
     from shmbuffer.service.recover import recover
 
     with Bar(wanted=not args.json) as bar:

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 DESCRIPTION = (
     "Creates or recovers a buffer and runs its coordinator until SIGTERM or Ctrl-C. Dead clients "
-    "are reaped immediately and reported on stderr. Prints one line when it is ready, and one at "
-    "the end with the number of items and the command to continue. Collectors and learners open "
-    "the buffer with attach(DIR). They keep running if this process is killed, and the next serve "
-    "--on-existing recover takes over."
+    "are reaped immediately and reported on stderr. Prints one line when the buffer is ready, and "
+    "one at the end with the number of items and the command to continue. Collectors and learners "
+    "open the buffer with attach(DIR). They keep running if this process is killed. To start a new "
+    "coordinator for them, run the verb again with --on-existing recover."
 )
 EXAMPLES = (
     "shmbuffer serve run/buffer --capacity 1000000 --batch-size 256\n"
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.argument_default = argparse.SUPPRESS  # the defaults of Coordinator apply
     add = parser.add_argument
     integer, number = partial(add, type=arguments.integer), partial(add, type=arguments.number)
-    says = "largest number of items; required unless a buffer is recovered"
+    says = "maximum number of items; required unless an existing buffer is recovered"
     integer("--capacity", metavar="N", help=says)
     says = "what to do with an existing buffer (default error)"
     add("--on-existing", choices=("error", "recover", "overwrite"), default="error", help=says)
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--priority-key",
         metavar="K",
-        help="entry of a tensordict that holds priorities (default td_error)",
+        help="key of the priorities in a TensorDict (default td_error)",
     )
     integer("--batch-size", metavar="N", help="default number of items in a sample (default: none)")
     integer("--ndim", metavar="N", help="leading dimensions of the storage (default 1)")
@@ -68,11 +68,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     says = "size of the byte ring for items of any shape; required to create such a buffer"
     integer("--max-bytes", metavar="BYTES", help=says)
-    says = "serve http://127.0.0.1:PORT/metrics for Prometheus; 0 takes a free port"
+    says = "serve http://127.0.0.1:PORT/metrics for Prometheus; 0 selects a free port"
     integer("--metrics-port", metavar="PORT", help=says)
-    says = "write no checksums: a power cut may damage items without being noticed"
+    says = "write no checksums, so that damage to items after a power cut is not detected"
     add("--no-checksum", dest="checksum", action="store_false", help=says)
-    says = "create sparse files: if the disk is full, the writer is killed (SIGBUS)"
+    says = "create sparse files; if the disk becomes full, the writer is killed (SIGBUS)"
     add("--no-reserve", dest="reserve", action="store_const", const=False, help=says)
     add(
         "--prefault",
@@ -99,7 +99,7 @@ def _alpha(text: str) -> float | None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs a coordinator until SIGTERM or SIGINT, which both count as success."""
+    """Runs a coordinator until SIGTERM or SIGINT arrives. Both count as success."""
     from shmbuffer.service.coordinator import Coordinator
 
     arguments = {k: v for k, v in vars(args).items() if k not in ("dir", "json", "debug")}
@@ -137,7 +137,7 @@ def _again(path: str | os.PathLike[str]) -> str:
 
 
 def _say_what_is_left(path: Path, *, as_json: bool) -> None:
-    """Prints the number of remaining items, the running clients, and the command to continue."""
+    """Prints the number of remaining items, the living clients, and the command to continue."""
     try:
         found = inspect(path)
     except BufferNotFoundError:

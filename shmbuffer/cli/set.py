@@ -16,10 +16,10 @@ _NAMES = tuple(field.name for field in fields(RateLimiter))
 
 
 DESCRIPTION = (
-    "Changes the rate limiter of a running buffer; waiting calls check the new limits at once. "
+    "Changes the rate limiter of a buffer in use. Waiting calls check the new limits immediately. "
     f"Names are {', '.join(_NAMES)}. Other limits keep their values, and NAME=off removes a limit. "
-    "A ratio counts inserts and samples from now on. Without NAME=VALUE the command prints the "
-    "current limits."
+    "A new ratio applies to the inserts and samples from now on. Without NAME=VALUE the command "
+    "prints the current limits."
 )
 EXAMPLES = (
     "shmbuffer set run/buffer samples_per_insert=8\n"

@@ -1,4 +1,4 @@
-"""Implements ``shmbuffer stop DIR``, which ends all processes that use a buffer."""
+"""Implements ``shmbuffer stop DIR``, which stops all processes that use a buffer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Stops the processes and lists them."""
+    """Stops the processes and prints how each of them ended."""
     from shmbuffer.service.stopping import stop
 
     stopped = stop(args.dir, grace_s=args.grace)

@@ -15,17 +15,17 @@ from shmbuffer.watch.shards import ShardsWatch
 from shmbuffer.watch.top import terminal
 from shmbuffer.watch.top.live import BufferWatch
 
-_SOON_S = 0.2  # between the two inspections of --once
+_SOON_S = 0.2  # time between the two inspections of --once
 
 
 DESCRIPTION = (
     "Monitors a buffer in use until q or Ctrl-C: fill, items written and sampled per second, age "
-    "of the sampled items, priorities, and one line for each process (its rates, what it holds, "
-    "when it was last active). Joins, deaths and recoveries are listed as they happen. Only the "
-    "mapped counters are read: it takes no lock and no entry in the registry, slows no process, "
-    "and keeps running through crashes, recoveries and removal. For a directory without living "
-    "processes, it shows what they held. For the base directory of a buffer over several nodes "
-    "(ShardedReplayBuffer), it shows the shards that are visible from this machine, one per line, "
+    "of the sampled items, priorities, and one line per process with its rates, the lock and slots "
+    "that it holds, and when it was last active. Joins, deaths and recoveries are listed as they "
+    "happen. The command only reads the mapped counters. It takes no lock and no entry in the "
+    "registry, does not slow down other processes, and keeps running when the buffer is recovered "
+    "or removed. If all processes are dead, it shows what they held. For the base directory of a "
+    "ShardedReplayBuffer, it shows the shards that are visible from this machine, one per line, "
     "and their sum."
 )
 EXAMPLES = "shmbuffer top run/buffer\nshmbuffer top run/buffer --once --json"
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Shows the buffer repeatedly until the user ends the program."""
+    """Displays the buffer repeatedly until the user ends the program."""
     several = shards.inspect_shards(args.dir, live_bytes=False)
     seen = ShardsWatch(args.dir) if several else BufferWatch(args.dir)
     seen.look()
@@ -68,18 +68,18 @@ def _show(seen: BufferWatch | ShardsWatch, *, as_json: bool) -> None:
 
 
 def _fill_terminal(seen: BufferWatch | ShardsWatch, interval_s: float) -> None:
-    """Fills the terminal until a key or a signal ends it."""
+    """Displays the buffer on the whole terminal until the user presses q or a signal arrives."""
     deadly = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
     with terminal.unwound_on(*deadly) as came, terminal.keys() as pause:
         fill_screen(seen, interval_s, pause)
-    for number in came:  # the terminal is restored, so the signal may now end this process
+    for number in came:  # now that the terminal is restored, the signal can end this process
         os.kill(os.getpid(), number)
 
 
 def fill_screen(
     seen: BufferWatch | ShardsWatch, interval_s: float, pause: Callable[[float], bool]
 ) -> None:
-    """Redraws the whole terminal after each inspection, until a pause returns True."""
+    """Redraws the whole terminal after each inspection, until ``pause`` returns True."""
     from rich.live import Live
 
     with Live(screen=True, auto_refresh=False) as live:
