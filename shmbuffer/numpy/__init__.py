@@ -1,4 +1,4 @@
-"""Gives processes without torch access to a buffer through NumPy arrays.
+"""Client for processes without torch, which reads and writes a buffer as NumPy arrays.
 
     buffer = shmbuffer.numpy.attach("run/replay")
     buffer.extend({"obs": observations, "reward": rewards})
@@ -7,7 +7,7 @@
                              ├─ rows                             writing and reading of the ring
                              └─ limits, maximum, raw_priorities  rate limits, and priorities
 
-Clients with TensorDicts use the same code for keys, trees, mismatches, limits and priorities. No
+Clients that use TensorDicts share the code for keys, structures, checks, limits and priorities. No
 module of this package imports torch.
 """
 

@@ -1,6 +1,6 @@
-"""Records of the NumPy client.
+"""Reads and writes records for the NumPy client.
 
-This module is loaded only for buffers of records, because other buffers do not need zstandard.
+This module is imported only for buffers of records, because other buffers do not need zstandard.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LEVEL = 3  # default compression level of zstd
 
 
 class ClientRecords(RecordRows):
-    """Reads and writes the records of a ring, with the recorded settings of the buffer."""
+    """Reads and writes the records of a ring with the compression settings of the buffer."""
 
     def __init__(
         self,
@@ -42,7 +42,11 @@ class ClientRecords(RecordRows):
         super().__init__(ARRAYS, engine, ring, codec)
 
     def encode(self, items: list[Any], single: bool) -> RecordBatch:
-        """Encodes items as records; TypeError if the buffer needs a ``compression_fn``."""
+        """Encodes items as records.
+
+        Raises:
+            TypeError: the buffer compresses its items with a ``compression_fn``.
+        """
         if self._has_function:
             raise TypeError(
                 f"{self.where}: its items are compressed with a compression_fn, which needs "

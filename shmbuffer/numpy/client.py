@@ -1,4 +1,4 @@
-"""Defines ``attach``, which opens the buffer of a directory for NumPy arrays in any process."""
+"""Defines ``attach``, which opens the buffer in a directory for NumPy arrays."""
 
 from __future__ import annotations
 
@@ -27,28 +27,29 @@ def attach(
     rng: np.random.Generator | int | None = None,
     dtypes: Mapping[str | tuple[str, ...], str] | None = None,
 ) -> ReplayBuffer:
-    """Opens the buffer of a directory for NumPy arrays; otherwise like `shmbuffer.attach`.
+    """Opens the buffer in a directory for NumPy arrays. In other respects like `shmbuffer.attach`.
 
     Neither torch nor tensordict is imported, so a collector starts in a fraction of a second and
-    uses little memory. Clients with and without torch can use the same directory, and clients of
-    either kind can write first. The recorded alpha, eps, beta, ``batch_size`` and ``priority_key``
-    are used.
+    uses little memory. Clients with and without torch can use the same directory, and either can
+    write first. The alpha, eps, beta, ``batch_size`` and ``priority_key`` that were recorded when
+    the buffer was created are used.
 
     Args:
-        scratch_dir: the directory, which need not exist yet; or the path of a save, which is opened
-            for reading.
+        scratch_dir: the directory, which need not exist yet. Can also be the path of a save, which
+            is opened for reading.
         timeout: seconds to wait until another process has created or recovered the buffer.
         role: role of this process in the registry. By default, "collector" if a coordinator has
             spawned the process, otherwise "client".
         on_existing: see `shmbuffer.attach`.
         prefault: see `shmbuffer.attach`.
         on_progress: see `shmbuffer.attach`.
-        batch_size: default number of items in a sample; None: the recorded value.
-        beta: exponent of the importance weights; None: the recorded value.
-        rng: NumPy generator for sampling, or a seed. None: random numbers of the operating system.
+        batch_size: default number of items in a sample, or None for the recorded value.
+        beta: exponent of the importance weights, or None for the recorded value.
+        rng: NumPy generator for sampling, or a seed. With None, the operating system provides the
+            random numbers.
         dtypes: for the first write, the dtypes of leaves whose dtype NumPy lacks ("bfloat16",
-            "float8_e4m3fn" ...), by key or path of the leaf. The arrays contain the bytes of these
-            leaves as unsigned integers. Arrays of ml_dtypes do not need this argument.
+            "float8_e4m3fn" ...), by the key or path of the leaf. The arrays contain the bytes of
+            these leaves as unsigned integers. Arrays of ml_dtypes do not need this argument.
 
     Returns:
         The buffer.
@@ -58,8 +59,9 @@ def attach(
         FormatError, CorruptBufferError, UnsafePathError, ReadOnlyError: the directory cannot be
             used.
         RegistryFullError: 256 living handles use the buffer.
-        ValueError: ``timeout`` is not a number of seconds; ``role``, ``on_existing``, ``prefault``
-            or a dtype is unknown; ``batch_size`` is below 1, or ``beta`` below 0.
+        ValueError: ``timeout`` is not a number of seconds, or ``batch_size`` is below 1, or
+            ``beta`` is below 0. Also raised if ``role``, ``on_existing``, ``prefault`` or a dtype
+            is unknown.
 
     Cost: about a millisecond, plus the import of this module (0.2 s of CPU time).
 

@@ -1,4 +1,4 @@
-"""Defines the base class of a NumPy client: settings, counters, weights and closing."""
+"""Defines the base class of the NumPy client, with its settings, counters and weights."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ Rows: TypeAlias = "ArrayRows | ClientRecords"
 
 _DEFAULT_BETA = 0.4
 _PLAIN_FAMILY = ("ReplayBuffer", "PrioritizedReplayBuffer")
-"""Buffer classes that treat a dict as a PyTree and have no entry for priorities."""
+"""Buffer classes that treat a dict as a PyTree and do not read priorities from the data."""
 
 
 class Handle:
-    """Provides settings, counters, weights and closing; subclasses add reads and writes."""
+    """Base class of the NumPy client, to which subclasses add reads and writes."""
 
-    _making = ForkLock()  # held while the rows are created
+    _making = ForkLock()  # held while a thread creates the rows
 
     def __init__(
         self,
@@ -86,20 +86,19 @@ class Handle:
         dim = extra.get("dim_extend")
         self._dim_extend = self._ndim - 1 if dim is None else dim
         self._limits = Limits(_Source(engine), "")
-        if (
-            self._look() is None and settings.record_bytes
-        ):  # records need no schema from a first write
+        if self._look() is None and settings.record_bytes:
+            # The schema of records does not depend on the first write.
             nbytes = settings.record_bytes
             engine.define(Schema((), self._capacity, (), {"kind": "records"}, nbytes))
 
     @property
     def scratch_dir(self) -> Path | None:
-        """Directory of the buffer."""
+        """Directory of the buffer, or None for a private buffer."""
         return self._engine.path
 
     @property
     def batch_size(self) -> int | None:
-        """Default number of items in a sample; None without a default."""
+        """Default number of items in a sample, or None without a default."""
         return self._batch_size
 
     @property
@@ -117,7 +116,7 @@ class Handle:
 
     @property
     def priority_key(self) -> str | tuple[str, ...] | None:
-        """Entry of the data that contains priorities; None if the class has no such entry."""
+        """Key of the priorities in the data, or None if the buffer's class does not read them."""
         return self._priority_key
 
     @property
@@ -128,13 +127,13 @@ class Handle:
 
     @property
     def dtypes(self) -> dict[tuple[str, ...], str]:
-        """Torch's name of each leaf's dtype, by path; empty before the first write."""
+        """Name of each leaf's dtype in torch, by its path. Empty before the first write."""
         ring = self._ring()
         return {} if ring is None else {leaf.path: leaf.dtype for leaf in ring.schema.leaves}
 
     @property
     def rate_limiter(self) -> RateLimiter | None:
-        """Rate limiter of all processes; None if there is no limiter."""
+        """Rate limiter, which all processes share, or None if none is set."""
         return self._engine.limiter
 
     def __len__(self) -> int:
@@ -162,11 +161,14 @@ class Handle:
     def publish(
         self, state_dict: Mapping[str, Any], step: int, *, timeout: float = weights.TIMEOUT_S
     ) -> int:
-        """Publishes weights, a mapping of names to arrays; see `shmbuffer.ReplayBuffer.publish`."""
+        """Publishes weights, which are a dict from names to arrays.
+
+        See `shmbuffer.ReplayBuffer.publish`.
+        """
         return weights.publish_arrays(self._engine.seat, state_dict, step, timeout, named)
 
     def newest(self, than: int | None = None) -> Weights | None:
-        """Returns the newest weights as arrays; None if no weights are newer than ``than``.
+        """Returns the newest weights as arrays, or None if no version is newer than ``than``.
 
         See `shmbuffer.ReplayBuffer.newest`.
         """
@@ -175,7 +177,7 @@ class Handle:
     # -- leaving -------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Writes committed items to the disk, so that they survive a power cut.
+        """Writes all committed items to the disk, so that they survive a power cut.
 
         Raises:
             DurabilityError: the disk reported an error.
@@ -183,7 +185,10 @@ class Handle:
         self._engine.flush()
 
     def close(self) -> None:
-        """Detaches from the buffer; committed items stay in its directory. Idempotent."""
+        """Detaches from the buffer. Committed items remain in its directory.
+
+        Further calls have no effect.
+        """
         self._engine.close()
 
     def __enter__(self) -> Self:
@@ -205,12 +210,12 @@ class Handle:
     # -- inside: the ring ----------------------------------------------------------------------
 
     def _ring(self) -> Ring | None:
-        """Returns the ring; None before the first write."""
+        """Returns the ring, or None before the first write."""
         rows = self._rows or self._look()
         return None if rows is None else rows.ring
 
     def _look(self) -> Rows | None:
-        """Returns the rows; None before the first write."""
+        """Returns the rows of the ring, and creates them if necessary. None before any write."""
         ring = self._engine.ring()
         if ring is None:
             return None
@@ -220,7 +225,7 @@ class Handle:
         return self._rows
 
     def _attached(self, ring: Ring) -> Rows:
-        """Creates the rows for a ring."""
+        """Creates the object that reads and writes the rows or records of a ring."""
         prioritized = ring.tree.prioritized
         if prioritized and self._within:
             self._greatest = MaxPriority(ring)
@@ -239,7 +244,11 @@ class Handle:
         return rows
 
     def _need(self) -> Rows:
-        """Returns the rows; raises EmptyBufferError before the first write."""
+        """Returns the rows of the ring.
+
+        Raises:
+            EmptyBufferError: nothing has been written yet.
+        """
         rows = self._rows or self._look()
         if rows is None:
             raise EmptyBufferError("Cannot sample from an empty storage; write to it first")
@@ -248,15 +257,15 @@ class Handle:
 
 @dataclass(frozen=True)
 class _Source:
-    """Gives the `Limits` of a handle access to its engine and ring."""
+    """Provides the engine and the ring of a handle to `Limits`."""
 
     open_engine: Engine
     known: Ring | None = None
 
     def engine(self) -> Engine:
-        """Engine of the handle."""
+        """Returns the engine of the handle."""
         return self.open_engine
 
     def ring(self) -> Ring | None:
-        """Returns the ring; None before the first write."""
+        """Returns the ring, or None before the first write."""
         return self.known or self.open_engine.ring()

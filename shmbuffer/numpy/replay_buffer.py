@@ -12,11 +12,11 @@ class ReplayBuffer(Writing, Sampling):
     Clients with and without torch can read each other's items, because both use the same engine,
     schema, priorities, rate limiter and errors.
 
-    A batch is a dict of arrays, nested like the items, or a list of items. Objects with
-    ``__array__`` or DLPack, lists and numbers are converted to arrays. Tuples and lists stand for
-    tuples and lists of a PyTree; a dict stands for a TensorDict or a tensorclass.
+    A batch is a dict of arrays, nested like the items, or a list of items. Numbers, lists, and
+    objects with ``__array__`` or DLPack are converted to arrays. Tuples and lists represent tuples
+    and lists of a PyTree. A dict represents a TensorDict or a tensorclass.
 
-    A sample is a dict of new arrays. In addition to the data, it has the entries
+    A sample is a dict of new arrays. In addition to the data, it has these entries:
 
     | key | shape, dtype | when |
     |---|---|---|
@@ -25,8 +25,9 @@ class ReplayBuffer(Writing, Sampling):
     | ``"index_generation"`` | ``[n]`` int64 | always |
 
     NumPy has no bfloat16, float8 or complex32. The bytes of these dtypes are passed as unsigned
-    integers of the same size, and `dtypes` has the dtype of each leaf. Arrays of ml_dtypes and
-    tensors have these dtypes and need no conversion.
+    integers of the same size, and `dtypes` contains the dtype of each leaf. Tensors and arrays of
+    ml_dtypes can have these dtypes and need no conversion.
 
-    Threads can share a handle. A handle cannot be pickled: call ``attach`` in the other process.
+    Threads can share a handle. A handle cannot be pickled. Call ``attach`` in the other process
+    instead.
     """

@@ -12,17 +12,20 @@ from shmbuffer.items.rows import RingRows, intake_form, priority_of
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format.streams import GivenStreams
 
-_NO_CLASS = type(None)  # no class: only dicts are accepted as containers
+_NO_CLASS = type(None)  # class without containers, so that only dicts are accepted
 
 
 class ArrayRows(RingRows):
-    """Rows of a ring. The C core copies a dict of arrays and its priorities directly."""
+    """Reads and writes the rows of a ring as arrays.
+
+    If possible, the C core copies a dict of arrays and its priorities in one call.
+    """
 
     def __init__(
         self,
         ring: Ring,
         leaves: Leaves,
-        key: str | tuple[str, ...] | None,  # entry of the data with the priorities
+        key: str | tuple[str, ...] | None,  # key of the priorities in the data
     ) -> None:
         super().__init__(ring, leaves)
         self._priority = priority_of([leaf.path for leaf in leaves.leaves], leaves.optional, key)
@@ -32,7 +35,10 @@ class ArrayRows(RingRows):
         self._form = intake_form(ring, leaves, examples, tensors=False, box=_NO_CLASS, inside="")
 
     def write_as_it_is(self, data: Any, single: bool, streams: GivenStreams) -> Any:
-        """Writes in one C call; returns None if data must be converted or the call must wait."""
+        """Writes an item or a batch in one call of the C core, and returns its index.
+
+        Returns None, and writes nothing, if the data must be converted or the call must wait.
+        """
         ring, form = self.ring, self._form
         if form is None or ring.tree.initial is not None:
             return None

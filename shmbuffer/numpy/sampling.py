@@ -1,4 +1,4 @@
-"""Samples arrays from a buffer, and updates their priorities."""
+"""Samples items as arrays, and updates their priorities."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shmbuffer.numpy.handle import Handle
 
 
 class Sampling(Handle):
-    """Sampling and priority updates of a buffer."""
+    """Adds sampling and priority updates to `Handle`."""
 
     def sample(
         self,
@@ -34,20 +34,21 @@ class Sampling(Handle):
         """Samples a batch of items.
 
         Args:
-            batch_size: number of items; None: the default of the handle.
+            batch_size: number of items, or None for the default of the handle.
             return_info: if True, return ``(data, info)``.
             min_size: number of items that the buffer must contain before the batch is sampled.
-            timeout: seconds to wait for these items and for a `RateLimiter`; None: no limit.
+            timeout: seconds to wait for these items and for a `RateLimiter`. With None there is no
+                limit.
 
         Returns:
-            A dict of arrays ``[batch_size, ...]`` that also has the entries of the table above. If
-            the items are not dicts (but arrays or tuples), the data have the form of the items, and
-            the index is in ``info``. A buffer of records returns a list of items; those that are
-            dicts have these entries.
+            A dict of arrays ``[batch_size, ...]`` that also has the entries in the table above. If
+            the items are arrays or tuples, the data have the same form, and the index is in
+            ``info``. A buffer of records returns a list of items. Those that are dicts have these
+            entries.
 
         Raises:
-            EmptyBufferError: the buffer has no item.
-            RateLimitTimeout, RateLimitError: items must be written first.
+            EmptyBufferError: the buffer has no items.
+            RateLimitTimeout, RateLimitError: more items must be written first.
             RuntimeError: neither the call nor the handle has a batch size.
 
         Cost: one native call, plus 0.5 µs per leaf to create the arrays.
@@ -70,24 +71,24 @@ class Sampling(Handle):
         """Sets the priorities of items.
 
         Args:
-            index: the index of a sample or a write; or a sample, which contains its index and
-                generation. A sample of records is a list of items. Entries of -1 are ignored.
+            index: the index returned by a sample or a write, or a whole sample, which contains its
+                index and generation. A sample of records is a list of items. Indices of -1 are
+                ignored.
             priority: ``[n]`` or one number, finite and not negative. If an item has several
-                priorities, they are combined by the ``reduction`` of the buffer. None: the entry
-                `priority_key` of the sample.
-            generation: ``index_generation`` of the sample, ``[n]``. An item that has been
-                overwritten since then is not changed and counts as stale. None: the new item in
-                its place is updated.
+                priorities, they are combined by the ``reduction`` of the buffer. With None, the
+                priorities are read from the entry `priority_key` of the sample.
+            generation: ``index_generation`` of the sample, ``[n]``. If an item has been overwritten
+                since then, its priority is not applied and counts as stale. With None, the update
+                is applied to the new item in the same place.
 
         Returns:
-            The numbers of applied and stale priorities, which are 0 if the buffer has no
-            priorities.
+            The numbers of applied and stale priorities. Both are 0 if the buffer has no priorities.
 
         Raises:
             KeyError: the sample has no entry `priority_key`.
-            ValueError: a priority is NaN, infinite or negative; nothing was changed.
-            IndexError: an index is out of range, or the indices are a mask or not integers;
-                nothing was changed.
+            ValueError: a priority is NaN, infinite or negative. Nothing was changed.
+            IndexError: an index is out of range, or the indices are a mask or not integers. Nothing
+                was changed.
 
         Cost: one native call.
         """
@@ -114,7 +115,7 @@ class Sampling(Handle):
         tickets = None if generation is None else indices.ravel(generation, ())
         try:
             found = PriorityUpdate(*ring.update(elements, raw, tickets))
-        except IndexError:  # only now search for -1
+        except IndexError:  # only then is it worth searching for indices of -1
             written = indices.are_written(elements, rows.lanes)
             if written.all():
                 raise
@@ -138,7 +139,7 @@ class Sampling(Handle):
         return rows.sample(count, self._key(), beta)
 
     def _oldest(self, ring: Ring, count: int) -> Drawn | None:
-        """Takes the oldest items of a queue; returns None if the buffer is no longer a queue."""
+        """Takes the oldest items from a queue, or returns None if the buffer is not a queue."""
         rows = self._need()
 
         def read(index: Ints, tickets: Ints) -> Drawn | None:
@@ -148,13 +149,13 @@ class Sampling(Handle):
         return take_oldest(ring, count, read)
 
     def _key(self) -> int:
-        """Returns 64 random bits for sampling, by default from the operating system."""
+        """Returns 64 random bits as the key of a sample, by default from the operating system."""
         if self._rng is None:
             return int.from_bytes(os.urandom(8), "little")
         return int(self._rng.bit_generator.random_raw())
 
     def _info(self, index: Ints, tickets: Ints, weights: Any) -> dict[str, Any]:
-        """Returns the entries that a sample has in addition to the data."""
+        """Returns the entries of a sample that are not part of the data."""
         rows = self._need()
         if rows.lanes:
             index = np.stack(indices.unravel(index, rows.lanes), -1)
@@ -168,7 +169,13 @@ class Sampling(Handle):
     def _of_sample(
         self, sample: Mapping[Any, Any], priority: Any, generation: Any
     ) -> tuple[Any, Any, Any]:
-        """Returns the index, priorities and generation of a sample."""
+        """Returns the index, priorities and generation for an update from a whole sample.
+
+        Priorities or a generation that were passed explicitly take precedence.
+
+        Raises:
+            KeyError: the sample lacks its index or its priorities.
+        """
         if INDEX not in sample:
             raise KeyError(
                 f"update_priority needs the entry {INDEX!r} of a sample, but this dict has "
@@ -186,14 +193,17 @@ class Sampling(Handle):
 
 
 def _with_info(item: Any, info: dict[str, Any], at: int) -> Any:
-    """Returns an item of a sample; a dict gets the entries of ``info``."""
+    """Adds row ``at`` of ``info`` to a sampled item if it is a dict, and returns the item."""
     if isinstance(item, dict):
         item.update({key: values[at] for key, values in info.items()})
     return item
 
 
 def _entries_of(items: list[Any], key: str | tuple[str, ...] | None) -> dict[Any, Any]:
-    """Returns those of index, generation and priorities that all sampled items have."""
+    """Stacks the indices, generations and priorities of sampled items.
+
+    An entry that some of the items lack is left out. ``key`` is the key of the priorities.
+    """
     found: dict[Any, Any] = {}
     for name in (INDEX, GENERATION, key):
         column = [None if name is None else entry_of(item, name) for item in items]

@@ -27,7 +27,7 @@ from shmbuffer.numpy.rows import ArrayRows
 
 
 class Writing(Handle):
-    """Methods that write to a buffer."""
+    """Adds `add` and `extend` to `Handle`."""
 
     def add(
         self, data: Any, timeout: float | None = None, streams: int | None = None
@@ -36,12 +36,12 @@ class Writing(Handle):
 
         Args:
             data: the item.
-            timeout: seconds to wait for other clients. None: 5 s for a slot that another process
-                is filling, and no limit for a `RateLimiter`.
-            streams: number of the item's stream; see `extend`.
+            timeout: seconds to wait for other clients. With None, 5 s for a slot that another
+                process is filling, and no limit for a `RateLimiter`.
+            streams: number of the item's stream, as in `extend`.
 
         Returns:
-            The index of the item, an int; if the storage has lanes, an int64 array
+            The index of the item, an int. If the storage has lanes, an int64 array
             ``[lanes, ndim]``.
 
         Raises:
@@ -49,9 +49,9 @@ class Writing(Handle):
                 Nothing was changed. A Python number is converted to the dtype of its leaf if the
                 dtype can represent the number.
             TypeError: an entry is not an array.
-            ValueError: a priority is NaN, infinite or negative; nothing was changed.
+            ValueError: a priority is NaN, infinite or negative. Nothing was changed.
             RingOverrunError: a living writer is still filling the next slot.
-            RateLimitTimeout, RateLimitError: items must be sampled first; nothing was changed.
+            RateLimitTimeout, RateLimitError: items must be sampled first. Nothing was changed.
 
         Cost: one native call, plus 2 µs per leaf if data must be converted.
         """
@@ -70,8 +70,8 @@ class Writing(Handle):
         If the data have the entry `priority_key`, it contains the priorities of the items.
 
         Args:
-            data: ``[n, *lanes, ...]`` (with ``dim_extend`` d, n is dimension d of the data), or a
-                list of items.
+            data: the batch ``[n, *lanes, ...]``, or a list of items. With ``dim_extend``, the items
+                are along that dimension of the data.
             timeout: see `add`.
             streams: number of the environment of this handle that generated the items: an int, or
                 an array ``[n]`` with one number per item. See `shmbuffer.ReplayBuffer.extend`.
@@ -79,11 +79,11 @@ class Writing(Handle):
                 ``[streams, T, ...]``, 1 for ``[T, streams, ...]``.
 
         Returns:
-            The indices, int64 ``[n]``; if the storage has lanes, ``[n * lanes, ndim]``.
+            The indices, int64 ``[n]``, or ``[n * lanes, ndim]`` if the storage has lanes.
 
         Raises:
             The errors of `add`. Also TypeError or ValueError if ``streams`` does not match the
-            data; nothing was changed.
+            data. In this case nothing was changed.
 
         Cost: one native call, plus 2 µs per leaf if data must be converted.
         """
@@ -101,7 +101,7 @@ class Writing(Handle):
     # -- inside -----------------------------------------------------------------------
 
     def _write(self, data: Any, single: bool, timeout: float | None, streams: GivenStreams) -> Any:
-        """Writes an item or a batch."""
+        """Writes an item (``single``) or a batch, and returns its index."""
         if timeout is not None:
             with deadline.limit_waits(timeout):
                 return self._write(data, single, None, streams)
@@ -132,7 +132,11 @@ class Writing(Handle):
         return self._written(rows, first, count, single)
 
     def _define(self, data: Any, single: bool, streams: GivenStreams) -> ArrayRows:
-        """Defines the schema from the first write."""
+        """Defines the schema of the buffer from the data of the first write.
+
+        Raises:
+            KeyError: the argument ``dtypes`` of ``attach`` contains an unknown leaf.
+        """
         swapped = 0 if single else self._dim_extend
 
         def form(value: Any, path: KeyPath) -> tuple[str, Sequence[int]]:
@@ -154,9 +158,8 @@ class Writing(Handle):
                 f"{['.'.join(path) for path in paths]}"
             )
         leaves.allow(self._optional)
-        expand_streams(
-            streams, leaves.match(data, single, swapped)[2]
-        )  # fails before anything is created
+        # Raises an error for invalid streams before anything is created.
+        expand_streams(streams, leaves.match(data, single, swapped)[2])
         width = max(1, int(np.prod(leaves.lanes, dtype=np.int64)))
         self._engine.define(leaves.schema(-(-self._capacity // width)))
         rows = self._need()
@@ -164,9 +167,12 @@ class Writing(Handle):
         return rows
 
     def _dtype_of(self, path: KeyPath, name: str) -> str:
-        """Returns the dtype of a leaf for arrays of a dtype; SchemaMismatchError if they differ.
+        """Returns the dtype of a leaf whose arrays have the dtype ``name``.
 
-        The argument ``dtypes`` of ``attach`` contains the leaves with a dtype that NumPy lacks.
+        It is ``name`` unless the argument ``dtypes`` of ``attach`` contains the leaf.
+
+        Raises:
+            SchemaMismatchError: the arrays do not have the dtype that represents the leaf's dtype.
         """
         asked = self._asked.get(path, name)
         if asked == name:
@@ -184,7 +190,7 @@ class Writing(Handle):
         return asked
 
     def _priorities_in(self, ring: Ring, data: Any, single: bool) -> Floats | None:
-        """Returns the raw priorities in the data, one per element; None if there are none."""
+        """Returns the raw priorities in the data, one per element, or None if there are none."""
         key = self._priority_key
         if key is None or not ring.tree.prioritized or not isinstance(data, Mapping):
             return None
@@ -197,11 +203,11 @@ class Writing(Handle):
         dims = self._ndim - 1 if single else self._ndim
         count = int(np.prod(array.shape[:dims], dtype=np.int64))
         raw = reduced(array, count, self._reduction)
-        check_raw(raw)  # fails before anything is written
+        check_raw(raw)  # raises an error for invalid priorities before anything is written
         return raw
 
     def _priorities_of(self, ring: Ring, items: list[Any]) -> Floats | None:
-        """Returns the raw priorities of single items; None if any item has no priority."""
+        """Returns the raw priorities of a list of items, or None if an item has no priority."""
         key = self._priority_key
         if key is None or not ring.tree.prioritized:
             return None
@@ -209,11 +215,15 @@ class Writing(Handle):
         if any(one is None for one in found):
             return None
         raw = np.array([reduced(one, 1, self._reduction)[0] for one in found])
-        check_raw(raw)  # fails before anything is written
+        check_raw(raw)  # raises an error for invalid priorities before anything is written
         return raw
 
     def _written(self, rows: Rows, first: int, count: int, single: bool) -> Any:
-        """Returns the index of written items, in the form that the buffer's class uses."""
+        """Returns the index of ``count`` written items.
+
+        It is an int for a single item, int64 ``[n]`` for a batch, and int64 ``[n, ndim]`` if the
+        storage has lanes. ``first`` is the ticket of the first item.
+        """
         capacity, width = rows.ring.capacity, rows.ring.width
         start = first % capacity
         if rows.lanes:

@@ -1,1 +1,1 @@
-"""Sample units, which expand a drawn item into a window, a transition or a stack of frames."""
+"""Sample units, which expand each drawn item into a window, a transition or a frame stack."""

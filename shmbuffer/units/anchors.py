@@ -1,8 +1,9 @@
-"""Finds drawn items in their trajectories, and checks that their neighbours are still present.
+"""Locates drawn items in their trajectories, and checks that their neighbours are still present.
 
-The rows of a trajectory come from one stream of one collector without a restart. They are in time
-order, regardless of their positions in the ring. If the elements of a window are still in the
-table, they have not been overwritten since the table was built, so the window is consistent.
+A table of trajectories has one row per item. The rows of a trajectory come from one stream of one
+collector, without a restart in between. They are in time order, regardless of their positions in
+the ring. If the items of a window have not been overwritten since the table was built, the window
+is consistent.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from shmbuffer.units.unit import Expanded, SampleUnit
 
 
 class Anchors(NamedTuple):
-    """Drawn items, and the trajectory of each item at one point in time."""
+    """Drawn items, and the trajectory that contains each of them at one point in time."""
 
     storage: Any
     ring: Ring | None
     found: Found
     elements: Ints
-    """Elements, int64 ``[n]``. The next four fields have the same shape and dtype."""
+    """Elements of the items, int64 ``[n]``. The next four fields have the same shape and dtype."""
     rows: Ints
-    """Rows of the table."""
+    """Rows of the items in the table of trajectories."""
     first: Ints
     """First row of each item's trajectory."""
     last: Ints
@@ -44,7 +45,7 @@ class Anchors(NamedTuple):
     """Tickets of the items, or None without a ring."""
 
     def items(self, rows: Ints) -> TrajectoryItems | None:
-        """Returns the items in these rows of the table, or None if one was overwritten."""
+        """Returns the items in these rows of the table, or None if an item was overwritten."""
         table = self.found.table
         elements = table.elements_of(rows)
         tickets = None if self.ring is None else table.are_there(self.ring, elements)
@@ -55,14 +56,17 @@ class Anchors(NamedTuple):
         )
 
     def named(self, items: TrajectoryItems, info: dict[Any, Any]) -> Expanded:
-        """Returns the result of `SampleUnit.expand` for these items."""
+        """Converts items to the result of `SampleUnit.expand`, and adds their tickets to it."""
         if items.tickets is not None:
             info = {**info, GENERATION: torch.from_numpy(items.tickets)}
         return in_storage(self.storage, torch.from_numpy(items.elements)), info
 
 
 class AnchorTrajectories:
-    """Finds the trajectories of anchors. ``others`` are additional entries to read."""
+    """Finds the trajectories of anchors.
+
+    ``others`` are the paths of entries that are read together with the ends of episodes.
+    """
 
     def __init__(self, done_key: Key | None, others: Sequence[KeyPath] = ()) -> None:
         self._done_key = done_key
@@ -71,11 +75,14 @@ class AnchorTrajectories:
 
     @property
     def lock(self) -> Any:
-        """The lock to hold while rows are used, because another thread may update them."""
+        """Lock that must be held while rows are used, because other threads update the table."""
         return self._boundaries.lock
 
     def locate(self, index: Any, info: dict[Any, Any], storage: Any) -> Anchors | None:
-        """Finds anchors. Returns None if one is missing or has been replaced since the draw."""
+        """Locates anchors in their trajectories.
+
+        Returns None if an anchor is missing, or if its item was overwritten after it was drawn.
+        """
         elements = ravel(index, lanes_of(storage))
         ring: Ring | None = ring_of(storage)
         found = self.look_up(storage)
@@ -97,10 +104,10 @@ class AnchorTrajectories:
     def histories(
         self, index: Any, info: dict[Any, Any], storage: Any, steps: int
     ) -> TrajectoryItems | None:
-        """Returns the ``steps`` items up to and including each anchor, as concatenated histories.
+        """Returns the last ``steps`` items up to and including each anchor, concatenated.
 
-        The first step of a trajectory is repeated if there are too few steps. Returns None if an
-        item is missing, or if an anchor has been replaced since the draw.
+        If a trajectory has too few steps before an anchor, its first step is repeated. Returns None
+        if an item is missing, or if an anchor was overwritten after it was drawn.
         """
         elements = ravel(index, lanes_of(storage))
         found, drawn = self.look_up(storage), info.get(GENERATION)
@@ -109,7 +116,11 @@ class AnchorTrajectories:
         return found.table.histories(follower, elements, tickets, steps)
 
     def look_up(self, storage: Any) -> Found:
-        """Returns the current trajectories of the storage."""
+        """Returns the current trajectories in the storage.
+
+        Raises:
+            KeyError: the items have no entry ``done_key``.
+        """
         try:
             return self._boundaries.find(storage)
         except KeyError as error:
@@ -120,12 +131,16 @@ class AnchorTrajectories:
 
 
 class OfTrajectories(SampleUnit):
-    """Base class of units whose items come from the trajectory of their anchor."""
+    """Base class of units that expand an anchor into items from its trajectory."""
 
     _trajectories: AnchorTrajectories
 
     def expand(self, index: Any, info: dict[Any, Any], storage: Any) -> Expanded:
-        """Returns the items of a batch. Raises IndexError if an anchor is missing or replaced."""
+        """Returns the items of a batch.
+
+        Raises:
+            IndexError: an anchor is missing or has been overwritten.
+        """
         for attempt in range(ATTEMPTS):
             if attempt > 1:
                 wait_for_marks(storage)
@@ -139,25 +154,28 @@ class OfTrajectories(SampleUnit):
 
     @abstractmethod
     def _expand(self, index: Any, info: dict[Any, Any], storage: Any) -> Expanded | None:
-        """Returns the items of a batch; None if one was overwritten."""
+        """Returns the items of a batch, or None if an item was overwritten."""
 
 
 class AroundAnchors(OfTrajectories):
-    """Base class of units that choose rows of the trajectory of each anchor."""
+    """Base class of units that select rows around each anchor in its trajectory."""
 
     @abstractmethod
     def _around(self, anchors: Anchors, info: dict[Any, Any]) -> Expanded | None:
-        """Returns the items of each anchor, or None if one was overwritten."""
+        """Returns the items around each anchor, or None if an item was overwritten."""
 
     def _expand(self, index: Any, info: dict[Any, Any], storage: Any) -> Expanded | None:
-        """Returns the items of a batch; None if one was overwritten."""
+        """Returns the items of a batch, or None if an item was overwritten."""
         with self._trajectories.lock:
             anchors = self._trajectories.locate(index, info, storage)
             return None if anchors is None else self._around(anchors, info)
 
 
 def at_least(name: str, value: Any, least: int) -> int:
-    """Converts an argument to a number of steps, which is at least ``least``."""
+    """Checks that an argument is an integer of at least ``least``, and returns it as an int.
+
+    ``name`` is the name of the argument for the error message.
+    """
     number = as_int(name, value)
     if number < least:
         raise ValueError(f"{name} must be at least {least}, got {number}")

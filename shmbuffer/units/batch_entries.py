@@ -1,4 +1,4 @@
-"""Accesses rows and entries of a batch, for nodes of any class."""
+"""Accesses rows and entries of a batch that may be a TensorDict, a tensorclass or a dict."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from shmbuffer.tensors.form.tensor_nodes import is_collection
 
 
 def rows_of(data: Any, some: slice, but: str | None = None) -> Any:
-    """Returns rows of a batch in new nodes, without the entry ``but``. Takes 2 µs per leaf."""
+    """Returns a slice of the rows of a batch, as views in new containers. Cost: 2 µs per leaf.
+
+    If ``but`` is the key of an entry, this entry is left out.
+    """
     if type(data) is TensorDict:
         kept = {key: rows_of(one, some) for key, one in data._tensordict.items() if key != but}
         size = torch.Size((len(range(*some.indices(len(data)))), *data.batch_size[1:]))
@@ -22,17 +25,17 @@ def rows_of(data: Any, some: slice, but: str | None = None) -> Any:
 
 
 def own_node(data: Any) -> Any:
-    """Returns a new node with the same tensors."""
+    """Returns a shallow copy of a TensorDict or tensorclass, and any other data unchanged."""
     return data.copy() if is_collection(data) else data
 
 
 def get_entry(data: Any, key: str) -> Any:
-    """Returns an entry of a node."""
+    """Returns the entry of a container at a key."""
     return data.get(key) if is_collection(data) else data[key]
 
 
 def set_entry(data: Any, key: str, value: Any) -> Any:
-    """Sets an entry, and returns its stored value."""
+    """Sets an entry of a container, and returns the value that the container stored."""
     if is_collection(data):
         data.set(key, value)
         return data.get(key)

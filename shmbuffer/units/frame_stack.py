@@ -1,4 +1,4 @@
-"""Stacks of the last frames, built when steps are sampled that are stored with one frame each.
+"""Stacks of the last frames. Each step is stored with one frame, and stacks are built by sampling.
 
 stored      ... o1    o2    o3    o4    o5 ...      one frame per step
 sample of step 4
@@ -25,9 +25,9 @@ from shmbuffer.units.unit import Expanded
 
 
 class FrameStack(OfTrajectories):
-    """Returns the stack of the last frames for each sampled step, and the next stack.
+    """Sample unit that returns a stack of the last frames for each sampled step.
 
-    Each step is stored with one frame in each entry of ``keys``, and with the next frame in
+    Each step is stored with one frame under each key in ``keys``, and with the next frame under
     ``("next", key)``. A sample has stacks in these entries instead:
 
     | entry | shape, dtype | content |
@@ -45,9 +45,9 @@ class FrameStack(OfTrajectories):
       ``padding_type="reset"``. An episode ends at each step whose ``done_key`` is true.
     - A stack only contains frames of one stream of one collector, without a restart in between.
     - The oldest steps in the ring lose their history when earlier frames are overwritten. For these
-      steps, the oldest remaining frame is repeated, as `Sequence` does with ``burn_in``. The same
-      applies after a slot that a crash left without an item. At most ``stack - 1`` steps of a
-      trajectory are affected.
+      steps, the oldest remaining frame is repeated, as `Sequence` does with ``burn_in``. The steps
+      after a slot that a crash left without an item are treated in the same way. At most
+      ``stack - 1`` steps of a trajectory are affected.
     - All frames of a sample are validated against the tickets of their items. If one of the frames
       was overwritten during the read, another step is drawn.
 
@@ -55,22 +55,22 @@ class FrameStack(OfTrajectories):
 
     Args:
         stack: number of frames in a stack, at least 1.
-        keys: entries that hold one frame each, of any shape and dtype.
-        done_key: entry with the flag of the last step of an episode, terminated or truncated. With
-            None, only the end of a stream ends an episode.
+        keys: keys of the entries that contain one frame each, of any shape and dtype.
+        done_key: key of the flag that is True for the last step of an episode, terminated or
+            truncated. With None, only the end of a stream ends an episode.
 
     Raises:
-        ValueError: ``stack`` is below 1, or ``keys`` is empty, contains an entry twice, or contains
-            an entry below ``"next"``.
+        ValueError: ``stack`` is below 1, or ``keys`` is empty, contains a key twice, or contains a
+            key below ``"next"``.
         TypeError: a key is not a string or a tuple of strings.
-        KeyError: raised by a sample if the items have no tensor in an entry of ``keys``, or no
-            ``done_key``.
+        KeyError: raised by ``sample`` if the items have no tensor under a key in ``keys``, or no
+            entry ``done_key``.
 
-    Cost: the boundaries cost the same as in `SliceSampler`. One native call copies ``stack + 1``
-        frames per step from the buffer. A slower path reads ``n * stack`` items and stacks them.
-        It is used with several storage dimensions, with a ``collate_fn``, and if the items are not
-        rows in the ring's own memory (`ListStorage`, records, GPU storages). The client without
-        torch (``shmbuffer.numpy``) has no sample units.
+    Cost: the search for episode boundaries costs the same as in `SliceSampler`. One native call
+        copies ``stack + 1`` frames per step from the buffer. A slower path reads ``n * stack``
+        items and stacks them. It is used with several storage dimensions, with a ``collate_fn``,
+        and if the items are not rows in the ring's own memory (`ListStorage`, records, GPU
+        storages). The client without torch (``shmbuffer.numpy``) has no sample units.
 
     Example:
         >>> import torch
@@ -114,7 +114,7 @@ class FrameStack(OfTrajectories):
         return f"{type(self).__name__}({shown})"
 
     def _expand(self, index: Any, info: dict[Any, Any], storage: Any) -> Expanded | None:
-        """Returns the frames of each step as concatenated stacks, or None if one is overwritten."""
+        """Returns the items of each step's stack, or None if an item was overwritten."""
         with self._trajectories.lock:
             items = self._trajectories.histories(index, info, storage, self.stack)
         if items is None:
@@ -124,7 +124,7 @@ class FrameStack(OfTrajectories):
         return in_storage(storage, torch.from_numpy(items.elements)), info
 
     def assemble(self, data: Any, info: dict[Any, Any]) -> tuple[Any, dict[Any, Any]]:
-        """Builds the batch from the frames of all steps."""
+        """Builds the batch from the items of all stacks."""
         sample = rows_of(data, slice(self.stack - 1, None, self.stack))
         for path in self._paths:
             frames = _tensor_at(data, path)
@@ -141,11 +141,11 @@ class FrameStack(OfTrajectories):
         return sample, self._of_anchors(info)
 
     def _of_anchors(self, info: dict[Any, Any]) -> dict[Any, Any]:
-        """Reduces the info of all frames to that of the drawn steps."""
+        """Reduces the index and generation of all frames to those of the drawn steps."""
         found = dict(info)
         for key in (INDEX, GENERATION):
             of_frames = found.get(key)
-            if isinstance(of_frames, tuple):  # one per storage dimension
+            if isinstance(of_frames, tuple):  # one tensor per storage dimension
                 found[key] = tuple(map(self._newest, of_frames))
             elif of_frames is not None:
                 found[key] = self._newest(of_frames)
@@ -155,7 +155,7 @@ class FrameStack(OfTrajectories):
         return of_frames[self.stack - 1 :: self.stack].contiguous()
 
     def _reader(self, rows: Any) -> StackReader | None:
-        """Returns a native reader of samples, or None if the rows do not support it."""
+        """Returns a reader that reads samples in one native call, or None if it is unsupported."""
         leaves = rows.leaves
         if type(self).assemble is not FrameStack.assemble or not isinstance(rows, NativeRows):
             return None
@@ -182,13 +182,16 @@ class StackReader:
 
     def __init__(self, unit: FrameStack, stacked: StackedRows) -> None:
         self._unit, self._stacked = unit, stacked
-        self.leaves = stacked.leaves  # leaves of a sample
+        self.leaves = stacked.leaves  # leaves of a sample, with stacks instead of frames
         self.read, self.fill = stacked.read, stacked.fill
 
     def draw(
         self, storage: Any, given: tuple[int, int, float | None], *into: tuple[int, ...]
     ) -> Any:
-        """Draws a sample in one native call, or returns None; see `StackedRows.draw`."""
+        """Draws a sample in one native call, like `StackedRows.draw`.
+
+        Returns None if the trajectories of the storage cannot be followed natively.
+        """
         trajectories = self._unit._trajectories
         with trajectories.lock:
             found = trajectories.look_up(storage)
@@ -202,12 +205,17 @@ class StackReader:
         return self.leaves.build(tensors, (len(tensors[0]),))
 
     def of_anchors(self, info: dict[Any, Any]) -> dict[Any, Any]:
-        """Reduces the info of all frames to that of the drawn steps."""
+        """Reduces the index and generation of all frames to those of the drawn steps."""
         return self._unit._of_anchors(info)
 
 
 def _checked(keys: Any) -> tuple[Key, ...]:
-    """Returns the checked keys of frames. Raises ValueError or TypeError if a key is invalid."""
+    """Checks the argument ``keys`` and returns it as a tuple.
+
+    Raises:
+        TypeError: ``keys`` is not a sequence, or a key is not a string or a tuple of strings.
+        ValueError: ``keys`` is empty, or contains a key twice or a key below ``"next"``.
+    """
     if isinstance(keys, str) or not isinstance(keys, Sequence):
         raise TypeError(f"keys must be a sequence of keys, such as ('observation',), got {keys!r}")
     if not keys:
@@ -229,7 +237,7 @@ def _checked(keys: Any) -> tuple[Key, ...]:
 
 
 def _is_flat(node: Any, path: KeyPath) -> bool:
-    """True if no TensorDict above an entry has additional batch dimensions within an item."""
+    """True if no TensorDict that contains the entry has batch dimensions within an item."""
     for key in path:
         if isinstance(node, TensorDictNode) and node.batch:
             return False
@@ -238,13 +246,13 @@ def _is_flat(node: Any, path: KeyPath) -> bool:
 
 
 def _tensor_at(data: Any, path: KeyPath) -> torch.Tensor | None:
-    """Returns the tensor of an entry, or None."""
+    """Returns the tensor at ``path``, or None if there is none."""
     found = entry_at(data, path)
     return found if isinstance(found, torch.Tensor) else None
 
 
 def _put(data: Any, path: KeyPath, value: torch.Tensor) -> None:
-    """Sets an entry of a batch, whose nodes are not shared."""
+    """Sets an entry of a batch whose containers are not shared with other data."""
     *inside, name = path
     for key in inside:
         data = get_entry(data, key)

@@ -28,20 +28,21 @@ _REWARD = "n_step_reward"  # passed from `_around` to `assemble`
 
 
 class NStep(AroundAnchors):
-    """Returns a transition over up to n steps for each sampled step.
+    """Sample unit that returns a transition over up to n steps for each sampled step.
 
-    The buffer stores single steps for any n, so that n can be changed and can differ between
-    learners. A sample is the same as if transitions over n steps had been written:
+    The buffer always stores single steps, so that n can be changed and can differ between learners.
+    A sample is the same as if transitions over n steps had been written:
 
     - ``next`` comes from the last step, with all its entries: observation, ``done``,
       ``terminated``, ``truncated``.
-    - ``reward_key`` has the discounted sum of the rewards.
-    - ``"gamma"`` is the discount of later values, ``gamma ** steps``, and ``"steps_to_next_obs"``
-      is the number of steps. Both have the shape of a reward. The target is ``reward + gamma *
-      ~terminated * value(next observation)``. TorchRL's losses read ``"steps_to_next_obs"``.
+    - ``reward_key`` contains the discounted sum of the rewards.
+    - ``"gamma"`` is the discount of the value after the last step, ``gamma ** steps``, and
+      ``"steps_to_next_obs"`` is the number of steps. Both have the shape of a reward. The target is
+      ``reward + gamma * ~terminated * value(next observation)``. TorchRL's losses read
+      ``"steps_to_next_obs"``.
 
     The steps come from one episode and one stream of one collector, without a restart in between.
-    If a step is overwritten during the read, the item is drawn again. A transition has fewer steps
+    If a step is overwritten during the read, another item is drawn. A transition has fewer steps
     near the end of an episode, near the newest step of a stream, and before a slot that a crash
     left empty. A sum never includes missing steps.
 
@@ -51,15 +52,15 @@ class NStep(AroundAnchors):
     Args:
         n: number of steps in a transition, at least 1.
         gamma: discount per step, from 0 to 1.
-        reward_key: entry with the reward of a step.
-        done_key: entry with the flag of the last step of an episode, terminated or truncated. With
-            None, only the end of a stream ends an episode.
+        reward_key: key of the reward of a step.
+        done_key: key of the flag that is True for the last step of an episode, terminated or
+            truncated. With None, only the end of a stream ends an episode.
 
     Raises:
         ValueError: a number is out of range, or ``reward_key`` is not below ``next``.
 
-    Cost: the boundaries cost the same as in `SliceSampler`. The first steps, the last steps and the
-        rewards are read once.
+    Cost: the search for episode boundaries costs the same as in `SliceSampler`. The first steps,
+        the last steps and the rewards are read once.
 
     Example:
         >>> import torch
@@ -105,7 +106,10 @@ class NStep(AroundAnchors):
         return f"{type(self).__name__}(n={self.n}, gamma={self.gamma})"
 
     def _around(self, anchors: Anchors, info: dict[Any, Any]) -> Expanded | None:
-        """Returns the first and the last step of each transition, in turn."""
+        """Returns the first steps of all transitions, followed by their last steps.
+
+        The sums of the rewards, the discounts and the numbers of steps are added to ``info``.
+        """
         entries = anchors.found.entries
         if not entries.has(self._reward):
             raise KeyError(
@@ -116,12 +120,12 @@ class NStep(AroundAnchors):
         steps = np.minimum(anchors.last - anchors.rows + 1, n)
         rows = anchors.rows[:, None] + np.minimum(np.arange(n), steps[:, None] - 1)
         rewards = entries.take(self._reward, anchors.found.table.elements_of(rows.ravel()))
-        items = anchors.items(rows.ravel())  # checked after the rewards were read
+        items = anchors.items(rows.ravel())  # validates the rewards that were just read
         if items is None:
             return None
         dtype = rewards.dtype if rewards.is_floating_point() else torch.float32
         each = rewards.double().numpy().reshape(count, n, *rewards.shape[1:])
-        each[np.arange(n) >= steps[:, None]] = 0.0  # repeats of the last step
+        each[np.arange(n) >= steps[:, None]] = 0.0  # rewards of repeated last steps
         powers = np.array([self.gamma**k for k in range(n + 1)])
         total = np.zeros_like(each[:, 0])
         for k in range(n):
@@ -155,7 +159,7 @@ class NStep(AroundAnchors):
             if isinstance(first, (TensorDictBase, dict)) or hasattr(first, key):
                 set_entry(first, key, made[key].to(device))
             else:
-                said[key] = made[key]  # a tensorclass accepts no other fields
+                said[key] = made[key]  # a tensorclass accepts no additional fields
         for key in (INDEX, GENERATION):
             if key in said:
                 said[key] = tree_map(lambda one: one[:count], said[key])

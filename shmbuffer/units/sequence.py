@@ -4,7 +4,8 @@
     ├─ ... ─┤ anchor ├─ ... ────────────────┤├─ ... ─┤        one window, dilation steps apart
     False            True                     False           "learning_mask"
 
-A window has the priority of its anchor; see `Sequence._by_anchor`.
+The priorities of the steps in a window are combined to the priority of its anchor
+(`Sequence._by_anchor`).
 """
 
 from __future__ import annotations
@@ -32,49 +33,52 @@ _SHOWN = ("length", "episode_boundary", "done_key", "burn_in", "bootstrap", "dil
 
 
 class Sequence(AroundAnchors):
-    """Returns a window of steps around each sampled item.
+    """Sample unit that returns a window of steps around each sampled item.
 
-    The item is the anchor. Its window has ``burn_in`` steps before the anchor, then ``length``
-    steps that start with the anchor, then ``bootstrap`` further steps. ``dilation`` is the distance
-    between steps. A batch of n anchors has n consecutive windows, which are
+    The sampled item is the anchor. Its window has ``burn_in`` steps before the anchor, then
+    ``length`` steps that start with the anchor, then ``bootstrap`` further steps. ``dilation`` is
+    the distance between steps. A batch for n anchors consists of n consecutive windows, which are
     ``n * (burn_in + length + bootstrap)`` items.
 
     - A window comes from one stream of one collector, without a restart in between. It never
-      crosses the ring's head or an empty slot. If a step is overwritten during the read, the window
-      is drawn again.
-    - For missing steps, the step at the boundary is repeated, and the mask is False.
+      crosses the ring's head or an empty slot. If a step is overwritten during the read, another
+      window is drawn.
+    - If the window extends beyond the trajectory, its first or last step is repeated. The
+      validity mask is False for repeated steps.
 
     In addition to the items and the weights of their anchors, a sample has:
 
     | key | shape, dtype | content |
     |---|---|---|
-    | ``"validity_mask"`` | ``[n]`` bool | False for a missing step |
+    | ``"validity_mask"`` | ``[n]`` bool | False for a repeated step |
     | ``"learning_mask"`` | ``[n]`` bool | True for the ``length`` steps to learn from |
-    | ``"anchor_index"`` | ``[n]`` int64, or ``[n, ndim]`` | the sampled item |
-    | ``"anchor_generation"`` | ``[n]`` int64 | its ticket, in a shared buffer |
-    | ``"sequence_id"``, ``"step_in_sequence"`` | ``[n]`` int64 | number of window, of step |
+    | ``"anchor_index"`` | ``[n]`` int64, or ``[n, ndim]`` | index of the anchor |
+    | ``"anchor_generation"`` | ``[n]`` int64 | ticket of the anchor, in a shared buffer |
+    | ``"sequence_id"``, ``"step_in_sequence"`` | ``[n]`` int64 | number of the window in the
+      batch, and of the step in the window |
 
     ``update_tensordict_priority`` computes the priority of the anchor from the priorities of the
-    steps to learn from: ``eta * max + (1 - eta) * mean``. Before this call, the sample can be
-    reshaped to ``[windows, steps]`` or reduced to a part.
+    steps to learn from: ``eta * max + (1 - eta) * mean``. The sample can be reshaped to
+    ``[windows, steps]`` or reduced to some of its rows before this call.
 
     Args:
         length: number of steps to learn from, starting with the anchor.
-        episode_boundary: ``"pad"`` limits the window to the episode. ``"stop"`` starts the window
-            earlier, as far as possible, if the episode ends within the window.
+        episode_boundary: ``"pad"`` limits the window to the episode. ``"stop"`` moves the window to
+            an earlier start, as far as possible, if the episode ends within the window.
             ``"include_reset"`` continues windows into the next episode of the stream.
-        done_key: entry with the flag of the last step of an episode. With None, only the end of a
-            stream ends an episode.
+        done_key: key of the flag that is True for the last step of an episode. With None, only the
+            end of a stream ends an episode.
         burn_in: number of steps before the anchor, to warm up the state of a recurrent network.
         bootstrap: number of steps after the steps to learn from, for multi-step targets.
         dilation: distance between steps. With 2, every other step is used.
-        eta: weight of the largest priority; the mean has the weight ``1 - eta``. R2D2 uses 0.9
+        eta: weight of the largest priority. The mean has the weight ``1 - eta``. R2D2 uses 0.9
             (Kapturowski et al., ICLR 2019).
 
     Raises:
         ValueError: a number is out of range, or ``episode_boundary`` is unknown.
 
-    Cost: the boundaries cost the same as in `SliceSampler`. The steps are read once.
+    Cost: the search for episode boundaries costs the same as in `SliceSampler`. The steps are read
+        once.
 
     Example:
         >>> import torch
@@ -131,7 +135,7 @@ class Sequence(AroundAnchors):
         return f"{type(self).__name__}({shown})"
 
     def _around(self, anchors: Anchors, info: dict[Any, Any]) -> Expanded | None:
-        """Returns the steps of each window, or None if one was overwritten."""
+        """Returns the steps of all windows, or None if a step was overwritten."""
         steps = np.arange(self.burn_in + self.length + self.bootstrap)
         begins = anchors.rows
         if self.episode_boundary == "stop":
@@ -150,7 +154,7 @@ class Sequence(AroundAnchors):
             _NUMBER: cpu.arange(count),
         }
         for key, value in info.items():
-            # A slice sampler's marks for the last step of a slice do not apply to windows.
+            # Tuple keys are a slice sampler's flags for the last step, which windows do not need.
             if isinstance(key, str) and key not in (GENERATION, INDEX):
                 said[key] = cpu.as_tensor(value)
         said = {
@@ -166,7 +170,14 @@ class Sequence(AroundAnchors):
         return anchors.named(items, said)
 
     def _by_anchor(self, data: Any, key: Key, reduction: str, lanes: tuple[int, ...]) -> Any:
-        """Reduces the priorities of a sample to one row per anchor."""
+        """Reduces a sample with priorities to one row per anchor, for a priority update.
+
+        Args:
+            data: the sample.
+            key: key of the priorities.
+            reduction: reduction of several priorities of one step.
+            lanes: sizes of the storage dimensions after the first.
+        """
         anchors = data.get(_ANCHOR, None)
         if anchors is None:
             return data
@@ -195,7 +206,10 @@ class Sequence(AroundAnchors):
         return TensorDict(found, [len(begins)])
 
     def _mixed(self, priorities: Any, begins: Ints) -> Any:
-        """Returns the priority of each window, given the first step of each."""
+        """Combines the priorities of the steps of each anchor.
+
+        ``begins`` contains the position of the first step of each anchor in ``priorities``.
+        """
         if not len(begins):
             return np.zeros(0)
         largest = np.maximum.reduceat(priorities, begins)

@@ -9,11 +9,11 @@ from shmbuffer.items.keys import GENERATION
 from shmbuffer.memory.format.leaf import Key
 
 Expanded = tuple[Any, dict[Any, Any]]
-"""Index of the items to read, and a dict of additional entries."""
+"""Index of the items to read, and a dict of additional entries of the sample."""
 
 
 class SampleUnit(ABC):
-    """Base class of units, which build the part of a batch that belongs to a drawn item.
+    """Base class of sample units, which expand each drawn item into rows of a batch.
 
     A sampler draws items, which are called anchors, and a unit expands each anchor. `Transition`
     returns the item itself, `Sequence` returns a window of steps, `NStep` returns one transition
@@ -21,8 +21,8 @@ class SampleUnit(ABC):
     with any unit: ``ReplayBuffer(sampler=..., sample_unit=...)``.
 
     A custom unit must define `expand`. In a shared buffer, each single item is read consistently.
-    For a consistent read of all items together, return their tickets from
-    ``storage.tickets(index)`` in the entry ``"index_generation"``.
+    To read all items of a batch consistently, return their tickets from ``storage.tickets(index)``
+    in the entry ``"index_generation"``.
 
     Source: ``torchrl.data.SampleUnit``.
     """
@@ -33,28 +33,28 @@ class SampleUnit(ABC):
 
         Args:
             index: indices of the anchors, int64 ``[n]`` or a tuple of ``ndim`` such tensors.
-            info: the sampler's data on the anchors, ``[n]`` each, such as weights. Do not modify
-                it.
+            info: the sampler's entries for the anchors, such as weights, ``[n]`` each. Do not
+                modify it.
             storage: storage of the items. Do not modify it.
 
         Returns:
-            The index of the items to read, in the form of ``index``, and a dict with additional
-                entries of the sample, which are tensors with one row per item.
+            The index of the items to read, of the same form as ``index``, and a dict with
+                additional entries of the sample, which are tensors with one row per item.
         """
 
     def assemble(self, data: Any, info: dict[Any, Any]) -> tuple[Any, dict[Any, Any]]:
         """Builds the batch from the items that were read. The default returns them unchanged.
 
         Args:
-            data: the items, collated, before any transform.
-            info: the info from `expand`, with ``"index"``.
+            data: the collated items, before any transform.
+            info: the dict from `expand`, with the additional entry ``"index"``.
         """
         return data, info
 
     def _expand(self, index: Any, info: dict[Any, Any], storage: Any) -> Expanded | None:
-        """Calls `expand`, and adds tickets if the anchors have any.
+        """Calls `expand`, and adds the tickets of the items if the anchors have tickets.
 
-        Returns None if other anchors must be drawn.
+        Returns None if an item is missing, so that other anchors must be drawn.
         """
         known = dict(info)
         tickets = known.pop(GENERATION, None)
@@ -65,19 +65,20 @@ class SampleUnit(ABC):
         return None if (now < 0).any() else (items, {**found, GENERATION: now})
 
     def _reader(self, rows: Any) -> Any:
-        """Returns a reader of complete samples from rows, such as a `StackReader`, or None.
+        """Returns a reader that reads complete samples from rows, such as a `StackReader`.
 
-        If the result is None, the items of `expand` are read, and `assemble` builds the sample.
+        If the result is None, the items that `expand` selects are read, and `assemble` builds the
+        sample.
         """
         return None
 
     def _by_anchor(self, data: Any, key: Key, reduction: str, lanes: tuple[int, ...]) -> Any:
-        """Reduces a sample with priorities to one row per anchor."""
+        """Reduces a sample with priorities to one row per anchor, for a priority update."""
         return data
 
 
 class Transition(SampleUnit):
-    """Returns each sampled item unchanged, as if there were no unit.
+    """Sample unit that returns each sampled item unchanged, like a buffer without a unit.
 
     Example:
         >>> import torch

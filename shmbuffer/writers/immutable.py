@@ -8,7 +8,7 @@ from shmbuffer.writers.writer import Writer
 
 
 class ImmutableDatasetWriter(Writer):
-    """Rejects all writes: ``add``, ``extend`` and ``empty`` of the buffer raise RuntimeError.
+    """Writer for fixed data sets: ``add``, ``extend`` and ``empty`` raise RuntimeError.
 
     Example:
         >>> import torch
@@ -41,7 +41,7 @@ class ImmutableDatasetWriter(Writer):
         raise RuntimeError(_refusal("the buffer cannot be emptied"))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_storage": None}  # the buffer registers the storage again
+        return {**self.__dict__, "_storage": None}  # the unpickled buffer registers it again
 
 
 def _refusal(what: str) -> str:

@@ -1,9 +1,10 @@
-"""Writer that keeps the best items: a better item replaces the worst one.
+"""Writer that keeps the items with the highest ranks. A better item replaces the worst one.
 
-    rank of an item  ──  not full: the next free slot
-                     └─  full: above the lowest rank, the slot of that item; otherwise -1
+    storage is not full  ──▶  the item is written to the next free slot
+    storage is full      ──▶  if its rank is above the lowest rank, the item replaces that item
+                         └─▶  otherwise the item is rejected
 
-A heap has the ranks of the stored items, lowest first. The heap is a cache, which is rebuilt from
+A heap contains the ranks of the stored items, lowest first. The heap is a cache. It is rebuilt from
 the items after other code has written to, emptied or loaded the storage.
 """
 
@@ -28,12 +29,13 @@ from shmbuffer.writers.writer import Writer
 
 
 class TensorDictMaxValueWriter(Writer):
-    """Keeps as many items with the highest ranks as the storage can hold.
+    """Writer that keeps the items with the highest ranks, as many as the storage can hold.
 
-    In a full storage, an item is rejected unless its rank is above the lowest stored rank.
+    If the storage is full, an item is rejected unless its rank is above the lowest stored rank.
     Otherwise it replaces the item with the lowest rank. If several items have this rank, the one
-    with the smallest index is replaced. The items of a batch are compared in order and then written
-    once. An item can be a complete trajectory ``[T]`` with a single rank.
+    with the smallest index is replaced. The items of a batch are compared in order, and then all
+    accepted items are written together. An item can be a complete trajectory ``[T]`` with a single
+    rank.
 
     The existing items of a storage, such as a `TensorStorage`, are also ranked. `rb[i] = ...`
     changes an item but not its rank. The ranks are private to this process. Therefore the writer
@@ -41,8 +43,8 @@ class TensorDictMaxValueWriter(Writer):
     storages, use a `RoundRobinWriter`.
 
     Args:
-        rank_key: entry with the rank. None means ``("next", "reward")``.
-        reduction: reduction of several values of an item to its rank: ``"max"``, ``"min"``,
+        rank_key: key of the rank. None stands for ``("next", "reward")``.
+        reduction: how several values of an item are reduced to its rank: ``"max"``, ``"min"``,
             ``"mean"``, ``"median"`` (the lower of two middle values) or ``"sum"``.
         compilable: has no effect, because `torch.compile` never compiles the native calls.
 
@@ -81,27 +83,33 @@ class TensorDictMaxValueWriter(Writer):
         self._current_top_values: list[tuple[Rank, int]] = []  # a heap of (rank, index)
         self._cursor = 0  # slot where the search for a free slot starts
         self._count = 0
-        self._seen: tuple[int, ...] | None = None  # state of the storage after our last write
+        # State of the storage after this writer's last write (`_look`).
+        self._seen: tuple[int, ...] | None = None
 
     @property
     def rank_key(self) -> Key:
-        """Entry with the rank."""
+        """Key of the rank."""
         return self._rank_key
 
     @property
     def reduction(self) -> str:
-        """Reduction of several values of an item to its rank."""
+        """How several values of an item are reduced to its rank."""
         return self._reduction
 
     @property
     def write_count(self) -> int:
-        """Number of accepted items so far, including replaced ones."""
+        """Number of items accepted so far, including those that were replaced later."""
         return self._count
 
     _write_count = write_count
 
     def register_storage(self, storage: Any) -> None:
-        """Sets the storage to write to. Raises RuntimeError if the storage is shared."""
+        """Sets the storage to write to.
+
+        Raises:
+            RuntimeError: the storage was created to be shared.
+            ValueError: the storage has more than one dimension.
+        """
         if getattr(storage, "ndim", 1) > 1:
             raise ValueError(
                 "TensorDictMaxValueWriter needs a storage with ndim=1, but this one has "
@@ -116,7 +124,7 @@ class TensorDictMaxValueWriter(Writer):
         super().register_storage(storage)
 
     def add(self, data: Any) -> int | None:
-        """Writes one TensorDict of any batch size. Returns its index, or None if rejected.
+        """Writes one TensorDict of any batch size. Returns its index, or None if it is rejected.
 
         Raises:
             RuntimeError: ``data`` is not a TensorDict, or other processes have the storage open.
@@ -136,14 +144,14 @@ class TensorDictMaxValueWriter(Writer):
         Raises the errors of `add`.
 
         Returns:
-            The index of each item, int64 ``[n]``. It is -1 if the item was rejected, or replaced by
-                a better item of the same batch.
+            The index of each item, int64 ``[n]``. It is -1 if the item was rejected, or was
+                replaced by a better item of the same batch.
         """
         ranks = ranks_of(data, self._rank_key, self._reduction)
         index = cpu.full((len(ranks),), -1, dtype=torch.int64)
         with self._turn:
             self._begin()
-            accepted, row_at = 0, {}  # last row for each slot
+            accepted, row_at = 0, {}  # `row_at` contains the last row accepted for each slot
             heap, room = self._current_top_values, self._room()
             for row, rank in enumerate(ranks):
                 if not room and rank <= heap[0][0]:
@@ -161,7 +169,10 @@ class TensorDictMaxValueWriter(Writer):
         return index
 
     def get_insert_index(self, data: Any) -> int | None:
-        """Reserves a slot for one item, which the caller writes, or returns None if rejected."""
+        """Reserves a slot for one item, which the caller must write.
+
+        Returns None if the item is rejected.
+        """
         rank = rank_of(data, self._rank_key, self._reduction)
         with self._turn:
             self._begin()
@@ -181,7 +192,7 @@ class TensorDictMaxValueWriter(Writer):
             }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state. The items must be loaded first."""
+        """Restores a state returned by `state_dict`. The items must be loaded first."""
         top = [(rank, int(index)) for rank, index in state_dict["_current_top_values"]]
         with self._turn:
             heapq.heapify(top)
@@ -204,7 +215,7 @@ class TensorDictMaxValueWriter(Writer):
     # -- inside --------------------------------------------------------------------------------
 
     def _take(self, rank: Rank) -> int:
-        """Reserves a slot for an accepted item, and returns it."""
+        """Adds an accepted rank to the heap, and returns the slot for its item."""
         heap = self._current_top_values
         if not self._room():
             return heapq.heapreplace(heap, (rank, heap[0][1]))[1]
@@ -224,12 +235,16 @@ class TensorDictMaxValueWriter(Writer):
         try:
             self._storage.set(index, data)
         except BaseException:
-            self._seen = None  # rebuild the heap
+            self._seen = None  # causes the heap to be rebuilt
             raise
         self._seen = _look(self._storage)
 
     def _begin(self) -> None:
-        """Raises RuntimeError if a write is not allowed, otherwise updates the ranks."""
+        """Prepares a write: checks that it is allowed, and updates the ranks.
+
+        Raises:
+            RuntimeError: the writer has no storage, or another client has it open.
+        """
         storage = self._storage
         if storage is None:
             raise RuntimeError(
@@ -241,7 +256,7 @@ class TensorDictMaxValueWriter(Writer):
         self._catch_up()
 
     def _catch_up(self) -> None:
-        """Rebuilds the heap if the storage has changed."""
+        """Rebuilds the heap if other code has changed the storage."""
         storage = self._storage
         seen = _look(storage)
         if seen == self._seen:
@@ -262,7 +277,7 @@ class TensorDictMaxValueWriter(Writer):
         if abandoned:
             self._seen = None
 
-    _turn = ForkLock(_in_child)  # held so that ranks and items change together
+    _turn = ForkLock(_in_child)  # held while ranks and items are changed together
 
     def _empty(self, empty_write_count: bool = True) -> None:
         with self._turn:
@@ -287,7 +302,7 @@ class TensorDictMaxValueWriter(Writer):
 
 
 def _look(storage: Any) -> tuple[int, ...]:
-    """Returns numbers that change when the storage is written to, emptied or loaded."""
+    """Returns the state of the storage: numbers that change when it is written or emptied."""
     ring = ring_of(storage)
     if ring is None:
         return (len(storage),)

@@ -1,4 +1,4 @@
-"""Computes the rank of an item: one number from an entry that can have several numbers."""
+"""Computes the ranks of items. The values of one entry are reduced to one number per item."""
 
 from __future__ import annotations
 
@@ -14,14 +14,23 @@ Rank = int | float
 
 
 def rank_of(item: Any, key: Key, reduction: str) -> Rank:
-    """Returns the rank of one item, a TensorDict of any batch size. Raises like `ranks_of`."""
+    """Returns the rank of one item, which is a TensorDict of any batch size.
+
+    Raises the errors of `ranks_of`.
+    """
     return _ranks(item, 1, key, reduction)[0]
 
 
 def ranks_of(data: Any, key: Key, reduction: str) -> list[Rank]:
-    """Returns the rank of each item of a batch."""
+    """Returns the rank of each item in a batch, which is a TensorDict or a list of TensorDicts.
+
+    Raises:
+        RuntimeError: the data are not TensorDicts, or the batch has no batch dimension.
+        KeyError: the entry ``key`` is missing.
+        ValueError: a rank is NaN, or an item has no values.
+    """
     if isinstance(data, LazyStackedTensorDict):
-        data = list(data.unbind(0))  # their entries may differ in shape
+        data = list(data.unbind(0))  # the entries of its items can differ in shape
     if isinstance(data, list):
         return [rank_of(item, key, reduction) for item in data]
     if is_collection(data) and not data.batch_size:
@@ -62,7 +71,10 @@ def _reduced(values: torch.Tensor, how: str) -> list[Rank]:
     if values.shape[1] == 1:
         return values[:, 0].tolist()
     if not values.shape[1]:
-        raise ValueError(f"an item without values in {how} cannot be ranked")
+        raise ValueError(
+            f"an item has no values to reduce to a rank ({how!r}); nothing was changed. Leave it "
+            "out, or choose another rank_key"
+        )
     if how in ("max", "min"):
         found: torch.Tensor = getattr(values, f"a{how}")(1)
     elif how == "sum":

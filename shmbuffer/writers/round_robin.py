@@ -1,4 +1,4 @@
-"""Writer of a ring, in which new items replace the oldest ones."""
+"""Writer that fills a storage as a ring, so that new items replace the oldest ones."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from shmbuffer.writers.writer import Writer
 
 
 class RoundRobinWriter(Writer):
-    """Writes at the cursor, and continues at slot 0 after the end of the storage.
+    """Writer that writes at the cursor, and continues at slot 0 after the end of the storage.
 
-    A storage of this package stores the cursor and the write count for all writers in all
-    processes. With a custom storage, the writer stores both.
+    The storages of this package contain the cursor and the write count, which all writers in all
+    processes share. With a custom storage, the writer itself contains both.
 
     Args:
         compilable: has no effect, because `torch.compile` never compiles the native calls.
-        track_generations: if True, samples have ``index_generation``, the ticket of the item's
-            write, even if the buffer is not shared.
+        track_generations: if True, samples have the entry ``index_generation``, which is the
+            ticket of the item's write, even if the buffer is not shared.
 
     Source: ``torchrl.data.RoundRobinWriter``.
     """
@@ -42,16 +42,22 @@ class RoundRobinWriter(Writer):
         self.track_generations = track_generations
         self._own_cursor = 0
         self._own_count = 0
-        self._count_offset = 0  # loaded count minus the ring's
+        self._count_offset = 0  # loaded write count minus that of the ring
 
     @eager
     def add(self, data: Any) -> int | torch.Tensor:
-        """Writes one item ``[*lanes, ...]``. Returns its index, or ``[lanes, ndim]`` with lanes."""
+        """Writes one item ``[*lanes, ...]``.
+
+        Returns its index, or an int64 tensor ``[lanes, ndim]`` if the storage has lanes.
+        """
         return self._write(data, True)  # type: ignore[no-any-return]
 
     @eager
     def extend(self, data: Any) -> torch.Tensor:
-        """Writes a batch. Returns indices, int64 ``[n]`` or, with lanes, ``[n * lanes, ndim]``."""
+        """Writes a batch.
+
+        Returns the indices, int64 ``[n]``, or ``[n * lanes, ndim]`` if the storage has lanes.
+        """
         return self._write(data, False)  # type: ignore[no-any-return]
 
     def _write(self, data: Any, single: bool) -> Any:
@@ -68,10 +74,10 @@ class RoundRobinWriter(Writer):
         return index
 
     def write_at(self, index: Any, data: Any) -> Any:
-        """Writes new items to slots ``[n]``, or one item to a slot, without moving the cursor.
+        """Writes new items to the slots ``index``, ``[n]`` or an int, without moving the cursor.
 
         Returns:
-            The argument ``index`` or, with lanes, int64 ``[n * lanes, ndim]``.
+            The slots, or an int64 tensor ``[n * lanes, ndim]`` if the storage has lanes.
         """
         storage = self._storage
         slots = index if isinstance(index, int) else cpu.as_tensor(index)
@@ -87,7 +93,7 @@ class RoundRobinWriter(Writer):
 
     @property
     def tracks_generations(self) -> bool:
-        """True if samples have ``index_generation``."""
+        """True if samples have the entry ``index_generation``."""
         return self.track_generations or super().tracks_generations
 
     @property
@@ -101,7 +107,7 @@ class RoundRobinWriter(Writer):
 
     @property
     def write_count(self) -> int:
-        """Number of elements written so far by all processes."""
+        """Number of elements that all processes have written so far."""
         ring = self._ring
         return self._own_count if ring is None else int(ring.write_count) + self._count_offset
 
@@ -122,7 +128,7 @@ class RoundRobinWriter(Writer):
         return {"_cursor": self._cursor, "_write_count": self.write_count}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state. The items must be loaded first."""
+        """Restores a state returned by `state_dict`. The items must be loaded first."""
         ring = self._ring
         self._own_cursor = int(state_dict["_cursor"])
         self._own_count = int(state_dict["_write_count"])
@@ -148,11 +154,13 @@ class RoundRobinWriter(Writer):
             self._count_offset = 0  # the storage has restored the write count
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_storage": None}  # the buffer sets the storage again
+        return {**self.__dict__, "_storage": None}  # the unpickled buffer registers it again
 
 
 class TensorDictRoundRobinWriter(RoundRobinWriter):
-    """A `RoundRobinWriter` for TensorDicts. Unlike TorchRL's, it stores no entry ``"index"``.
+    """A `RoundRobinWriter` for TensorDicts.
+
+    Unlike the class in TorchRL, it does not store an entry ``"index"``.
 
     Source: ``torchrl.data.TensorDictRoundRobinWriter``.
     """

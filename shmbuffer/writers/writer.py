@@ -34,7 +34,7 @@ class Writer(Checkpoints):
         self.compilable = bool(compilable)
 
     def register_storage(self, storage: Any) -> None:
-        """Sets the storage to write to."""
+        """Sets the storage to which the writer writes."""
         self._storage = storage
 
     def add(self, data: Any) -> Any:
@@ -42,24 +42,24 @@ class Writer(Checkpoints):
         raise NotImplementedError(f"{type(self).__name__} does not implement add()")
 
     def extend(self, data: Any) -> Any:
-        """Writes a batch. Returns its indices, int64 ``[n]``."""
+        """Writes a batch. Returns the indices of its items, int64 ``[n]``."""
         raise NotImplementedError(f"{type(self).__name__} does not implement extend()")
 
     @property
     def tracks_generations(self) -> bool:
-        """True if samples have ``index_generation``: with a shared storage, or on request."""
+        """True if samples have the entry ``index_generation``, as with a shared storage."""
         return bool(getattr(self._storage, "shared", False))
 
     def generations_of(self, index: Any) -> torch.Tensor:
         """Returns the current ``index_generation`` of slots.
 
         Args:
-            index: one slot or slots ``[...]``, or the coordinates of a write, ``[..., ndim]`` or a
-                tuple. Only the first coordinate is used.
+            index: slots ``[...]`` or an int. Also accepts the index of a write with several
+                dimensions, ``[..., ndim]`` or a tuple, of which only the first coordinate is used.
 
         Returns:
-            Tickets, int64 in the shape of the slots. A slot without an item has -1. If
-                `tracks_generations` is False, all slots have -1.
+            The tickets of the slots' items, int64 ``[...]``. The value is -1 for a slot without an
+                item, and for all slots if `tracks_generations` is False.
         """
         slots = cpu.as_tensor(index[0] if isinstance(index, tuple) else index)
         ndim = getattr(self._storage, "ndim", 1)
@@ -74,16 +74,16 @@ class Writer(Checkpoints):
         return found
 
     def _empty(self, empty_write_count: bool = True) -> None:
-        """Records that the storage was emptied."""
+        """Resets the cursor and the write count after the storage has been emptied."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the writer without its arguments."""
+        """Returns the state of the writer, without the arguments of its constructor."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state."""
+        """Restores a state returned by `state_dict`."""
 
 
 def write_count_of(writer: Any) -> int:
-    """Returns the number of written elements, possibly from TorchRL's private attribute."""
+    """Returns the number of elements that a writer of this package or of TorchRL has written."""
     return int(getattr(writer, "write_count", getattr(writer, "_write_count", 0)))

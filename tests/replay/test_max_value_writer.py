@@ -372,7 +372,7 @@ def test_a_batch_without_a_dimension_is_refused() -> None:
 
 
 def test_an_item_without_values_has_no_rank() -> None:
-    with pytest.raises(ValueError, match=r"an item without values in .* cannot be ranked"):
+    with pytest.raises(ValueError, match="an item has no values to reduce"):
         buffer(LazyTensorStorage(2)).extend(TensorDict({"score": torch.zeros(3, 0)}, [3]))
 
 
