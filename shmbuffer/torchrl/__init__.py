@@ -1,10 +1,11 @@
-"""All names of TorchRL's replay buffer API, for scripts that change only the import.
+"""All names of TorchRL's replay buffer API, for scripts in which only the import is changed.
 
     from shmbuffer.torchrl import LazyTensorStorage, TED2Flat, find_start_stop_traj
 
 The names are those of `shmbuffer`, including rarely used ones such as checkpointers, hooks for
-episodes, segment trees and helper functions. The modules of this folder contain features that only
-TorchRL needs: its files, TED, transforms and functions.
+episode data, segment trees and helper functions. The modules in this folder contain only what
+compatibility with TorchRL needs: its files, its episode data format (TED), transforms and helper
+functions.
 """
 
 from __future__ import annotations

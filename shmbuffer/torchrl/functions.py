@@ -1,4 +1,4 @@
-"""TorchRL's functions and constants that do not use a buffer."""
+"""Functions and constants of TorchRL's API that do not need a buffer."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def find_start_stop_traj(
     cursor: int | torch.Tensor | range | None = None,
     device: torch.device | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns the first and last steps of the trajectories in the rows of a storage.
+    """Returns the first and last step of each trajectory in the rows of a storage.
 
-    The function treats the rows as one sequence, without regard to collectors and streams.
-    `SliceSampler` takes these into account, with information from the storage.
+    The function treats the rows as one sequence, regardless of collectors and streams.
+    `SliceSampler` takes these into account, because it reads them from the storage.
 
     Args:
         trajectory: trajectory IDs ``[T, *B]``. A trajectory ends where the ID changes.
         end: bool ``[T, *B]``, True at the last step of each trajectory. Pass exactly one of
             ``trajectory`` and ``end``.
         at_capacity: True if the ring is full, so that row 0 follows the last row, unless a
-            trajectory ends there. If False, the last row is an end.
-        cursor: for a full ring, the row that was written last, which is an end. If it contains
-            several rows, the last of them is used.
+            trajectory ends there. If False, the last row ends a trajectory.
+        cursor: for a full ring, the row that was written last, which ends a trajectory. If several
+            rows are passed, the last one is used.
         device: device for the computation. None uses the device of the rows.
 
     Returns:
@@ -82,8 +82,8 @@ def find_start_stop_traj(
         last[-1] = True
     elif cursor is not None:
         last[_row(cursor)] = True
-    last[-1] |= ~last.any(0)  # without an end, the ring is cut once
-    stop = last.transpose(0, -1).nonzero()  # the steps of a column are consecutive
+    last[-1] |= ~last.any(0)  # a column without an end becomes one trajectory
+    stop = last.transpose(0, -1).nonzero()  # makes the steps of a column consecutive
     ends, count = stop[:, -1].clone(), len(stop)
     first = torch.ones(count, dtype=torch.bool, device=stop.device)
     first[1:] = (stop[1:, :-1] != stop[:-1, :-1]).any(-1)
@@ -99,7 +99,7 @@ def find_start_stop_traj(
 
 
 def _row(cursor: Any) -> int:
-    """Returns the row that was written last."""
+    """Returns the row that was written last, from the argument ``cursor``."""
     try:
         return int(cursor if isinstance(cursor, int) else cpu.as_tensor(cursor).reshape(-1)[-1])
     except (IndexError, TypeError, ValueError) as error:
@@ -110,7 +110,7 @@ def _row(cursor: Any) -> int:
 
 
 def pin_memory_output(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates a method to return pinned memory if the object's ``_pin_memory`` is True.
+    """Decorates a method so that it returns pinned memory if ``self._pin_memory`` is True.
 
     Args:
         fun: the method to decorate.

@@ -1,6 +1,8 @@
-"""Transforms of new data and of samples; ``invert=True`` swaps the two directions.
+"""Transforms of new data and of samples.
 
 extend, add  ──inv, last to first──▶  storage  ──forward, first to last──▶  sample, rb[i]
+
+``invert=True`` swaps the two directions of a transform.
 """
 
 from __future__ import annotations
@@ -15,17 +17,17 @@ Transform = Callable[[Any], Any]
 
 
 class Inverted:
-    """A transform with both directions swapped."""
+    """Wraps a transform and swaps its two directions."""
 
     def __init__(self, transform: Transform) -> None:
         self.transform = transform
 
     def __call__(self, data: Any) -> Any:
-        """Transforms samples."""
+        """Transforms samples with the inverse of the wrapped transform."""
         return _inverse(self.transform)(data)
 
     def inv(self, data: Any) -> Any:
-        """Transforms new data."""
+        """Transforms new data with the wrapped transform."""
         return self.transform(data)
 
 
@@ -33,10 +35,10 @@ class Compose:
     """A chain of transforms.
 
     Args:
-        *transforms: transforms that are called in this order for samples, and in reverse order for
-            new data.
+        *transforms: transforms, which are called in this order for samples, and in reverse order
+            for new data.
 
-    Source: ``torchrl.envs.transforms.Compose``, for any callable.
+    Source: ``torchrl.envs.transforms.Compose``. Unlike that class, it accepts any callable.
     """
 
     def __init__(self, *transforms: Transform) -> None:
@@ -45,7 +47,7 @@ class Compose:
             self.append(transform)
 
     def append(self, transform: Transform, *, invert: bool = False) -> None:
-        """Appends a transform."""
+        """Adds a transform to the end of the chain."""
         self.insert(len(self.transforms), transform, invert=invert)
 
     def insert(self, index: int, transform: Transform, *, invert: bool = False) -> None:
@@ -66,7 +68,7 @@ class Compose:
 
     def __call__(self, data: Any) -> Any:
         """Transforms samples."""
-        # Transforms add entries, so a locked TensorDict is unlocked during the call.
+        # Transforms can add entries, so a locked TensorDict is unlocked during the call.
         with unlocked(data) if is_collection(data) else contextlib.nullcontext():
             for transform in self.transforms:
                 data = transform(data)
@@ -88,7 +90,7 @@ class Compose:
         return self.transforms[index]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the states of the transforms that have one."""
+        """Returns the states of all transforms that have a state, by position."""
         return {
             str(at): transform.state_dict()
             for at, transform in enumerate(self.transforms)
@@ -96,13 +98,13 @@ class Compose:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the result of `state_dict`."""
+        """Restores a state returned by `state_dict`."""
         for at, state in state_dict.items():
             self.transforms[int(at)].load_state_dict(state)  # type: ignore[attr-defined]
 
 
 def compose(transform: Transform | Iterable[Transform] | None) -> Compose:
-    """Returns the chain of a buffer for the argument of its constructor."""
+    """Converts the argument ``transform`` of a buffer to a chain of transforms."""
     if transform is None:
         return Compose()
     if isinstance(transform, Compose):
@@ -111,7 +113,7 @@ def compose(transform: Transform | Iterable[Transform] | None) -> Compose:
         return Compose(*transform)
     if hasattr(transform, "transforms") and hasattr(transform, "insert"):  # TorchRL's Compose
         return Compose(*transform.transforms)
-    # Compose raises an error if it is not callable.
+    # Compose raises an error if the transform is not callable.
     return Compose(transform)  # type: ignore[arg-type]
 
 

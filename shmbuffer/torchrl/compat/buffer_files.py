@@ -1,12 +1,12 @@
-"""The files of a buffer that TorchRL saves next to its storage, sampler and writer.
+"""Files of a saved buffer, apart from those of its storage, sampler and writer.
 
     buffer_metadata.json    {"batch_size": <int or null>, ...}
-    rng_state/              tensordict's files of the generator's state, on its device
-    transform.t             {"transforms.<number>.<key>": <value>}, of torch.save, which reads it
+    rng_state/              state of the random generator, in tensordict's files
+    transform.t             {"transforms.<number>.<key>": <value>}, written by torch.save and read
                             with weights_only=True
 
-If the only transform of a buffer is one of TorchRL's own chains (``Compose``), its state is the
-state of the chain.
+If the only transform of a buffer is TorchRL's own chain (``Compose``), ``transform.t`` contains the
+state of that chain.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def write_generator(path: Path, state: torch.Tensor, device: torch.device) -> No
 
 
 def read_generator(path: Path) -> tuple[torch.Tensor, torch.device] | None:
-    """Reads the state and the device of a generator; None if none was saved."""
+    """Reads the state and the device of a generator. Returns None if none was saved."""
     file = path / "meta.json"
     if not exists(file):
         return None
@@ -62,7 +62,7 @@ def read_generator(path: Path) -> tuple[torch.Tensor, torch.device] | None:
 
 
 def write_states(file: Path, chain: Compose) -> None:
-    """Writes the states of the transforms, if any."""
+    """Writes the states of the transforms. Writes no file if they have no state."""
     states = chain.state_dict()
     if (only := _is_chain(chain)) is not None:
         content = only
@@ -77,7 +77,10 @@ def write_states(file: Path, chain: Compose) -> None:
 
 
 def read_states(file: Path, chain: Compose) -> dict[str, Any] | None:
-    """Reads the states that `write_states` or TorchRL wrote; None if there is no file."""
+    """Reads the states of transforms that `write_states` or TorchRL wrote.
+
+    Returns None if there is no file.
+    """
     if not exists(file):
         return None
     content = load_plainly(file)
@@ -94,7 +97,7 @@ def read_states(file: Path, chain: Compose) -> dict[str, Any] | None:
 
 
 def save_plainly(content: Any, file: Path) -> None:
-    """Writes a file with torch.save, and adds the path to its errors."""
+    """Writes a file in the format of torch.save. Errors contain its path."""
     data = io.BytesIO()
     torch.save(content, data)
     with located(file):
@@ -102,7 +105,11 @@ def save_plainly(content: Any, file: Path) -> None:
 
 
 def load_plainly(file: Path) -> Any:
-    """Reads a file written by torch.save without unpickling objects."""
+    """Reads a file that was written by torch.save, without unpickling objects.
+
+    Raises:
+        ValueError: the file is damaged, or contains objects that can only be unpickled.
+    """
     with located(file):
         content = io.BytesIO(read_file(file))
     try:
@@ -115,7 +122,7 @@ def load_plainly(file: Path) -> Any:
 
 
 def _is_chain(chain: Compose) -> dict[str, Any] | None:
-    """Returns the state of the only transform if it is a chain with a state, otherwise None."""
+    """Returns the state of the only transform if it is itself a chain, otherwise None."""
     states = chain.state_dict()
     if len(chain.transforms) != 1 or not states:
         return None

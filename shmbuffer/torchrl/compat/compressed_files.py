@@ -1,10 +1,10 @@
-"""Reads items of a ``CompressedListStorage`` that TorchRL has saved.
+"""Reads items from a ``CompressedListStorage`` that TorchRL has saved.
 
-They cannot be written, because TorchRL's codec varies.
+Such files cannot be written, because TorchRL's codec depends on the version of Python.
 
-metadata.json           the type of each item, and shape, dtype and device of tensors
-data_indices.json       the item number for each index, or null
-compressed_data/<n>/    tensordict's files of the compressed bytes of item n
+metadata.json           type of each item, and shape, dtype and device of its tensors
+data_indices.json       number of the item at each index, or null
+compressed_data/<n>/    compressed bytes of item n, in tensordict's files
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ def is_of_torchrl(path: Path) -> bool:
 
 
 def read_items(path: Path, decompress: Decompress, *, reads_zlib: bool) -> list[tuple[Any] | None]:
-    """Returns each decompressed item in a tuple, and None for each index without an item.
+    """Returns a list with a tuple of the decompressed item, or None, for each index.
 
-    With ``reads_zlib``, chunks of zlib are not passed to ``decompress``.
+    If ``reads_zlib`` is set, chunks that zlib compressed are decompressed with zlib instead of
+    ``decompress``.
     """
     if reads_zlib:
         decompress = partial(_by_zlib_or, decompress)
@@ -49,7 +50,7 @@ def read_items(path: Path, decompress: Decompress, *, reads_zlib: bool) -> list[
             for number, entry in zip(numbers, entries, strict=True)
         ]
     except (ValueError, KeyError, TypeError, zlib.error) as error:
-        why = f"is not what TorchRL saves of a CompressedListStorage ({error!r})"
+        why = f"is not a CompressedListStorage saved by TorchRL ({error!r})"
         raise damaged(path, why) from error
 
 

@@ -1,11 +1,11 @@
-"""Reads tensordict's memory-mapped files.
+"""Reads and writes tensordict's memory-mapped files.
 
     <directory>/meta.json       a TensorDict: shape, device, and the type of each entry
-    <directory>/<key>.memmap    a tensor, C order, no header; the key is percent-encoded
+    <directory>/<key>.memmap    a tensor in C order without a header; the key is percent-encoded
     <directory>/<key>/          a nested TensorDict, a tensorclass, or a non-tensor object
 
-This module does not use tensordict for reading, because tensordict unpickles objects in the files.
-Tensors are maps of their files.
+This module does not read with tensordict, because tensordict unpickles objects in the files. The
+tensors that it returns are maps of their files.
 """
 
 from __future__ import annotations
@@ -52,23 +52,24 @@ _TENSORDICT, _LAZY_STACK = (
     for module, name in (("_td", "TensorDict"), ("_lazy", "LazyStackedTensorDict"))
 )
 _STACK = "<class 'tensordict.tensorclass.NonTensorStack'>"
-# File to which tensordict pickles objects.
+# Files into which tensordict pickles objects.
 _PICKLES = ("other.pickle", "pickle.pkl")
-_NORESERVE = 0x4000  # Linux's MAP_NORESERVE, because these private maps are never written to
+# Linux's MAP_NORESERVE. The private maps are not written to, so they need no swap space.
+_NORESERVE = 0x4000
 
 
 @dataclass
 class TensorDictFolder:
-    """The contents of a directory written by tensordict, including nested ones."""
+    """The contents of a directory written by tensordict, including nested directories."""
 
     path: Path  # path of the directory
     shape: tuple[int, ...] = ()  # batch size
-    node: Node = LEAF  # tree of the contents, without the entries that a sample adds
-    # dtype, shape and file of each tensor, by nested key
+    node: Node = LEAF  # structure of the contents, without the entries that a sample adds
+    # Dtype, shape and file of each tensor, by nested key.
     tensors: dict[KeyPath, tuple[torch.dtype, tuple[int, ...], Path]] = field(default_factory=dict)
-    # non-tensor entries by nested key: a value, or nested lists with one value per item
+    # Entries that are not tensors, by nested key: a value, or nested lists with one value per item.
     values: dict[KeyPath, Any] = field(default_factory=dict)
-    # Dotted keys of entries that could only be unpickled.
+    # Dotted keys of entries that can only be unpickled, so they are not read.
     refused: list[str] = field(default_factory=list)
 
     def tensor(self, key: KeyPath) -> torch.Tensor:
@@ -79,14 +80,17 @@ class TensorDictFolder:
 
 
 def read_folder(path: Path, dims: int = 1) -> TensorDictFolder:
-    """Reads a directory written by tensordict, mapping its tensors."""
+    """Reads the metadata of a directory written by tensordict.
+
+    The first ``dims`` dimensions are those of the storage and not part of an element.
+    """
     folder = TensorDictFolder(path)
     folder.node = _node_of(folder, path, (), dims)
     return folder
 
 
 def _node_of(folder: TensorDictFolder, path: Path, at: KeyPath, dims: int) -> Node:
-    """Returns the form of the directory at a nested key, and adds its contents to ``folder``."""
+    """Returns the structure of the directory at a nested key. Adds its entries to ``folder``."""
     meta = read_json(path / "meta.json")
     if exists(path / "_tensordict" / "meta.json"):
         node = _node_of(folder, path / "_tensordict", at, dims)
@@ -116,10 +120,11 @@ def _node_of(folder: TensorDictFolder, path: Path, at: KeyPath, dims: int) -> No
 def _add_nested(
     folder: TensorDictFolder, items: dict[str, Node], path: Path, at: KeyPath, dims: int
 ) -> None:
+    """Adds the nested TensorDict, lazy stack or object at the nested key ``at``."""
     key = at[-1]
     inner = path / quote(key, safe="")
     if not inner.exists() and "/" not in key:
-        inner = path / key  # the layout of older versions of tensordict
+        inner = path / key  # older versions of tensordict do not encode keys
     meta = read_json(inner / "meta.json")
     kind = str(meta.get("_type", ""))
     if "NonTensor" in kind or meta.get("_is_non_tensor"):
@@ -139,7 +144,7 @@ def _add_nested(
 
 
 def described(entry: dict[str, Any]) -> tuple[torch.dtype, tuple[int, ...]]:
-    """Reads the dtype and the shape of a tensor from JSON."""
+    """Parses the dtype and the shape of a tensor from its JSON description."""
     dtype = torch_dtype(str(entry["dtype"]).removeprefix("torch."))
     return dtype, tuple(int(size) for size in entry["shape"])
 
@@ -150,13 +155,17 @@ def _file_of(path: Path, key: str) -> Path:
 
 
 def _class_name(kind: str) -> str:
-    """Returns ``module:qualname`` for ``<class 'module.qualname'>``."""
+    """Converts the repr of a class, ``<class 'module.qualname'>``, to ``module:qualname``."""
     module, _, name = kind.removeprefix("<class '").removesuffix("'>").rpartition(".")
     return f"{module}:{name}"
 
 
 def mapped(file: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Returns a tensor that maps the file."""
+    """Returns a tensor that maps a file. Writing to the tensor does not change the file.
+
+    Raises:
+        CorruptBufferError: the file is too short.
+    """
     nbytes = math.prod(shape) * dtype.itemsize
     if any(size < 0 for size in shape):
         raise damaged(file, f"cannot hold a tensor of shape {list(shape)}")
@@ -175,7 +184,8 @@ def mapped(file: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tens
 def require_nameable(data: Any, what: str, above: KeyPath = ()) -> None:
     """Raises SchemaMismatchError unless all keys of a TensorDict are valid file names.
 
-    Call this before tensordict writes: versions up to 0.12 use keys as paths without encoding them.
+    Must be called before tensordict writes files, because versions up to 0.12 use keys as paths
+    without encoding them. ``what`` is the start of the error message.
     """
     for key, value in fields(data).items():
         nested = is_collection(value) and not is_non_tensor(value)
@@ -186,7 +196,7 @@ def require_nameable(data: Any, what: str, above: KeyPath = ()) -> None:
 
 
 def require_no_pickle(path: Path) -> None:
-    """Raises ValueError if an entry of a directory could only be unpickled."""
+    """Raises ValueError if a directory contains an entry that can only be unpickled."""
     for file in sorted(path.rglob("*")):
         if file.name in _PICKLES:
             key = ".".join(file.relative_to(path).parts[:-1])
@@ -203,7 +213,18 @@ def write_folder(
     forms: Iterator[tuple[torch.dtype, tuple[int, ...]]],
     lead: tuple[int, ...],
 ) -> list[Path]:
-    """Writes each ``meta.json``; returns the file of each leaf, or the directory for objects."""
+    """Creates the directories and ``meta.json`` files of a tree, but not the files of its tensors.
+
+    Args:
+        path: directory of the root.
+        node: the tree.
+        forms: dtype and shape of one element of each leaf, in order.
+        lead: leading dimensions of the tensors.
+
+    Returns:
+        The path of the file for each tensor. For a leaf of objects, the path of its parent
+        directory.
+    """
     make_folder(path)
     files: list[Path] = []
     if isinstance(node, TensorClassNode) and not shapes_of_objects(node):
@@ -234,7 +255,7 @@ def write_folder(
 
 
 def shapes_of_objects(node: Node) -> dict[KeyPath, tuple[int, ...]]:
-    """Returns the keys of objects and the shapes of one element, in the order of the leaves."""
+    """Returns a dict from the nested key of each leaf of objects to its shape in one element."""
     if isinstance(node, ObjectNode):
         return {(): node.shape}
     if not isinstance(node, BranchNode):
@@ -247,7 +268,15 @@ def shapes_of_objects(node: Node) -> dict[KeyPath, tuple[int, ...]]:
 
 
 def add_objects(folder: Path, at: KeyPath, column: Objects, present: Flags) -> None:
-    """Adds an entry that is not a tensor to tensordict's files if JSON can represent it."""
+    """Adds a column of objects to tensordict's files if JSON can represent the objects.
+
+    Args:
+        folder: directory of the root.
+        at: nested key of the column.
+        column: the objects.
+        present: True for each element that contains an item. The others get the object of the
+            first item.
+    """
     held = np.nonzero(present)[0]
     if not len(held):
         return
@@ -268,10 +297,14 @@ def add_objects(folder: Path, at: KeyPath, column: Objects, present: Flags) -> N
 
 
 def objects_of(data: Any, shape: tuple[int, ...]) -> Objects:
-    """Converts the nested lists of tensordict to objects of a shape."""
+    """Converts tensordict's nested lists to `Objects` of this shape.
+
+    Raises:
+        ValueError: the lists do not have this shape.
+    """
     level = [data]
     for size in shape:
         if any(not isinstance(part, list) or len(part) != size for part in level):
-            raise ValueError(f"a list of objects is not {list(shape)}")
+            raise ValueError(f"the nested lists of objects do not have the shape {list(shape)}")
         level = [one for part in level for one in part]
     return Objects.of(level, shape)

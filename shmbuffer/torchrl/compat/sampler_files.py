@@ -1,14 +1,15 @@
-"""Files of samplers, as TorchRL writes and reads them.
+"""Files of samplers in TorchRL's layout.
 
     priorities   sampler_metadata.json             alpha, beta, eps, largest priority, capacity
                  sumtree.memmap, mintree.memmap    float64 [capacity], masses
-                 shmbuffer.priorities.memmap       float64 [elements], raw; NaN: no item
+                 shmbuffer.priorities.memmap       float64 [elements], raw priorities; NaN without
+                                                   an item
     a pass       tensordict's files of the state: len_storage, _sample_list, drop_last, _ran_out
 
 TorchRL stores masses, ``(priority + eps) ** alpha``, in float32 or float64. The raw priorities
-cannot be restored exactly from them, so a separate file of this package stores the table of the
-sampler. The save of a ring contains its raw priorities. A sampler that is loaded without the ring
-gets rounded ones.
+cannot be restored exactly from them. They are therefore saved in an additional file if the sampler
+stores them itself. If the ring of the storage stores them, the save of the storage contains them.
+A sampler that is loaded without its storage then computes rounded priorities from the masses.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from shmbuffer.torchrl.compat.folders import mapped, read_folder
 _METADATA = "sampler_metadata.json"
 _RAW = "shmbuffer.priorities.memmap"
 _TREES = ("sumtree.memmap", "mintree.memmap")
-_ELEMENTS = ("_sample_list", "_heads")  # element numbers in the state of a pass
-_SCHEMA_VERSION = 1  # TorchRL's version in which _max_priority is raw
+_ELEMENTS = ("_sample_list", "_heads")  # entries of the state of a pass that are element indices
+_SCHEMA_VERSION = 1  # version of TorchRL's files in which _max_priority is a raw priority
 
 
 def _write_priorities(directory: Path, sampler: Any, state: dict[str, Any], moment: Any) -> None:
@@ -108,12 +109,12 @@ def _read_priorities(directory: Path, sampler: Any) -> dict[str, Any]:
             "_eps": eps,
             "_max_priority": None if largest is None else float(largest),
             "_priorities": raw,
-            "_in_storage": in_storage,  # more exact than the masses
+            "_in_storage": in_storage,  # if True, the storage has priorities that are more exact
         }
 
 
 def _require_weights(raw: torch.Tensor | None, largest: Any, alpha: float, eps: float) -> None:
-    """Raises ValueError if a ring would reject these priorities."""
+    """Raises ValueError if a ring would reject some of these priorities."""
     known = np.empty(0) if raw is None else raw.numpy()
     known = np.append(known[~np.isnan(known)], 0.0 if largest is None else float(largest))
     if not are_priorities(known, alpha, eps, 1 if raw is None else len(raw)).all():
@@ -121,7 +122,10 @@ def _require_weights(raw: torch.Tensor | None, largest: Any, alpha: float, eps: 
 
 
 def _raw_of_masses(directory: Path, capacity: int, alpha: float, eps: float) -> torch.Tensor:
-    """Converts TorchRL's masses to priorities, which are 1 if alpha is 0."""
+    """Reads TorchRL's masses and converts them to raw priorities.
+
+    The priorities are NaN without an item, and 1 if alpha is 0.
+    """
     mass = mapped(directory / _TREES[0], torch.float64, (capacity,)).numpy()
     held = mass > 0
     raw = np.full(capacity, np.nan)
@@ -130,7 +134,13 @@ def _raw_of_masses(directory: Path, capacity: int, alpha: float, eps: float) -> 
 
 
 def moved(raw: torch.Tensor, loaded: Loaded, elements: int) -> torch.Tensor:
-    """Returns priorities ``[elements]`` at the current indices of their items."""
+    """Returns priorities ``[elements]``, moved to the indices that their items have after loading.
+
+    Args:
+        raw: priorities at the indices that the items had when they were saved.
+        loaded: mapping of these indices to the current ones.
+        elements: number of elements of the storage.
+    """
     if not loaded.shift and len(raw) == elements:
         return raw
     held = torch.nonzero(~raw.isnan())[:, 0]
@@ -173,15 +183,15 @@ def _reading_numbers(directory: Path) -> Iterator[dict[str, Any]]:
 
 
 PRIORITIES = PartFiles(_write_priorities, _read_priorities)
-"""Files of a `PrioritizedSampler`."""
+"""Reads and writes the files of a `PrioritizedSampler`."""
 PASS = PartFiles(_write_numbers, _read_pass)
-"""Files of a `SamplerWithoutReplacement`."""
+"""Reads and writes the files of a `SamplerWithoutReplacement`."""
 INTEGERS = PartFiles(_write_numbers, _read_integers)
-"""Files of a sampler whose state consists of integers."""
+"""Reads and writes the files of a sampler whose state consists of integers."""
 
 
 def moved_pass(state: dict[str, Any], loaded: Loaded | None) -> dict[str, Any]:
-    """Returns the state of a pass with the current indices of its items."""
+    """Returns the state of a pass, with the indices that its items have after loading."""
     if loaded is None:
         return state
     return {

@@ -1,11 +1,11 @@
-"""A storage of tensors in TorchRL's layout.
+"""Files of a tensor storage in TorchRL's layout.
 
-    storage_metadata.json    {"len": <elements>, "is_pytree": <bool>, "metadata": <of its tensors>}
-    meta.json, ...           tensordict's files; see `folders`
+    storage_metadata.json    {"len": <elements>, "is_pytree": <bool>, "metadata": <tensors>}
+    meta.json, ...           tensordict's files (`folders`)
     <key>/<key>.memmap       tensors of a PyTree, which has no meta.json
 
-TorchRL stores a length, and items are in the first slots. All other data are under this package's
-key and in additional files; see `checkpointers.saved_storage`.
+TorchRL stores only a length, and expects the items in the first slots. All other data are stored
+under this package's key and in additional files (`checkpointers.saved_storage`).
 """
 
 from __future__ import annotations
@@ -39,12 +39,16 @@ def read_metadata(folder: Path) -> dict[str, Any]:
 
 
 def metadata_of(metadata: dict[str, Any] | None, length: int) -> dict[str, Any]:
-    """Returns the contents of ``storage_metadata.json`` for entries of a PyTree, or None."""
+    """Returns the contents of ``storage_metadata.json``.
+
+    ``metadata`` describes the tensors of a PyTree. It is None for TensorDicts. ``length`` is the
+    number of elements that contain an item.
+    """
     return {"metadata": metadata or {}, "is_pytree": metadata is not None, "len": length}
 
 
 def files_of(leaves: Leaves, lead: tuple[int, ...], path: Path) -> list[Path]:
-    """Returns the file of each leaf, and creates the directories."""
+    """Returns the path of the file for each leaf, and creates the directories below ``path``."""
     if isinstance(leaves.node, TensorDictNode):
         shapes = (leaf.shape for leaf in leaves.leaves)
         forms = zip(leaves.dtypes, shapes, strict=True)
@@ -68,7 +72,7 @@ def _pytree_name(path: tuple[str, ...]) -> str:
 
 
 def pytree_metadata(leaves: Leaves, slots: int) -> dict[str, Any]:
-    """Returns the entries of TorchRL's ``storage_metadata.json`` for a PyTree's tensors."""
+    """Returns the descriptions of a PyTree's tensors for ``storage_metadata.json``."""
     return {
         name.replace("/", "."): {
             "dtype": str(dtype),
@@ -83,14 +87,23 @@ def pytree_metadata(leaves: Leaves, slots: int) -> dict[str, Any]:
 def pytree_columns(
     path: Path, found: dict[str, Any], node: Node | None
 ) -> tuple[Node | None, dict[KeyPath, torch.Tensor]]:
-    """Reads the form and the columns of a PyTree, without unpickling."""
+    """Reads the structure and the columns of a PyTree, without unpickling.
+
+    Args:
+        path: directory of the storage.
+        found: contents of ``storage_metadata.json``.
+        node: structure of the items if the storage already knows it, otherwise None.
+
+    Returns:
+        The structure, or None if it remains unknown, and the tensor at each nested key.
+    """
     with reading(path / METADATA):
         metadata: dict[str, Any] = found["metadata"]
         if node is None and list(metadata) == [_SINGLE]:
             node = LEAF
         if node is not None:
             names = {key: _pytree_name(key) for key in node.paths()}
-        else:  # a key with a dot looks like nested keys, so the form must be known from the storage
+        else:  # nested keys are joined with dots, so a key that contains a dot is split
             names = {tuple(name.split(".")): name.replace(".", "/") for name in metadata}
         if not names:
             raise ValueError("it does not contain a tensor")

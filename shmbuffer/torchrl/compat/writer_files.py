@@ -1,12 +1,12 @@
-"""Files of writers, as TorchRL writes and reads them.
+"""Files of writers in TorchRL's layout.
 
-    metadata.json               cursor (a slot), write_count (of slots), and the writer's own data
-    generation.memmap           int64 [slots]: number of writes per slot, if tracked
-    current_top_values.memmap   [items, 2]: rank and index of each item of a top-k writer
+    metadata.json               cursor (a slot), write_count (in slots), and the writer's own data
+    generation.memmap           int64 [slots], number of writes per slot, if tracked
+    current_top_values.memmap   [items, 2], rank and index of each item of a top-k writer
 
-The key of this package has the number of elements, which is the meaning of `write_count` here. The
-exact ranks of a top-k writer are in ``shmbuffer.state``, because TorchRL's tensor stores indices
-and ranks with one dtype.
+In this package, `write_count` counts elements. This number is saved under the key of this package.
+The exact ranks of a top-k writer are in ``shmbuffer.state``, because TorchRL's tensor stores ranks
+and indices with one dtype.
 """
 
 from __future__ import annotations
@@ -38,11 +38,15 @@ _METADATA = "metadata.json"
 _GENERATION = "generation.memmap"
 _RANKS = "current_top_values.memmap"
 _RANK_KEY = "rank_key"
-"""Key that only the metadata of a top-k writer has."""
+"""Key that exists only in the metadata of a top-k writer."""
 
 
 def _read_metadata(directory: Path, *, ranked: bool) -> dict[str, Any]:
-    """Reads a writer's metadata; SchemaMismatchError if another kind of writer wrote them."""
+    """Reads a writer's metadata. ``ranked`` is True for a top-k writer.
+
+    Raises:
+        SchemaMismatchError: the metadata were saved by another class of writer.
+    """
     found: dict[str, Any] = read_json(directory / _METADATA, missing=missing_part("writer"))
     if (_RANK_KEY in found) != ranked:
         kinds = ["RoundRobinWriter", "TensorDictMaxValueWriter"]
@@ -73,7 +77,8 @@ def _read_cursor(directory: Path, writer: Any) -> dict[str, int]:
     with reading(directory / _METADATA):
         ours, ring = find_ours(found, directory / _METADATA), writer._ring
         width = 1 if ring is None else ring.width
-        count = found.get("write_count")  # number of slots; missing in files of TorchRL before 0.14
+        # Number of slots. TorchRL saves it since version 0.14.
+        count = found.get("write_count")
         if ours is not None:
             count = ours["write_count"]
         else:
@@ -82,9 +87,9 @@ def _read_cursor(directory: Path, writer: Any) -> dict[str, int]:
 
 
 def read_counts(directory: Path) -> Any:
-    """Reads the slot and the count of TorchRL's writer; None if there are none.
+    """Reads the cursor and the write count, in slots, of a writer that TorchRL saved.
 
-    For an ensemble, the result is a list.
+    The write count can be None. Returns None if no writer was saved, and a list for an ensemble.
     """
     if (directory / "0").is_dir():
         numbers = sorted(int(each.name) for each in directory.iterdir() if is_number(each.name))
@@ -96,7 +101,7 @@ def read_counts(directory: Path) -> Any:
         count = found.get("write_count")
         return int(found["cursor"]), None if count is None else int(count)
     except (KeyError, TypeError, ValueError):
-        return None  # a writer that the user defined
+        return None  # saved by a writer that the user defined
 
 
 def _write_ranks(directory: Path, writer: Any, state: dict[str, Any], moment: Any) -> None:
@@ -134,14 +139,14 @@ def _read_ranks(directory: Path, writer: Any) -> dict[str, Any]:
 
 
 def _ranks(state: dict[str, Any]) -> dict[str, Any]:
-    """Returns the state of a top-k writer after checking its numbers."""
+    """Checks and converts the numbers in the state of a top-k writer, and returns the state."""
     top = [(rank, int(index)) for rank, index in state["_current_top_values"]]
-    sorted(top)  # raises if they are not comparable
+    sorted(top)  # raises TypeError if the ranks are not comparable
     numbers = {key: int(state[key]) for key in ("_cursor", "_write_count")}
     return {**state, **numbers, "_current_top_values": top}
 
 
 CURSOR = PartFiles(_write_cursor, _read_cursor)
-"""Files of a `RoundRobinWriter`."""
+"""Reads and writes the files of a `RoundRobinWriter`."""
 RANKS = PartFiles(_write_ranks, _read_ranks)
-"""Files of a `TensorDictMaxValueWriter`."""
+"""Reads and writes the files of a `TensorDictMaxValueWriter`."""

@@ -1,4 +1,7 @@
-"""Entries of episode data by path, their roles, and their names in the compact forms."""
+"""Entries of episode data by path, their roles, and their names in the compact forms.
+
+A path is a tuple of nested keys.
+"""
 
 from __future__ import annotations
 
@@ -20,22 +23,23 @@ STORAGE_SHAPE: KeyPath = ("_storage_shape",)
 """Shape of the ring, with slots first."""
 
 CUTS: KeyPath = ("_cuts",)
-"""Positions of cuts, at which items do not continue each other although no episode ended. They are
-rows in the flat form and flags of trajectories in a nested form. Written only if there are cuts.
+"""Positions of cuts, where an item does not continue the previous one although no episode ended.
+In the flat form they are row numbers, and in a nested form one flag per trajectory. The entry is
+written only if there are cuts.
 """
 
 CUT_SHAPE: KeyPath = ("_cut_storage_shape",)
-"""Replaces `STORAGE_SHAPE` if there are cuts, which TorchRL does not support. Because the other
-entry is missing, TorchRL stops with an error instead of joining the observations incorrectly.
+"""Replaces `STORAGE_SHAPE` if there are cuts, which TorchRL does not support. Because
+`STORAGE_SHAPE` is missing, TorchRL raises an error instead of joining the observations incorrectly.
 """
 
 ROOT: KeyPath = ("_root",)
-"""Root entries under a done or reward key. They are written only if they differ from TorchRL's
-defaults: False for every flag under ``"next"``, and no reward.
+"""Contains the flags and rewards at the root of the items. It is written only if they differ from
+TorchRL's defaults, which are False for each flag that is also under ``"next"``, and no reward.
 """
 
 LENGTH: KeyPath = ("_len",)
-"""Number of elements that contain an item, in an HDF5 file."""
+"""Number of elements that contain an item. Used in HDF5 files."""
 
 NEXT = "next"
 DONE_KEYS = ("done", "truncated", "terminated")
@@ -50,19 +54,22 @@ def flat_path(key: str | Sequence[Any]) -> KeyPath:
 
 
 def dotted(path: KeyPath) -> str:
-    """Formats a path for a message."""
+    """Formats a path for an error message."""
     return ".".join(path)
 
 
 def entries(data: Any) -> dict[KeyPath, Any]:
-    """Returns the entries of a TensorDict, a tensorclass or a dict of these by path, uncopied."""
+    """Returns the leaves of a TensorDict, a tensorclass or a dict of these, by path.
+
+    Tensors are not copied.
+    """
     found: dict[KeyPath, Any] = {}
     for name, value in (data if isinstance(data, dict) else fields(data)).items():
         if isinstance(value, torch.Tensor) or is_non_tensor(value):
             found[(name,)] = value
         elif is_collection(value):
             found.update({(name, *path): leaf for path, leaf in entries(value).items()})
-        else:  # a version of tensordict that unwraps the entries it returns
+        else:  # some versions of tensordict return the object without its NonTensorData
             found[(name,)] = NonTensorData(value)
     return found
 
@@ -80,7 +87,7 @@ def require_loadable(found: Mapping[KeyPath, Any], where: str) -> None:
 
 
 def assemble(found: Mapping[KeyPath, Any], batch: Sequence[int]) -> TensorDict:
-    """Creates a TensorDict from entries by path."""
+    """Creates a TensorDict of batch size ``batch`` from leaves by path."""
     data = TensorDict(batch_size=torch.Size(batch))
     for path, value in found.items():
         data[path] = value
@@ -88,7 +95,11 @@ def assemble(found: Mapping[KeyPath, Any], batch: Sequence[int]) -> TensorDict:
 
 
 def constant(found: Mapping[KeyPath, Any], path: KeyPath, hook: str) -> Any:
-    """Returns a number or tuple that was stored next to the data."""
+    """Returns a constant of the ring that was stored next to the items.
+
+    Raises:
+        ValueError: the entry is missing. The message starts with ``hook``, the name of the hook.
+    """
     value = found.get(path)
     if value is None:
         raise ValueError(
@@ -101,18 +112,18 @@ def constant(found: Mapping[KeyPath, Any], path: KeyPath, hook: str) -> Any:
 
 
 def shape_of(found: Mapping[KeyPath, Any], hook: str) -> list[int]:
-    """Returns the shape of the ring."""
+    """Returns the shape of the ring from which the items were saved."""
     path = CUT_SHAPE if CUT_SHAPE in found else STORAGE_SHAPE
     return [int(size) for size in constant(found, path, hook)]
 
 
 def names(found: Iterable[KeyPath]) -> str:
-    """Formats paths for a message."""
+    """Formats several paths for an error message."""
     return ", ".join(sorted(dotted(path) for path in found))
 
 
 class Roles:
-    """Defines which entries are flags or rewards, and where the state of the ring is stored."""
+    """Base class of hooks that stores which entries are flags, rewards and the ring's state."""
 
     def __init__(
         self,
@@ -130,7 +141,7 @@ class Roles:
         self._done = flat_path(done_key)
         self._shift_path = flat_path(shift_key)
         self._is_full_path = flat_path(is_full_key)
-        # Path in the compact form.
+        # Path of the done flag in the compact form.
         self._end = self._done[1:] if self._done[0] == NEXT else self._done
         self._flags = {flat_path(key) for key in self.done_keys} | {self._end}
         self._rewards = {flat_path(key) for key in self.reward_keys}

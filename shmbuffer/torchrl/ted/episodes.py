@@ -5,19 +5,20 @@
       observation        d   e   a   b   c
       ("next", ...)      e   f   b   b'  d       the episode ended in slot 3 (done)
       row                3   4   0   1   2
-    stored observations: for each of the two trajectories one more than it has rows
+    stored observations: each of the two trajectories has one more than it has rows
       observation        a   b   b'  c   d   e   f
       step of a row      0   1       3   4   5
 
 If the storage has lanes (``ndim > 1``), the rows of lane 0 come first, followed by those of lane 1.
 
 Invariants:
-  1. The observation of row r is at its step, and the next observation is at the following step.
+  1. The observation of a row is stored at the step of the row, and the next observation at the
+     following step.
   2. A trajectory ends at the end of its episode, at the newest item, and at a *cut*. A cut is a row
      that the next row does not continue, because several collectors write alternately or an item
      spans several steps. The done flags and the position of the ring do not indicate cuts.
-  3. Until the ring wraps, the rows from ``shift`` on contain no items. They are included in the
-     count, because TorchRL writes the whole capacity, but they are neither read nor written.
+  3. Until the ring has wrapped, the rows after the newest item contain no items. They count as
+     rows, because TorchRL saves the whole capacity, but they are neither read nor written.
 """
 
 from __future__ import annotations
@@ -33,14 +34,23 @@ from numpy.typing import NDArray
 from shmbuffer.tensors.form import cpu
 
 Bytes = NDArray[np.void]
-"""An array ``[rows]`` whose values each contain an entire row."""
+"""An array ``[rows]`` in which each value contains all bytes of one row."""
 
 CHUNK_BYTES = 1 << 24
-"""Number of bytes that a copy uses in addition to source and target."""
+"""Maximum number of bytes that a copy uses in addition to source and target."""
 
 
 class Episodes:
-    """Rows of a ring and the ends of trajectories; ValueError if ``shift`` is out of range."""
+    """Rows of a ring in time order, and the rows at which trajectories end.
+
+    Args:
+        shape: shape of the ring, with slots first.
+        shift: slot after the one that was written last.
+        is_full: True if the ring has wrapped.
+
+    Raises:
+        ValueError: the ring has no elements.
+    """
 
     def __init__(self, shape: Sequence[int], shift: int, is_full: bool) -> None:
         self.shape = tuple(int(size) for size in shape)
@@ -57,12 +67,12 @@ class Episodes:
         first = self.shift if self.is_full else 0
         slots = (time + first) % self.slots
         self.elements = (slots * self.lanes + cpu.arange(self.lanes)[:, None]).reshape(-1)
-        """Element index (slot * lanes + lane) of each row: int64 ``[rows]``."""
+        """Element index of each row (slot * lanes + lane), int64 ``[rows]``."""
         last = self.slots - 1 if self.is_full else self.shift - 1
         self.holds = (time <= last).repeat(self.lanes)
-        """True for each row that contains an item: bool ``[rows]``."""
+        """True for each row that contains an item, bool ``[rows]``."""
         self.ends = (time == last).repeat(self.lanes)
-        """True for each row that ends a trajectory: bool ``[rows]``. `end` adds more rows."""
+        """True for each row that ends a trajectory, bool ``[rows]``. `end` adds more rows."""
 
     @property
     def rows(self) -> int:
@@ -70,13 +80,13 @@ class Episodes:
         return self.slots * self.lanes
 
     def end(self, where: torch.Tensor) -> None:
-        """Marks more rows, bool ``[rows]``, as ends of trajectories."""
+        """Marks the rows for which ``where``, bool ``[rows]``, is True as ends of trajectories."""
         self.ends = self.ends | where
         self.__dict__.pop("steps", None)
 
     @cached_property
     def steps(self) -> torch.Tensor:
-        """Returns the position of each row's observation in the stored ones: int64 ``[rows]``."""
+        """Position of each row's observation in the stored observations, int64 ``[rows]``."""
         return cpu.arange(self.rows) + self.ends.cumsum(0) - self.ends.long()
 
     @property
@@ -86,9 +96,10 @@ class Episodes:
 
     @property
     def trajectories(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the number of rows of each trajectory, and whether the trajectory has an end.
+        """Number of rows of each trajectory, and True for each trajectory that has an end.
 
-        Rows after the last item of a ring have no end.
+        If the ring has not wrapped, the rows after the newest item form a trajectory without an
+        end.
         """
         last = self.ends.clone()
         last.view(self.lanes, self.slots)[:, -1] = True
@@ -96,7 +107,11 @@ class Episodes:
         return torch.diff(at, prepend=cpu.tensor([-1])), self.ends[at]
 
     def cuts(self, root: Bytes, after: Bytes) -> torch.Tensor:
-        """Returns which rows have no end and are not continued by the next row: bool ``[rows]``."""
+        """Returns True for each row at a cut, bool ``[rows]``.
+
+        These are the rows that do not end a trajectory, but whose next observation (``after``)
+        differs from the observation of the next row (``root``).
+        """
         found = cpu.zeros(self.rows, dtype=torch.bool)
         asked = (self.holds & ~self.ends).nonzero()[:, 0]
         for rows in torch.split(asked, max(1, CHUNK_BYTES // root.itemsize)):
@@ -106,9 +121,10 @@ class Episodes:
 
 
 def as_bytes(tensor: torch.Tensor, rows: int) -> Bytes:
-    """Returns a tensor as one value per row, over the same memory if contiguous and on the CPU.
+    """Converts a tensor to an array with one value per row.
 
-    NumPy moves and compares such values four to forty times as fast as torch moves rows of bytes.
+    The array shares the memory of the tensor if that is contiguous and on the CPU. NumPy copies and
+    compares such values four to forty times as fast as torch copies rows of bytes.
     """
     tensor = tensor.detach().as_subclass(torch.Tensor).cpu().contiguous()
     if not tensor.numel():
@@ -118,16 +134,21 @@ def as_bytes(tensor: torch.Tensor, rows: int) -> Bytes:
 
 
 def flags_of(tensor: torch.Tensor, rows: int) -> torch.Tensor:
-    """Returns which flags are set, bool ``[rows]``.
+    """Returns True for each row in which a flag is set, bool ``[rows]``.
 
-    Any nonzero byte in the memory of a ring counts as True.
+    Any nonzero byte counts as True, because the memory of a ring may contain other values than 0
+    and 1.
     """
     found = as_bytes(tensor, rows)
     return torch.from_numpy(found != np.zeros(1, found.dtype))
 
 
 def rows_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the rows of a nested tensor, ``[rows, *shape]``, uncopied if it is contiguous."""
+    """Concatenates the components of a nested tensor to rows ``[rows, *shape]``.
+
+    The result shares the memory of a contiguous nested tensor. A tensor that is not nested is
+    returned unchanged.
+    """
     if not tensor.is_nested:
         return tensor
     parts = tensor.unbind(0)

@@ -1,4 +1,4 @@
-"""All items in time order with each observation stored once."""
+"""The flat form of episode data: all items in time order, with each observation stored once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ from shmbuffer.torchrl.ted.episodes import Episodes, as_bytes, flags_of, rows_of
 
 @dataclass(frozen=True)
 class CompactEntry:
-    """An entry of the compact form: the root leaf, and that under ``"next"`` if both are stored."""
+    """An entry of the compact form.
+
+    ``after`` is the leaf under ``"next"`` if the entry also contains its values.
+    """
 
     path: KeyPath
     leaf: torch.Tensor
@@ -46,22 +49,23 @@ class CompactEntry:
 
 
 class TED2Flat(Roles):
-    """Converts episode data to a form with each observation stored once. A save hook.
+    """Save hook that converts episode data to a flat form with each observation stored once.
 
     The items are arranged in time order, lane by lane. An entry that is both at the root and under
-    ``"next"`` gets ``n`` + (number of trajectories) rows. Flags and rewards move from ``"next"`` to
-    the root, and all other entries keep their ``n`` rows. `Flat2TED` restores every item bit for
-    bit.
+    ``"next"`` gets ``n`` + (number of trajectories) rows. Flags and rewards are moved from
+    ``"next"`` to the root, and all other entries keep their ``n`` rows. `Flat2TED` restores every
+    item bit for bit.
 
-    Saving a storage sets ``shift`` and ``is_full``. If they are not set, the data are assumed to be
-    in time order.
+    When a storage is saved, the checkpointer sets ``shift`` and ``is_full``. If they are not set,
+    the data are assumed to be in time order.
 
     Args:
-        done_key: entry under ``"next"`` that marks the end of an episode, with one value per item.
-        shift_key: name under which ``shift`` is stored.
-        is_full_key: name under which ``is_full`` is stored.
-        done_keys: entries that are flags, without ``"next"``.
-        reward_keys: entries that are rewards, without ``"next"``.
+        done_key: key under ``"next"`` of the flag that marks the end of an episode, with one value
+            per item.
+        shift_key: key under which ``shift`` is stored.
+        is_full_key: key under which ``is_full`` is stored.
+        done_keys: keys of flags, without ``"next"``.
+        reward_keys: keys of rewards, without ``"next"``.
 
     Raises:
         ValueError: ``done_key`` is not under ``"next"``.
@@ -85,7 +89,7 @@ class TED2Flat(Roles):
     """
 
     shift: int | None = None
-    """The slot after the last written slot."""
+    """Slot after the one that was written last."""
     is_full: bool | None = None
     """True if the ring has wrapped."""
 
@@ -111,10 +115,13 @@ class TED2Flat(Roles):
 
         Args:
             data: the items.
-            path: a new or empty directory for the memory-mapped files. None creates no files.
+            path: a new or empty directory for the memory-mapped files. With None, no files are
+                created.
 
         Raises:
             BufferExistsError: the directory is not empty.
+            ValueError: the data have no suitable entry ``done_key``, or have an entry whose key
+                the compact form uses.
         """
         found = entries(data)
         if taken := {item for item in found if item in self._taken or item[0] == ROOT[0]}:
@@ -146,6 +153,7 @@ class TED2Flat(Roles):
         return self._write(kept, constants, episodes, path)
 
     def _ended(self, found: Mapping[KeyPath, Any], episodes: Episodes) -> torch.Tensor:
+        """Returns True for each row that ends an episode, bool ``[rows]``."""
         done = found.get(self._done)
         if not isinstance(done, torch.Tensor):
             raise ValueError(
@@ -162,6 +170,10 @@ class TED2Flat(Roles):
         return flags_of(done, episodes.rows)[episodes.elements] & episodes.holds
 
     def _kept(self, found: Mapping[KeyPath, Any], usual: bool) -> list[CompactEntry]:
+        """Returns the tensors that the compact form contains.
+
+        ``usual`` is True if the flags at the root can be restored without storing them.
+        """
         kept = []
         for path, leaf in found.items():
             if is_non_tensor(leaf):
@@ -170,7 +182,7 @@ class TED2Flat(Roles):
             if path[0] == NEXT and inner in self._flags | self._rewards:
                 kept.append(CompactEntry(inner, leaf))
             elif path[0] == NEXT and not isinstance(found.get(inner), torch.Tensor):
-                kept.append(CompactEntry(path, leaf))  # an entry only under "next" stays there
+                kept.append(CompactEntry(path, leaf))  # an entry that is only under "next"
             elif path in self._flags | self._rewards:
                 if not usual:
                     kept.append(CompactEntry(ROOT + path, leaf))
@@ -182,7 +194,10 @@ class TED2Flat(Roles):
         return kept
 
     def _is_usual(self, found: Mapping[KeyPath, Any], episodes: Episodes) -> bool:
-        """True if the root has the same flags as "next", all False, and no reward."""
+        """True if the root has no reward, and has the same flags as "next", which are all False.
+
+        In this case the flags at the root are not stored.
+        """
         flags = {path for path in found if path in self._flags}
         if flags != {path[1:] for path in found if path[0] == NEXT and path[1:] in self._flags}:
             return False
@@ -198,6 +213,7 @@ class TED2Flat(Roles):
         episodes: Episodes,
         path: str | os.PathLike[str] | None,
     ) -> TensorDict:
+        """Creates the compact form and copies the rows of all entries to it."""
         if path is not None:
             names = [*(name for name in constants if name != ROOT), *(entry.path for entry in kept)]
             require_file_names(names, f"{path}: entry")
@@ -237,6 +253,7 @@ class TED2Flat(Roles):
         return output
 
     def _non_tensors(self, found: Mapping[KeyPath, Any], episodes: Episodes) -> dict[KeyPath, Any]:
+        """Returns the entries that are not tensors, with one object per row in time order."""
         kept: dict[KeyPath, Any] = {}
         for path, value in found.items():
             if isinstance(value, NonTensorStack):
@@ -246,26 +263,29 @@ class TED2Flat(Roles):
                 kept[path] = NonTensorData(value.data)
         return kept
 
-    # -- methods that a nested form overrides --------------------------------------------------
+    # -- methods that the nested form overrides ------------------------------------------------
 
     def _batch(self, episodes: Episodes) -> tuple[int, ...]:
+        """Returns the batch size of the compact form."""
         return ()
 
     def _shape(self, entry: CompactEntry, episodes: Episodes, item: tuple[int, ...]) -> Any:
+        """Returns the shape of an entry in the compact form; ``item`` is the shape of one item."""
         return torch.Size((episodes.rows if entry.after is None else episodes.kept, *item))
 
     def _objects(self, objects: list[Any], episodes: Episodes) -> Any:
+        """Returns an entry with one object per row."""
         return NonTensorStack(*(NonTensorData(one) for one in objects))
 
     def _cuts(self, cuts: torch.Tensor, episodes: Episodes) -> torch.Tensor:
-        """Returns the rows in which a trajectory ends, but not an episode."""
+        """Returns the entry `CUTS` for the rows at which a trajectory, but no episode, ends."""
         return cuts.nonzero()[:, 0]
 
 
 def _made(output: TensorDict, entry: CompactEntry, shape: Any, mapped: bool) -> torch.Tensor | None:
-    """Creates memory for an entry in ``output``.
+    """Creates a memory-mapped tensor for an entry of ``output``, and returns it.
 
-    Returns None if tensordict has no memory for the entry that is independent of a file.
+    Returns None for complex and empty tensors, which tensordict can only map if they have a file.
     """
     dense = not isinstance(shape, torch.Tensor)
     if dense and not mapped and (entry.leaf.dtype.is_complex or not entry.leaf.numel()):
@@ -275,7 +295,13 @@ def _made(output: TensorDict, entry: CompactEntry, shape: Any, mapped: bool) -> 
 
 
 def _make_empty_folder(path: Path) -> None:
-    """Makes the directory for the files of tensordict, which would follow links."""
+    """Creates the directory for tensordict's files, or checks that it is empty.
+
+    tensordict itself would follow symbolic links and overwrite files.
+
+    Raises:
+        BufferExistsError: the directory is not empty.
+    """
     make_folder(path)
     with Directory.open(path, allow_unsafe_fs=True) as folder:
         if folder.listdir():
@@ -287,7 +313,7 @@ def _make_empty_folder(path: Path) -> None:
 
 
 def _flattened(objects: Any, dims: int) -> list[Any]:
-    """Flattens ``dims`` levels of a nested list of objects."""
+    """Flattens a list of objects that is nested ``dims`` levels deep."""
     for _ in range(dims - 1):
         objects = [one for inner in objects for one in inner]
     return list(objects)

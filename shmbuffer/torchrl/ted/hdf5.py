@@ -1,4 +1,4 @@
-"""Trajectories as separate TensorDicts, because HDF5 does not support nested tensors."""
+"""Splits episode data into one TensorDict per trajectory, because HDF5 has no nested tensors."""
 
 from __future__ import annotations
 
@@ -18,19 +18,24 @@ from shmbuffer.torchrl.ted.episodes import rows_of
 from shmbuffer.torchrl.ted.flat import TED2Flat
 
 PREFIX = "traj_"
-"""The start of a trajectory's name. A number, padded with zeros, follows."""
+"""Start of a trajectory's name. The rest is a number that is padded with zeros."""
 
 
 class H5Split(TED2Flat):
-    """Splits the result of `TED2Nested` into one TensorDict per trajectory. A save hook.
+    """Save hook that splits the result of `TED2Nested` into one TensorDict per trajectory.
 
     The constructor accepts the arguments of `TED2Flat` but does not use them.
+
     Source: ``torchrl.data.H5Split``.
     """
 
-    # TorchRL's signature.
+    # The signature is that of TorchRL's class.
     def __call__(self, data: TensorDict) -> TensorDict:  # type: ignore[override]
-        """Returns views of trajectories as ``traj_0``, ``traj_1``, ..., and the common entries."""
+        """Returns views of the trajectories under ``traj_0``, ``traj_1``, ..., and the constants.
+
+        Raises:
+            TypeError: HDF5 cannot store an entry.
+        """
         width = len(str(len(data) - 1))
         split = TensorDict()
         if ROOT[0] in fields(data):
@@ -59,7 +64,7 @@ class H5Split(TED2Flat):
 
 
 class H5Combine:
-    """Joins the parts that `H5Split` created. A load hook, applied before `Nested2TED`.
+    """Load hook that joins the trajectories that `H5Split` created. `Nested2TED` is applied next.
 
     Source: ``torchrl.data.H5Combine``.
     """
@@ -67,8 +72,11 @@ class H5Combine:
     def __call__(self, data: Any, out: Any = None) -> TensorDict:
         """Returns a TensorDict ``[trajectories]`` of nested tensors in memory, like `TED2Nested`.
 
-        Cost: each trajectory is read once. One trajectory at a time is in memory in addition to the
-            result.
+        Cost: each trajectory is read once. In addition to the result, memory for one trajectory is
+            needed.
+
+        Raises:
+            ValueError: the data contain no trajectories.
         """
         present = list(data.keys())
         numbered = sorted(
@@ -94,6 +102,7 @@ class H5Combine:
 
 
 def _joined(parts: list[Any], path: KeyPath) -> torch.Tensor:
+    """Joins the tensors at ``path`` in all trajectories to a nested tensor."""
     shapes = [_shape(part, path) for part in parts]
     dtype = parts[0].get(path).dtype
     with cpu.within():
@@ -107,7 +116,7 @@ def _joined(parts: list[Any], path: KeyPath) -> torch.Tensor:
 
 
 def _shape(part: Any, path: KeyPath) -> tuple[int, ...]:
-    if isinstance(part, PersistentTensorDict):  # without reading the entry
+    if isinstance(part, PersistentTensorDict):  # avoids reading the entry from the file
         return tuple(part.file["/".join(path)].shape)
     return tuple(part.get(path).shape)
 

@@ -1,4 +1,4 @@
-"""Restores the items of the compact form to their slots in the ring."""
+"""Restores items from the flat form to their slots in the ring."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from shmbuffer.torchrl.ted.episodes import Episodes, as_bytes, flags_of, transfe
 
 
 class Flat2TED(Roles):
-    """Restores the items that `TED2Flat` saved. A load hook.
+    """Load hook that restores the items that `TED2Flat` saved.
 
     Flags at the root are restored as False, unless the original data had other flags or none.
 
     Args:
-        done_key: entry of the compact form that marks the end of an episode. A leading ``"next"``,
-            as in `TED2Flat`, is ignored.
-        shift_key, is_full_key, done_keys, reward_keys: the same as for `TED2Flat`.
+        done_key: key in the flat form of the flag that marks the end of an episode. A leading
+            ``"next"``, as in `TED2Flat`, is ignored.
+        shift_key, is_full_key, done_keys, reward_keys: the same values as for `TED2Flat`.
 
     Example:
         >>> import torch
@@ -56,7 +56,12 @@ class Flat2TED(Roles):
     """
 
     def __call__(self, data: Any, out: Any = None) -> Any:
-        """Returns the items in the order of the ring, in ``out`` or in a new TensorDict."""
+        """Returns the items at their places in the ring, in ``out`` or in a new TensorDict.
+
+        Raises:
+            ValueError: the data were not written by the matching save hook, or with other keys.
+            SchemaMismatchError: ``out`` does not have the same entries as the data.
+        """
         saved = entries(data)
         kind = type(self).__name__
         episodes = Episodes(
@@ -87,7 +92,7 @@ class Flat2TED(Roles):
         return out
 
     def _rows(self, saved: dict[KeyPath, Any], episodes: Episodes) -> dict[KeyPath, Any]:
-        """Returns entries with one row per step; adds the ends of trajectories to ``episodes``."""
+        """Returns the saved entries as rows, and marks the ends of trajectories in ``episodes``."""
         done = saved.get(self._end)
         if not isinstance(done, torch.Tensor) or done.numel() != episodes.rows:
             raise ValueError(
@@ -105,7 +110,11 @@ class Flat2TED(Roles):
     def _plan(
         self, found: Mapping[KeyPath, Any], episodes: Episodes, usual: bool
     ) -> dict[KeyPath, tuple[torch.Tensor, torch.Tensor]]:
-        """Returns the source of each entry: a leaf, and for each row the row in that leaf."""
+        """Returns the source of each entry of the items.
+
+        The source consists of a saved leaf, and the row in this leaf for each row of the ring.
+        ``usual`` is True if the flags at the root were not saved, because they are all False.
+        """
         plan: dict[KeyPath, tuple[torch.Tensor, torch.Tensor]] = {}
         rows = cpu.arange(episodes.rows)
         # For a ring that has not wrapped, TorchRL may omit rows at the end that contain no items.
@@ -138,7 +147,7 @@ class Flat2TED(Roles):
         return plan
 
     def _others(self, found: Mapping[KeyPath, Any], episodes: Episodes) -> dict[KeyPath, Any]:
-        """Returns the entries that are not tensors, in the order and shape of the ring."""
+        """Returns the entries that are not tensors, with each object at its place in the ring."""
         others: dict[KeyPath, Any] = {}
         for path, value in found.items():
             if path in self._taken or not is_non_tensor(value):
@@ -158,11 +167,11 @@ class Flat2TED(Roles):
         target: Mapping[KeyPath, torch.Tensor],
         episodes: Episodes,
     ) -> None:
-        """Raises SchemaMismatchError if ``target`` does not fit the plan."""
+        """Raises SchemaMismatchError if ``target`` does not have the entries of the plan."""
         where = type(self).__name__
         for path, (leaf, _) in plan.items():
             if (there := target.get(path)) is None:
-                if path in self._flags or path[0] in OWN_KEYS:  # entries that only TorchRL uses
+                if path in self._flags or path[0] in OWN_KEYS:  # entries that TorchRL adds
                     continue
                 raise SchemaMismatchError(
                     f"{where}: leaf {dotted(path)!r} of the saved items is not in the target, "
@@ -176,7 +185,7 @@ class Flat2TED(Roles):
             if expected != found:
                 raise SchemaMismatchError(
                     f"{where}: leaf {dotted(path)!r} is {expected} in the target, and {found} in "
-                    "the saved items; load them into a buffer of that size and form",
+                    "the saved items; load them into a buffer of that size and schema",
                     leaf=dotted(path),
                     expected=expected,
                     found=found,
@@ -202,7 +211,7 @@ def _fill(
 
 
 def _stacked(objects: Sequence[Any], shape: Sequence[int]) -> NonTensorStack:
-    """Returns a stack ``[*shape]`` of objects in the order of the elements."""
+    """Returns a NonTensorStack ``[*shape]`` of objects, which are in C order."""
     if len(shape) == 1:
         return NonTensorStack(*(NonTensorData(one) for one in objects))
     size = len(objects) // shape[0]

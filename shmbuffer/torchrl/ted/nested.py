@@ -1,4 +1,7 @@
-"""Nested tensors with one row per trajectory, over the bytes of the flat form."""
+"""The nested form of episode data: nested tensors with one component per trajectory.
+
+Their bytes are the same as those of the flat form.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ from shmbuffer.torchrl.ted.items import Flat2TED
 
 
 class TED2Nested(TED2Flat):
-    """Converts episode data to nested tensors with each observation stored once. A save hook.
+    """Save hook that converts episode data to nested tensors with each observation stored once.
 
-    The class is like `TED2Flat` and takes its arguments. Entries are strided nested tensors
+    The class takes the same arguments as `TED2Flat`. Entries are strided nested tensors
     ``[trajectories, -1, ...]``, and the batch size of the result is ``[trajectories]``. If a ring
-    has not wrapped, the rows after its last item form an additional trajectory. That trajectory has
-    no observation after its last row.
+    has not wrapped, the rows after its newest item form an additional trajectory. That trajectory
+    has no observation after its last row.
 
     Example:
         >>> import torch
@@ -63,13 +66,14 @@ class TED2Nested(TED2Flat):
 
     def _cuts(self, cuts: torch.Tensor, episodes: Episodes) -> torch.Tensor:
         last = episodes.trajectories[0].cumsum(0) - 1
-        return cuts[last, None]  # in a split, one number would be a dataset without dimensions
+        # The additional dimension is needed for HDF5, where a single number has no dimensions.
+        return cuts[last, None]
 
 
 class Nested2TED(Flat2TED):
-    """Restores the items that `TED2Nested` saved. A load hook.
+    """Load hook that restores the items that `TED2Nested` saved.
 
-    The class is like `Flat2TED` and takes its arguments.
+    The class takes the same arguments as `Flat2TED`.
 
     Source: ``torchrl.data.Nested2TED``.
     """
