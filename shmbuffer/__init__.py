@@ -4,8 +4,8 @@ Many processes can share a buffer. If any of them is killed, no committed item i
 
     from shmbuffer import LazyMemmapStorage, TensorDictPrioritizedReplayBuffer, attach
 
-Every public name can be imported from here, and is loaded when it is first used (PEP 562).
-Therefore importing this package, its memory layer or its command line does not import torch.
+Every public name can be imported from this package. A name is loaded when it is first used
+(PEP 562), so importing the package, its memory layer or its command line does not import torch.
 ``dir()`` and ``__all__`` list the names that the guides use. `shmbuffer.torchrl` lists all names.
 """
 
@@ -29,7 +29,7 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version(__name__)
-    if name == "numpy":  # the package for clients without torch
+    if name == "numpy":  # the subpackage for clients without torch
         return importlib.import_module("shmbuffer.numpy")
     found = globals()[name] = load(name)
     return found

@@ -2,36 +2,37 @@
 
     ShmBufferError
     ├── UnsupportedPlatformError   not Linux with glibc on x86-64 or aarch64
-    ├── SchemaMismatchError        not the leaves of this buffer (also a RuntimeError)
+    ├── SchemaMismatchError        the data do not match the schema (also a RuntimeError)
     ├── FormatError                not a file of shmbuffer
-    │   └── IncompatibleVersionError   of another version or kind of machine
-    ├── CorruptBufferError         path, what was expected and what was found
-    ├── UnsafePathError            a link, a FIFO, another owner: not opened
-    ├── UnsafeFilesystemError      a network file system: its shared maps cannot be relied on
+    │   └── IncompatibleVersionError   a file of another version or type of machine
+    ├── CorruptBufferError         a file is damaged
+    ├── UnsafePathError            a link, a FIFO, or a file of another owner was not opened
+    ├── UnsafeFilesystemError      shared maps are not reliable on a network file system
     ├── ReadOnlyError              the directory cannot be written (also a PermissionError)
-    ├── SpaceError                 bytes needed and bytes free (also an OSError, ENOSPC)
+    ├── SpaceError                 there is not enough space (also an OSError, ENOSPC)
     ├── BufferExistsError          a buffer exists already (also FileExistsError, RuntimeError)
-    ├── BufferNotFoundError        no buffer exists there (also a FileNotFoundError)
-    ├── BufferInUseError           living processes use it: pids
-    ├── BufferClosedError          handle used after close (also a RuntimeError)
-    │   └── BufferUnlinkedError    the directory was removed under a running handle
-    ├── BufferNeedsRestart         the control page is damaged: close all handles, then recover
-    ├── EmptyBufferError           no item to sample (also a RuntimeError)
-    ├── RegistryFullError          256 living clients: pids
-    ├── ForkedHandleError          handle used after fork; its buffer was removed or redefined
-    ├── DurabilityError            a sync failed: data may never reach the disk (also an OSError)
+    ├── BufferNotFoundError        the directory contains no buffer (also a FileNotFoundError)
+    ├── BufferInUseError           living processes use the buffer
+    ├── BufferClosedError          a handle was used after it was closed (also a RuntimeError)
+    │   └── BufferUnlinkedError    the directory was removed while the handle was open
+    ├── BufferNeedsRestart         the control page is damaged
+    ├── EmptyBufferError           there is no item to sample (also a RuntimeError)
+    ├── RegistryFullError          256 living clients use the buffer
+    ├── ForkedHandleError          a handle was used after a fork, but its buffer no longer exists
+    ├── DurabilityError            a sync failed, so data may be lost (also an OSError)
     ├── AttachTimeout              another process was not ready in time (also a TimeoutError)
     ├── LockTimeout                a living process keeps the mutex (also a TimeoutError)
     ├── RingOverrunError           a living writer still fills the next slot (also a TimeoutError)
     ├── ReservationLostError       the reservation has ended
     ├── RecordTooLargeError        a write needs more bytes than the ring has (also a ValueError)
-    ├── ConsumerError              the consumer was removed, or cannot be used like this: name
-    └── RateLimitError             the rate limiter can never admit the call: pids
-        ├── CollectorsDiedError        a sample waits for spawned collectors that have all died
-        └── RateLimitTimeout           the limiter did not admit it in time (also a TimeoutError)
+    ├── ConsumerError              the consumer was removed, or cannot be used in this way
+    └── RateLimitError             the rate limiter can never admit the call
+        ├── CollectorsDiedError        all collectors for which a sample waits have died
+        └── RateLimitTimeout           a call was not admitted in time (also a TimeoutError)
 
-A message says what happened, where, and what to do. Its parts are attributes of the error. Errors
-are sent between processes and are therefore pickled with their attributes.
+A message says what happened, where, and what to do. Values in the message, such as paths and pids,
+are also attributes of the error. Errors are sent between processes, so they are pickled with their
+attributes.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class ShmBufferError(Exception):
 
     Args:
         message: description of what happened, where, and what to do.
-        **parts: values that the message contains; each becomes an attribute.
+        **parts: values that the message contains. Each becomes an attribute.
     """
 
     def __init__(self, message: str, **parts: Any) -> None:
@@ -67,11 +68,11 @@ def _rebuild(cls: type[ShmBufferError], message: str, parts: dict[str, Any]) -> 
 
 
 class UnsupportedPlatformError(ShmBufferError):
-    """This machine has no reliable robust process-shared mutex."""
+    """This platform has no reliable robust mutex that processes can share."""
 
 
 class SchemaMismatchError(ShmBufferError, RuntimeError):
-    """The leaves of a write do not match the schema of the buffer; nothing was changed."""
+    """The leaves of a write do not match the schema of the buffer. Nothing was changed."""
 
 
 class FormatError(ShmBufferError):
@@ -99,7 +100,7 @@ class ReadOnlyError(ShmBufferError, PermissionError):
 
 
 class SpaceError(ShmBufferError, OSError):
-    """There is not enough space; no partial file was left.
+    """There is not enough space. No incomplete file was left.
 
     Attributes: ``needed_bytes``, ``free_bytes``.
     """
@@ -126,15 +127,15 @@ class BufferClosedError(ShmBufferError, RuntimeError):
 
 
 class BufferUnlinkedError(BufferClosedError):
-    """The directory was removed or replaced under a running handle."""
+    """The directory was removed or replaced while the handle was open."""
 
 
-class BufferNeedsRestart(ShmBufferError):  # noqa: N818 - says what to do, like a stop sign
-    """The control page is no longer reliable: close every handle, then recover the buffer."""
+class BufferNeedsRestart(ShmBufferError):  # noqa: N818 - the name says what to do
+    """The control page is no longer reliable. Close all handles, then recover the buffer."""
 
 
 class EmptyBufferError(ShmBufferError, RuntimeError):
-    """The buffer has no item to sample."""
+    """The buffer contains no item to sample."""
 
 
 class RegistryFullError(ShmBufferError):
@@ -149,11 +150,11 @@ class DurabilityError(ShmBufferError, OSError):
     """A sync to disk failed. The data in memory are usable, but may not survive a power cut."""
 
 
-class AttachTimeout(ShmBufferError, TimeoutError):  # noqa: N818 - the field's name for it
+class AttachTimeout(ShmBufferError, TimeoutError):  # noqa: N818 - named like other timeouts
     """Another process did not create or recover the buffer in time. Attributes: ``pids``."""
 
 
-class LockTimeout(ShmBufferError, TimeoutError):  # noqa: N818 - beside AttachTimeout
+class LockTimeout(ShmBufferError, TimeoutError):  # noqa: N818 - named like AttachTimeout
     """A living process has held the buffer's mutex for too long. Attributes: ``tid``, ``pid``."""
 
 
@@ -166,27 +167,30 @@ class ReservationLostError(ShmBufferError):
 
 
 class RecordTooLargeError(ShmBufferError, ValueError):
-    """The records of one write need more bytes than the byte ring has; nothing was changed."""
+    """The records of one write need more bytes than the byte ring has. Nothing was changed."""
 
 
 class ConsumerError(ShmBufferError):
-    """The consumer was removed, exists with a different count, or would be the ninth: ``name``."""
+    """The consumer was removed, exists with different settings, or would be the ninth.
+
+    Attributes: ``name``.
+    """
 
 
 class RateLimitError(ShmBufferError):
-    """The call can never be admitted, or has no peer to wait for and the limiter forbids waiting.
+    """The rate limiter can never admit the call, or does not allow waiting without a peer.
 
-    Attributes: ``pids``, the pids of the living clients on the other side.
+    Attributes: ``pids``, the pids of the living clients for which the call would wait.
     """
 
 
 class CollectorsDiedError(RateLimitError):
     """All collectors that a coordinator has spawned have died, and none will be restarted.
 
-    Attributes: ``collectors``, the name, exit code (negative: a signal) and last exception of each;
-    ``pids``, which is empty.
+    Attributes: ``collectors``, the name, exit code and last exception of each collector, and
+    ``pids``, which is empty. A negative exit code is the number of a signal.
     """
 
 
-class RateLimitTimeout(RateLimitError, TimeoutError):  # noqa: N818 - beside AttachTimeout
+class RateLimitTimeout(RateLimitError, TimeoutError):  # noqa: N818 - named like AttachTimeout
     """The rate limiter did not admit the call in time. Attributes: ``pids``."""

@@ -15,12 +15,16 @@ class MissingExtra(ModuleNotFoundError):  # noqa: N818 - named after the missing
 
 
 def missing(needs: str, extra: str, *, name: str | None) -> MissingExtra:
-    """Returns the error for a missing package."""
+    """Returns the error for an optional package that is not installed.
+
+    ``needs`` is the start of the message, ``extra`` the extra that installs the package, and
+    ``name`` the name of the missing module.
+    """
     return MissingExtra(f"{needs}, which is not installed: {command(extra)}", name=name)
 
 
 def command(extra: str) -> str:
-    """Returns the command that installs an extra, from the source that the package came from."""
+    """Returns the command that installs an extra, from the same source as the package itself."""
     wanted = f"[{extra}]"
     try:
         recorded = metadata.distribution(PACKAGE).read_text("direct_url.json")

@@ -1,4 +1,4 @@
-"""The names that the guides use. `shmbuffer.names` reads this list."""
+"""Names that the guides use. `shmbuffer.names` reads this list."""
 
 from shmbuffer.buffers.hindsight import HERReplayBuffer as HERReplayBuffer
 from shmbuffer.buffers.prioritized_buffers import PrioritizedReplayBuffer as PrioritizedReplayBuffer

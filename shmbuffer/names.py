@@ -16,29 +16,34 @@ _IMPORT = re.compile(r"^from (\S+) import \(?\s*(\w+) as ", re.MULTILINE)
 
 
 def _read(stub: str) -> dict[str, str]:
-    """Reads a file of import statements, and returns the module of each name."""
+    """Reads the module of each name from a file of import statements."""
     text = (Path(__file__).parent / stub).read_text(encoding="utf-8")
     return {name: module for module, name in _IMPORT.findall(text)}
 
 
 LISTED = _read("guide_names.pyi")
-"""The module of each name that the guides use."""
+"""Module of each name that the guides use."""
 
 HOME_OF = LISTED | _read("other_names.pyi")
-"""The module of each public name."""
+"""Module of each public name."""
 for _name, _one in vars(errors).items():
     if isinstance(_one, type) and issubclass(_one, errors.ShmBufferError):
         HOME_OF[_name] = errors.__name__
 
 
 def load(name: str) -> Any:
-    """Loads a public name; AttributeError if there is no such name."""
+    """Imports the module of a public name and returns the object.
+
+    Raises:
+        AttributeError: there is no such name.
+        ImportError: the module cannot be imported.
+    """
     module = HOME_OF.get(name)
     if module is None:
         raise AttributeError(f"module 'shmbuffer' has no attribute {name!r}")
     try:
         home = importlib.import_module(module)
-    except AttributeError as error:  # `from shmbuffer import ...` would report a missing name
+    except AttributeError as error:  # an AttributeError would be reported as a missing name
         raise ImportError(
             f"{module} cannot be imported: {error}; if sources have changed, compile the core "
             "again (pip install -e .)",

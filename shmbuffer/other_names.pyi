@@ -1,4 +1,4 @@
-"""All other public names but the errors. `shmbuffer.names` reads this list."""
+"""All other public names except the errors. `shmbuffer.names` reads this list."""
 
 from shmbuffer.buffers.calls.stored_items import ConditionalUpdateResult as ConditionalUpdateResult
 from shmbuffer.buffers.flow.reservation import Reservation as Reservation

@@ -5,8 +5,8 @@
           └────────── sample, with weights ──────────────────────┘
 
 The algorithms of Stable-Baselines3 are not changed. They have no priorities, and their losses have
-no weights. Both are added through the gradient at the critic's output, which is the TD error of
-each item; see `prioritize`.
+no weights. `SharedReplayBuffer.prioritize` adds both through the gradient at the critic's output,
+which is the TD error of each item.
 
 Items have TorchRL's keys: "observation", "action", and, below "next", "observation", "reward",
 "done", "terminated" and "truncated". With ``frame_stack``, an observation is one frame, and "blank"
@@ -55,25 +55,28 @@ Observations = Any
 
 
 class SharedSamples(NamedTuple):
-    """A sample of a `SharedReplayBuffer`, with Stable-Baselines3's fields and priority fields."""
+    """A sample of a `SharedReplayBuffer`.
+
+    The first five fields are those of Stable-Baselines3.
+    """
 
     observations: Observations
-    """``[n, ...]`` with the dtype of the space, or a dict; normalized if ``env`` normalizes."""
+    """``[n, ...]`` with the dtype of the space, or a dict. Normalized if ``env`` normalizes."""
     actions: torch.Tensor
-    """``[n, action_dim]``; int64 for a ``Discrete`` space, never float64."""
+    """``[n, action_dim]``, int64 for a ``Discrete`` space, never float64."""
     next_observations: Observations
     dones: torch.Tensor
-    """``[n, 1]`` float32; 0 if a time limit ended the episode."""
+    """``[n, 1]`` float32. 0 if a time limit ended the episode."""
     rewards: torch.Tensor
-    """``[n, 1]`` float32; with ``n_steps`` the discounted sum."""
+    """``[n, 1]`` float32. With ``n_steps``, the discounted sum of the rewards."""
     discounts: torch.Tensor | None = None
-    """``[n, 1]`` float32, discount of the value after n steps; None without ``n_steps``."""
+    """``[n, 1]`` float32, discount of the value after n steps. None without ``n_steps``."""
     weights: torch.Tensor | None = None
-    """``[n, 1]`` float32, factors for the losses; None without priorities."""
+    """``[n, 1]`` float32, factors for the losses. None without priorities."""
     indices: torch.Tensor | None = None
-    """``[n]`` int64, on the CPU: indices of the items."""
+    """``[n]`` int64, on the CPU. Indices of the items."""
     generations: torch.Tensor | None = None
-    """``[n]`` int64, on the CPU: generations of the items."""
+    """``[n]`` int64, on the CPU. Generations of the items."""
 
 
 class SharedReplayBuffer(ReplayBuffer):
@@ -97,8 +100,8 @@ class SharedReplayBuffer(ReplayBuffer):
     model that is loaded only for ``predict`` does not open the directory.
 
     Args:
-        buffer_size: number of transitions of all environments and processes. Must be the same in
-            each process.
+        buffer_size: maximum number of transitions of all environments and processes together. Must
+            be the same in each process.
         observation_space: any space that Stable-Baselines3 supports, including ``Dict``.
         action_space: action space, passed by Stable-Baselines3.
         device: device of the samples.
@@ -110,16 +113,17 @@ class SharedReplayBuffer(ReplayBuffer):
         handle_timeout_termination: if True, ``TimeLimit.truncated`` is stored, so that samples do
             not mark truncated episodes as done.
         scratch_dir: directory of the buffer.
-        alpha: priority exponent; None for uniform sampling.
+        alpha: priority exponent, or None for uniform sampling.
         beta: exponent of the importance weights.
-        rank: number of this learner among several learners with the same seed; see `ReplayBuffer`.
-        n_steps: number of steps per transition, which are combined during sampling; see `NStep`.
+        rank: number of this learner among several learners with the same seed, as in
+            `ReplayBuffer`.
+        n_steps: number of steps per transition, which are combined when they are sampled (`NStep`).
             With 1, the default, samples have no ``discounts``.
-        gamma: discount factor for ``n_steps``; must equal the discount factor of the model.
+        gamma: discount factor for ``n_steps``. Must equal the discount factor of the model.
         frame_stack: number of frames in an observation. The frames are stacked along the channels
             (``VecFrameStack``) or the first dimension (``FrameStackObservation``). Only the newest
-            frame of each observation is stored; samples contain stacks. Must be the same in each
-            process.
+            frame of each observation is stored, but samples contain stacks. Must be the same in
+            each process.
 
     Attributes:
         buffer: the underlying `TensorDictReplayBuffer` or, with ``alpha``,
@@ -128,10 +132,10 @@ class SharedReplayBuffer(ReplayBuffer):
 
     Raises:
         ValueError: ``frame_stack`` does not divide the channels, or is used with ``Dict``
-            observations or ``n_steps``.
-        ValueError: at the first use, the directory has priorities with a different ``alpha``.
-        SchemaMismatchError: at the first use, the directory contains a buffer with a different
-            ``buffer_size``; at the first ``add``, the buffer has items of different spaces.
+            observations or ``n_steps``. Also raised at the first use if the directory has
+            priorities with a different ``alpha``.
+        SchemaMismatchError: raised at the first use if the directory contains a buffer with a
+            different ``buffer_size``, and by the first ``add`` if its items have different spaces.
 
     Cost: ``add`` and ``sample`` make one native call each. Stable-Baselines3 also converts the
         arrays.
@@ -179,7 +183,7 @@ class SharedReplayBuffer(ReplayBuffer):
 
     @cached_property
     def buffer(self) -> TensorDictReplayBuffer:
-        """Buffer in the directory, which the first access creates or opens."""
+        """Buffer in the directory. The first access creates or opens it."""
         storage = LazyMemmapStorage(
             self._capacity,
             scratch_dir=self.scratch_dir,
@@ -194,7 +198,7 @@ class SharedReplayBuffer(ReplayBuffer):
         return self._made(options)
 
     def _made(self, options: dict[str, Any]) -> TensorDictReplayBuffer:
-        """Creates a buffer of the class that is used for sampling, with these options."""
+        """Creates a buffer with or without priorities, with these options."""
         if self.alpha is None:
             return TensorDictReplayBuffer(**options)
         return TensorDictPrioritizedReplayBuffer(alpha=self.alpha, beta=self.beta, **options)
@@ -206,7 +210,7 @@ class SharedReplayBuffer(ReplayBuffer):
 
     @pos.setter
     def pos(self, value: int) -> None:
-        """Ignores the value: `BaseBuffer` sets 0, but the number of writes determines the row."""
+        """Ignores the value. `BaseBuffer` sets 0, but the number of writes determines the row."""
 
     @property
     def full(self) -> bool:
@@ -219,11 +223,11 @@ class SharedReplayBuffer(ReplayBuffer):
 
     @property
     def dones(self) -> _Dones:  # type: ignore[override]
-        """Ends the current episodes if an element is set, which a new ``learn`` does."""
+        """Object that ends the current episodes when ``learn`` sets one of its elements."""
         return _Dones(self)
 
     def size(self) -> int:
-        """Returns the number of stored rows of ``n_envs`` transitions, of all processes."""
+        """Returns the number of stored transitions of all processes, divided by ``n_envs``."""
         return len(self.buffer) // self.n_envs
 
     def reset(self) -> None:
@@ -247,7 +251,7 @@ class SharedReplayBuffer(ReplayBuffer):
         ``learn`` resets the environments.
 
         Raises:
-            RingOverrunError, RateLimitTimeout: see ``extend`` of the buffer.
+            RingOverrunError, RateLimitTimeout: raised by ``extend`` of the buffer.
         """
         cuts = [self.handle_timeout_termination and i.get("TimeLimit.truncated") for i in infos]
         ended, truncated = np.array(done, np.bool_).reshape(self.n_envs), np.array(cuts, np.bool_)
@@ -272,7 +276,7 @@ class SharedReplayBuffer(ReplayBuffer):
         self.buffer.extend(rows, streams=self._streams)
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> SharedSamples:  # type: ignore[override]
-        """Samples transitions of all processes, by priority if the buffer has priorities.
+        """Samples transitions from all processes, by priority if the buffer has priorities.
 
         Args:
             batch_size: number of transitions.
@@ -307,16 +311,17 @@ class SharedReplayBuffer(ReplayBuffer):
         return drawn
 
     def update_priorities(self, samples: SharedSamples, errors: torch.Tensor) -> PriorityUpdate:
-        """Sets the priorities of a sample to its TD errors, for a custom ``train`` method.
+        """Sets the priorities of a sample to the absolute values of its TD errors.
 
-        Such a method also has to multiply the losses by ``samples.weights``.
+        This is for a custom ``train`` method, which must also multiply the losses by
+        ``samples.weights``.
 
         Args:
             samples: the result of `sample`.
-            errors: tensor of any shape with n TD errors, whose absolute values are the priorities.
+            errors: tensor of any shape with n TD errors.
 
         Returns:
-            The number of applied priorities, and of stale ones, whose items have been overwritten.
+            The number of applied priorities, and of stale ones whose items have been overwritten.
         """
         priority = errors.detach().abs().reshape(-1).cpu()
         return self.buffer.update_priority(  # type: ignore[no-any-return]
@@ -326,16 +331,16 @@ class SharedReplayBuffer(ReplayBuffer):
     def prioritize(self, critic: torch.nn.Module) -> RemovableHandle:
         """Weights the losses of a critic and updates the priorities in each training step.
 
-        The loss must be a mean over the items, as in DQN (``model.q_net``), and in SAC, TD3 and
-        DDPG (``model.critic``). Then the gradient at the critic's output in ``backward`` is the
-        derivative of each item's loss, divided by the number of items. This derivative is the TD
-        error. In DQN, which uses the Huber loss, it is clipped to 1. Its absolute value, averaged
-        over several critics, becomes the priority. The gradient is multiplied by the importance
-        weight before it reaches the parameters. The logged loss and the actor's loss are not
-        weighted.
+        The loss must be a mean over the items, as it is in DQN (``model.q_net``), and in SAC, TD3
+        and DDPG (``model.critic``). In ``backward``, the gradient at the critic's output is then
+        the derivative of each item's loss, divided by the number of items. This derivative is the
+        TD error. In DQN, which uses the Huber loss, it is clipped to 1. Its absolute value,
+        averaged over several critics, becomes the priority. The gradient is multiplied by the
+        importance weight before it reaches the parameters. The logged loss and the actor's loss are
+        not weighted.
 
         Args:
-            critic: the network to be trained. Call this method again after ``load``.
+            critic: the network that is trained. Call this method again after ``load``.
 
         Returns:
             A handle whose ``remove()`` ends the weighting and the updates.
@@ -351,14 +356,15 @@ class SharedReplayBuffer(ReplayBuffer):
         return critic.register_forward_hook(self._watch)
 
     def _watch(self, critic: torch.nn.Module, inputs: tuple[Any, ...], outputs: Any) -> None:
-        """Hooks the critic's output if its input is the last sample."""
+        """Registers a hook on the critic's output if its input is the last sample."""
         drawn = self._drawn
         if drawn is None or inputs[0] is not drawn.observations or not torch.is_grad_enabled():
             return
         if len(inputs) > 1 and inputs[1] is not drawn.actions:
-            return  # actions of the actor: this is the loss of the actor
+            return  # the actions come from the actor, so this is the actor's loss
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        critics, weights = len(outputs), drawn.weights  # a hook must not refer to its own tensor
+        # The hook must not refer to the tensor on which it is registered.
+        critics, weights = len(outputs), drawn.weights
         assert weights is not None
         errors: list[torch.Tensor] = []
 
@@ -373,11 +379,15 @@ class SharedReplayBuffer(ReplayBuffer):
 
     @property
     def _follows_trajectories(self) -> bool:
-        """True if samples include neighbouring steps of an item."""
+        """True if samples include the steps before or after an item in its trajectory."""
         return self._stacks is not None or self.n_steps > 1
 
     def _look_for_resets(self, now: Any, then: Any) -> None:
-        """Starts a new trajectory in each environment whose observation is not the expected one."""
+        """Starts a new trajectory in each environment that was reset.
+
+        These are the environments whose observation (``now``) differs from the next observation of
+        the previous step. ``then`` contains the next observations of this step.
+        """
         given = _leaves(now)
         if self._expected is not None:
             pairs = zip(given, self._expected, strict=True)
@@ -391,7 +401,7 @@ class SharedReplayBuffer(ReplayBuffer):
         self._expected = None
 
     def _stored(self, obs: Any) -> Any:
-        """Converts observations to the dtype of the space, ``[n_envs, ...]``."""
+        """Converts observations to arrays ``[n_envs, ...]`` with the dtype of the space."""
         space, shape = self.observation_space, cast("Any", self.obs_shape)
         if isinstance(space, spaces.Dict):
             return {
@@ -401,7 +411,7 @@ class SharedReplayBuffer(ReplayBuffer):
         return np.asarray(obs, space.dtype).reshape(self.n_envs, *shape)
 
     def _given(self, stored: Any, env: VecNormalize | None) -> Observations:
-        """Normalizes the observations of a sample, and moves them to the device."""
+        """Normalizes the observations of a sample and moves them to the device."""
         if isinstance(stored, torch.Tensor):
             arrays: Any = self._normalize_obs(stored.numpy(), env)
             return self.to_torch(arrays, copy=False)
@@ -409,13 +419,13 @@ class SharedReplayBuffer(ReplayBuffer):
         return {key: self.to_torch(one, copy=False) for key, one in arrays.items()}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the directory and the arguments, which ``save_replay_buffer`` pickles."""
+        """Returns only the arguments, because the transitions are in the directory."""
         state = {**self.__dict__, "_drawn": None, "_expected": None}
         state.pop("buffer", None)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restores the arguments; the first use opens the directory again."""
+        """Restores the arguments. The first use opens the directory again."""
         self.__dict__.update(state)
 
 
@@ -429,24 +439,24 @@ class SharedHerReplayBuffer(SharedReplayBuffer, HerReplayBuffer):  # type: ignor
             replay_buffer_kwargs={"scratch_dir": "run/goals", "n_sampled_goal": 4},
         )
 
-    A `HERReplayBuffer` relabels the first ``n_sampled_goal / (n_sampled_goal + 1)`` of each sample
-    with goals that were achieved in the same episode of the same environment and process. Stored
-    items do not change. The method ``compute_reward`` of the environment computes the rewards.
+    In each sample, the first ``n_sampled_goal / (n_sampled_goal + 1)`` of the transitions are
+    relabelled with goals that were achieved in the same episode of the same environment and
+    process. Stored items do not change. The environment's method ``compute_reward`` computes the
+    rewards.
 
     Unlike Stable-Baselines3's ``HerReplayBuffer``, this class also samples steps of episodes that
     have not ended. The newest step then counts as the last step of the episode.
 
     Args:
-        buffer_size: see `SharedReplayBuffer`, also for ``action_space``, ``device``, ``n_envs``,
-            ``optimize_memory_usage``, ``handle_timeout_termination``, ``scratch_dir``, ``alpha``,
-            ``beta`` and ``rank``.
+        buffer_size: as in `SharedReplayBuffer`. The same applies to ``action_space``, ``device``,
+            ``n_envs``, ``optimize_memory_usage`` and ``handle_timeout_termination``.
         observation_space: a ``Dict`` with ``observation``, ``achieved_goal`` and ``desired_goal``.
         action_space: action space, passed by Stable-Baselines3.
-        env: environment that computes the rewards; the model passes its own environment.
+        env: environment that computes the rewards. The model passes its own environment.
         n_sampled_goal: number of relabelled transitions per transition that is not relabelled.
         goal_selection_strategy: ``"future"``, ``"final"`` or ``"episode"``.
         copy_info_dict: must be False, because the ``info`` of a step is not stored.
-        **options: see ``buffer_size``.
+        **options: ``scratch_dir``, ``alpha``, ``beta`` and ``rank``, as in `SharedReplayBuffer`.
 
     Raises:
         NotImplementedError: ``copy_info_dict``, ``n_steps`` or ``frame_stack`` is used.
@@ -471,8 +481,8 @@ class SharedHerReplayBuffer(SharedReplayBuffer, HerReplayBuffer):  # type: ignor
         refused = [name for name in ("n_steps", "frame_stack", "copy_info_dict") if given.get(name)]
         if refused:
             raise NotImplementedError(
-                f"SharedHerReplayBuffer has no {' and no '.join(refused)}: it relabels single "
-                "steps, and stores no info dictionaries; leave the argument out"
+                f"SharedHerReplayBuffer does not support {' and '.join(refused)}, because it "
+                "relabels single steps and stores no info dictionaries; leave the argument out"
             )
         self.env = env
         self.copy_info_dict = False
@@ -508,7 +518,7 @@ class SharedHerReplayBuffer(SharedReplayBuffer, HerReplayBuffer):  # type: ignor
         return True
 
     def _rewards(self, rows: TensorDictBase) -> torch.Tensor:
-        """Computes the rewards of relabelled rows with the environment."""
+        """Computes the rewards of relabelled rows with the environment's ``compute_reward``."""
         if self.env is None:
             raise ValueError(
                 "SharedHerReplayBuffer has no environment after unpickling, so it cannot compute "
@@ -521,16 +531,19 @@ class SharedHerReplayBuffer(SharedReplayBuffer, HerReplayBuffer):  # type: ignor
         return cpu.as_tensor(np.asarray(rewards, np.float32))
 
     def truncate_last_trajectory(self) -> None:
-        """Ends the current episodes; ``load_replay_buffer`` calls this by default."""
+        """Ends the current episodes. ``load_replay_buffer`` calls this method by default."""
         self._cut()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the directory and the arguments, without the environment."""
+        """Returns only the arguments, without the environment, which cannot be pickled."""
         return {**super().__getstate__(), "env": None}
 
 
 class _Dones:
-    """Replaces the array of flags in which ``learn`` marks the newest row as done."""
+    """Replaces the array of flags in which ``learn`` marks the newest row as done.
+
+    Setting an element starts a new trajectory in each environment.
+    """
 
     def __init__(self, buffer: SharedReplayBuffer) -> None:
         self._buffer = buffer
@@ -540,11 +553,12 @@ class _Dones:
 
 
 class _Stacks:
-    """Splits observations that are stacks of frames, and joins the frames again.
+    """Splits observations that are stacks of frames, and joins frames to observations.
 
-    ``VecFrameStack`` starts an episode with black frames, ``FrameStackObservation`` with copies of
-    the first frame. A `FrameStack` returns copies. Therefore each step stores the number of black
-    frames at the start of its stack, and `join` sets these frames to black.
+    ``VecFrameStack`` starts an episode with black frames, and ``FrameStackObservation`` with copies
+    of the first frame. The sample unit `FrameStack` always returns copies. Therefore each step
+    stores the number of black frames at the start of its stack, and `join` makes these frames black
+    again.
     """
 
     def __init__(self, space: spaces.Space[Any], count: int) -> None:
@@ -585,7 +599,10 @@ class _Stacks:
     def join(
         self, now: torch.Tensor, then: torch.Tensor, blank: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Converts stacks ``[n, count, *frame]`` to observations and next observations."""
+        """Converts stacks ``[n, count, *frame]`` to observations and next observations.
+
+        ``blank`` contains the number of black frames of each stack, ``[n]``.
+        """
         count = blank.unsqueeze(1).int()
         if count.any():
             at = cpu.arange(self.count)
@@ -598,10 +615,10 @@ class _Stacks:
 
 
 def _leaves(observations: Any) -> list[NDArray[Any]]:
-    """Returns the arrays that observations consist of."""
+    """Returns a list of the arrays in observations, which are an array or a dict of arrays."""
     return list(observations.values()) if isinstance(observations, dict) else [observations]
 
 
 def _bytes(rows: NDArray[Any]) -> NDArray[np.uint8]:
-    """Returns each row as bytes, so that identical NaNs compare equal."""
+    """Converts each row to its bytes ``[n, bytes]``, so that identical NaNs compare equal."""
     return np.ascontiguousarray(rows).reshape(len(rows), -1).view(np.uint8)

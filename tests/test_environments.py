@@ -251,9 +251,7 @@ def test_a_step_that_was_refused_can_be_given_again(buffer: ReplayBuffer) -> Non
 def test_what_is_missing_is_said_and_nothing_is_written(buffer: ReplayBuffer) -> None:
     recorder = Recorder(buffer, num_envs=2)
     zeros, off = np.zeros(2), np.zeros(2, np.bool_)
-    with pytest.raises(
-        RuntimeError, match=r"pass the first observations to Recorder\.reset\(obs\)"
-    ):
+    with pytest.raises(RuntimeError, match=r"no first observations .* to Recorder\.reset\(obs\)"):
         recorder.step(np.zeros((2, 3)), zeros, zeros, off, off)
     with pytest.raises(ValueError, match="the first call must reset all environments"):
         recorder.reset(np.zeros((2, 3)), mask=[True, False])
@@ -262,7 +260,7 @@ def test_what_is_missing_is_said_and_nothing_is_written(buffer: ReplayBuffer) ->
     recorder.reset(np.zeros((2, 3)))
     with pytest.raises(ValueError, match=r"action has shape \[3\].*the number of environments, 2"):
         recorder.step(np.zeros((2, 3)), np.zeros(3), zeros, off, off)
-    with pytest.raises(ValueError, match="reward must have one number for each environment"):
+    with pytest.raises(ValueError, match="reward must contain one number per environment"):
         recorder.step(np.zeros((2, 3)), zeros, np.zeros((2, 1)), off, off)
     assert len(buffer) == 0
     recorder.step(np.zeros((2, 3)), zeros, zeros, [True, False], off)
@@ -325,7 +323,9 @@ def test_parts_of_a_tuple_space_are_not_taken_for_environments(buffer: ReplayBuf
     space = gym.spaces.Tuple([gym.spaces.Discrete(9), gym.spaces.Discrete(9)])
     obs = gym.vector.utils.batch_space(space, 2).sample()
     recorder = Recorder(buffer, num_envs=2)
-    with pytest.raises(ValueError, match=r"obs is a tuple of arrays.*pass the parts as a dict"):
+    with pytest.raises(
+        ValueError, match=r"obs is a tuple of arrays.*pass the components as a dict"
+    ):
         recorder.reset(obs)
     recorder.reset(dict(zip("ab", obs, strict=True)))
 

@@ -1,1 +1,4 @@
-"""The C core: one extension module, ``_core``, that sees pointers, sizes and the control file."""
+"""The C core, which consists of one extension module: ``_core``.
+
+Its functions take addresses and sizes of memory, and the mapped control file of a buffer.
+"""

@@ -1,5 +1,6 @@
-"""Opens data sets of other programs as buffers, by a name that begins with the source.
+"""Opens data sets of other programs as buffers.
 
-Examples are ``"minari:door/human-v2"`` and ``"parquet:runs.parquet"``. The name can also be a
-directory for a `ReadOnlyStorage`. Files of other formats are converted once and then mapped.
+A data set has a name that begins with its source, such as ``"minari:door/human-v2"`` or
+``"parquet:runs.parquet"``. A directory that a `ReadOnlyStorage` can read is mapped directly. Files
+in other formats are converted once and then mapped.
 """

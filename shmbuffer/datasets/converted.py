@@ -1,13 +1,13 @@
-"""Converts a data set of another format once, into a memory-mapped TensorDict.
+"""Converts a data set in another format to a memory-mapped TensorDict, once per version.
 
-    <root>/<source>/.lock                        held by the process that converts
-    <root>/<source>/<name>-<sha256>/             a conversion: complete or absent
+    <root>/<source>/.lock                        locked by the process that converts a data set
+    <root>/<source>/<name>-<sha256>/             a conversion, which is complete or does not exist
     <root>/<source>/<name>-<sha256>/shmbuffer.conversion.json
                                                  the source, and the columns that were not converted
 
-The digest covers the canonical path, size, inode, mtime and ctime of every file of the source, and
-the content of its metadata. Therefore a source is converted again if its content has changed. A
-conversion is kept only if the source has the same digest before and after the conversion.
+The digest in the name covers the canonical path, size, inode, mtime and ctime of every file of the
+source, and the content of its metadata. A source is therefore converted again if its content has
+changed. A conversion is kept only if the source has the same digest before and after it.
 
 The root, and every directory between the root and a conversion, must belong to this user. If the
 process dies during a conversion, the kernel releases the lock, and the next conversion removes the
@@ -38,11 +38,11 @@ from shmbuffer.storages.read_only import report_losses
 from shmbuffer.torchrl.compat.folders import require_nameable
 
 _FORMAT = 1
-"""Version of the conversion. If the number changes, every source is converted again."""
+"""Version of the conversion. If it changes, every source is converted again."""
 _RECORD = "shmbuffer.conversion.json"
 _RECORD_BYTES = 2**24
 _LOCK = ".lock"
-_NAME_CHARACTERS = 64  # of the source's name in a file name, which also contains the digest
+_NAME_CHARACTERS = 64  # maximum length of the source's name in the name of a conversion
 
 
 class FoundDataset(NamedTuple):
@@ -50,18 +50,20 @@ class FoundDataset(NamedTuple):
 
     kind: str
     name: str
-    identity: str  # digest of `identity_of`, computed before the source was opened
+    identity: str  # digest from `identity_of`, computed before the source was opened
     identify: Callable[[], str]  # computes the digest again
-    items: int
-    batches: Callable[[], Iterator[TensorDict]]  # batches ``[n]`` of the items in order
-    # by column, a sentence that describes the missing data; filled while the batches are read
+    items: int  # number of items
+    batches: Callable[[], Iterator[TensorDict]]  # yields batches ``[n]`` of the items in order
+    # For each incomplete or missing column, a sentence that describes the missing data. It is
+    # filled while the batches are read.
     losses: dict[str, str]
 
 
 def identity_of(files: Iterable[Path], metadata: bytes) -> str:
-    """Returns the digest of the attributes of files and of their metadata.
+    """Returns a digest of the attributes of files and of their metadata.
 
-    A program can set the mtime of a file to any value, but every write changes the ctime.
+    The ctime is included because a program can set the mtime of a file to any value, but every
+    write changes the ctime.
     """
     stats = [
         (str(file), found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
@@ -73,14 +75,18 @@ def identity_of(files: Iterable[Path], metadata: bytes) -> str:
 
 
 def _default_root() -> Path:
-    """Returns the cache directory, ``$XDG_CACHE_HOME/shmbuffer`` or ``~/.cache/shmbuffer``."""
+    """Returns the cache directory: ``$XDG_CACHE_HOME/shmbuffer`` or ``~/.cache/shmbuffer``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shmbuffer"
 
 
 def converted(
     source: FoundDataset, root: Path | None, *, strict: bool
 ) -> tuple[Path, dict[str, str]]:
-    """Converts a source if necessary; returns the directory and the losses of the conversion.
+    """Converts a source if necessary.
+
+    Returns:
+        The directory of the conversion, and its losses: a sentence for each column that is missing
+        or incomplete.
 
     Raises:
         UnsafePathError: the root, or a directory below it, belongs to another user.
@@ -88,7 +94,7 @@ def converted(
             column cannot be converted and ``strict`` is True. No conversion is kept.
     """
     name = f"{quote(os.path.basename(source.name), safe='')[:_NAME_CHARACTERS]}-{source.identity}"
-    # A conversion is complete before it is mapped, so any file system can be used.
+    # A conversion does not change while it is mapped, so any file system can be used.
     with Directory.open(
         resolve_path(_default_root() if root is None else root), create=True, allow_unsafe_fs=True
     ) as cache:
@@ -104,13 +110,13 @@ def converted(
 def _convert(source: FoundDataset, folder: Directory, name: str, *, strict: bool) -> None:
     """Converts a source, unless another process has converted it in the meantime."""
     with Lock() as turn:
-        # There is no timeout: a large source takes long, and the kernel releases the lock of a
-        # dead process.
+        # No timeout is needed, because the kernel releases the lock if the process that holds it
+        # dies. Converting a large source can take a long time.
         turn.hold(folder, _LOCK, timeout=math.inf, purpose="converts a data set")
         if folder.exists(name):
             return
         for left in folder.listdir():
-            if left.endswith(MARK):  # left by a dead process, for any source
+            if left.endswith(MARK):  # incomplete files of a process that died
                 sweep_one(folder, left)
         with publish(folder.path / name) as made:
             _write(source, made, strict=strict)
@@ -124,6 +130,7 @@ def _convert(source: FoundDataset, folder: Directory, name: str, *, strict: bool
 
 
 def _losses_in(conversion: Directory) -> dict[str, str]:
+    """Reads the losses that were recorded with a conversion."""
     try:
         losses = json.loads(conversion.read(_RECORD, limit=_RECORD_BYTES))["losses"]
         return {str(column): str(why) for column, why in losses.items()}
@@ -136,6 +143,7 @@ def _losses_in(conversion: Directory) -> dict[str, str]:
 
 
 def _write(source: FoundDataset, path: Path, *, strict: bool) -> None:
+    """Writes the items of a source to the memory-mapped files of a conversion."""
     at, files = 0, None
     for batch in source.batches():
         if strict:
@@ -147,14 +155,14 @@ def _write(source: FoundDataset, path: Path, *, strict: bool) -> None:
         if _form_of(batch) != form:
             raise ValueError(
                 f"{source.kind}:{source.name}: item {at} has {_form_of(batch)}, but the items "
-                f"before it have {form}; all items of a data set need the same form"
+                f"before it have {form}; all items of a data set must have the same form"
             )
         files[at : at + len(batch)] = batch
         at += len(batch)
     if at != source.items or files is None:
         raise ValueError(
-            f"{source.kind}:{source.name}: contains {at} items, but its metadata says "
-            f"{source.items}; it is damaged or empty"
+            f"{source.kind}:{source.name}: contains {at} items, but {source.items} according to "
+            "its metadata; it is damaged or empty"
         )
 
 

@@ -1,4 +1,4 @@
-"""Loads data sets by name."""
+"""Loads data sets by name as read-only buffers."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def load_dataset(
 ) -> TensorDictReplayBuffer:
     """Opens a data set as a read-only buffer.
 
-    Minari's data get TorchRL's entries: ``"observation"``, ``"action"``, ``"episode"``, and under
-    ``"next"`` the next ``"observation"``, and ``"reward"``, ``"terminated"``, ``"truncated"`` and
-    ``"done"``, ``[n, 1]`` each. ``"info"`` is included if it is numeric. If an episode has no
-    observation after its last step, the last observation is repeated. If an episode has no info for
-    its reset, its infos are only under ``"next"``.
+    Data sets of Minari get TorchRL's entries: ``"observation"``, ``"action"`` and ``"episode"``.
+    Under ``"next"`` they have the next ``"observation"``, and ``"reward"``, ``"terminated"``,
+    ``"truncated"`` and ``"done"``, ``[n, 1]`` each. ``"info"`` is included if it is numeric. If an
+    episode has no observation after its last step, the last observation is repeated. If an episode
+    has no info for its reset, its infos are only under ``"next"``.
 
-    A UserWarning names each column that is omitted or incomplete, and the reason.
+    A UserWarning states which columns are omitted or incomplete, and why.
 
     Args:
         dataset_id: ``"minari:<id>"`` (the extra ``minari``), ``"parquet:<file>"`` or
             ``"parquet:<folder>"`` (the extra ``parquet``), or the path of a directory for a
             `ReadOnlyStorage`.
         root: directory for converted data sets. Each version of a source is converted once into
-            its own directory, which is never removed. None: ``$XDG_CACHE_HOME/shmbuffer``, or
-            ``~/.cache/shmbuffer`` if that variable is not set.
+            its own directory, which is never removed. With None, ``$XDG_CACHE_HOME/shmbuffer`` is
+            used, or ``~/.cache/shmbuffer`` if that variable is not set.
         priorities: see `ReadOnlyStorage`.
         strict: if True, an omitted or incomplete column is an error instead of a warning.
         rename: new names for columns of Parquet files; see `ReplayBuffer.from_parquet`.
@@ -57,7 +57,7 @@ def load_dataset(
         MissingExtra: the package that reads the data set is not installed. The message contains
             the command to install it.
 
-    Cost: the first call reads all bytes; later calls map each leaf.
+    Cost: the first call reads and converts all bytes. Later calls map each leaf.
 
     Source: ``torchrl.data.datasets.load_dataset``.
     """
@@ -85,7 +85,18 @@ def load_dataset(
 
 
 def opened(dataset: Any, batch_size: int | None, options: dict[str, Any]) -> ReplayBuffer:
-    """Opens a data set that is given as a buffer, a directory or a name, and returns its buffer."""
+    """Returns the buffer of a data set, which is opened if it is a directory or a name.
+
+    Args:
+        dataset: a buffer, a directory or a name.
+        batch_size: default batch size of an opened buffer.
+        options: further arguments of `load_dataset`.
+
+    Raises:
+        ValueError: a data set that is opened by name has no batch size, or ``options`` were passed
+            with a buffer.
+        TypeError: ``dataset`` is none of these.
+    """
     if isinstance(dataset, (str, os.PathLike)):
         if isinstance(dataset, str) and batch_size is None and "batch_size" not in options:
             raise ValueError(

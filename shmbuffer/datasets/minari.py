@@ -1,11 +1,12 @@
-"""Reads data sets of Minari (https://minari.farama.org), in any of its file formats.
+"""Reads data sets of Minari (https://minari.farama.org) in any of its file formats.
 
-An episode of n steps has n + 1 observations. The first n are ``"observation"`` and the last n are
-under ``"next"``. There are two exceptions:
+An episode of n steps has n + 1 observations and n + 1 infos. The first n are stored at the root of
+the items, and the last n under ``"next"``. There are two exceptions:
 
-- n observations: the observation after the last step is missing. The last one is repeated.
-- n infos: the info of the reset is missing. The infos are only under ``"next"``. TorchRL makes the
-  same assumption.
+- If there are only n observations, the one after the last step is missing. The last observation is
+  repeated in its place.
+- If there are only n infos, that of the reset is missing. The infos are stored only under
+  ``"next"``. TorchRL makes the same assumption.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def find(name: str) -> FoundDataset:
         ) from error
     files = resolve_path(get_dataset_path(name) / "data")
     identity = _identity(files) if files.exists() else ""
-    data = minari.load_dataset(name)  # FileNotFoundError explains how to download it
+    data = minari.load_dataset(name)  # its FileNotFoundError explains how to download the data set
     losses: dict[str, str] = {}
     return FoundDataset(
         kind="minari",
@@ -54,7 +55,11 @@ def find(name: str) -> FoundDataset:
 
 
 def _identity(folder: Path) -> str:
-    """Returns the digest of the files; rejects links and FIFOs, which Minari accepts."""
+    """Returns the digest of a data set's files.
+
+    Raises:
+        UnsafePathError: a file is a link or a FIFO, which Minari itself would accept.
+    """
     require_plain(folder)
     files = sorted(file for file in folder.rglob("*") if not file.is_dir())
     metadata = folder / _METADATA
@@ -71,6 +76,7 @@ def _episodes(data: Any, losses: dict[str, str]) -> Iterator[TensorDict]:
 
 
 def _steps_of(episode: Any, losses: dict[str, str]) -> TensorDict:
+    """Converts an episode to a TensorDict of steps ``[n]``, and adds its losses to ``losses``."""
     steps = len(episode.rewards)
     terminated, truncated, reward = (
         np.asarray(column).reshape(steps, 1)
@@ -102,7 +108,10 @@ def _steps_of(episode: Any, losses: dict[str, str]) -> TensorDict:
 def _add(
     data: TensorDict, key: tuple[str, ...], array: NDArray[Any], losses: dict[str, str]
 ) -> str:
-    """Adds a column to the steps; returns the reason if this is impossible, otherwise ""."""
+    """Adds a column of an episode to its steps.
+
+    Returns the reason if this is impossible, and otherwise an empty text.
+    """
     steps, rows = len(data), len(array)
     known: NDArray[Any] | None = array[:steps]
     following: NDArray[Any] | None = array[1:]
@@ -131,12 +140,12 @@ def _add(
 
 
 def _tensor(array: NDArray[Any]) -> torch.Tensor:
-    """Converts an array to a tensor; a read-only array, such as Arrow's, is copied."""
+    """Converts an array to a tensor. A read-only array, such as one of Arrow, is copied."""
     return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
 
 
 def _leaves(tree: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yields each column of nested dicts and tuples, with its key."""
+    """Yields the key and the value of each column in nested dicts and tuples."""
     if isinstance(tree, tuple):
         tree = {str(at): part for at, part in enumerate(tree)}
     if isinstance(tree, dict):
@@ -147,7 +156,7 @@ def _leaves(tree: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
 
 
 def _array(column: Any) -> NDArray[Any] | str:
-    """Returns a column as an array of numbers, or the reason why that is impossible."""
+    """Converts a column to an array of numbers, or returns the reason why this is impossible."""
     try:
         array = np.asarray(column)
     except ValueError:

@@ -12,11 +12,11 @@ from shmbuffer.memory.system.path_checks import resolve_path
 from shmbuffer.saves.parquet_file import File, part_files
 from shmbuffer.saves.safe_files import open_file
 
-_END_BYTES = 8  # the length of the footer, and the magic number
+_END_BYTES = 8  # size of the footer's length and the magic number at the end of a file
 
 
 def find(name: str, rename: Mapping[str, str] | None = None) -> FoundDataset:
-    """Finds a file, or a folder of part files, on this machine; the path may be a link."""
+    """Finds a file or a folder of part files on this machine. The path can be a symbolic link."""
     path = resolve_path(name)
     identity = _identity(path, rename)
     file = File(path, rename)
@@ -38,7 +38,7 @@ def _identity(path: Path, rename: Mapping[str, str] | None) -> str:
 
 
 def _footer(file: Path) -> bytes:
-    """Returns the metadata at the end of a Parquet file."""
+    """Returns the bytes of the metadata at the end of a Parquet file."""
     with open_file(file) as fd:
         size = os.fstat(fd).st_size
         end = os.pread(fd, _END_BYTES, max(0, size - _END_BYTES))

@@ -19,13 +19,13 @@ def prefill_replay_buffer(
     n_samples: int | None = None,
     chunk_size: int = 1000,
 ) -> Any:
-    """Copies the items of a data set into a buffer, once and in order.
+    """Copies the items of a data set into a buffer, in order.
 
     Args:
         rb: buffer to fill. If it is smaller than the data set, it keeps the last items.
-        dataset: a buffer of this package or of TorchRL, a directory, or a name; see
+        dataset: a buffer of this package or of TorchRL, a directory, or a name, as for
             `OfflineToOnlineReplayBuffer`.
-        n_samples: number of items to copy, starting with the first; None: all items.
+        n_samples: number of items to copy, starting with the first. None copies all items.
         chunk_size: number of items per write.
 
     Returns:
@@ -33,8 +33,8 @@ def prefill_replay_buffer(
 
     Raises:
         ValueError: ``chunk_size`` is less than 1.
-        SchemaMismatchError: the items do not match the schema of ``rb``. Items of earlier writes
-            remain.
+        SchemaMismatchError: the items do not match the schema of ``rb``. Items that were already
+            copied remain in the buffer.
 
     Example:
         >>> import torch

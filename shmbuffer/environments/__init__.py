@@ -1,1 +1,1 @@
-"""Recording of environment steps as transitions in a buffer."""
+"""Records the steps of environments as transitions in a buffer."""

@@ -1,10 +1,10 @@
-"""Recording of environment steps as transitions in a buffer.
+"""Records the steps of environments as transitions in a buffer.
 
     reset(obs) ──▶ the observations for the first actions
-    step(...)  ──▶ windows of up to n steps, one stream an environment ──▶ buffer.extend
+    step(...)  ──▶ windows of up to n steps, one stream per environment ──▶ buffer.extend
 
-A step becomes an item once the n - 1 steps after it are known, or its episode has ended. Torch is
-not needed: the buffer may hold TensorDicts or be one of `shmbuffer.numpy`.
+A step is written as an item when the n - 1 steps after it are known, or when its episode has ended.
+Torch is not required. The buffer can be one of TensorDicts or one of `shmbuffer.numpy`.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ _log = logging.getLogger(__name__)
 _NOT_RESET = (
     "If you reset the environment, pass the observation from reset to Recorder.reset. If the "
     "environment resets itself in the same step, pass the last observation of the episode in "
-    'info["final_obs"], or use AutoresetMode.NEXT_STEP, and empty the buffer: the item at that end '
-    "holds the first observation of the next episode"
+    'info["final_obs"], or use AutoresetMode.NEXT_STEP, and empty the buffer, because the last '
+    "item of that episode contains the first observation of the next episode"
 )
 
 
 class Buffer(Protocol):
-    """The buffer of a recorder."""
+    """Method that a buffer must have to be used by a recorder."""
 
     def extend(self, data: Any, *, streams: Any) -> Any:
-        """Writes a batch; ``streams`` has the environment of each row."""
+        """Writes a batch. ``streams`` contains the number of the environment of each row."""
 
 
 class _Step(NamedTuple):
     """A step of all environments."""
 
-    before: dict[str, Tree]  # observation, action, extra entries and version before the step
+    before: dict[str, Tree]  # observation, action, extra entries and policy version of the step
     reward: NDArray[np.float64]
 
 
@@ -63,50 +63,56 @@ class Recorder:
             obs, reward, terminated, truncated, info = envs.step(action)
             recorder.step(obs, action, reward, terminated, truncated, info)
 
-    An item has these entries, in arrays ``[n, ...]`` as the environment gives them, except that
-    float64 is stored as ``dtype``:
+    A batch of n items has these entries, with the dtypes and shapes of the environment's arrays,
+    except that float64 is stored as ``dtype``:
 
-    - ``observation`` and ``action``: a state, and the action there. An observation may be a dict,
-      as which the parts of a ``Tuple`` space are given.
-    - ``next``: ``observation`` after up to n steps; ``reward``, their discounted sum, of ``dtype``;
-      ``terminated``, ``truncated`` and ``done`` there, bool.
-    - ``gamma``: the discount of the next value, gamma ** steps, float32. The n-step target (Sutton
-      and Barto 2018, equation 7.1) is ``reward + gamma * ~terminated * value(next observation)``.
-    - ``policy_version``: int64, `policy_version` when the action was taken.
+    - ``observation`` and ``action``, ``[n, ...]``: a state and the action taken in it. An
+      observation can be a dict. Pass the observations of a ``Tuple`` space as a dict.
+    - ``next``: ``observation`` after up to ``n_step`` steps, and ``reward``, which is the
+      discounted sum of their rewards with the dtype ``dtype``. The bools ``terminated``,
+      ``truncated`` and ``done`` are those of the last of these steps.
+    - ``gamma``, float32: the discount of the next value, which is gamma ** steps. The n-step target
+      (Sutton and Barto 2018, equation 7.1) is
+      ``reward + gamma * ~terminated * value(next observation)``.
+    - ``policy_version``, int64: value of `policy_version` when the action was taken.
 
-    At the end of an episode the windows get shorter, and none reaches into the next episode. An
-    episode that is truncated (by a ``TimeLimit``, say) is not terminated: its last observation is
-    stored, and its value counts. All autoreset modes of gymnasium's vector environments are
-    recognized. SAME_STEP has final observations in ``info``. NEXT_STEP, and the wrapper
-    ``Autoreset``, have a step after the end that only resets, with reward 0, which is not stored.
-    DISABLED and single environments call `reset`. An environment that resets in the same step
-    needs ``info["final_obs"]``: without it the last observation of an episode is lost. That is an
-    error at the first step of an episode that has another reward than 0.
+    Windows become shorter at the end of an episode and never extend into the next one. An episode
+    that is truncated, for example by a ``TimeLimit``, is not terminated. Its last observation is
+    stored, and the value of that observation is part of the target.
 
-    Each environment is a stream, so slices never mix them. Use one recorder for each handle: two
-    would give their environments the same streams. For sequences use ``n_step=1``: with more steps
-    the last n items of an episode are all marked as done.
+    All autoreset modes of gymnasium's vector environments are supported. With SAME_STEP, the final
+    observations are in ``info``. With NEXT_STEP and the wrapper ``Autoreset``, the step after the
+    end of an episode only resets the environment, with reward 0, and is not stored. With DISABLED,
+    and for a single environment, call `reset`. An environment that resets in the same step must
+    provide ``info["final_obs"]``, because the last observation of the episode would otherwise be
+    lost. If it does not, the first step of an episode with a nonzero reward raises an error.
+
+    Each environment is a separate stream, so slices never contain steps of several environments.
+    Use only one recorder per handle, because the environments of two recorders would have the same
+    streams. For sequences use ``n_step=1``. With more steps, the last ``n_step`` items of an
+    episode are all marked as done.
 
     Args:
-        buffer: ``ReplayBuffer`` or a related class, or the buffer of ``shmbuffer.numpy.attach``.
-        num_envs: number of environments of a vector environment, with arrays ``[num_envs, ...]``;
-            None: a single environment, with arrays without that dimension.
-        n_step: steps of a transition, from 1.
-        gamma: discount of one step, from 0 to 1.
-        dtype: floating point dtype of the rewards, and of observations and actions that are
-            float64, as in every MuJoCo environment. The log names these once. None keeps all
-            dtypes. Entries of ``extra`` always keep their dtype.
+        buffer: a ``ReplayBuffer`` or a related class, or a buffer from ``shmbuffer.numpy.attach``.
+        num_envs: number of environments of a vector environment, whose arrays are
+            ``[num_envs, ...]``. With None, the environment is a single one, whose arrays do not
+            have this dimension.
+        n_step: number of steps per transition, at least 1.
+        gamma: discount per step, from 0 to 1.
+        dtype: floating-point dtype of the rewards, and of observations and actions that are
+            float64, as in every MuJoCo environment. A warning lists these entries once. With None,
+            all dtypes are kept. Entries of ``extra`` always keep their dtype.
 
     Attributes:
-        policy_version: version of the weights that choose the actions, at first 0. Set it to the
-            ``version`` of the weights from ``newest``.
+        policy_version: version of the weights with which the actions are chosen, initially 0. Set
+            it to the ``version`` of the weights from ``newest``.
 
     Raises:
         ValueError: a number is out of range.
         TypeError: ``dtype`` is not float16, float32 or float64.
 
-    Cost: a copy of the observations, and one ``extend`` a step. A collector that is killed loses
-    the last n - 1 steps of each environment, which are not items yet.
+    Cost: a copy of the observations, and one ``extend`` per step. A collector that is killed loses
+    the last n_step - 1 steps of each environment, which have not been written yet.
     """
 
     def __init__(
@@ -128,23 +134,28 @@ class Recorder:
         self._single, self._num_envs = num_envs is None, num_envs or 1
         self._n_step, self._gamma = n_step, gamma
         self._dtype = None if dtype is None else floating(dtype)
-        self._reward_dtype = self._dtype  # with None that of the first reward
-        self._narrowed: set[str] = set()  # entries that were float64; one line of the log says so
-        self._now: Tree = None  # observations that the next action is chosen from
-        self._recent: list[_Step] = []  # the last n_step steps at most, oldest first
-        self._open = np.zeros(self._num_envs, np.int64)  # how many of them are in no item yet
-        self._over = np.zeros(self._num_envs, np.bool_)  # ended, and not reset yet
+        self._reward_dtype = self._dtype  # if None, set to the dtype of the first reward
+        self._narrowed: set[str] = set()  # float64 entries that the log has not mentioned yet
+        self._now: Tree = None  # observations for which the next action is chosen
+        self._recent: list[_Step] = []  # at most the last n_step steps, oldest first
+        # Number of these steps that are not written yet, for each environment.
+        self._open = np.zeros(self._num_envs, np.int64)
+        # True for each environment whose episode has ended and that has not been reset yet.
+        self._over = np.zeros(self._num_envs, np.bool_)
 
     def reset(self, obs: Tree, mask: ArrayLike | None = None) -> None:
-        """Takes the first observations of episodes.
+        """Starts new episodes with their first observations.
+
+        Windows of the previous episodes that are still open are shortened and written.
 
         Args:
-            obs: the observations from ``reset`` of the environment.
-            mask: bool ``[num_envs]``: the environments that were reset; None: all of them. Their
-                unfinished windows are written shorter.
+            obs: the observations that ``reset`` of the environment returned.
+            mask: bool ``[num_envs]``, True for each environment that was reset. None stands for all
+                environments.
 
         Raises:
-            ValueError: the observations or the mask are not of ``num_envs`` environments.
+            ValueError: ``obs`` or ``mask`` does not have one row per environment, or the first call
+                has a mask.
         """
         new = self._rows("obs", obs, narrow=True)
         which = np.ones(self._num_envs, np.bool_)
@@ -172,36 +183,36 @@ class Recorder:
         *,
         extra: Mapping[str, Tree] | None = None,
     ) -> None:
-        """Records one step of all environments, and writes the items that it completes.
+        """Records one step of all environments, and writes the items that are now complete.
+
+        The call can wait and raise errors like ``extend`` of the buffer. A step that was not
+        written can be recorded again.
 
         Args:
-            obs: from ``step`` of the environment, as are the next ones but ``action``; of a vector
-                environment ``[num_envs, ...]``.
-            action: the action in the observations before.
-            reward: real numbers.
-            terminated: bool.
-            truncated: bool.
-            info: has the final observations under ``"final_obs"``, if the environment resets in
-                the same call.
-            extra: further entries of the items, ``[num_envs, ...]`` each, such as the logarithm of
-                the action's probability.
+            obs: observations that ``step`` of the environment returned. Arrays of a vector
+                environment are ``[num_envs, ...]``.
+            action: actions that were passed to ``step``.
+            reward: rewards that ``step`` returned.
+            terminated: flags that ``step`` returned, bool.
+            truncated: flags that ``step`` returned, bool.
+            info: dict that ``step`` returned. If the environment resets in the same call, it must
+                contain the final observations under ``"final_obs"``.
+            extra: further entries of the items, ``[num_envs, ...]`` each, such as the log
+                probability of the action.
 
         Raises:
-            RuntimeError: no `reset` came first.
-            ValueError: the arrays are not of ``num_envs`` environments, or an environment that has
-                ended continues without a reset, or resets in the same call without final
-                observations. Nothing was written.
-            SchemaMismatchError: an entry is missing, unknown, or of another dtype or shape than in
-                the step before. Nothing was written.
+            RuntimeError: `reset` has not been called yet.
+            ValueError: an array does not have one row per environment. Also raised if an
+                environment whose episode has ended continues without a reset, or resets in the same
+                call without final observations. Nothing was written.
+            SchemaMismatchError: an entry is missing, unknown, or differs in dtype or shape from the
+                previous step. Nothing was written.
             TypeError: ``info`` is not a dict.
-
-        The call waits and raises errors like ``extend`` of the buffer; a step that was not written
-        may be recorded again.
         """
         if self._now is None:
             raise RuntimeError(
-                "Recorder.step: pass the first observations to Recorder.reset(obs); step() takes "
-                "the observation that the environment's step returned, after the action"
+                "Recorder.step: no first observations were recorded; pass those that the "
+                "environment's reset returned to Recorder.reset(obs) before the first step"
             )
         rewards = self._numbers("reward", reward, np.float64)
         ends = self._numbers("terminated", terminated, np.bool_)
@@ -219,7 +230,7 @@ class Recorder:
                 f"Recorder.step: environment {int(np.argmax(moved))} has the reward "
                 f"{rewards[np.argmax(moved)]:g} in the step after the end of its episode, so this "
                 f"is not a step that only resets. Nothing was written. {_NOT_RESET}. If a wrapper "
-                "gives rewards to steps that only reset, pass 0 there"
+                "returns a reward for a step that only resets, pass 0 for that step"
             )
         now = self._rows("obs", obs, narrow=True)
         info = {} if info is None else info
@@ -248,10 +259,11 @@ class Recorder:
         self._over = done & ~replaced
 
     def close(self) -> None:
-        """Writes the remaining steps as shorter windows. The buffer stays open.
+        """Writes the remaining steps as shorter windows. Does not close the buffer.
 
-        The end of a ``with`` block calls this, unless an exception or a signal ends the block. A
-        process that is to stop must not wait for a learner that has stopped.
+        The recorder calls this method at the end of its ``with`` block, unless an exception or a
+        signal ends the block. A process that is being stopped must not wait for a learner that has
+        already stopped.
         """
         if self._now is not None:
             self._write(self._recent, self._open, np.ones_like(self._over), self._now)
@@ -273,8 +285,18 @@ class Recorder:
         terminated: NDArray[np.bool_] | bool = False,
         truncated: NDArray[np.bool_] | bool = False,
     ) -> None:
-        """Writes the windows that the last step completes, and the shorter ones of ``ending``."""
-        # Of a stream the longer window begins earlier, and is written first.
+        """Writes all windows that are complete after the last step.
+
+        Args:
+            recent: the last steps, at most ``n_step``.
+            unwritten: number of these steps that are not written yet, for each environment.
+            ending: True for each environment whose remaining windows are written although they are
+                shorter.
+            final: observations after the last step.
+            terminated: flags of the last step.
+            truncated: flags of the last step.
+        """
+        # The longer windows of a stream begin earlier and are therefore written first.
         flags = {"terminated": terminated, "truncated": truncated, "done": terminated | truncated}
         after = {name: np.broadcast_to(flag, self._num_envs) for name, flag in flags.items()}
         after["observation"] = final
@@ -285,7 +307,7 @@ class Recorder:
             if len(rows):
                 items.append(self._windows(recent[-steps:], rows, after))
                 streams.append(rows)
-        if len(items) == 1:  # as in most steps
+        if len(items) == 1:  # the case in most steps
             self._buffer.extend(items[0], streams=streams[0])
         elif items:
             batch = mapped(lambda *parts: np.concatenate(parts), *items)
@@ -294,6 +316,7 @@ class Recorder:
     def _windows(
         self, steps: list[_Step], rows: NDArray[np.intp], after: dict[str, Tree]
     ) -> dict[str, Tree]:
+        """Returns a batch with one window per environment in ``rows``."""
         rewards = sum(self._gamma**k * step.reward[rows] for k, step in enumerate(steps))
         item: dict[str, Tree] = mapped(lambda leaf: leaf[rows], {**steps[0].before, "next": after})
         item["next"]["reward"] = np.asarray(rewards, self._reward_dtype)
@@ -303,11 +326,11 @@ class Recorder:
     def _numbers(self, name: str, values: ArrayLike, dtype: Any) -> NDArray[Any]:
         rows = self._rows(name, values)
         if isinstance(rows, Mapping) or rows.ndim != 1:
-            raise ValueError(f"Recorder: {name} must have one number for each environment")
+            raise ValueError(f"Recorder: {name} must contain one number per environment")
         return np.asarray(rows, dtype)
 
     def _say_what_is_narrowed(self) -> None:
-        """Logs, once, which entries are stored in fewer bits."""
+        """Logs once which float64 entries are stored with another dtype."""
         names = " and ".join(sorted(self._narrowed, reverse=True))
         verb = "is" if len(self._narrowed) == 1 else "are"
         self._narrowed.clear()
@@ -321,17 +344,18 @@ class Recorder:
         )
 
     def _rows(self, name: str, values: Tree, *, narrow: bool = False) -> Tree:
-        """Returns a copy with a row for each environment, because the caller may reuse its arrays.
+        """Returns a copy of observations or other values, with one row per environment.
 
-        With ``narrow``, float64 becomes the recorder's dtype.
+        A copy is needed because the caller may reuse its arrays. If ``narrow`` is set, float64 is
+        converted to the recorder's dtype. ``name`` is the name of the argument for messages.
         """
 
         def rows(values: ArrayLike) -> NDArray[Any]:
             if isinstance(values, tuple) and any(map(has_parts, values)):
                 raise ValueError(
-                    f"Recorder: {name} is a tuple of arrays, which could be the parts of a Tuple "
-                    "space or one array for each environment; pass the parts as a dict, or "
-                    "np.stack() of the environments' arrays"
+                    f"Recorder: {name} is a tuple of arrays, which could be the components of a "
+                    "Tuple space or one array per environment; pass the components as a dict, or "
+                    "stack the arrays of the environments with np.stack()"
                 )
             array = np.asarray(values)
             if narrow and self._dtype is not None and array.dtype.name == "float64":
@@ -344,9 +368,9 @@ class Recorder:
                 return array[None]
             if array.shape[:1] != (self._num_envs,):
                 raise ValueError(
-                    f"Recorder: {name} has shape {list(array.shape)}, which does not begin with "
-                    f"the number of environments, {self._num_envs}; for a single environment leave "
-                    "num_envs out"
+                    f"Recorder: {name} has shape {list(array.shape)}, but its first dimension must "
+                    f"be the number of environments, {self._num_envs}; for a single environment "
+                    "leave num_envs out"
                 )
             return array
 

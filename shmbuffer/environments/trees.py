@@ -1,4 +1,4 @@
-"""Observations and actions of environments: arrays with a row for each, or dicts of these."""
+"""Trees of arrays: the observations and actions of environments, with one row per environment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from shmbuffer.errors import SchemaMismatchError
 
-#: Where gymnasium puts the last observation of an episode that it has reset in the same call.
+#: Keys under which gymnasium returns the last observation if it resets in the same step.
 _FINAL = ("final_obs", "final_observation")
 
 Tree = Any
@@ -20,7 +20,11 @@ Tree = Any
 
 
 def floating(dtype: Any) -> np.dtype[Any]:
-    """Returns a floating point dtype of NumPy; also accepts torch's dtype of the same name."""
+    """Converts an argument to a floating-point dtype of NumPy. Also accepts torch's dtypes.
+
+    Raises:
+        TypeError: the dtype is not float16, float32 or float64.
+    """
     name = str(dtype).removeprefix("torch.") if type(dtype).__module__ == "torch" else dtype
     try:
         found = np.dtype(name)
@@ -37,7 +41,18 @@ def floating(dtype: Any) -> np.dtype[Any]:
 def final_observations(
     now: Tree, done: NDArray[np.bool_], info: Mapping[str, Any], single: bool
 ) -> tuple[Tree, NDArray[np.bool_]]:
-    """Returns the observations after a step, and a mask of those that differ from ``now``."""
+    """Returns the observations after a step, before any environment was reset.
+
+    Args:
+        now: observations that the step returned.
+        done: True for each environment whose episode has ended.
+        info: dict that the step returned. It contains the final observations of environments that
+            were reset in the same step.
+        single: True for a single environment.
+
+    Returns:
+        The observations, and True for each environment whose final observation was in ``info``.
+    """
     key = next((key for key in _FINAL if key in info), None)
     if key is None:
         return now, np.zeros_like(done)
@@ -58,19 +73,19 @@ def _set_row(tree: Tree, row: int, values: Tree) -> None:
 
 
 def has_parts(part: Any) -> bool:
-    """True if a part of a tuple is a dict or an array, not a number."""
+    """True if an element of a tuple is a dict or an array and not a number."""
     return isinstance(part, Mapping) or np.ndim(part) > 0
 
 
 def _form(tree: Tree) -> Any:
-    """Returns a tree with the dtype and shape of each leaf, without the environments."""
+    """Returns the dtype and shape of each leaf, without the dimension of the environments."""
     if isinstance(tree, Mapping):
         return {key: _form(leaf) for key, leaf in tree.items()}
     return tree.dtype, tree.shape[1:]
 
 
 def _forms(tree: Tree, path: tuple[str, ...] = ()) -> dict[str, str]:
-    """Returns the dtype and shape of each leaf as text, by the leaf's name."""
+    """Returns a text with the dtype and shape of each leaf, by the name of the leaf."""
     if isinstance(tree, Mapping):
         parts = (_forms(leaf, (*path, str(key))) for key, leaf in tree.items())
         return dict(chain.from_iterable(part.items() for part in parts))
@@ -78,7 +93,10 @@ def _forms(tree: Tree, path: tuple[str, ...] = ()) -> dict[str, str]:
 
 
 def require_form(now: Tree, before: Tree) -> None:
-    """Raises SchemaMismatchError if a step has other entries than the one before."""
+    """Raises SchemaMismatchError if the entries of a step differ from those of the previous step.
+
+    Their keys, dtypes and shapes are compared.
+    """
     if _form(now) == _form(before):
         return
     found, expected = _forms(now), _forms(before)
@@ -95,12 +113,15 @@ def require_form(now: Tree, before: Tree) -> None:
 
 
 def beside(rows: NDArray[np.bool_], leaf: NDArray[Any]) -> NDArray[np.bool_]:
-    """Returns ``rows`` with the number of dimensions of ``leaf``."""
+    """Adds dimensions of size 1 to ``rows``, ``[n]``, so that it broadcasts with ``leaf``."""
     return rows.reshape(-1, *[1] * (leaf.ndim - 1))
 
 
 def mapped(function: Callable[..., Any], *trees: Tree) -> Tree:
-    """Returns a tree with the results of a function for the leaves."""
+    """Applies a function to the corresponding leaves of trees, and returns a tree of the results.
+
+    All trees must have the same keys.
+    """
     if isinstance(trees[0], Mapping):
         return {key: mapped(function, *(tree[key] for tree in trees)) for key in trees[0]}
     return function(*trees)
