@@ -122,8 +122,8 @@ def _convert(source: FoundDataset, folder: Directory, name: str, *, strict: bool
             _write(source, made, strict=strict)
             if source.identify() != source.identity:
                 raise ValueError(
-                    f"{source.kind}:{source.name}: the files changed during the conversion, so it "
-                    "was discarded; load the data set again when the files are complete"
+                    f"{source.kind}:{source.name}: the files changed while they were converted, so "
+                    "the result was discarded; load the data set again when they are complete"
                 )
             record = {"format": _FORMAT, "source": source.name, "losses": source.losses}
             write_file(made / _RECORD, json.dumps(record))

@@ -71,8 +71,8 @@ def load_dataset(
         source, colon, name = dataset_id.partition(":")
         if not colon or source not in _SOURCES:
             raise ValueError(
-                f"{dataset_id!r} is not the name of a data set, because a name begins with one of "
-                f"{', '.join(f'{each}:' for each in _SOURCES)}; pass a directory as a pathlib.Path "
+                f"{dataset_id!r} is not the name of a data set, which must begin with one of "
+                f"{', '.join(f'{each}:' for each in _SOURCES)}. Pass a directory as a pathlib.Path "
                 "(for a data set that TorchRL has downloaded, its data_path)"
             )
         found = _SOURCES[source](name, **({"rename": rename} if rename else {}))
@@ -99,9 +99,7 @@ def opened(dataset: Any, batch_size: int | None, options: dict[str, Any]) -> Rep
     """
     if isinstance(dataset, (str, os.PathLike)):
         if isinstance(dataset, str) and batch_size is None and "batch_size" not in options:
-            raise ValueError(
-                f"loading {dataset!r} as a separate buffer requires batch_size; pass it"
-            )
+            raise ValueError(f"batch_size is required to load {dataset!r} as a separate buffer")
         return load_dataset(dataset, **{"batch_size": batch_size, **options})
     if options:
         raise ValueError(

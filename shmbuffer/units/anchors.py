@@ -148,8 +148,8 @@ class OfTrajectories(SampleUnit):
             if found is not None:
                 return found
         raise IndexError(
-            f"{type(self).__name__}: an anchor is not an item of this storage, or its item has "
-            "been overwritten; sample it again"
+            f"{type(self).__name__}: an anchor is not an item of this storage, or it has been "
+            "overwritten; sample again"
         )
 
     @abstractmethod

@@ -84,7 +84,7 @@ def between(before: Mapping[str, Any], now: Mapping[str, Any]) -> Difference:
     if now["epoch"] > before["epoch"] or (before["state"] == "RECOVERING" != now["state"]):
         if now["state"] == "RECOVERING":
             told.append(
-                ("recovering", "a process is opening the buffer, which has no living client")
+                ("recovering", "a process is recovering the buffer, which has no living client")
             )
         else:
             told.append(("recovered", words.recovered(now)))

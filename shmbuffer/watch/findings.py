@@ -152,7 +152,8 @@ def dies_again(look: Look) -> str | None:
     if not often:
         return None
     (name, n), *others = often
-    more = f", and {len(others)} more like it" if others else ""
+    more = f", and {units.counted(len(others), 'other process', 'other processes')} died repeatedly"
+    more = more if others else ""
     return f"{name} died {n} times in {units.span(look.seconds or 0.0)}{more}"
 
 

@@ -311,7 +311,7 @@ def test_data_that_are_no_episodes_are_refused_and_the_last_save_stays(
     rb.dumps(tmp_path / "saved")
     plain = buffer(LazyTensorStorage(10), checkpointer)
     plain.extend(TensorDict({"x": torch.arange(5)}, batch_size=[5]))
-    with pytest.raises(ValueError, match=r"done_key=\('next', 'done'\).*no such entry.*have x"):
+    with pytest.raises(ValueError, match=r"done_key=\('next', 'done'\).*no entry with.*have x"):
         plain.dumps(tmp_path / "saved")
     plain = buffer(LazyTensorStorage(10), checkpointer)
     plain.loads(tmp_path / "saved")

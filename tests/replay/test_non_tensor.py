@@ -230,7 +230,7 @@ def test_items_and_entries_are_changed_where_they_are() -> None:
     rb.set_(TEXT, "all")
     assert rb[:][TEXT] == ["all"] * 3
     assert rb.write_count == 3
-    with pytest.raises(SchemaMismatchError, match="2 objects cannot be assigned to 3 places"):
+    with pytest.raises(SchemaMismatchError, match="2 objects cannot be assigned to 3 elements"):
         rb.set_(TEXT, ["a", "b"])
 
 

@@ -442,13 +442,13 @@ def test_a_data_set_that_is_none_is_refused() -> None:
 @pytest.mark.parametrize("name", ["d4rl:hopper", "hopper", "/data/hopper"])
 def test_a_name_of_no_source_is_refused(name: str) -> None:
     with pytest.raises(
-        ValueError, match=rf"{re.escape(name)}.* begins with one of minari:, parquet:"
+        ValueError, match=rf"{re.escape(name)}.* must begin with one of minari:, parquet:"
     ):
         OfflineToOnlineReplayBuffer(name, online_capacity=3, batch_size=4)
 
 
 def test_a_name_needs_a_batch_size() -> None:
-    with pytest.raises(ValueError, match="requires batch_size"):
+    with pytest.raises(ValueError, match="batch_size is required"):
         OfflineToOnlineReplayBuffer("minari:none", online_capacity=3)
 
 

@@ -436,7 +436,7 @@ def test_combining_gives_the_nested_form_again() -> None:
 
 
 def test_data_without_the_flag_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"done_key=\('next', 'over'\).*no such entry.*next\.done"):
+    with pytest.raises(ValueError, match=r"done_key=\('next', 'over'\).*no entry with.*next\.done"):
         TED2Flat(done_key=("next", "over"))(two_episodes())
 
 
@@ -463,7 +463,7 @@ def test_a_done_key_at_the_root_is_refused() -> None:
 def test_an_entry_that_has_one_of_our_names_is_refused(name: str, tmp_path: Path) -> None:
     data = two_episodes()
     data[name] = torch.zeros(5)
-    with pytest.raises(ValueError, match=rf"an entry {name}.*rename it"):
+    with pytest.raises(ValueError, match=rf"the entries {name}.*rename them"):
         TED2Flat()(data, path=tmp_path / "a")
     assert not (tmp_path / "a").exists()
 
@@ -474,14 +474,16 @@ def test_data_that_were_not_saved_by_a_hook_are_refused() -> None:
     with pytest.raises(ValueError, match=r"H5Combine: the data have no entry 'traj_0'.*action"):
         H5Combine()(two_episodes())
     flat = TED2Flat()(two_episodes())
-    with pytest.raises(ValueError, match=r"done_key='over'.*no such entry.*observation"):
+    with pytest.raises(ValueError, match=r"done_key='over'.*no entry with.*observation"):
         Flat2TED(done_key="over")(flat)
 
 
 def test_an_entry_with_rows_missing_is_refused() -> None:
     flat = TED2Flat()(two_episodes()).to_tensordict()
     flat["observation"] = flat["observation"][:-1]
-    with pytest.raises(ValueError, match=r"'observation' has 6 rows; 5 items of 2 traj.*5, or 7"):
+    with pytest.raises(
+        ValueError, match=r"'observation' has 6 rows, but 5 items of 2 traj.*5, or 7"
+    ):
         Flat2TED()(flat)
 
 

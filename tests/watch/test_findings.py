@@ -142,7 +142,7 @@ def test_repeated_deaths_are_a_finding() -> None:
     )
     more = (*thrice, *(died("", t) for t in (20, 21, 22, 23)))
     assert findings.dies_again(look(timeline(happened=more))) == (
-        "collectors without a name died 4 times in 2 min, and 1 more like it"
+        "collectors without a name died 4 times in 2 min, and 1 other process died repeatedly"
     )
     assert findings.dies_again(look()) is None
 

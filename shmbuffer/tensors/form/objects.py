@@ -120,7 +120,7 @@ def as_objects(value: Any, shape: tuple[int, ...]) -> Objects:
     if not isinstance(value, list) or not shape:
         return Objects.of([value], ()).expand(*shape)
     if len(value) != shape[0]:
-        raise RuntimeError(f"{len(value)} objects cannot be assigned to {shape[0]} places")
+        raise RuntimeError(f"{len(value)} objects cannot be assigned to {shape[0]} elements")
     parts = [as_objects(part, shape[1:]).array for part in value]
     return Objects(np.stack(parts)) if parts else Objects.of((), shape)
 

@@ -30,7 +30,9 @@ _DIFFERS = (RuntimeError, KeyError, TypeError, ValueError, AttributeError)
 def stack(items: list[Any], mapping: str = "dict", *, tensors: bool = False) -> Any:
     """Stacks items that have the same structure. Every leaf gets a new first dimension."""
     if not items:
-        raise ValueError("an empty list has no form; write nothing, or a batch of size 0")
+        raise ValueError(
+            "an empty list cannot be stacked to a batch; skip the call, or pass a batch of size 0"
+        )
     return _Stacking(mapping == "tensordict", tensors=tensors).join(items)
 
 
@@ -72,7 +74,7 @@ def lazy_stack_of(items: list[Any], dim: int = 0, *, fresh: bool = False) -> Any
     Returns None if the items cannot be stacked.
     """
     if not items:
-        raise EmptyBufferError("there are no items, and an empty stack has no form")
+        raise EmptyBufferError("there are no items that could be stacked")
     if not fresh and (size := _size_of_plain(items)) is not None:
         at = dim + (len(size) + 1 if dim < 0 else 0)
         if 0 <= at <= len(size):
@@ -155,7 +157,8 @@ def as_tensordict(data: Mapping[Any, Any], dims: int) -> TensorDict:
             raise ValueError(
                 f"leaf {'.'.join(path)!r} has shape {list(one.shape)}, but the batch is "
                 f"{list(lead)} in leaf {'.'.join(next(iter(tensors)))!r}; every leaf must begin "
-                f"with the batch dimensions, and a list of dicts is a list of items; {ONE_ITEM}"
+                f"with the batch dimensions. To pass items one by one, use a list of dicts; "
+                f"{ONE_ITEM}"
             )
     if lead is None:
         raise ValueError(
@@ -230,7 +233,7 @@ def unbound(data: Any) -> list[Any]:
         raise TypeError(
             "extend() of a list storage needs a list of items, or a generator, tensor, TensorDict "
             f"or dict of them; got {type(data).__name__}. A tuple of batches is for tensor "
-            "storages; pass list(data) if its parts are the items"
+            "storages; pass list(data) if its elements are the items"
         )
     return list(data)
 
@@ -243,8 +246,8 @@ class _Stacking(batches.Stacking):
     """
 
     instead = (
-        "use a LazyStackStorage or a ListStorage for items that differ; pass a batch whose leaves "
-        "have all items in their first dimension as a tuple, dict or TensorDict"
+        "use a LazyStackStorage or a ListStorage for items that differ. If each leaf contains all "
+        "items along its first dimension, pass the batch as a tuple, dict or TensorDict"
     )
     stacked = staticmethod(torch.stack)
 
@@ -288,7 +291,7 @@ class _Stacking(batches.Stacking):
                 return stack_lazily(items)
             raise RuntimeError(
                 "all items of a batch must have the same form, but these TensorDicts differ "
-                f"({error}); {self.instead}"
+                f"({error}). To store them, {self.instead}"
             ) from error
 
 

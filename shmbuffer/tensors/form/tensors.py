@@ -109,8 +109,8 @@ def torch_dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise SchemaMismatchError(
-            f"the buffer has a leaf of dtype {name!r}, which this torch ({torch.__version__}) "
-            "does not support; use a newer one",
+            f"the buffer has a leaf of dtype {name!r}, which torch {torch.__version__} does not "
+            "support; install a newer version of torch",
             expected=name,
         )
     return dtype

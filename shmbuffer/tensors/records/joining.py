@@ -52,7 +52,7 @@ class Joining(Batch):
         for path in asked:
             if path not in self.leaves:
                 raise KeyError(
-                    f"{name_of(path)} is not a tensor of the items, which have "
+                    f"{name_of(path)} is not a tensor in the items. Their tensors are "
                     f"{', '.join(map(name_of, self.leaves)) or 'none'}"
                 )
 
@@ -117,11 +117,14 @@ class Nesting(Joining):
         if not ragged:
             return self._dense(leaf)
         if not leaf.dims.shape[1]:
-            raise RuntimeError(f"{name_of(path)} has no dimension along which it could be nested")
+            raise RuntimeError(
+                f"{name_of(path)} has no dimension along which it could be nested; leave it out of "
+                "keys"
+            )
         if len(ragged) > 1:
             raise RuntimeError(
-                f"{name_of(path)} differs in its dimensions {ragged}, but a jagged tensor of torch "
-                "can only differ in one of them; pad it"
+                f"the items differ in dimensions {ragged} of {name_of(path)}, but torch's jagged "
+                "tensors can differ in only one dimension; pad the items instead"
             )
         (dim,) = ragged
         lengths = np.ascontiguousarray(leaf.dims[:, dim])

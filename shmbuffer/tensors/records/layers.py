@@ -118,7 +118,7 @@ def items_of(data: Any) -> list[Any]:
     else:
         _refuse_item(data)
     if not items:
-        raise EmptyBufferError("there are no items, and an empty batch has no form")
+        raise EmptyBufferError("there are no items that could be padded or nested")
     for item in one_of_each(items):
         if not is_collection(item) or is_non_tensor(item):
             _refuse_item(item)
@@ -229,7 +229,8 @@ def _tensors(values: list[Any], sizes: list[torch.Size], path: KeyPath) -> Tenso
     kinds = {(one.dtype, one.ndim, one.layout, one.is_nested) for one in values}
     if any(layout is not torch.strided or is_nested for _, _, layout, is_nested in kinds):
         raise TypeError(
-            f"{name_of(path)} is not a plain tensor; nested and sparse tensors can only be stacked"
+            f"{name_of(path)} is a nested or sparse tensor, which cannot be padded or nested; "
+            "stack the items instead"
         )
     if len(kinds) > 1:
         found = sorted({f"{dtype_name(one.dtype)}{list(one.shape)}" for one in values})
@@ -251,8 +252,8 @@ def _filled(values: list[Any], sizes: list[torch.Size], path: KeyPath) -> list[t
     for value, size in zip(values, sizes, strict=True):
         if value is None and first.dim() <= len(size):
             raise RuntimeError(
-                f"some items do not have {name_of(path)}, and it has no dimension that could be "
-                "empty for them; leave it out, or write it with all items"
+                f"some items do not have {name_of(path)}, which has no dimension that could have "
+                "length 0 for them; leave it out, or include it in all items"
             )
         nothing = (*size, 0, *first.shape[len(size) + 1 :])
         filled.append(first.new_empty(nothing) if value is None else value)

@@ -94,7 +94,10 @@ class Padding(Joining):
                     "contain it; add a key for its mask"
                 )
             if masked and not leaf.dims.shape[1]:
-                raise RuntimeError(f"{name_of(path)} has no dimensions that could be masked")
+                raise RuntimeError(
+                    f"{name_of(path)} has no dimensions that could be masked; leave it out of "
+                    "mask_key"
+                )
         elif self._mask_key:
             masked = bool(ragged) or (not self._any_ragged and leaf.dims.shape[1] > 0)
         last = ragged[-1] if ragged else 0

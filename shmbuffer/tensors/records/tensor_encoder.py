@@ -37,7 +37,7 @@ class TensorEncoder(encoder.Encoder):
         keys: Iterable[Any] | None = None,
     ) -> None:
         if own is not None and zstd is not None:
-            raise ValueError("compression_fn replaces zstd; leave one of them out")
+            raise ValueError("compression_fn and zstd cannot be combined; leave one of them out")
         super().__init__(zstd=zstd, keys=keys)
         if own is not None:
             self.own = partial(compressed, own)

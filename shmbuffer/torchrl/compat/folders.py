@@ -108,7 +108,7 @@ def _node_of(folder: TensorDictFolder, path: Path, at: KeyPath, dims: int) -> No
                 _add_nested(folder, items, path, (*at, key), dims)
             elif "dtype" in entry:
                 if entry.get("is_nested"):
-                    raise ValueError(f"{key!r} is a nested tensor, which no storage supports")
+                    raise ValueError(f"{key!r} is a nested tensor, but no storage supports these")
                 items[key] = LEAF
                 folder.tensors[*at, key] = (*described(entry), _file_of(path, key))
     if not at:

@@ -95,7 +95,7 @@ def _read_priorities(directory: Path, sampler: Any) -> dict[str, Any]:
         )
         ours = find_ours(found, directory / _METADATA)
         if not exponent_fits(alpha, eps, int(found["_max_capacity"])):
-            raise ValueError(f"no mass is finite with alpha {alpha} and eps {eps}")
+            raise ValueError(f"with alpha {alpha} and eps {eps}, no mass would be finite")
         largest = found["_max_priority"][0] if ours is None else ours["max_priority"]
         raw, in_storage = None, ours is not None and bool(ours["in_storage"])
         if ours is None or in_storage:
@@ -118,7 +118,7 @@ def _require_weights(raw: torch.Tensor | None, largest: Any, alpha: float, eps: 
     known = np.empty(0) if raw is None else raw.numpy()
     known = np.append(known[~np.isnan(known)], 0.0 if largest is None else float(largest))
     if not are_priorities(known, alpha, eps, 1 if raw is None else len(raw)).all():
-        raise ValueError("some priorities are negative, infinite, or have no finite sum")
+        raise ValueError("some priorities are negative or infinite, or their sum is not finite")
 
 
 def _raw_of_masses(directory: Path, capacity: int, alpha: float, eps: float) -> torch.Tensor:

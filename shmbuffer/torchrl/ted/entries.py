@@ -103,8 +103,8 @@ def constant(found: Mapping[KeyPath, Any], path: KeyPath, hook: str) -> Any:
     value = found.get(path)
     if value is None:
         raise ValueError(
-            f"{hook}: the data have no entry {dotted(path)!r}, so they were not written by the "
-            f"matching class, or with another key; they have {names(found)}"
+            f"{hook}: the data have no entry {dotted(path)!r}, so they were written by another "
+            f"class or with another key. They have {names(found)}"
         )
     while isinstance(value, NonTensorStack):  # equal values, one per trajectory
         value = value[0]

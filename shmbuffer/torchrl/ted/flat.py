@@ -126,8 +126,8 @@ class TED2Flat(Roles):
         found = entries(data)
         if taken := {item for item in found if item in self._taken or item[0] == ROOT[0]}:
             raise ValueError(
-                f"{type(self).__name__}: the data have an entry {names(taken)}, which the compact "
-                "form uses itself; rename it, or pass another shift_key or is_full_key"
+                f"{type(self).__name__}: the data have the entries {names(taken)}, but the compact "
+                "form uses these keys; rename them, or pass another shift_key or is_full_key"
             )
         full = True if self.is_full is None else self.is_full
         episodes = Episodes(tuple(data.batch_size), self.shift or 0, full)
@@ -157,9 +157,9 @@ class TED2Flat(Roles):
         done = found.get(self._done)
         if not isinstance(done, torch.Tensor):
             raise ValueError(
-                f"{type(self).__name__}(done_key={self.done_key!r}): the data have no such entry, "
-                f"which marks where episodes end; they have {names(found)}. Pass its name as "
-                "done_key"
+                f"{type(self).__name__}(done_key={self.done_key!r}): the data have no entry with "
+                f"this key. They have {names(found)}; pass the key of the entry that marks where "
+                "episodes end as done_key"
             )
         if done.numel() != episodes.rows:
             raise ValueError(

@@ -96,9 +96,10 @@ class Flat2TED(Roles):
         done = saved.get(self._end)
         if not isinstance(done, torch.Tensor) or done.numel() != episodes.rows:
             raise ValueError(
-                f"{type(self).__name__}(done_key={self.done_key!r}): there is no such entry that "
-                f"marks where episodes end, with one value for each of {list(episodes.shape)} "
-                f"items; the data have {names(saved)}. Pass its name as done_key"
+                f"{type(self).__name__}(done_key={self.done_key!r}): the data have no entry with "
+                f"this key and one value for each of {list(episodes.shape)} items. They have "
+                f"{names(saved)}; pass the key of the entry that marks where episodes end as "
+                "done_key"
             )
         episodes.end(flags_of(done, episodes.rows))
         if (cuts := saved.get(CUTS)) is not None:
@@ -125,7 +126,7 @@ class Flat2TED(Roles):
             count = leaf.shape[0]
             if count != episodes.rows and not needed <= count <= episodes.kept:
                 raise ValueError(
-                    f"{type(self).__name__}: entry {dotted(path)!r} has {count} rows; "
+                    f"{type(self).__name__}: entry {dotted(path)!r} has {count} rows, but "
                     f"{episodes.rows} items of {episodes.kept - episodes.rows} trajectories need "
                     f"{episodes.rows}, or {episodes.kept} if it is also under 'next'. The data are "
                     "incomplete, or done_key, done_keys or reward_keys differ from those with "

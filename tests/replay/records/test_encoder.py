@@ -485,7 +485,7 @@ def test_the_users_function_may_make_nothing_of_something() -> None:
 
 
 def test_the_users_function_excludes_zstd() -> None:
-    with pytest.raises(ValueError, match="compression_fn replaces zstd"):
+    with pytest.raises(ValueError, match="compression_fn and zstd cannot be combined"):
         TensorEncoder(own=backwards, zstd=Zstd())
 
 

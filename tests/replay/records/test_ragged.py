@@ -377,7 +377,7 @@ def test_equal_lengths_are_nested_where_that_is_asked_for(nesting: Make) -> None
 
 def test_a_leaf_that_differs_in_two_dims_is_not_nested(nesting: Make) -> None:
     items = [TensorDict(a=torch.ones(shape)) for shape in ((1, 2), (2, 1))]
-    with pytest.raises(RuntimeError, match=r"'a' differs in its dimensions \[0, 1\].*pad it"):
+    with pytest.raises(RuntimeError, match=r"differ in dimensions \[0, 1\] of 'a'.*pad"):
         nesting(items)
 
 
@@ -433,7 +433,7 @@ def test_a_missing_leaf_has_length_zero(padding: Make, nesting: Make) -> None:
 
 
 def test_a_scalar_cannot_be_missing(padding: Make) -> None:
-    with pytest.raises(RuntimeError, match="some items do not have 'a', and it has no dim"):
+    with pytest.raises(RuntimeError, match="some items do not have 'a', which has no dim"):
         padding([TensorDict(a=torch.ones(())), TensorDict()])
 
 
@@ -564,18 +564,18 @@ def test_a_lazy_stack_that_some_items_do_not_have_is_refused(making: Make) -> No
 
 def test_nested_leaves_stay_in_a_stack(making: Make) -> None:
     jagged = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)
-    with pytest.raises(TypeError, match="'a' is not a plain tensor"):
+    with pytest.raises(TypeError, match="'a' is a nested or sparse tensor"):
         making([TensorDict({"a": jagged}), TensorDict({"a": jagged})])
 
 
 @pytest.mark.parametrize("how", [{"value": {"b": 1}}, {"mask_key": {"b": "mask"}}])
 def test_a_key_that_no_item_has_is_refused(how: Any, padding: Make) -> None:
-    with pytest.raises(KeyError, match="'b' is not a tensor of the items, which have 'a'"):
+    with pytest.raises(KeyError, match=r"'b' is not a tensor in the items\. Their tensors are 'a'"):
         padding([TensorDict(a=torch.ones(1))], **how)
 
 
 def test_a_key_to_be_nested_that_no_item_has_is_refused(nesting: Make) -> None:
-    with pytest.raises(KeyError, match="'b' is not a tensor of the items, which have 'a'"):
+    with pytest.raises(KeyError, match=r"'b' is not a tensor in the items\. Their tensors are 'a'"):
         nesting([TensorDict(a=torch.ones(1))], keys=["b"])
 
 
@@ -624,7 +624,7 @@ def test_a_shape_that_would_take_terabytes_is_refused_before_anything_is_allocat
     batch = record_format.assemble(form, np.zeros((2, 0), np.int64), [sizes], nothing, nothing)
     huge = RecordBatch(batch.data, batch.starts, batch.sizes)
     assert pad(RawBatch(huge, decoder), mask_key=None)["a"].shape == torch.Size([2, 2**32 - 1, 0])
-    with pytest.raises(RuntimeError, match=r"'a' contains no numbers.* a mask of \[4294967295\]"):
+    with pytest.raises(RuntimeError, match=r"'a' contains no numbers.*the shape \[4294967295\]"):
         pad(RawBatch(huge, decoder))
     wide = [TensorDict(a=torch.empty(1, 1).expand(2**20, 0)), TensorDict(a=torch.ones(1, 2**17))]
     with pytest.raises(RuntimeError, match=r"'a' would be padded to .* bytes per item"):
