@@ -154,7 +154,7 @@ def test_a_source_that_changes_while_it_is_converted_is_refused(
     with monkeypatch.context() as patch:
         patch.setattr(File, "batches", overtaken)
         with pytest.raises(
-            ValueError, match=r"t\.parquet: the files changed during .*load the data set again"
+            ValueError, match=r"t\.parquet: the files changed while .*load the data set again"
         ):
             load(file, tmp_path / "root")
     assert conversions_in(tmp_path / "root") == []
