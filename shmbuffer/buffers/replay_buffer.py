@@ -171,7 +171,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # ABCMeta registers
             },
             unit=sample_unit,
             collate_fn=collate_fn,
-            pin_memory=pinned.wanted(pin_memory),
+            pin_memory=pinned.can_pin(pin_memory),
             batch_size=batch_size,
             dim_given=dim_extend,
             generator=generator,

@@ -145,7 +145,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         self._collate_fn = collate_fn
         self._collate_fns = [None] * len(members) if collate_fns is None else list(collate_fns)
         self._weight_key = weight_key
-        self._pin_memory = pinned.wanted(pin_memory)
+        self._pin_memory = pinned.can_pin(pin_memory)
         self._turns = Turns(self._members)
         for name, part in (("_storage", storage), ("_sampler", sampler), ("_writer", writer)):
             part._members = PartsOf(self._members, name)

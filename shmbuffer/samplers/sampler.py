@@ -234,7 +234,7 @@ def draw_key(sampler: Sampler, storage: Any) -> int:
     try:
         key, number = _scratch.key
     except AttributeError:
-        with cpu.lasting():
+        with cpu.without_inference_mode():
             key = cpu.empty((), dtype=torch.int64)
         number = key.numpy()
         _scratch.key = key, number

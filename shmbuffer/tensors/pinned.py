@@ -21,10 +21,10 @@ import torch
 from tensordict import is_tensor_collection
 from torch.utils._pytree import tree_map
 
-from shmbuffer.tensors.form.tensors import reads_into
+from shmbuffer.tensors.form.tensors import use_allocator
 
 
-def wanted(pin_memory: bool) -> bool:
+def can_pin(pin_memory: bool) -> bool:
     """True if batches are to be pinned. If torch finds no GPU, warns and returns False."""
     if pin_memory and not torch.cuda.is_available():
         warnings.warn(
@@ -45,24 +45,28 @@ def is_pinned(tensor: torch.Tensor) -> bool:
     return tensor.device.type != "cpu" or tensor.is_pinned()
 
 
-def gathering(pins: bool) -> AbstractContextManager[None]:
+def read_into_pinned(pins: bool) -> AbstractContextManager[None]:
     """Returns a context in which storages read into pinned memory, or one without effect.
 
     The context has no effect if ``pins`` is False.
     """
-    return reads_into(empty_like) if pins else nullcontext()
+    return use_allocator(empty_like) if pins else nullcontext()
 
 
 def pin(data: Any) -> Any:
     """Returns ``data`` with all tensors in pinned memory. Copies those that are not pinned yet."""
-    return tree_map(_pinned, data, is_leaf=is_tensor_collection)
+    return tree_map(_pin_node, data, is_leaf=is_tensor_collection)
 
 
-def _pinned(data: Any) -> Any:
+def _pin_node(data: Any) -> Any:
     if isinstance(data, torch.Tensor):
         return _pin_tensor(data)
     if is_tensor_collection(data):
-        return data if all(map(_is_done, data.values(True, True))) else data.apply(_pin_tensor)
+        return (
+            data
+            if all(map(_needs_no_pinning, data.values(True, True)))
+            else data.apply(_pin_tensor)
+        )
     return data.pin_memory() if hasattr(data, "pin_memory") else data
 
 
@@ -74,5 +78,5 @@ def _pin_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return empty_like(tensor).copy_(tensor)
 
 
-def _is_done(value: Any) -> bool:
+def _needs_no_pinning(value: Any) -> bool:
     return not isinstance(value, torch.Tensor) or is_pinned(value)

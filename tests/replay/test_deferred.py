@@ -12,7 +12,7 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, lazy_stack
 
-from shmbuffer.tensors.form.deferred import amended, deferred
+from shmbuffer.tensors.form.deferred import defer_change, deferred
 from shmbuffer.tensors.records.tensor_decoder import TensorDecoder
 from shmbuffer.tensors.records.tensor_encoder import TensorEncoder
 from tests.kit.items import alike
@@ -215,5 +215,5 @@ def test_an_entry_that_the_items_will_get_replaces_their_column() -> None:
         for number, item in enumerate(items):
             item["a"] = torch.tensor(10 * number)
 
-    assert amended(stack, amend, {"a": [0, 10, 20]})
+    assert defer_change(stack, amend, {"a": [0, 10, 20]})
     assert stack["a"].tolist() == [0, 10, 20]

@@ -25,7 +25,7 @@ from shmbuffer import (
 )
 from shmbuffer._native import _core
 from shmbuffer.memory import Totals
-from shmbuffer.tensors.form.tensors import reads_into
+from shmbuffer.tensors.form.tensors import use_allocator
 from tests.kit.rings import ring_of
 
 DTYPES = (
@@ -51,7 +51,7 @@ def samples(rb: Any, seed: int) -> list[TensorDict]:
     generator.manual_seed(seed)
     short = rb.sample(33)
     generator.manual_seed(seed)
-    with reads_into(lambda form: torch.empty_like(form)):
+    with use_allocator(lambda form: torch.empty_like(form)):
         return [short, rb.sample(33)]
 
 

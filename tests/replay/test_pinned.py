@@ -26,7 +26,7 @@ from shmbuffer import (
 )
 from shmbuffer.tensors import pinned
 from shmbuffer.tensors.form import tensors
-from shmbuffer.tensors.form.tensors import reads_into
+from shmbuffer.tensors.form.tensors import use_allocator
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda is not available")
 
@@ -147,7 +147,7 @@ def test_a_batch_is_not_written_to_while_it_is_held(region: Region) -> None:
 
 
 def test_after_an_error_reads_use_ordinary_memory_again(region: Region) -> None:
-    with pytest.raises(RuntimeError, match="stop"), reads_into(region.empty_like):
+    with pytest.raises(RuntimeError, match="stop"), use_allocator(region.empty_like):
         raise RuntimeError("stop")
     assert tensors.reads.empty_like is torch.empty_like
 

@@ -177,7 +177,7 @@ class Reads:
     def read(self, index: Any, known: dict[Any, Any], *taking: Taking) -> Batch:
         """Reads chosen items in several steps, and finishes the batch."""
         plan = self._parts.planned()
-        with pinned.gathering(self._parts.pin_memory):
+        with pinned.read_into_pinned(self._parts.pin_memory):
             data, info = chosen(plan, index, known, lambda drawn: self.choose_again(drawn, *taking))
         if plan.reader is not None:
             return self._passed_on(data, plan.reader.of_anchors(info))

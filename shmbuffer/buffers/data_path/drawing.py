@@ -43,7 +43,7 @@ def drawn(
         beta = None
     elif beta is None:
         beta = by_priority.beta
-    with pinned.gathering(pins):
+    with pinned.read_into_pinned(pins):
         data, index, tickets, weights = storage.draw(count, key, beta)
     if by_priority is not None and by_priority.dtype is not torch.float32:
         weights = by_priority._weights(index, weights)

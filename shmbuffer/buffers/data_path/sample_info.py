@@ -12,7 +12,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from shmbuffer.items.keys import ANCHOR_GENERATION, GENERATION, INDEX, WEIGHT_KEYS
 from shmbuffer.storages.tensor import TensorStorage
 from shmbuffer.tensors.form import cpu
-from shmbuffer.tensors.form.deferred import amended
+from shmbuffer.tensors.form.deferred import defer_change
 from shmbuffer.tensors.form.tensor_nodes import unlocked
 
 ANCHORS = "_anchors"  # key of the drawn items' index, until the items of the unit are read
@@ -85,7 +85,7 @@ def with_info(data: Any, info: dict[str, Any], *, stack_dim: int | None = None) 
         return data
     try:
         if stacks_items(data, stack_dim):
-            if not amended(data, partial(_set_by_item, info=info), info):
+            if not defer_change(data, partial(_set_by_item, info=info), info):
                 with unlocked(data):
                     _set_by_item(data.tensordicts, info)
             return data

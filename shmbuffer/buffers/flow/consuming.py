@@ -20,7 +20,7 @@ from shmbuffer.memory.system.deadline import nanoseconds
 from shmbuffer.samplers.taking import Consumes, consumes
 from shmbuffer.storages.storage import Storage
 from shmbuffer.tensors.form import cpu
-from shmbuffer.tensors.form.deferred import is_as_made, to_come
+from shmbuffer.tensors.form.deferred import has_created_items, pending_entries
 
 _KEYS = INDEX, GENERATION, LEASE
 _BYTES = 8  # size of a number in these entries
@@ -101,7 +101,7 @@ def _as_they_are(batch: Any) -> list[torch.Tensor] | None:
     if type(batch) is TensorDict:
         entries = batch._tensordict
     elif isinstance(batch, LazyStackedTensorDict):
-        entries = to_come(batch) or _next_to_each_other(batch)
+        entries = pending_entries(batch) or _next_to_each_other(batch)
     if entries is None:
         return None
     rows: list[Any] = [entries.get(key) for key in _KEYS]
@@ -131,7 +131,7 @@ def _next_to_each_other(stack: LazyStackedTensorDict) -> dict[str, torch.Tensor]
         found[key] = first.as_strided((count,), (1,), first.storage_offset())
     # If the stack is unchanged, the rows between the first and the last are also consecutive.
     # Checking them would take as long as copying them.
-    if is_as_made(stack):
+    if has_created_items(stack):
         return found
     begin = found[INDEX].data_ptr()
     try:  # the index stands for all three entries, because a row has all of them or none

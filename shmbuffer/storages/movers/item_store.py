@@ -113,7 +113,7 @@ def edits(changes: Changes, index: Any, count: int) -> Edit:
                 "place; replace the item with rb[index] = item"
             )
         for path, value in changes.items():
-            with cpu.within():  # `set_` converts a number to a tensor
+            with cpu.as_default():  # `set_` converts a number to a tensor
                 item.set_(path, value if single or _is_alike(value) else value[row])
         return item
 

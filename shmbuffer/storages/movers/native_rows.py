@@ -18,7 +18,7 @@ from shmbuffer.memory import ItemSnapshot, Ring
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.storages.movers.tensor_rows import Rows
 from shmbuffer.tensors.form import cpu
-from shmbuffer.tensors.form.tensors import reads_elsewhere
+from shmbuffer.tensors.form.tensors import has_own_allocator
 
 
 class NativeRows(RingRows, Rows):
@@ -37,7 +37,7 @@ class NativeRows(RingRows, Rows):
         replaced, or if the direct native path is unavailable. In this case, call `read`.
         """
         core = self.ring.seat.outtake or self._outtake()
-        if core is None or reads_elsewhere():
+        if core is None or has_own_allocator():
             return None
         at = index.data_ptr(), tickets.data_ptr(), index.numel()
         found: Any = core.copy(*at, LOCK_TIMEOUT_NS)
@@ -46,7 +46,7 @@ class NativeRows(RingRows, Rows):
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
         """Draws elements and copies them, with the direct native path if possible."""
         core = self.ring.seat.outtake or self._outtake()
-        if core is not None and not reads_elsewhere():
+        if core is not None and not has_own_allocator():
             found: Any = core.sample(count, key, beta, LOCK_TIMEOUT_NS)
             if type(found) is tuple:
                 return found
@@ -83,7 +83,7 @@ class NativeRows(RingRows, Rows):
         leaves = self.leaves
         if self._has_no_outtake or leaves.lanes:
             return None
-        with cpu.lasting():
+        with cpu.without_inference_mode():
             examples = tuple(
                 cpu.empty(leaf.shape, dtype=dtype)
                 for leaf, dtype in zip(leaves.leaves, leaves.dtypes, strict=True)
@@ -101,7 +101,7 @@ class NativeRows(RingRows, Rows):
     def views(self) -> list[torch.Tensor]:
         """Returns a view ``[slots, *lanes, *shape]`` per leaf. The views are not validated."""
         if self._views is None:
-            with cpu.lasting():
+            with cpu.without_inference_mode():
                 self._views = [self._view(at) for at in range(len(self.leaves.leaves))]
             spans = [
                 (view.data_ptr(), view.data_ptr() + view.numel() * view.element_size())

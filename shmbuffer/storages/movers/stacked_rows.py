@@ -18,7 +18,7 @@ from shmbuffer.items.form.leaves import Leaves
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.storages.movers.native_rows import NativeRows
 from shmbuffer.tensors.form import cpu
-from shmbuffer.tensors.form.tensors import reads_elsewhere
+from shmbuffer.tensors.form.tensors import has_own_allocator
 
 # Layouts of a leaf in a sample: the leaf of the last step, or a stack of the leaf in all steps. Any
 # other value is the number of a leaf, whose stack is shifted by one step.
@@ -53,7 +53,7 @@ class StackedRows:
 
         Returns None if an item was replaced, or if the handle was closed.
         """
-        if reads_elsewhere():
+        if has_own_allocator():
             tensors, addresses = self.leaves.outputs((index.numel() // self.steps,))
             return tensors if self.fill(index, tickets, tuple(addresses)) else None
         core = self._core()
@@ -73,7 +73,7 @@ class StackedRows:
             A `Drawn`, or True if ``into`` was passed. Returns None if an item is too new or was
             overwritten, or if the direct native path is unavailable.
         """
-        core = None if reads_elsewhere() else self._core()
+        core = None if has_own_allocator() else self._core()
         if core is None:
             return None
         found: Any = core.draw(*given, LOCK_TIMEOUT_NS, *known, *into)
@@ -102,7 +102,7 @@ class StackedRows:
         found = seat.stack_outtakes.get((self.steps, self._forms))
         if found is not None:
             return found
-        with cpu.lasting():
+        with cpu.without_inference_mode():
             examples = tuple(
                 cpu.empty(leaf.shape, dtype=dtype)
                 for leaf, dtype in zip(self.leaves.leaves, self.leaves.dtypes, strict=True)

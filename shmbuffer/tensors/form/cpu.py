@@ -37,11 +37,11 @@ def as_tensor(value: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
     return torch.as_tensor(value, dtype=dtype, device=device)
 
 
-def within() -> AbstractContextManager[Any]:
+def as_default() -> AbstractContextManager[Any]:
     """Returns a context in which tensordict and torch create their tensors on the CPU."""
     return DEVICE
 
 
-def lasting() -> AbstractContextManager[None]:
+def without_inference_mode() -> AbstractContextManager[None]:
     """Returns a context without inference mode, so that its tensors can be modified later."""
     return torch.inference_mode(mode=False)

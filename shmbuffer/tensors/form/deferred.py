@@ -43,7 +43,7 @@ def deferred(
     return made
 
 
-def amended(
+def defer_change(
     stack: LazyStackedTensorDict, amend: Callable[[list[Any]], None], entries: dict[Any, Any]
 ) -> bool:
     """Registers a function that modifies the items of a deferred stack when they are created.
@@ -53,8 +53,8 @@ def amended(
     Args:
         stack: the stack.
         amend: function that modifies a list of new items.
-        entries: entries that ``amend`` adds to the items, with one row per item. `to_come` returns
-            them until the items are created.
+        entries: entries that ``amend`` adds to the items, with one row per item. `pending_entries`
+            returns them until the items are created.
     """
     make = stack.__dict__.get("_make") if type(stack) is _Deferred else None
     if make is None:
@@ -70,15 +70,15 @@ def amended(
     return True
 
 
-def to_come(stack: LazyStackedTensorDict) -> dict[Any, Any]:
+def pending_entries(stack: LazyStackedTensorDict) -> dict[Any, Any]:
     """Returns the entries that will be added to the items of a stack when they are created."""
     found: dict[Any, Any] = stack.__dict__.get("_entries") or {}
     return found if type(stack) is _Deferred else {}
 
 
-def is_as_made(stack: LazyStackedTensorDict) -> bool:
+def has_created_items(stack: LazyStackedTensorDict) -> bool:
     """True if the stack still has the items that the first access created, in the same order."""
-    made, items = stack.__dict__.get("_made", ()), stack.tensordicts
+    made, items = stack.__dict__.get("_created", ()), stack.tensordicts
     return len(made) == len(items) and all(map(operator.is_, made, items))
 
 
@@ -92,7 +92,7 @@ class _Deferred(LazyStackedTensorDict):
             if make is not None:
                 items = attributes.setdefault(name, make())  # atomic, because threads may race
                 if attributes.pop("_entries", None):
-                    attributes["_made"] = tuple(items)
+                    attributes["_created"] = tuple(items)
                 self.__class__ = LazyStackedTensorDict
                 attributes.pop("_make", None)
                 attributes.pop("_column", None)
@@ -123,10 +123,10 @@ class _Deferred(LazyStackedTensorDict):
         return LazyStackedTensorDict._new_lazy_unsafe(*tensordicts, **options)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _looked_at(self).__reduce_ex__(protocol)
+        return _with_items(self).__reduce_ex__(protocol)
 
 
-def _looked_at(stack: LazyStackedTensorDict) -> LazyStackedTensorDict:
+def _with_items(stack: LazyStackedTensorDict) -> LazyStackedTensorDict:
     """Creates the items of the stack, which turns it into an ordinary stack, and returns it."""
     assert stack.tensordicts is not None
     return stack
@@ -140,5 +140,5 @@ _ATTRIBUTES = {
 }
 _node = _pytree.SUPPORTED_NODES[LazyStackedTensorDict]
 _pytree.register_pytree_node(
-    _Deferred, lambda stack: _node.flatten_fn(_looked_at(stack)), _node.unflatten_fn
+    _Deferred, lambda stack: _node.flatten_fn(_with_items(stack)), _node.unflatten_fn
 )

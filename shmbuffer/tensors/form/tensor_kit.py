@@ -186,5 +186,5 @@ def new_column(leaves: Leaves, at: int, lead: tuple[int, ...], device: torch.dev
     shape = (*lead, *leaves.leaves[at].shape)
     if at in leaves.objects:
         return Objects.of((), shape)
-    with cpu.lasting():
+    with cpu.without_inference_mode():
         return torch.zeros(shape, dtype=leaves.dtypes[at], device=device)

@@ -65,7 +65,7 @@ class TensorDictNode(BranchNode):
         kind = type(data)
         if kind is TensorDict:
             return data._tensordict  # type: ignore[no-any-return]
-        return data if kind is dict else super().opened(held(data))
+        return data if kind is dict else super().opened(unwrap(data))
 
     def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device) -> Any:
         """Builds a TensorDict from its leaves."""
@@ -142,7 +142,7 @@ class PyTreeNode(BranchNode):
 
     def opened(self, data: Any) -> Mapping[Any, Any]:
         """Returns the entries of the data by key."""
-        return super().opened(held(data))
+        return super().opened(unwrap(data))
 
     def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device) -> Any:
         """Builds a container. A namedtuple is a tuple if its class has not been imported."""
@@ -185,7 +185,7 @@ def entry_at(data: Any, key: Key) -> Any:
     return entry_of(data, key) if isinstance(data, Mapping) else None
 
 
-def held(data: Any) -> Any:
+def unwrap(data: Any) -> Any:
     """Returns the entries of a TensorDict or tensorclass as a dict.
 
     Returns None for NonTensorData, and any other data unchanged.

@@ -17,8 +17,8 @@ from shmbuffer.tensors.form.tensor_nodes import (
     TensorClassNode,
     TensorDictNode,
     fields,
-    held,
     is_collection,
+    unwrap,
 )
 
 _NODES: dict[str, Any] = {
@@ -32,7 +32,7 @@ class _WithTensorDicts(Structure):
     """Structure whose nodes include TensorDicts, tensorclasses, lazy stacks and objects."""
 
     name_of = staticmethod(register)
-    held = staticmethod(held)
+    held = staticmethod(unwrap)
 
     def describe(self, data: Any, dims: int, *, mapping: str, root: bool = True) -> Node:
         """Returns the tree of ``data``.

@@ -69,12 +69,12 @@ def like(value: Any, dtype: str) -> tuple[str, torch.Tensor]:
         cast = cpu.tensor(value, dtype=wanted)
     except RuntimeError:  # out of range
         return name, tensor
-    if _holds(cast, value if wanted.is_floating_point or wanted.is_complex else tensor):
+    if _preserves(cast, value if wanted.is_floating_point or wanted.is_complex else tensor):
         return dtype, cast
     return ("float64" if name == dtype else name), tensor  # too large for this dtype
 
 
-def _holds(cast: torch.Tensor, value: Any) -> bool:
+def _preserves(cast: torch.Tensor, value: Any) -> bool:
     """True if a cast preserved the numbers in ``value``.
 
     A tensor of integers must be preserved exactly. Other numbers may be rounded, but a finite
@@ -92,7 +92,7 @@ def _holds(cast: torch.Tensor, value: Any) -> bool:
 
 def template(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     """Returns a template for ``torch.empty_like``, which is torch's fastest allocation."""
-    with cpu.lasting():
+    with cpu.without_inference_mode():
         one = cpu.empty((), dtype=dtype).expand(shape)  # one element for any shape
         made = torch.empty_like(one)
         # empty_like keeps strides of 0 for a tensor of one element, and `view(dtype)` rejects them.
@@ -247,13 +247,13 @@ class _Reads(threading.local):
 reads = _Reads()
 
 
-def reads_elsewhere() -> bool:
+def has_own_allocator() -> bool:
     """True if the results of this thread's reads come from an allocator other than torch's."""
     return reads.empty_like is not torch.empty_like
 
 
 @contextmanager
-def reads_into(empty_like: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+def use_allocator(empty_like: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
     """Sets the allocator that `Leaves.outputs` uses in this thread within a ``with`` block."""
     before, reads.empty_like = reads.empty_like, empty_like
     try:

@@ -19,7 +19,7 @@ from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.memory.format.leaf import Key, KeyPath, path_of
 from shmbuffer.tensors.form import cpu
 from shmbuffer.tensors.records.layers import Tensors, name_of
-from shmbuffer.tensors.records.tensor_building import APART, Batch, chunks_at, chunks_under
+from shmbuffer.tensors.records.tensor_building import SEPARATE, Batch, chunks_at, chunks_under
 from shmbuffer.tensors.records.tensor_decoder import TensorReading
 from shmbuffer.tensors.records.tensor_memory import empty, torch_dtype_of
 
@@ -34,10 +34,12 @@ class Joining(Batch):
     Subclasses implement `_leaf`, which joins the values of one leaf.
 
     Raises:
-        KeyError: no item has a leaf in ``asked``.
+        KeyError: no item has a leaf in ``requested``.
     """
 
-    def __init__(self, table: Table, reading: TensorReading, asked: Collection[KeyPath]) -> None:
+    def __init__(
+        self, table: Table, reading: TensorReading, requested: Collection[KeyPath]
+    ) -> None:
         super().__init__(table.batch_dims, list(table.columns), reading.device)
         self.tree = table.tree
         self.reading = reading
@@ -49,7 +51,7 @@ class Joining(Batch):
         self.leaves: dict[KeyPath, Leaf] = {
             path: self.columns[number] for path, number in self._numbers.items()
         }
-        for path in asked:
+        for path in requested:
             if path not in self.leaves:
                 raise KeyError(
                     f"{name_of(path)} is not a tensor in the items. Their tensors are "
@@ -61,7 +63,7 @@ class Joining(Batch):
         later: dict[int, Later] = {
             number: self._leaf(self.leaves[path], path) for path, number in self._numbers.items()
         }
-        for number in chunks_under(self.tree, APART):
+        for number in chunks_under(self.tree, SEPARATE):
             later[number] = self.reading.rows(self.columns[number])
         for number, made in zip(later, self.reading.read([*later.values()]), strict=True):
             self.columns[number] = made
@@ -71,7 +73,7 @@ class Joining(Batch):
         """Converts a column to a leaf of the batch."""
         return self.listed(column, dims) if isinstance(column, list) else column
 
-    def apart(self, tree: Any, dims: Ints) -> Any:
+    def build_each(self, tree: Any, dims: Ints) -> Any:
         """Builds the objects or lazy stack of each item separately and joins them."""
         return self.listed(built(lambda: list(self.rows(tree)), self.reading.where), dims)
 
@@ -88,7 +90,7 @@ class Joining(Batch):
         """Returns a function that joins the values of the leaf at ``path``."""
         raise NotImplementedError
 
-    def _dense(self, leaf: Leaf) -> Later:
+    def _stack(self, leaf: Leaf) -> Later:
         """Returns a function that stacks the values of a leaf, which have the same shape."""
         if isinstance(leaf, Tensors):
             return lambda: torch.stack(leaf.tensors)
@@ -115,7 +117,7 @@ class Nesting(Joining):
     def _leaf(self, leaf: Leaf, path: KeyPath) -> Later:
         ragged = leaf.ragged or ([0] if path in self._keys else [])
         if not ragged:
-            return self._dense(leaf)
+            return self._stack(leaf)
         if not leaf.dims.shape[1]:
             raise RuntimeError(
                 f"{name_of(path)} has no dimension along which it could be nested; leave it out of "
@@ -130,16 +132,16 @@ class Nesting(Joining):
         lengths = np.ascontiguousarray(leaf.dims[:, dim])
         if dim or isinstance(leaf, Tensors):
             rows = self._rows(leaf)
-            return lambda: self._jagged(torch.cat([*rows()], dim), lengths, dim)
+            return lambda: self._nest(torch.cat([*rows()], dim), lengths, dim)
         starts, _ = homes(leaf.nbytes)
         dtype = torch_dtype_of(leaf.chunk)
         assert dtype is not None  # the leaf is a tensor
         out = empty((int(lengths.sum()), *leaf.dims[0, 1:].tolist()), dtype)
         self.reading.transfer.add(leaf, starts + out.data_ptr(), out)
-        sent = self.reading.sent(out)
-        return lambda: self._jagged(sent(), lengths, dim)
+        ready = self.reading.to_device(out)
+        return lambda: self._nest(ready(), lengths, dim)
 
-    def _jagged(self, values: torch.Tensor, lengths: Ints, dim: int) -> torch.Tensor:
+    def _nest(self, values: torch.Tensor, lengths: Ints, dim: int) -> torch.Tensor:
         """Returns a nested tensor with these values, which differ in length along ``dim``.
 
         Tensors with the same lengths share one tensor of offsets. torch requires this for
@@ -150,9 +152,9 @@ class Nesting(Joining):
         if offsets is None:
             ends = np.zeros(len(lengths) + 1, np.int64)
             np.cumsum(lengths, out=ends[1:])
-            with cpu.lasting():
+            with cpu.without_inference_mode():
                 offsets = self._offsets[key] = torch.from_numpy(ends).to(values.device)
-        with cpu.within():
+        with cpu.as_default():
             made: torch.Tensor = torch.nested.nested_tensor_from_jagged(
                 values,
                 offsets,

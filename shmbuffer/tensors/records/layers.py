@@ -85,7 +85,7 @@ def name_of(path: KeyPath) -> str:
     return repr(key_of(path))
 
 
-def _place(path: KeyPath) -> str:
+def _describe(path: KeyPath) -> str:
     return f"the entries {name_of(path)} of the items" if path else "the items"
 
 
@@ -133,14 +133,14 @@ def _refuse_item(item: Any) -> NoReturn:
     )
 
 
-def side_by_side(items: list[Any]) -> Table:
+def to_table(items: list[Any]) -> Table:
     """Converts a list of TensorDicts to a table with one column per key."""
-    sides = _Sides()
-    tree = sides.tree(items, ())
-    return Table(tree, np.concatenate(sides.batch_dims, axis=1), sides.columns)
+    builder = _TableBuilder()
+    tree = builder.tree(items, ())
+    return Table(tree, np.concatenate(builder.batch_dims, axis=1), builder.columns)
 
 
-class _Sides:
+class _TableBuilder:
     """Collects the entries of all items by key."""
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ class _Sides:
         if len({len(size) for size in sizes}) > 1:
             found = sorted({tuple(size) for size in sizes})
             raise RuntimeError(
-                f"{_place(path)} cannot be joined to one batch, because their batch sizes are "
+                f"{_describe(path)} cannot be joined to one batch, because their batch sizes are "
                 f"{found}"
             )
         rank = len(sizes[0])

@@ -106,7 +106,7 @@ class Padding(Joining):
             if not leaf.dims[:, rank:].all():
                 _require_few(path, leaf.dims[:, :rank].max(axis=0).tolist())
             self._masks.append((path, leaf.dims[:, :rank]))
-        return self._padded(leaf, last, path) if ragged else self._dense(leaf)
+        return self._padded(leaf, last, path) if ragged else self._stack(leaf)
 
     def _padded(self, leaf: Leaf, last: int, path: KeyPath) -> Later:
         """Returns a function that pads a leaf whose values differ in shape.
@@ -136,7 +136,7 @@ class Padding(Joining):
         filler = cpu.full((int(rest.max()) // dtype.itemsize,), value, dtype=dtype)
         from_filler = np.full(count, filler.data_ptr(), np.int64)
         transfer.move(from_filler, rest, starts + leaf.nbytes + out.data_ptr(), filler)
-        return self.reading.sent(out)
+        return self.reading.to_device(out)
 
     def join(self) -> Any:
         """Returns the batch with its masks."""

@@ -16,7 +16,7 @@ from shmbuffer.items.records.decoding.decoder import writable
 from shmbuffer.items.records.decoding.table import Table
 from shmbuffer.memory.format.leaf import Key
 from shmbuffer.tensors.records.joining import Nesting
-from shmbuffer.tensors.records.layers import items_of, side_by_side
+from shmbuffer.tensors.records.layers import items_of, to_table
 from shmbuffer.tensors.records.padding import Padding
 from shmbuffer.tensors.records.tensor_building import is_layer
 from shmbuffer.tensors.records.tensor_decoder import RawBatch, TensorDecoder, TensorReading
@@ -118,4 +118,4 @@ def _columns(data: Any) -> tuple[Table, TensorReading]:
         if table is not None and is_layer(table.tree):
             return table, TensorReading(decoder, batch.data)
         data = decoder.items(batch)
-    return side_by_side(items_of(data)), TensorReading(decoder)
+    return to_table(items_of(data)), TensorReading(decoder)

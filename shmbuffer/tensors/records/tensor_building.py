@@ -21,7 +21,7 @@ from shmbuffer.tensors.form.tensor_containers import make_containers
 
 OBJECTS = frozenset(("object", "objects"))
 """Kinds of nodes for NonTensorData. A batch contains one NonTensorData per item."""
-APART = OBJECTS | {"lazy"}
+SEPARATE = OBJECTS | {"lazy"}
 """Kinds of nodes that cannot be joined to one tensor, so that each item is built separately."""
 
 
@@ -103,8 +103,8 @@ class Batch(TensorItemBuilder):
         """
         if tree[0] == "chunk":
             return self.leaf(self.columns[tree[1]], dims)
-        if tree[0] in APART:
-            return self.apart(tree, dims)
+        if tree[0] in SEPARATE:
+            return self.build_each(tree, dims)
         node, dims = self.node(tree)
         parts = tuple([self.build(part, dims) for part in node.parts])
         if node.kind == "tensordict" and node.about[1] is not None:
@@ -117,7 +117,7 @@ class Batch(TensorItemBuilder):
         """Converts a column to a leaf of the batch."""
         return column if isinstance(column, torch.Tensor) else _collated(column)
 
-    def apart(self, tree: Any, dims: Ints) -> Any:
+    def build_each(self, tree: Any, dims: Ints) -> Any:
         """Builds the objects of each item separately and stacks them.
 
         Raises:

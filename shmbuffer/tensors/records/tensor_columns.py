@@ -36,7 +36,7 @@ def of_batch(data: Any) -> Columns | None:
     rows = _Rows(len(data))
     try:
         rows.add(data)
-    except _ApartError:
+    except _SplitError:
         return None
     return rows.columns()
 
@@ -74,7 +74,7 @@ def _shapes_of(count: int, key: Any, batch: Any, of_leaves: Any) -> Shapes:
 _SHAPES: Kept[tuple[Any, ...], Shapes] = Kept(lambda key: _shapes_of(*key), _KEPT_SHAPES)
 
 
-class _ApartError(Exception):
+class _SplitError(Exception):
     """Raised if the batch must be split into items."""
 
 
@@ -118,7 +118,7 @@ class _Rows(Walk):
         """Adds the leaves of a batch or of one of its entries.
 
         Raises:
-            _ApartError: the data do not consist of rows of one block of memory.
+            _SplitError: the data do not consist of rows of one block of memory.
         """
         if isinstance(item, torch.Tensor):
             self._tensor(item)
@@ -129,12 +129,12 @@ class _Rows(Walk):
         elif is_collection(item) and (take := take_of(type(item))) is not None:
             self._container(take(item))
         else:
-            raise _ApartError
+            raise _SplitError
 
     def _container(self, taken: Taken) -> None:
         kind, batch, about, keys, parts = taken
         if kind == "lazy" or (kind != "tensorclass" and batch[:1] != (self._count,)):
-            raise _ApartError
+            raise _SplitError
         if kind == "tensordict" and about[1] is not None:
             inner = about[1][1:]
             about = (about[0], inner if any(inner) else None)
@@ -178,7 +178,7 @@ class _Rows(Walk):
 
     def _array(self, data: np.ndarray[Any, Any]) -> None:
         if data.dtype.kind in "OVSU":  # texts and objects vary in size
-            raise _ApartError
+            raise _SplitError
         token, rank = array_token(data), data.ndim - 1
         data = np.ascontiguousarray(data)
         self.key += ("array", token, rank) if rank else ("number", token)
@@ -192,11 +192,11 @@ class _Rows(Walk):
             or len(parts) != self._count
             or not all(type(one) is NonTensorData for one in parts)
         ):
-            raise _ApartError
+            raise _SplitError
         found = [describe(one) for one in parts]
         key = found[0].kind.key
         if key[0:2] != ("object", 0) or len(key) != 5 or any(one.kind.key != key for one in found):
-            raise _ApartError
+            raise _SplitError
         columns = of_described(found)
         self.key += key
         self._leaf(columns.dims[0], columns.addresses[:, 0], 0, columns.keeps)

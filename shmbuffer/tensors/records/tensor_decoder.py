@@ -259,9 +259,9 @@ class TensorReading(decoder.Reading):
     Each request returns a function that returns the result. It can be called after `read`.
     """
 
-    def __init__(self, of: TensorDecoder, data: Bytes = _NOTHING) -> None:
-        super().__init__(data, of.expand, of.where)
-        self.device = of.device
+    def __init__(self, owner: TensorDecoder, data: Bytes = _NOTHING) -> None:
+        super().__init__(data, owner.expand, owner.where)
+        self.device = owner.device
         self._sent: torch.Tensor | None = None
 
     def batch(self, column: Column) -> Callable[[], torch.Tensor]:
@@ -272,7 +272,7 @@ class TensorReading(decoder.Reading):
         out = empty((count, *column.dims[0].tolist()), dtype)
         at, step = out.data_ptr(), out.nbytes // count
         self.transfer.add(column, at + step * np.arange(count), out)
-        return self.sent(out)
+        return self.to_device(out)
 
     def alike(self, located: Located, dtypes: list[torch.dtype]) -> list[torch.Tensor]:
         """Reads each leaf of records whose sizes are all equal into a new tensor ``[n, ...]``."""
@@ -281,9 +281,9 @@ class TensorReading(decoder.Reading):
         out = [empty((count, *sizes[at]), one) for at, one in zip(dims, dtypes, strict=True)]
         self.transfer.add_alike(located, [one.data_ptr() for one in out], out)
         self.read([])
-        return [self.sent(one)() for one in out]
+        return [self.to_device(one)() for one in out]
 
-    def sent(self, out: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def to_device(self, out: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Returns a function that returns a CPU tensor, moved to the decoder's device."""
         return lambda: out if self.device is None else out.to(self.device)
 

@@ -290,7 +290,7 @@ def _made(output: TensorDict, entry: CompactEntry, shape: Any, mapped: bool) -> 
     dense = not isinstance(shape, torch.Tensor)
     if dense and not mapped and (entry.leaf.dtype.is_complex or not entry.leaf.numel()):
         return None
-    with cpu.within():
+    with cpu.as_default():
         return output.make_memmap(entry.path, shape, dtype=entry.leaf.dtype)
 
 

@@ -105,7 +105,7 @@ def _joined(parts: list[Any], path: KeyPath) -> torch.Tensor:
     """Joins the tensors at ``path`` in all trajectories to a nested tensor."""
     shapes = [_shape(part, path) for part in parts]
     dtype = parts[0].get(path).dtype
-    with cpu.within():
+    with cpu.as_default():
         nested: torch.Tensor = MemoryMappedTensor.empty(cpu.tensor(shapes), dtype=dtype)
     rows = rows_of(nested)
     start = 0
