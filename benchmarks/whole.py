@@ -25,7 +25,7 @@ from benchmarks.measure import Series
 from benchmarks.ours import ShmBuffer
 from shmbuffer.memory.upkeep import inspect
 from shmbuffer.memory.upkeep.check import check
-from shmbuffer.watch.look import look_at
+from shmbuffer.watch.buffer_state import read_state
 
 ITEMS = ("S",)
 STEPS = (10, 100, 1000, 10_000)
@@ -107,7 +107,7 @@ def _measured(scratch: Path, kind: Kind, capacity: int, share: float) -> dict[st
     if not report.ok:
         raise RuntimeError(str(report))
     timed("inspect", lambda: inspect.inspect(path))
-    timed("top: one look", lambda: look_at(str(path), None))
+    timed("top: one look", lambda: read_state(str(path), None))
     return took
 
 

@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
         plan = TrialPlan(max_s=plan.max_s, kill_collector_at=None, kill_all_at=None)
     # With --json, stdout has only the object. On SIGTERM, the processes of the run are ended.
     with (
-        terminal.unwound_on(signal.SIGTERM) as came,
+        terminal.leave_on(signal.SIGTERM) as came,
         contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout),
     ):
         config = Config(seed=args.seed, collectors=args.collectors or 2)

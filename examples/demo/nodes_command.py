@@ -39,7 +39,7 @@ def run(args: argparse.Namespace, directory: Callable[[Path | None], Directory])
         plan = replace(plan, kill_keeper_at=None, kill_node_at=None)
     # With --json, stdout has only the object. On SIGTERM, the processes of the run are ended.
     with (
-        terminal.unwound_on(signal.SIGTERM) as came,
+        terminal.leave_on(signal.SIGTERM) as came,
         contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout),
     ):
         config = Config(seed=args.seed)

@@ -69,11 +69,11 @@ def run(args: argparse.Namespace) -> int:
     nbytes = sum(one.stat().st_size for one in (args.file, *args.file.rglob("*")) if one.is_file())
     counted = units.counted(items, "item", "items")
     recovery = None if report is None else report.to_json()
-    mended = [] if recovery is None else words.mended(recovery)
+    repairs = [] if recovery is None else words.repairs(recovery)
     first = "recovered first"
     if changed is not None:
         first = "copied first, without taking the lock"
-        mended += [
+        repairs += [
             units.counted(changed, "item", "items") + " overwritten during the copy and left out"
         ]
     console.tell(
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
             "recovery": recovery,
             "left_out": changed,
         },
-        *([f"{first}: {', '.join(mended)}"] if mended else []),
+        *([f"{first}: {', '.join(repairs)}"] if repairs else []),
         f"{args.file}: {counted}, {units.size(nbytes)}, {kind}, in {units.span(seconds)}",
         as_json=args.json,
     )

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     if not os.path.isdir(args.dir):
         raise BufferNotFoundError(f"{args.dir}: no such directory. Check the path", path=args.dir)
     unseen: list[str] = []
-    found = [_look(path) for path in _buffers(args.dir, unseen)]
+    found = [_inspect(path) for path in _buffers(args.dir, unseen)]
     rows = [_row(one) for one in found if "error" not in one]
     columns = ("buffer", "used by", " items", " of", "size")
     console.tell(
@@ -63,7 +63,7 @@ def _buffers(top: str, unseen: list[str]) -> Iterator[Path]:
             yield Path(path)
 
 
-def _look(path: Path) -> dict[str, Any]:
+def _inspect(path: Path) -> dict[str, Any]:
     """Returns the result of `inspect` for a path, or a dict with its error."""
     from shmbuffer.memory.upkeep.inspect import inspect
 

@@ -11,8 +11,8 @@ from shmbuffer.cli import arguments, console, exits
 from shmbuffer.extras import missing
 
 if TYPE_CHECKING:
+    from shmbuffer.watch.buffer_state import BufferState
     from shmbuffer.watch.findings import Finding
-    from shmbuffer.watch.look import Look
 
 SUFFIXES = (".png", ".svg", ".pdf")
 _UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -55,29 +55,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Draws the history and prints possible problems."""
     from shmbuffer.watch import findings
-    from shmbuffer.watch.look import look_at
+    from shmbuffer.watch.buffer_state import read_state
 
-    look = look_at(args.dir, args.last)
-    found = findings.judge(look)
+    buffer = read_state(args.dir, args.last)
+    found = findings.find_problems(buffer)
     path = args.output
     if path is None and not args.json:
         path = Path("shmbuffer-report.png")
     if path is not None:
-        path = _drawn(look, found, path)
-    lines = [findings.verdict(look, found), *(f"  {one.says}" for one in found)]
-    if look.timeline is None:
-        lines.append(f"no history: {look.absent}")
-    console.tell(_json(look, found, path), *lines, f"picture: {path}", as_json=args.json)
+        path = _draw(buffer, found, path)
+    lines = [findings.verdict(buffer, found), *(f"  {one.says}" for one in found)]
+    if buffer.timeline is None:
+        lines.append(f"no history: {buffer.absent}")
+    console.tell(_json(buffer, found, path), *lines, f"picture: {path}", as_json=args.json)
     return exits.DONE
 
 
-def _drawn(look: Look, found: list[Finding], path: Path) -> Path:
+def _draw(buffer: BufferState, found: list[Finding], path: Path) -> Path:
     from shmbuffer.saves.publication import publish_file
     from shmbuffer.saves.safe_files import write_file
     from shmbuffer.watch.plot import report
 
     try:
-        content = report.picture(look, found, path.suffix.lower().removeprefix("."))
+        content = report.picture(buffer, found, path.suffix.lower().removeprefix("."))
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != "matplotlib":
             raise
@@ -91,8 +91,8 @@ def _drawn(look: Look, found: list[Finding], path: Path) -> Path:
     return path.absolute()
 
 
-def _json(look: Look, found: list[Finding], path: Path | None) -> dict[str, Any]:
-    line = look.timeline
+def _json(buffer: BufferState, found: list[Finding], path: Path | None) -> dict[str, Any]:
+    line = buffer.timeline
     names = (
         "inserts",
         "batches_sampled",
@@ -115,11 +115,11 @@ def _json(look: Look, found: list[Finding], path: Path | None) -> dict[str, Any]
             ],
         }
     return {
-        "path": look.found["path"],
+        "path": buffer.found["path"],
         "healthy": not found,
         "findings": [{"name": one.name, "says": one.says} for one in found],
         "history": recorded,
-        "absent": None if line is not None else look.absent,
+        "absent": None if line is not None else buffer.absent,
         "picture": None if path is None else str(path),
     }
 

@@ -28,11 +28,11 @@ def run(args: argparse.Namespace) -> int:
     from shmbuffer.memory.upkeep.inspect import inspect
     from shmbuffer.watch import shards
 
-    looked = shards.inspect_shards(args.dir, live_bytes=False) or {
+    inspections = shards.inspect_shards(args.dir, live_bytes=False) or {
         "": inspect(args.dir, live_bytes=False)
     }
     shown, told = [], []
-    for node, found in looked.items():
+    for node, found in inspections.items():
         clients = _clients(found)
         told += [{**({"node": node} if node else {}), **client} for client in clients]
         rows = [words.cells(client) | {"holds": client["holds"] or ""} for client in clients]

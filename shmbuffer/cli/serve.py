@@ -104,12 +104,12 @@ def run(args: argparse.Namespace) -> int:
 
     arguments = {k: v for k, v in vars(args).items() if k not in ("dir", "json", "debug")}
     if args.on_existing == "error":
-        _require_room(args.dir)
+        _require_no_buffer(args.dir)
     logging.basicConfig(format="%(message)s")
     served: Path | None = None
     with (
-        terminal.unwound_on(signal.SIGTERM, signal.SIGINT),
-        terminal.woken() as signalled,
+        terminal.leave_on(signal.SIGTERM, signal.SIGINT),
+        terminal.signal_fd() as signalled,
         Bar(wanted=not args.json) as bar,
         Coordinator(args.dir, on_progress=bar, **arguments) as coordinator,
     ):
@@ -117,26 +117,27 @@ def run(args: argparse.Namespace) -> int:
         _announce(coordinator, as_json=args.json)
         select.select([signalled], [], [])
     if served is not None:
-        _say_what_is_left(served, as_json=args.json)
+        _announce_end(served, as_json=args.json)
     return exits.DONE
 
 
-def _require_room(path: str) -> None:
+def _require_no_buffer(path: str) -> None:
     """Raises an error that names the options of this verb if the directory contains a buffer."""
     if os.path.exists(os.path.join(path, layout.CONTROL)):
         raise BufferExistsError(
-            f"{path}: already contains a buffer. To continue with it, run: {_again(path)} (use "
-            "overwrite instead of recover to start with an empty buffer)",
+            f"{path}: already contains a buffer. To continue with it, run: "
+            f"{_continue_command(path)} (use overwrite instead of recover to start with an empty "
+            "buffer)",
             path=path,
         )
 
 
-def _again(path: str | os.PathLike[str]) -> str:
+def _continue_command(path: str | os.PathLike[str]) -> str:
     """Returns the command that continues with an existing buffer."""
     return f"shmbuffer serve {shlex.quote(os.fspath(path))} --on-existing recover"
 
 
-def _say_what_is_left(path: Path, *, as_json: bool) -> None:
+def _announce_end(path: Path, *, as_json: bool) -> None:
     """Prints the number of remaining items, the living clients, and the command to continue."""
     try:
         found = inspect(path)
@@ -146,9 +147,8 @@ def _say_what_is_left(path: Path, *, as_json: bool) -> None:
         items = found["counters"]["length"]
         users = [client["pid"] for client in found["clients"] if client["alive"]]
         use = f", in use by pid {', '.join(map(str, users))}" if users else ""
-        left = (
-            f"{units.counted(items, 'item', 'items')} left{use}; to continue, run: {_again(path)}"
-        )
+        counted = units.counted(items, "item", "items")
+        left = f"{counted} left{use}; to continue, run: {_continue_command(path)}"
     told = {"event": "ended", "path": str(path), "items": items, "pids": users}
     console.tell(told, f"ended: {path}: {left}", as_json=as_json)
 

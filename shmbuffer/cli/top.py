@@ -46,15 +46,15 @@ def run(args: argparse.Namespace) -> int:
     """Displays the buffer repeatedly until the user ends the program."""
     several = shards.inspect_shards(args.dir, live_bytes=False)
     seen = ShardsWatch(args.dir) if several else BufferWatch(args.dir)
-    seen.look()
+    seen.update()
     if args.once:
         time.sleep(_SOON_S)
-        seen.look()
+        seen.update()
         _show(seen, as_json=args.json)
     elif args.json or not (sys.stdout.isatty() and console.has_rich()):
         while True:
             time.sleep(args.interval)
-            seen.follow()
+            seen.try_update()
             _show(seen, as_json=args.json)
     else:
         _fill_terminal(seen, args.interval)
@@ -70,9 +70,9 @@ def _show(seen: BufferWatch | ShardsWatch, *, as_json: bool) -> None:
 def _fill_terminal(seen: BufferWatch | ShardsWatch, interval_s: float) -> None:
     """Displays the buffer on the whole terminal until the user presses q or a signal arrives."""
     deadly = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
-    with terminal.unwound_on(*deadly) as came, terminal.keys() as pause:
+    with terminal.leave_on(*deadly) as received, terminal.keys() as pause:
         fill_screen(seen, interval_s, pause)
-    for number in came:  # now that the terminal is restored, the signal can end this process
+    for number in received:  # now that the terminal is restored, the signal can end this process
         os.kill(os.getpid(), number)
 
 
@@ -85,5 +85,5 @@ def fill_screen(
     with Live(screen=True, auto_refresh=False) as live:
         live.update(seen.screen(), refresh=True)
         while not pause(interval_s):
-            seen.follow()
+            seen.try_update()
             live.update(seen.screen(), refresh=True)

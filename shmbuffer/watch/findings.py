@@ -17,7 +17,7 @@ import numpy as np
 from shmbuffer.memory.system.identity import ProcessState
 from shmbuffer.memory.upkeep.history import BY_RECOVERY, EventKind
 from shmbuffer.watch import units
-from shmbuffer.watch.look import Look
+from shmbuffer.watch.buffer_state import BufferState
 
 
 @dataclass(frozen=True)
@@ -79,51 +79,51 @@ STANDSTILL_S = 10.0
 one record per second."""
 
 
-def all_clients_dead(look: Look) -> str | None:
+def all_clients_dead(buffer: BufferState) -> str | None:
     """Reports that all clients have died."""
-    dead = [client for client in look.found["clients"] if not client["alive"]]
-    if look.living or not dead or not look.found["needs_recovery"]:
+    dead = [client for client in buffer.found["clients"] if not client["alive"]]
+    if buffer.living or not dead or not buffer.found["needs_recovery"]:
         return None
-    who = ", ".join(_name(look, client) for client in dead[:3])
+    who = ", ".join(_name(buffer, client) for client in dead[:3])
     more = f" and {len(dead) - 3} more" if len(dead) > 3 else ""
     when = (
         ""
-        if look.timeline is None
-        else f"; the last record is from {units.clock(look.timeline.end_s)}"
+        if buffer.timeline is None
+        else f"; the last record is from {units.clock(buffer.timeline.end_s)}"
     )
     return f"all clients are dead: {who}{more}{when}"
 
 
-def coordinator_dead(look: Look) -> str | None:
+def coordinator_dead(buffer: BufferState) -> str | None:
     """Reports that the coordinator died while other clients keep running."""
-    if look.timeline is None or not look.living or look.coordinator is not None:
+    if buffer.timeline is None or not buffer.living or buffer.coordinator is not None:
         return None
-    last = look.timeline.recorder
-    if last is None or last.incarnation in look.timeline.ended:
+    last = buffer.timeline.recorder
+    if last is None or last.incarnation in buffer.timeline.ended:
         return None
     return (
         f"the coordinator (pid {last.pid}) is dead, and the last record is from "
-        f"{units.clock(look.timeline.end_s)}: dead collectors are not restarted"
+        f"{units.clock(buffer.timeline.end_s)}: dead collectors are not restarted"
     )
 
 
-def no_insert(look: Look) -> str | None:
+def no_insert(buffer: BufferState) -> str | None:
     """Reports that nothing is written although a process that has written before is alive."""
-    return _quiet(look, "inserts", "nothing was written")
+    return _quiet(buffer, "inserts", "nothing was written")
 
 
-def no_sample(look: Look) -> str | None:
+def no_sample(buffer: BufferState) -> str | None:
     """Reports that nothing is sampled although a process that has sampled before is alive."""
-    return _quiet(look, "batches_sampled", "nothing was sampled")
+    return _quiet(buffer, "batches_sampled", "nothing was sampled")
 
 
-def silent_collector(look: Look) -> str | None:
+def silent_collector(buffer: BufferState) -> str | None:
     """Reports a collector that writes nothing while other collectors write."""
-    writers = [client for client in look.living if client["role"] == "collector"]
+    writers = [client for client in buffer.living if client["role"] == "collector"]
     silent = []
     for client in writers:
         idle_s = client["idle_s"]
-        idle_s = look.now_s - client["joined_s"] if idle_s is None else idle_s
+        idle_s = buffer.now_s - client["joined_s"] if idle_s is None else idle_s
         if idle_s >= SILENT_S:
             silent.append((idle_s, client))
     if not silent or len(silent) == len(writers):
@@ -132,19 +132,19 @@ def silent_collector(look: Look) -> str | None:
     more = f", and {len(silent) - 1} more are silent" if len(silent) > 1 else ""
     state = "" if longest["state"] == ProcessState.RUNNING else f" ({longest['state']})"
     return (
-        f"{_name(look, longest)}{state} has written nothing for {units.span(idle_s)}{more}, "
+        f"{_name(buffer, longest)}{state} has written nothing for {units.span(idle_s)}{more}, "
         "while others write"
     )
 
 
-def dies_again(look: Look) -> str | None:
+def dies_again(buffer: BufferState) -> str | None:
     """Reports a process that dies repeatedly."""
-    if look.timeline is None:
+    if buffer.timeline is None:
         return None
     # Clients that were found dead by a recovery died together, so none of them is a likely cause.
     died = [
         one
-        for one in look.timeline.events
+        for one in buffer.timeline.events
         if one.kind == EventKind.DIED and one.recorder != BY_RECOVERY
     ]
     times = Counter(one.name or f"{one.role}s without a name" for one in died)
@@ -154,23 +154,23 @@ def dies_again(look: Look) -> str | None:
     (name, n), *others = often
     more = f", and {units.counted(len(others), 'other process', 'other processes')} died repeatedly"
     more = more if others else ""
-    return f"{name} died {n} times in {units.span(look.seconds or 0.0)}{more}"
+    return f"{name} died {n} times in {units.span(buffer.seconds or 0.0)}{more}"
 
 
-def sampled_too_often(look: Look) -> str | None:
+def sampled_too_often(buffer: BufferState) -> str | None:
     """Reports that items are sampled very often although no rate limiter sets the ratio."""
-    inserts, sampled = look.total("inserts"), look.total("items_sampled")
-    if look.found["counters"].get("samples_per_insert"):
+    inserts, sampled = buffer.total("inserts"), buffer.total("items_sampled")
+    if buffer.found["counters"].get("samples_per_insert"):
         return None
     if sampled < ENOUGH_ITEMS or not inserts or sampled / inserts <= MANY_SAMPLES:
         return None
     return f"{sampled / inserts:,.0f} samples per insert: the learner may overfit old items"
 
 
-def overwritten_unsampled(look: Look) -> str | None:
+def overwritten_unsampled(buffer: BufferState) -> str | None:
     """Reports that most items are overwritten before they are sampled."""
-    counters = look.found["counters"]
-    inserts, sampled = look.total("inserts"), look.total("items_sampled")
+    counters = buffer.found["counters"]
+    inserts, sampled = buffer.total("inserts"), buffer.total("items_sampled")
     if counters["length"] < counters["elements"] or inserts < ENOUGH_ITEMS:
         return None
     if not counters["items_sampled"] or sampled >= FEW_SAMPLES * inserts:
@@ -179,29 +179,29 @@ def overwritten_unsampled(look: Look) -> str | None:
     return f"{ratio}: most items are overwritten before they are sampled"
 
 
-def late_updates(look: Look) -> str | None:
+def late_updates(buffer: BufferState) -> str | None:
     """Reports that too many priority updates arrive after their items were overwritten."""
-    applied, stale = look.total("updates_applied"), look.total("updates_stale")
+    applied, stale = buffer.total("updates_applied"), buffer.total("updates_stale")
     if applied + stale < ENOUGH_UPDATES or stale <= LATE_UPDATES * (applied + stale):
         return None
     share = units.percent(stale / (applied + stale))
     return f"{share} of priority updates come too late: their items have been overwritten"
 
 
-def never_updated(look: Look) -> str | None:
+def never_updated(buffer: BufferState) -> str | None:
     """Reports that no learner updates the priorities."""
-    if not look.found["counters"]["prioritized"] or look.total("items_sampled") < ENOUGH_ITEMS:
+    if not buffer.found["counters"]["prioritized"] or buffer.total("items_sampled") < ENOUGH_ITEMS:
         return None
-    if look.total("updates_applied") + look.total("updates_stale"):
+    if buffer.total("updates_applied") + buffer.total("updates_stale"):
         return None
     return "priorities are never updated, so prioritized sampling is uniform"
 
 
-def few_have_the_mass(look: Look) -> str | None:
+def few_have_the_mass(buffer: BufferState) -> str | None:
     """Reports that a few items account for most of the priority mass."""
-    if look.item_stats is None:
+    if buffer.item_stats is None:
         return None
-    masses = np.sort(look.item_stats.masses)[::-1]
+    masses = np.sort(buffer.item_stats.masses)[::-1]
     if len(masses) < ENOUGH_ITEMS or not masses.sum() > 0:
         return None
     share = float(masses[: round(TOP * len(masses))].sum() / masses.sum())
@@ -210,39 +210,39 @@ def few_have_the_mass(look: Look) -> str | None:
     return f"{units.percent(TOP)} of the items have {units.percent(share)} of the priority mass"
 
 
-def sampled_again(look: Look) -> str | None:
+def sampled_again(buffer: BufferState) -> str | None:
     """Reports that many rows are overwritten while a learner copies them."""
-    redraws, sampled = look.total("redraws"), look.total("items_sampled")
+    redraws, sampled = buffer.total("redraws"), buffer.total("items_sampled")
     if sampled < ENOUGH_ITEMS or redraws <= RESAMPLED * sampled:
         return None
     share = units.percent(redraws / sampled)
     return f"{share} of rows are overwritten while they are sampled: the buffer is too small"
 
 
-def writers_wait(look: Look) -> str | None:
+def writers_wait(buffer: BufferState) -> str | None:
     """Reports that many writes wait for a slot."""
-    if not look.seconds or look.total("waits") <= WAITS_PER_S * look.seconds:
+    if not buffer.seconds or buffer.total("waits") <= WAITS_PER_S * buffer.seconds:
         return None
-    rate = look.total("waits") / look.seconds
+    rate = buffer.total("waits") / buffer.seconds
     return f"{rate:,.0f} writes per second wait for a slot that another process is filling"
 
 
-def evicted_early(look: Look) -> str | None:
+def evicted_early(buffer: BufferState) -> str | None:
     """Reports that items are evicted long before the buffer reaches its capacity."""
-    counters = look.found["counters"]
+    counters = buffer.found["counters"]
     fill = counters["length"] / counters["elements"]
-    if look.found["records"] is None or not look.total("evicted") or fill >= EARLY_EVICTION:
+    if buffer.found["records"] is None or not buffer.total("evicted") or fill >= EARLY_EVICTION:
         return None
     share = units.percent(fill)
     return f"the byte ring is full at {share} of the capacity: max_bytes is too small for it"
 
 
-def history_stands_still(look: Look) -> str | None:
+def history_stands_still(buffer: BufferState) -> str | None:
     """Reports that the coordinator is alive but records no history."""
-    coordinator = look.coordinator
-    if look.timeline is None or coordinator is None:
+    coordinator = buffer.coordinator
+    if buffer.timeline is None or coordinator is None:
         return None
-    still_s = look.now_s - look.timeline.end_s
+    still_s = buffer.now_s - buffer.timeline.end_s
     if still_s < STANDSTILL_S:
         return None
     state = coordinator["state"]
@@ -252,7 +252,7 @@ def history_stands_still(look: Look) -> str | None:
     )
 
 
-ALL: tuple[Callable[[Look], str | None], ...] = (
+ALL: tuple[Callable[[BufferState], str | None], ...] = (
     all_clients_dead,
     coordinator_dead,
     no_insert,
@@ -272,36 +272,36 @@ ALL: tuple[Callable[[Look], str | None], ...] = (
 """All checks. The most urgent ones come first."""
 
 
-def judge(look: Look) -> list[Finding]:
+def find_problems(buffer: BufferState) -> list[Finding]:
     """Runs all checks and returns their findings. The most urgent ones come first."""
-    said = ((one.__name__, one(look)) for one in ALL)
+    said = ((one.__name__, one(buffer)) for one in ALL)
     return [Finding(name, says) for name, says in said if says is not None]
 
 
-def verdict(look: Look, findings: Sequence[Finding]) -> str:
+def verdict(buffer: BufferState, findings: Sequence[Finding]) -> str:
     """Returns the headline of the report: the number of findings, or that there are none."""
     if not findings:
-        written = look.found["counters"]["write_count"]
+        written = buffer.found["counters"]["write_count"]
         return "looks healthy" if written else "nothing has been written yet"
     return units.counted(len(findings), "possible problem", "possible problems")
 
 
-def _quiet(look: Look, counter: str, says: str) -> str | None:
+def _quiet(buffer: BufferState, counter: str, says: str) -> str | None:
     """Reports for how long a counter has not increased.
 
     Returns None if no client that has increased the counter is alive, or if the time is shorter
     than `QUIET_S`.
     """
-    if look.timeline is None or not any(one["counters"][counter] for one in look.living):
+    if buffer.timeline is None or not any(one["counters"][counter] for one in buffer.living):
         return None
-    quiet_s = look.timeline.quiet_s(counter)
-    limited = look.found["counters"].get("limited", 0)
+    quiet_s = buffer.timeline.quiet_s(counter)
+    limited = buffer.found["counters"].get("limited", 0)
     who = units.counted(limited, "client waits", "clients wait")
     held = f": {who} for the rate limiter" if limited else ""
     return f"{says} for {units.span(quiet_s)}{held}" if quiet_s >= QUIET_S else None
 
 
-def _name(look: Look, client: Mapping[str, Any]) -> str:
-    known = look.timeline.known if look.timeline is not None else {}
+def _name(buffer: BufferState, client: Mapping[str, Any]) -> str:
+    known = buffer.timeline.known if buffer.timeline is not None else {}
     seen = known.get(client["incarnation"])
     return seen.who if seen is not None else f"{client['role']} {client['pid']}"

@@ -150,14 +150,14 @@ class Historian:
         self._reaped, epoch = int(now["reaped"]), int(now["epoch"])
         before = recorder.history
         if before is not None:
-            self._note_gone(recorder, before, {client.incarnation for client in present.values()})
+            self._note_ended(recorder, before, {client.incarnation for client in present.values()})
         last = before.fine["epoch"][-1] if before is not None and len(before.fine) else epoch
         if self._engine.report is not None or last != epoch:
             event = Event(EventKind.RECOVERED, "coordinator", epoch=epoch)
             recorder.note(event, self._engine.seat.incarnation)
         return True
 
-    def _note_gone(self, recorder: HistoryWriter, before: History, present: set[int]) -> None:
+    def _note_ended(self, recorder: HistoryWriter, before: History, present: set[int]) -> None:
         """Records the clients that ended while no process recorded the history.
 
         They are recorded as dead if at least as many clients were reaped in the meantime, and

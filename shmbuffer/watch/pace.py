@@ -69,11 +69,11 @@ class Watch:
         self.events: deque[Change] = deque(maxlen=_KEPT_EVENTS)  # oldest first
         self.last: Mapping[str, Any] | None = None
         self._at = 0.0
-        self._is_lost = False
+        self._loss_recorded = False
         self._departed: dict[int, tuple[float, Mapping[str, Any]]] = {}
-        self._held: dict[int, tuple[object, float]] = {}
+        self._holders: dict[int, tuple[object, float]] = {}
 
-    def see(
+    def add(
         self, found: Mapping[str, Any], at: float | None = None, wall_s: float | None = None
     ) -> Pace:
         """Adds a result of `inspect`, and returns the rates and events since the previous one.
@@ -90,7 +90,7 @@ class Watch:
             seen.append(Change(wall_s, "new buffer", "the buffer was replaced by another one"))
             self.history.clear()
             self._departed.clear()
-            self._held.clear()
+            self._holders.clear()
             last = None
         pace = Pace.nothing(*seen)
         if last is not None and at > self._at:
@@ -104,19 +104,19 @@ class Watch:
             }
             pace = _between(last, found, at - self._at, tuple(seen))
             self.history.append(pace)
-        self._note_holds(found, at)
+        self._update_holders(found, at)
         self.events += seen
-        self.last, self._at, self._is_lost = found, at, False
+        self.last, self._at, self._loss_recorded = found, at, False
         return pace
 
-    def lose(self, why: str, kind: Kind = "removed") -> Pace:
+    def record_loss(self, why: str, kind: Kind = "removed") -> Pace:
         """Records that the buffer can no longer be inspected, unless this is already recorded.
 
         ``why`` is the text of the event.
         """
-        seen = () if self._is_lost else (Change(time.time(), kind, why),)
+        seen = () if self._loss_recorded else (Change(time.time(), kind, why),)
         self.events += seen
-        self._is_lost = True
+        self._loss_recorded = True
         return Pace.nothing(*seen)
 
     def departed(self) -> list[Mapping[str, Any]]:
@@ -130,22 +130,22 @@ class Watch:
 
     def held_s(self, client: Mapping[str, Any]) -> float:
         """Returns the minimum time in seconds for which a client has held its slots or the lock."""
-        _, since = self._held.get(client["incarnation"], (None, self._at))
+        _, since = self._holders.get(client["incarnation"], (None, self._at))
         return self._at - since
 
-    def _note_holds(self, found: Mapping[str, Any], at: float) -> None:
+    def _update_holders(self, found: Mapping[str, Any], at: float) -> None:
         """Records since when each client has held the same slots or the lock.
 
         A client whose counters have changed has released the lock in the meantime.
         """
-        held: dict[int, tuple[object, float]] = {}
+        holders: dict[int, tuple[object, float]] = {}
         for client in found["clients"]:
             key = (client["claimed"], client["mutex"] and client["counters"])
             if key == (None, False):
                 continue
-            before, since = self._held.get(client["incarnation"], (None, at))
-            held[client["incarnation"]] = (key, since if before == key else at)
-        self._held = held
+            before, since = self._holders.get(client["incarnation"], (None, at))
+            holders[client["incarnation"]] = (key, since if before == key else at)
+        self._holders = holders
 
 
 def _between(

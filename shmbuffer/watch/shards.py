@@ -29,7 +29,7 @@ ELSEWHERE = "shards on other machines are not shown; rb.stats() includes them"
 SUMMED = ("length", "elements", "write_count", "inserts", "items_sampled", "updates_applied")
 """Counters that are summed over all shards."""
 
-Looked = Mapping[str, Mapping[str, Any]]
+Inspections = Mapping[str, Mapping[str, Any]]
 
 
 def inspect_shards(
@@ -58,26 +58,26 @@ def inspect_shards(
     return found if any("error" not in one for one in found.values()) else {}
 
 
-def totals(found: Looked) -> dict[str, int]:
+def totals(found: Inspections) -> dict[str, int]:
     """Returns the sums of the counters of all readable shards."""
     there = [one["counters"] for one in found.values() if "error" not in one]
     return {name: sum(counters[name] for counters in there) for name in SUMMED}
 
 
-def to_json(base: str, found: Looked) -> dict[str, Any]:
+def to_json(base: str, found: Inspections) -> dict[str, Any]:
     """Returns the shards and their totals as JSON values."""
     return {"path": base, "shards": found, "total": totals(found)}
 
 
-def contents(base: str, found: Looked) -> Table:
+def contents(base: str, found: Inspections) -> Table:
     """Returns a table of the shards with their items, counters and disk usage."""
     there = [one for one in found.values() if "error" not in one]
     sums = {name: sum(one[name] for one in there) for name in ("disk_bytes", "epoch")}
     columns = (" items", " capacity", " full", " written", " sampled", " on disk", " recoveries")
-    return _by_node(base, found, columns, _held, {**sums, "counters": totals(found)})
+    return _by_node(base, found, columns, _content_cells, {**sums, "counters": totals(found)})
 
 
-def _held(found: Mapping[str, Any]) -> tuple[object, ...]:
+def _content_cells(found: Mapping[str, Any]) -> tuple[object, ...]:
     counters = found["counters"]
     items, room = counters["length"], counters["elements"]
     full = f"{items / room:.1%}" if room else None
@@ -87,7 +87,7 @@ def _held(found: Mapping[str, Any]) -> tuple[object, ...]:
 
 def _by_node(
     base: str,
-    found: Looked,
+    found: Inspections,
     columns: Sequence[str],
     cells: Callable[[Mapping[str, Any]], Sequence[object]],
     total: Mapping[str, Any],  # argument of ``cells`` for the sum of all shards
@@ -117,7 +117,7 @@ class ShardsWatch:
         self._paces: dict[str, Pace] = {}
         self.found: dict[str, dict[str, Any]] = {}
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Inspects all shards. A shard that was removed is still shown, with an error."""
         now = inspect_shards(self.base, live_bytes=False)
         gone = {"path": self.base, "error": "the buffer was removed"}
@@ -125,10 +125,12 @@ class ShardsWatch:
         for node, found in now.items():
             watch = self._watches.setdefault(node, Watch())
             lost = found.get("error")
-            self._paces[node] = watch.see(found) if lost is None else watch.lose(lost, "unreadable")
+            self._paces[node] = (
+                watch.add(found) if lost is None else watch.record_loss(lost, "unreadable")
+            )
         self.found = now
 
-    follow = look
+    try_update = update
 
     def to_json(self) -> dict[str, Any]:
         """Returns the last inspection as JSON values."""
@@ -154,7 +156,7 @@ class ShardsWatch:
         }
         total = {"counters": totals(self.found), "rates": self.rates()}
         columns = ("full", " items", " written/s", " sampled/s", " updates/s")
-        return [_by_node(self.base, found, columns, _paced, total), self._events()]
+        return [_by_node(self.base, found, columns, _rate_cells, total), self._events()]
 
     def _events(self) -> Table:
         """Returns a table of the latest events. The newest one is last."""
@@ -166,7 +168,7 @@ class ShardsWatch:
 _MOST_EVENTS = 10
 
 
-def _paced(found: Mapping[str, Any]) -> tuple[object, ...]:
+def _rate_cells(found: Mapping[str, Any]) -> tuple[object, ...]:
     counters, rates = found["counters"], found["rates"]
     items, room = counters["length"], counters["elements"]
     full = items / room if room else 0.0

@@ -262,10 +262,10 @@ def recovered(found: Found) -> str:
     if last is None:
         return "its result was not recorded"
     kept = units.counted(last["items"], "item kept", "items kept")
-    return ", ".join((last["reason"], kept, *mended(last), f"in {last['duration_ms']:.1f} ms"))
+    return ", ".join((last["reason"], kept, *repairs(last), f"in {last['duration_ms']:.1f} ms"))
 
 
-def mended(last: Found) -> list[str]:
+def repairs(last: Found) -> list[str]:
     """Describes each type of repair that a recovery made."""
     return [units.counted(last[key], *says) for key, says in _FOUND.items() if last[key]]
 

@@ -26,8 +26,8 @@ from shmbuffer.memory.upkeep import history
 from shmbuffer.memory.upkeep.history import EventKind
 from shmbuffer.memory.upkeep.item_stats import ItemWriter
 from shmbuffer.watch import findings
+from shmbuffer.watch.buffer_state import BufferState, read_state
 from shmbuffer.watch.findings import Finding
-from shmbuffer.watch.look import Look, look_at
 from shmbuffer.watch.plot.timeline import Timeline
 from tests.cli.contents import contents
 from tests.crash import harness
@@ -84,10 +84,10 @@ def wait_for_records(path: Path, count: int) -> None:
         time.sleep(0.05)
 
 
-def drawn(one: Look, found: list[Finding] | None = None) -> Any:
+def drawn(one: BufferState, found: list[Finding] | None = None) -> Any:
     from shmbuffer.watch.plot import report
 
-    figure = report.draw(one, findings.judge(one) if found is None else found)
+    figure = report.draw(one, findings.find_problems(one) if found is None else found)
     assert {axes.get_label() for axes in figure.axes} == PANELS
     return figure
 
@@ -158,7 +158,7 @@ def _overlap(one: Any, other: Any) -> bool:
 
 
 @pytest.fixture
-def run() -> Look:
+def run() -> BufferState:
     """Two minutes of two collectors, of which one died twice, around a recovery."""
     happened = [
         event(EventKind.JOINED, 0, incarnation=1, pid=10, role="coordinator"),
@@ -190,7 +190,7 @@ def run() -> Look:
     return look(timeline, items=held, clients=clients, epoch=1)
 
 
-def test_rates_are_drawn_with_what_happened(run: Look) -> None:
+def test_rates_are_drawn_with_what_happened(run: BufferState) -> None:
     figure = drawn(run)
     rates = lines(panel(figure, "rates"))
     assert np.nanmedian(rates["written"]) == pytest.approx(100)
@@ -202,7 +202,7 @@ def test_rates_are_drawn_with_what_happened(run: Look) -> None:
         assert len(spans) == 1, name  # nobody recorded for 30 s
 
 
-def test_the_panels_over_time_say_what_the_counters_say(run: Look) -> None:
+def test_the_panels_over_time_say_what_the_counters_say(run: BufferState) -> None:
     figure = drawn(run)
     (_, ratio), *_ = [(0, line.get_ydata()) for line in panel(figure, "ratio").get_lines()]
     assert np.nanmedian(ratio) == pytest.approx(8)
@@ -229,7 +229,7 @@ def test_the_ratio_a_rate_limiter_wants_is_drawn_next_to_the_measured_one() -> N
     assert (found["configured"][8:] == 7.5).all()
 
 
-def test_each_client_is_a_bar_with_a_cross_for_its_death(run: Look) -> None:
+def test_each_client_is_a_bar_with_a_cross_for_its_death(run: BufferState) -> None:
     axes = panel(drawn(run), "clients")
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert labels == ["collect-0", "collect-1", "coordinator"]
@@ -239,7 +239,7 @@ def test_each_client_is_a_bar_with_a_cross_for_its_death(run: Look) -> None:
     assert len(bars) == 6
 
 
-def test_the_items_are_drawn_by_priority_age_and_collector(run: Look) -> None:
+def test_the_items_are_drawn_by_priority_age_and_collector(run: BufferState) -> None:
     figure = drawn(run)
     for name in ("distribution", "ages"):
         shares = [patch.get_height() for patch in panel(figure, name).patches[:40]]
@@ -251,7 +251,7 @@ def test_the_items_are_drawn_by_priority_age_and_collector(run: Look) -> None:
     assert [patch.get_width() for patch in collectors.patches] == pytest.approx([70, 25, 5])
 
 
-def test_the_headline_is_the_verdict(run: Look) -> None:
+def test_the_headline_is_the_verdict(run: BufferState) -> None:
     assert "Looks healthy" in headline(drawn(run))
     found = [Finding(str(n), f"thing {n} is wrong") for n in range(8)]
     said = headline(drawn(run, found))
@@ -262,7 +262,7 @@ def test_the_headline_is_the_verdict(run: Look) -> None:
 
 
 @pytest.mark.full
-def test_no_text_lies_on_another(run: Look, full: bool) -> None:
+def test_no_text_lies_on_another(run: BufferState, full: bool) -> None:
     found = [Finding(str(n), f"thing {n} is wrong, and that is quite a sentence") for n in range(9)]
     require_apart(drawn(run, found))
     require_apart(drawn(look()))
@@ -275,7 +275,7 @@ def test_no_text_lies_on_another(run: Look, full: bool) -> None:
     require_apart(drawn(look(crowd, clients=many, items=held, elements=10**9, length=10**9)))
 
 
-def test_of_many_clients_some_are_named_and_all_are_counted(run: Look) -> None:
+def test_of_many_clients_some_are_named_and_all_are_counted(run: BufferState) -> None:
     held = item_stats(np.ones(40), list(range(2, 42)))
     joined = [event(EventKind.JOINED, n, incarnation=n, pid=n) for n in range(2, 42)]
     axes = panel(
@@ -343,7 +343,7 @@ def test_a_living_buffer_is_drawn(
     assert said.endswith(f"\npicture: {picture}\n")
     assert picture.read_bytes().startswith(begins)
     assert contents(living).keys() == before
-    one = look_at(str(living), None)
+    one = read_state(str(living), None)
     assert one.timeline is not None
     assert one.total("inserts") == 10 or one.total("inserts") == 50
     assert one.total("items_sampled") == 16
@@ -373,7 +373,7 @@ def test_a_dead_run_is_drawn_up_to_its_death_and_stays_as_it_is(
     assert picture.stat().st_size > 10_000
     crosses = [
         line
-        for line in panel(drawn(look_at(str(path), None)), "clients").get_lines()
+        for line in panel(drawn(read_state(str(path), None)), "clients").get_lines()
         if line.get_marker() == "X"
     ]
     assert len(crosses) == 2

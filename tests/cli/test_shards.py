@@ -74,11 +74,11 @@ def test_top_shows_rates_a_shard_and_their_sum(
     engines: dict[str, Engine], base: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     watch = ShardsWatch(str(base))
-    watch.look()
+    watch.update()
     assert watch.rates() == {}
     items.write(engines["node-1"], range(100))
     items.write(engines["node-2"], range(50))
-    watch.look()
+    watch.update()
     paces = watch.to_json()["pace"]
     assert all(paces[node]["rates"]["inserts"] > 0 for node in SIZES)
     total = sum(paces[node]["rates"]["inserts"] for node in SIZES)
@@ -97,10 +97,10 @@ def test_a_shard_that_is_removed_meanwhile_stays_with_the_reason(
     engines: dict[str, Engine], base: Path
 ) -> None:
     watch = ShardsWatch(str(base))
-    watch.look()
+    watch.update()
     engines["node-2"].close()
     (base / "node-2").rename(base.parent / "away")
-    watch.look()
+    watch.update()
     table, events = watch.tables()
     assert [str(row[0]) for row in table.rows] == ["node-1", "node-2", "all"]
     assert "the buffer was removed" in table.rows[1][-1].value
@@ -125,7 +125,7 @@ def test_a_screen_is_drawn_again_at_each_look(
 ) -> None:
     pytest.importorskip("rich")
     watch, pauses = ShardsWatch(str(base)), iter([False, True])
-    watch.look()
+    watch.update()
 
     def pause(_: float) -> bool:
         items.write(engines["node-1"], range(3))

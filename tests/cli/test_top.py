@@ -255,15 +255,15 @@ def test_a_buffer_that_is_gone_says_whether_its_directory_is(
     watch = BufferWatch(str(path))
     with items.create(path, 8) as engine:
         items.write(engine, [1, 2])
-        watch.look()
+        watch.update()
         engine.cleanup()
     path.mkdir(exist_ok=True)
-    watch.follow()
+    watch.try_update()
     found = watch.to_json()
     assert found["error"] == "the buffer was removed; the directory still exists"
     assert [event["kind"] for event in found["pace"]["events"]] == ["removed"]
     path.rmdir()
-    watch.follow()
+    watch.try_update()
     found = watch.to_json()
     assert found["error"] == "the buffer was removed; the directory was removed, too"
     assert found["pace"]["events"] == ()
@@ -274,9 +274,9 @@ def test_a_buffer_that_is_gone_says_whether_its_directory_is(
 
 def test_damage_during_a_live_view_is_reported(closed: Path) -> None:
     watch = BufferWatch(str(closed))
-    watch.look()
+    watch.update()
     (closed / ".shmbuffer" / "schema.json").write_text("{}")
-    watch.follow()
+    watch.try_update()
     found = watch.to_json()
     assert "schema cannot be read" in found["error"]
     assert [event["kind"] for event in found["pace"]["events"]] == ["unreadable"]
@@ -303,7 +303,7 @@ CLIENTS = [
 @pytest.mark.parametrize(("change", "words"), CLIENTS)
 def test_each_client_is_told_in_words(closed: Path, change: dict[str, Any], words: str) -> None:
     watch, found = Watch(), look(closed, client(1, **change))
-    pace = watch.see(found)
+    pace = watch.add(found)
     [shown] = [line for line in lines(found, pace, watch, 120, 40) if line.startswith("collector")]
     assert re.fullmatch(rf"collector +101 .*{re.escape(words)}.*", shown), shown
 
@@ -317,7 +317,7 @@ def test_the_page_names_every_state_of_a_client() -> None:
 def test_a_claim_held_for_long_shows_its_duration(closed: Path) -> None:
     watch, held = Watch(), {"claimed": {"first": 5, "count": 2}, "phase": "PAYLOAD"}
     for at in (0.0, 3.0):
-        pace = watch.see(look(closed, client(1, **held)), at=at)
+        pace = watch.add(look(closed, client(1, **held)), at=at)
     shown = "\n".join(lines(look(closed, client(1, **held)), pace, watch, 120, 40))
     assert "2 slots for 3.0 s, from ticket 5" in shown
 
@@ -347,14 +347,14 @@ def test_a_claim_held_for_long_shows_its_duration(closed: Path) -> None:
 def test_every_state_has_its_words(closed: Path, change: dict[str, Any], words: str) -> None:
     clients = [client(number) for number in change.pop("clients", [])]
     watch, found = Watch(), look(closed, *clients) | change
-    assert words in "\n".join(lines(found, watch.see(found), watch, 130, 40))
+    assert words in "\n".join(lines(found, watch.add(found), watch, 130, 40))
 
 
 def test_the_title_counts_who_stands_still_or_waits(closed: Path) -> None:
     watch, waits = Watch(), client(1, queue_position=1, queued_s=0.1)
     found = look(closed, waits, client(2, state="stopped"), client(3))
     found["needs_recovery"] = None
-    shown = lines(found, watch.see(found), watch, 80, 24)
+    shown = lines(found, watch.add(found), watch, 80, 24)
     assert "READY: 3 alive, 1 stopped, 1 waiting for a slot  " in shown[0]
 
 
@@ -365,7 +365,7 @@ def test_it_fits_any_terminal(closed: Path, width: int, height: int, count: int)
     watch = Watch()
     for at in range(60):
         clients = [client(number) for number in range(count + at % 2)]
-        pace = watch.see(look(closed, *clients, inserts=at**3), at=float(at))
+        pace = watch.add(look(closed, *clients, inserts=at**3), at=float(at))
     shown = lines(look(closed, *clients), pace, watch, width, height)
     assert max(map(len, shown)) <= width
     if height >= 24:
@@ -379,10 +379,10 @@ def test_it_fits_any_terminal(closed: Path, width: int, height: int, count: int)
 
 def test_the_dead_come_before_the_living(closed: Path) -> None:
     watch = Watch()
-    watch.see(look(closed, *map(client, range(30))), at=0.0)
+    watch.add(look(closed, *map(client, range(30))), at=0.0)
     others = [client(number) for number in range(29) if number != 17]
     found = look(closed, *others, client(29, alive=False, state="dead"), reaped=1)
-    shown = lines(found, watch.see(found, at=1.0), watch, 80, 24)
+    shown = lines(found, watch.add(found, at=1.0), watch, 80, 24)
     rows = [line.split()[1:3] for line in shown if line.startswith("collector")]
     assert rows[:3] == [["117", "dead,"], ["129", "dead"], ["100", "running"]]
 
@@ -402,7 +402,7 @@ def test_on_a_line_each_bar_of_the_priorities_doubles(
 ) -> None:
     watch = Watch()
     found = look(closed) | {"priorities": shares}
-    watch.see(found)
+    watch.add(found)
     assert f"priorities  {shown}" in "\n".join(lines(found, Pace.nothing(), watch, 100, 24))
 
 

@@ -21,7 +21,7 @@ from shmbuffer.memory.upkeep import history
 from shmbuffer.service.buffer_config import BufferConfig
 from shmbuffer.service.run_directory import RunDirectory
 from shmbuffer.service.stopping import is_being_stopped, stop
-from shmbuffer.watch.look import look_at
+from shmbuffer.watch.buffer_state import read_state
 from tests.crash.harness import settings, write
 from tests.faults.scenario import AT_ONCE, ITEMS, Scenario, require_items
 from tests.faults.upkeep import Check, Recover, record
@@ -132,7 +132,7 @@ class Look(Check):
         record(self.path, self.engine)
 
     def act(self) -> None:
-        found = look_at(str(self.path), None)
+        found = read_state(str(self.path), None)
         assert found.item_stats is not None
         assert len(found.item_stats.ages) == len(ITEMS)
 

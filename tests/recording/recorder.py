@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shmbuffer.watch import findings
-from shmbuffer.watch.look import look_at
+from shmbuffer.watch.buffer_state import read_state
 from shmbuffer.watch.plot import report
 from tests.recording.frames import Frame
 from tests.recording.terminal import Terminal
@@ -62,10 +62,10 @@ def plot(folder: Path, picture: Path) -> None:
     """Draws the run of `frames` as `shmbuffer plot` does; `folder` is left out of what is shown."""
     from PIL import Image
 
-    look = look_at(str(folder / "run" / "replay"), None)
+    look = read_state(str(folder / "run" / "replay"), None)
     shown = dataclasses.replace(look, found={**look.found, "path": "run/replay"})
     picture.parent.mkdir(parents=True, exist_ok=True)
-    picture.write_bytes(report.picture(shown, findings.judge(shown), "png"))
+    picture.write_bytes(report.picture(shown, findings.find_problems(shown), "png"))
     with Image.open(picture) as drawn:  # 256 colours take a third of the space
         fewer = drawn.convert("RGB").quantize(256, dither=Image.Dither.NONE)
     fewer.save(picture, optimize=True)

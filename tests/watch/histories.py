@@ -11,7 +11,7 @@ from shmbuffer.memory.format.layout import COUNTERS
 from shmbuffer.memory.upkeep import history
 from shmbuffer.memory.upkeep.history import Event, EventKind, History
 from shmbuffer.memory.upkeep.item_stats import ItemStats, ItemWriter
-from shmbuffer.watch.look import Look
+from shmbuffer.watch.buffer_state import BufferState
 from shmbuffer.watch.plot.timeline import Timeline
 
 BEGIN_S = 1_700_000_000
@@ -98,7 +98,7 @@ def look(
     items: ItemStats | None = None,
     now_s: float | None = None,
     **changes: Any,
-) -> Look:
+) -> BufferState:
     """A buffer of 1000 items, full, with a collector that lives; ``changes`` of its counters."""
     counters = dict.fromkeys((*COUNTERS, "evicted"), 0)
     more = {"length": 1000, "elements": 1000, "write_count": 5000, "prioritized": 1}
@@ -113,4 +113,5 @@ def look(
         "counters": {**counters, **more, **changes},
     }
     end_s = BEGIN_S if timeline is None else timeline.end_s
-    return Look(found, items, timeline, "none was recorded", end_s if now_s is None else now_s)
+    now_s = end_s if now_s is None else now_s
+    return BufferState(found, items, timeline, "none was recorded", now_s)

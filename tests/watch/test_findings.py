@@ -10,7 +10,7 @@ import pytest
 
 from shmbuffer.memory.upkeep.history import Event, EventKind
 from shmbuffer.watch import findings
-from shmbuffer.watch.findings import judge
+from shmbuffer.watch.findings import find_problems
 from shmbuffer.watch.plot.timeline import Timeline
 from tests.watch.histories import BEGIN_S, client, event, history_of, item_stats, look, steady
 
@@ -40,7 +40,7 @@ def test_a_healthy_buffer_has_none() -> None:
     learner = client(incarnation=3, role="learner")
     items = item_stats(np.random.default_rng(0).exponential(size=1000))
     healthy = look(timeline(), clients=[client(), learner], items=items)
-    assert judge(healthy) == []
+    assert find_problems(healthy) == []
     assert findings.verdict(healthy, []) == "looks healthy"
 
 
@@ -49,7 +49,7 @@ def test_an_empty_one_is_neither_healthy_nor_not() -> None:
 
 
 def test_the_most_urgent_comes_first() -> None:
-    found = judge(look(timeline(updates_stale=800.0, items_sampled=90000.0)))
+    found = find_problems(look(timeline(updates_stale=800.0, items_sampled=90000.0)))
     assert [one.name for one in found] == ["late_updates", "sampled_too_often"]
     assert findings.verdict(look(), found) == "2 possible problems"
     assert findings.verdict(look(), found[:1]) == "1 possible problem"

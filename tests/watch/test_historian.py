@@ -23,9 +23,9 @@ from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.upkeep import history
 from shmbuffer.memory.upkeep.history import EventKind, History
 from shmbuffer.memory.upkeep.inspect import inspect
+from shmbuffer.watch.buffer_state import BufferState
 from shmbuffer.watch.historian import Historian
-from shmbuffer.watch.look import Look
-from shmbuffer.watch.plot.charts import stays
+from shmbuffer.watch.plot.charts import client_spans
 from shmbuffer.watch.plot.timeline import Timeline
 from tests.kit.programs import Program
 from tests.service import items, targets
@@ -55,8 +55,8 @@ signal.pause()
 """
 
 
-def look_at(path: Path) -> Look:
-    return Look(inspect(path), None, None, "", time.time())
+def look_at(path: Path) -> BufferState:
+    return BufferState(inspect(path), None, None, "", time.time())
 
 
 def read(path: Path) -> History:
@@ -241,7 +241,7 @@ def test_clients_that_a_recovery_finds_dead_are_noted_once_by_name(
     assert sorted(event.name for event in died) == ["", "stay_attached-0", "stay_attached-1"]
     assert [event.recorder for event in died] == [history.BY_RECOVERY] * 3
 
-    found_stays = stays(Timeline(found), look_at(scratch_dir))
+    found_stays = client_spans(Timeline(found), look_at(scratch_dir))
     assert sorted((who, has_died) for who, _, _, has_died in found_stays) == [
         ("coordinator", True),
         ("stay_attached-0", True),

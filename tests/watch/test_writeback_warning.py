@@ -13,7 +13,7 @@ from shmbuffer.memory.system import writeback
 from shmbuffer.service import supervisor
 from shmbuffer.service.supervisor import SCAN_S
 from shmbuffer.watch import writeback_warning
-from shmbuffer.watch.writeback_warning import SOME, WritebackWarning
+from shmbuffer.watch.writeback_warning import MIN_THROTTLED, WritebackWarning
 from tests.kit.rings import engine_of
 
 
@@ -50,7 +50,7 @@ def test_a_writer_that_is_held_back_again_and_again_is_worth_a_warning(
     monkeypatch.setattr(writeback, "dirty_bytes", lambda: (3 * 2**30, 4 * 2**30))
     waited_us[:] = [None]
     it = WritebackWarning(Path("run/replay"))
-    looked(it, clock, SOME - 1)
+    looked(it, clock, MIN_THROTTLED - 1)
     assert caplog.messages == []
     looked(it, clock, 5)
     assert caplog.messages == [
@@ -59,7 +59,7 @@ def test_a_writer_that_is_held_back_again_and_again_is_worth_a_warning(
         "the limit is 4.0 GiB (4294967296 bytes)). Put the buffer in memory (/dev/shm), or raise "
         "vm.dirty_bytes; see docs/memory.md"
     ]
-    assert it.seconds == SCAN_S * (SOME + 4)
+    assert it.seconds == SCAN_S * (MIN_THROTTLED + 4)
     clock[0] += writeback_warning.WARN_EVERY_S
     looked(it, clock, 1)
     assert len(caplog.messages) == 2

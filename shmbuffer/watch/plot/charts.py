@@ -16,7 +16,7 @@ from shmbuffer.memory.format.array_types import Floats
 from shmbuffer.memory.upkeep.history import BY_RECOVERY, Event, EventKind
 from shmbuffer.memory.upkeep.item_stats import ItemWriter
 from shmbuffer.watch import tables, units
-from shmbuffer.watch.look import Look
+from shmbuffer.watch.buffer_state import BufferState
 from shmbuffer.watch.plot.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _WIDE_APART = 20  # ratio of two rates above which their axis is logarithmic
 # ---- panels over time ----
 
 
-def _rates(axes: Axes, look: Look, line: Timeline) -> None:
+def _rates(axes: Axes, buffer: BufferState, line: Timeline) -> None:
     times, (written, drawn) = line.rates("inserts", "items_sampled")
     _line(axes, times, written, WRITTEN, "written")
     _line(axes, times, drawn, DRAWN, "sampled")
@@ -64,8 +64,8 @@ def _rates(axes: Axes, look: Look, line: Timeline) -> None:
     axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.02), ncols=5, borderaxespad=0.0)
 
 
-def _items(axes: Axes, look: Look, line: Timeline) -> None:
-    counters = look.found["counters"]
+def _items(axes: Axes, buffer: BufferState, line: Timeline) -> None:
+    counters = buffer.found["counters"]
     fill = counters["length"] / counters["elements"]
     axes.set_title(f"items: {units.percent(fill)} of {counters['elements']:,}")
     times, lengths = line.levels("length")
@@ -76,8 +76,8 @@ def _items(axes: Axes, look: Look, line: Timeline) -> None:
     _thousands(axes.yaxis)
 
 
-def _ratio(axes: Axes, look: Look, line: Timeline) -> str | None:
-    inserts, sampled = look.total("inserts"), look.total("items_sampled")
+def _ratio(axes: Axes, buffer: BufferState, line: Timeline) -> str | None:
+    inserts, sampled = buffer.total("inserts"), buffer.total("items_sampled")
     if inserts:
         mean = sampled / inserts
         axes.set_title(f"samples per insert: {mean:{',.0f' if mean >= 100 else '.3g'}}")
@@ -96,8 +96,8 @@ def _ratio(axes: Axes, look: Look, line: Timeline) -> str | None:
     return None
 
 
-def _clients(axes: Axes, look: Look, line: Timeline) -> None:
-    found = stays(line, look)
+def _clients(axes: Axes, buffer: BufferState, line: Timeline) -> None:
+    found = client_spans(line, buffer)
     clients = list(dict.fromkeys(who for who, _, _, _ in found))
     rows = clients[:_MOST_ROWS]
     for who, begin_s, end_s, died in found:
@@ -111,13 +111,13 @@ def _clients(axes: Axes, look: Look, line: Timeline) -> None:
         axes.set_title(f"{axes.get_title(loc='left')}: {len(rows)} of {len(clients)}")
 
 
-def stays(line: Timeline, look: Look) -> list[tuple[str, float, float, bool]]:
+def client_spans(line: Timeline, buffer: BufferState) -> list[tuple[str, float, float, bool]]:
     """Returns the name, start time and end time of each client, and True if it died.
 
     Times are in seconds since 1970. Clients are sorted by role, name and start time.
     """
-    alive = {client["incarnation"] for client in look.living}
-    here = {client["incarnation"] for client in look.found["clients"]}
+    alive = {client["incarnation"] for client in buffer.living}
+    here = {client["incarnation"] for client in buffer.found["clients"]}
     order = {"collector": 1, "client": 2, "learner": 3}
     found = []
     for incarnation, first in line.known.items():
@@ -135,14 +135,14 @@ def stays(line: Timeline, look: Look) -> list[tuple[str, float, float, bool]]:
             begin_s = max(line.begin_s, first.time_s)
             place = order.get(first.role, 4)
             found.append((place, _row(first), begin_s, max(begin_s, end_s), died))
-    return [stay for _, *stay in sorted(found)]  # type: ignore[misc]
+    return [span for _, *span in sorted(found)]  # type: ignore[misc]
 
 
 def _row(one: Event) -> str:
     return "coordinator" if one.role == "coordinator" else tables.clean(one.who)
 
 
-def _age(axes: Axes, look: Look, line: Timeline) -> str | None:
+def _age(axes: Axes, buffer: BufferState, line: Timeline) -> str | None:
     times, (ages, drawn) = line.lines("age_sum", "items_sampled")
     means = _share(ages, drawn)
     if not np.isfinite(means).any():
@@ -156,7 +156,7 @@ def _age(axes: Axes, look: Look, line: Timeline) -> str | None:
     return None
 
 
-def _losses(axes: Axes, look: Look, line: Timeline) -> str | None:
+def _losses(axes: Axes, buffer: BufferState, line: Timeline) -> str | None:
     names = ("updates_stale", "updates_applied", "redraws", "items_sampled", "waits", "inserts")
     times, (stale, applied, redraws, drawn, waits, written) = line.lines(*names)
     for label, share, color in (
@@ -174,9 +174,9 @@ def _losses(axes: Axes, look: Look, line: Timeline) -> str | None:
     return None
 
 
-def _priorities(axes: Axes, look: Look, line: Timeline) -> str | None:
-    if not look.found["counters"]["prioritized"]:
-        return _without_priorities(look)
+def _priorities(axes: Axes, buffer: BufferState, line: Timeline) -> str | None:
+    if not buffer.found["counters"]["prioritized"]:
+        return _without_priorities(buffer)
     times, sums = line.levels("p_sum")
     means = _share(sums, line.levels("length")[1])
     if not (np.isfinite(means).any() and np.nanmax(means) > 0):
@@ -193,13 +193,13 @@ def _priorities(axes: Axes, look: Look, line: Timeline) -> str | None:
 # ---- panels of the current state ----
 
 
-def _distribution(axes: Axes, look: Look) -> str | None:
-    if not look.found["counters"]["prioritized"]:
-        return _without_priorities(look)
-    if look.item_stats is None or not len(look.item_stats.priorities):
+def _distribution(axes: Axes, buffer: BufferState) -> str | None:
+    if not buffer.found["counters"]["prioritized"]:
+        return _without_priorities(buffer)
+    if buffer.item_stats is None or not len(buffer.item_stats.priorities):
         return "the buffer is empty"
-    known = ~np.isnan(look.item_stats.priorities)
-    given, masses = look.item_stats.priorities[known], look.item_stats.masses[known]
+    known = ~np.isnan(buffer.item_stats.priorities)
+    given, masses = buffer.item_stats.priorities[known], buffer.item_stats.masses[known]
     positive = given > 0
     if not positive.any():
         return "every priority is 0"
@@ -215,12 +215,12 @@ def _distribution(axes: Axes, look: Look) -> str | None:
     return None
 
 
-def _ages(axes: Axes, look: Look) -> str | None:
-    if look.item_stats is None or not len(look.item_stats.ages):
+def _ages(axes: Axes, buffer: BufferState) -> str | None:
+    if buffer.item_stats is None or not len(buffer.item_stats.ages):
         return "the buffer is empty"
-    ages = look.item_stats.ages
-    _spread(axes, ages, look.item_stats.masses, np.linspace(0, ages.max() + 1, 41))
-    axes.set_xlabel(_oldest(look, int(ages.max())))
+    ages = buffer.item_stats.ages
+    _spread(axes, ages, buffer.item_stats.masses, np.linspace(0, ages.max() + 1, 41))
+    axes.set_xlabel(_oldest(buffer, int(ages.max())))
     axes.locator_params(axis="x", nbins=5)
     _thousands(axes.xaxis)
     axes.margins(y=0.25)
@@ -241,13 +241,13 @@ def _spread(
     axes.yaxis.set_major_formatter(_percent)
 
 
-def _oldest(look: Look, age: int) -> str:
+def _oldest(buffer: BufferState, age: int) -> str:
     """Describes when the oldest item was written.
 
     If the history does not go back that far, the text contains a lower bound. ``age`` is the age of
     the item in writes.
     """
-    line = look.timeline
+    line = buffer.timeline
     if line is None:
         return ""
     written = line.records["inserts"].astype(np.int64)
@@ -256,24 +256,24 @@ def _oldest(look: Look, age: int) -> str:
     return f"the oldest was written {'more than ' if at == 0 else ''}{span} ago"
 
 
-def _collectors(axes: Axes, look: Look) -> str | None:
-    if look.item_stats is None or not len(look.item_stats.sources):
+def _collectors(axes: Axes, buffer: BufferState) -> str | None:
+    if buffer.item_stats is None or not len(buffer.item_stats.sources):
         return "the buffer is empty"
     # Loaded items have larger sources, which do not identify a client.
-    sources = np.minimum(look.item_stats.sources, np.uint64(layout.INCARNATIONS))
+    sources = np.minimum(buffer.item_stats.sources, np.uint64(layout.INCARNATIONS))
     sources, counts = np.unique(sources, return_counts=True)
     order = np.argsort(-counts, kind="stable")
     shares = (100 * counts[order] / counts.sum()).tolist()
     shown = len(order) if len(order) <= _MOST_ROWS else _MOST_ROWS - 1
-    alive = {client["incarnation"] for client in look.living}
+    alive = {client["incarnation"] for client in buffer.living}
     labels, colors = [], []
     for source in sources[order][:shown].tolist():
         if source == layout.INCARNATIONS:
             labels.append("loaded")
             colors.append(_GONE)
             continue
-        writer = look.item_stats.writers[source]
-        labels.append(_cut(_name(look, writer), 24))
+        writer = buffer.item_stats.writers[source]
+        labels.append(_cut(_name(buffer, writer), 24))
         colors.append(WRITTEN if writer.living and source in alive else _GONE)
     if shown < len(order):
         labels.append(f"{len(order) - shown} others")
@@ -290,8 +290,8 @@ def _collectors(axes: Axes, look: Look) -> str | None:
     return None
 
 
-def _name(look: Look, writer: ItemWriter) -> str:
-    known = look.timeline.known.get(writer.incarnation) if look.timeline is not None else None
+def _name(buffer: BufferState, writer: ItemWriter) -> str:
+    known = buffer.timeline.known.get(writer.incarnation) if buffer.timeline is not None else None
     if known is not None:
         name = tables.clean(known.name)
         return f"{name} ({known.pid})" if name else f"{known.role} {known.pid}"
@@ -300,8 +300,8 @@ def _name(look: Look, writer: ItemWriter) -> str:
     return f"client {writer.incarnation}"
 
 
-def _without_priorities(look: Look) -> str:
-    written = look.found["counters"]["write_count"]
+def _without_priorities(buffer: BufferState) -> str:
+    written = buffer.found["counters"]["write_count"]
     return "this buffer has no priorities" if written else "nothing was written"
 
 
@@ -359,7 +359,7 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-OVER_TIME: dict[str, tuple[str, Callable[[Any, Look, Timeline], str | None]]] = {
+OVER_TIME: dict[str, tuple[str, Callable[[Any, BufferState, Timeline], str | None]]] = {
     "rates": ("items per second", _rates),
     "items": ("items", _items),
     "ratio": ("samples per insert", _ratio),
@@ -368,7 +368,7 @@ OVER_TIME: dict[str, tuple[str, Callable[[Any, Look, Timeline], str | None]]] = 
     "losses": ("lost work", _losses),
     "priorities": ("priorities over time", _priorities),
 }
-NOW: dict[str, tuple[str, Callable[[Any, Look], str | None]]] = {
+NOW: dict[str, tuple[str, Callable[[Any, BufferState], str | None]]] = {
     "distribution": ("priorities now", _distribution),
     "ages": ("age of the items now, in writes", _ages),
     "collectors": ("items by collector", _collectors),

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shmbuffer.watch import tables, units
+from shmbuffer.watch.buffer_state import BufferState
 from shmbuffer.watch.findings import Finding, verdict
-from shmbuffer.watch.look import Look
 from shmbuffer.watch.plot import charts
 from shmbuffer.watch.plot.charts import BAD, GOOD, MUTED, UNRECORDED, date
 from shmbuffer.watch.plot.timeline import Timeline
@@ -50,7 +50,7 @@ _FORMS = ((600.0, "%H:%M:%S"), (2 * 86400.0, "%H:%M"), (float("inf"), "%d %b"))
 """Formats of times on an axis, each with the longest time in seconds for which it is used."""
 
 
-def picture(look: Look, findings: Sequence[Finding], form: str) -> bytes:
+def picture(buffer: BufferState, findings: Sequence[Finding], form: str) -> bytes:
     """Draws the picture and returns it as the bytes of a file.
 
     ``form`` is the format: "png", "svg" or "pdf".
@@ -59,40 +59,40 @@ def picture(look: Look, findings: Sequence[Finding], form: str) -> bytes:
 
     content = io.BytesIO()
     with mpl.rc_context(_STYLE):
-        draw(look, findings).savefig(content, format=form, dpi=120)
+        draw(buffer, findings).savefig(content, format=form, dpi=120)
     return content.getvalue()
 
 
-def draw(look: Look, findings: Sequence[Finding]) -> Figure:
+def draw(buffer: BufferState, findings: Sequence[Finding]) -> Figure:
     """Draws the picture as a figure. The axes of each panel have its name as their label."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(_WIDTH, _HEIGHT))
-        top = _head(figure, look, findings)
+        top = _head(figure, buffer, findings)
         figure.set_layout_engine("constrained", rect=(0.005, 0.0, 0.99, top), h_pad=0.09, w_pad=0.1)
         panels = figure.subplot_mosaic(charts.PLACES, height_ratios=(1.15, 1.0, 1.0))
         for name, (title, over_time) in charts.OVER_TIME.items():
             axes = panels[name]
             axes.set_title(title)
-            if look.timeline is None:
-                _finish(axes, f"no history: {look.absent}")
-            elif _finish(axes, over_time(axes, look, look.timeline)):
-                _finish_time(axes, look.timeline)
+            if buffer.timeline is None:
+                _finish(axes, f"no history: {buffer.absent}")
+            elif _finish(axes, over_time(axes, buffer, buffer.timeline)):
+                _finish_time(axes, buffer.timeline)
         for name, (title, now) in charts.NOW.items():
             panels[name].set_title(title)
-            _finish(panels[name], now(panels[name], look))
+            _finish(panels[name], now(panels[name], buffer))
     return figure
 
 
-def _head(figure: Figure, look: Look, findings: Sequence[Finding]) -> float:
+def _head(figure: Figure, buffer: BufferState, findings: Sequence[Finding]) -> float:
     """Writes the text above the panels.
 
     Returns the position of its lower end, from 0 (bottom of the figure) to 1 (top).
     """
-    path, line = tables.clean(look.found["path"]), look.timeline
-    when = f"as of {units.clock(look.now_s)}"
+    path, line = tables.clean(buffer.found["path"]), buffer.timeline
+    when = f"as of {units.clock(buffer.now_s)}"
     if line is not None:
         span = units.span(line.end_s - line.begin_s)
         when = f"{units.clock(line.begin_s)} to {units.clock(line.end_s)} ({span})"
@@ -103,19 +103,19 @@ def _head(figure: Figure, look: Look, findings: Sequence[Finding]) -> float:
     def write(below: float, text: str, size: float, *, x: float = 0.012, **how: Any) -> None:
         figure.text(x, 1 - below / _HEIGHT, text, size=size, va="top", **how)
 
-    color = BAD if findings else GOOD if look.found["counters"]["write_count"] else MUTED
+    color = BAD if findings else GOOD if buffer.found["counters"]["write_count"] else MUTED
     write(0.12, path if len(path) <= 90 else f"…{path[-89:]}", 15, weight="bold")
     write(0.17, when, 9, x=0.988, color=MUTED, ha="right")
-    write(0.42, _state(look), 9, color=MUTED)
-    write(0.66, verdict(look, findings).capitalize(), 12, weight="bold", color=color)
+    write(0.42, _state(buffer), 9, color=MUTED)
+    write(0.66, verdict(buffer, findings).capitalize(), 12, weight="bold", color=color)
     for number, text in enumerate(lines):
         write(0.86 + 0.2 * number, text, 10.5, color=color)
     return 1.0 - (0.82 + 0.2 * len(lines)) / _HEIGHT
 
 
-def _state(look: Look) -> str:
-    counters, found = look.found["counters"], look.found
-    alive, dead = len(look.living), len(found["clients"]) - len(look.living)
+def _state(buffer: BufferState) -> str:
+    counters, found = buffer.found["counters"], buffer.found
+    alive, dead = len(buffer.living), len(found["clients"]) - len(buffer.living)
     parts = [
         f"{counters['length']:,} of {counters['elements']:,} items",
         f"{counters['write_count']:,} written",

@@ -26,15 +26,15 @@ class BufferWatch:
         self._found: Mapping[str, Any] = {}
         self._pace = Pace.nothing()
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Inspects the buffer. Errors of `inspect` are raised."""
         self._found = inspect(self._path, priorities=True, live_bytes=False)
-        self._pace = self._watch.see(self._found)
+        self._pace = self._watch.add(self._found)
 
-    def follow(self) -> None:
+    def try_update(self) -> None:
         """Inspects the buffer. Errors of `inspect` are displayed instead of raised."""
         try:
-            self.look()
+            self.update()
         except BufferNotFoundError:
             still = "still exists" if os.path.isdir(self._path) else "was removed, too"
             self._lose(f"the buffer was removed; the directory {still}", "removed")
@@ -42,7 +42,8 @@ class BufferWatch:
             self._lose(str(error), "unreadable")
 
     def _lose(self, why: str, kind: Kind) -> None:
-        self._found, self._pace = {"path": self._path, "error": why}, self._watch.lose(why, kind)
+        self._found = {"path": self._path, "error": why}
+        self._pace = self._watch.record_loss(why, kind)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the last inspection as JSON values."""

@@ -65,13 +65,13 @@ def buffer(found: Mapping[str, Any], watch: Watch, width: int, *, histogram: boo
         "size": words.size(found),
         "records": words.records(found),
         **words.status(found),
-        "after deaths": _mended(counters),
-        "priorities": _spread(found.get("priorities")) if histogram else None,
+        "after deaths": _repairs(counters),
+        "priorities": _histogram_line(found.get("priorities")) if histogram else None,
     }
     return tables.pairs("", {k: v for k, v in lines.items() if v})
 
 
-def _mended(counters: Mapping[str, Any]) -> str:
+def _repairs(counters: Mapping[str, Any]) -> str:
     done = {
         "reaped": ("client reaped", "clients reaped"),
         "rolled_back": ("slot rolled back", "slots rolled back"),
@@ -141,7 +141,7 @@ _SHOWN = (
 _ALWAYS = ("inserts", "items_sampled", "batches_sampled", "updates_applied")
 
 
-def _spread(histogram: Mapping[str, float] | None) -> str | None:
+def _histogram_line(histogram: Mapping[str, float] | None) -> str | None:
     """Draws a histogram of priorities as one line. Combines its sparse lower end into one bar."""
     if not histogram:
         return None

@@ -15,7 +15,7 @@ from types import FrameType
 
 
 @contextmanager
-def woken() -> Iterator[int]:
+def signal_fd() -> Iterator[int]:
     """Yields a file descriptor that becomes readable when a signal with a handler arrives.
 
     A caller that waits for this descriptor cannot miss a signal. Without it, a signal that arrives
@@ -39,7 +39,7 @@ def keys() -> Iterator[Callable[[float], bool]]:
     The function returns True as soon as the user presses q or a signal arrives. Otherwise it
     returns False at the end of the wait.
     """
-    with woken() as signalled:
+    with signal_fd() as signalled:
         if sys.stdin is None or not sys.stdin.isatty() or not _is_ours(sys.stdin.fileno()):
             yield lambda seconds: bool(select.select([signalled], [], [], seconds)[0])
             return
@@ -86,22 +86,22 @@ class _Signalled(BaseException):
 
 
 @contextmanager
-def unwound_on(*numbers: int) -> Iterator[list[int]]:
+def leave_on(*numbers: int) -> Iterator[list[int]]:
     """Leaves the ``with`` block at the first of these signals, and continues after the block.
 
     Yields a list to which the number of the signal is added. Further signals are ignored, because
     they would interrupt the cleanup, which has its own deadlines.
     """
-    came: list[int] = []
+    received: list[int] = []
 
     def unwind(number: int, _frame: FrameType | None) -> None:
-        if not came:
-            came.append(number)
+        if not received:
+            received.append(number)
             raise _Signalled
 
     before = {number: signal.signal(number, unwind) for number in numbers}
     try:
-        yield came
+        yield received
     except _Signalled:
         pass
     finally:

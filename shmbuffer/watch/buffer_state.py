@@ -16,7 +16,7 @@ from shmbuffer.watch.plot.timeline import Timeline
 
 
 @dataclass(frozen=True)
-class Look:
+class BufferState:
     """State of a directory at one point in time."""
 
     found: Mapping[str, Any]  # result of `inspect`
@@ -50,7 +50,7 @@ class Look:
         return next((one for one in self.living if one["role"] == "coordinator"), None)
 
 
-def look_at(path: str, last_s: float | None) -> Look:
+def read_state(path: str, last_s: float | None) -> BufferState:
     """Reads the state of a directory and the last ``last_s`` seconds of its history.
 
     With None the whole history is read.
@@ -66,4 +66,4 @@ def look_at(path: str, last_s: float | None) -> Look:
         absent = "none was recorded (a Coordinator or shmbuffer serve records it)"
     except ShmBufferError as error:
         absent = str(error)
-    return Look(found, item_stats.take(path), timeline, absent, time.time())
+    return BufferState(found, item_stats.take(path), timeline, absent, time.time())
