@@ -179,7 +179,7 @@ class SharedReplayBuffer(ReplayBuffer):
         self._action_dtype = self._maybe_cast_dtype(action_space.dtype)
         self._streams = np.arange(n_envs)
         self._expected: list[NDArray[Any]] | None = None
-        self._drawn: SharedSamples | None = None
+        self._last_sample: SharedSamples | None = None
 
     @cached_property
     def buffer(self) -> TensorDictReplayBuffer:
@@ -195,9 +195,9 @@ class SharedReplayBuffer(ReplayBuffer):
             options["sample_unit"] = FrameStack(self._stacks.count)
         elif self.n_steps > 1:
             options["sample_unit"] = NStep(self.n_steps, self.gamma)
-        return self._made(options)
+        return self._create_buffer(options)
 
-    def _made(self, options: dict[str, Any]) -> TensorDictReplayBuffer:
+    def _create_buffer(self, options: dict[str, Any]) -> TensorDictReplayBuffer:
         """Creates a buffer with or without priorities, with these options."""
         if self.alpha is None:
             return TensorDictReplayBuffer(**options)
@@ -232,7 +232,7 @@ class SharedReplayBuffer(ReplayBuffer):
 
     def reset(self) -> None:
         """Removes all transitions, including those of other processes."""
-        self._cut()
+        self._start_trajectories()
         self.buffer.empty()
 
     def add(
@@ -255,9 +255,9 @@ class SharedReplayBuffer(ReplayBuffer):
         """
         cuts = [self.handle_timeout_termination and i.get("TimeLimit.truncated") for i in infos]
         ended, truncated = np.array(done, np.bool_).reshape(self.n_envs), np.array(cuts, np.bool_)
-        now, then = self._stored(obs), self._stored(next_obs)
+        now, then = self._to_arrays(obs), self._to_arrays(next_obs)
         if self._follows_trajectories:
-            self._look_for_resets(now, then)
+            self._detect_resets(now, then)
         after: dict[str, Any] = {
             "reward": np.asarray(reward, np.float32).reshape(self.n_envs),
             "done": ended,
@@ -297,9 +297,9 @@ class SharedReplayBuffer(ReplayBuffer):
         if self._stacks is not None:
             now, then = self._stacks.join(now, then, batch["blank"])
         drawn = SharedSamples(
-            observations=self._given(now, env),
+            observations=self._to_observations(now, env),
             actions=self.to_torch(batch["action"], copy=False),
-            next_observations=self._given(then, env),
+            next_observations=self._to_observations(then, env),
             dones=self.to_torch(after["terminated"].float().unsqueeze(1), copy=False),
             rewards=self.to_torch(rewards, copy=False),
             discounts=discounts,
@@ -307,7 +307,7 @@ class SharedReplayBuffer(ReplayBuffer):
             indices=batch["index"],
             generations=batch["index_generation"],
         )
-        self._drawn = drawn
+        self._last_sample = drawn
         return drawn
 
     def update_priorities(self, samples: SharedSamples, errors: torch.Tensor) -> PriorityUpdate:
@@ -357,7 +357,7 @@ class SharedReplayBuffer(ReplayBuffer):
 
     def _watch(self, critic: torch.nn.Module, inputs: tuple[Any, ...], outputs: Any) -> None:
         """Registers a hook on the critic's output if its input is the last sample."""
-        drawn = self._drawn
+        drawn = self._last_sample
         if drawn is None or inputs[0] is not drawn.observations or not torch.is_grad_enabled():
             return
         if len(inputs) > 1 and inputs[1] is not drawn.actions:
@@ -382,7 +382,7 @@ class SharedReplayBuffer(ReplayBuffer):
         """True if samples include the steps before or after an item in its trajectory."""
         return self._stacks is not None or self.n_steps > 1
 
-    def _look_for_resets(self, now: Any, then: Any) -> None:
+    def _detect_resets(self, now: Any, then: Any) -> None:
         """Starts a new trajectory in each environment that was reset.
 
         These are the environments whose observation (``now``) differs from the next observation of
@@ -395,12 +395,12 @@ class SharedReplayBuffer(ReplayBuffer):
             self._streams = np.where(other, self._streams + self.n_envs, self._streams)
         self._expected = [np.array(one) for one in _leaves(then)]
 
-    def _cut(self) -> None:
+    def _start_trajectories(self) -> None:
         """Starts a new trajectory in each environment."""
         self._streams = self._streams + self.n_envs
         self._expected = None
 
-    def _stored(self, obs: Any) -> Any:
+    def _to_arrays(self, obs: Any) -> Any:
         """Converts observations to arrays ``[n_envs, ...]`` with the dtype of the space."""
         space, shape = self.observation_space, cast("Any", self.obs_shape)
         if isinstance(space, spaces.Dict):
@@ -410,7 +410,7 @@ class SharedReplayBuffer(ReplayBuffer):
             }
         return np.asarray(obs, space.dtype).reshape(self.n_envs, *shape)
 
-    def _given(self, stored: Any, env: VecNormalize | None) -> Observations:
+    def _to_observations(self, stored: Any, env: VecNormalize | None) -> Observations:
         """Normalizes the observations of a sample and moves them to the device."""
         if isinstance(stored, torch.Tensor):
             arrays: Any = self._normalize_obs(stored.numpy(), env)
@@ -420,7 +420,7 @@ class SharedReplayBuffer(ReplayBuffer):
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns only the arguments, because the transitions are in the directory."""
-        state = {**self.__dict__, "_drawn": None, "_expected": None}
+        state = {**self.__dict__, "_last_sample": None, "_expected": None}
         state.pop("buffer", None)
         return state
 
@@ -501,7 +501,7 @@ class SharedHerReplayBuffer(SharedReplayBuffer, HerReplayBuffer):  # type: ignor
             **options,
         )
 
-    def _made(self, options: dict[str, Any]) -> TensorDictReplayBuffer:
+    def _create_buffer(self, options: dict[str, Any]) -> TensorDictReplayBuffer:
         if self.alpha is not None:
             options["sampler"] = PrioritizedSampler(self._capacity, self.alpha, self.beta)
         return HERReplayBuffer(
@@ -532,7 +532,7 @@ class SharedHerReplayBuffer(SharedReplayBuffer, HerReplayBuffer):  # type: ignor
 
     def truncate_last_trajectory(self) -> None:
         """Ends the current episodes. ``load_replay_buffer`` calls this method by default."""
-        self._cut()
+        self._start_trajectories()
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns only the arguments, without the environment, which cannot be pickled."""
@@ -549,7 +549,7 @@ class _Dones:
         self._buffer = buffer
 
     def __setitem__(self, row: Any, done: Any) -> None:
-        self._buffer._cut()
+        self._buffer._start_trajectories()
 
 
 class _Stacks:
@@ -607,9 +607,9 @@ class _Stacks:
         if count.any():
             at = cpu.arange(self.count)
             now[at < count], then[at < count - 1] = 0, 0
-        return self._together(now), self._together(then)
+        return self._merge_frames(now), self._merge_frames(then)
 
-    def _together(self, stacks: torch.Tensor) -> torch.Tensor:
+    def _merge_frames(self, stacks: torch.Tensor) -> torch.Tensor:
         moved = stacks.movedim(1, self.axis + 1)
         return moved.flatten(self.axis + 1, self.axis + 2)
 

@@ -31,10 +31,10 @@ class ClientRecords(RecordRows):
         named: bool,  # True if items are dicts with named entries
     ) -> None:
         self._named = named
-        told = recorded.read_storage_settings(engine.settings, engine.where)
-        self._has_function = bool(told.get("own_functions"))
-        compresses = told.get("kind") == _COMPRESSED and not self._has_function
-        how = told if compresses else {}
+        storage_settings = recorded.read_storage_settings(engine.settings, engine.where)
+        self._has_function = bool(storage_settings.get("own_functions"))
+        compresses = storage_settings.get("kind") == _COMPRESSED and not self._has_function
+        how = storage_settings if compresses else {}
         level = how.get("compression_level", _LEVEL) if compresses else None
         codec = RecordCodec(level, how.get("dictionary_bytes", 0))
         codec.encoder = Encoder(keys=how.get("compress"))

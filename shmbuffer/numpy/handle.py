@@ -39,7 +39,7 @@ _PLAIN_FAMILY = ("ReplayBuffer", "PrioritizedReplayBuffer")
 class Handle:
     """Base class of the NumPy client, to which subclasses add reads and writes."""
 
-    _making = ForkLock()  # held while a thread creates the rows
+    _rows_lock = ForkLock()  # held while a thread creates the rows
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Handle:
         extra = recorded.read_buffer_arguments(settings, engine.where)
         self._engine = engine
         self._rows: Rows | None = None
-        self._greatest: MaxPriority | None = None
+        self._max_priority: MaxPriority | None = None
         self._capacity, self._ndim = settings.capacity, settings.ndim
         self._batch_size = extra.get("batch_size") if batch_size is None else batch_size
         if self._batch_size is not None:
@@ -64,8 +64,8 @@ class Handle:
         usual = _DEFAULT_BETA if extra.get("beta") is None else extra["beta"]
         self._beta = as_beta(usual if beta is None else beta)
         self._rng = None if rng is None else np.random.default_rng(rng)
-        self._asked = {path_of(key): name for key, name in (dtypes or {}).items()}
-        for name in self._asked.values():
+        self._dtype_names = {path_of(key): name for key, name in (dtypes or {}).items()}
+        for name in self._dtype_names.values():
             if name not in DTYPES:
                 raise ValueError(
                     f"dtypes: {name!r} is not a dtype that can be stored; use one of {list(DTYPES)}"
@@ -81,12 +81,12 @@ class Handle:
         if named_entries:
             self._optional |= {one for one in (key, weight_key) if isinstance(one, str)}
         self._reduction = extra.get("reduction") or "max"
-        self._within = bool(extra.get("max_priority_within_buffer"))
-        self._kept_prioritized = settings.alpha is not None
+        self._max_within_buffer = bool(extra.get("max_priority_within_buffer"))
+        self._has_alpha = settings.alpha is not None
         dim = extra.get("dim_extend")
         self._dim_extend = self._ndim - 1 if dim is None else dim
         self._limits = Limits(_Source(engine), "")
-        if self._look() is None and settings.record_bytes:
+        if self._open_rows() is None and settings.record_bytes:
             # The schema of records does not depend on the first write.
             nbytes = settings.record_bytes
             engine.define(Schema((), self._capacity, (), {"kind": "records"}, nbytes))
@@ -123,7 +123,7 @@ class Handle:
     def prioritized(self) -> bool:
         """True if items are sampled by priority."""
         ring = self._ring()
-        return self._kept_prioritized if ring is None else ring.tree.prioritized
+        return self._has_alpha if ring is None else ring.tree.prioritized
 
     @property
     def dtypes(self) -> dict[tuple[str, ...], str]:
@@ -211,25 +211,25 @@ class Handle:
 
     def _ring(self) -> Ring | None:
         """Returns the ring, or None before the first write."""
-        rows = self._rows or self._look()
+        rows = self._rows or self._open_rows()
         return None if rows is None else rows.ring
 
-    def _look(self) -> Rows | None:
+    def _open_rows(self) -> Rows | None:
         """Returns the rows of the ring, and creates them if necessary. None before any write."""
         ring = self._engine.ring()
         if ring is None:
             return None
-        with self._making:
+        with self._rows_lock:
             if self._rows is None:
-                self._rows = self._attached(ring)
+                self._rows = self._create_rows(ring)
         return self._rows
 
-    def _attached(self, ring: Ring) -> Rows:
+    def _create_rows(self, ring: Ring) -> Rows:
         """Creates the object that reads and writes the rows or records of a ring."""
         prioritized = ring.tree.prioritized
-        if prioritized and self._within:
-            self._greatest = MaxPriority(ring)
-            ring.tree.initial = self._greatest.default
+        if prioritized and self._max_within_buffer:
+            self._max_priority = MaxPriority(ring)
+            ring.tree.initial = self._max_priority.default
         rows: Rows
         if ring.records is not None:
             from shmbuffer.numpy.array_records import ClientRecords  # with zstandard
@@ -249,7 +249,7 @@ class Handle:
         Raises:
             EmptyBufferError: nothing has been written yet.
         """
-        rows = self._rows or self._look()
+        rows = self._rows or self._open_rows()
         if rows is None:
             raise EmptyBufferError("Cannot sample from an empty storage; write to it first")
         return rows

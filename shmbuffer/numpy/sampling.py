@@ -55,7 +55,7 @@ class Sampling(Handle):
         """
         count = self._count(batch_size)
         if self._rows is None:
-            self._look()
+            self._open_rows()
         drawn = self._limits.in_turn(count, min_size, timeout, self._draw, self._oldest)
         rows = self._need()
         data, info = rows.build(drawn[0], (count,)), self._info(*drawn[1:])
@@ -96,14 +96,14 @@ class Sampling(Handle):
             index = _entries_of(index, self._priority_key)
         is_sample = isinstance(index, Mapping)
         if is_sample:
-            index, priority, generation = self._of_sample(index, priority, generation)
+            index, priority, generation = self._update_of_sample(index, priority, generation)
         elif priority is None:
             raise TypeError("update_priority(index, priority): the priorities are missing")
         ring = self._ring()
         if ring is None or not ring.tree.prioritized:
             return PriorityUpdate(0, 0)
         rows = self._rows or self._need()
-        if self._greatest is None and not self._dim_extend:
+        if self._max_priority is None and not self._dim_extend:
             applied = ring.update_given(index, priority, generation)
             if applied is not None:
                 return PriorityUpdate._make(applied)
@@ -122,8 +122,8 @@ class Sampling(Handle):
             elements, raw = elements[written], raw[written]
             tickets = None if tickets is None else tickets[written]
             found = PriorityUpdate(*ring.update(elements, raw, tickets))
-        if self._greatest is not None:
-            self._greatest.updated(elements, raw, found.applied)
+        if self._max_priority is not None:
+            self._max_priority.updated(elements, raw, found.applied)
         return found
 
     # -- inside ----------------------------------------------------------------------
@@ -166,7 +166,7 @@ class Sampling(Handle):
         info[GENERATION] = tickets
         return info
 
-    def _of_sample(
+    def _update_of_sample(
         self, sample: Mapping[Any, Any], priority: Any, generation: Any
     ) -> tuple[Any, Any, Any]:
         """Returns the index, priorities and generation for an update from a whole sample.

@@ -55,8 +55,8 @@ class Writing(Handle):
 
         Cost: one native call, plus 2 µs per leaf if data must be converted.
         """
-        its = None if streams is None else check_streams(streams)
-        return self._write(data, True, timeout, its)  # type: ignore[no-any-return]
+        numbers = None if streams is None else check_streams(streams)
+        return self._write(data, True, timeout, numbers)  # type: ignore[no-any-return]
 
     def extend(
         self,
@@ -90,13 +90,13 @@ class Writing(Handle):
         if stream_dim is not None:
             if streams is not None:
                 raise TypeError("streams and stream_dim cannot be combined; pass one of them")
-            items, its, lead = in_time_order(data, stream_dim, self._ndim)
-            index = self._write(items, False, timeout, its).reshape(lead)
+            items, numbers, lead = in_time_order(data, stream_dim, self._ndim)
+            index = self._write(items, False, timeout, numbers).reshape(lead)
             return index if stream_dim else index.T  # type: ignore[no-any-return]
-        given = None if streams is None else check_streams(streams)
-        if given is not None:
-            require_rows(given, self._ndim)
-        return self._write(data, False, timeout, given)  # type: ignore[no-any-return]
+        numbers = None if streams is None else check_streams(streams)
+        if numbers is not None:
+            require_rows(numbers, self._ndim)
+        return self._write(data, False, timeout, numbers)  # type: ignore[no-any-return]
 
     # -- inside -----------------------------------------------------------------------
 
@@ -105,7 +105,7 @@ class Writing(Handle):
         if timeout is not None:
             with deadline.limit_waits(timeout):
                 return self._write(data, single, None, streams)
-        rows = self._rows or self._look()
+        rows = self._rows or self._open_rows()
         if type(rows) is ArrayRows and not self._dim_extend:
             index = rows.write_as_it_is(data, single, streams)
             if index is not None:
@@ -152,7 +152,7 @@ class Writing(Handle):
         }
         leaves = Leaves.of_data(ARRAYS, data, **of, where=self._engine.where)
         paths = [leaf.path for leaf in leaves.leaves]
-        if unknown := sorted(self._asked.keys() - set(paths)):
+        if unknown := sorted(self._dtype_names.keys() - set(paths)):
             raise KeyError(
                 f"dtypes: {'.'.join(unknown[0])!r} is not a leaf of this write, which has "
                 f"{['.'.join(path) for path in paths]}"
@@ -174,20 +174,20 @@ class Writing(Handle):
         Raises:
             SchemaMismatchError: the arrays do not have the dtype that represents the leaf's dtype.
         """
-        asked = self._asked.get(path, name)
-        if asked == name:
+        dtype = self._dtype_names.get(path, name)
+        if dtype == name:
             return name
-        wanted = DTYPES[asked]
+        wanted = DTYPES[dtype]
         if wanted.bits != name:
-            bytes_of = asked if wanted.in_numpy else f"{wanted.bits}, its bytes"
+            bytes_of = dtype if wanted.in_numpy else f"{wanted.bits}, its bytes"
             raise SchemaMismatchError(
-                f"the dtype of leaf {'.'.join(path)!r} is {asked}, but this write has {name}; "
+                f"the dtype of leaf {'.'.join(path)!r} is {dtype}, but this write has {name}; "
                 f"pass arrays of {bytes_of}, or choose another dtype",
                 leaf=".".join(path),
-                expected=asked,
+                expected=dtype,
                 found=name,
             )
-        return asked
+        return dtype
 
     def _priorities_in(self, ring: Ring, data: Any, single: bool) -> Floats | None:
         """Returns the raw priorities in the data, one per element, or None if there are none."""

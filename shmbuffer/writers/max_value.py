@@ -83,8 +83,8 @@ class TensorDictMaxValueWriter(Writer):
         self._current_top_values: list[tuple[Rank, int]] = []  # a heap of (rank, index)
         self._cursor = 0  # slot where the search for a free slot starts
         self._count = 0
-        # State of the storage after this writer's last write (`_look`).
-        self._seen: tuple[int, ...] | None = None
+        # State of the storage after this writer's last write (`_state_of`).
+        self._known_state: tuple[int, ...] | None = None
 
     @property
     def rank_key(self) -> Key:
@@ -120,7 +120,7 @@ class TensorDictMaxValueWriter(Writer):
         if location is not None and location.shared_init:
             raise RuntimeError(_shared("the storage was created to be shared"))
         if storage is not self._storage:
-            self._seen = None
+            self._known_state = None
         super().register_storage(storage)
 
     def add(self, data: Any) -> int | None:
@@ -131,7 +131,7 @@ class TensorDictMaxValueWriter(Writer):
             KeyError: ``data`` has no entry ``rank_key``.
             ValueError: the rank is NaN. Nothing was changed.
         """
-        with self._turn:
+        with self._lock:
             index = self.get_insert_index(data)
             if index is not None:
                 self._write(index, data)
@@ -149,16 +149,16 @@ class TensorDictMaxValueWriter(Writer):
         """
         ranks = ranks_of(data, self._rank_key, self._reduction)
         index = cpu.full((len(ranks),), -1, dtype=torch.int64)
-        with self._turn:
-            self._begin()
+        with self._lock:
+            self._prepare_write()
             accepted, row_at = 0, {}  # `row_at` contains the last row accepted for each slot
-            heap, room = self._current_top_values, self._room()
+            heap, free = self._current_top_values, self._count_free()
             for row, rank in enumerate(ranks):
-                if not room and rank <= heap[0][0]:
+                if not free and rank <= heap[0][0]:
                     continue
                 accepted += 1
-                row_at[self._take(rank)] = row
-                room = max(0, room - 1)
+                row_at[self._reserve_slot(rank)] = row
+                free = max(0, free - 1)
             if row_at:
                 slots = cpu.tensor(list(row_at), dtype=torch.int64)
                 rows = cpu.tensor(list(row_at.values()), dtype=torch.int64)
@@ -174,17 +174,17 @@ class TensorDictMaxValueWriter(Writer):
         Returns None if the item is rejected.
         """
         rank = rank_of(data, self._rank_key, self._reduction)
-        with self._turn:
-            self._begin()
-            if not self._room() and rank <= self._current_top_values[0][0]:
+        with self._lock:
+            self._prepare_write()
+            if not self._count_free() and rank <= self._current_top_values[0][0]:
                 return None
-            return self._take(rank)
+            return self._reserve_slot(rank)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the ranks with their indices, the cursor and the write count."""
-        with self._turn:
+        with self._lock:
             if self._storage is not None:
-                self._catch_up()
+                self._update_ranks()
             return {
                 "_current_top_values": list(self._current_top_values),
                 "_cursor": self._cursor,
@@ -194,12 +194,12 @@ class TensorDictMaxValueWriter(Writer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores a state returned by `state_dict`. The items must be loaded first."""
         top = [(rank, int(index)) for rank, index in state_dict["_current_top_values"]]
-        with self._turn:
+        with self._lock:
             heapq.heapify(top)
             self._current_top_values = top
             self._cursor = int(state_dict["_cursor"])
             self._count = int(state_dict["_write_count"])
-            self._seen = None if self._storage is None else _look(self._storage)
+            self._known_state = None if self._storage is None else _state_of(self._storage)
 
     def _saved(self, moment: Any, folder: Path) -> dict[str, Any]:
         return {**self.state_dict(), "_rank_key": self._rank_key, "_reduction": self._reduction}
@@ -214,10 +214,10 @@ class TensorDictMaxValueWriter(Writer):
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _take(self, rank: Rank) -> int:
+    def _reserve_slot(self, rank: Rank) -> int:
         """Adds an accepted rank to the heap, and returns the slot for its item."""
         heap = self._current_top_values
-        if not self._room():
+        if not self._count_free():
             return heapq.heapreplace(heap, (rank, heap[0][1]))[1]
         capacity = self._storage.max_size
         while self._storage.contains(self._cursor):
@@ -227,7 +227,7 @@ class TensorDictMaxValueWriter(Writer):
         heapq.heappush(heap, (rank, slot))
         return slot
 
-    def _room(self) -> int:
+    def _count_free(self) -> int:
         capacity: int = self._storage.max_size
         return max(0, capacity - len(self._current_top_values))
 
@@ -235,11 +235,11 @@ class TensorDictMaxValueWriter(Writer):
         try:
             self._storage.set(index, data)
         except BaseException:
-            self._seen = None  # causes the heap to be rebuilt
+            self._known_state = None  # causes the heap to be rebuilt
             raise
-        self._seen = _look(self._storage)
+        self._known_state = _state_of(self._storage)
 
-    def _begin(self) -> None:
+    def _prepare_write(self) -> None:
         """Prepares a write: checks that it is allowed, and updates the ranks.
 
         Raises:
@@ -251,15 +251,15 @@ class TensorDictMaxValueWriter(Writer):
                 "this TensorDictMaxValueWriter has no storage; pass it to a buffer, or call "
                 "register_storage() first"
             )
-        if getattr(storage, "shared", False) and _others(storage):
+        if getattr(storage, "shared", False) and _is_open_elsewhere(storage):
             raise RuntimeError(_shared("another client has the storage open"))
-        self._catch_up()
+        self._update_ranks()
 
-    def _catch_up(self) -> None:
+    def _update_ranks(self) -> None:
         """Rebuilds the heap if other code has changed the storage."""
         storage = self._storage
-        seen = _look(storage)
-        if seen == self._seen:
+        seen = _state_of(storage)
+        if seen == self._known_state:
             return
         ring = ring_of(storage)
         if ring is None:
@@ -271,19 +271,19 @@ class TensorDictMaxValueWriter(Writer):
         self._current_top_values = list(zip(ranks, present, strict=True))
         heapq.heapify(self._current_top_values)
         self._cursor = len(present) % storage.max_size
-        self._seen = seen
+        self._known_state = seen
 
     def _in_child(self, abandoned: bool) -> None:
         if abandoned:
-            self._seen = None
+            self._known_state = None
 
-    _turn = ForkLock(_in_child)  # held while ranks and items are changed together
+    _lock = ForkLock(_in_child)  # held while ranks and items are changed together
 
     def _empty(self, empty_write_count: bool = True) -> None:
-        with self._turn:
+        with self._lock:
             self._current_top_values = []
             self._cursor = 0
-            self._seen = None
+            self._known_state = None
             if empty_write_count:
                 self._count = 0
 
@@ -292,7 +292,7 @@ class TensorDictMaxValueWriter(Writer):
             self._current_top_values or get_spawning_popen() is not None
         ):
             raise RuntimeError(_shared("it cannot be sent to another process"))
-        return {name: value for name, value in self.__dict__.items() if name != "_turn"}
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
 
     def __repr__(self) -> str:
         return (
@@ -301,7 +301,7 @@ class TensorDictMaxValueWriter(Writer):
         )
 
 
-def _look(storage: Any) -> tuple[int, ...]:
+def _state_of(storage: Any) -> tuple[int, ...]:
     """Returns the state of the storage: numbers that change when it is written or emptied."""
     ring = ring_of(storage)
     if ring is None:
@@ -309,7 +309,7 @@ def _look(storage: Any) -> tuple[int, ...]:
     return (ring.head, ring.write_count, ring.length)
 
 
-def _others(storage: Any) -> bool:
+def _is_open_elsewhere(storage: Any) -> bool:
     engine = getattr(storage, "open_engine", None)
     return engine is not None and len(engine.seat.registry.alive()) > 1
 

@@ -303,7 +303,7 @@ def test_what_was_prioritized_is_freed(tmp_path: Path) -> None:
         ours.prioritize(model.critic)
         model.set_logger(configure(None, []))
         model.train(gradient_steps=2, batch_size=4)
-        drawn = weakref.ref(ours._drawn.observations)
+        drawn = weakref.ref(ours._last_sample.observations)
         ours.sample(4)
         gc.collect()
         assert drawn() is None

@@ -174,5 +174,5 @@ def test_a_child_attaches_to_a_ring_that_another_thread_was_attaching_to(
         signal.alarm(20)
         assert len(buffer) == 4
 
-    with held_by_another_thread(buffer._making):
+    with held_by_another_thread(buffer._rows_lock):
         assert ended(fork(read)) == 0

@@ -71,7 +71,7 @@ def not_opened(path: Path) -> tuple[Any, Callable[[], object]]:
 
 def highest(_: Path) -> tuple[Any, Callable[[], object]]:
     rb = filled(LazyTensorStorage(8), writer=TensorDictMaxValueWriter(rank_key="x"))
-    return rb.writer._turn, lambda: rb.extend(ITEMS)
+    return rb.writer._lock, lambda: rb.extend(ITEMS)
 
 
 def slices(_: Path) -> tuple[Any, Callable[[], object]]:

@@ -147,7 +147,7 @@ class Roles:
         self._rewards = {flat_path(key) for key in self.reward_keys}
 
     @property
-    def _taken(self) -> set[KeyPath]:
+    def _reserved_paths(self) -> set[KeyPath]:
         return {self._shift_path, self._is_full_path, STORAGE_SHAPE, CUT_SHAPE, CUTS, LENGTH}
 
 

@@ -124,16 +124,16 @@ class TED2Flat(Roles):
                 the compact form uses.
         """
         found = entries(data)
-        if taken := {item for item in found if item in self._taken or item[0] == ROOT[0]}:
+        if taken := {item for item in found if item in self._reserved_paths or item[0] == ROOT[0]}:
             raise ValueError(
                 f"{type(self).__name__}: the data have the entries {names(taken)}, but the compact "
                 "form uses these keys; rename them, or pass another shift_key or is_full_key"
             )
         full = True if self.is_full is None else self.is_full
         episodes = Episodes(tuple(data.batch_size), self.shift or 0, full)
-        episodes.end(self._ended(found, episodes))
-        usual = self._is_usual(found, episodes)
-        kept = self._kept(found, usual)
+        episodes.end(self._episode_ends(found, episodes))
+        has_defaults = self._has_default_flags(found, episodes)
+        kept = self._compact_entries(found, has_defaults)
         cuts = cpu.zeros(episodes.rows, dtype=torch.bool)
         for entry in kept:
             if entry.after is not None:
@@ -148,11 +148,11 @@ class TED2Flat(Roles):
         }
         if cuts.any():
             constants[CUTS] = self._cuts(cuts, episodes)
-        if not usual:
+        if not has_defaults:
             constants[ROOT] = TensorDict(batch_size=self._batch(episodes))
         return self._write(kept, constants, episodes, path)
 
-    def _ended(self, found: Mapping[KeyPath, Any], episodes: Episodes) -> torch.Tensor:
+    def _episode_ends(self, found: Mapping[KeyPath, Any], episodes: Episodes) -> torch.Tensor:
         """Returns True for each row that ends an episode, bool ``[rows]``."""
         done = found.get(self._done)
         if not isinstance(done, torch.Tensor):
@@ -169,10 +169,12 @@ class TED2Flat(Roles):
             )
         return flags_of(done, episodes.rows)[episodes.elements] & episodes.holds
 
-    def _kept(self, found: Mapping[KeyPath, Any], usual: bool) -> list[CompactEntry]:
+    def _compact_entries(
+        self, found: Mapping[KeyPath, Any], has_defaults: bool
+    ) -> list[CompactEntry]:
         """Returns the tensors that the compact form contains.
 
-        ``usual`` is True if the flags at the root can be restored without storing them.
+        ``has_defaults`` is True if the flags at the root can be restored without storing them.
         """
         kept = []
         for path, leaf in found.items():
@@ -184,7 +186,7 @@ class TED2Flat(Roles):
             elif path[0] == NEXT and not isinstance(found.get(inner), torch.Tensor):
                 kept.append(CompactEntry(path, leaf))  # an entry that is only under "next"
             elif path in self._flags | self._rewards:
-                if not usual:
+                if not has_defaults:
                     kept.append(CompactEntry(ROOT + path, leaf))
             elif path[0] != NEXT:
                 after = found.get((NEXT, *path))
@@ -193,7 +195,7 @@ class TED2Flat(Roles):
                 )
         return kept
 
-    def _is_usual(self, found: Mapping[KeyPath, Any], episodes: Episodes) -> bool:
+    def _has_default_flags(self, found: Mapping[KeyPath, Any], episodes: Episodes) -> bool:
         """True if the root has no reward, and has the same flags as "next", which are all False.
 
         In this case the flags at the root are not stored.
@@ -233,7 +235,7 @@ class TED2Flat(Roles):
         plain: dict[KeyPath, torch.Tensor] = {}
         for entry, shape in zip(kept, shapes, strict=True):
             both = entry.after is not None
-            tensor = _made(output, entry, shape, mapped=path is not None)
+            tensor = _make_tensor(output, entry, shape, mapped=path is not None)
             if tensor is None:
                 tensor = plain[entry.path] = cpu.zeros(shape, dtype=entry.leaf.dtype)
             target = as_bytes(rows_of(tensor), episodes.kept if both else episodes.rows)
@@ -282,7 +284,9 @@ class TED2Flat(Roles):
         return cuts.nonzero()[:, 0]
 
 
-def _made(output: TensorDict, entry: CompactEntry, shape: Any, mapped: bool) -> torch.Tensor | None:
+def _make_tensor(
+    output: TensorDict, entry: CompactEntry, shape: Any, mapped: bool
+) -> torch.Tensor | None:
     """Creates a memory-mapped tensor for an entry of ``output``, and returns it.
 
     Returns None for complex and empty tensors, which tensordict can only map if they have a file.

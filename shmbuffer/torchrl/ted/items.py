@@ -70,8 +70,8 @@ class Flat2TED(Roles):
             constant(saved, self._is_full_path, kind),
         )
         found = self._rows(saved, episodes)
-        usual = ROOT[0] not in fields(data)
-        plan = self._plan(found, episodes, usual)
+        has_defaults = ROOT[0] not in fields(data)
+        plan = self._plan(found, episodes, has_defaults)
         if out is None:
             target = {
                 path: cpu.zeros((*episodes.shape, *leaf.shape[1:]), dtype=leaf.dtype)
@@ -79,12 +79,12 @@ class Flat2TED(Roles):
             }
         else:
             target = {path: leaf for path, leaf in entries(out).items() if not is_non_tensor(leaf)}
-            self._fit(plan, target, episodes)
+            self._require_fit(plan, target, episodes)
         items = episodes.holds.nonzero()[:, 0]
         for path, (leaf, at) in plan.items():
             if path in target:
                 _fill(target[path], episodes.elements[items], leaf, at[items], episodes.rows)
-        others = self._others(found, episodes)
+        others = self._other_entries(found, episodes)
         if out is None:
             return assemble({**target, **others}, episodes.shape)
         for path, value in others.items():
@@ -109,19 +109,19 @@ class Flat2TED(Roles):
         return saved
 
     def _plan(
-        self, found: Mapping[KeyPath, Any], episodes: Episodes, usual: bool
+        self, found: Mapping[KeyPath, Any], episodes: Episodes, has_defaults: bool
     ) -> dict[KeyPath, tuple[torch.Tensor, torch.Tensor]]:
         """Returns the source of each entry of the items.
 
         The source consists of a saved leaf, and the row in this leaf for each row of the ring.
-        ``usual`` is True if the flags at the root were not saved, because they are all False.
+        ``has_defaults`` is True if the flags at the root were not saved, because all are False.
         """
         plan: dict[KeyPath, tuple[torch.Tensor, torch.Tensor]] = {}
         rows = cpu.arange(episodes.rows)
         # For a ring that has not wrapped, TorchRL may omit rows at the end that contain no items.
         needed = int(episodes.steps[episodes.holds].max()) + 2
         for path, leaf in found.items():
-            if is_non_tensor(leaf) or path in self._taken:
+            if is_non_tensor(leaf) or path in self._reserved_paths:
                 continue
             count = leaf.shape[0]
             if count != episodes.rows and not needed <= count <= episodes.kept:
@@ -136,7 +136,7 @@ class Flat2TED(Roles):
                 plan[path[1:]] = leaf, rows
             elif path in self._flags:
                 plan[NEXT, *path] = leaf, rows
-                if usual:
+                if has_defaults:
                     plan[path] = cpu.zeros(1, dtype=leaf.dtype).expand(leaf.shape), rows
             elif path in self._rewards:
                 plan[NEXT, *path] = leaf, rows
@@ -147,11 +147,13 @@ class Flat2TED(Roles):
                 plan[NEXT, *path] = leaf, episodes.steps + 1
         return plan
 
-    def _others(self, found: Mapping[KeyPath, Any], episodes: Episodes) -> dict[KeyPath, Any]:
+    def _other_entries(
+        self, found: Mapping[KeyPath, Any], episodes: Episodes
+    ) -> dict[KeyPath, Any]:
         """Returns the entries that are not tensors, with each object at its place in the ring."""
         others: dict[KeyPath, Any] = {}
         for path, value in found.items():
-            if path in self._taken or not is_non_tensor(value):
+            if path in self._reserved_paths or not is_non_tensor(value):
                 continue
             if isinstance(value, NonTensorStack):
                 objects: list[Any] = [None] * episodes.rows
@@ -162,7 +164,7 @@ class Flat2TED(Roles):
                 others[path] = NonTensorData(value.data, batch_size=episodes.shape)
         return others
 
-    def _fit(
+    def _require_fit(
         self,
         plan: Mapping[KeyPath, tuple[torch.Tensor, torch.Tensor]],
         target: Mapping[KeyPath, torch.Tensor],

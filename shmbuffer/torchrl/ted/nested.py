@@ -81,7 +81,7 @@ class Nested2TED(Flat2TED):
     def _rows(self, saved: dict[KeyPath, Any], episodes: Episodes) -> dict[KeyPath, Any]:
         rows: dict[KeyPath, Any] = {}
         for path, leaf in saved.items():
-            if path in self._taken:
+            if path in self._reserved_paths:
                 rows[path] = leaf
             elif isinstance(leaf, NonTensorStack):
                 objects = [NonTensorData(one) for part in leaf for one in part.data]
