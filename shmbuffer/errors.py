@@ -171,16 +171,17 @@ class RecordTooLargeError(ShmBufferError, ValueError):
 
 
 class ConsumerError(ShmBufferError):
-    """The consumer was removed, exists with different settings, or would be the ninth.
+    """The consumer was removed or exists with different settings, or there are eight others.
 
     Attributes: ``name``.
     """
 
 
 class RateLimitError(ShmBufferError):
-    """The rate limiter can never admit the call, or does not allow waiting without a peer.
+    """The rate limiter can never admit the call, or does not allow it to wait.
 
-    Attributes: ``pids``, the pids of the living clients for which the call would wait.
+    Waiting is not allowed if no client is alive that could end the wait. Attributes: ``pids``, the
+    pids of the living clients on the other side, which insert or sample.
     """
 
 

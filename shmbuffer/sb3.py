@@ -205,7 +205,7 @@ class SharedReplayBuffer(ReplayBuffer):
 
     @property
     def pos(self) -> int:
-        """Row of the next write."""
+        """Row of ``n_envs`` transitions to which the next ``add`` writes."""
         return self.buffer.write_count // self.n_envs % self.buffer_size
 
     @pos.setter

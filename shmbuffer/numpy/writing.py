@@ -90,8 +90,8 @@ class Writing(Handle):
         if stream_dim is not None:
             if streams is not None:
                 raise TypeError("streams and stream_dim cannot be combined; pass one of them")
-            items, numbers, lead = in_time_order(data, stream_dim, self._ndim)
-            index = self._write(items, False, timeout, numbers).reshape(lead)
+            items, sorted_numbers, lead = in_time_order(data, stream_dim, self._ndim)
+            index = self._write(items, False, timeout, sorted_numbers).reshape(lead)
             return index if stream_dim else index.T  # type: ignore[no-any-return]
         numbers = None if streams is None else check_streams(streams)
         if numbers is not None:

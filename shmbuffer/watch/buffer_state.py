@@ -53,7 +53,7 @@ class BufferState:
 def read_state(path: str, last_s: float | None) -> BufferState:
     """Reads the state of a directory and the last ``last_s`` seconds of its history.
 
-    With None the whole history is read.
+    If ``last_s`` is None, the whole history is read.
     """
     found = inspect(path)
     timeline, absent = None, "it contains no record yet"

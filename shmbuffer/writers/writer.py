@@ -47,7 +47,7 @@ class Writer(Checkpoints):
 
     @property
     def tracks_generations(self) -> bool:
-        """True if samples have the entry ``index_generation``, as with a shared storage."""
+        """True if samples have the entry ``index_generation``, because the storage is shared."""
         return bool(getattr(self._storage, "shared", False))
 
     def generations_of(self, index: Any) -> torch.Tensor:

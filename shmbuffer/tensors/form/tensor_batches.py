@@ -210,7 +210,10 @@ def _with_objects(entries: dict[Any, Any], lead: Sequence[int]) -> dict[Any, Any
 
 
 def unbound(data: Any) -> list[Any]:
-    """Returns a list of the items of an iterable or batch. A dict of batches becomes dicts."""
+    """Returns a list of the items in an iterable or batch.
+
+    If ``data`` is a dict of batches, each item is a dict with the same keys.
+    """
     if isinstance(data, list):
         return list(data)
     if isinstance(data, Mapping) and not is_collection(data):
@@ -260,7 +263,7 @@ class _Stacking(batches.Stacking):
 
     @staticmethod
     def named(item: Any) -> tuple[None, torch.Tensor]:
-        """Returns the item as a tensor. The dtype name is None, so `torch.stack` can promote it."""
+        """Returns None as the name of the dtype, so that torch can promote it, and the tensor."""
         return None, as_tensor(item)
 
     def kind(self, item: Any) -> type:

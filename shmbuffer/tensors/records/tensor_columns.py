@@ -50,7 +50,7 @@ def _shapes_of(count: int, key: Any, batch: Any, of_leaves: Any) -> Shapes:
 
     Args:
         count: number of items.
-        key: elements of the key of the kind.
+        key: key of the items' kind (`Kind.key`).
         batch: batch sizes of one item.
         of_leaves: shape of each leaf within an item, or int64 ``[count, rank]`` if the items
             differ.

@@ -64,7 +64,7 @@ def read_generator(path: Path) -> tuple[torch.Tensor, torch.device] | None:
 def write_states(file: Path, chain: Compose) -> None:
     """Writes the states of the transforms. Writes no file if they have no state."""
     states = chain.state_dict()
-    if (only := _is_chain(chain)) is not None:
+    if (only := _state_of_chain(chain)) is not None:
         content = only
     else:
         content = {
@@ -86,7 +86,7 @@ def read_states(file: Path, chain: Compose) -> dict[str, Any] | None:
     content = load_plainly(file)
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise damaged(file, "is not the state of transforms")
-    if _is_chain(chain) is not None:
+    if _state_of_chain(chain) is not None:
         return {"0": content}
     states: dict[str, Any] = {}
     for key, value in content.items():
@@ -121,7 +121,7 @@ def load_plainly(file: Path) -> Any:
         ) from error
 
 
-def _is_chain(chain: Compose) -> dict[str, Any] | None:
+def _state_of_chain(chain: Compose) -> dict[str, Any] | None:
     """Returns the state of the only transform if it is itself a chain, otherwise None."""
     states = chain.state_dict()
     if len(chain.transforms) != 1 or not states:

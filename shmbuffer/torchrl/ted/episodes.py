@@ -76,7 +76,7 @@ class Episodes:
 
     @property
     def rows(self) -> int:
-        """Number of slots in the ring, times the number of lanes."""
+        """Number of rows, which is the number of slots times the number of lanes."""
         return self.slots * self.lanes
 
     def end(self, where: torch.Tensor) -> None:

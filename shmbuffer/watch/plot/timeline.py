@@ -87,7 +87,7 @@ class Timeline:
         return self.known.get(int(self.records["recorder"][-1]))
 
     def recorded_until_s(self, incarnation: int) -> float | None:
-        """Returns the time of a recorder's last record, or None if the timeline has none of it."""
+        """Returns the time of a recorder's last record in the timeline, or None without any."""
         at = np.flatnonzero(self.records["recorder"] == incarnation)
         return float(self.times_s[at[-1]]) if len(at) else None
 
