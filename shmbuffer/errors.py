@@ -171,9 +171,10 @@ class RecordTooLargeError(ShmBufferError, ValueError):
 
 
 class ConsumerError(ShmBufferError):
-    """The consumer was removed or exists with different settings, or there are eight others.
+    """A consumer was removed, has other settings or too many unacknowledged batches, or is missing.
 
-    Attributes: ``name``.
+    Also raised if a buffer already has eight consumers. Attributes: ``name``, if the error names a
+    consumer.
     """
 
 
