@@ -59,8 +59,8 @@ def _disk_bytes(path: Path) -> int:
 
     Files that another process removes in the meantime are ignored.
     """
-    taken = 0
+    total = 0
     for one in path.rglob("*"):
         with suppress(FileNotFoundError):
-            taken += one.lstat().st_blocks * 512
-    return taken
+            total += one.lstat().st_blocks * 512
+    return total

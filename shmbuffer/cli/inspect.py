@@ -50,11 +50,12 @@ def run(args: argparse.Namespace) -> int:
 def _buffer(found: Mapping[str, Any]) -> Table:
     settings, counters = found["settings"], found["counters"]
     extra = settings["extra"]
-    items, room = counters["length"], counters["elements"]
+    items, capacity = counters["length"], counters["elements"]
     lines = {
         "state": found["state"],
         "used by": words.use(found).value,
-        "items": f"{items:,} of {room:,} ({items / room:.1%}), {counters['write_count']:,} written",
+        "items": f"{items:,} of {capacity:,} ({items / capacity:.1%}), "
+        f"{counters['write_count']:,} written",
         "class": extra.get("buffer"),
         "priorities": _priorities(found),
         "batch size": extra.get("batch_size"),

@@ -70,14 +70,14 @@ def _inspect(path: Path) -> dict[str, Any]:
     try:
         return {**inspect(path, live_bytes=False), "path": str(path)}
     except (ShmBufferError, OSError) as error:
-        said = " ".join(str(error).split())
-        return {"path": str(path), "error": said.removeprefix(f"{path.absolute()}: ")}
+        message = " ".join(str(error).split())
+        return {"path": str(path), "error": message.removeprefix(f"{path.absolute()}: ")}
 
 
 def _row(found: dict[str, Any]) -> tuple[object, ...]:
     counters = found["counters"]
-    items, room = counters["length"], counters["elements"]
-    return found["path"], words.use(found), items, room, words.disk_usage(found)
+    items, capacity = counters["length"], counters["elements"]
+    return found["path"], words.use(found), items, capacity, words.disk_usage(found)
 
 
 def _brief(found: dict[str, Any]) -> dict[str, Any]:

@@ -31,15 +31,15 @@ def run(args: argparse.Namespace) -> int:
     inspections = shards.inspect_shards(args.dir, live_bytes=False) or {
         "": inspect(args.dir, live_bytes=False)
     }
-    shown, told = [], []
+    shown, listed = [], []
     for node, found in inspections.items():
         clients = _clients(found)
-        told += [{**({"node": node} if node else {}), **client} for client in clients]
+        listed += [{**({"node": node} if node else {}), **client} for client in clients]
         rows = [words.cells(client) | {"holds": client["holds"] or ""} for client in clients]
         table = tables.chosen(found["path"], _COLUMNS, rows)
         what = found.get("error") or words.use(found).value
         shown.append(table if rows else f"{found['path']}: {what}")
-    console.tell({"path": args.dir, "clients": told}, *shown, as_json=args.json)
+    console.tell({"path": args.dir, "clients": listed}, *shown, as_json=args.json)
     return exits.DONE
 
 

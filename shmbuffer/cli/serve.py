@@ -149,8 +149,8 @@ def _announce_end(path: Path, *, as_json: bool) -> None:
         use = f", in use by pid {', '.join(map(str, users))}" if users else ""
         counted = units.counted(items, "item", "items")
         left = f"{counted} left{use}; to continue, run: {_continue_command(path)}"
-    told = {"event": "ended", "path": str(path), "items": items, "pids": users}
-    console.tell(told, f"ended: {path}: {left}", as_json=as_json)
+    value = {"event": "ended", "path": str(path), "items": items, "pids": users}
+    console.tell(value, f"ended: {path}: {left}", as_json=as_json)
 
 
 def _announce(coordinator: Coordinator, *, as_json: bool) -> None:

@@ -29,9 +29,9 @@ def run(args: argparse.Namespace) -> int:
     from shmbuffer.service.stopping import stop
 
     stopped = stop(args.dir, grace_s=args.grace)
-    said = {"killed": "killed because it ignored SIGTERM", "ended": "ended"}
+    descriptions = {"killed": "killed because it ignored SIGTERM", "ended": "ended"}
     rows = [
-        (one.name or one.role, str(one.pid), said.get(one.how, f"left: {one.why}"))
+        (one.name or one.role, str(one.pid), descriptions.get(one.how, f"left: {one.why}"))
         for one in stopped
     ]
     console.tell(

@@ -61,8 +61,8 @@ class Handle:
             self._batch_size = as_int("batch_size", self._batch_size)
             if self._batch_size < 1:
                 raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        usual = _DEFAULT_BETA if extra.get("beta") is None else extra["beta"]
-        self._beta = as_beta(usual if beta is None else beta)
+        default_beta = _DEFAULT_BETA if extra.get("beta") is None else extra["beta"]
+        self._beta = as_beta(default_beta if beta is None else beta)
         self._rng = None if rng is None else np.random.default_rng(rng)
         self._dtype_names = {path_of(key): name for key, name in (dtypes or {}).items()}
         for name in self._dtype_names.values():

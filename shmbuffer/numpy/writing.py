@@ -144,13 +144,13 @@ class Writing(Handle):
             name, shape = ARRAYS.form_of(value, path)
             return self._dtype_of(path, name), shape
 
-        of: dict[str, Any] = {
+        options: dict[str, Any] = {
             "ndim": self._ndim,
             "single": single,
             "mapping": self._mapping,
             "form": form,
         }
-        leaves = Leaves.of_data(ARRAYS, data, **of, where=self._engine.where)
+        leaves = Leaves.of_data(ARRAYS, data, **options, where=self._engine.where)
         paths = [leaf.path for leaf in leaves.leaves]
         if unknown := sorted(self._dtype_names.keys() - set(paths)):
             raise KeyError(

@@ -16,9 +16,9 @@ def rows_of(data: Any, some: slice, but: str | None = None) -> Any:
     If ``but`` is the key of an entry, this entry is left out.
     """
     if type(data) is TensorDict:
-        kept = {key: rows_of(one, some) for key, one in data._tensordict.items() if key != but}
+        entries = {key: rows_of(one, some) for key, one in data._tensordict.items() if key != but}
         size = torch.Size((len(range(*some.indices(len(data)))), *data.batch_size[1:]))
-        return TensorDict._new_unsafe(kept, size, data.device, nested=False)
+        return TensorDict._new_unsafe(entries, size, data.device, nested=False)
     if isinstance(data, dict):
         return {key: rows_of(one, some) for key, one in data.items() if key != but}
     return own_node(data[some])

@@ -132,20 +132,20 @@ class NStep(AroundAnchors):
             total += powers[k] * each[:, k]
         number = np.empty(total.shape, np.int64)
         number.T[...] = steps
-        made = {
+        added = {
             _REWARD: torch.from_numpy(total).to(dtype),
             _STEPS: torch.from_numpy(number),
             _GAMMA: torch.from_numpy(powers[number]).to(dtype),
         }
         first = np.arange(0, count * n, n)
         ends = items.select(np.concatenate((first, first + n - 1)))
-        return anchors.named(ends, {**info, **made})
+        return anchors.named(ends, {**info, **added})
 
     def assemble(self, data: Any, info: dict[Any, Any]) -> tuple[Any, dict[Any, Any]]:
         """Builds the transitions from the first and last steps."""
-        made = {key: info[key] for key in (_REWARD, _STEPS, _GAMMA)}
-        said = {key: value for key, value in info.items() if key not in made}
-        count = len(made[_REWARD])
+        added = {key: info[key] for key in (_REWARD, _STEPS, _GAMMA)}
+        others = {key: value for key, value in info.items() if key not in added}
+        count = len(added[_REWARD])
         *inside, name = self._reward
         first = rows_of(data, slice(count), inside[0])
         into, last = first, data
@@ -154,13 +154,13 @@ class NStep(AroundAnchors):
             last = own_node(last) if at else rows_of(last, slice(count, None))
             into = set_entry(into, key, last)
         device = getattr(get_entry(last, name), "device", None)
-        set_entry(into, name, made[_REWARD].to(device))
+        set_entry(into, name, added[_REWARD].to(device))
         for key in (_GAMMA, _STEPS):
             if isinstance(first, (TensorDictBase, dict)) or hasattr(first, key):
-                set_entry(first, key, made[key].to(device))
+                set_entry(first, key, added[key].to(device))
             else:
-                said[key] = made[key]  # a tensorclass accepts no additional fields
+                others[key] = added[key]  # a tensorclass accepts no additional fields
         for key in (INDEX, GENERATION):
-            if key in said:
-                said[key] = tree_map(lambda one: one[:count], said[key])
-        return first, said
+            if key in others:
+                others[key] = tree_map(lambda one: one[:count], others[key])
+        return first, others

@@ -149,25 +149,25 @@ class Sequence(AroundAnchors):
         count, total = wanted.shape
         drawn = torch.from_numpy(anchors.elements)
         lanes = lanes_of(anchors.storage)
-        said: dict[Any, torch.Tensor] = {
+        entries: dict[Any, torch.Tensor] = {
             _ANCHOR: torch.stack(unravel(drawn, lanes), -1) if lanes else drawn,
             _NUMBER: cpu.arange(count),
         }
         for key, value in info.items():
             # Tuple keys are a slice sampler's flags for the last step, which windows do not need.
             if isinstance(key, str) and key not in (GENERATION, INDEX):
-                said[key] = cpu.as_tensor(value)
-        said = {
+                entries[key] = cpu.as_tensor(value)
+        entries = {
             key: value.repeat_interleave(total, 0) if value.dim() else value
-            for key, value in said.items()
+            for key, value in entries.items()
         }
         learned = (steps >= self.burn_in) & (steps < self.burn_in + self.length)
         for key, mask in ((_STEP, steps), (_LEARNING, learned)):
-            said[key] = torch.from_numpy(np.tile(mask, count))
-        said[_VALID] = torch.from_numpy((rows == wanted).ravel())
+            entries[key] = torch.from_numpy(np.tile(mask, count))
+        entries[_VALID] = torch.from_numpy((rows == wanted).ravel())
         if anchors.tickets is not None:
-            said[ANCHOR_GENERATION] = torch.from_numpy(anchors.tickets).repeat_interleave(total)
-        return anchors.named(items, said)
+            entries[ANCHOR_GENERATION] = torch.from_numpy(anchors.tickets).repeat_interleave(total)
+        return anchors.named(items, entries)
 
     def _by_anchor(self, data: Any, key: Key, reduction: str, lanes: tuple[int, ...]) -> Any:
         """Reduces a sample with priorities to one row per anchor, for a priority update.
@@ -187,8 +187,10 @@ class Sequence(AroundAnchors):
             mask = data.get(name, None)
             if mask is not None:
                 counted &= mask.cpu().numpy().reshape(-1)
-        said = data.get(ANCHOR_GENERATION, None)
-        tickets = np.zeros_like(elements) if said is None else said.cpu().numpy().reshape(-1)
+        generations = data.get(ANCHOR_GENERATION, None)
+        tickets = np.zeros_like(elements)
+        if generations is not None:
+            tickets = generations.cpu().numpy().reshape(-1)
         order = np.flatnonzero(counted)
         order = order[np.lexsort((elements[order], tickets[order]))]
         elements, tickets = elements[order], tickets[order]
@@ -197,7 +199,7 @@ class Sequence(AroundAnchors):
         index = torch.from_numpy(elements[begins])
         found: dict[Key, torch.Tensor] = {}
         found[INDEX] = torch.stack(unravel(index, lanes), -1) if lanes else index
-        if said is not None:
+        if generations is not None:
             found[GENERATION] = torch.from_numpy(tickets[begins])
         priority = data.get(key, None)
         if priority is not None:

@@ -63,11 +63,11 @@ def between(before: Mapping[str, Any], now: Mapping[str, Any]) -> Difference:
     here = {client["incarnation"]: client for client in now["clients"]}
     both = [(then[key], here[key]) for key in then.keys() & here.keys()]
     departed = _departed(before, now, [then[key] for key in then if key not in here])
-    told: list[tuple[Kind, str]] = []
+    events: list[tuple[Kind, str]] = []
 
     def tell(kind: Kind, clients: Iterable[Client]) -> None:
         if names := ", ".join(f"{client['role']} {client['pid']}" for client in clients):
-            told.append((kind, names))
+            events.append((kind, names))
 
     tell("stopped", [new for old, new in both if new["state"] == STOPPED != old["state"]])
     tell(
@@ -80,17 +80,17 @@ def between(before: Mapping[str, Any], now: Mapping[str, Any]) -> Difference:
     tell("reaped", [client for client, how in departed if how == "reaped"])
     if slots := _grown("rolled_back", before, now):
         text = units.counted(slots, "slot", "slots")
-        told.append(("rolled back", f"{text} claimed by dead clients"))
+        events.append(("rolled back", f"{text} claimed by dead clients"))
     if now["epoch"] > before["epoch"] or (before["state"] == "RECOVERING" != now["state"]):
         if now["state"] == "RECOVERING":
-            told.append(
+            events.append(
                 ("recovering", "a process is recovering the buffer, which has no living client")
             )
         else:
-            told.append(("recovered", words.recovered(now)))
+            events.append(("recovered", words.recovered(now)))
     tell("left", [client for client, how in departed if how == "left"])
     tell("joined", [here[key] for key in here if key not in then])
-    return Difference(told, departed)
+    return Difference(events, departed)
 
 
 def _departed(

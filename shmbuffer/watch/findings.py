@@ -274,8 +274,8 @@ ALL: tuple[Callable[[BufferState], str | None], ...] = (
 
 def find_problems(buffer: BufferState) -> list[Finding]:
     """Runs all checks and returns their findings. The most urgent ones come first."""
-    said = ((one.__name__, one(buffer)) for one in ALL)
-    return [Finding(name, says) for name, says in said if says is not None]
+    results = ((one.__name__, one(buffer)) for one in ALL)
+    return [Finding(name, says) for name, says in results if says is not None]
 
 
 def verdict(buffer: BufferState, findings: Sequence[Finding]) -> str:

@@ -135,10 +135,10 @@ class MetricsServer:
         )
         for names, family in families:
             for name, says in names.items():
-                told = [(labels, numbers) for labels, numbers in readings if name in numbers]
-                if told:  # shards lack the numbers that a coordinator adds
-                    metric = family(f"shmbuffer_{name}", says, labels=list(told[0][0]))
-                    for labels, numbers in told:
+                available = [(labels, numbers) for labels, numbers in readings if name in numbers]
+                if available:  # shards lack the numbers that a coordinator adds
+                    metric = family(f"shmbuffer_{name}", says, labels=list(available[0][0]))
+                    for labels, numbers in available:
                         metric.add_metric(list(labels.values()), numbers[name])
                     yield metric
 

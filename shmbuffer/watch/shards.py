@@ -79,10 +79,10 @@ def contents(base: str, found: Inspections) -> Table:
 
 def _content_cells(found: Mapping[str, Any]) -> tuple[object, ...]:
     counters = found["counters"]
-    items, room = counters["length"], counters["elements"]
-    full = f"{items / room:.1%}" if room else None
+    items, capacity = counters["length"], counters["elements"]
+    full = f"{items / capacity:.1%}" if capacity else None
     flow = counters["write_count"], counters["items_sampled"]
-    return items, room, full, *flow, units.size(found["disk_bytes"]), found["epoch"]
+    return items, capacity, full, *flow, units.size(found["disk_bytes"]), found["epoch"]
 
 
 def _by_node(
@@ -170,8 +170,8 @@ _MOST_EVENTS = 10
 
 def _rate_cells(found: Mapping[str, Any]) -> tuple[object, ...]:
     counters, rates = found["counters"], found["rates"]
-    items, room = counters["length"], counters["elements"]
-    full = items / room if room else 0.0
+    items, capacity = counters["length"], counters["elements"]
+    full = items / capacity if capacity else 0.0
     shown = ("inserts", "items_sampled", "updates_applied")
     per_s = (units.rate(rates.get(name)) for name in shown)
     return f"{units.gauge(full, 12)} {full:.1%}", items, *per_s

@@ -138,15 +138,15 @@ def sharing(found: Found) -> str | None:
 
 def records(found: Found) -> str | None:
     """Describes the use of the byte ring, or returns None if the items are rows."""
-    held = found["records"]
-    if held is None:
+    ring = found["records"]
+    if ring is None:
         return None
-    used, most = held["used_bytes"], held["max_bytes"]
+    used, most = ring["used_bytes"], ring["max_bytes"]
     parts = [f"{units.size(used)} of {units.size(most)} in use ({used / most:.1%})"]
-    if held["live_bytes"] is not None:
-        parts.insert(0, f"{units.size(held['live_bytes'])} in items")
-    if held["dictionary_bytes"]:
-        parts.append(f"dictionary of {units.size(held['dictionary_bytes'])}")
+    if ring["live_bytes"] is not None:
+        parts.insert(0, f"{units.size(ring['live_bytes'])} in items")
+    if ring["dictionary_bytes"]:
+        parts.append(f"dictionary of {units.size(ring['dictionary_bytes'])}")
     return ", ".join(parts)
 
 

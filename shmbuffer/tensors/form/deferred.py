@@ -33,14 +33,14 @@ def deferred(
         raise ValueError(
             f"{count} items of batch size {list(batch_size)} cannot be stacked along dim {dim}"
         )
-    made = _Deferred.__new__(_Deferred)
-    attributes = made.__dict__
+    created = _Deferred.__new__(_Deferred)
+    attributes = created.__dict__
     attributes.update(_ATTRIBUTES)
     attributes["stack_dim"] = dim
     attributes["_batch_size"] = torch.Size((*batch_size[:dim], count, *batch_size[dim:]))
     attributes["_make"] = make
     attributes["_column"] = column
-    return made
+    return created
 
 
 def defer_change(
@@ -60,12 +60,12 @@ def defer_change(
     if make is None:
         return False
 
-    def made() -> list[Any]:
+    def make_changed() -> list[Any]:
         items: list[Any] = make()
         amend(items)
         return items
 
-    stack.__dict__["_make"] = made
+    stack.__dict__["_make"] = make_changed
     stack.__dict__["_entries"] = entries
     return True
 
@@ -78,8 +78,8 @@ def pending_entries(stack: LazyStackedTensorDict) -> dict[Any, Any]:
 
 def has_created_items(stack: LazyStackedTensorDict) -> bool:
     """True if the stack still has the items that the first access created, in the same order."""
-    made, items = stack.__dict__.get("_created", ()), stack.tensordicts
-    return len(made) == len(items) and all(map(operator.is_, made, items))
+    created, items = stack.__dict__.get("_created", ()), stack.tensordicts
+    return len(created) == len(items) and all(map(operator.is_, created, items))
 
 
 class _Deferred(LazyStackedTensorDict):

@@ -94,9 +94,9 @@ def template(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     """Returns a template for ``torch.empty_like``, which is torch's fastest allocation."""
     with cpu.without_inference_mode():
         one = cpu.empty((), dtype=dtype).expand(shape)  # one element for any shape
-        made = torch.empty_like(one)
+        allocated = torch.empty_like(one)
         # empty_like keeps strides of 0 for a tensor of one element, and `view(dtype)` rejects them.
-        fits = made.is_contiguous() and 0 not in made.stride()
+        fits = allocated.is_contiguous() and 0 not in allocated.stride()
         return one if fits else cpu.empty(shape, dtype=dtype)
 
 
@@ -181,8 +181,8 @@ def take_rows(
         if out is None:
             return rows.index_select(0, index)  # objects have this method, too
         return torch.index_select(rows, 0, index, out=out)
-    taken = take_rows(rows.view(assigned), index, None if out is None else out.view(assigned))
-    return taken.view(rows.dtype)
+    selected = take_rows(rows.view(assigned), index, None if out is None else out.view(assigned))
+    return selected.view(rows.dtype)
 
 
 def put_rows(into: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> None:

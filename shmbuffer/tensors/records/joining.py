@@ -65,8 +65,8 @@ class Joining(Batch):
         }
         for number in chunks_under(self.tree, SEPARATE):
             later[number] = self.reading.rows(self.columns[number])
-        for number, made in zip(later, self.reading.read([*later.values()]), strict=True):
-            self.columns[number] = made
+        for number, result in zip(later, self.reading.read([*later.values()]), strict=True):
+            self.columns[number] = result
         return self.build(self.tree)
 
     def leaf(self, column: Any, dims: Ints) -> Any:
@@ -155,11 +155,11 @@ class Nesting(Joining):
             with cpu.without_inference_mode():
                 offsets = self._offsets[key] = torch.from_numpy(ends).to(values.device)
         with cpu.as_default():
-            made: torch.Tensor = torch.nested.nested_tensor_from_jagged(
+            result: torch.Tensor = torch.nested.nested_tensor_from_jagged(
                 values,
                 offsets,
                 jagged_dim=dim + 1,
                 min_seqlen=int(lengths.min()),
                 max_seqlen=int(lengths.max()),
             )
-        return made
+        return result

@@ -79,9 +79,9 @@ class Padding(Joining):
         parts = []
         for value in values:
             array = objects_in(value).array
-            room = np.full((*longest, *array.shape[len(longest) :]), None, dtype=object)
-            room[tuple(map(slice, array.shape))] = array
-            parts.append(room)
+            padded = np.full((*longest, *array.shape[len(longest) :]), None, dtype=object)
+            padded[tuple(map(slice, array.shape))] = array
+            parts.append(padded)
         return non_tensor(Objects(np.stack(parts)))
 
     def _leaf(self, leaf: Leaf, path: KeyPath) -> Later:
@@ -141,12 +141,12 @@ class Padding(Joining):
     def join(self) -> Any:
         """Returns the batch with its masks."""
         batch = super().join()
-        made: dict[bytes, torch.Tensor] = {}  # from the bytes of the lengths to the mask
+        by_dims: dict[bytes, torch.Tensor] = {}  # from the bytes of the lengths to the mask
         masks: dict[KeyPath, torch.Tensor] = {}
         for path, dims in self._masks:
-            mask = made.get(dims.tobytes())
+            mask = by_dims.get(dims.tobytes())
             if mask is None:
-                mask = made[dims.tobytes()] = self._mask(path, dims)
+                mask = by_dims[dims.tobytes()] = self._mask(path, dims)
             masks[path] = mask
         if self._named is not None:
             for path, mask in masks.items():
@@ -157,7 +157,7 @@ class Padding(Joining):
                         "their lengths differ; use a separate mask for each leaf"
                     )
                 batch.set(key, mask)
-        elif len(made) == 1:
+        elif len(by_dims) == 1:
             batch.set(self._mask_key, next(iter(masks.values())))
         elif masks:
             assert self._mask_key is not None
@@ -177,10 +177,10 @@ class Padding(Joining):
         found = np.ones((len(dims), *shape), np.bool_)
         for dim, size in enumerate(shape):
             numbers = np.arange(size, dtype=np.uint32)  # 32 bits are enough and twice as fast as 64
-            within = numbers < dims[:, dim, None].astype(np.uint32)
+            inside = numbers < dims[:, dim, None].astype(np.uint32)
             where = [1] * len(shape)
             where[dim] = size
-            found &= within.reshape(len(dims), *where)
+            found &= inside.reshape(len(dims), *where)
         out = torch.from_numpy(found)
         return out if self._mask_device is None else out.to(self._mask_device)
 

@@ -36,15 +36,15 @@ def _tensor(item: torch.Tensor, out: Walk) -> None:
     try:
         # The bytes of a tensor with a negative flag are not its numbers. Such a tensor is a view of
         # a complex tensor, and therefore contiguous only if it has one element.
-        whole = (
+        has_plain_bytes = (
             item.is_contiguous()
             and item.is_cpu
             and (dtype in _INTEGERS or (dtype in _FLOATS and not item.is_neg()))
         )
         shape = item.shape
     except RuntimeError:  # nested, or a layout without strides
-        whole = False
-    if not whole:
+        has_plain_bytes = False
+    if not has_plain_bytes:
         item = plain(item)
         shape = item.shape
     out.key.append(dtype)

@@ -113,8 +113,8 @@ def _node_of(folder: TensorDictFolder, path: Path, at: KeyPath, dims: int) -> No
                 folder.tensors[*at, key] = (*described(entry), _file_of(path, key))
     if not at:
         folder.shape = shape
-    kept = {key: node for key, node in items.items() if at or key not in OWN_KEYS}
-    return TensorDictNode(kept, shape[dims:])
+    stored = {key: node for key, node in items.items() if at or key not in OWN_KEYS}
+    return TensorDictNode(stored, shape[dims:])
 
 
 def _add_nested(

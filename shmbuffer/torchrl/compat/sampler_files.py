@@ -127,9 +127,9 @@ def _raw_of_masses(directory: Path, capacity: int, alpha: float, eps: float) -> 
     The priorities are NaN without an item, and 1 if alpha is 0.
     """
     mass = mapped(directory / _TREES[0], torch.float64, (capacity,)).numpy()
-    held = mass > 0
+    present = mass > 0
     raw = np.full(capacity, np.nan)
-    raw[held] = np.maximum(mass[held] ** (1 / alpha) - eps, 0.0) if alpha > 0 else 1.0
+    raw[present] = np.maximum(mass[present] ** (1 / alpha) - eps, 0.0) if alpha > 0 else 1.0
     return torch.from_numpy(raw)
 
 
@@ -143,11 +143,11 @@ def moved(raw: torch.Tensor, loaded: Loaded, elements: int) -> torch.Tensor:
     """
     if not loaded.shift and len(raw) == elements:
         return raw
-    held = torch.nonzero(~raw.isnan())[:, 0]
-    places = loaded.places(held)
+    present = torch.nonzero(~raw.isnan())[:, 0]
+    places = loaded.places(present)
     fits = places < elements
     result = cpu.full((elements,), torch.nan, dtype=torch.float64)
-    result[places[fits]] = raw[held[fits]]
+    result[places[fits]] = raw[present[fits]]
     return result
 
 

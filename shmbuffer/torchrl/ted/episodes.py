@@ -113,8 +113,8 @@ class Episodes:
         differs from the observation of the next row (``root``).
         """
         found = cpu.zeros(self.rows, dtype=torch.bool)
-        asked = (self.holds & ~self.ends).nonzero()[:, 0]
-        for rows in torch.split(asked, max(1, CHUNK_BYTES // root.itemsize)):
+        candidates = (self.holds & ~self.ends).nonzero()[:, 0]
+        for rows in torch.split(candidates, max(1, CHUNK_BYTES // root.itemsize)):
             here, there = self.elements[rows].numpy(), self.elements[rows + 1].numpy()
             found[rows] = torch.from_numpy(after[here] != root[there])
         return found

@@ -124,18 +124,20 @@ class TED2Flat(Roles):
                 the compact form uses.
         """
         found = entries(data)
-        if taken := {item for item in found if item in self._reserved_paths or item[0] == ROOT[0]}:
+        reserved = {one for one in found if one in self._reserved_paths or one[0] == ROOT[0]}
+        if reserved:
             raise ValueError(
-                f"{type(self).__name__}: the data have the entries {names(taken)}, but the compact "
-                "form uses these keys; rename them, or pass another shift_key or is_full_key"
+                f"{type(self).__name__}: the data have the entries {names(reserved)}, but the "
+                "compact form uses these keys; rename them, or pass another shift_key or "
+                "is_full_key"
             )
         full = True if self.is_full is None else self.is_full
         episodes = Episodes(tuple(data.batch_size), self.shift or 0, full)
         episodes.end(self._episode_ends(found, episodes))
         has_defaults = self._has_default_flags(found, episodes)
-        kept = self._compact_entries(found, has_defaults)
+        stored = self._compact_entries(found, has_defaults)
         cuts = cpu.zeros(episodes.rows, dtype=torch.bool)
-        for entry in kept:
+        for entry in stored:
             if entry.after is not None:
                 root, after = (as_bytes(leaf, episodes.rows) for leaf in (entry.leaf, entry.after))
                 cuts |= episodes.cuts(root, after)
@@ -150,7 +152,7 @@ class TED2Flat(Roles):
             constants[CUTS] = self._cuts(cuts, episodes)
         if not has_defaults:
             constants[ROOT] = TensorDict(batch_size=self._batch(episodes))
-        return self._write(kept, constants, episodes, path)
+        return self._write(stored, constants, episodes, path)
 
     def _episode_ends(self, found: Mapping[KeyPath, Any], episodes: Episodes) -> torch.Tensor:
         """Returns True for each row that ends an episode, bool ``[rows]``."""
@@ -176,24 +178,24 @@ class TED2Flat(Roles):
 
         ``has_defaults`` is True if the flags at the root can be restored without storing them.
         """
-        kept = []
+        stored = []
         for path, leaf in found.items():
             if is_non_tensor(leaf):
                 continue
             inner = path[1:]
             if path[0] == NEXT and inner in self._flags | self._rewards:
-                kept.append(CompactEntry(inner, leaf))
+                stored.append(CompactEntry(inner, leaf))
             elif path[0] == NEXT and not isinstance(found.get(inner), torch.Tensor):
-                kept.append(CompactEntry(path, leaf))  # an entry that is only under "next"
+                stored.append(CompactEntry(path, leaf))  # an entry that is only under "next"
             elif path in self._flags | self._rewards:
                 if not has_defaults:
-                    kept.append(CompactEntry(ROOT + path, leaf))
+                    stored.append(CompactEntry(ROOT + path, leaf))
             elif path[0] != NEXT:
                 after = found.get((NEXT, *path))
-                kept.append(
+                stored.append(
                     CompactEntry(path, leaf, after if isinstance(after, torch.Tensor) else None)
                 )
-        return kept
+        return stored
 
     def _has_default_flags(self, found: Mapping[KeyPath, Any], episodes: Episodes) -> bool:
         """True if the root has no reward, and has the same flags as "next", which are all False.
@@ -210,19 +212,20 @@ class TED2Flat(Roles):
 
     def _write(
         self,
-        kept: list[CompactEntry],
+        stored: list[CompactEntry],
         constants: Mapping[KeyPath, Any],
         episodes: Episodes,
         path: str | os.PathLike[str] | None,
     ) -> TensorDict:
         """Creates the compact form and copies the rows of all entries to it."""
         if path is not None:
-            names = [*(name for name in constants if name != ROOT), *(entry.path for entry in kept)]
+            names = [name for name in constants if name != ROOT]
+            names += [entry.path for entry in stored]
             require_file_names(names, f"{path}: entry")
-            require_loadable({entry.path: entry.leaf for entry in kept}, type(self).__name__)
+            require_loadable({entry.path: entry.leaf for entry in stored}, type(self).__name__)
         shapes = [
             self._shape(entry, episodes, tuple(entry.leaf.shape[len(episodes.shape) :]))
-            for entry in kept
+            for entry in stored
         ]
         output = assemble(constants, self._batch(episodes))
         if path is not None:
@@ -233,7 +236,7 @@ class TED2Flat(Roles):
         elements = episodes.elements[items]
         ends = episodes.ends.nonzero()[:, 0]
         plain: dict[KeyPath, torch.Tensor] = {}
-        for entry, shape in zip(kept, shapes, strict=True):
+        for entry, shape in zip(stored, shapes, strict=True):
             both = entry.after is not None
             tensor = _make_tensor(output, entry, shape, mapped=path is not None)
             if tensor is None:
@@ -256,14 +259,14 @@ class TED2Flat(Roles):
 
     def _non_tensors(self, found: Mapping[KeyPath, Any], episodes: Episodes) -> dict[KeyPath, Any]:
         """Returns the entries that are not tensors, with one object per row in time order."""
-        kept: dict[KeyPath, Any] = {}
+        stored: dict[KeyPath, Any] = {}
         for path, value in found.items():
             if isinstance(value, NonTensorStack):
                 objects = _flattened(value.tolist(), len(episodes.shape))
-                kept[path] = self._objects([objects[at] for at in episodes.elements], episodes)
+                stored[path] = self._objects([objects[at] for at in episodes.elements], episodes)
             elif is_non_tensor(value):
-                kept[path] = NonTensorData(value.data)
-        return kept
+                stored[path] = NonTensorData(value.data)
+        return stored
 
     # -- methods that the nested form overrides ------------------------------------------------
 

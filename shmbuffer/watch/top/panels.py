@@ -208,9 +208,9 @@ def _client(client: Mapping[str, Any], pace: Pace, watch: Watch) -> dict[str, St
 
 
 def _departed(client: Mapping[str, Any]) -> dict[str, Styled]:
-    said = {"client": client["role"], " pid": str(client["pid"])}
-    said |= {"state": f"{words.DEAD}, reaped", "holds": ""}
-    return {name: Styled(said.get(name, "-"), "red") for name in _COLUMNS}
+    row = {"client": client["role"], " pid": str(client["pid"])}
+    row |= {"state": f"{words.DEAD}, reaped", "holds": ""}
+    return {name: Styled(row.get(name, "-"), "red") for name in _COLUMNS}
 
 
 def events(watch: Watch) -> Table:
