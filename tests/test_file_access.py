@@ -93,7 +93,7 @@ ALLOWED = {
         "`require_plain` has looked at the file before"
     ),
     ("shmbuffer.torchrl.ted.flat", "TED2Flat._write", "memmap_"): _NEW,
-    ("shmbuffer.torchrl.ted.flat", "_made", "make_memmap"): _NEW,
+    ("shmbuffer.torchrl.ted.flat", "_make_tensor", "make_memmap"): _NEW,
 }
 
 

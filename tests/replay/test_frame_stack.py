@@ -316,7 +316,7 @@ def test_pinned_memory_is_asked_for_the_stacks_themselves(
         return tensor
 
     monkeypatch.setattr(pinned, "empty_like", empty_like)
-    monkeypatch.setattr(pinned, "wanted", lambda pins: pins)
+    monkeypatch.setattr(pinned, "can_pin", lambda pins: pins)
     monkeypatch.setattr(pinned, "is_pinned", lambda tensor: tensor.data_ptr() in made)
     assert hasattr(replay_buffer, "ReplayBuffer")
     storage = LazyMemmapStorage(40, scratch_dir=tmp_path / "b", shared_init=True)
