@@ -73,7 +73,7 @@ def publish(path: str | os.PathLike[str], what: str = "directory") -> Iterator[P
             f"{path} is not a directory, but a checkpoint is one; choose another path"
         )
     make_folder_of(path)
-    with Directory.open(path.parent, anybodys=True) as above, ExitStack() as held:
+    with Directory.open(path.parent, any_owner=True) as above, ExitStack() as held:
         sweep(above, path.name)
         with Lock() as turn:
             target = _in_turn(above, path.name, turn, held)
@@ -99,7 +99,7 @@ def publish_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise FileNotFoundError(
             f"{path}: the directory {above} does not exist; create it, or choose another path"
         )
-    with Directory.open(os.path.realpath(above), anybodys=True) as folder:
+    with Directory.open(os.path.realpath(above), any_owner=True) as folder:
         sweep(folder, name)
         work = _beside(folder, name)
         try:
@@ -119,7 +119,7 @@ def settle(path: str | os.PathLike[str]) -> None:
     """Moves an earlier save back if the process that was replacing it died in between."""
     path = resolve_path(path)
     if not path.exists() and path.parent.is_dir():
-        with Directory.open(path.parent, anybodys=True) as above:
+        with Directory.open(path.parent, any_owner=True) as above:
             sweep(above, path.name)
 
 

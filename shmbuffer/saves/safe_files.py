@@ -89,7 +89,7 @@ def make_folders(path: Path) -> None:
         path.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
         _core.reached("save.parents")
     for folder in missing:
-        with suppress(PermissionError), Directory.open(folder.parent, anybodys=True) as above:
+        with suppress(PermissionError), Directory.open(folder.parent, any_owner=True) as above:
             above.sync()
 
 

@@ -30,12 +30,12 @@ class WritebackWarning:
         self._path = path
         self._checks: deque[list[int]] = deque(maxlen=CHECKS)
         self._warned_s: float | None = None
-        self._waited_us = writeback.waited_for_disks_us()
+        self._waited_us = writeback.disk_wait_us()
         self._last_s = time.monotonic()
 
     def check(self, pids: Iterable[int]) -> None:
         """Checks whether the kernel is throttling any of the processes with these pids."""
-        before, self._waited_us = self._waited_us, writeback.waited_for_disks_us()
+        before, self._waited_us = self._waited_us, writeback.disk_wait_us()
         now_s = time.monotonic()
         past_s, self._last_s = now_s - self._last_s, now_s
         found: list[int] = []

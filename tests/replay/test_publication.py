@@ -488,7 +488,7 @@ def test_a_work_directory_that_is_swept_while_it_is_made_is_made_again(
         found = call(*args, **options)
         if left and any(name.endswith(MARK) for name in os.listdir(tmp_path)):
             left.clear()
-            with Directory.open(tmp_path, anybodys=True) as above:
+            with Directory.open(tmp_path, any_owner=True) as above:
                 sweep(above, "run")
             assert os.listdir(tmp_path) == []
         return found

@@ -22,7 +22,7 @@ def waited_us(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     """What the kernel says next of all waits for disks; the last one stays."""
     said: list[int | None] = [0]
     monkeypatch.setattr(
-        writeback, "waited_for_disks_us", lambda: said.pop(0) if len(said) > 1 else said[0]
+        writeback, "disk_wait_us", lambda: said.pop(0) if len(said) > 1 else said[0]
     )
     return said
 
@@ -99,7 +99,7 @@ def test_a_coordinator_looks_after_a_buffer_on_a_disk(
 ) -> None:
     scratch_dir = on_disk / "buffer"
     monkeypatch.setattr(supervisor, "SCAN_S", 0.01)
-    monkeypatch.setattr(writeback, "waited_for_disks_us", lambda: None)
+    monkeypatch.setattr(writeback, "disk_wait_us", lambda: None)
     monkeypatch.setattr(writeback, "throttled", list)
     caplog.set_level(logging.WARNING, "shmbuffer.service")
     with Coordinator(scratch_dir, capacity=8) as coordinator:

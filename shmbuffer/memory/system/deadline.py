@@ -26,12 +26,12 @@ _NO_NEW_LIMIT = nullcontext()
 def _limit_waits(seconds: float) -> Iterator[None]:
     """Sets the deadline of this thread."""
     require_time("timeout", seconds)
-    before = _own.limit
-    _own.limit = Deadline(seconds, time.monotonic() + seconds)
+    before = _thread.limit
+    _thread.limit = Deadline(seconds, time.monotonic() + seconds)
     try:
         yield
     finally:
-        _own.limit = before
+        _thread.limit = before
 
 
 class Deadline(NamedTuple):
@@ -44,16 +44,16 @@ class Deadline(NamedTuple):
 
 def start(usual: float | None) -> Deadline | None:
     """Returns the deadline of a wait that begins now, or None if it may take forever."""
-    if _own.limit is not None or usual is None:
-        return _own.limit
+    if _thread.limit is not None or usual is None:
+        return _thread.limit
     return Deadline(usual, time.monotonic() + usual)
 
 
-class _Own(threading.local):
+class _ThreadLocal(threading.local):
     limit: Deadline | None = None
 
 
-_own = _Own()
+_thread = _ThreadLocal()
 
 
 def require_time(name: str, seconds: Any) -> None:

@@ -97,10 +97,10 @@ def free_bytes(fd: int) -> int:
     return _free_bytes(os.fstatvfs(fd))
 
 
-def _free_bytes(room: os.statvfs_result) -> int:
-    if room.f_blocks == 0:  # ramfs, and tmpfs mounted with size=0
+def _free_bytes(status: os.statvfs_result) -> int:
+    if status.f_blocks == 0:  # ramfs, and tmpfs mounted with size=0
         return UNLIMITED
-    return room.f_bavail * room.f_frsize
+    return status.f_bavail * status.f_frsize
 
 
 def free_memory_bytes() -> int:

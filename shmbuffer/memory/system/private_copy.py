@@ -49,7 +49,7 @@ def map_file(
         options: dict[str, Any] = {"twice": twice, "aligned": aligned, "private": private}
         return _core.Map(file.fd, nbytes, writable or private, **options)
     size, where = nbytes if size is None else size, directory.path / name
-    options = {"size": size, "room": nbytes, "parts": parts, "dense": dense}
+    options = {"size": size, "copy_size": nbytes, "parts": parts, "dense": dense}
     with private_copy(file.fd, where, **options) as copy:
         return _core.Map(copy.fd, nbytes, twice=twice, aligned=aligned)
 
@@ -59,7 +59,7 @@ def private_copy(
     where: Path,
     *,
     size: int,
-    room: int,
+    copy_size: int,
     parts: Parts | None = None,
     dense: bool = False,
 ) -> _core.Descriptor:
@@ -71,7 +71,7 @@ def private_copy(
         fd: The file, open for reading.
         where: Its path, for errors.
         size: The bytes that the file must have.
-        room: The size of the copy in bytes. It is zero beyond ``size``.
+        copy_size: The size of the copy in bytes. It is zero beyond ``size``.
         parts: Copies only these parts. The rest of the copy is zero.
         dense: Counts the memory of holes too if there are no ``parts``, because all of the copy
             will be read.
@@ -87,7 +87,7 @@ def private_copy(
     ]
     needed, free = sum(end - first for first, end in ranges), free_memory_bytes()
     if dense and parts is None:
-        needed = room
+        needed = copy_size
     if needed > free:
         raise SpaceError(
             f"{where}: {human_size(needed)} must be copied into memory, because this process may "
@@ -100,7 +100,7 @@ def private_copy(
     copy = _core.Descriptor()
     try:
         copy.take(os.memfd_create, "shmbuffer-copy", os.MFD_CLOEXEC)
-        os.ftruncate(copy.fd, room)
+        os.ftruncate(copy.fd, copy_size)
         for first, end in ranges:
             while first < end:
                 data = os.pread(fd, min(_CHUNK_BYTES, end - first), first)

@@ -122,7 +122,7 @@ class Progress:
             and self._done < self._total
             and time.monotonic() >= self._next_s
         ):
-            self._tell()
+            self._report()
             self._next_s = time.monotonic() + EVERY_S
 
     def counted(self, items: Iterable[Item]) -> Iterator[Item]:
@@ -143,9 +143,9 @@ class Progress:
         """Reports that all of the work is complete."""
         self._done = self._total
         if self.has_listener:
-            self._tell()
+            self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         """Calls the callback, and remembers its exception."""
         if self._on_progress is None:
             return

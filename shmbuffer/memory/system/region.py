@@ -96,13 +96,13 @@ class Directory:
         *,
         create: bool = False,
         allow_unsafe_fs: bool = False,
-        anybodys: bool = False,
+        any_owner: bool = False,
         reading: bool = False,
     ) -> Directory:
         """Opens the directory of a buffer.
 
         ``reading``: nothing will be written, so the directory may belong to another user or be on a
-        read-only file system. ``anybodys``: the directory may belong to any user.
+        read-only file system. ``any_owner``: the directory may belong to any user.
         """
         if not os.fspath(path):
             raise ValueError(f"the path of a directory cannot be empty, but is {path!r}")
@@ -110,11 +110,11 @@ class Directory:
         try:
             with explain_errors(where, wanted="a directory", reading=reading):
                 created = create and beneath.make_with_parents(where)
-                fd = file.take(os.open, where, beneath.FOLDER | (os.O_PATH if anybodys else 0))
+                fd = file.take(os.open, where, beneath.FOLDER | (os.O_PATH if any_owner else 0))
                 found = os.fstat(fd)
-                if not (anybodys or (reading and found.st_uid != os.geteuid())):
+                if not (any_owner or (reading and found.st_uid != os.geteuid())):
                     require_own_directory(found, where)
-                if not (allow_unsafe_fs or anybodys):
+                if not (allow_unsafe_fs or any_owner):
                     filesystem.require_safe(fd, where)
                 return cls(where, file, created=created, reading=reading)
         except BaseException:
@@ -128,7 +128,7 @@ class Directory:
 
         It gets exactly ``mode``, or the default mode of new directories.
         """
-        with self._within(name, make=True) as (folder, last):
+        with self._open_parent(name, make=True) as (folder, last):
             if mode is None:
                 mode = beneath.new_modes(self._root(), self.path)[1]
             return beneath.make_folder(last, mode, dir_fd=folder)
@@ -156,7 +156,7 @@ class Directory:
         file, root = into or _core.Descriptor(), self._root()
         if nbytes < 0:
             raise ValueError(f"{self.path / name}: the size of a file cannot be {nbytes} bytes")
-        with self._within(name, make=True, needed=nbytes) as (folder, last):
+        with self._open_parent(name, make=True, needed=nbytes) as (folder, last):
             mode = beneath.new_modes(root, self.path)[0] if shared else 0o600
             try:
                 fd = file.take(
@@ -187,7 +187,7 @@ class Directory:
         where, file = self.path / name, into or _core.Descriptor()
         flags = _FILE | (os.O_RDWR if writable else os.O_RDONLY)
         require = require_one_name if self.foreign else require_own_file
-        with self._within(name, write=writable) as (folder, last):
+        with self._open_parent(name, write=writable) as (folder, last):
             try:
                 while True:
                     found = os.fstat(file.take(os.open, last, flags, dir_fd=folder))
@@ -249,7 +249,7 @@ class Directory:
 
     def stat(self, name: str) -> os.stat_result:
         """Returns the status of a name without opening it or following a link."""
-        with self._within(name) as (folder, last):
+        with self._open_parent(name) as (folder, last):
             return os.stat(last, dir_fd=folder, follow_symlinks=False)
 
     def exists(self, name: str) -> bool:
@@ -267,8 +267,8 @@ class Directory:
     def rename(self, old: str, new: str, *, into: Directory | None = None) -> None:
         """Renames a file to ``new`` in ``into``, over an existing file; creates missing parents."""
         with (
-            self._within(old, write=True) as (source, old_last),
-            (into or self)._within(new, make=True) as (target, new_last),
+            self._open_parent(old, write=True) as (source, old_last),
+            (into or self)._open_parent(new, make=True) as (target, new_last),
             explain_errors(self.path / old),
         ):
             os.rename(old_last, new_last, src_dir_fd=source, dst_dir_fd=target)
@@ -276,7 +276,7 @@ class Directory:
 
     def unlink(self, name: str) -> bool:
         """Removes a file, or a link itself; returns whether it existed."""
-        with suppress(FileNotFoundError), self._within(name, write=True) as (folder, last):
+        with suppress(FileNotFoundError), self._open_parent(name, write=True) as (folder, last):
             os.unlink(last, dir_fd=folder)
             _core.reached("file.unlinked")
             return True
@@ -285,7 +285,7 @@ class Directory:
     def rmdir(self, name: str) -> bool:
         """Removes an empty directory; returns whether it was removed."""
         try:
-            with self._within(name, write=True, wanted="a directory") as (folder, last):
+            with self._open_parent(name, write=True, wanted="a directory") as (folder, last):
                 os.rmdir(last, dir_fd=folder)
                 _core.reached("folder.removed")
         except OSError as error:
@@ -356,7 +356,7 @@ class Directory:
             return os.fstat(self._root()).st_nlink > 0
 
     @contextmanager
-    def _within(
+    def _open_parent(
         self,
         name: str,
         *,

@@ -47,14 +47,14 @@ def residency(fd: int, nbytes: int) -> Residency | None:
     else:
         step = (nbytes - _WINDOW_BYTES) / (_WINDOWS - 1)
         windows = [(int(number * step), _WINDOW_BYTES) for number in range(_WINDOWS)]
-    looked = sum(length for _, length in windows)
+    measured = sum(length for _, length in windows)
     found = Residency(0, 0)
     for offset, length in windows:
-        one = _cachestat(fd, offset, length)
-        if one is None:
+        part = _cachestat(fd, offset, length)
+        if part is None:
             return None
-        found += one
-    scale = nbytes / looked if looked else 0.0
+        found += part
+    scale = nbytes / measured if measured else 0.0
     return Residency(
         min(nbytes, round(found.cached * scale)), min(nbytes, round(found.unwritten * scale))
     )

@@ -38,13 +38,13 @@ def throttled(pids: Iterable[int]) -> list[int]:
     return [pid for pid in pids if any(name.startswith(THROTTLE) for name in sleeps_in(pid))]
 
 
-def waited_for_disks_us() -> int | None:
+def disk_wait_us() -> int | None:
     """Returns the microseconds that threads waited for disks; None without CONFIG_PSI."""
     try:
-        some = PRESSURE.read_text("ascii").splitlines()[0]
+        line = PRESSURE.read_text("ascii").splitlines()[0]
     except OSError:
         return None
-    return int(some.rpartition("total=")[2])
+    return int(line.rpartition("total=")[2])
 
 
 def dirty_bytes() -> tuple[int, int]:

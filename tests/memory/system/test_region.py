@@ -962,7 +962,7 @@ def test_in_a_directory_of_anybody_only_our_own_folders_are_opened(tmp_path: Pat
     tmp_path.chmod(0o777)
     with pytest.raises(UnsafePathError, match="belongs to uid 65534"):
         Directory.open(tmp_path)
-    with Directory.open(tmp_path, anybodys=True) as directory:
+    with Directory.open(tmp_path, any_owner=True) as directory:
         assert directory.listdir() == ["ours", "theirs"]
         directory.folder("ours").close()
         with pytest.raises(UnsafePathError, match="theirs: belongs to uid 65534"):

@@ -72,12 +72,12 @@ def test_waits_for_disks_are_counted_where_the_kernel_counts_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writeback, "PRESSURE", tmp_path / "io")
-    assert writeback.waited_for_disks_us() is None
+    assert writeback.disk_wait_us() is None
     (tmp_path / "io").write_text(
         "some avg10=7.76 avg60=2.82 avg300=1.01 total=6855401\n"
         "full avg10=0.47 avg60=0.22 avg300=0.31 total=4292781\n"
     )
-    assert writeback.waited_for_disks_us() == 6855401
+    assert writeback.disk_wait_us() == 6855401
 
 
 def test_the_limit_of_dirty_pages_is_that_of_the_machine() -> None:
