@@ -505,7 +505,7 @@ def test_too_little_space_is_an_error_with_both_numbers_and_nothing_is_left(path
             SpaceError,
             match=rf"^{re.escape(str(path))}: 68719476736 slots of 4 leaves: .* are needed, "
             r"and .* are free; free some space, make the buffer smaller, or choose another "
-            r"directory; reserve=False creates sparse files",
+            r"directory; reserve=False would create sparse files",
         ) as caught:
             engine.define(schema(huge))
         error: Any = caught.value

@@ -88,7 +88,7 @@ def test_a_limit_on_the_memory_of_a_process_is_named(fast_path: Path) -> None:
     refused(
         lambda: attach(path),
         SpaceError,
-        r"this process may map .* in all: raise `ulimit -v`",
+        r"this process can map at most .*: raise `ulimit -v`",
         after=limited(resource.RLIMIT_AS, lambda: mapped_bytes() + 2**22),
     )
 
@@ -98,7 +98,7 @@ def test_a_limit_on_open_files_is_named(fast_path: Path) -> None:
     refused(
         lambda: attach(fast_path / "buffer"),
         OSError,
-        rf"Too many open files: close some, or raise `ulimit -n`: '{fast_path}/buffer",
+        rf"Too many open files: close some files, or raise `ulimit -n`: '{fast_path}/buffer",
         after=limited(resource.RLIMIT_NOFILE, lambda: len(os.listdir("/proc/self/fd"))),
     )
 
@@ -109,7 +109,7 @@ def test_a_limit_on_the_size_of_files_is_named_by_a_save(fast_path: Path) -> Non
     refused(
         lambda: buffer.dumps(save),
         SpaceError,
-        rf"{save}.*: .* this process may write files of at most 1.0 MiB .*: raise `ulimit -f`",
+        rf"{save}.*: .* this process can write files of at most 1.0 MiB .*: raise `ulimit -f`",
         after=limited(resource.RLIMIT_FSIZE, lambda: 2**20),
     )
     assert not save.exists()
@@ -120,7 +120,9 @@ def test_a_copy_by_hard_links_is_named_with_what_finds_it(fast_path: Path) -> No
     path, linked = fast_path / "buffer", fast_path / "linked"
     buffer = made(path, 8)
     shutil.copytree(path, linked, copy_function=os.link)
-    with pytest.raises(UnsafePathError, match=r"2 names .* `cp -al`.* copy with `cp -r`") as caught:
+    with pytest.raises(
+        UnsafePathError, match=r"2 names .* `cp -al`.* copy the directory with `cp -r`"
+    ) as caught:
         attach(path)
     command = re.search(r"`(find .* -samefile .*?)`", str(caught.value))
     assert command is not None

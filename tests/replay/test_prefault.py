@@ -103,6 +103,6 @@ def test_too_little_memory_leaves_nothing_behind(
     storage = LazyMemmapStorage(
         100, scratch_dir=tmp_path / "buffer", prefault="full", reserve=False
     )
-    with pytest.raises(SpaceError, match="prefault='full' would bring all of it into memory"):
+    with pytest.raises(SpaceError, match="prefault='full' would load the whole buffer into memory"):
         storage.set(range(4), TensorDict({"obs": torch.arange(4.0)}, [4]))
     assert not (tmp_path / "buffer").exists()

@@ -305,7 +305,8 @@ def test_what_cannot_be_called_is_refused_before_anything_is_done(tmp_path: Path
     calls: tuple[Callable[..., None], ...] = (rb.dumps, rb.storage.dumps, rb.writer.dumps)
     for call in calls:
         with pytest.raises(
-            TypeError, match="on_progress must be a function of one ProgressReport, but is 1"
+            TypeError,
+            match="on_progress must be a function or None, but is 1",
         ):
             call(tmp_path / "save", on_progress=1)
     assert list(tmp_path.iterdir()) == []

@@ -1,1 +1,4 @@
-"""The operating system: files, pages, time and processes. No module here knows what a buffer is."""
+"""Access to the operating system: files, pages, time and processes.
+
+No module in this folder depends on the structure of a buffer.
+"""

@@ -1,10 +1,10 @@
-"""Walks from a directory to a name, component by component, and never follows a link.
+"""Opens paths below a directory component by component, without following links.
 
-    root ──openat "next", O_NOFOLLOW──▶ fd ──openat ...──▶ fd of the directory that holds the file
+    root ──openat "next", O_NOFOLLOW──▶ fd ──openat ...──▶ fd of the directory with the file
 
-If a path of several components is passed to the kernel at once, the kernel follows every link on
-the way, and O_NOFOLLOW protects only the last component. This user must own each directory on the
-way, unless the root belongs to another user and is only read.
+O_NOFOLLOW applies only to the last component of a path. In the other components, the kernel would
+follow links if the whole path were passed in one call. This user must own each directory on the
+path, unless the root belongs to another user and is only read.
 """
 
 from __future__ import annotations
@@ -22,29 +22,33 @@ from shmbuffer.errors import UnsafePathError
 from shmbuffer.memory.system.path_checks import explain_errors, require_own_directory
 
 PRIVATE = ".shmbuffer"
-"""The directory whose mode decides whether the group may read new files.
+"""Name of the subdirectory whose mode decides whether the group can read new files.
 
-Only its owner changes that mode. A directory that the user created is often readable by the group
-unintentionally.
+shmbuffer creates this subdirectory as private, so its owner must have made it readable for the
+group intentionally. A directory that the user created is often readable unintentionally.
 """
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def leads_down(name: str) -> bool:
-    """True if a name is a relative path that stays below its directory, without "..".
+    """True if a name is a relative path that cannot leave its directory through "..".
 
-    ".", empty components and NUL are refused too, so that no two names lead to the same file.
+    Names with ".", empty components or NUL are rejected, too, so that each file has only one name.
     """
     return "\0" not in name and {"", ".", ".."}.isdisjoint(name.split("/"))
 
 
 def parts(name: str, root: Path) -> list[str]:
-    """Splits a name; raises UnsafePathError if it does not lead to a path below ``root``."""
+    """Splits a file name into its components.
+
+    Raises:
+        UnsafePathError: The name does not lead to a path below ``root``.
+    """
     if not leads_down(name):
         raise UnsafePathError(
-            f"{root}: {name!r} is not the name of a file in this directory; pass a relative name"
-            " without '.', '..', NUL and empty components",
+            f"{root}: {name!r} is not a valid name of a file in this directory; pass a relative"
+            " path without NUL and without the components '.', '..' and ''",
             path=root,
             name=name,
         )
@@ -55,10 +59,15 @@ def parts(name: str, root: Path) -> list[str]:
 def walk(
     root: int, where: Path, folders: list[str], *, make: int | None = None, foreign: bool = False
 ) -> Iterator[int]:
-    """Yields the descriptor of a directory below ``root``, which is open and located at ``where``.
+    """Opens a directory below ``root`` and yields its descriptor, which is closed afterwards.
 
-    Missing directories are created with the mode ``make``, unless it is None. ``foreign``: the root
-    belongs to another user, and is only read.
+    Args:
+        root: Descriptor of the directory where the path begins.
+        where: Path of ``root``, for error messages.
+        folders: Components of the path below ``root``. If it is empty, ``root`` is yielded.
+        make: Mode with which missing directories are created, or None to create none.
+        foreign: Whether the root belongs to another user and is only read. If not, this user must
+            own all directories of the path.
     """
     with _core.Descriptor() as reached:
         fd = root
@@ -74,7 +83,11 @@ def walk(
 
 
 def new_modes(root: int, where: Path) -> tuple[int, int]:
-    """Returns the modes of new files and directories below ``root``, which is open at ``where``."""
+    """Returns the mode of new files and the mode of new directories below ``root``.
+
+    ``root`` is a descriptor, and ``where`` is its path. The group can read new files if it can read
+    the subdirectory `PRIVATE`.
+    """
     with explain_errors(where / PRIVATE, wanted="a directory"):
         try:
             found = os.stat(PRIVATE, dir_fd=root, follow_symlinks=False)
@@ -85,10 +98,14 @@ def new_modes(root: int, where: Path) -> tuple[int, int]:
 
 
 def make_with_parents(where: Path) -> bool:
-    """Creates a directory; returns whether it is new. The umask applies to missing parents.
+    """Creates a directory of mode 0700 and the missing directories above it.
 
-    Parents are synced if possible. Otherwise a power cut could remove the directory together with
+    The directories above it get the default mode that the umask gives them. They are synced if the
+    file system supports it. Without this, the directory could be lost in a power cut together with
     the synced files in it.
+
+    Returns:
+        True if the directory was created, False if it existed already.
     """
     missing = [folder for folder in where.parents if not folder.exists()]
     if missing:
@@ -102,7 +119,10 @@ def make_with_parents(where: Path) -> bool:
 
 
 def make_temporary(prefix: str) -> Path:
-    """Creates a directory of mode 0700 with a random name in the temporary directory."""
+    """Creates a directory of mode 0700 in the system's temporary directory and returns its path.
+
+    Its name is ``prefix`` and eight random hexadecimal digits.
+    """
     while True:
         path = Path(tempfile.gettempdir(), f"{prefix}{secrets.token_hex(4)}").absolute()
         if make_folder(path, 0o700):
@@ -110,7 +130,7 @@ def make_temporary(prefix: str) -> Path:
 
 
 def remove_if_empty(where: Path) -> bool:
-    """Removes a directory if it is empty and the user may do so; returns whether it was removed."""
+    """Removes a directory if it is empty. Returns False if it could not be removed."""
     with suppress(OSError):
         where.rmdir()
         _core.reached("folder.removed")
@@ -119,16 +139,19 @@ def remove_if_empty(where: Path) -> bool:
 
 
 def make_folder(name: str | Path, mode: int, *, dir_fd: int | None = None) -> bool:
-    """Creates a directory with exactly this mode (setgid if its parent is); false if it exists."""
+    """Creates a directory with exactly the permissions ``mode``, whatever the umask.
+
+    The directory is setgid if its parent is. Returns False if the directory existed already.
+    """
     try:
         os.mkdir(name, mode, dir_fd=dir_fd)
     except FileExistsError:
         return False
     _core.reached("folder.made")
-    # The umask may have removed our own permission to open the directory, which fchmod needs.
-    # O_PATH does not need it.
+    # The umask may have removed the owner's permission to read the directory. Opening it for fchmod
+    # would need this permission, but opening it with O_PATH does not.
     flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    # another process may have removed it
+    # FileNotFoundError: another process has removed the new directory
     with suppress(FileNotFoundError), _core.Descriptor() as made:
         fd = made.take(os.open, name, flags, dir_fd=dir_fd)
         found = os.fstat(fd).st_mode
@@ -139,5 +162,6 @@ def make_folder(name: str | Path, mode: int, *, dir_fd: int | None = None) -> bo
 
 
 def _sync_if_possible(folder: Path) -> None:
+    """Syncs the entries of a directory, unless it cannot be opened or synced."""
     with suppress(OSError), _core.Descriptor() as opened:
         os.fsync(opened.take(os.open, folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))

@@ -1,16 +1,16 @@
-"""Checks whether a file system is reliable enough for a buffer, and how much space it has.
+"""Checks whether a file system is reliable enough for a buffer, and how much free space it has.
 
 A buffer needs a file system with four properties:
 
-* maps of one file share their pages;
-* a file lock ends with its holder;
-* reserved space stays reserved;
-* every process that opens the file runs on this machine.
+* all maps of a file share the same pages;
+* a file lock is released when the process that holds it ends;
+* space that has been allocated for a file stays available;
+* all processes that open a file run on the same machine.
 
-Cluster file systems lack the last property and are refused, although their maps are coherent. A
-process is proved dead by comparing boot ids, and a living process on another node has another boot
-id. Unsafe file systems are listed, and unlisted ones are accepted, because new local file systems
-are more common than new network file systems.
+Cluster file systems lack the last property, so they are refused although their maps are coherent:
+shmbuffer compares boot ids to prove that a process is dead, and a living process on another node
+has another boot id. File systems that are known to be unsafe are listed. All others are accepted,
+because new local file systems are more common than new network file systems.
 """
 
 from __future__ import annotations
@@ -48,25 +48,28 @@ UNSAFE = {
     0x786F4256: "VirtualBox shared folders",
     0xBACBACBC: "VMware shared folders",
     0x7C7C6673: "Parallels shared folders",
-    0x958458F6: "hugetlbfs",  # local, but the size of a file is a number of huge pages
+    0x958458F6: "hugetlbfs",  # local, but file sizes must be multiples of a huge page
 }
-"""File systems that are refused: the magic number of statfs(2), and a name for messages."""
+"""File systems that are refused: the magic number from statfs(2), and the name for messages."""
 
 IN_MEMORY = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
-"""File systems without a disk: the magic number of statfs(2), and a name for messages."""
+"""File systems in memory: the magic number from statfs(2), and the name for messages."""
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # flags of linux/falloc.h
 
 UNLIMITED = sys.maxsize
-"""The free space of a file system without a limit, such as ramfs."""
+"""Free space that is reported for a file system without a size limit, such as ramfs."""
 
 
 def filesystem_type(fd: int) -> int:
-    """Returns the magic number of an open file's file system; `os.statvfs` does not tell it."""
+    """Returns the magic number of an open file's file system.
+
+    This function calls fstatfs(2) through ctypes, because `os.statvfs` does not return the number.
+    """
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
-    # struct statfs has 120 bytes, and f_type is its first long
+    # struct statfs has 120 bytes, and its first field is f_type, a long.
     answer = ctypes.create_string_buffer(512)
     if libc.fstatfs(ctypes.c_int(fd), answer):
         number = ctypes.get_errno()
@@ -84,8 +87,8 @@ def require_safe(fd: int, where: Path) -> None:
     kind = filesystem_type(fd)
     if kind in UNSAFE:
         raise UnsafeFilesystemError(
-            f"{where}: is on {UNSAFE[kind]}, where shared maps, file locks or reserved space"
-            " are not reliable; choose a directory on a local disk or in /dev/shm",
+            f"{where}: this directory is on {UNSAFE[kind]}, where shared maps, file locks or"
+            " reserved space are not reliable; choose a directory on a local disk or in /dev/shm",
             path=where,
             filesystem=UNSAFE[kind],
             magic=kind,
@@ -93,28 +96,32 @@ def require_safe(fd: int, where: Path) -> None:
 
 
 def free_bytes(fd: int) -> int:
-    """Returns the bytes that an unprivileged process may still write to a file system."""
+    """Returns the free space of an open file's file system for unprivileged users, in bytes."""
     return _free_bytes(os.fstatvfs(fd))
 
 
 def _free_bytes(status: os.statvfs_result) -> int:
+    """Returns the free space for unprivileged users in bytes, or `UNLIMITED`."""
     if status.f_blocks == 0:  # ramfs, and tmpfs mounted with size=0
         return UNLIMITED
     return status.f_bavail * status.f_frsize
 
 
 def free_memory_bytes() -> int:
-    """Returns the memory that the kernel can still give to processes, including swap."""
+    """Returns the memory and swap that is available to processes, in bytes."""
     return _memory_bytes("MemAvailable", "SwapFree")
 
 
 def memory_bytes() -> int:
-    """Returns the memory and swap of the machine."""
+    """Returns the total memory and swap of the machine, in bytes."""
     return _memory_bytes("MemTotal", "SwapTotal")
 
 
 def _memory_bytes(*names: str) -> int:
-    """Sums entries of /proc/meminfo."""
+    """Returns the sum of the named entries of /proc/meminfo in bytes.
+
+    Returns `UNLIMITED` if the file cannot be read.
+    """
     try:
         lines = Path("/proc/meminfo").read_text("ascii").splitlines()
     except OSError:
@@ -124,25 +131,36 @@ def _memory_bytes(*names: str) -> int:
 
 
 def allocate(fd: int, nbytes: int, *, reserve: bool, free: int) -> None:
-    """Gives a new, empty file its size, and allocates its space if ``reserve`` is set.
+    """Extends a new, empty file to ``nbytes`` bytes, and allocates its space if ``reserve`` is set.
 
-    ``nbytes`` is compared with ``free`` first. tmpfs allocates page by page until one is missing,
-    and the machine may be out of memory before that.
+    Args:
+        fd: Descriptor of the file.
+        nbytes: Size of the file in bytes.
+        reserve: Whether space is allocated. If not, the file is sparse.
+        free: Free bytes of the file system. A larger file is refused before anything is allocated,
+            because tmpfs allocates page by page, and the machine may run out of memory before tmpfs
+            reports an error.
+
+    Raises:
+        OSError: With ENOSPC if there is not enough space, or EIO if the file has the wrong size.
     """
     if not reserve:
         os.ftruncate(fd, nbytes)
     elif nbytes > free:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    elif nbytes:  # posix_fallocate refuses 0
+    elif nbytes:  # posix_fallocate fails with EINVAL for 0 bytes
         os.posix_fallocate(fd, 0, nbytes)
     _core.reached("file.sized")
-    # a process may have written its signature to the new lock file already
+    # Another process may already have written to a new lock file, whose size here is 0.
     if nbytes and (found := os.fstat(fd).st_size) != nbytes:
         raise OSError(errno.EIO, f"the file has {found} bytes after {nbytes} were allocated")
 
 
 def read_at(fd: int, nbytes: int, at: int) -> bytes:
-    """Reads ``nbytes`` bytes at an offset, or up to the end; a single pread may return fewer."""
+    """Reads ``nbytes`` bytes at the offset ``at``. The result is shorter only at the end of file.
+
+    A single call of pread(2) may return fewer bytes than requested, so it is repeated.
+    """
     data = bytearray()
     while len(data) < nbytes and (more := os.pread(fd, nbytes - len(data), at + len(data))):
         data += more
@@ -150,15 +168,17 @@ def read_at(fd: int, nbytes: int, at: int) -> bytes:
 
 
 def data_ranges(fd: int, first: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yields the ranges of a part of a file that contain data (lseek(2), SEEK_DATA).
+    """Yields the byte ranges with data (not holes) between the offsets ``first`` and ``end``.
 
-    If the file system does not report holes, all of the part counts as data.
+    Ranges are pairs of a first offset and an end offset, found by lseek(2) with SEEK_DATA. If the
+    file system does not report holes, the whole range counts as data.
     """
     while first < end:
         try:
             first = os.lseek(fd, first, os.SEEK_DATA)
         except OSError as error:
-            # holes are not reported; ENXIO would mean that no data follow
+            # ENXIO means that no data follow. Any other error means that the file system does not
+            # report holes.
             if error.errno != errno.ENXIO:
                 yield first, end
             return
@@ -169,7 +189,10 @@ def data_ranges(fd: int, first: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def allocate_part(fd: int, start: int, nbytes: int, *, free: int) -> None:
-    """Allocates the space of a part of a sparse file."""
+    """Allocates the space of ``nbytes`` bytes of a sparse file, from the offset ``start``.
+
+    Raises OSError with ENOSPC if this exceeds ``free``, the free bytes of the file system.
+    """
     if nbytes > free:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     os.posix_fallocate(fd, start, nbytes)
@@ -177,9 +200,10 @@ def allocate_part(fd: int, start: int, nbytes: int, *, free: int) -> None:
 
 
 def release_part(fd: int, start: int, nbytes: int) -> None:
-    """Frees the space of a part of a file, which then reads as zeros.
+    """Frees the space of ``nbytes`` bytes of a file, which then read as zeros.
 
-    Does nothing if the file system does not support it (fallocate(2), FALLOC_FL_PUNCH_HOLE).
+    The space is freed with fallocate(2) and FALLOC_FL_PUNCH_HOLE. Nothing happens if the file
+    system does not support this.
     """
     import ctypes
 
@@ -197,14 +221,15 @@ def space_error(
     why: int = errno.ENOSPC,
     sparse_allowed: bool = False,
 ) -> SpaceError:
-    """Returns the error for something that does not fit on a disk, with the needed and free bytes.
+    """Returns the error for an allocation that does not fit on a disk or into memory.
 
     Args:
-        what: A path, or a description of what is created there.
-        needed: Its size in bytes; 0 if it is unknown or zero, as for a directory.
-        free: The free bytes. None uses those of the file system at the path ``what``.
-        why: The error number of the system.
-        sparse_allowed: Whether to suggest ``reserve=False``.
+        what: Path of the file, or a description of it that begins with the path.
+        needed: Number of bytes to allocate, or 0 if it is unknown or zero, as for a directory.
+        free: Number of free bytes, or a function that returns it. None means the free bytes of the
+            file system at the path ``what``.
+        why: Error number of the system call.
+        sparse_allowed: Whether the message suggests ``reserve=False``.
     """
     if needed == 0 and why == errno.EFBIG:
         return too_large(what)
@@ -213,7 +238,7 @@ def space_error(
         case errno.EFBIG:
             advice = f"but {_largest_file()}"
         case errno.ENOMEM if (most := _soft(resource.RLIMIT_AS)) is not None:
-            advice = f"but this process may map only {human_size(most)} in all: raise `ulimit -v`"
+            advice = f"but this process can map at most {human_size(most)}: raise `ulimit -v`"
         case errno.EDQUOT:
             advice = "but your quota is used up: remove files, or choose another disk"
         case errno.ENOSPC if needed <= free:
@@ -222,8 +247,8 @@ def space_error(
             advice = "free some space, make the buffer smaller, or choose another directory"
     if sparse_allowed:
         advice += (
-            "; reserve=False creates sparse files, but their writers are killed by SIGBUS if the"
-            " disk is full"
+            "; reserve=False would create sparse files instead, but a writer is then killed by"
+            " SIGBUS if the disk is full"
         )
     if needed:
         problem = f"{human_size(needed)} are needed, and {human_size(free)} are free"
@@ -238,7 +263,7 @@ def space_error(
 
 
 def _free_at(path: Path) -> int:
-    """Returns the free bytes of the file system that a path would be on."""
+    """Returns the free bytes of the file system that contains a path, even if it does not exist."""
     for folder in (path, *path.parents):
         with suppress(OSError):
             return _free_bytes(os.statvfs(folder))
@@ -246,7 +271,7 @@ def _free_at(path: Path) -> int:
 
 
 def too_large(what: Path | str) -> SpaceError:
-    """Returns the error for a file that may not grow (EFBIG), if its new size is not known."""
+    """Returns the error for a file that cannot grow (EFBIG) to a size that is not known here."""
     return SpaceError(
         f"{what}: the file would be too large: {_largest_file()}",
         path=what,
@@ -256,21 +281,21 @@ def too_large(what: Path | str) -> SpaceError:
 
 
 def _largest_file() -> str:
-    """Returns why files cannot be larger, and what to do about it."""
+    """Returns a phrase that explains the limit for the size of a file, and how to raise it."""
     most = _soft(resource.RLIMIT_FSIZE)
     if most is None:
         return "the file system does not support files of that size: choose another disk"
-    return f"this process may write files of at most {human_size(most)}: raise `ulimit -f`"
+    return f"this process can write files of at most {human_size(most)}: raise `ulimit -f`"
 
 
 def _soft(limit: int) -> int | None:
-    """Returns a resource limit of this process, or None if there is none."""
+    """Returns the soft limit of this process for a resource, or None if it is unlimited."""
     found = resource.getrlimit(limit)[0]
     return None if found == resource.RLIM_INFINITY else found
 
 
 def human_size(nbytes: int) -> str:
-    """Formats a size, as `4096 bytes` or `1.5 GiB (1610612736 bytes)`."""
+    """Formats a number of bytes, such as `4096 bytes` or `1.5 GiB (1610612736 bytes)`."""
     if nbytes < 2**20:
         return f"{nbytes} bytes"
     power = min((nbytes.bit_length() - 1) // 10, 4)

@@ -1,4 +1,4 @@
-"""Locks of objects that are free again in the child of a fork."""
+"""Per-instance locks that the child of a fork can use even if a thread of the parent held them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from weakref import WeakKeyDictionary
 class ForkLock:
     """Gives each instance of a class its own reentrant lock.
 
-    If another thread holds the lock during a fork, the child gets a new lock, because that thread
-    does not exist there. In the child, ``in_child`` is called with each instance and with whether
-    its lock was held. If it was, the thread may have left the instance's state half changed.
+    If another thread holds a lock during a fork, the lock is replaced in the child, because that
+    thread does not exist there.
+
+    Args:
+        in_child: Function that is called in the child for each instance, with the instance and a
+            boolean: True if another thread held its lock during the fork. The state of such an
+            instance may be half updated.
     """
 
     def __init__(self, in_child: Callable[[Any, bool], None] | None = None) -> None:
@@ -29,13 +33,13 @@ class ForkLock:
         if instance is None:
             return self
         lock = self._locks.setdefault(instance, RLock())
-        # This attribute hides the descriptor. Writing to the instance's dict would slow all
-        # attributes.
+        # From now on the instance attribute hides this descriptor. Writing to `instance.__dict__`
+        # directly would slow down all attribute access of the instance.
         object.__setattr__(instance, self._name, lock)
         return lock
 
     def _renew(self) -> None:
-        """Replaces locks that other threads held during the fork."""
+        """Replaces the locks that other threads held during the fork. Runs in the child."""
         for instance, lock in list(self._locks.items()):
             abandoned = not lock.acquire(blocking=False)
             if abandoned:

@@ -1,9 +1,9 @@
-"""Checks which paths may be opened, and explains the errors of the others.
+"""Checks whether a path is safe to open, and converts errors of the kernel to errors with advice.
 
-This user must own the directory, and other users may not write to it. Files must be regular, have
-one name and belong to this user. Directories that are opened only for reading may belong to another
-user, and so may their files. All other errors of the kernel are converted to errors that say where
-they happened and what to do.
+This user must own the directory of a buffer, and other users must not be able to write to it. Files
+must be regular files of this user with one name (hard link). A directory that is opened only for
+reading, and the files in it, may belong to another user. The converted errors contain the path and
+advice on how to solve the problem.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shmbuffer.memory.system.filesystem import space_error
 from shmbuffer.memory.system.progress import is_from_callback
 
 _SHARED = stat.S_ISVTX | stat.S_IWOTH
-_LINKS = 40  # the kernel's own limit
+_LINKS = 40  # the kernel's limit for the number of links that it follows in a path
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFREG: "a regular file",
@@ -46,8 +46,9 @@ _ASK_OWNER = (
 
 
 def require_own_directory(found: os.stat_result, where: Path) -> None:
-    """Raises UnsafePathError if another user owns the directory, or all users may write to it."""
-    # The group may write because umask 002 creates such directories, with the user's own group.
+    """Raises UnsafePathError if another user owns a directory, or if all users can write to it."""
+    # Write permission for the group is accepted, because umask 002 creates directories that the
+    # user's private group can write to.
     require_owner(found, where)
     if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
         raise UnsafePathError(
@@ -60,51 +61,60 @@ def require_own_directory(found: os.stat_result, where: Path) -> None:
 
 
 def require_regular_file(found: os.stat_result, where: Path) -> None:
-    """Raises UnsafePathError unless the file is regular. It may have any owner."""
+    """Raises UnsafePathError unless the file is regular. Its owner is not checked."""
     if not stat.S_ISREG(found.st_mode):
         raise _another_kind(where, "a regular file")
 
 
 def require_one_name(found: os.stat_result, where: Path) -> None:
-    """Raises UnsafePathError unless the file is regular and has one name. It may have any owner."""
+    """Raises UnsafePathError unless the file is regular and has exactly one name (hard link).
+
+    The owner of the file is not checked.
+    """
     require_regular_file(found, where)
     if found.st_nlink != 1:
         raise UnsafePathError(
-            f"{where}: the file has {found.st_nlink} names (hard links), as after `cp -al`, so"
-            " a copy of the directory would change with it; remove the other name, which"
-            f" `find {_mount_of(where)} -xdev -samefile {where}` finds, and copy with `cp -r`",
+            f"{where}: the file has {found.st_nlink} names (hard links), for example after"
+            " `cp -al`, so a change of the buffer would also change the copy; find the other names"
+            f" with `find {_mount_of(where)} -xdev -samefile {where}`, remove them, and copy the"
+            " directory with `cp -r` instead",
             path=where,
             links=found.st_nlink,
         )
 
 
 def require_own_file(found: os.stat_result, where: Path) -> None:
-    """Raises UnsafePathError unless the file is regular, has one name and belongs to this user."""
+    """Raises UnsafePathError unless this user owns the file and `require_one_name` accepts it."""
     require_one_name(found, where)
     require_owner(found, where)
 
 
 def resolve_path(path: str | os.PathLike[str]) -> Path:
-    """Resolves a path; raises UnsafePathError if its last part is a link of an untrusted user.
+    """Resolves all symbolic links in a path and returns an absolute path.
 
-    As with fs.protected_symlinks, links in a sticky directory are followed if they belong to this
-    user, root or the owner of the directory. Do not resolve the result again, because a link may
-    have appeared there.
+    A link in a sticky directory that all users can write to is followed only if it belongs to this
+    user, to root or to the owner of the directory. Linux has the same rule
+    (``fs.protected_symlinks``). Do not resolve the result a second time, because another user may
+    have created a link at this path in the meantime.
+
+    Raises:
+        UnsafePathError: The last component of the path is a link that must not be followed.
     """
     where = Path(path).absolute()
     for _ in range(_LINKS):
         where = Path(os.path.normpath(os.path.join(os.path.realpath(where.parent), where.name)))
         try:
             found, folder = os.lstat(where), os.stat(where.parent)
-        except OSError:  # it does not exist, or is not visible
+        except OSError:  # the path does not exist, or this user cannot see it
             break
         if not stat.S_ISLNK(found.st_mode):
             break
         trusted = (os.geteuid(), 0, folder.st_uid)
         if folder.st_mode & _SHARED == _SHARED and found.st_uid not in trusted:
             raise UnsafePathError(
-                f"{where}: this is a link of uid {found.st_uid} in a directory where all users can"
-                " write, so it was not followed; pass the path that it leads to, or another path",
+                f"{where}: this is a link of uid {found.st_uid} in a directory that all users can"
+                " write to, so it was not followed; pass the path that the link leads to, or"
+                " another path",
                 path=where,
                 uid=found.st_uid,
             )
@@ -121,14 +131,15 @@ def explain_errors(
     free: Callable[[], int] | None = None,
     reading: bool = False,
 ) -> Iterator[None]:
-    """Converts an OSError of the body to the corresponding error of this package.
+    """Converts an OSError raised in the ``with`` block to the corresponding error of this package.
 
     Args:
-        where: The file or directory that the body opens, creates or changes.
-        wanted: The expected kind of file.
-        needed: The bytes that the body allocates.
-        free: Returns the free bytes. None uses the free bytes of the file system at ``where``.
-        reading: The directory belongs to another user, and is only read.
+        where: The file or directory that the block opens, creates or changes.
+        wanted: The expected type of file, such as ``"a directory"``, for error messages.
+        needed: Number of bytes that the block allocates.
+        free: Function that returns the number of free bytes. None means the free bytes of the file
+            system at ``where``.
+        reading: Whether the directory belongs to another user and is only read.
     """
     try:
         yield
@@ -157,23 +168,33 @@ def explain_errors(
                 meaning = space_error(where, needed, free, why=error.errno)
             case errno.ENOMEM if needed:
                 meaning = space_error(where, needed, free, why=error.errno)
-            # the system's message names no path for a descriptor, and only the last part of a name
+            # The system's message has no path if the call used a descriptor, and otherwise only the
+            # last component of the path.
             case _:
                 what = str(error.strerror)
                 if error.errno in (errno.EMFILE, errno.ENFILE):
-                    what += ": close some, or raise `ulimit -n`"
+                    what += ": close some files, or raise `ulimit -n`"
                 raise OSError(error.errno, what, str(where)) from error
         try:
             raise meaning from error
         finally:
-            del meaning  # a frame that keeps its exception would keep itself and its callers alive
+            # The exception refers to this frame through its traceback. Without `del`, this
+            # reference cycle would keep the frames of all callers alive.
+            del meaning
 
 
 def wrong_size(where: Path, expected: str, limit: int, found: int) -> CorruptBufferError:
-    """Returns the error for a file whose size was changed by something else than this package."""
+    """Returns the error for a file whose size another program has changed.
+
+    Args:
+        where: Path of the file.
+        expected: The expected size, as text.
+        limit: The expected size, or the largest one, in bytes.
+        found: The size of the file in bytes.
+    """
     return CorruptBufferError(
-        f"{where}: the file has {found} bytes instead of {expected}, because something outside of"
-        " shmbuffer changed it; restore it from a copy, or remove the buffer",
+        f"{where}: the file has {found} bytes instead of {expected}, because another program"
+        " changed its size; restore the file from a copy, or remove the buffer",
         path=where,
         expected=limit,
         found=found,
@@ -181,17 +202,17 @@ def wrong_size(where: Path, expected: str, limit: int, found: int) -> CorruptBuf
 
 
 def not_durable(where: str, error: OSError) -> DurabilityError:
-    """Returns the error for a failed sync."""
+    """Returns the error for a sync that failed with the system error ``error``."""
     return DurabilityError(
         f"{where}: could not be written to the disk ({error.strerror}); the data in memory are"
-        " usable, but may be lost in a power cut: save a copy on another disk",
+        " intact, but may be lost in a power cut: save a copy on another disk",
         path=where,
         errno=error.errno,
     )
 
 
 def name_of(fd: int) -> str:
-    """Returns the current path of an open file, or its number if the path is unknown."""
+    """Returns the current path of an open file, or "file descriptor N" if the path is unknown."""
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
@@ -199,7 +220,7 @@ def name_of(fd: int) -> str:
 
 
 def require_owner(found: os.stat_result, where: Path) -> None:
-    """Raises UnsafePathError unless this user owns the file or directory."""
+    """Raises UnsafePathError unless this user owns the file or directory ``where``."""
     if found.st_uid != os.geteuid():
         raise UnsafePathError(
             f"{where}: belongs to uid {found.st_uid}, but this process runs as uid {os.geteuid()};"
@@ -210,12 +231,12 @@ def require_owner(found: os.stat_result, where: Path) -> None:
 
 
 def _mount_of(where: Path) -> Path:
-    """Returns the root of the file system, which a hard link cannot leave."""
+    """Returns the mount point of the file system of a file. All its hard links are below it."""
     return next((folder for folder in where.parents if folder.is_mount()), Path("/"))
 
 
 def _whose(where: Path) -> str:
-    """Describes the owner of a path if it is another user; otherwise ""."""
+    """Returns a phrase about the owner of a path if another user owns it, otherwise ""."""
     try:
         found = os.lstat(where).st_uid
     except OSError:
@@ -225,13 +246,14 @@ def _whose(where: Path) -> str:
 
 
 def _not_found(where: Path) -> BufferNotFoundError:
+    """Returns the error for a path that does not exist."""
     return BufferNotFoundError(
         f"{where}: does not exist; check the path, or create the buffer first", path=where
     )
 
 
 def _another_kind(where: Path, wanted: str) -> UnsafePathError:
-    """Returns the error for a path that leads to another kind of file."""
+    """Returns the error for a path that does not lead to the expected type of file."""
     try:
         found = _KINDS[stat.S_IFMT(os.lstat(where).st_mode)]
     except (OSError, KeyError):

@@ -1,19 +1,19 @@
-"""Creates and maps pages before they are first used.
+"""Allocates and maps the pages of a buffer before they are first used.
 
-    first touch of a page   a fault: the kernel clears it (once, for all processes) and enters it
-                            in the page table (once for each process); the first touch waits
-    prefault                the same, piece by piece, from a thread that ends with the handle
+    first touch of a page   page fault: the kernel clears the page (once for all processes) and
+                            enters it in the page table (once per process); the caller waits
+    prefault                the same work, chunk by chunk, in a thread that ends with the handle
 
-Prefaulting belongs to one handle. It is not recorded, and handles received by pickle or through a
-fork do not continue it. docs/memory.md gives the cost of a page, and the cases in which prefaulting
-pays.
+Prefaulting is a setting of one handle. It is not stored in the buffer, and a handle that was
+received by pickle or inherited through a fork does not prefault. docs/memory.md gives the cost of a
+page and describes when prefaulting is worthwhile.
 
 Always true
-  1. No byte changes, so all processes may write meanwhile, and there is nothing to recover.
-  2. Prefaulting begins when the files are complete and no lock is held.
-  3. The thread refers to the maps, but not to the handle. It holds the interpreter lock only
-     between two pieces.
-If the process dies meanwhile: the buffer is complete, and some of its pages have been touched.
+  1. No byte changes. All processes can write in the meantime, and there is nothing to recover.
+  2. Prefaulting starts when the files are complete and the process holds no lock.
+  3. The thread refers to the maps, but not to the handle. It holds the interpreter lock (GIL) only
+     between two chunks.
+If the process dies while it prefaults: the buffer is intact, and some of its pages are allocated.
 """
 
 from __future__ import annotations
@@ -33,17 +33,22 @@ log = logging.getLogger("shmbuffer.memory")
 MODES = ("off", "background", "full")
 
 PIECE = 4 * 2**20
-"""Bytes of one call: it takes some milliseconds, and covers whole huge pages."""
+"""Bytes that are populated per call: a few milliseconds of work, and a multiple of a huge page."""
 
 
 @dataclass(frozen=True)
 class Prefault:
-    """How a handle prefaults the pages of its buffer; ValueError or TypeError if invalid."""
+    """The prefault setting of a handle.
 
-    # ``"off"``, ``"background"`` (a thread creates and maps the pages), or ``"full"`` (the process
-    # that creates or opens the buffer also waits for that thread)
+    Raises:
+        ValueError: ``mode`` is not one of `MODES`.
+        TypeError: ``on_progress`` is neither None nor callable.
+    """
+
+    # "off", "background" (a thread allocates and maps the pages), or "full" (the call that creates
+    # or opens the buffer also waits for this thread)
     mode: str = "off"
-    on_progress: OnProgress | None = None  # called in that thread
+    on_progress: OnProgress | None = None  # called in the prefault thread
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -61,9 +66,12 @@ class Prefault:
         return self.mode == "full"
 
     def require_memory(self, nbytes: int, where: str) -> None:
-        """Raises SpaceError if pages that are not reserved do not fit into memory."""
+        """Raises SpaceError if ``nbytes`` bytes of pages do not fit into the free memory.
+
+        Only needed for sparse files, whose pages have no memory yet.
+        """
         if nbytes > (free := free_memory_bytes()):
-            what = f"{where}: prefault={self.mode!r} would bring all of it into memory"
+            what = f"{where}: prefault={self.mode!r} would load the whole buffer into memory"
             raise space_error(what, nbytes, free)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -74,20 +82,20 @@ OFF = Prefault()
 
 
 class Populating:
-    """A thread that creates and maps pages."""
+    """A thread that allocates and maps the pages of a buffer."""
 
     def __init__(
         self,
-        # each with the number of bytes whose pages are created
+        # pairs of a map and the number of its first bytes whose pages are populated
         maps: Sequence[tuple[_core.Map, int]],
         *,
-        # True if there is no disk below the maps, so that pages can be created by a write fault.
-        # Pages of a disk are only read, because a write fault would make the kernel write all of
-        # them back
+        # True if the files are not on a disk. Their pages are then populated by write faults. Pages
+        # of a file on a disk are only read, because the kernel would write back every page that had
+        # a write fault.
         in_memory: bool,
-        reserved: bool,  # the pages already have their memory
-        prefault: Prefault,  # the settings, with the callback for progress
-        where: str,  # for messages
+        reserved: bool,  # True if memory for the pages is already reserved
+        prefault: Prefault,  # the settings, with the progress callback
+        where: str,  # path of the buffer, for messages
     ) -> None:
         self._maps = maps
         self._in_memory = in_memory
@@ -99,15 +107,22 @@ class Populating:
         self._thread = threading.Thread(target=self._run, name="shmbuffer-prefault", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread. The constructor does not, because its caller could not stop it yet."""
+        """Starts the thread.
+
+        The constructor does not start it, because the caller could not stop it if the constructor
+        failed.
+        """
         try:
             self._thread.start()
-        except BaseException:  # such as an exception in a signal handler
+        except BaseException:  # such as an exception raised in a signal handler
             self.stop()
             raise
 
     def wait(self) -> None:
-        """Waits until all pages are mapped or `stop` is called. A signal may end the wait."""
+        """Waits until all pages are mapped or `stop` is called, and raises errors of the thread.
+
+        If a signal handler raises an exception, the thread is stopped and the exception propagates.
+        """
         try:
             if self._thread.is_alive():
                 self._thread.join()
@@ -119,28 +134,28 @@ class Populating:
             raise failure
 
     def stop(self) -> None:
-        """Stops the thread after its current piece, within milliseconds. Idempotent."""
+        """Stops the thread after its current chunk, within milliseconds. Idempotent."""
         self._wanted = False
-        # ``on_progress`` may close the handle, so this may run in the thread itself. A thread that
-        # has not started finds nothing to do.
+        # `on_progress` may close the handle, so this method may run in the thread itself. If the
+        # thread starts only after this call, it returns immediately.
         if threading.current_thread() is not self._thread and self._thread.is_alive():
             self._thread.join()
 
     def _run(self) -> None:
-        """Runs in the thread; logs an error, and keeps it for `wait`."""
+        """Populates the pages. Logs an error, and stores it for `wait` if the mode is "full"."""
         try:
             self._populate()
         except BaseException as error:
             if self._prefault.waits:
                 self._failure = error
-            # Log the text alone: a handler that stores log records would keep the maps alive
-            # through the traceback.
+            # Only the text of the error is logged, because a log handler that stores its records
+            # would keep the maps alive through the traceback.
             log.warning("%s: prefault has stopped: %s", self._where, str(error))
         finally:
-            self._maps, self._prefault = (), OFF  # ``on_progress`` may refer to the handle
+            self._maps, self._prefault = (), OFF  # `on_progress` may refer to the handle
 
     def _populate(self) -> None:
-        """Creates all pages, piece by piece."""
+        """Populates all pages in chunks of `PIECE` bytes, and reports the progress."""
         total, done = sum(nbytes for _, nbytes in self._maps), 0
         if not self._reserved:
             self._prefault.require_memory(total, self._where)

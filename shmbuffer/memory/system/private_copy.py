@@ -1,7 +1,8 @@
-"""Maps files directly, or as a private copy that the owner of the file cannot change.
+"""Maps files directly, or maps a private copy that the owner of the file cannot change.
 
-If another user truncates a file, a process that maps it is killed by SIGBUS. Files that another
-user may change are therefore read with pread(2) into anonymous memory, which is then mapped.
+If a file is truncated while a process maps it, the process can be killed by SIGBUS. A file that
+belongs to another user is therefore read into anonymous memory with pread(2), and this copy is
+mapped instead.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from shmbuffer.memory.system.region import Directory
 _CHUNK_BYTES = 2**20
 
 Parts = Iterable[tuple[int, int]]
-"""Parts of a file, as pairs of first byte and end."""
+"""Byte ranges of a file: pairs of the first offset and the offset after the last byte."""
 
 
 def map_file(
@@ -38,12 +39,25 @@ def map_file(
     private: bool = False,
     longer: bool = False,
 ) -> _core.Map:
-    """Maps an open file of a directory, or a private copy if the directory may only be read.
+    """Maps an open file, or a private copy of the file if this process can only read the directory.
 
-    Copies and ``private`` maps are always writable, and stores into them stay in this process
-    (MAP_PRIVATE of mmap(2)). A copy contains only ``parts``, if they are given. If the map is
-    ``longer`` than the file, the file must have ``size`` bytes. Private maps cannot be longer than
-    their file, so a copy is mapped in that case. ``dense`` is described in `private_copy`.
+    Copies and private maps are always writable, but other processes do not see what is stored in
+    them (MAP_PRIVATE of mmap(2)).
+
+    Args:
+        directory: The directory that contains the file. It decides whether the file is copied.
+        name: Name of the file in the directory, for error messages.
+        file: Owner of the file's descriptor.
+        nbytes: Length of the map in bytes.
+        writable: Whether the map can be written.
+        size: Expected size of the file in bytes if it is copied. None means ``nbytes``.
+        parts: Byte ranges to copy if the file is copied. None copies the whole file.
+        dense: Passed to `private_copy`.
+        twice: Whether the file is mapped twice in succession, as a ring of bytes needs it.
+        aligned: Whether the map is aligned for huge pages.
+        private: Maps the file with MAP_PRIVATE.
+        longer: Whether ``nbytes`` exceeds the size of the file. A private map cannot be longer than
+            its file, so a file with ``private`` is copied in this case.
     """
     if not (directory.copying or (private and longer)):
         options: dict[str, Any] = {"twice": twice, "aligned": aligned, "private": private}
@@ -63,22 +77,22 @@ def private_copy(
     parts: Parts | None = None,
     dense: bool = False,
 ) -> _core.Descriptor:
-    """Copies a file into anonymous memory and returns the owner of its descriptor.
+    """Copies a file into anonymous memory and returns the owner of the copy's descriptor.
 
-    Holes of the file remain holes, which take no memory.
+    Holes in the file remain holes in the copy, so they take no memory.
 
     Args:
-        fd: The file, open for reading.
-        where: Its path, for errors.
-        size: The bytes that the file must have.
-        copy_size: The size of the copy in bytes. It is zero beyond ``size``.
-        parts: Copies only these parts. The rest of the copy is zero.
-        dense: Counts the memory of holes too if there are no ``parts``, because all of the copy
-            will be read.
+        fd: Descriptor of the file, which is open for reading.
+        where: Path of the file, for error messages.
+        size: Minimum size of the file in bytes.
+        copy_size: Size of the copy in bytes. Bytes from offset ``size`` on are zero.
+        parts: Byte ranges to copy. All other bytes of the copy are zero. None copies all bytes.
+        dense: If all bytes are copied, whether the memory check also counts the holes. Set it if
+            the caller will touch every page of the copy.
 
     Raises:
         CorruptBufferError: The file is shorter than ``size``, or was truncated during the copy.
-        SpaceError: The copy is larger than the free memory.
+        SpaceError: The machine does not have enough free memory for the copy.
     """
     ranges = [
         found
@@ -90,8 +104,8 @@ def private_copy(
         needed = copy_size
     if needed > free:
         raise SpaceError(
-            f"{where}: {human_size(needed)} must be copied into memory, because this process may "
-            f"only read the directory, but only {human_size(free)} are free; run this as the owner "
+            f"{where}: {human_size(needed)} must be copied into memory, because this process can "
+            f"only read the directory, but only {human_size(free)} are free; run it as the owner "
             "of the directory, or on a machine with more memory",
             path=where,
             needed_bytes=needed,

@@ -5,24 +5,25 @@
                              ──read, write_atomic──▶ the content of small files
                              ──rename, unlink, rmdir, sync──▶ names
 
-A `Directory` holds one descriptor and reaches all files from there, component by component and
-never through a link (beneath.py). A name may be nested, such as "next/obs.memmap". This module does
-not know the content of files.
+A `Directory` holds one descriptor and opens all files relative to it, component by component and
+without following links (beneath.py). A file name may contain directories, such as
+"next/obs.memmap". This module does not interpret the content of files.
 
 Always true
-  1. A descriptor from `open_file` refers to a regular file that this user owns, with one name and
-     exactly the requested size. A file of another size is refused and never extended, because
-     truncated data would become zeros, or SIGBUS if the disk is full.
-  2. The space of a new file is allocated before any process can map it, or the file does not exist.
-  3. New files have mode 0600 and new directories 0700, whatever the umask. A directory is setgid if
-     its parent is. If the group may read `beneath.PRIVATE`, the modes are 0640 and 0750, except for
-     lock files, which other users could lock.
-  4. Only names given by the caller are removed. Nothing is removed recursively.
-  5. In a directory of another user (``reading``), nothing is written, mapped or locked. Its files
-     may have any owner. The other conditions of 1 hold.
+  1. A descriptor from `open_file` refers to a regular file that this user owns. The file has one
+     name (hard link) and exactly the requested size. A file of another size is refused and never
+     extended: truncated data would become zeros, or a SIGBUS if the disk is full.
+  2. The space of a new file is allocated before another process maps it. If the space cannot be
+     allocated, the file is removed.
+  3. New files have mode 0600 and new directories have mode 0700, whatever the umask. A directory is
+     setgid if its parent is. If the group can read `beneath.PRIVATE`, the modes are 0640 and 0750.
+     Lock files always have mode 0600, so that other users cannot lock them.
+  4. Only names that the caller passes are removed. Nothing is removed recursively.
+  5. In another user's directory (``reading``), nothing is written, mapped or locked. Its files may
+     have any owner. The other conditions of 1 apply.
 If a process dies here: `create` may leave a file that is too short. Files that must be complete are
-therefore built under a temporary name and renamed. `write_atomic` leaves the old file or the new
-one, and possibly one of its `leftovers`.
+therefore created under a temporary name and then renamed. `write_atomic` leaves either the old or
+the new file, and possibly a temporary file, which `leftovers` finds.
 """
 
 from __future__ import annotations
@@ -55,35 +56,37 @@ from shmbuffer.memory.system.path_checks import (
 )
 
 _CHUNK_BYTES = 2**20
-_FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # opening a FIFO would wait for its other end
+# O_NONBLOCK, because opening a FIFO would otherwise wait until another process opens it.
+_FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class Directory:
     """An open directory, usually the scratch directory of a buffer.
 
-    Every method may raise:
-        BufferNotFoundError, BufferExistsError: Also a FileNotFoundError, a FileExistsError.
+    Every method can raise these errors:
+        BufferNotFoundError: The path does not exist. Also a FileNotFoundError.
+        BufferExistsError: The path exists already. Also a FileExistsError.
         BufferUnlinkedError: The directory was removed, so nothing can be created in it.
-        UnsafePathError: The path is a link or another kind of file, belongs to another user, or is
-            writable by all users.
-        ReadOnlyError: The user has no permission.
-        SpaceError: The disk or quota is full. Nothing is left behind.
+        UnsafePathError: The path leads to a link or to the wrong type of file, belongs to another
+            user, or is a directory that all users can write to.
+        ReadOnlyError: The user does not have the necessary permission.
+        SpaceError: The disk or the quota is full. A file that was being created is removed.
         BufferClosedError: The directory was closed.
     """
 
     def __init__(
         self, path: Path, file: _core.Descriptor, *, created: bool, reading: bool = False
     ) -> None:
-        # the absolute path that was opened; links in its parents are allowed and not resolved
+        # the absolute path that was opened; parent directories may be links, which stay unresolved
         self.path = path
-        # whether `open` created the directory itself; created parents do not count
+        # True if `open` created this directory; directories created above it do not count
         self.created = created
         found = os.fstat(file.fd)
         self.identity = (found.st_dev, found.st_ino)  # device and inode
         self.file = file  # owns the descriptor
-        # whether the directory belongs to another user and is only read
+        # True if the directory belongs to another user and is only read
         self.foreign = reading and found.st_uid != os.geteuid()
-        # whether files are copied instead of mapped, because this process cannot write here
+        # True if files are copied instead of mapped, because this process cannot write here
         self.copying = self.foreign or (reading and filesystem.is_read_only(file.fd))
 
     def __repr__(self) -> str:
@@ -101,11 +104,16 @@ class Directory:
     ) -> Directory:
         """Opens the directory of a buffer.
 
-        ``reading``: nothing will be written, so the directory may belong to another user or be on a
-        read-only file system. ``any_owner``: the directory may belong to any user.
+        Args:
+            path: Path of the directory.
+            create: Creates the directory and its parents if they do not exist.
+            allow_unsafe_fs: Accepts file systems that `filesystem.require_safe` refuses.
+            any_owner: Accepts a directory of any user, opened with O_PATH, on any file system.
+            reading: The caller does not write to the directory, so it may belong to another user or
+                be on a read-only file system.
         """
         if not os.fspath(path):
-            raise ValueError(f"the path of a directory cannot be empty, but is {path!r}")
+            raise ValueError(f"the path of a directory must not be empty, but is {path!r}")
         where, file, created = Path(path).absolute(), _core.Descriptor(), False
         try:
             with explain_errors(where, wanted="a directory", reading=reading):
@@ -124,9 +132,10 @@ class Directory:
             raise
 
     def make(self, name: str, *, mode: int | None = None) -> bool:
-        """Creates a directory, and returns whether it is new.
+        """Creates a subdirectory. Returns False if it existed already.
 
-        It gets exactly ``mode``, or the default mode of new directories.
+        A new subdirectory has exactly the permissions ``mode``. None means the default of rule 3 in
+        the module docstring.
         """
         with self._open_parent(name, make=True) as (folder, last):
             if mode is None:
@@ -134,7 +143,7 @@ class Directory:
             return beneath.make_folder(last, mode, dir_fd=folder)
 
     def folder(self, name: str) -> Directory:
-        """Opens a subdirectory, which this user must own."""
+        """Opens a subdirectory. Raises UnsafePathError unless this user owns it."""
         file = _core.Descriptor()
         with self._folder(name) as found:
             file.take(os.dup, found)
@@ -149,9 +158,17 @@ class Directory:
         shared: bool = True,
         into: _core.Descriptor | None = None,
     ) -> _core.Descriptor:
-        """Creates a file of zeros, and its missing parents; returns the owner of its descriptor.
+        """Creates a file of zeros and the missing directories above it.
 
-        ``shared``: the group may read it, if it may read `beneath.PRIVATE`.
+        Args:
+            name: Name of the file, relative to this directory.
+            nbytes: Size of the file in bytes.
+            reserve: Whether the disk space is allocated. Otherwise the file is sparse.
+            shared: Whether the group can read the file if it can read `beneath.PRIVATE`.
+            into: Object that takes ownership of the descriptor. None creates one.
+
+        Returns:
+            The owner of the descriptor, which is open for reading and writing.
         """
         file, root = into or _core.Descriptor(), self._root()
         if nbytes < 0:
@@ -167,7 +184,7 @@ class Directory:
                 _core.reached("file.mode")
                 filesystem.allocate(fd, nbytes, reserve=reserve, free=self.free_bytes())
             except BaseException:
-                if file.fd >= 0:  # otherwise the existing file is not ours
+                if file.fd >= 0:  # otherwise an existing file has this name
                     file.close()
                     with suppress(OSError):
                         os.unlink(last, dir_fd=folder)
@@ -183,7 +200,14 @@ class Directory:
         writable: bool = True,
         into: _core.Descriptor | None = None,
     ) -> _core.Descriptor:
-        """Opens an existing file and returns the owner of its descriptor."""
+        """Opens an existing file and returns the owner of its descriptor.
+
+        Args:
+            name: Name of the file, relative to this directory.
+            nbytes: Size in bytes that the file must have, or None to accept any size.
+            writable: Whether the file is opened for writing, too.
+            into: Object that takes ownership of the descriptor. None creates one.
+        """
         where, file = self.path / name, into or _core.Descriptor()
         flags = _FILE | (os.O_RDWR if writable else os.O_RDONLY)
         require = require_one_name if self.foreign else require_own_file
@@ -196,13 +220,14 @@ class Directory:
                         if nbytes is not None and found.st_size != nbytes:
                             raise wrong_size(where, str(nbytes), nbytes, found.st_size)
                         return file
-                    file.close()  # the file was replaced or removed meanwhile: open the name again
+                    # Another process has replaced or removed the file since it was opened.
+                    file.close()
             except BaseException:
                 file.close()
                 raise
 
     def open_lock(self, name: str, *, into: _core.Descriptor | None = None) -> _core.Descriptor:
-        """Opens a lock file, and creates it if it does not exist. Its content is ignored."""
+        """Opens a lock file, or creates it if it does not exist. The content is not checked."""
         while True:
             try:
                 return self.open_file(name, into=into)
@@ -211,7 +236,11 @@ class Directory:
                     return self.create(name, 0, shared=False, into=into)
 
     def read(self, name: str, *, limit: int) -> bytes:
-        """Returns the content of a file of at most ``limit`` bytes."""
+        """Returns the content of a file.
+
+        Raises:
+            CorruptBufferError: The file has more than ``limit`` bytes.
+        """
         with self.open_file(name, writable=False) as file, explain_errors(self.path / name):
             fd, data = file.fd, bytearray()
             while len(data) <= limit and (more := os.read(fd, min(limit + 1, _CHUNK_BYTES))):
@@ -222,8 +251,12 @@ class Directory:
             return bytes(data)
 
     def write_atomic(self, name: str, data: bytes) -> None:
-        """Replaces a file atomically, even in a power cut; the last of two callers wins."""
-        beneath.parts(name, self.path)  # "a/" is not a valid name, although "a/.5f02.tmp" is
+        """Replaces the content of a file atomically, even if the power fails.
+
+        If two callers replace the same file, the later rename takes effect.
+        """
+        # "a/" must be refused here, because "a/.5f02.tmp" would be a valid name.
+        beneath.parts(name, self.path)
         temporary = f"{name}.{secrets.token_hex(8)}.tmp"
         with self.create(temporary, 0) as file:
             try:
@@ -241,31 +274,37 @@ class Directory:
         self.sync(name.rpartition("/")[0] or ".")
 
     def leftovers(self, name: str) -> list[str]:
-        """Returns temporary files of killed `write_atomic` calls; the caller holds their lock."""
+        """Returns the names of temporary files that killed `write_atomic` calls for ``name`` left.
+
+        The caller must hold the lock that serializes these calls.
+        """
         folder, slash, last = name.rpartition("/")
         pattern = re.compile(re.escape(last) + r"\.[0-9a-f]{16}\.tmp")
         found = filter(pattern.fullmatch, self.listdir(folder or "."))
         return [folder + slash + entry for entry in found]
 
     def stat(self, name: str) -> os.stat_result:
-        """Returns the status of a name without opening it or following a link."""
+        """Returns the status of a file. The file is not opened, and a link is not followed."""
         with self._open_parent(name) as (folder, last):
             return os.stat(last, dir_fd=folder, follow_symlinks=False)
 
     def exists(self, name: str) -> bool:
-        """True if the name exists, even as a broken link."""
+        """True if the name exists, even if it is a broken link."""
         with suppress(FileNotFoundError):
             self.stat(name)
             return True
         return False
 
     def listdir(self, name: str = ".") -> list[str]:
-        """Returns the names in a directory, sorted."""
+        """Returns the sorted names of all entries of a directory."""
         with self._folder(name) as folder:
             return sorted(os.listdir(folder))
 
     def rename(self, old: str, new: str, *, into: Directory | None = None) -> None:
-        """Renames a file to ``new`` in ``into``, over an existing file; creates missing parents."""
+        """Renames a file to ``new`` in the directory ``into``, by default this directory.
+
+        An existing file is replaced. Missing directories above ``new`` are created.
+        """
         with (
             self._open_parent(old, write=True) as (source, old_last),
             (into or self)._open_parent(new, make=True) as (target, new_last),
@@ -275,7 +314,7 @@ class Directory:
             _core.reached("file.renamed")
 
     def unlink(self, name: str) -> bool:
-        """Removes a file, or a link itself; returns whether it existed."""
+        """Removes a file, or a link without its target. Returns False if it did not exist."""
         with suppress(FileNotFoundError), self._open_parent(name, write=True) as (folder, last):
             os.unlink(last, dir_fd=folder)
             _core.reached("file.unlinked")
@@ -283,7 +322,7 @@ class Directory:
         return False
 
     def rmdir(self, name: str) -> bool:
-        """Removes an empty directory; returns whether it was removed."""
+        """Removes an empty directory. Returns False if it does not exist or is not empty."""
         try:
             with self._open_parent(name, write=True, wanted="a directory") as (folder, last):
                 os.rmdir(last, dir_fd=folder)
@@ -295,26 +334,31 @@ class Directory:
         return True
 
     def free_bytes(self) -> int:
-        """Returns the free bytes reported by statvfs, which ignores quotas."""
+        """Returns the free bytes of the file system. Quotas are not taken into account."""
         with explain_errors(self.path):
             return filesystem.free_bytes(self._root())
 
     @property
     def in_memory(self) -> bool:
-        """True if the file system has no disk below it."""
+        """True if the directory is on a file system in memory, such as tmpfs."""
         with explain_errors(self.path):
             return filesystem.filesystem_type(self._root()) in filesystem.IN_MEMORY
 
     @staticmethod
     def sync_file(fd: int) -> None:
-        """Syncs a file to the disk. After a DurabilityError, a second sync would prove nothing."""
+        """Syncs an open file to the disk.
+
+        Raises:
+            DurabilityError: The sync failed. A second sync could succeed although the data are not
+                on the disk, so do not retry.
+        """
         try:
             os.fsync(fd)
         except OSError as error:
             raise not_durable(name_of(fd), error) from error
 
     def sync(self, name: str = ".") -> None:
-        """Syncs the names in a directory to the disk, as `sync_file` does for a file."""
+        """Syncs the entries of a directory to the disk: created, renamed and removed names."""
         with self._folder(name) as folder:
             try:
                 os.fsync(folder)
@@ -323,19 +367,19 @@ class Directory:
                     raise not_durable(str(self.path / name), error) from error
 
     def still_there(self) -> bool:
-        """True if the path still leads to this directory."""
+        """True if the path still leads to the directory that was opened."""
         if not self._has_a_name():
             return False
         try:
             with explain_errors(self.path, wanted="a directory"):
                 found = os.stat(self.path, follow_symlinks=False)
-        # the directory, or a parent, is gone or was replaced
+        # the directory or one of its parents was removed or replaced
         except (BufferNotFoundError, UnsafePathError):
             return False
         return (found.st_dev, found.st_ino) == self.identity
 
     def close(self) -> None:
-        """Closes the directory. Files that were opened in it stay open. Idempotent."""
+        """Closes the descriptor of the directory. Files opened from it stay open. Idempotent."""
         self.file.close()
 
     def __enter__(self) -> Directory:
@@ -352,6 +396,7 @@ class Directory:
         return self.file.fd
 
     def _has_a_name(self) -> bool:
+        """True if the directory was not removed."""
         with explain_errors(self.path, wanted="a directory"):
             return os.fstat(self._root()).st_nlink > 0
 
@@ -365,7 +410,15 @@ class Directory:
         wanted: str = "a regular file",
         needed: int = 0,
     ) -> Iterator[tuple[int, str]]:
-        """Yields the descriptor of the parent of ``name``, and the last part of ``name``."""
+        """Yields the descriptor of the directory that contains ``name``, and the last component.
+
+        Args:
+            name: Name of a file, relative to this directory.
+            make: Creates missing directories on the way.
+            write: The caller changes the file or its name, which requires an own directory.
+            wanted: Expected type of the file, for error messages.
+            needed: Bytes that the caller allocates, for error messages.
+        """
         root = self._root()
         *folders, last = beneath.parts(name, self.path)
         if self.foreign and (make or write):
@@ -388,7 +441,7 @@ class Directory:
 
     @contextmanager
     def _folder(self, name: str) -> Iterator[int]:
-        """Yields a descriptor of a directory with its own offset, which `listdir` moves."""
+        """Yields a new descriptor of a directory. Reading its entries moves only its own offset."""
         folders = [] if name == "." else beneath.parts(name, self.path)
         with (
             _core.Descriptor() as opened,

@@ -1,8 +1,8 @@
-"""Measures how much of a file is in memory, using the kernel's page cache.
+"""Measures how much of a file is in the kernel's page cache, and how much memory a process uses.
 
-cachestat(2) needs no map of the file and touches none of its pages, so it does not disturb other
-processes. Large files are sampled in windows that are spread over the file. Measuring a file takes
-a few microseconds, whatever its size.
+cachestat(2) does not map the file or touch its pages, so it does not disturb other processes. In a
+large file, only a fixed number of windows that are spread evenly is measured. Measuring a file
+therefore takes a few microseconds, whatever its size.
 """
 
 from __future__ import annotations
@@ -12,16 +12,20 @@ import os
 from dataclasses import dataclass
 from functools import cache
 
-_CACHESTAT = 451  # the same number on every architecture; Linux 6.5
+_CACHESTAT = 451  # number of the system call on every architecture, since Linux 6.5
 _WINDOW_BYTES = 2**18
 _WINDOWS = 32
 
 
 class _Range(ctypes.Structure):
+    """The kernel's struct cachestat_range."""
+
     _fields_ = (("offset", ctypes.c_uint64), ("nbytes", ctypes.c_uint64))
 
 
 class _Answer(ctypes.Structure):
+    """The kernel's struct cachestat: numbers of pages."""
+
     _fields_ = tuple(
         (name, ctypes.c_uint64)
         for name in ("cached", "dirty", "writeback", "evicted", "recently_evicted")
@@ -30,18 +34,22 @@ class _Answer(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Residency:
-    """Bytes of files that are in memory."""
+    """Numbers of bytes of one or several files that are in memory."""
 
-    cached: int
-    unwritten: int  # bytes of these that were changed and are not yet on the disk
+    cached: int  # bytes in the page cache
+    unwritten: int  # cached bytes that were changed and are not yet on the disk
 
     def __add__(self, other: Residency) -> Residency:
-        """Adds the bytes of two measurements."""
+        """Returns the sums of two measurements."""
         return Residency(self.cached + other.cached, self.unwritten + other.unwritten)
 
 
 def residency(fd: int, nbytes: int) -> Residency | None:
-    """Measures an open file; None before Linux 6.5, on hugetlbfs, or if seccomp forbids it."""
+    """Measures the residency of the first ``nbytes`` bytes of an open file.
+
+    Returns None if cachestat(2) is not available: before Linux 6.5, on hugetlbfs, or if seccomp
+    forbids it.
+    """
     if nbytes <= _WINDOWS * _WINDOW_BYTES:
         windows = [(0, nbytes)]
     else:
@@ -61,7 +69,7 @@ def residency(fd: int, nbytes: int) -> Residency | None:
 
 
 def _cachestat(fd: int, offset: int, nbytes: int) -> Residency | None:
-    """Calls cachestat(2) for a part of a file; None if it is not available."""
+    """Calls cachestat(2) for a byte range of a file. Returns None if the call fails."""
     where, answer = _Range(offset, nbytes), _Answer()
     if _libc().syscall(
         ctypes.c_long(_CACHESTAT),
@@ -81,10 +89,10 @@ def _libc() -> ctypes.CDLL:
 
 
 def resident_bytes(pid: int) -> int | None:
-    """Returns the resident memory of a process of our pid namespace; None if it is not visible.
+    """Returns the resident memory of a process in bytes, or None if /proc does not show it.
 
-    It is read from /proc/PID/statm. Reading smaps would walk the page tables under a lock that the
-    process needs.
+    The value is read from /proc/PID/statm. Reading smaps instead would block the process, because
+    the kernel walks the page tables under a lock that page faults of the process need.
     """
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:

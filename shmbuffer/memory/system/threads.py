@@ -1,6 +1,6 @@
-"""Sets how many threads of this process copy large batches.
+"""Sets the number of threads that copy large batches in this process.
 
-The C core keeps these threads in ``pool.c``. docs/design/concurrency.md describes them.
+The C core owns these threads (``pool.c``). docs/design/concurrency.md describes them.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ MOST = 16
 def set_threads(threads: int | None) -> None:
     """Sets how many threads work on a large batch, including the calling thread.
 
-    The threads copy rows, compute checksums and raise priorities to a power. Results do not depend
-    on their number, bit for bit. Batches of up to two megabytes or about ten thousand small items
-    are processed by the caller alone. The setting applies to all buffers of this process. The first
-    large batch starts the threads, and the child of a fork starts its own.
+    The threads copy rows, compute checksums and raise priorities to a power. Results are identical
+    bit for bit, whatever the number of threads. The calling thread alone processes batches of up to
+    two megabytes or about ten thousand small items. The setting applies to all buffers of this
+    process. The first large batch starts the threads. The child of a fork starts its own threads.
 
     Args:
-        threads: From 1 (only the caller) to 16. None restores the default: the number of processors
-            that this process may use, but at most 4.
+        threads: Number of threads, from 1 (the calling thread alone) to 16. None restores the
+            default: the number of processors that this process may use, but at most 4.
 
     Raises:
-        ValueError: ``threads`` is not from 1 to 16.
+        ValueError: ``threads`` is less than 1 or greater than 16.
 
     Example:
         ```python

@@ -1,12 +1,12 @@
 """Finds writers that the kernel throttles because a disk is slower than their writes.
 
-    store to a clean page of a file on a disk ──▶ fault ──▶ page is dirty
+    store to a clean page of a file on a disk ──▶ page fault ──▶ the page is dirty
           too many dirty pages (vm.dirty_ratio, vm.dirty_bytes, a limit of the disk or cgroup)
                        └──▶ the writer sleeps in balance_dirty_pages(), up to 200 ms at a time
 
-Throttling is invisible in shared memory, and measuring every store would cost more than the store.
-The kernel shows where a thread sleeps, so the coordinator looks twice a second. It reads only one
-file if no process on the machine waits for a disk.
+Throttling leaves no trace in shared memory, and measuring the time of each store would cost more
+than the store. /proc shows the kernel function in which a thread sleeps. The coordinator reads it
+twice a second. If no process on the machine waits for a disk, it reads only one file.
 """
 
 from __future__ import annotations
@@ -17,29 +17,35 @@ from contextlib import suppress
 from pathlib import Path
 
 THROTTLE = "balance_dirty_pages"
-"""The kernel's name of the function; a compiler may have added a suffix."""
+"""Name of the kernel function. The compiler of the kernel may have added a suffix to it."""
 
 PRESSURE = Path("/proc/pressure/io")
 VMSTAT = Path("/proc/vmstat")
 
 
 def sleeps_in(pid: int) -> set[str]:
-    """Returns the kernel functions in which threads of a process sleep. Takes 15 µs a thread."""
+    """Returns the names of the kernel functions in which the threads of a process sleep.
+
+    Takes about 15 µs per thread.
+    """
     found = set()
-    with suppress(OSError):  # the process is gone, or belongs to another user
+    with suppress(OSError):  # the process has ended, or belongs to another user
         for thread in os.listdir(f"/proc/{pid}/task"):
             with suppress(OSError):
                 found.add(Path(f"/proc/{pid}/task/{thread}/wchan").read_text("ascii"))
-    return found - {"0", ""}  # the thread runs, or its position is hidden
+    return found - {"0", ""}  # a running thread, or a kernel that hides this information
 
 
 def throttled(pids: Iterable[int]) -> list[int]:
-    """Returns the processes with a thread that is throttled now."""
+    """Returns the pids of those processes that have a throttled thread at this time."""
     return [pid for pid in pids if any(name.startswith(THROTTLE) for name in sleeps_in(pid))]
 
 
 def disk_wait_us() -> int | None:
-    """Returns the microseconds that threads waited for disks; None without CONFIG_PSI."""
+    """Returns the time since boot in which some thread was waiting for a disk, in microseconds.
+
+    Returns None if the kernel does not measure this time (CONFIG_PSI).
+    """
     try:
         line = PRESSURE.read_text("ascii").splitlines()[0]
     except OSError:
@@ -48,7 +54,7 @@ def disk_wait_us() -> int | None:
 
 
 def dirty_bytes() -> tuple[int, int]:
-    """Returns the bytes of the machine's dirty pages, and the kernel's limit.
+    """Returns the number of bytes in dirty pages of the machine, and the kernel's limit for them.
 
     A disk or a cgroup may have a lower limit.
     """

@@ -34,7 +34,7 @@ def test_a_network_file_system_is_refused_and_nothing_is_left_there(
     name = filesystem.UNSAFE[magic]
     with pytest.raises(
         UnsafeFilesystemError,
-        match=rf"buffer: is on {name}, .* choose a directory on a local disk",
+        match=rf"buffer: this directory is on {name}, .* choose a directory on a local disk",
     ) as info:
         Directory.open(tmp_path / "buffer", create=True)
     assert info.value.parts["filesystem"] == name

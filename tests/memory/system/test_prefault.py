@@ -347,7 +347,8 @@ def test_an_unknown_mode_is_refused(mode: Any) -> None:
 
 def test_a_report_that_cannot_be_called_is_refused() -> None:
     with pytest.raises(
-        TypeError, match="on_progress must be a function of one ProgressReport, but is 'bar'"
+        TypeError,
+        match="on_progress must be a function or None, but is 'bar'",
     ):
         Prefault("full", "bar")  # type: ignore[arg-type]
 
@@ -360,7 +361,7 @@ def test_more_than_there_is_memory_is_refused_before_anything_is_made(
     with (
         Engine.open(on_disk / "buffer", SETTINGS, prefault=Prefault(mode)) as engine,
         pytest.raises(
-            SpaceError, match=f"prefault='{mode}' would bring all of it into memory"
+            SpaceError, match=f"prefault='{mode}' would load the whole buffer into memory"
         ) as how,
     ):
         engine.define(SCHEMA)
@@ -382,7 +383,7 @@ def test_opening_more_than_the_memory_is_reported(
         with Engine.open(path, None, prefault=Prefault("background")) as other:
             finish(other)
             assert other.ring() is not None
-        assert "would bring all of it into memory" in caplog.text
+        assert "would load the whole buffer into memory" in caplog.text
         assert not any(isinstance(one, BaseException) for one in caplog.records[-1].args or ())
         assert len(engine.clients()) == 1
 

@@ -193,7 +193,8 @@ def test_the_work_of_another_thread_is_not_heard_of(every_step: None) -> None:
 @pytest.mark.parametrize("call", [check, recover])
 def test_what_cannot_be_called_is_refused(path: Path, call: Callable[..., object]) -> None:
     with pytest.raises(
-        TypeError, match="on_progress must be a function of one ProgressReport, but is 'bar'"
+        TypeError,
+        match="on_progress must be a function or None, but is 'bar'",
     ):
         call(path, on_progress="bar")
 

@@ -105,7 +105,7 @@ def test_a_relative_path_is_kept_absolute(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_an_empty_path_is_refused() -> None:
-    with pytest.raises(ValueError, match="cannot be empty, but is ''"):
+    with pytest.raises(ValueError, match="must not be empty, but is ''"):
         Directory.open("", create=True)
 
 
@@ -280,7 +280,9 @@ def test_a_name_that_leads_elsewhere_is_refused(directory: Directory, name: str)
         lambda: directory.rename("file", name),
         lambda: directory.write_atomic(name, b""),
     ):
-        with pytest.raises(UnsafePathError, match="is not the name of a file in this directory"):
+        with pytest.raises(
+            UnsafePathError, match="is not a valid name of a file in this directory"
+        ):
             use()
     assert os.listdir(directory.path.parent) == ["buffer"]
     assert directory.listdir() in ([], ["file"])
