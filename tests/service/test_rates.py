@@ -26,7 +26,7 @@ def test_a_limiter_of_numbers_of_numpy_is_set(scratch_dir: Path) -> None:
     numbers = {"min_size": np.int64(3), "max_staleness": np.int64(1)}
     limiter = RateLimiter(**numbers, items_per_version=np.int32(8))  # type: ignore[arg-type]
     with Coordinator(scratch_dir, capacity=16, alpha=None, rate_limiter=limiter) as coordinator:
-        assert limiter.says_the_same(coordinator.rate_limiter)
+        assert limiter.has_same_limits(coordinator.rate_limiter)
 
 
 def test_the_next_coordinator_leaves_the_balance_as_it_is(scratch_dir: Path) -> None:
@@ -39,7 +39,7 @@ def test_the_next_coordinator_leaves_the_balance_as_it_is(scratch_dir: Path) -> 
     for given in (limiter, None):
         with Coordinator(scratch_dir, on_existing="recover", rate_limiter=given) as coordinator:
             assert inspect(scratch_dir)["counters"]["samples_ahead"] == 1
-            assert limiter.says_the_same(coordinator.rate_limiter)
+            assert limiter.has_same_limits(coordinator.rate_limiter)
 
 
 def test_a_limiter_of_an_earlier_run_is_reported_at_the_start(

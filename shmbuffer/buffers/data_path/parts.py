@@ -163,7 +163,7 @@ class Parts:
             )
         self.join()
         limiter = makers["rate_limiter"]
-        same = isinstance(limiter, RateLimiter) and limiter.says_the_same(self.rate_limiter)
+        same = isinstance(limiter, RateLimiter) and limiter.has_same_limits(self.rate_limiter)
         if limiter is not None and not same:
             self.set_rate_limiter(limiter)  # starts the ratio at zero, so it is skipped if equal
         self.makers = None

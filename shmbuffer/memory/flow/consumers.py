@@ -147,7 +147,7 @@ class Consumers:
         parts = _core.parts(self._calls.schema.capacity)
         start = parts["consumers"] + free[0] * parts["each"]
         seat.backing.extend_ledger(start, parts["each"])
-        ledger.note_bytes(self._map(), start + parts["each"])
+        ledger.store_length(self._map(), start + parts["each"])
         padded = np.frombuffer(encoded.ljust(ledger.NAME_BYTES, b"\0"), np.uint8)
         seed = 1 + secrets.randbits(_SEED_BITS)
         given = free[0], padded.ctypes.data, times, holds, newest, seed

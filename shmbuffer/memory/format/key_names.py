@@ -51,7 +51,7 @@ def require_file_name(
             why = "leads out of the directory, or is not a valid file name"
         elif not slashes and "/" in key:
             why = "contains a slash, which would be taken for a path"
-        elif not _is_nameable(key):
+        elif not _fits_file_name(key):
             why = "is too long for the name of a file, or is not valid text"
         elif (
             key in RESERVED
@@ -78,32 +78,32 @@ def require_file_names(
         require_file_name(path, what, slashes=slashes)
         if path in leaves:
             raise SchemaMismatchError(
-                f"{what} {_dotted(path)!r} occurs twice; rename one", leaf=_dotted(path)
+                f"{what} {_dotted_name(path)!r} occurs twice; rename one", leaf=_dotted_name(path)
             )
         above = [path[:depth] for depth in range(1, len(path))]
         outer = next(filter(leaves.__contains__, above), None)
         inner = folders.get(path)
         if outer is not None or inner is not None:
-            name = _dotted(path if outer is None else outer)
-            within = _dotted(path if inner is None else inner)
+            name = _dotted_name(path if outer is None else outer)
+            inner_name = _dotted_name(path if inner is None else inner)
             raise SchemaMismatchError(
-                f"{what} {name!r} is a tensor, and {within!r} would be an entry in it; rename one",
-                leaf=within,
+                f"{what} {name!r} is a tensor, and {inner_name!r} would be an entry in it; rename one",
+                leaf=inner_name,
             )
         leaves.add(path)
         folders.update(dict.fromkeys(above, path))
 
 
 def _refuse(path: KeyPath, what: str, why: str) -> NoReturn:
-    name = _dotted(path)
+    name = _dotted_name(path)
     raise SchemaMismatchError(f"{what} {name!r}: {why}; rename it", leaf=name)
 
 
-def _dotted(path: KeyPath) -> str:
+def _dotted_name(path: KeyPath) -> str:
     return ".".join(path)
 
 
-def _is_nameable(key: str) -> bool:
+def _fits_file_name(key: str) -> bool:
     """True if a key fits into the name of a file after percent-encoding."""
     try:
         return len(quote(key, safe="")) + len(".memmap") <= _NAME_BYTES

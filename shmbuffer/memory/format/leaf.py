@@ -62,10 +62,10 @@ class Leaf:
         return {"path": list(self.path), "dtype": self.dtype, "shape": list(self.shape)}
 
     @classmethod
-    def from_json(cls, one: Any) -> Leaf:
+    def from_json(cls, data: Any) -> Leaf:
         """Parses the output of `to_json`; ValueError, KeyError or TypeError if it is invalid."""
-        path = tuple(map(_string, one["path"]))
-        return cls(path, _string(one["dtype"]), sizes_of(one["shape"]))
+        path = tuple(map(_string, data["path"]))
+        return cls(path, _string(data["dtype"]), sizes_of(data["shape"]))
 
 
 def _string(value: object) -> str:

@@ -122,7 +122,7 @@ def read_reservations(fd: int) -> NDArray[Any]:
     return table
 
 
-def note_bytes(mapped: _core.Map, nbytes: int) -> None:
+def store_length(mapped: _core.Map, nbytes: int) -> None:
     """Stores the new length of the file; the caller holds init.lock."""
     head = np.frombuffer(memoryview(mapped), HEAD, 1)["bytes"]
     if head[0] < nbytes:
@@ -147,10 +147,10 @@ def consumers(content: Any) -> Any:
 
 def open_leases(content: Any, which: int, capacity: int) -> Any:
     """Returns a copy of one consumer's leases; None if the ledger has no space for it yet."""
-    parts, said = _core.parts(capacity), int(np.frombuffer(content, HEAD, 1)["bytes"][0])
-    reaches = min(said, memoryview(content).nbytes)
+    parts, length = _core.parts(capacity), int(np.frombuffer(content, HEAD, 1)["bytes"][0])
+    available = min(length, memoryview(content).nbytes)
     start = parts["consumers"] + which * parts["each"]
-    if reaches < start + parts["each"]:
+    if available < start + parts["each"]:
         return None
     leases = np.frombuffer(content, LEASE, LEASES, start)
     used = (leases["id"] != 0).nonzero()[0]  # of a copy, because numpy reads the array twice

@@ -159,7 +159,7 @@ class RateLimiter:
             changes = {"when_no_peer": None} | changes
         return replace(self, **changes)
 
-    def says_the_same(self, other: RateLimiter | None) -> bool:
+    def has_same_limits(self, other: RateLimiter | None) -> bool:
         """True if another limiter has the same effective limits, even if its arguments differ."""
         return other is not None and self.to_numbers() == other.to_numbers()
 

@@ -205,30 +205,30 @@ class Schema:
 
     def to_json(self) -> bytes:
         """Returns canonical JSON in UTF-8."""
-        what: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "capacity": self.capacity,
             "lanes": list(self.lanes),
             "leaves": [leaf.to_json() for leaf in self.leaves],
             "structure": self.structure,
         }
         if self.record_bytes:
-            what["record_bytes"] = self.record_bytes
+            fields["record_bytes"] = self.record_bytes
         if self.sharing:
-            what["sharing"] = self.sharing.to_json()
-        return json.dumps(what, sort_keys=True, separators=(",", ":")).encode()
+            fields["sharing"] = self.sharing.to_json()
+        return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Schema:
         """Parses the output of `to_json`."""
         try:
-            what = json.loads(data)
+            fields = json.loads(data)
             schema = cls(
-                tuple(map(Leaf.from_json, what["leaves"])),
-                size_of(what["capacity"]),
-                sizes_of(what["lanes"]),
-                what["structure"],
-                size_of(what.get("record_bytes", 0)),
-                Sharing.from_json(what.get("sharing")),
+                tuple(map(Leaf.from_json, fields["leaves"])),
+                size_of(fields["capacity"]),
+                sizes_of(fields["lanes"]),
+                fields["structure"],
+                size_of(fields.get("record_bytes", 0)),
+                Sharing.from_json(fields.get("sharing")),
             )
         except (
             ValueError,
@@ -304,16 +304,16 @@ class Schema:
 
 
 def difference_of(
-    mine: Iterable[Leaf], theirs: Iterable[Leaf], here: str, given: str
+    expected: Iterable[Leaf], actual: Iterable[Leaf], expected_name: str, actual_name: str
 ) -> str | None:
     """Returns the first difference of two lists of leaves as a sentence; None if there is none."""
-    known, found = ({leaf.path: leaf for leaf in leaves} for leaves in (mine, theirs))
+    known, found = ({leaf.path: leaf for leaf in leaves} for leaves in (expected, actual))
     for path, leaf in known.items():
         if path not in found:
-            return f"leaf '{leaf.name}' ({leaf}) is missing in {given}"
+            return f"leaf '{leaf.name}' ({leaf}) is missing in {actual_name}"
         if found[path] != leaf:
-            return f"leaf '{leaf.name}' is {leaf}, {given} has {found[path]}"
+            return f"leaf '{leaf.name}' is {leaf}, {actual_name} has {found[path]}"
     for path, leaf in found.items():
         if path not in known:
-            return f"leaf '{leaf.name}' ({leaf}) is not a leaf of {here}"
+            return f"leaf '{leaf.name}' ({leaf}) is not a leaf of {expected_name}"
     return None

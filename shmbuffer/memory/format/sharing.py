@@ -59,7 +59,7 @@ class Sharing:
             )
         known = {leaf.path: leaf for leaf in leaves}
         for path in self.paths:
-            if (reason := _why_not(path, known)) is not None:
+            if (reason := _reason_not_shareable(path, known)) is not None:
                 raise SchemaMismatchError(
                     f"share_next: {'.'.join(path)!r} {reason}", leaf=".".join(path)
                 )
@@ -80,14 +80,14 @@ class Sharing:
         return {"paths": [list(path) for path in self.paths], "own_rows": self.own_rows}
 
     @classmethod
-    def from_json(cls, one: Any) -> Sharing:
+    def from_json(cls, data: Any) -> Sharing:
         """Parses the output of `to_json`; ValueError, KeyError or TypeError if it is invalid."""
-        if one is None:
+        if data is None:
             return NOT_SHARED
-        paths = tuple(tuple(map(str, path)) for path in one["paths"])
+        paths = tuple(tuple(map(str, path)) for path in data["paths"])
         if not paths:
             raise ValueError("no leaf is stored once")
-        return cls(paths, size_of(one["own_rows"]))
+        return cls(paths, size_of(data["own_rows"]))
 
 
 NOT_SHARED = Sharing()
@@ -133,7 +133,7 @@ class SharingRequest:
         named = self.keys or tuple(
             path
             for path, leaf in known.items()
-            if _why_not(path, known) is None
+            if _reason_not_shareable(path, known) is None
             and path[-1] not in _NO_OBSERVATION
             and leaf.nbytes >= _WORD_BYTES
         )
@@ -167,7 +167,7 @@ def _path(key: Any) -> tuple[str, ...]:
     return path if path[0] == "next" else ("next", *path)
 
 
-def _why_not(path: tuple[str, ...], known: dict[tuple[str, ...], Leaf]) -> str | None:
+def _reason_not_shareable(path: tuple[str, ...], known: dict[tuple[str, ...], Leaf]) -> str | None:
     """Returns why a leaf cannot be stored once; None if it can."""
     if path[0] != "next" or len(path) < 2:
         return "is not below 'next'"

@@ -112,9 +112,9 @@ def test_a_change_leaves_the_rest_as_it_is() -> None:
 def test_defaults_equal_the_same_values_given_explicitly() -> None:
     given = RateLimiter(4.0, min_size=1000, error_buffer=400.0, when_no_peer="pass")
     assert RateLimiter(4, min_size=1000) != given
-    assert RateLimiter(4, min_size=1000).says_the_same(given)
-    assert not RateLimiter(4, min_size=1000).says_the_same(None)
-    assert not RateLimiter(4, min_size=1000).says_the_same(given.changed(min_size=999))
+    assert RateLimiter(4, min_size=1000).has_same_limits(given)
+    assert not RateLimiter(4, min_size=1000).has_same_limits(None)
+    assert not RateLimiter(4, min_size=1000).has_same_limits(given.changed(min_size=999))
 
 
 @pytest.mark.product(few=4)
@@ -153,7 +153,7 @@ def test_it_is_read_back_by_any_process_and_after_all_have_left(
 
 
 def is_same(found: RateLimiter | None, given: RateLimiter | None) -> bool:
-    return found is given if given is None else given.says_the_same(found)
+    return found is given if given is None else given.has_same_limits(found)
 
 
 def test_a_copy_of_two_settings_is_not_taken_for_one(fast_path: Path) -> None:
