@@ -18,7 +18,7 @@ import torch
 
 from shmbuffer.errors import ConsumerError
 from shmbuffer.memory import Ring
-from shmbuffer.memory.format.ledger import DONE, HELD_HERE, NO_ITEM
+from shmbuffer.memory.format.ledger import COMPLETE, LEASED_HERE, NO_ITEM
 from shmbuffer.saves.checkpoints import Loaded
 from shmbuffer.saves.values import read_value, reading, write_value
 from shmbuffer.storages.indexing import tickets_at
@@ -48,8 +48,8 @@ def write_consumed(directory: Path, ring: Ring | None, moment: Any) -> None:
         if found is None:
             continue  # the consumer was removed in the meantime
         times = status.max_sample_count
-        acks = found.acks + (found.states == HELD_HERE)
-        acks[found.states == DONE] = times
+        acks = found.acks + (found.states == LEASED_HERE)
+        acks[found.states == COMPLETE] = times
         acks[found.states == NO_ITEM] = 0
         if isinstance(saved, np.ndarray) and saved.shape == found.tickets.shape:
             gone = (saved != found.tickets) | (found.states == NO_ITEM)

@@ -27,7 +27,7 @@ from shmbuffer.memory.flow.waiting import LOOK_S, Calls
 from shmbuffer.memory.format import ledger
 from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.format.layout import Alone, Side
-from shmbuffer.memory.format.ledger import HELD_HERE, Acknowledged, ItemStates, LeasedItems
+from shmbuffer.memory.format.ledger import LEASED_HERE, Acknowledged, ItemStates, LeasedItems
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS, nanoseconds
 
 _RARELY = 50
@@ -403,7 +403,7 @@ class Consumer:
     def held_items(self) -> tuple[Ints, Ints, NDArray[np.uint64]]:
         """Returns the slots, tickets and leases of items that this handle holds. O(capacity)."""
         found = self.item_states()
-        here = (found.states == HELD_HERE).nonzero()[0]
+        here = (found.states == LEASED_HERE).nonzero()[0]
         return here, found.tickets[here], found.leases[here]
 
 

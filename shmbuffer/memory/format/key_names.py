@@ -87,7 +87,8 @@ def require_file_names(
             name = _dotted_name(path if outer is None else outer)
             inner_name = _dotted_name(path if inner is None else inner)
             raise SchemaMismatchError(
-                f"{what} {name!r} is a tensor, and {inner_name!r} would be an entry in it; rename one",
+                f"{what} {name!r} is a tensor, but {inner_name!r} is the key of an entry in it;"
+                " rename one of them",
                 leaf=inner_name,
             )
         leaves.add(path)

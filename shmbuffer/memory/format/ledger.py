@@ -76,11 +76,11 @@ class ItemStates(NamedTuple):
 
     @property
     def acks(self) -> Ints:
-        """Returns how often each item was acknowledged; unknown for `DONE` items."""
+        """Returns how often each item was acknowledged; unknown for `COMPLETE` items."""
         return (self.notes >> np.uint64(LEASE_BITS)).astype(np.int64)
 
 
-NO_ITEM, TO_GIVE, HELD_HERE, HELD_THERE, DONE = range(5)
+NO_ITEM, DELIVERABLE, LEASED_HERE, LEASED_ELSEWHERE, COMPLETE = range(5)
 """The values of `ItemStates.states`."""
 
 

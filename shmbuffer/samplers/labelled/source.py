@@ -12,7 +12,7 @@ from shmbuffer.memory import Ring
 from shmbuffer.memory.flow.consumer import Oldest
 from shmbuffer.memory.format import slots as slot_words
 from shmbuffer.memory.format.array_types import Bytes, Flags, Ints
-from shmbuffer.memory.format.ledger import DONE, HELD_HERE, TO_GIVE, ItemStates
+from shmbuffer.memory.format.ledger import COMPLETE, DELIVERABLE, LEASED_HERE, ItemStates
 from shmbuffer.samplers.claiming import Source, Units
 from shmbuffer.samplers.labelled.index import LabelIndex
 from shmbuffer.samplers.sampler import Sampler, draw_key

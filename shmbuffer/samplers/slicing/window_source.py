@@ -15,7 +15,7 @@ from shmbuffer.memory import Ring
 from shmbuffer.memory.flow.consumer import Consumer
 from shmbuffer.memory.format import slots as slot_words
 from shmbuffer.memory.format.array_types import Flags, Ints
-from shmbuffer.memory.format.ledger import DONE, TO_GIVE, ItemStates
+from shmbuffer.memory.format.ledger import COMPLETE, DELIVERABLE, ItemStates
 from shmbuffer.samplers.claiming import Source, Units
 from shmbuffer.samplers.slicing.boundaries import Found
 from shmbuffer.samplers.slicing.cuts import Marks, window_rows
@@ -121,7 +121,7 @@ class WindowSource(Source):
         # The age is measured from the last update instead of the head, because items written since
         # are in no window yet, even if they are half a ring old.
         is_old = item_states.tickets < self._windows.followed - self.ring.capacity // 2
-        left = np.flatnonzero(is_old & (item_states.states == TO_GIVE))
+        left = np.flatnonzero(is_old & (item_states.states == DELIVERABLE))
         if len(left):
             # An item that is listed only with ``waiting=True`` is in a waiting window. All other
             # listed items were delivered, or belong to the rest of a window that was lost.

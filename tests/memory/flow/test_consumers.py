@@ -15,7 +15,7 @@ from shmbuffer.memory import Engine
 from shmbuffer.memory.flow.consumer import Consumer
 from shmbuffer.memory.flow.consumers import Consumers
 from shmbuffer.memory.format.layout import Side
-from shmbuffer.memory.format.ledger import DONE, HELD_HERE, HELD_THERE, TO_GIVE
+from shmbuffer.memory.format.ledger import COMPLETE, DELIVERABLE, LEASED_ELSEWHERE, LEASED_HERE
 from shmbuffer.memory.system.deadline import limit_waits
 from tests.kit.programs import Program, needs_root
 from tests.kit.rings import ring_of
@@ -54,7 +54,7 @@ def test_what_could_be_given_is_counted(make: Maker) -> None:
     taken = consumer.take(2)
     assert consumer.available(1) == 0
     consumer.give_back(taken.lease)
-    assert consumer.item_states().states[list(taken.slots)].tolist() == [TO_GIVE, TO_GIVE]
+    assert consumer.item_states().states[list(taken.slots)].tolist() == [DELIVERABLE, DELIVERABLE]
     assert consumer.available(1) == 2
     write(ring, range(5, 6))
     assert consumer.available(1) == 3
@@ -142,12 +142,27 @@ def test_what_a_closed_handle_held_is_given_to_others(make_files: Maker) -> None
     theirs = ring_of(other).consumers.open("a")
     write(ring_of(engine), range(4))
     taken = theirs.take(2)
-    assert mine.item_states().states[:4].tolist() == [HELD_THERE, HELD_THERE, TO_GIVE, TO_GIVE]
-    assert theirs.item_states().states[:4].tolist() == [HELD_HERE, HELD_HERE, TO_GIVE, TO_GIVE]
+    assert mine.item_states().states[:4].tolist() == [
+        LEASED_ELSEWHERE,
+        LEASED_ELSEWHERE,
+        DELIVERABLE,
+        DELIVERABLE,
+    ]
+    assert theirs.item_states().states[:4].tolist() == [
+        LEASED_HERE,
+        LEASED_HERE,
+        DELIVERABLE,
+        DELIVERABLE,
+    ]
     assert theirs.ack(taken.lease, taken.slots[:1], taken.tickets[:1]) == (1, 0)
     other.close()
     assert mine.take(2).tickets.tolist() == [1, 2]
-    assert mine.item_states().states[:4].tolist() == [DONE, HELD_HERE, HELD_HERE, TO_GIVE]
+    assert mine.item_states().states[:4].tolist() == [
+        COMPLETE,
+        LEASED_HERE,
+        LEASED_HERE,
+        DELIVERABLE,
+    ]
 
 
 def test_a_group_is_taken_whole_or_not_at_all(make: Maker) -> None:

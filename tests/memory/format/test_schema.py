@@ -125,7 +125,7 @@ def test_a_leaf_cannot_be_there_twice() -> None:
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_key_is_a_leaf_or_a_folder(order: int) -> None:
     leaves = (Leaf(("a",), "bool", ()), Leaf(("a", "b"), "bool", ()))[::order]
-    said = r"leaf 'a' is a tensor, and 'a\.b' would be an entry in it; rename one"
+    said = r"leaf 'a' is a tensor, but 'a\.b' is the key of an entry in it; rename one of them"
     with pytest.raises(SchemaMismatchError, match=said):
         Schema(leaves, 1)
 
