@@ -301,8 +301,8 @@ def test_another_schema_is_refused_and_the_leaf_is_named(make: Maker) -> None:
     for handle in (engine, second):
         with pytest.raises(
             SchemaMismatchError,
-            match=r": leaf 'next\.obs' is uint8\[37\], this write has float32\[37\]; convert it, "
-            r"or create a new buffer, in its directory with .*on_existing=\"overwrite\"\)$",
+            match=r": leaf 'next\.obs' is uint8\[37\], but this write has float32\[37\]; convert it"
+            r", or create a new buffer, in its directory with .*on_existing=\"overwrite\"\)$",
         ) as caught:
             handle.define(Schema(other, 8))
         assert isinstance(caught.value, RuntimeError)

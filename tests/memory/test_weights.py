@@ -154,11 +154,11 @@ OTHERS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "another shape": (
         lambda state: state.update({"layer.weight": np.zeros((3, 300), np.float32)}),
-        r"leaf 'layer\.weight' is float32\[300, 3\], this publish has float32\[3, 300\]",
+        r"leaf 'layer\.weight' is float32\[300, 3\], but this publish has float32\[3, 300\]",
     ),
     "another dtype": (
         lambda state: state["norm"].update(seen=np.int32(1)),
-        r"leaf 'norm\.seen' is int64\[\], this publish has int32\[\]",
+        r"leaf 'norm\.seen' is int64\[\], but this publish has int32\[\]",
     ),
 }
 

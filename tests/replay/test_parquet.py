@@ -373,7 +373,7 @@ def test_columns_of_which_one_would_lie_in_the_other_are_named(tmp_path: Path) -
     columns = {"action": [1.0], "action.joint": [2.0]}
     for table in (pa.table(columns), pa.table(dict(reversed(columns.items())))):
         pq.write_table(table, tmp_path / "x.parquet")
-        with pytest.raises(SchemaMismatchError, match=r"'action' is a tensor, and 'action\.joint'"):
+        with pytest.raises(SchemaMismatchError, match=r"'action' is a tensor, but 'action\.joint'"):
             TensorDictReplayBuffer.from_parquet(tmp_path / "x.parquet")
         read = TensorDictReplayBuffer.from_parquet(
             tmp_path / "x.parquet", rename={"action": "action.all"}
@@ -433,7 +433,7 @@ def test_what_we_wrote_in_parts_is_read_in_its_form(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"x": [1.5]}, r"leaf 'x' is int64\[\], this file has float64\[\]"),
+        ({"x": [1.5]}, r"leaf 'x' is int64\[\], but this file has float64\[\]"),
         ({"y": [1]}, r"leaf 'x' \(int64\[\]\) is missing in this file"),
         ({"x": [1], "y": [1]}, r"leaf 'y' \(int64\[\]\) is not a leaf of a\.parquet"),
     ],

@@ -426,7 +426,7 @@ def test_a_leaf_that_is_stored_once_has_no_view(tmp_path: Path) -> None:
         (
             {"ndim": 2},
             ValueError,
-            "share_next needs ndim=1, but ndim is 2; write environments side by side",
+            "share_next needs ndim=1, but ndim is 2; write the steps of several",
         ),
         (
             {"share_next_room": 0},
@@ -435,7 +435,7 @@ def test_a_leaf_that_is_stored_once_has_no_view(tmp_path: Path) -> None:
         ),
         ({"share_next_room": 2.0}, ValueError, "is 2.0"),
         ({"share_next": False, "share_next_room": 5}, ValueError, "share_next; leave it out"),
-        ({"share_next": []}, ValueError, "names no key"),
+        ({"share_next": []}, ValueError, "name at least one key"),
         ({"share_next": [3]}, ValueError, "share_next: 3 is not a key"),
     ],
 )

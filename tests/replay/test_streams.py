@@ -292,7 +292,7 @@ def test_streams_of_more_items_than_the_ring_holds_are_those_of_the_last() -> No
 @pytest.mark.parametrize(
     ("given", "kind_of_error", "said"),
     [
-        ([0, 1], ValueError, "2 streams were given for 3 items; give one for each item, or one"),
+        ([0, 1], ValueError, "2 streams were given for 3 items; pass one number for each item"),
         ([0, 1, 2, 3], ValueError, "4 streams were given for 3 items"),
         ([], ValueError, "0 streams were given for 3 items"),
         ([0, -1, 2], ValueError, "stream -1 at position 1 is not a number from 0 to 16777215"),
@@ -301,11 +301,11 @@ def test_streams_of_more_items_than_the_ring_holds_are_those_of_the_last() -> No
         (
             [0.0, 1.0, 2.0],
             TypeError,
-            r"one for each item of the batch \[n\], but has the dtype float64 and the shape \[3\]",
+            r"with the shape \[n\] of the batch, but has the dtype float64 and the shape \[3\]",
         ),
         (True, TypeError, r"but has the dtype bool and the shape \[\]"),
         ("abc", TypeError, "but has the dtype <U3"),
-        ([[0, 1, 2]], TypeError, r"one number for each item, \[n\], but has the shape \[1, 3\]"),
+        ([[0, 1, 2]], TypeError, r"the shape \[n\], but has the shape \[1, 3\]"),
     ],
 )
 @pytest.mark.parametrize("written", [False, True])

@@ -1,1 +1,1 @@
-"""The meaning of each shared byte."""
+"""The format of a buffer: the meaning of all bytes that processes share."""

@@ -1,4 +1,4 @@
-"""Short names for types of NumPy arrays."""
+"""Short names for the types of NumPy arrays with common dtypes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The dtypes that a leaf can have, and their names in NumPy, Arrow, HDF5 and tensordict.
+"""The dtypes that a leaf can have, with their equivalents in NumPy, Arrow, HDF5 and tensordict.
 
-This is the only list of dtypes. Storages, records, weights, samplers, exports and both kinds of
-clients use it. To add a dtype, add a row. The core keeps no list of DLPack codes, because it takes
-the code of each leaf from an example tensor.
+This is the only list of dtypes in the package. Storages, records, weights, samplers, exports and
+the clients for torch and NumPy use it. To support another dtype, add a row to `DTYPES`. The C core
+does not need a list of DLPack type codes, because it gets the code of each leaf from an example
+tensor.
 """
 
 from __future__ import annotations
@@ -17,40 +18,46 @@ import numpy as np
 
 @dataclass(frozen=True)
 class DType:
-    """A dtype of torch, described without torch."""
+    """Description of one of torch's dtypes, which can be used without importing torch."""
 
     name: str
-    """Torch's name, without the prefix ``torch.``."""
+    """Torch's name of the dtype, without the prefix ``torch.``."""
     _: KW_ONLY
     bits: str = ""
-    """NumPy's dtype of the same bits; empty if NumPy has this dtype under the same name."""
+    """NumPy's dtype for arrays of the same bits; empty if NumPy has a dtype with this name."""
     numbers: str = ""
-    """The smallest dtype of NumPy that holds the same numbers; empty if that is ``bits``."""
+    """NumPy's smallest dtype that can represent all values exactly; empty if it is ``bits``."""
     arrow: str = ""
-    """Arrow's numbers of the same bits, one or two of them; empty if Arrow has this dtype."""
+    """Arrow type whose numbers, one or two per element, have the same bits.
+
+    It is empty if Arrow has this dtype.
+    """
     assigned: str = ""
-    """Torch's dtype of the same size that ``tensor[index] = rows`` accepts; empty if it is this."""
+    """Torch dtype of the same size for which ``tensor[index] = rows`` works.
+
+    It is empty if the assignment works for this dtype itself.
+    """
     tensordict: bool = True
-    """True if ``TensorDict.load_memmap`` reads it; false for float8 up to tensordict 0.15."""
+    """True if ``TensorDict.load_memmap`` can read it; false for float8 up to tensordict 0.15."""
 
     @property
     def in_numpy(self) -> bool:
-        """True if NumPy has this dtype; otherwise, arrays hold its bits as unsigned integers."""
+        """True if NumPy has this dtype. If not, arrays contain its bits as unsigned integers."""
         return not self.bits
 
     @property
     def in_hdf5(self) -> bool:
-        """True if HDF5 has this dtype; h5py stores the dtypes of NumPy, and no others."""
+        """True if h5py can store this dtype. It supports exactly the dtypes that NumPy has."""
         return self.in_numpy
 
     @cached_property
     def array(self) -> np.dtype[Any]:
-        """NumPy's dtype of an array with these bits."""
+        """NumPy's dtype for arrays of these bits."""
         return np.dtype(self.bits or self.name)
 
     @cached_property
     def itemsize(self) -> int:
-        """Bytes of one number."""
+        """Size of a value in bytes."""
         return self.array.itemsize
 
 
@@ -81,7 +88,7 @@ DTYPES: Mapping[str, DType] = {
         DType("complex128", arrow="float64"),
     )
 }
-"""The dtypes that can be stored, by torch's names. All are opaque bytes to the engine."""
+"""The dtypes that can be stored, by torch's names. The engine treats all values as bytes."""
 
 
 def require_dtypes(
@@ -91,14 +98,14 @@ def require_dtypes(
     reader: str,
     remedy: str,
 ) -> None:
-    """Raises TypeError for the first leaf whose dtype a format does not support.
+    """Raises TypeError if a format does not support the dtype of a leaf. Names the first such leaf.
 
     Args:
-        leaves: The name of each leaf, and the name of its dtype.
-        accepts: Returns whether the format supports a dtype of the table.
-        where: The file, or the class that writes.
-        reader: The format, or the program that reads it.
-        remedy: Advice for the caller.
+        leaves: Pairs of the name and the dtype's name of each leaf.
+        accepts: Function that returns True if the format supports a dtype.
+        where: Name of the file, or of the class that writes the leaves, for the message.
+        reader: Name of the format, or of the program that reads it, for the message.
+        remedy: Advice to the user at the end of the message.
     """
     for name, dtype in leaves:
         known = DTYPES.get(dtype)

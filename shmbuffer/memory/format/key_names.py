@@ -1,11 +1,11 @@
-"""Checks names of leaves that become names of files, data sets or columns.
+"""Checks the keys of leaves, which become names of files, HDF5 data sets or columns.
 
-A key is the name of a file below the directory of a buffer, a save or a data set. This package
-percent-encodes it, while tensordict 0.12 and HDF5 use it unchanged. The rules therefore do not rely
-on the encoding, and are applied before a name is passed to any library.
+The keys of a leaf become the path of a file in the directory of a buffer, a save or a data set.
+This package percent-encodes keys, but tensordict 0.12 and HDF5 use them unchanged. A key must
+therefore be safe without the encoding, and it is checked before it is passed to another library.
 
-Always true: an accepted key never leads outside of its directory, encoded or not, and no two leaves
-share a file.
+Always true: the path of an accepted key cannot leave its directory, whether the key is encoded or
+not. Two leaves never have the same file.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from shmbuffer.memory.format.leaf import MAX_DEPTH, KeyPath
 from shmbuffer.memory.system.beneath import leads_down
 
 RESERVED = frozenset({"shape", "device", "_type", "_format_version", "_class"})
-"""The entries of tensordict in a meta.json, which would overwrite a key of that name."""
+"""Names of tensordict's own entries in ``meta.json``, which would overwrite a key of that name."""
 
 _NAME_BYTES = 255  # NAME_MAX of Linux
 
 
 def is_number(name: str) -> bool:
-    """True if a name consists of the digits 0 to 9, so that `int` accepts it.
+    """True if a name consists only of the digits 0 to 9, so that `int` accepts it.
 
-    `str.isdigit` is also true of "²", which `int` refuses, and of digits of other scripts, which
+    `str.isdigit` would also accept "²", which `int` rejects, and the digits of other scripts, which
     this package never writes.
     """
     return name.isascii() and name.isdecimal()
@@ -36,27 +36,28 @@ def is_number(name: str) -> bool:
 def require_file_name(
     path: KeyPath, what: str = "leaf", *, folder: bool = False, slashes: bool = True
 ) -> None:
-    """Raises SchemaMismatchError unless a nested key can be the name of a file below a directory.
+    """Raises SchemaMismatchError unless a nested key can be the path of a file in a directory.
 
     Args:
-        path: The nested key, from the root.
-        what: Description of the named object for the message, such as ``"x.parquet: column"``.
-        folder: Whether the last key is the name of a directory, as the keys before it are.
-        slashes: Whether a key may contain a slash. HDF5 takes a key with slashes for a path.
+        path: The nested key, outermost key first.
+        what: Description of the object with this key for the message, such as
+            ``"x.parquet: column"``.
+        folder: Whether the last key is the name of a directory. All keys before it are.
+        slashes: Whether a key can contain a slash. HDF5 interprets a key with slashes as a path.
     """
     if len(path) > MAX_DEPTH:
-        _refuse(path, what, f"it is nested {len(path)} keys deep, and {MAX_DEPTH} are the limit")
+        _refuse(path, what, f"it has {len(path)} nested keys, but the limit is {MAX_DEPTH}")
     for depth, key in enumerate(path, 1):
         if not leads_down(key):
             why = "leads out of the directory, or is not a valid file name"
         elif not slashes and "/" in key:
-            why = "contains a slash, which would be taken for a path"
+            why = "contains a slash, so it would be interpreted as a path"
         elif not _fits_file_name(key):
-            why = "is too long for the name of a file, or is not valid text"
+            why = "is too long for a file name, or is not valid text"
         elif (
             key in RESERVED
             or (depth == 1 and key == ".shmbuffer")
-            # a directory cannot have the name of a file that may be beside it
+            # A directory must not have the name of a file that can be in the same directory.
             or (_is_name_of_file(key) and (folder or depth < len(path)))
         ):
             why = "is reserved on disk"
@@ -68,17 +69,19 @@ def require_file_name(
 def require_file_names(
     paths: Iterable[KeyPath], what: str = "leaf", *, slashes: bool = True
 ) -> None:
-    """Raises SchemaMismatchError unless these leaves can be stored in one directory.
+    """Raises SchemaMismatchError unless leaves with these paths can be stored in one directory.
 
-    Each leaf must pass `require_file_name`, and no leaf may contain another.
+    Each path must pass `require_file_name`. All paths must be different, and the path of a leaf
+    must not be the directory of another leaf.
     """
     leaves: set[KeyPath] = set()
-    folders: dict[KeyPath, KeyPath] = {}  # directories, each with one leaf in it
+    folders: dict[KeyPath, KeyPath] = {}  # the path of each directory and of one leaf in it
     for path in paths:
         require_file_name(path, what, slashes=slashes)
         if path in leaves:
             raise SchemaMismatchError(
-                f"{what} {_dotted_name(path)!r} occurs twice; rename one", leaf=_dotted_name(path)
+                f"{what} {_dotted_name(path)!r} occurs twice; rename one of them",
+                leaf=_dotted_name(path),
             )
         above = [path[:depth] for depth in range(1, len(path))]
         outer = next(filter(leaves.__contains__, above), None)
@@ -96,16 +99,18 @@ def require_file_names(
 
 
 def _refuse(path: KeyPath, what: str, why: str) -> NoReturn:
+    """Raises SchemaMismatchError for a key, with the reason ``why``."""
     name = _dotted_name(path)
     raise SchemaMismatchError(f"{what} {name!r}: {why}; rename it", leaf=name)
 
 
 def _dotted_name(path: KeyPath) -> str:
+    """Returns a nested key in dotted notation, such as ``next.obs``."""
     return ".".join(path)
 
 
 def _fits_file_name(key: str) -> bool:
-    """True if a key fits into the name of a file after percent-encoding."""
+    """True if the percent-encoded key and its extension are short enough for a file name."""
     try:
         return len(quote(key, safe="")) + len(".memmap") <= _NAME_BYTES
     except UnicodeEncodeError:  # a lone surrogate
@@ -113,4 +118,5 @@ def _fits_file_name(key: str) -> bool:
 
 
 def _is_name_of_file(key: str) -> bool:
+    """True if a file of a save could have this name."""
     return key == "meta.json" or key.endswith(".memmap")

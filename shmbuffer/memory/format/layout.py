@@ -1,19 +1,19 @@
 """The layout of all bytes that processes share.
 
-The control file (fixed size, exists as soon as the directory is a buffer):
+The control file has a fixed size. It exists as soon as the directory is a buffer:
 
-    offset   bytes   what
-    0        4096    superblock, copy 0        identity, life cycle, settings; the copies are
-    4096     4096    superblock, copy 1        written in turn
-    8192     4096    runtime page              the mutex and everything that it guards; at its
-                                               end the report of the last recovery
-    12288    131072  registry                  256 entries of 512 bytes, one for each handle
+    offset   bytes   content
+    0        4096    superblock, copy 0        identity, life cycle and settings; the copies are
+    4096     4096    superblock, copy 1        written alternately
+    8192     4096    runtime page              the mutex and the values that it guards; at the end
+                                               of the page, the report of the last recovery
+    12288    131072  registry                  256 entries of 512 bytes, one for each open handle
 
-The slots file exists once the schema is known. It has the slot words, checksums, sources, raw
-priorities and the tree, at the offsets of ``_core.sections``. The ledger is described in `ledger`.
-Structures that the C core also uses have the offsets of ``_native/core/layout.h``.
-``docs/format/directory.md`` has the tables, and ``tests/memory/format/test_layout.py`` compares
-them.
+The slots file is created when the schema is known. It contains the slot words, checksums, sources,
+raw priorities and the priority tree, at the offsets from ``_core.sections``. The module `ledger`
+describes the ledger. The offsets of structures that the C core uses, too, come from
+``_native/core/layout.h``. ``docs/format/directory.md`` has tables of the whole layout, and
+``tests/memory/format/test_layout.py`` compares them with this module.
 """
 
 from __future__ import annotations
@@ -41,49 +41,49 @@ ENTRY_BYTES = 512
 CONTROL_BYTES = REGISTRY_OFFSET + ENTRIES * ENTRY_BYTES
 FANOUT = 16
 
-# Processor architectures on which the lock and the byte order are known to work.
+# Processor architectures on which the mutex and the byte order are known to work.
 ARCHITECTURES = {"x86_64": 0x8664, "aarch64": 0xAA64}
 ARCHITECTURE = ARCHITECTURES.get(platform.machine(), 0)
 
-# A buffer has fewer clients than this in its life. A larger number is damage, or the writer of a
-# loaded item.
+# Upper bound on the number of clients that a buffer has during its existence. A larger incarnation
+# is damaged, or is the number of a load, which identifies the writer of a loaded item.
 INCARNATIONS = 2**38
-# The number of streams of each client.
+# Number of different streams per client.
 STREAMS = 2**24
-# Versions of the policy are smaller, so that a difference of two versions fits into 64 bits.
+# Upper bound on the version of a policy. Differences between versions therefore fit into 64 bits.
 VERSIONS = 2**62
-# The number of writers that a source can name: clients first, then those of loads.
+# Number of different writers in a source: the clients, followed by the loads.
 WRITERS = 2 * INCARNATIONS
 _STREAM_SHIFT, _WRITER = np.uint64(39), np.uint64(WRITERS - 1)
 
-# The limit of slots, and of own rows, if observations are stored once. A slot's word has 31 bits
-# for each.
+# Upper bound on the number of slots and of own rows with `share_next`. The number that a slot
+# stores for its next observations has 31 bits for each.
 NEXT_LIMIT = 2**31
 
 _CORE = _core.layout()
 
-# The header of a record in the byte ring, and the entry of a slot with the place of its record.
+# The header of a record in the byte ring, and the entry of a slot with the location of its record.
 RECORD = np.dtype([("ticket", "<u8"), ("position", "<u8"), ("bytes", "<u8")])
 EXTENT = np.dtype([("position", "<u8"), ("bytes", "<u8")])
 
 
 def source_of(writers: NDArray[np.uint64], streams: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Returns the source words of slots, as ``layout.h`` defines them."""
+    """Combines writers and streams into sources, which slots store (``layout.h``)."""
     return streams << _STREAM_SHIFT | writers
 
 
 def writer_of(sources: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Returns the writer of each slot: an incarnation, or the number of a load above them."""
+    """Returns the writer in each source: an incarnation, or the number of a load."""
     return sources & _WRITER
 
 
 def stream_of(sources: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Returns the stream of each slot."""
+    """Returns the stream in each source."""
     return sources >> _STREAM_SHIFT
 
 
 class SlotState(IntEnum):
-    """The low two bits of a slot word."""
+    """The state of a slot: the two lowest bits of its word."""
 
     EMPTY = 0
     WRITING = 1
@@ -92,7 +92,7 @@ class SlotState(IntEnum):
 
 
 class Phase(IntEnum):
-    """The phase of a claim; all but IDLE and PAYLOAD exist only while the mutex is held."""
+    """The phase of a claim. All phases except IDLE and PAYLOAD begin and end under the mutex."""
 
     IDLE = 0
     MARKING = 1
@@ -109,17 +109,17 @@ class EntryState(IntEnum):
 
 
 class BufferState(IntEnum):
-    """The life cycle of the buffer, in the runtime page and in the superblock."""
+    """The state of a buffer, which is stored in the runtime page and in the superblock."""
 
     NO_SCHEMA = 0
     READY = 1
     RECOVERING = 2
     CLOSING = 3
-    READ_ONLY = 4  # a private map of a save; never in a file
+    READ_ONLY = 4  # a private map of a save; this state is never stored in a file
 
 
 class Role(IntEnum):
-    """The role of a client, for display only."""
+    """The role of a client. It is only displayed and has no effect."""
 
     CLIENT = 0
     COLLECTOR = 1
@@ -128,16 +128,16 @@ class Role(IntEnum):
 
 
 class Limit(IntFlag):
-    """The limits of a rate limiter."""
+    """The set of limits that a rate limiter applies."""
 
-    RATIO = 1
-    QUEUE = 2
-    QUOTA = 8
-    AGES = 16
+    RATIO = 1  # samples per insert
+    QUEUE = 2  # samples per item, first in, first out
+    QUOTA = 8  # elements that can be written
+    AGES = 16  # policy versions by which an item is older than the learners' version
 
 
 class Alone(IntEnum):
-    """The behaviour of a limited call while the other side has no client."""
+    """The behavior of a call that has to wait while no client is on the other side."""
 
     PASS = 0
     WAIT = 1
@@ -146,45 +146,50 @@ class Alone(IntEnum):
 
 
 class Side(IntFlag):
-    """The side that a client waits for."""
+    """The side that a waiting client waits for: calls that sample, or calls that insert."""
 
     SAMPLES = 1
     INSERTS = 2
 
 
 class Why(IntEnum):
-    """The limit that stopped a call."""
+    """The reason for which a call has to wait."""
 
-    AHEAD = 1
-    BEHIND = 2
-    FEW = 3
-    FULL = 4
-    SHORT = 5
-    QUOTA = 6
-    VERSION = 7
-    HELD = 8
-    SCARCE = 9
+    AHEAD = 1  # the write would exceed the ratio
+    BEHIND = 2  # the sample would exceed the ratio
+    FEW = 3  # the buffer has fewer than `min_size` items
+    FULL = 4  # the queue is full
+    SHORT = 5  # the queue has too few items
+    QUOTA = 6  # the quota is used up
+    VERSION = 7  # the items would be too old for the learners
+    HELD = 8  # a consumer has not completed the items that would be overwritten
+    SCARCE = 9  # too few items are left to deliver to the consumer
 
 
 def name_of(kind: type[IntEnum], number: int) -> str:
-    """Returns the name of a number in shared memory, or the number if it is unknown."""
+    """Returns the name of an enumeration's value, or "UNKNOWN N" if the number is not defined."""
     return next((one.name for one in kind if one == number), f"UNKNOWN {number}")
 
 
 class Flag(IntFlag):
-    """Flags of the superblock."""
+    """The flags in the superblock."""
 
     CHECKSUM = 1
     RESERVE = 2
     TEMPORARY = 4
     AUTO_CLEANUP = 8
     CREATED_DIRECTORY = 16
-    SAVE = 32  # a snapshot that `dumps` wrote, in which no process has continued
-    STEPS = 64  # space is allocated in steps, ahead of the writes; see `growth`
+    SAVE = 32  # a snapshot that `dumps` wrote, and that no process has opened for writing since
+    STEPS = 64  # space is allocated in steps before it is needed (`growth`)
 
 
 def make_dtype(*fields: tuple[str, str, int], itemsize: int) -> np.dtype[np.void]:
-    """Returns a structured dtype of fields with their types and offsets."""
+    """Returns a structured dtype of ``itemsize`` bytes.
+
+    Args:
+        fields: The name, the type and the offset in bytes of each field.
+        itemsize: Size of the structure in bytes.
+    """
     names, formats, offsets = zip(*fields, strict=True)
     return np.dtype(
         {
@@ -199,7 +204,15 @@ def make_dtype(*fields: tuple[str, str, int], itemsize: int) -> np.dtype[np.void
 def make_core_dtype(
     struct: str, itemsize: int, *, u4: str = "", f8: str = "", **others: str
 ) -> np.dtype[np.void]:
-    """Returns the dtype of a struct of the C core; fields that are not named are u8."""
+    """Returns the dtype of a struct in the C core, with the offsets that the core reports.
+
+    Args:
+        struct: Name of the struct.
+        itemsize: Size of the struct in bytes.
+        u4: Names of the fields of type uint32, separated by spaces.
+        f8: Names of the fields of type float64, separated by spaces.
+        others: Types of fields by name. All fields that are not mentioned are uint64.
+    """
     prefix = f"{struct}."
     at = {name.removeprefix(prefix): n for name, n in _CORE.items() if name.startswith(prefix)}
     types = dict.fromkeys(at, "<u8") | dict.fromkeys(u4.split(), "<u4")
@@ -245,7 +258,7 @@ SUPERBLOCK = make_dtype(
     itemsize=SUPERBLOCK_BYTES,
 )
 
-# One of the two in the runtime page's ``limiters``.
+# A rate limiter. The field `limiters` of the runtime page has two of them.
 LIMITER = make_core_dtype(
     "limiter", 64, u4="when_no_peer limits", f8="samples_per_insert error_buffer"
 )
@@ -261,7 +274,8 @@ RUNTIME = make_core_dtype(
     spare="(3296,)u1",
 )
 
-# The report of the last recovery, at the end of the runtime page. The C core knows only its size.
+# The report of the last recovery, at the end of the runtime page. The C core only reserves space
+# for it.
 RECOVERY_BYTES = 256
 RECOVERY_OFFSET = REGISTRY_OFFSET - RECOVERY_BYTES
 RECOVERY = make_dtype(
@@ -290,11 +304,11 @@ ENTRY = make_core_dtype(
     spare="(248,)u1",
 )
 
-# The stamp of one copy of the weights.
+# The header of one of the two copies of the weights.
 STAMP = make_core_dtype("stamp", 64, u4="crc32c", step="<i8")
 STAMP_SIGNED_BYTES = 32
 
-# The head of the file of the weights. The rest of its page is zero.
+# The beginning of the weights file. The rest of the first page is zero.
 WEIGHTS_HEAD = make_core_dtype(
     "weights",
     256,
@@ -305,8 +319,8 @@ WEIGHTS_HEAD = make_core_dtype(
     stamps="V128",
 )
 
-# Counters of an entry. The totals of the buffer are their sums over all entries, including those of
-# dead clients.
+# The counters in a registry entry. The totals of the buffer are the sums over all entries, because
+# the counters of a client stay in its entry when it ends.
 COUNTERS = (
     "inserts",
     "aborts",
@@ -319,10 +333,10 @@ COUNTERS = (
     "waits",
 )
 
-# Reserved names below the scratch directory.
 OBJECTS = "objects"
-"""The kind of a schema whose items are Python objects. Only saves have it."""
+"""The ``kind`` of a schema for items that are Python objects. Only saves have this kind."""
 
+# Reserved names in the scratch directory.
 PRIVATE = beneath.PRIVATE
 CONTROL = f"{PRIVATE}/control"
 SLOTS = f"{PRIVATE}/slots"

@@ -1,13 +1,16 @@
-"""The ledger: reservations, and the items that consumers have been given.
+"""The ledger: a file with the reservations, and with the items that consumers have received.
 
     page | reservations | leases and deliveries of consumer 0 | of consumer 1 ...
-    ├─ always there ─┤ ├─ allocated under init.lock by the first client that needs a part ─┤
+    └ always allocated  └ each section is allocated under init.lock by its first user
 
-Every handle maps the largest possible ledger from the start, beyond the end of the file. ``bytes``
-of the page is the length in use, and no process reads or writes beyond it.
+Every handle maps the ledger with its maximum length from the start, beyond the end of the file. The
+field ``bytes`` of the first page is the length that is in use. No process reads or writes beyond
+this length.
 
-Always true: ``bytes`` is stored after the file has that length, and the file never becomes shorter.
-If a process dies while it extends the file: the new space is unused, and is allocated again.
+Always true: ``bytes`` is stored after the file has been extended to this length, and the file is
+never shortened.
+If a process dies while it extends the file: the new space is not used, and the next process that
+needs the section allocates it again.
 """
 
 from __future__ import annotations
@@ -26,18 +29,18 @@ from shmbuffer.memory.format.array_types import Bytes, Ints
 from shmbuffer.memory.format.layout import make_core_dtype
 from shmbuffer.memory.system.path_checks import wrong_size
 
-# The table of consumers, and the sizes of the other tables.
+# The maximum numbers of consumers, leases per consumer, and reservations.
 CONSUMERS, LEASES, RESERVATIONS = 8, 1024, 4096
 CONSUMES, NAME_BYTES = 1, 48
 CONSUMER = make_core_dtype("consumer", 256, u4="state times holds", name=f"S{NAME_BYTES}")
 
-# A lease: items that one client was given together.
+# A lease: items that were delivered together to one client.
 LEASE = make_core_dtype("lease", 64, u4="entry")
 
 # Space that a client has reserved for later items.
 RESERVATION = make_core_dtype("reservation", 64, u4="entry state flags")
 
-# The notes of a consumer about a slot.
+# A delivery: the state of a slot's item for one consumer.
 DELIVERY = make_core_dtype("delivery", 16)
 LEASE_BITS, MOST_ACKS, LEASED = 53, 1023, 2**63
 
@@ -45,38 +48,43 @@ HEAD = make_core_dtype("ledger", layout.PAGE, consumers=f"V{CONSUMERS * CONSUMER
 
 
 class LeasedItems(NamedTuple):
-    """Items under one lease."""
+    """Items that were delivered together under one lease."""
 
     slots: Ints
     tickets: Ints
-    lease: int  # 0 if there are no items
+    lease: int  # number of the lease; 0 if there are no items
 
 
 class Acknowledged(NamedTuple):
-    """The result of an acknowledgement."""
+    """The result of acknowledging items."""
 
     applied: int
-    """Items that are done under the lease with which they were given."""
+    """Number of items that were acknowledged under the lease with which they were delivered."""
     refused: int
-    """Items that were acknowledged too late: another client has them, or they are gone."""
+    """Number of items that were acknowledged too late, after the lease had ended.
+
+    Such an item may have been delivered to another client, or it was overwritten.
+    """
 
 
 class ItemStates(NamedTuple):
-    """The state of each slot's item for a consumer; ``enum shmb_item_state`` has the values."""
+    """The states of all slots' items from the point of view of one client of a consumer."""
 
     states: Bytes
+    """The state of each item, from `NO_ITEM` to `COMPLETE` (``enum shmb_item_state``)."""
     tickets: Ints
+    """The ticket of each item."""
     notes: NDArray[np.uint64]
-    """The current or last lease of each item, and how often the item was acknowledged."""
+    """The lease and the number of acknowledgements of each item, as the ledger stores them."""
 
     @property
     def leases(self) -> NDArray[np.uint64]:
-        """Returns the current or last lease of each item; 0 if it never had one."""
+        """Returns the number of each item's current or last lease, or 0 if it never had a lease."""
         return self.notes & np.uint64(2**LEASE_BITS - 1)
 
     @property
     def acks(self) -> Ints:
-        """Returns how often each item was acknowledged; unknown for `COMPLETE` items."""
+        """Returns the number of acknowledgements of each item. Not valid for `COMPLETE` items."""
         return (self.notes >> np.uint64(LEASE_BITS)).astype(np.int64)
 
 
@@ -85,7 +93,7 @@ NO_ITEM, DELIVERABLE, LEASED_HERE, LEASED_ELSEWHERE, COMPLETE = range(5)
 
 
 class ReservationState(IntEnum):
-    """The state of a reservation."""
+    """The state of an entry in the table of reservations."""
 
     UNRESERVED = 0
     OPEN = 1
@@ -94,7 +102,7 @@ class ReservationState(IntEnum):
 
 
 def require_length(fd: int, where: Path) -> None:
-    """Raises CorruptBufferError if a ledger is shorter than its page says."""
+    """Raises CorruptBufferError if a ledger's file is shorter than the length in its first page."""
     size = os.fstat(fd).st_size
     data = os.pread(fd, layout.PAGE, 0)
     needed = layout.PAGE
@@ -105,7 +113,10 @@ def require_length(fd: int, where: Path) -> None:
 
 
 def reservations(mapped: _core.Map) -> NDArray[Any]:
-    """Returns a live view of all reservations; empty if the ledger has no space for them yet."""
+    """Returns a view of the reservations in shared memory.
+
+    The view is empty if their section has not been allocated yet.
+    """
     start = _core.parts(1)["reservations"]
     end = start + RESERVATIONS * RESERVATION.itemsize
     if int(np.frombuffer(memoryview(mapped), HEAD, 1)["bytes"][0]) < end:
@@ -115,7 +126,7 @@ def reservations(mapped: _core.Map) -> NDArray[Any]:
 
 
 def read_reservations(fd: int) -> NDArray[Any]:
-    """Returns a copy of the reservations in a file."""
+    """Reads the reservations from a ledger's file."""
     data = os.pread(fd, RESERVATIONS * RESERVATION.itemsize, _core.parts(1)["reservations"])
     count = len(data) // RESERVATION.itemsize
     table: NDArray[Any] = np.frombuffer(data, RESERVATION, count)
@@ -123,7 +134,7 @@ def read_reservations(fd: int) -> NDArray[Any]:
 
 
 def store_length(mapped: _core.Map, nbytes: int) -> None:
-    """Stores the new length of the file; the caller holds init.lock."""
+    """Stores the length of an extended ledger in its first page. The caller must hold init.lock."""
     head = np.frombuffer(memoryview(mapped), HEAD, 1)["bytes"]
     if head[0] < nbytes:
         head[0] = nbytes
@@ -131,7 +142,7 @@ def store_length(mapped: _core.Map, nbytes: int) -> None:
 
 
 def end_reservations(mapped: _core.Map, runtime: NDArray[Any]) -> None:
-    """Ends all reservations in a recovery, except for those whose items were committed."""
+    """Ends all reservations during a recovery, except those whose items were committed."""
     table = reservations(mapped)
     table["state"][table["state"] != ReservationState.DONE] = ReservationState.UNRESERVED
     _core.reached("recover.reservations")
@@ -141,17 +152,27 @@ def end_reservations(mapped: _core.Map, runtime: NDArray[Any]) -> None:
 
 
 def consumers(content: Any) -> Any:
-    """Returns a live view of the consumers in a mapped ledger."""
+    """Returns a view of the consumers in the buffer ``content``, a mapped ledger."""
     return np.frombuffer(content, CONSUMER, CONSUMERS)
 
 
 def open_leases(content: Any, which: int, capacity: int) -> Any:
-    """Returns a copy of one consumer's leases; None if the ledger has no space for it yet."""
+    """Returns a copy of the open leases of the consumer with the index ``which``.
+
+    Returns None if the section of this consumer has not been allocated yet.
+
+    Args:
+        content: The content of a ledger, as a buffer.
+        which: Index of the consumer in the table of consumers.
+        capacity: Number of slots of the ring.
+    """
     parts, length = _core.parts(capacity), int(np.frombuffer(content, HEAD, 1)["bytes"][0])
     available = min(length, memoryview(content).nbytes)
     start = parts["consumers"] + which * parts["each"]
     if available < start + parts["each"]:
         return None
     leases = np.frombuffer(content, LEASE, LEASES, start)
-    used = (leases["id"] != 0).nonzero()[0]  # of a copy, because numpy reads the array twice
+    # The comparison makes a copy. Without it, `nonzero` would read the shared memory twice, and
+    # other processes may change it in between.
+    used = (leases["id"] != 0).nonzero()[0]
     return leases[used]

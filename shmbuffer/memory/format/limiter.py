@@ -1,16 +1,18 @@
-"""The limits of writes and samples: a sample ratio, a queue, a quota and an age.
+"""The limits for writes and samples: a sample ratio, a queue, a quota and a maximum age.
 
-    inserted = write_count - where the ratio began      (the first ``min_size`` inserts are free)
-    drawn    = elements sampled since then
-    ahead    = inserted * samples_per_insert - drawn    0 if both sides have done their share
+    inserted = write_count - inserts_base   elements written since the ratio took effect, where the
+                                            first ``min_size`` elements do not count
+    drawn    = elements sampled since the ratio took effect
+    ahead    = inserted * samples_per_insert - drawn            0 if the actual ratio is exact
 
-A write waits if it would raise ``ahead`` above ``error_buffer``, unless the buffer has fewer than
-``min_size`` items, for which samples wait. A sample waits if it would lower ``ahead`` below minus
-``error_buffer``. These are the semantics of Reverb's ``SampleToInsertRatio`` (Cassirer et al.,
-Reverb: A Framework For Experience Replay, 2021, section 3.4), applied to whole batches.
+A write waits if it would raise ``ahead`` above ``error_buffer``. It does not wait while the buffer
+has fewer than ``min_size`` items, because samples wait for these items. A sample waits if it would
+lower ``ahead`` below minus ``error_buffer``. Reverb's ``SampleToInsertRatio`` has the same
+semantics (Cassirer et al., Reverb: A Framework For Experience Replay, 2021, section 3.4). Here they
+apply to whole batches.
 
-The numbers are in the control file (`layout.LIMITER`). All processes share them, and they survive a
-crash. ``_native/core/flow.c`` makes the decisions.
+The numbers are stored in the control file (`layout.LIMITER`). All processes use the same numbers,
+and the numbers survive a crash. ``_native/core/flow.c`` decides whether a call has to wait.
 """
 
 from __future__ import annotations
@@ -28,58 +30,59 @@ from shmbuffer.memory.format.layout import Alone, Limit
 
 WhenNoPeer = Literal["pass", "wait", "error"]
 
-# The limits of age beside a limiter: one of the two in the runtime page's ``ages``.
+# The age limits that belong to a limiter. The field `ages` of the runtime page has two of them.
 AGES = layout.make_core_dtype("ages", 32)
 
-# A limiter and its limits of age, as the C core copies them.
+# A limiter and its age limits, as the C core copies them from the runtime page.
 SETTING = np.dtype([("limiter", layout.LIMITER), ("ages", AGES)])
 
-_TOLERANCE = 0.1  # a fraction of the samples that the first min_size inserts allow
+_TOLERANCE = 0.1  # fraction of the number of samples that min_size inserts allow
 
 
 @dataclass(frozen=True)
 class RateLimiter:
-    """Limits how far writers and samplers may be apart, or makes the buffer a queue.
+    """Keeps the ratio of samples to inserts near a target, or turns the buffer into a queue.
 
         RateLimiter(samples_per_insert=4, min_size=1_000)     # replay: each item 4 times on average
         RateLimiter(max_times_sampled=1)                      # an on-policy queue
         RateLimiter(max_staleness=2, items_per_version=512)   # asynchronous: two versions behind
 
     Args:
-        samples_per_insert: The average number of times that an item is sampled: items drawn for
-            each item written. None: no ratio.
-        min_size: Samples wait until the buffer has this many items. At least 1.
-        error_buffer: How far the sides may be apart, in samples; at least ``max(1,
-            samples_per_insert)``. If one call writes w items and one call draws s, it must be at
-            least ``(w * samples_per_insert + s) / 2``. Otherwise, both sides could wait for each
-            other. None uses a tenth of ``samples_per_insert * min_size`` (Acme's tolerance), or the
-            minimum if that is larger.
-        max_times_sampled: The largest number of times that an item is handed out. Setting it makes
-            the buffer a first-in, first-out queue, whose writes wait while it is full. None: no
-            queue.
-        when_no_peer: The behaviour of a call that would have to wait while no living client is on
-            the other side.
+        samples_per_insert: Target ratio: the average number of times that an item is sampled. None
+            means that the ratio is not limited.
+        min_size: Number of items that the buffer must have before samples can be drawn. At least 1.
+        error_buffer: Tolerance of the ratio, in samples: how far the number of samples may be from
+            the target. Must be at least ``max(1, samples_per_insert)``. If a call writes w items
+            and a call draws s items, it must be at least ``(w * samples_per_insert + s) / 2``, or
+            writers and samplers can block each other. None uses a tenth of
+            ``samples_per_insert * min_size`` (Acme's tolerance), but at least the minimum.
+        max_times_sampled: Maximum number of times that each item is sampled. If it is set, the
+            buffer is a first-in, first-out queue, and writes wait while the queue is full. None
+            means that the buffer is not a queue.
+        when_no_peer: What a call does if it would have to wait although no living client is on the
+            other side (a writer for samples, a sampler for writes).
 
-            * "pass": continue without counting, so that the ratio resumes when a client joins.
-            * "wait": wait, with a warning every 30 s.
-            * "error": raise RateLimitError.
+            * "pass": The call continues and is not counted, so that the ratio resumes when a client
+              joins.
+            * "wait": The call waits and logs a warning every 30 s.
+            * "error": The call raises RateLimitError.
 
-            None is "pass" without a queue. With a queue, which would lose items, calls wait. Unless
-            it passes, a sample raises CollectorsDiedError if all collectors that a coordinator
-            spawned have died, none is restarted, and no other client could write. With "wait", it
-            waits even then.
-        max_staleness: The largest number of policy versions that an item may be behind the learners
-            when it is committed (`ReplayBuffer.reserve`). Older items are refused and counted.
-            None: no limit.
-        items_per_version: The number of items from which a learner makes a version. A write or a
-            reservation then waits until its items can be used before they are too old. At most
-            ``(version + max_staleness + 1) * items_per_version`` items are written, in flight or
-            reserved, counted like versions from the moment at which the limiter was set. None:
-            writers do not wait for versions.
+            None means "pass" without a queue. In a queue, which would lose items, None means that
+            calls wait. Except with "pass" and "wait", a sample raises CollectorsDiedError if all
+            collectors that a coordinator spawned have died, none of them will be restarted, and no
+            other client can write.
+        max_staleness: Maximum number of policy versions by which an item may be older than the
+            learners' version when it is committed (`ReplayBuffer.reserve`). Older items are
+            rejected and counted. None means no limit.
+        items_per_version: Number of items from which a learner makes one policy version. A write or
+            reservation then waits until the learners can use its items before they are too old. At
+            most ``(version + max_staleness + 1) * items_per_version`` items are written, in
+            progress or reserved. Items and versions are counted from the time at which the limiter
+            was set. None means that writers do not wait for versions.
 
     Raises:
         ValueError: A number is out of range, ``when_no_peer="pass"`` is used with a queue, or
-            ``items_per_version`` without ``max_staleness``.
+            ``items_per_version`` is used without ``max_staleness``.
 
     Source: ``reverb.rate_limiters.SampleToInsertRatio``, and ``max_times_sampled`` of
         ``reverb.Table``.
@@ -104,14 +107,14 @@ class RateLimiter:
         if buffer is not None:
             if ratio is None:
                 raise ValueError(
-                    "error_buffer has no effect without samples_per_insert, whose tolerance it is;"
-                    " pass both"
+                    "error_buffer has no effect without samples_per_insert, because it is the"
+                    " tolerance of that ratio; pass both"
                 )
             if not (_is_number(buffer) and max(1.0, ratio) <= buffer < math.inf):
                 raise ValueError(
-                    f"error_buffer must be at least max(1, samples_per_insert) = "
-                    f"{max(1.0, ratio):g}, because no side could continue otherwise, but is"
-                    f" {buffer!r}"
+                    "error_buffer must be at least max(1, samples_per_insert) ="
+                    f" {max(1.0, ratio):g}, but is {buffer!r}; with a smaller one, writers and"
+                    " samplers would block each other"
                 )
         if self.when_no_peer is not None and self.when_no_peer not in get_args(WhenNoPeer):
             raise ValueError(
@@ -119,13 +122,13 @@ class RateLimiter:
             )
         if self.max_times_sampled is not None and self.when_no_peer == "pass":
             raise ValueError(
-                "when_no_peer='pass' would overwrite items that a queue has not handed out; use "
-                "'wait' or 'error', or leave max_times_sampled out"
+                "when_no_peer='pass' would overwrite items of a queue that have not been sampled;"
+                " use 'wait' or 'error', or leave out max_times_sampled"
             )
 
     @property
     def tolerance(self) -> float:
-        """The effective error buffer, in samples."""
+        """The effective ``error_buffer``, in samples, or 0 without a ratio."""
         if self.samples_per_insert is None:
             return 0.0
         if self.error_buffer is not None:
@@ -135,20 +138,24 @@ class RateLimiter:
 
     @property
     def alone(self) -> Alone:
-        """The effective ``when_no_peer``."""
+        """The effective value of ``when_no_peer``."""
         if self.when_no_peer is None:
             return Alone.PASS if self.max_times_sampled is None else Alone.QUEUE
         return Alone[self.when_no_peer.upper()]
 
     @property
     def limits(self) -> Limit:
-        """The limits for which a call may have to wait."""
+        """The set of limits that this limiter applies."""
         ratio = Limit.RATIO if self.samples_per_insert is not None else Limit(0)
         ages = Limit.AGES if self.max_staleness is not None else Limit(0)
         return ratio | ages | (Limit.QUEUE if self.max_times_sampled is not None else Limit(0))
 
     def changed(self, **changes: Any) -> RateLimiter:
-        """Returns a copy with other values; recomputes an error buffer that is too small."""
+        """Returns a copy of the limiter in which some arguments have other values.
+
+        Two arguments are reset to None if the changes make them invalid: an ``error_buffer`` that
+        is too small for the ratio, and ``when_no_peer="pass"`` if the buffer becomes a queue.
+        """
         ratio = changes.get("samples_per_insert", self.samples_per_insert)
         too_small = self.error_buffer is not None and (
             ratio is None or self.error_buffer < max(1.0, ratio)
@@ -160,24 +167,33 @@ class RateLimiter:
         return replace(self, **changes)
 
     def has_same_limits(self, other: RateLimiter | None) -> bool:
-        """True if another limiter has the same effective limits, even if its arguments differ."""
+        """True if another limiter has the same effect, even if its arguments differ."""
         return other is not None and self.to_numbers() == other.to_numbers()
 
     def require_fits(self, elements: int, where: str, *, prioritized: bool) -> None:
-        """Raises ValueError if ``min_size`` exceeds the buffer, or if a queue has priorities."""
+        """Raises ValueError if a buffer cannot have this limiter.
+
+        ``min_size`` must not exceed the number of elements, and a queue must not have priorities.
+
+        Args:
+            elements: Number of elements of the buffer.
+            where: Path of the buffer, for the message.
+            prioritized: Whether the buffer has priorities.
+        """
         if self.max_times_sampled is not None and prioritized:
             raise ValueError(
-                f"{where}: a queue hands items out first in, first out, but this buffer has "
-                "priorities; create it without them (alpha=None), or leave max_times_sampled out"
+                f"{where}: a queue delivers its items in the order of their insertion, but this"
+                " buffer has priorities; create it without priorities (alpha=None), or leave out"
+                " max_times_sampled"
             )
         if self.min_size > elements:
             raise ValueError(
                 f"{where}: min_size is {self.min_size:,}, but the buffer has room for only "
-                f"{elements:,} items, so that no learner could ever sample; use a smaller min_size"
+                f"{elements:,} items, so no learner could ever sample; use a smaller min_size"
             )
 
     def to_numbers(self) -> Numbers:
-        """Returns the arguments of ``_core.Ring.limit``, in the order of `NUMBERS`."""
+        """Returns the effective limits as arguments of ``_core.Ring.limit``, named by `NUMBERS`."""
         return (
             int(self.limits),
             float(self.samples_per_insert or 0.0),
@@ -191,34 +207,42 @@ class RateLimiter:
 
 
 Numbers = tuple[int, float, float, int, int, int, int, int]
+"""Arguments of ``_core.Ring.limit``."""
 NUMBERS = (
     *("limits", "samples_per_insert", "error_buffer", "min_size", "max_times_sampled"),
     *("when_no_peer", "max_staleness", "items_per_version"),
 )
+"""Names of the arguments of ``_core.Ring.limit``."""
 NO_LIMIT: Numbers = (0, 0.0, 0.0, 0, 0, 0, 0, 0)
-"""The arguments of ``_core.Ring.limit`` that remove a limiter."""
+"""Arguments of ``_core.Ring.limit`` that remove a limiter."""
 
 
 class Quota(NamedTuple):
-    """The number of elements that may still be written to one ring; see `Engine.set_limiter`.
+    """A limit for the number of elements that are written to one ring (`Engine.set_limiter`).
 
-    ``room`` counts from the element at which the first quota began, so a quota that follows another
-    must be the sum of both. Writes wait if the quota is 0 or used up. Emptying or loading the ring
-    sets the quota to 0.
+    ``room`` is the total number of elements that can be written since the first quota was set. To
+    allow more writes, pass the sum of the previous ``room`` and the additional elements. Writes
+    wait while the quota is 0 or used up. Emptying the ring or loading a save sets the quota to 0.
     """
 
     room: int
 
     def require_fits(self, elements: int, where: str, *, prioritized: bool) -> None:
-        """Accepts any ring."""
+        """Does nothing, because every ring can have a quota."""
 
     def to_numbers(self) -> Numbers:
-        """Returns the limits as numbers, like `RateLimiter.to_numbers`."""
+        """Returns the quota as arguments of ``_core.Ring.limit``, like `RateLimiter.to_numbers`."""
         return int(Limit.QUOTA), 0.0, float(self.room), 0, 0, int(Alone.WAIT), 0, 0
 
 
 def quota_of(runtime: Any) -> tuple[int, int] | None:
-    """Returns the room of the quota, and the elements written under it; None without a quota."""
+    """Returns the total quota of a ring and the number of elements that were written under it.
+
+    Returns None if the ring has no quota.
+
+    Args:
+        runtime: The runtime page, in shared memory.
+    """
     block = active(runtime)
     if block is None or not int(block["limits"]) & Limit.QUOTA:
         return None
@@ -227,19 +251,29 @@ def quota_of(runtime: Any) -> tuple[int, int] | None:
 
 
 def active(runtime: Any) -> Any:
-    """Returns a consistent copy of the active `layout.LIMITER`; None without a limiter."""
+    """Returns a consistent copy of the active limiter as a `layout.LIMITER`, or None."""
     found = setting(runtime)
     return None if found is None else found["limiter"]
 
 
 def setting(runtime: Any) -> Any:
-    """Returns a consistent copy of the limiter and its limits of age, as a `SETTING`."""
+    """Returns a consistent copy of the active limiter and its age limits as a `SETTING`, or None.
+
+    Other processes may change the limiter while it is copied, so the C core makes the copy.
+    """
     found = _core.limiter(runtime)
     return None if found is None else np.frombuffer(found, SETTING)[0]
 
 
 def is_far_apart(runtime: Any, elements: int) -> bool:
-    """True if one side is further ahead of the other than any limiter allows."""
+    """True if the counters of a limiter are further apart than a limiter ever allows.
+
+    Recovery uses this check to find counters that are damaged.
+
+    Args:
+        runtime: The runtime page.
+        elements: Number of elements of the ring.
+    """
     block = active(runtime)
     if block is None:
         return False
@@ -253,7 +287,7 @@ def is_far_apart(runtime: Any, elements: int) -> bool:
 
 
 def read(runtime: Any) -> RateLimiter | None:
-    """Returns the active rate limiter, or None."""
+    """Returns the active limiter of a runtime page as a `RateLimiter`, or None if there is none."""
     found = setting(runtime)
     if found is None:
         return None
@@ -271,16 +305,17 @@ def read(runtime: Any) -> RateLimiter | None:
 
 
 def signed(number: int) -> int:
-    """Converts the difference of two unsigned counters to a signed number."""
+    """Converts a difference of two unsigned 64-bit counters to a signed integer."""
     return int(np.int64(np.uint64(number % 2**64)))
 
 
 def _is_number(value: object) -> bool:
+    """True if a value is a real number other than True and False."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def _require_ages(most: object, items: object) -> None:
-    """Checks the limits of age."""
+    """Raises ValueError if ``max_staleness`` or ``items_per_version`` is invalid."""
     if most is not None:
         _require_integer("max_staleness", most, 0)
     if items is not None:
@@ -290,6 +325,7 @@ def _require_ages(most: object, items: object) -> None:
 
 
 def _require_integer(name: str, value: object, least: int = 1) -> None:
+    """Raises ValueError unless the argument ``name`` is an integer of at least ``least``."""
     is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not is_integer or value < least:  # type: ignore[operator]
         raise ValueError(f"{name} must be a whole number of at least {least}, but is {value!r}")

@@ -1,10 +1,11 @@
-"""The schema of items: names, dtypes and shapes of the leaves, and their layout on disk.
+"""The schema of a buffer: names, dtypes and shapes of the leaves, and the layout of their files.
 
-Items that each have their own form are records. They are stored in a byte ring instead of leaves.
+A leaf is one tensor of an item. One file contains this leaf of all items, in C order, without a
+header and with space for the whole capacity, so that tensordict's ``load_memmap`` can read the
+directory. Items with varying structures or sizes are stored as records in a ring of bytes instead.
+Their schema has no leaves.
 
-A leaf is one tensor of an item. It is stored for all items in one file in C order, without a header
-and at full capacity, so that tensordict's ``load_memmap`` reads the directory. This module does not
-need torch, because a dtype is represented by its name and size.
+This module does not import torch, because a dtype is represented by its name.
 """
 
 from __future__ import annotations
@@ -30,22 +31,27 @@ MAX_ELEMENTS = 2**40
 MAX_RECORD_BYTES = 2**46
 
 NEW_BUFFER = 'create a new buffer, in its directory with Coordinator(..., on_existing="overwrite")'
-"""Advice in errors about data of another form."""
+"""Advice in errors about data that do not match the schema of a buffer."""
 
 
 @dataclass(frozen=True)
 class Schema:
-    """All leaves of an item, and the shape of the storage; SchemaMismatchError if invalid."""
+    """The leaves of an item and the shape of the storage.
 
-    leaves: tuple[Leaf, ...]  # in the order in which writes pass their addresses
-    capacity: int  # slots, the first storage dimension
-    lanes: tuple[int, ...] = ()  # the storage dimensions after the first; empty for ``ndim=1``
-    # how the leaves make up the user's items (TensorDict, tensor, PyTree), as JSON. Higher floors
-    # interpret it
+    Raises:
+        SchemaMismatchError: A leaf, a size or a combination of them is invalid.
+        SpaceError: The storage would have too many elements.
+    """
+
+    leaves: tuple[Leaf, ...]  # in the order in which a write passes their addresses
+    capacity: int  # number of slots, the first storage dimension
+    lanes: tuple[int, ...] = ()  # the storage dimensions after the first; empty for `ndim=1`
+    # How the leaves are combined to the user's items (TensorDict, tensor, PyTree), as JSON. Only
+    # higher layers interpret it.
     structure: dict[str, Any] = field(default_factory=lambda: {"kind": "tensordict"})
-    # size of the byte ring, a multiple of a page; 0 if items are rows of leaves
+    # size of the byte ring, a multiple of the page size; 0 if items are stored as leaves
     record_bytes: int = 0
-    # next observations that are stored once
+    # the leaves that are stored once (`share_next`)
     sharing: Sharing = NOT_SHARED
 
     def __post_init__(self) -> None:
@@ -74,7 +80,7 @@ class Schema:
         require_file_names(leaf.path for leaf in self.leaves)
 
     def _check_records(self) -> None:
-        """Checks the size of the byte ring."""
+        """Raises SchemaMismatchError if the size of the byte ring is invalid."""
         if not self.record_bytes:
             return
         if self.leaves or self.lanes:
@@ -89,16 +95,17 @@ class Schema:
             )
 
     def _check_leaf(self, leaf: Leaf) -> None:
-        """Checks the dtype, path and size of a leaf."""
+        """Raises SchemaMismatchError if the dtype, path, shape or size of a leaf is invalid."""
         if leaf.dtype not in DTYPES:
             raise SchemaMismatchError(
-                f"leaf '{leaf.name}' has dtype {leaf.dtype}, which cannot be stored; convert it",
+                f"leaf '{leaf.name}' has dtype {leaf.dtype}, which cannot be stored; convert it"
+                " to another dtype",
                 leaf=leaf.name,
             )
         if not 0 < len(leaf.path) <= MAX_DEPTH or any(n < 0 for n in leaf.shape):
             raise SchemaMismatchError(
-                f"leaf '{leaf.name}' has an invalid path or shape; use from 1 to {MAX_DEPTH} keys "
-                "and no negative sizes",
+                f"leaf '{leaf.name}' has an invalid path or shape; a path must have from 1 to"
+                f" {MAX_DEPTH} keys, and a size must not be negative",
                 leaf=leaf.name,
             )
         if max(leaf.nbytes, 1) * self.elements >= 2**62:
@@ -110,17 +117,17 @@ class Schema:
 
     @property
     def width(self) -> int:
-        """The number of elements of a slot: the product of the lanes."""
+        """Number of elements in a slot: the product of ``lanes``."""
         return math.prod(self.lanes)
 
     @property
     def elements(self) -> int:
-        """The number of elements of the storage."""
+        """Number of elements in the storage."""
         return self.capacity * self.width
 
     @property
     def leaf_bytes(self) -> tuple[int, ...]:
-        """The size of each leaf's file in bytes."""
+        """Size of each leaf's file in bytes."""
         shared, own_rows = self.sharing.paths, self.sharing.own_rows
         return tuple(
             leaf.nbytes * (own_rows if leaf.path in shared else self.elements)
@@ -129,41 +136,43 @@ class Schema:
 
     @property
     def leaf_files(self) -> tuple[str, ...]:
-        """The name of each leaf's file."""
+        """Name of each leaf's file."""
         return tuple(map(self.sharing.file_of, self.leaves))
 
     @property
     def columns(self) -> list[int]:
-        """The numbers of the leaves that have a column, which is one row for each slot."""
+        """Indices of the leaves that have a column: a file with one row for each element."""
         return [at for at, leaf in enumerate(self.leaves) if leaf.path not in self.sharing.paths]
 
     def require_column(self, at: int, where: str) -> None:
-        """Raises SchemaMismatchError if a leaf has no column."""
+        """Raises SchemaMismatchError if the leaf with the index ``at`` has no column."""
         leaf = self.leaves[at]
         if leaf.path in self.sharing.paths:
             raise SchemaMismatchError(
-                f"{where}: leaf {leaf.name!r} is stored once (share_next), so it has no column of "
-                "its own; read items with get() or sample(), which return all of their leaves",
+                f"{where}: leaf {leaf.name!r} is stored once (share_next), so it has no column;"
+                " read items with get() or sample(), which return all leaves",
                 leaf=leaf.name,
             )
 
     def require_columns(self, where: str) -> None:
-        """Raises ValueError if a leaf has no column, because the files are not those of a save."""
+        """Raises ValueError if a leaf has no column, because such files cannot serve as a save."""
         if self.sharing:
             raise ValueError(
-                f"{where}: has {self.sharing} (share_next), so its files are not those of a save; "
-                "save to another directory, and load from there. Nothing was changed"
+                f"{where}: this buffer has {self.sharing} (share_next), so its files do not have"
+                " the format of a save; save to another directory and load from there. Nothing was"
+                " changed"
             )
 
     @property
     def map_bytes(self) -> tuple[int, ...]:
-        """The size of each payload file: one file for each leaf, or one for the records."""
+        """Size in bytes of each payload file: one file per leaf, or one file for all records."""
         return (self.record_bytes,) if self.record_bytes else self.leaf_bytes
 
     def bytes_of_slots(self, slots: int) -> tuple[int, ...]:
-        """Returns the bytes that the first slots take in each payload file.
+        """Returns the size in bytes of the first ``slots`` slots in each payload file.
 
-        All own rows of next observations are counted, because any slot may use any of them.
+        The own rows of shared leaves are always counted completely, because any slot can use any of
+        them.
         """
         if slots >= self.capacity:
             return self.map_bytes
@@ -176,12 +185,12 @@ class Schema:
 
     @property
     def map_files(self) -> tuple[str, ...]:
-        """The name of each payload file."""
+        """Name of each payload file."""
         return (RECORDS,) if self.record_bytes else self.leaf_files
 
     @property
     def mapped_files(self) -> list[str]:
-        """The names of the files that are mapped besides the control file."""
+        """Names of all files that are mapped, except the control file."""
         if self.record_bytes:
             return [SLOTS, LEDGER, RECORDS]
         sizes = zip(self.leaf_files, self.leaf_bytes, strict=True)
@@ -189,22 +198,22 @@ class Schema:
 
     @property
     def sections(self) -> dict[str, int]:
-        """The offsets of the parts of the slots file, and its size; from ``_core.sections``."""
+        """Offset of each section of the slots file, and the size of the file, from the C core."""
         own_rows = self.sharing.own_rows
         return _core.sections(self.capacity, self.width, bool(self.record_bytes), own_rows)
 
     @property
     def ledger_bytes(self) -> int:
-        """The size of the ledger if all of it were in use."""
+        """Maximum size of the ledger in bytes."""
         return _core.parts(self.capacity)["bytes"]
 
     @property
     def digest(self) -> bytes:
-        """The SHA-256 of the canonical JSON; two schemas are equal if their digests are."""
+        """SHA-256 of the canonical JSON. Two schemas are equal if their digests are equal."""
         return hashlib.sha256(self.to_json()).digest()
 
     def to_json(self) -> bytes:
-        """Returns canonical JSON in UTF-8."""
+        """Returns the schema as canonical JSON in UTF-8: equal schemas have equal bytes."""
         fields: dict[str, Any] = {
             "capacity": self.capacity,
             "lanes": list(self.lanes),
@@ -219,7 +228,15 @@ class Schema:
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Schema:
-        """Parses the output of `to_json`."""
+        """Parses the output of `to_json`.
+
+        Args:
+            data: The JSON in UTF-8.
+            where: Path of the file, for messages.
+
+        Raises:
+            CorruptBufferError: The JSON does not describe a valid schema.
+        """
         try:
             fields = json.loads(data)
             schema = cls(
@@ -245,34 +262,45 @@ class Schema:
         return schema
 
     def require_same(self, other: Schema, where: str) -> None:
-        """Raises SchemaMismatchError that names the first leaf that differs."""
+        """Raises SchemaMismatchError if another schema differs. Names the first difference.
+
+        Args:
+            other: The schema of the data that are written.
+            where: Path of the buffer, for the message.
+        """
         difference = self.difference(other)
         if difference is not None:
             raise SchemaMismatchError(f"{where}: {difference}; convert it, or {NEW_BUFFER}")
 
     def difference(self, other: Schema) -> str | None:
-        """Returns the first difference of a write's schema as a sentence; None if there is none."""
+        """Returns the first difference between this schema and the schema of a write, as a clause.
+
+        Returns None if both schemas are equal. The order of the leaves does not matter.
+        """
         leaves = difference_of(self.leaves, other.leaves, "this buffer", "this write")
         if leaves is not None:
             return leaves
         if self.record_bytes != other.record_bytes:
             return (
-                f"the byte ring has {self.record_bytes} bytes, "
-                f"this write is for one of {other.record_bytes}"
+                f"the byte ring has {self.record_bytes} bytes, but this write is for a ring of"
+                f" {other.record_bytes} bytes"
             )
         if self.sharing != other.sharing:
-            return f"the buffer has {self.sharing}, this write is for {other.sharing}"
+            return f"the buffer has {self.sharing}, but this write is for {other.sharing}"
         if (self.capacity, self.lanes) != (other.capacity, other.lanes):
             return (
-                f"the storage is {[self.capacity, *self.lanes]}, "
-                f"this write is for {[other.capacity, *other.lanes]}"
+                f"the storage has the shape {[self.capacity, *self.lanes]}, but this write is for"
+                f" the shape {[other.capacity, *other.lanes]}"
             )
         return None
 
     def meta_files(self, slots: int | None = None) -> dict[str, bytes]:
-        """Returns tensordict's ``meta.json`` files, by their name below the scratch directory.
+        """Returns the content of tensordict's ``meta.json`` files, by name.
 
-        ``slots``: the number of rows that they describe; None for the capacity.
+        Names are relative to the scratch directory.
+
+        Args:
+            slots: Number of slots that the files describe. None means the capacity.
         """
         if self.record_bytes or self.structure.get("kind") == OBJECTS:
             return {}
@@ -306,13 +334,20 @@ class Schema:
 def difference_of(
     expected: Iterable[Leaf], actual: Iterable[Leaf], expected_name: str, actual_name: str
 ) -> str | None:
-    """Returns the first difference of two lists of leaves as a sentence; None if there is none."""
+    """Returns the first difference between two lists of leaves as a clause, or None if equal.
+
+    Args:
+        expected: The leaves of a schema.
+        actual: The leaves that are compared with them, in any order.
+        expected_name: Phrase for the object with the expected leaves, such as "this buffer".
+        actual_name: Phrase for the object with the other leaves, such as "this write".
+    """
     known, found = ({leaf.path: leaf for leaf in leaves} for leaves in (expected, actual))
     for path, leaf in known.items():
         if path not in found:
             return f"leaf '{leaf.name}' ({leaf}) is missing in {actual_name}"
         if found[path] != leaf:
-            return f"leaf '{leaf.name}' is {leaf}, {actual_name} has {found[path]}"
+            return f"leaf '{leaf.name}' is {leaf}, but {actual_name} has {found[path]}"
     for path, leaf in found.items():
         if path not in known:
             return f"leaf '{leaf.name}' ({leaf}) is not a leaf of {expected_name}"

@@ -1,11 +1,11 @@
-"""Next observations that are stored once (``share_next``).
+"""Storage of next observations that are usually equal to another observation (``share_next``).
 
-    SharingRequest (recorded before the first write) ──leaves are known──▶ Sharing (in the schema)
+    SharingRequest (stored before the first write) ──leaves are known──▶ Sharing (in the schema)
 
-A leaf ``("next", k)`` of an item usually equals the leaf ``k`` of the following item. Each slot has
-a word that says where its next observations are. It is either a *link*, which gives the number of
-slots to the following item, or an *own row*, which is a row of a file beside the ring. The rules
-for changing these words are in ``_native/core/sharing.c``.
+The leaf ``("next", k)`` of an item is usually equal to the leaf ``k`` of the following item, so it
+is stored only once. A number for each slot specifies where its next observations are. This number
+is either a *link*, the distance to the slot of the following item, or the index of an *own row* in
+a separate file. The rules for changing these numbers are in ``_native/core/sharing.c``.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from shmbuffer.memory.format.leaf import Leaf, size_of
 
 # The default number of own rows: one for every 20 slots, but at least 64.
 _LEAST, _SHARE = 64, 20
-# Keys that are no observations. They mark the ends of trajectories, and their values seldom repeat.
+# Keys that are not observations. The value of such a key seldom equals that of the root key.
 _NO_OBSERVATION = frozenset({"done", "terminated", "truncated", "reward"})
-# The size of a slot's word. Sharing smaller leaves would save nothing.
+# The bytes that are stored per slot to find its next observations. Sharing smaller leaves would
+# save nothing.
 _WORD_BYTES = 8
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """Leaves that are stored once, because the following item has their bytes in another leaf."""
+    """The leaves that are stored once, because the following item contains the same bytes."""
 
     paths: tuple[tuple[str, ...], ...] = ()  # paths of the leaves, all below "next"
     own_rows: int = 0  # rows for next observations that no other slot contains
@@ -39,18 +40,24 @@ class Sharing:
 
     def __str__(self) -> str:
         if not self.paths:
-            return "a column for each leaf"
+            return "no shared leaves"
         names = ", ".join(".".join(path) for path in self.paths)
-        return f"{names} stored once, with {self.own_rows} own rows for next observations"
+        return f"shared leaves ({names}) with {self.own_rows} own rows"
 
     def require_fits(self, leaves: tuple[Leaf, ...], capacity: int, lanes: tuple[int, ...]) -> None:
-        """Raises SchemaMismatchError if a buffer with these leaves cannot store them once."""
+        """Raises SchemaMismatchError if a buffer with this schema cannot share these leaves.
+
+        Args:
+            leaves: All leaves of the schema.
+            capacity: Number of slots.
+            lanes: Storage dimensions after the first.
+        """
         if not self.paths and not self.own_rows:
             return
         if lanes:
             raise SchemaMismatchError(
-                f"share_next needs a storage of one dimension (ndim=1), but this storage has "
-                f"{[capacity, *lanes]}; write environments side by side as streams"
+                "share_next needs a storage with one dimension (ndim=1), but this storage has the"
+                f" shape {[capacity, *lanes]}; write the steps of several environments as streams"
             )
         if not (0 < self.own_rows < NEXT_LIMIT and capacity < NEXT_LIMIT):
             raise SchemaMismatchError(
@@ -65,28 +72,35 @@ class Sharing:
                 )
 
     def roots(self, leaves: tuple[Leaf, ...]) -> dict[int, int]:
-        """Maps the number of each leaf that is stored once to that of its observation."""
+        """Returns the index of each shared leaf and of the leaf with the current observation."""
         number = {leaf.path: at for at, leaf in enumerate(leaves)}
         return {number[path]: number[path[1:]] for path in self.paths}
 
     def file_of(self, leaf: Leaf) -> str:
-        """Returns the name of a leaf's file; files of own rows have names that no leaf can have."""
+        """Returns the name of a leaf's file.
+
+        The file of a shared leaf contains its own rows. No key of a leaf can lead to its name.
+        """
         if leaf.path not in self.paths:
             return leaf.file
         return "/".join(quote(part, safe="") for part in leaf.path) + "+own_rows.memmap"
 
     def to_json(self) -> dict[str, Any]:
-        """Converts to JSON."""
+        """Converts the sharing to JSON for the schema file."""
         return {"paths": [list(path) for path in self.paths], "own_rows": self.own_rows}
 
     @classmethod
     def from_json(cls, data: Any) -> Sharing:
-        """Parses the output of `to_json`; ValueError, KeyError or TypeError if it is invalid."""
+        """Parses the output of `to_json`. None means that no leaf is shared.
+
+        Raises:
+            ValueError, KeyError, TypeError: ``data`` is not valid.
+        """
         if data is None:
             return NOT_SHARED
         paths = tuple(tuple(map(str, path)) for path in data["paths"])
         if not paths:
-            raise ValueError("no leaf is stored once")
+            raise ValueError("'sharing' does not name any leaf")
         return cls(paths, size_of(data["own_rows"]))
 
 
@@ -95,14 +109,26 @@ NOT_SHARED = Sharing()
 
 @dataclass(frozen=True)
 class SharingRequest:
-    """The sharing that was requested at creation, before the leaves are known."""
+    """The sharing that was requested at the creation of a buffer, before its leaves are known."""
 
-    keys: tuple[tuple[str, ...], ...] = ()  # below "next"; (): all suitable leaves
-    room: int | None = None  # number of own rows; None: the default
+    keys: tuple[tuple[str, ...], ...] = ()  # paths below "next"; empty: all suitable leaves
+    room: int | None = None  # number of own rows; None: the default number
 
     @classmethod
     def from_arguments(cls, share_next: Any, room: Any, ndim: int) -> SharingRequest | None:
-        """Parses a storage's arguments; ValueError if invalid, None if each leaf has a column."""
+        """Parses the arguments of a storage.
+
+        Args:
+            share_next: True, False, None, or a list of keys.
+            room: The argument ``share_next_room``, the number of own rows.
+            ndim: Number of storage dimensions.
+
+        Returns:
+            The request, or None if no leaf is shared.
+
+        Raises:
+            ValueError: An argument is invalid.
+        """
         if share_next is False or share_next is None:
             if room is not None:
                 raise ValueError(
@@ -112,23 +138,30 @@ class SharingRequest:
             return None
         if ndim != 1:
             raise ValueError(
-                f"share_next needs ndim=1, but ndim is {ndim}; write environments side by side as"
-                " streams"
+                f"share_next needs ndim=1, but ndim is {ndim}; write the steps of several"
+                " environments as streams"
             )
         if room is not None and not (type(room) is int and 0 < room < NEXT_LIMIT):
             raise ValueError(f"share_next_room must be from 1 to {NEXT_LIMIT - 1}, but is {room!r}")
         keys = [] if share_next is True else list(map(_path, share_next))
         if share_next is not True and not keys:
-            raise ValueError("share_next=[] names no key; leave it out, or pass True")
+            raise ValueError(
+                "share_next must be True or name at least one key, but is empty; leave it out, or"
+                " pass True"
+            )
         return cls(tuple(keys), room)
 
     def choose_leaves(self, leaves: Iterable[Leaf], capacity: int) -> Sharing:
-        """Chooses the shared leaves; SchemaMismatchError if one cannot be shared, or none can."""
+        """Chooses the leaves that are shared: the requested ones, or all suitable ones.
+
+        Raises:
+            SchemaMismatchError: A requested leaf cannot be shared, or no leaf can.
+        """
         known = {leaf.path: leaf for leaf in leaves}
         if not known:
             raise SchemaMismatchError(
-                "share_next: the items contain values that are not tensors, so they stay in this "
-                "process; leave these values or share_next out"
+                "share_next: the items contain values that are not tensors, so they are stored in"
+                " this process only; leave out either these values or share_next"
             )
         named = self.keys or tuple(
             path
@@ -139,20 +172,20 @@ class SharingRequest:
         )
         if not named:
             raise SchemaMismatchError(
-                "share_next: no leaf ('next', key) has the dtype and shape of a leaf 'key' of at "
-                f"least {_WORD_BYTES} bytes, and there are {sorted(map('.'.join, known))}; leave "
-                "share_next out, or name the keys"
+                "share_next: no leaf ('next', key) has the dtype and shape of a leaf 'key' with at "
+                f"least {_WORD_BYTES} bytes; the leaves are {sorted(map('.'.join, known))}. Leave"
+                " share_next out, or pass the keys to share"
             )
         room = max(_LEAST, capacity // _SHARE) if self.room is None else self.room
         return Sharing(tuple(named), room)
 
     def to_json(self) -> dict[str, Any]:
-        """Converts to the JSON that is recorded."""
+        """Converts the request to JSON for the settings of the buffer."""
         return {"keys": [list(key) for key in self.keys], "room": self.room}
 
     @classmethod
     def from_settings(cls, extra: dict[str, Any]) -> SharingRequest | None:
-        """Returns the recorded request; None if there was none."""
+        """Parses the request in the settings of a buffer. Returns None if there is none."""
         found = extra.get("share_next")
         if found is None:
             return None
@@ -160,7 +193,7 @@ class SharingRequest:
 
 
 def _path(key: Any) -> tuple[str, ...]:
-    """Converts a key of ``share_next`` to a path below "next"."""
+    """Converts a key from ``share_next`` to a path below "next"."""
     path = (key,) if isinstance(key, str) else key
     if not isinstance(path, tuple) or not path or not all(isinstance(part, str) for part in path):
         raise ValueError(f"share_next: {key!r} is not a key; pass a string, or a tuple of strings")
@@ -168,7 +201,12 @@ def _path(key: Any) -> tuple[str, ...]:
 
 
 def _reason_not_shareable(path: tuple[str, ...], known: dict[tuple[str, ...], Leaf]) -> str | None:
-    """Returns why a leaf cannot be stored once; None if it can."""
+    """Returns the reason why a leaf cannot be shared, as a phrase, or None if it can be shared.
+
+    Args:
+        path: Path of the leaf.
+        known: All leaves of the schema, by path.
+    """
     if path[0] != "next" or len(path) < 2:
         return "is not below 'next'"
     leaf, root = known.get(path), known.get(path[1:])

@@ -33,13 +33,13 @@ NO_NUMBER = "samples_per_insert must be a number above 0, but is "
         ),
         (
             {"error_buffer": 3},
-            "error_buffer has no effect without samples_per_insert, whose tolerance it is;"
-            " pass both",
+            "error_buffer has no effect without samples_per_insert, because it is the tolerance"
+            " of that ratio; pass both",
         ),
         (
             {"samples_per_insert": 4, "error_buffer": 3},
-            "error_buffer must be at least max(1, samples_per_insert) = 4, because no side "
-            "could continue otherwise, but is 3",
+            "error_buffer must be at least max(1, samples_per_insert) = 4, but is 3; with a "
+            "smaller one, writers and samplers would block each other",
         ),
         *(
             (
@@ -60,8 +60,8 @@ NO_NUMBER = "samples_per_insert must be a number above 0, but is "
         ),
         (
             {"max_times_sampled": 1, "when_no_peer": "pass"},
-            "when_no_peer='pass' would overwrite items that a queue has not handed out; "
-            "use 'wait' or 'error', or leave max_times_sampled out",
+            "when_no_peer='pass' would overwrite items of a queue that have not been sampled; "
+            "use 'wait' or 'error', or leave out max_times_sampled",
         ),
     ],
 )

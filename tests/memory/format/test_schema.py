@@ -143,9 +143,7 @@ def test_a_key_cannot_take_the_name_of_a_file(file: str, folder: str, order: int
 @pytest.mark.parametrize("key", ["x" * 249, "ä" * 42, "\ud800"])
 def test_a_key_that_no_file_can_be_named_after_is_refused(key: str) -> None:
     Schema((Leaf((key[:41],), "bool", ()),), 1) if key.isprintable() else None
-    with pytest.raises(
-        SchemaMismatchError, match="too long for the name of a file, or is not valid text"
-    ):
+    with pytest.raises(SchemaMismatchError, match="too long for a file name, or is not valid text"):
         Schema((Leaf((key,), "bool", ()),), 1)
 
 
@@ -183,19 +181,19 @@ def test_sizes_that_no_file_can_have_are_refused() -> None:
         ),
         (
             Schema((Leaf(("obs",), "float64", (3, 2)), DONE), 8),
-            "leaf 'obs' is float32[3, 2], this write has float64[3, 2]",
+            "leaf 'obs' is float32[3, 2], but this write has float64[3, 2]",
         ),
         (
             Schema((Leaf(("obs",), "float32", (6,)), DONE), 8),
-            "leaf 'obs' is float32[3, 2], this write has float32[6]",
+            "leaf 'obs' is float32[3, 2], but this write has float32[6]",
         ),
         (
             Schema((OBS, DONE), 8, (2,)),
-            "the storage is [8], this write is for [8, 2]",
+            "the storage has the shape [8], but this write is for the shape [8, 2]",
         ),
         (
             Schema((OBS, DONE), 9),
-            "the storage is [8], this write is for [9]",
+            "the storage has the shape [8], but this write is for the shape [9]",
         ),
     ],
 )

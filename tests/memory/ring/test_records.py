@@ -908,7 +908,7 @@ def test_a_schema_of_records_is_read_as_it_was_written() -> None:
     assert b"record_bytes" not in Schema((), 4).to_json()
     with pytest.raises(CorruptBufferError, match="the schema cannot be read"):
         Schema.from_json(one.to_json().replace(b"8192", b"8193"), "here")
-    message = "the byte ring has 8192 bytes, this write is for one of 4096"
+    message = "the byte ring has 8192 bytes, but this write is for a ring of 4096 bytes"
     assert one.difference(schema(nbytes=4096)) == message
 
 
