@@ -120,7 +120,7 @@ class Spawned:
         """Sends SIGTERM, which raises SystemExit in the process; ``restart`` starts it again."""
         self._send(signal.SIGTERM)
 
-    def collect(self, words: roster.LastWords) -> int | None:
+    def collect(self, words: roster.ExitRecord) -> int | None:
         """Returns the exit code of a process that has ended, or None."""
         code, failed = words.exitcode, words.failed
         if self._process is not None:
@@ -182,7 +182,7 @@ class Children:
 
     def orphans(self, name: str) -> list[roster.LivingProcess]:
         """Returns the living processes of this name that an earlier coordinator spawned."""
-        living = roster.living(self._scratch_dir, {child.file for child in self.all})
+        living = roster.find_living(self._scratch_dir, {child.file for child in self.all})
         me = identity.current()  # is in the roster if a collector became the coordinator
         return [one for one in living if one.name == name and one.identity != me]
 
@@ -204,7 +204,7 @@ def take_over(
     left = [who for who, result in how.items() if result == "left"]
     for who, orphan in others.items():
         if who not in left:
-            roster.forget(scratch_dir, orphan.file)
+            roster.remove_file(scratch_dir, orphan.file)
     if left:
         for child in adopters:
             child.release()

@@ -154,7 +154,7 @@ class Process(SpawnProcess):
         for number in ENDING:
             signal.signal(number, _unwind)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see `hold_ctrl_c_back`
-        self._is_checked_in = roster.check_in(self._scratch_dir, *self._entry)
+        self._is_checked_in = roster.record_start(self._scratch_dir, *self._entry)
         if not self._is_checked_in:
             raise SystemExit(128 + signal.SIGTERM)
         try:
@@ -190,8 +190,8 @@ class Process(SpawnProcess):
         ctypes.CDLL(None).fflush(None)
         try:
             if self._is_checked_in:
-                words = roster.LastWords(code, self._failed, self._error)
-                roster.check_out(self._scratch_dir, self._entry[0], words)
+                words = roster.ExitRecord(code, self._failed, self._error)
+                roster.record_exit(self._scratch_dir, self._entry[0], words)
         except (OSError, ShmBufferError) as error:
             log.error("%s: the cause of its death could not be recorded: %s", self.name, str(error))
         finally:

@@ -131,7 +131,7 @@ def _present(
     """Returns the living processes with roles up to ``last`` that are not in ``done``."""
     found: dict[Identity, tuple[Role, str]] = {}
     with suppress(BufferNotFoundError):  # the coordinator has removed the directory
-        for one in roster.living(scratch_dir):
+        for one in roster.find_living(scratch_dir):
             found[one.identity] = (Role.COLLECTOR, f"{one.name}-{one.index}")
     for entry, _ in registry.alive():
         who, role = registry.identity(entry), registry.role(entry)

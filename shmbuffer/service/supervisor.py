@@ -83,7 +83,7 @@ class Supervisor:
         self._writeback = WritebackWarning(scratch_dir) if engine.on_disk else None
         self._historian = Historian(engine, scratch_dir)
         if (directory := engine.seat.backing.directory) is not None:
-            roster.forget_deaths(directory)  # recorded by the previous run
+            roster.remove_deaths(directory)  # recorded by the previous run
         self._complaint = ""  # message of the last error, which is logged only once
         self._at_sigterm: cleanup.Ownership | None = None
         self._watcher = threading.Thread(
@@ -138,15 +138,15 @@ class Supervisor:
 
         def start(spawned: Spawned) -> SpawnProcess:
             self._engine.seat.require_there()
-            before, spawned.file = spawned.file, roster.plan(where)
+            before, spawned.file = spawned.file, roster.create_file(where)
             if before:
-                roster.forget(where, before)
+                roster.remove_file(where, before)
             try:
                 process = Process(where, spawned, full_name, target, args)
                 process.start()
             except BaseException as error:
                 if not spawned.restarts:  # a restart is tried again
-                    roster.forget(where, spawned.file)
+                    roster.remove_file(where, spawned.file)
                 if isinstance(error, UNPICKLABLE):
                     raise cannot_be_pickled(where, target, error) from None
                 raise
@@ -261,7 +261,7 @@ class Supervisor:
         """Reaps and reports a spawned process that has ended, and schedules its restart."""
         entries = [client for client in self._clients() if client.pid == child.pid]
         where = self._scratch_dir, child.file
-        words = self._asked(lambda: roster.last_words(*where), roster.LastWords())
+        words = self._asked(lambda: roster.read_exit(*where), roster.ExitRecord())
         with self._changed:  # `join` must not return before a restart is scheduled
             code = child.collect(words)
             self._reported.update(map(_key, entries))
@@ -273,9 +273,9 @@ class Supervisor:
             again = again and code not in ASKED_TO_END and not being_stopped
             if has_died and not again:
                 dead = roster.Dead(child.name, code, words.error)
-                child.file = self._asked(lambda: roster.note_death(*where, dead), child.file)
+                child.file = self._asked(lambda: roster.record_death(*where, dead), child.file)
             elif not again:  # otherwise the file is needed until the successor has one
-                self._asked(lambda: roster.forget(*where), None)
+                self._asked(lambda: roster.remove_file(*where), None)
             if again:
                 child.due_s = time.monotonic() + child.pause_s()
             if has_died:

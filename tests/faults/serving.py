@@ -26,7 +26,7 @@ from tests.crash.harness import settings, write
 from tests.faults.scenario import AT_ONCE, ITEMS, Scenario, require_items
 from tests.faults.upkeep import Check, Recover, record
 
-WORDS = roster.LastWords(3, "somewhere", "OSError: no")
+WORDS = roster.ExitRecord(3, "somewhere", "OSError: no")
 DEAD = roster.Dead("worker-4", 3, "OSError: no")
 
 
@@ -65,23 +65,23 @@ class Spawn(Scenario):
         self.engine = self.keep(self.filled())
 
     def act(self) -> None:
-        file = roster.plan(self.path)
+        file = roster.create_file(self.path)
         try:
-            assert roster.check_in(self.path, file, "worker", 4, 0.0)
-            (found,) = roster.living(self.path)
+            assert roster.record_start(self.path, file, "worker", 4, 0.0)
+            (found,) = roster.find_living(self.path)
             assert (found.name, found.index, found.identity.pid) == ("worker", 4, os.getpid())
-            roster.check_out(self.path, file, WORDS)
+            roster.record_exit(self.path, file, WORDS)
         finally:
             roster._alive.close()
-        assert roster.last_words(self.path, file) == WORDS
-        file = roster.note_death(self.path, file, DEAD)
+        assert roster.read_exit(self.path, file) == WORDS
+        file = roster.record_death(self.path, file, DEAD)
         with Directory.open(self.path) as directory:
-            assert roster.attendance(directory, ()).dead == (DEAD,)
-        roster.living(self.path)
-        roster.forget(self.path, file)
+            assert roster.read_roster(directory, ()).dead == (DEAD,)
+        roster.find_living(self.path)
+        roster.remove_file(self.path, file)
 
     def is_done(self) -> bool:
-        assert roster.living(self.path) == []
+        assert roster.find_living(self.path) == []
         with Directory.open(self.path) as directory:
             return not directory.exists(layout.SPAWNED) or not directory.listdir(layout.SPAWNED)
 
@@ -91,7 +91,7 @@ class Spawn(Scenario):
         self.require_whole(self.engine)
 
     def look_afterwards(self) -> None:
-        assert roster.living(self.path) == []
+        assert roster.find_living(self.path) == []
         super().look_afterwards()
 
 

@@ -232,7 +232,7 @@ def test_a_process_that_is_not_proven_to_be_the_orphan_is_not_hit(
         who = asdict(identity.current()) | {"pid": other.pid, "start_time": start_time[1]}
         who["boot_id"] = identity.boot_id().hex()
         who["start_time" if another == "pid" else another] -= 1
-        path = scratch_dir / roster.plan(scratch_dir)
+        path = scratch_dir / roster.create_file(scratch_dir)
         path.write_text(json.dumps({"name": "mine", "index": 0, **who}) + "\n")
         with path.open() as held:
             fcntl.flock(held, fcntl.LOCK_EX)
@@ -251,7 +251,7 @@ def test_a_held_entry_that_says_nothing_of_use_is_a_timeout(
 ) -> None:
     monkeypatch.setattr(roster, "TESTER_PATIENCE_S", 0.1)
     with Coordinator(scratch_dir, capacity=8) as coordinator:
-        path = scratch_dir / roster.plan(scratch_dir)
+        path = scratch_dir / roster.create_file(scratch_dir)
         path.write_text(text + "\n")
         with path.open() as held:
             fcntl.flock(held, fcntl.LOCK_EX)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from shmbuffer import BufferClosedError, BufferUnlinkedError, Coordinator, ForkedHandleError
-from shmbuffer.memory.clients.roster import LastWords
+from shmbuffer.memory.clients.roster import ExitRecord
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.format import layout
 from shmbuffer.service.children import HASTY_S, LONGEST_PAUSE_S, Spawned
@@ -316,7 +316,7 @@ def test_a_watch_that_fails_keeps_nobody_waiting(
         assert isinstance(cause, IndexError)
         monkeypatch.undo()
     assert reports.next() == ("unwound", 0, one.pid)
-    one.collect(LastWords())
+    one.collect(ExitRecord())
     # pytest keeps these until after the end: a record names the process, frames hold it.
     caplog.clear()
     cause.with_traceback(None)

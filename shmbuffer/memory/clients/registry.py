@@ -147,7 +147,7 @@ class Registry:
             )
         self._control.runtime["next_incarnation"] = incarnation
         _core.reached("join.incarnation")
-        mine = self._control.entries[entry : entry + 1]
+        own_entry = self._control.entries[entry : entry + 1]
         fields = {
             "role": role,
             "incarnation": incarnation,
@@ -167,11 +167,11 @@ class Registry:
             "first_draw": 0,
         }
         for name, value in fields.items():
-            mine[name] = value
+            own_entry[name] = value
             _core.reached("join.identity")
         membership = Membership(entry, incarnation, liveness, self._control)
         _memberships[self._control.where, incarnation] = membership
-        mine["state"] = EntryState.LIVE
+        own_entry["state"] = EntryState.LIVE
         _core.reached("join.live")
         self._control.touch()
         return membership
@@ -199,25 +199,25 @@ class Registry:
         entries, now = self._control.entries, time.time_ns()
         found = []
         for entry, incarnation in self.live():
-            one, alive = entries[entry].copy(), not self.is_dead(entry)
+            record, alive = entries[entry].copy(), not self.is_dead(entry)
             if not alive and (entry, incarnation) not in self.live():
                 continue  # it has left and ended meanwhile
-            seen = int(one["last_seen_ns"])
+            seen = int(record["last_seen_ns"])
             found.append(
                 Client(
                     entry=entry,
                     incarnation=incarnation,
-                    role=layout.name_of(Role, int(one["role"])).lower(),
-                    pid=int(one["pid"]),
+                    role=layout.name_of(Role, int(record["role"])).lower(),
+                    pid=int(record["pid"]),
                     alive=alive,
                     state=self._state(entry, alive=alive),
-                    phase=layout.name_of(Phase, int(one["phase"])),
-                    claimed=_claim(one),
-                    queue_position=int(one["turn"]) or None,
-                    queued_s=_queued_s(one, time.monotonic_ns()),
-                    joined_s=int(one["joined_ns"]) / 1e9,
+                    phase=layout.name_of(Phase, int(record["phase"])),
+                    claimed=_claim(record),
+                    queue_position=int(record["turn"]) or None,
+                    queued_s=_queued_s(record, time.monotonic_ns()),
+                    joined_s=int(record["joined_ns"]) / 1e9,
                     idle_s=max(0, now - seen) / 1e9 if seen else None,
-                    counters={name: int(one[name]) for name in layout.COUNTERS},
+                    counters={name: int(record[name]) for name in layout.COUNTERS},
                 )
             )
         return found
@@ -312,15 +312,15 @@ _memberships: weakref.WeakValueDictionary[tuple[str, int], Membership] = (
 )
 
 
-def _claim(one: Any) -> dict[str, int] | None:
+def _claim(record: Any) -> dict[str, int] | None:
     """Returns the claim of an entry; None if it is writing nothing."""
-    if int(one["phase"]) == Phase.IDLE:
+    if int(record["phase"]) == Phase.IDLE:
         return None
-    return {name: int(one[name]) for name in ("first", "count")}
+    return {name: int(record[name]) for name in ("first", "count")}
 
 
-def _queued_s(one: Any, now_ns: int) -> float | None:
-    return max(0, now_ns - int(one["turn_ns"])) / 1e9 if int(one["turn"]) else None
+def _queued_s(record: Any, now_ns: int) -> float | None:
+    return max(0, now_ns - int(record["turn_ns"])) / 1e9 if int(record["turn"]) else None
 
 
 def _has_ended(who: Identity) -> bool:

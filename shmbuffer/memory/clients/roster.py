@@ -68,7 +68,7 @@ class LivingProcess:
 
 
 @dataclass(frozen=True)
-class LastWords:
+class ExitRecord:
     """The last entry of a process in its file."""
 
     exitcode: int | None = None  # None if the process was killed first, or the file is damaged
@@ -85,11 +85,13 @@ class Dead:
     error: str  # its last exception, in one line, if any
 
     def __str__(self) -> str:
-        return f"{self.name} {cause(self.exitcode)}" + (f" ({self.error})" if self.error else "")
+        return f"{self.name} {describe_exit(self.exitcode)}" + (
+            f" ({self.error})" if self.error else ""
+        )
 
 
 @dataclass(frozen=True)
-class Attendance:
+class RosterContent:
     """The spawned processes of a directory, according to their files."""
 
     dead: tuple[Dead, ...]  # processes that are not restarted
@@ -99,7 +101,7 @@ class Attendance:
     ]  # the start times of running or starting processes that have not attached, in epoch seconds
 
 
-def plan(scratch_dir: Path) -> str:
+def create_file(scratch_dir: Path) -> str:
     """Creates the file of a process that is about to start; returns its name."""
     with Directory.open(scratch_dir) as directory:
         file = f"{layout.SPAWNED}/{secrets.token_hex(8)}"
@@ -108,14 +110,14 @@ def plan(scratch_dir: Path) -> str:
         return file
 
 
-def forget(scratch_dir: Path, file: str) -> None:
+def remove_file(scratch_dir: Path, file: str) -> None:
     """Removes the file of a process that has ended, or was not started."""
     with suppress(BufferNotFoundError), Directory.open(scratch_dir) as directory:
         directory.unlink(file)
         _core.reached("spawned.removed")
 
 
-def note_death(scratch_dir: Path, file: str, dead: Dead) -> str:
+def record_death(scratch_dir: Path, file: str, dead: Dead) -> str:
     """Replaces the file of a process that is not restarted by a record of its death."""
     with Directory.open(scratch_dir) as directory:
         new = f"{layout.SPAWNED}/{secrets.token_hex(8)}"
@@ -129,21 +131,21 @@ def note_death(scratch_dir: Path, file: str, dead: Dead) -> str:
         return new
 
 
-def forget_deaths(directory: Directory) -> None:
+def remove_deaths(directory: Directory) -> None:
     """Removes the records of deaths, because a new run begins."""
     for file, lines in _files(directory):
-        if _death(lines) is not None:
+        if _parse_death(lines) is not None:
             directory.unlink(file)
             _core.reached("spawned.removed")
 
 
-def attendance(directory: Directory, attached: Collection[int]) -> Attendance:
+def read_roster(directory: Directory, attached: Collection[int]) -> RosterContent:
     """Returns the spawned processes; ``attached`` are the pids in the registry. Changes nothing."""
     dead: list[Dead] = []
     absent: list[float] = []
     others = 0
     for file, lines in _files(directory):
-        if (death := _death(lines)) is not None:
+        if (death := _parse_death(lines)) is not None:
             dead.append(death)
             continue
         others += 1
@@ -152,10 +154,10 @@ def attendance(directory: Directory, attached: Collection[int]) -> Attendance:
                 absent.append(directory.stat(file).st_mtime)
             elif int(lines[0]["pid"]) not in attached and not is_free(directory, file):
                 absent.append(float(lines[0]["started_s"]))
-    return Attendance(tuple(sorted(dead, key=lambda one: one.name)), others, tuple(absent))
+    return RosterContent(tuple(sorted(dead, key=lambda death: death.name)), others, tuple(absent))
 
 
-def cause(exitcode: int | None) -> str:
+def describe_exit(exitcode: int | None) -> str:
     """Describes how a process ended, from the exit code of ``multiprocessing``."""
     if exitcode is None:
         return "died"
@@ -174,7 +176,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def check_in(scratch_dir: Path, file: str, name: str, index: int, started_s: float) -> bool:
+def record_start(scratch_dir: Path, file: str, name: str, index: int, started_s: float) -> bool:
     """Writes the identity of this process, and locks the file; false if it should not run."""
     me = identity.current()
     who = {"name": name, "index": index, "started_s": started_s}
@@ -190,17 +192,17 @@ def check_in(scratch_dir: Path, file: str, name: str, index: int, started_s: flo
     return True
 
 
-def check_out(scratch_dir: Path, file: str, words: LastWords) -> None:
+def record_exit(scratch_dir: Path, file: str, record: ExitRecord) -> None:
     """Writes how this process ends, for a coordinator that is not its parent."""
     with (
         suppress(BufferNotFoundError, BufferUnlinkedError),
         Directory.open(scratch_dir) as directory,
     ):
-        _append(directory, file, asdict(words))
+        _append(directory, file, asdict(record))
         _core.reached("spawned.ended")
 
 
-def last_words(scratch_dir: Path, file: str) -> LastWords:
+def read_exit(scratch_dir: Path, file: str) -> ExitRecord:
     """Reads the last entry of a process that has ended."""
     with (
         suppress(BufferNotFoundError, ValueError, RecursionError),
@@ -208,16 +210,16 @@ def last_words(scratch_dir: Path, file: str) -> LastWords:
     ):
         found = _lines(directory, file)
         if len(found) == 2 and isinstance(code := found[1].get("exitcode"), int):
-            return LastWords(code, *(str(found[1].get(name, "")) for name in ("failed", "error")))
-    return LastWords()
+            return ExitRecord(code, *(str(found[1].get(name, "")) for name in ("failed", "error")))
+    return ExitRecord()
 
 
-def living(scratch_dir: Path, excluding: Collection[str] = ()) -> list[LivingProcess]:
+def find_living(scratch_dir: Path, excluding: Collection[str] = ()) -> list[LivingProcess]:
     """Returns the living processes; removes the files of dead ones."""
     found: list[LivingProcess] = []
     with Directory.open(scratch_dir) as directory:
         for file in _names(directory):
-            entry = None if file in excluding else _find_living(directory, file)
+            entry = None if file in excluding else _living_process_of(directory, file)
             if entry is not None:
                 found.append(entry)
     return found
@@ -243,7 +245,7 @@ def _files(directory: Directory) -> Iterator[tuple[str, list[dict[str, Any]]]]:
             yield file, lines
 
 
-def _death(lines: list[dict[str, Any]]) -> Dead | None:
+def _parse_death(lines: list[dict[str, Any]]) -> Dead | None:
     """Parses the record of a death; None if the lines are not one."""
     if len(lines) != 1 or "died" not in lines[0]:
         return None
@@ -252,7 +254,9 @@ def _death(lines: list[dict[str, Any]]) -> Dead | None:
     return Dead(str(lines[0]["died"]), code, str(lines[0].get("error", "")))
 
 
-def _find_living(directory: Directory, file: str, patience_s: float = 0.0) -> LivingProcess | None:
+def _living_process_of(
+    directory: Directory, file: str, patience_s: float = 0.0
+) -> LivingProcess | None:
     """Returns the living process of a file; if it is dead, removes the file under its lock."""
     try:
         lock = Lock().hold(directory, file, timeout=patience_s, purpose=_PURPOSE, make=False)
@@ -260,21 +264,21 @@ def _find_living(directory: Directory, file: str, patience_s: float = 0.0) -> Li
         return None
     except AttachTimeout as error:
         try:
-            return _entry(directory, file)
+            return _read_identity(directory, file)
         except BufferNotFoundError:
             return None
         except (LookupError, TypeError, ValueError, RecursionError):
             if patience_s:
                 raise error from None
             # Another reader holds the lock, because a child writes before it locks.
-            return _find_living(directory, file, TESTER_PATIENCE_S)
+            return _living_process_of(directory, file, TESTER_PATIENCE_S)
     with lock:
         directory.unlink(file)
         _core.reached("spawned.removed")
     return None
 
 
-def _entry(directory: Directory, file: str) -> LivingProcess:
+def _read_identity(directory: Directory, file: str) -> LivingProcess:
     """Reads the identity of a living process from its file."""
     found = _lines(directory, file)[0]
     who = Identity(

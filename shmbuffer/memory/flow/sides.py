@@ -8,7 +8,7 @@ from threading import get_native_id
 
 import numpy as np
 
-from shmbuffer.memory.clients.roster import Attendance, Dead, attendance
+from shmbuffer.memory.clients.roster import Dead, RosterContent, read_roster
 from shmbuffer.memory.directory.seat import Seat
 from shmbuffer.memory.flow.rate_status import clients_on, may_write, not_attached
 from shmbuffer.memory.format.layout import EntryState, Side
@@ -57,13 +57,13 @@ class Sides:
         """Describes spawned collectors that have not attached yet."""
         return not_attached(self._spawned().absent, time.time())
 
-    def _spawned(self) -> Attendance:
+    def _spawned(self) -> RosterContent:
         """Returns the spawned processes of the directory."""
         directory, entries = self._seat.backing.directory, self._seat.control.entries
         if directory is None:
-            return Attendance((), 0, ())
+            return RosterContent((), 0, ())
         pids = entries["pid"][entries["state"] == EntryState.LIVE]
-        return attendance(directory, set(map(int, pids)))
+        return read_roster(directory, set(map(int, pids)))
 
     def all_wait(self, side: Side) -> bool:
         """True if all clients on a side wait, or the side has no clients."""

@@ -64,7 +64,7 @@ def recover_directory(
     # the clients of a copied directory are alive, and belong to another buffer
     if reason != "copy":
         note_deaths(files, control, superblock)
-        roster.forget_deaths(files.directory)
+        roster.remove_deaths(files.directory)
     _core.format_mutex(control.map)
     _core.reached("recover.mutex")
     control.clear_spare(superblock)
