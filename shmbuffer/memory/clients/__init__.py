@@ -1,1 +1,1 @@
-"""The processes that use a buffer: their file locks, registry entries and unfinished rollouts."""
+"""Management of the processes that use a buffer: locks, registry entries, unfinished rollouts."""

@@ -1,28 +1,29 @@
-"""File locks, which serialize rare operations and reveal the death of a process.
+"""File locks, which serialize rare operations and show whether a process is alive.
 
     .shmbuffer/init.lock        InitLock: creation, attach, recovery, cleanup
     .shmbuffer/procs/NNN.lock   LivenessFile: the client of registry entry NNN is alive
 
-A lock is flock(2) on a descriptor of our own. It ends with the last copy of that descriptor,
-however the process ends. Age and content of the file have no meaning.
+A lock is a flock(2) on a descriptor that this module opens. The kernel releases it when the last
+copy of the descriptor is closed, however the process ends. The age and the content of the file do
+not matter.
 
-`filelock.lock_descriptor` takes the lock, like a FileLock without a path. FileLock itself opens the
-path again, and follows links in it except for the last component. If flock is not supported,
-FileLock uses a soft lock, which a death does not end.
+`filelock.lock_descriptor` takes the lock. filelock's `FileLock` is not used, because it opens the
+path itself and follows links in all but the last component. Without flock, it would also fall back
+to a soft lock, which remains if its process dies.
 
 Always true
-  1. A lock counts only if its name still leads to the locked inode. A lock on a removed file
-     excludes no process.
-  2. A forked child keeps no lock, because its copy of the descriptor would keep the lock of a dead
-     parent. The child closes the descriptors (`_core.close_in_child`), and no fork happens while
-     one is opened (`_gate`).
-  3. Closing a lock unlocks it first, which also affects copies of the descriptor that a fork in C
-     made.
-  4. A descriptor belongs to its `Lock` before it is locked, and leaving the ``with`` block is one
-     call of the core. Ctrl-C therefore leaves no lock behind, between whichever bytecodes it
-     arrives. Functions that take a lock release it on any exception, and a `Lock` without
-     references is closed.
-If a process dies here: the kernel unlocks its files, which remain, empty, for the next process.
+  1. A lock is valid only if its file name still leads to the locked inode. A lock on a removed file
+     does not exclude other processes.
+  2. A forked child does not keep locks, because its copy of the descriptor would keep the lock of a
+     dead parent. The child closes the descriptors (`_core.close_in_child`), and no fork can happen
+     while a descriptor is being opened (`_gate`).
+  3. Closing a lock unlocks it first. The lock is therefore released even if a fork in C code has
+     copied the descriptor.
+  4. A descriptor belongs to its `Lock` before it is locked, and leaving the ``with`` block is a
+     single call of the C core. Ctrl-C therefore never leaves a lock behind, whenever it arrives.
+     Functions that take a lock release it if an exception is raised. A `Lock` that is no longer
+     referenced is closed.
+If a process dies here: the kernel unlocks its files. The empty files remain for other processes.
 """
 
 from __future__ import annotations
@@ -50,21 +51,35 @@ from shmbuffer.memory.system.region import Directory
 INIT_LOCK = ".shmbuffer/init.lock"
 POLL_S = 0.005
 TESTER_PATIENCE_S = 1.0
-"""How long `LivenessFile.hold` waits for processes that test the lock, which takes microseconds."""
+"""Seconds for which a lock is retried while other processes test it. A test takes microseconds."""
 
 _LOCKS = Path("/proc/locks")
 
-_gate = threading.RLock()  # reentrant: a signal handler may fork while its thread holds it
+# Held while a descriptor is opened and during a fork. It is reentrant, because a signal handler may
+# fork while its thread opens a descriptor.
+_gate = threading.RLock()
 
 
 class Lock(_core.Descriptor):
-    """A locked file, from `hold` to `close`, in one thread. ``with`` only closes it."""
+    """A file lock, which `hold` takes and `close` releases. Each instance is used by one thread.
+
+    As a context manager, it only releases the lock.
+    """
 
     def __init__(self) -> None:
         super().__init__(inherited=False)
 
     def take(self, open: Callable[..., int], /, *args: Any, **kwargs: Any) -> int:
-        """Opens a descriptor and owns it, without a fork in between."""
+        """Opens a descriptor and takes ownership of it. No fork can happen in between.
+
+        Args:
+            open: Function that opens the descriptor, such as `os.open`.
+            args: Arguments of the function.
+            kwargs: Keyword arguments of the function.
+
+        Returns:
+            The descriptor.
+        """
         with _gate:
             super().take(open, *args, **kwargs)
         return self.fd
@@ -78,7 +93,19 @@ class Lock(_core.Descriptor):
         purpose: str,
         make: bool = True,
     ) -> Self:
-        """Locks a file. Polls every 5 ms, because flock has no timeout; 0 tries once."""
+        """Locks a file. Polls every 5 ms, because flock(2) has no timeout.
+
+        Args:
+            directory: The directory of the buffer.
+            name: Name of the file in the directory.
+            timeout: Number of seconds after which the attempt fails. 0 tries only once.
+            purpose: Clause for the error message that describes the process with the lock, such as
+                "continues this rollout".
+            make: Whether the file is created if it does not exist.
+
+        Raises:
+            AttachTimeout: Another process has held the lock for ``timeout`` seconds.
+        """
         deadline = time.monotonic() + timeout
         where = directory.path / name
         try:
@@ -99,7 +126,11 @@ class Lock(_core.Descriptor):
 
 
 def is_free(directory: Directory, name: str) -> bool:
-    """True if the lock is free. A missing file is not free, because it proves nothing."""
+    """True if no process holds the lock on a file.
+
+    Also returns False if the file does not exist, because this does not prove that its process is
+    dead.
+    """
     with Lock() as lock:
         try:
             directory.open_file(name, writable=False, into=lock)
@@ -114,11 +145,12 @@ def is_free(directory: Directory, name: str) -> bool:
 
 
 def holders(fd: int) -> list[int]:
-    """Returns the pids that hold a lock on an open file, as far as /proc/locks shows them.
+    """Returns the pids of the processes that hold a lock on an open file, according to /proc/locks.
 
-    /proc/locks shows processes of our pid namespace and those below it. It shows the process that
-    locked the file, even if the descriptor is now in another one. On btrfs and overlayfs, its
-    device numbers may differ from those of stat; then no process matches.
+    /proc/locks shows the processes in this pid namespace and in namespaces below it. It shows the
+    process that took the lock, even if another process has inherited the descriptor. On btrfs and
+    overlayfs, the device numbers in /proc/locks may differ from those of stat(2). In this case no
+    process is found.
     """
     try:
         found = os.fstat(fd)
@@ -135,11 +167,16 @@ def holders(fd: int) -> list[int]:
 
 
 class InitLock(Lock):
-    """The lock for creation, attach, recovery and cleanup, for processes and threads.
+    """The lock for creation, attach, recovery and cleanup. It excludes processes and threads.
 
-    A thread that takes it twice waits for itself until the timeout (AttachTimeout). ``creating``:
-    the caller may create a buffer. If it may not, and there is no buffer, entering raises
-    BufferUnlinkedError, because no process would remove the new lock file.
+    It is not reentrant: a thread that takes it a second time gets AttachTimeout.
+
+    Args:
+        directory: The directory of the buffer.
+        timeout: Number of seconds to wait for the lock.
+        creating: Whether the caller can create a buffer. If not, and if the buffer was removed,
+            entering the ``with`` block raises BufferUnlinkedError. A new lock file is not created
+            in this case, because no process would remove it.
     """
 
     def __init__(self, directory: Directory, timeout: float, *, creating: bool = True) -> None:
@@ -167,7 +204,7 @@ class InitLock(Lock):
             raise
 
     def _hold(self, *, make: bool) -> None:
-        """Locks the file of the directory."""
+        """Locks the init.lock of the directory."""
         self.hold(
             self.directory,
             INIT_LOCK,
@@ -178,16 +215,16 @@ class InitLock(Lock):
 
 
 class LivenessFile:
-    """The lock file of a registry entry, which the kernel frees when its client is dead."""
+    """The lock file of a registry entry, which the kernel unlocks when the client dies."""
 
     @staticmethod
     def name(entry: int) -> str:
-        """Returns its path."""
+        """Returns the name of an entry's lock file in the directory of the buffer."""
         return f".shmbuffer/procs/{entry:03d}.lock"
 
     @staticmethod
     def hold(directory: Directory, entry: int) -> Lock:
-        """Marks the client of this entry as alive, until the lock is closed or it dies."""
+        """Locks the file of an entry. Its client counts as alive until the lock is released."""
         return Lock().hold(
             directory,
             LivenessFile.name(entry),
@@ -197,13 +234,17 @@ class LivenessFile:
 
     @staticmethod
     def is_free(directory: Directory, entry: int) -> bool:
-        """True if the client of this entry is dead, according to its lock."""
+        """True if no process holds the lock of an entry, so that its client is dead."""
         return is_free(directory, LivenessFile.name(entry))
 
 
 def _lock(fd: int, where: Path) -> bool:
-    """Tries to lock a descriptor; raises UnsafeFilesystemError if locks are not supported."""
-    # imported here because it takes 40 ms, and readers do not need it
+    """Tries to lock a descriptor. Returns False if another process holds the lock.
+
+    Raises:
+        UnsafeFilesystemError: The file system does not support locks.
+    """
+    # Imported here because the import takes 40 ms, and processes that only read do not need it.
     from filelock import lock_descriptor
 
     try:
@@ -218,7 +259,7 @@ def _lock(fd: int, where: Path) -> bool:
 
 
 def _is_named(directory: Directory, name: str, fd: int) -> bool:
-    """True if a name still leads to the locked file."""
+    """True if a file name still leads to the inode of a locked descriptor."""
     with explain_errors(directory.path / name):
         locked = os.fstat(fd)
     try:
@@ -229,7 +270,7 @@ def _is_named(directory: Directory, name: str, fd: int) -> bool:
 
 
 def _timeout(where: Path, fd: int, timeout: float, purpose: str) -> AttachTimeout:
-    """Returns the error for a lock that other processes hold."""
+    """Returns the error for a lock that other processes have held for ``timeout`` seconds."""
     pids = holders(fd)
     if pids:
         who = " and ".join(f"pid {pid} ({process_state(pid)})" for pid in pids)
@@ -252,11 +293,13 @@ def _timeout(where: Path, fd: int, timeout: float, purpose: str) -> AttachTimeou
 
 
 def _close_in_child() -> None:
+    """Closes the descriptors of all locks in the child of a fork."""
     _core.close_in_child()
     _gate.release()
 
 
-# The callbacks are methods of C if possible, because Ctrl-C is handled at the start of a function.
+# `before` and `after_in_parent` are functions in C, because Ctrl-C could interrupt a function in
+# Python at its start, and the gate would then not be released.
 os.register_at_fork(
     before=_gate.acquire, after_in_parent=_gate.release, after_in_child=_close_in_child
 )

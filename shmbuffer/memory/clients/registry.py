@@ -1,19 +1,19 @@
-"""The registry of clients: their identities, and the proof that one is dead.
+"""The registry of clients, which stores the identity, claim and counters of each client.
 
      FREE ──join (under init.lock)──▶ LIVE ──leave, or reaped after proof of death──▶ FREE
 
-An entry is 512 bytes of the control file. A joining client first locks the liveness file of the
-entry, which the kernel unlocks when the process ends. It then writes its identity, and finally sets
-the state to LIVE.
+An entry consists of 512 bytes in the control file. A client that joins first locks the liveness
+file of the entry, which the kernel unlocks when the process ends. It then writes its identity to
+the entry, and finally sets the state of the entry to LIVE.
 
 Always true
-  1. FREE becomes LIVE only under init.lock. LIVE becomes FREE by the entry's owner, or under the
-     mutex by a reaper that has completed its claim.
-  2. An incarnation is used once in the life of a directory, so a reaper that compares it never
-     frees the entry of a successor.
-  3. Counters outlive the client: the totals of the buffer are the sums over all entries.
-If a client dies while joining: its entry is still FREE, or LIVE with an identity that can be proved
-to be dead.
+  1. An entry becomes LIVE only under init.lock. It is freed either by its owner, or under the mutex
+     by a process that has completed or undone the claim of the dead owner.
+  2. Each incarnation is used only once in a directory. A process that compares the incarnation
+     before it frees an entry therefore never frees the entry of a later client.
+  3. Counters remain when a client ends. The totals of the buffer are the sums over all entries.
+If a client dies while it joins: its entry is either still FREE, or LIVE with an identity that
+allows other processes to prove that the client is dead.
 """
 
 from __future__ import annotations
@@ -40,34 +40,40 @@ from shmbuffer.memory.system.region import Directory
 
 @dataclass(frozen=True)
 class Client:
-    """A handle on the buffer, as the registry describes it."""
+    """A client of a buffer: an open handle, as its registry entry describes it."""
 
-    entry: int  # its place in the registry
-    incarnation: int  # unique in the directory; the source of the items that it writes
-    role: str  # ``client``, ``collector``, ``learner`` or ``coordinator``
-    pid: int  # process id, in the pid namespace of the process
-    alive: bool  # true unless it was proved to be dead
-    state: ProcessState  # DEAD if it is not alive
-    phase: str  # of its claim; IDLE if it is writing nothing
-    # ``first`` ticket and ``count`` of slots of its claim; None if it is writing nothing
+    entry: int  # index of the entry in the registry
+    # unique number of the client in the directory; identifies the writer of an item
+    incarnation: int
+    role: str  # "client", "collector", "learner" or "coordinator"
+    pid: int  # process id, in the pid namespace of the client's process
+    alive: bool  # False if the process was proved to be dead
+    state: ProcessState  # DEAD if `alive` is False
+    phase: str  # phase of the client's claim; "IDLE" if it has no claim
+    # the claim: its first ticket (`first`) and number of slots (`count`); None without a claim
     claimed: dict[str, int] | None
-    queue_position: int | None  # in the queue for a slot, from 1; None if it does not wait
-    queued_s: float | None  # seconds since it got that position; None if it does not wait
-    joined_s: float  # seconds since the epoch
-    idle_s: float | None  # seconds since its last write, sample or update; None if there was none
-    # see `layout.COUNTERS`; sums over all clients that ever had this entry
+    queue_position: int | None  # position in the queue for a slot, from 1; None if not waiting
+    queued_s: float | None  # seconds since the client got this position; None if not waiting
+    joined_s: float  # time of joining, in seconds since the epoch
+    idle_s: float | None  # seconds since the last write, sample or update; None without one
+    # the counters in `layout.COUNTERS`; sums over all clients that ever had this entry
     counters: dict[str, int]
 
     def to_json(self) -> dict[str, Any]:
-        """Converts to a dict of plain values."""
+        """Converts the client to a dict of values that JSON supports."""
         return asdict(self)
 
 
 class Registry:
-    """The registry of a control file.
+    """The registry in a control file.
 
-    Without a directory of liveness files, identities decide alone. They also do so in a directory
-    of another user, because testing a lock there would make it seem held to its owner.
+    If there are no liveness files, because ``directory`` is None, only the identities in the
+    entries show whether a client is alive. The same applies to another user's directory: testing a
+    lock there would make it appear to be held to the processes of the owner.
+
+    Args:
+        control: The mapped control file.
+        directory: The directory of the buffer, or None for anonymous memory.
     """
 
     def __init__(self, control: Control, directory: Directory | None) -> None:
@@ -79,7 +85,7 @@ class Registry:
         return f"Registry({self._control.where!r}, entries={[entry for entry, _ in self.live()]})"
 
     def identity(self, entry: int) -> Identity:
-        """Returns the identity in the entry."""
+        """Returns the identity of the process that an entry belongs to."""
         found = self._control.entries[entry]
         return Identity(
             pid=int(found["pid"]),
@@ -89,12 +95,12 @@ class Registry:
         )
 
     def role(self, entry: int) -> Role:
-        """Returns the role in the entry, or CLIENT if it is damaged."""
+        """Returns the role of an entry's client, or CLIENT if the value is damaged."""
         found = int(self._control.entries["role"][entry])
         return next((role for role in Role if role == found), Role.CLIENT)
 
     def live(self) -> list[tuple[int, int]]:
-        """Returns (entry, incarnation) of every entry in use, whether its owner is alive or not."""
+        """Returns the entry and incarnation of each client, whether its process is alive or not."""
         entries = self._control.entries
         return [
             (int(i), int(entries["incarnation"][i]))
@@ -102,7 +108,10 @@ class Registry:
         ]
 
     def is_dead(self, entry: int) -> bool:
-        """True if the owner is proved to be dead. Takes about 100 µs; not under the mutex."""
+        """True if the process of an entry is proved to be dead.
+
+        Takes about 100 µs, so do not call it while the mutex is held.
+        """
         who = self.identity(entry)
         incarnation = int(self._control.entries["incarnation"][entry])
         if (self._control.where, incarnation) in _memberships and who == identity.current():
@@ -114,17 +123,20 @@ class Registry:
         )
 
     def alive(self) -> list[tuple[int, int]]:
-        """Returns (entry, incarnation) of all clients that are not proved to be dead."""
+        """Returns the entry and incarnation of each client that is not proved to be dead."""
         return [
             (entry, incarnation) for entry, incarnation in self.live() if not self.is_dead(entry)
         ]
 
     def pids(self) -> list[int]:
-        """Returns the process ids of living clients, each once."""
+        """Returns the pids of all living clients, sorted and without duplicates."""
         return sorted({int(self._control.entries["pid"][entry]) for entry, _ in self.alive()})
 
     def join(self, role: Role) -> Membership:
-        """Takes a free entry. The caller holds init.lock and has reaped dead clients."""
+        """Registers a new client of this process in a free entry.
+
+        The caller must hold init.lock, and must have reaped dead clients.
+        """
         entry, liveness = self._free_entry()
         _core.reached("join.liveness")
         try:
@@ -141,9 +153,9 @@ class Registry:
         incarnation = int(self._control.runtime["next_incarnation"][0]) + 1
         if incarnation >= layout.INCARNATIONS:
             raise BufferNeedsRestart(
-                f"{self._control.where}: the number of clients, {incarnation}, is impossible, "
-                "because another program wrote to the shared memory; close every handle, then "
-                "recover the buffer"
+                f"{self._control.where}: the number of clients is {incarnation}, which is"
+                " impossible, so another program has written to the shared memory; close all"
+                " handles, then recover the buffer"
             )
         self._control.runtime["next_incarnation"] = incarnation
         _core.reached("join.incarnation")
@@ -177,7 +189,16 @@ class Registry:
         return membership
 
     def note_first_draw(self, entry: int, origin: int) -> list[int]:
-        """Records the source of the first draw; returns pids of processes with the same one."""
+        """Records the random state of a client's first draw, to find processes with equal draws.
+
+        Args:
+            entry: Entry of the client.
+            origin: Number that identifies the state of the random generator, not 0.
+
+        Returns:
+            The pids of other processes whose first draw had the same origin. The list is empty if
+            the entry has already recorded a first draw.
+        """
         draws = self._control.entries["first_draw"]
         if draws[entry]:
             return []
@@ -190,18 +211,21 @@ class Registry:
         return sorted({self.identity(each).pid for each in others})
 
     def free(self, entry: int) -> None:
-        """Frees an entry without a claim: our own, or any entry before there are slots."""
+        """Frees an entry of this process, or any entry while the buffer has no slots.
+
+        The entry must not have a claim.
+        """
         self._control.entries["state"][entry] = EntryState.FREE
         _core.reached("leave.freed")
 
     def clients(self) -> list[Client]:
-        """Returns every entry in use, including those of dead clients."""
+        """Returns a description of all clients, including dead ones that were not reaped yet."""
         entries, now = self._control.entries, time.time_ns()
         found = []
         for entry, incarnation in self.live():
             record, alive = entries[entry].copy(), not self.is_dead(entry)
             if not alive and (entry, incarnation) not in self.live():
-                continue  # it has left and ended meanwhile
+                continue  # the client has left the registry in the meantime, and its process ended
             seen = int(record["last_seen_ns"])
             found.append(
                 Client(
@@ -223,7 +247,7 @@ class Registry:
         return found
 
     def _state(self, entry: int, *, alive: bool) -> ProcessState:
-        """Returns the state of an entry's process."""
+        """Returns the state of an entry's process, which was proved to be dead if not ``alive``."""
         if not alive:
             return ProcessState.DEAD
         who, here = self.identity(entry), identity.current().pid_namespace
@@ -236,18 +260,24 @@ class Registry:
         return ProcessState.STOPPED if is_stopped else ProcessState.RUNNING
 
     def _lock_is_free(self, entry: int) -> bool:
-        """True if the owner's liveness file is free, or its process has ended without one."""
+        """True if the liveness file of an entry is not locked.
+
+        Without liveness files, returns True if the process has ended.
+        """
         who = self.identity(entry)
         if self._directory is None:
             return _has_ended(who)
         if identity.is_of_another_boot(who) and not self._directory.exists(
             LivenessFile.name(entry)
         ):
-            return True  # its name was not on the disk yet when the power failed
+            return True  # the name of the file was not on the disk when the power failed
         return LivenessFile.is_free(self._directory, entry)
 
     def _is_another_program(self, entry: int, who: Identity) -> bool:
-        """True if a running process has called execve: its lock is free, and its map is gone."""
+        """True if the process of an entry has called execve(2) and now runs another program.
+
+        In this case, its liveness file is not locked, and it does not map the control file.
+        """
         if self._directory is None:
             return False
         try:
@@ -259,7 +289,17 @@ class Registry:
             return False
 
     def _free_entry(self) -> tuple[int, Lock | None]:
-        """Returns a free entry with its liveness file; skips files that processes still hold."""
+        """Finds a free entry and locks its liveness file.
+
+        An entry is skipped if another process still holds the lock of its liveness file.
+
+        Returns:
+            The entry and the lock, which is None in anonymous memory.
+
+        Raises:
+            RegistryFullError: All entries are in use.
+            AttachTimeout: The liveness files of all free entries are locked.
+        """
         free = (self._control.entries["state"] == EntryState.FREE).nonzero()[0].tolist()
         for entry in free:
             if self._directory is None:
@@ -271,25 +311,29 @@ class Registry:
                     raise
         pids = self.pids()
         raise RegistryFullError(
-            f"{self._control.where}: all {layout.ENTRIES} entries are taken by living clients "
-            f"(pids {', '.join(map(str, pids))}); close handles that are not needed",
+            f"{self._control.where}: all {layout.ENTRIES} registry entries are in use by living"
+            f" clients (pids {', '.join(map(str, pids))}); close handles that are not needed",
             pids=pids,
         )
 
 
 @dataclass(eq=False)
 class Membership:
-    """The registry entry of a handle, which the handle frees when it is closed."""
+    """The registration of a handle: its entry, which is freed when the handle is closed."""
 
     entry: int
     incarnation: int
-    liveness: Lock | None  # the locked liveness file; None in anonymous memory
-    control: Control  # the control file of the entry
-    native: _core.Ring | None = None  # the C core's ring of the entry; None before there are slots
-    pid: int = field(default_factory=os.getpid)  # the process that owns the entry
+    liveness: Lock | None  # the lock of the liveness file; None in anonymous memory
+    control: Control  # the control file that contains the entry
+    native: _core.Ring | None = None  # the ring in the C core; None before the buffer has slots
+    pid: int = field(default_factory=os.getpid)  # pid of the process that owns the entry
 
     def leave(self) -> bool:
-        """Frees the entry unless it is a parent's; false if the call must be repeated."""
+        """Frees the entry, unless it belongs to the parent of this forked process.
+
+        Returns:
+            False if the entry could not be freed yet, so that the call must be repeated.
+        """
         if os.getpid() != self.pid:
             return True
         if self.native is not None:
@@ -306,25 +350,30 @@ class Membership:
         return True
 
 
-# The memberships of this process since it started this program, by buffer and incarnation.
+# The memberships of this process, by the path of the buffer and the incarnation. execve(2) clears
+# them.
 _memberships: weakref.WeakValueDictionary[tuple[str, int], Membership] = (
     weakref.WeakValueDictionary()
 )
 
 
 def _claim(record: Any) -> dict[str, int] | None:
-    """Returns the claim of an entry; None if it is writing nothing."""
+    """Returns the first ticket and the number of slots of an entry's claim, or None without one."""
     if int(record["phase"]) == Phase.IDLE:
         return None
     return {name: int(record[name]) for name in ("first", "count")}
 
 
 def _queued_s(record: Any, now_ns: int) -> float | None:
+    """Returns the seconds since a client got its queue position, or None if it does not wait."""
     return max(0, now_ns - int(record["turn_ns"])) / 1e9 if int(record["turn"]) else None
 
 
 def _has_ended(who: Identity) -> bool:
-    """True if a process is a zombie without living threads. Used if there are no liveness files."""
+    """True if a process is a zombie whose threads have all ended.
+
+    Decides whether a zombie is dead if there are no liveness files.
+    """
     seen = identity._state_and_start(who.pid)
     if seen is None or seen[0] not in "ZXx" or not 0 != who.start_time == seen[1]:
         return False

@@ -1,30 +1,31 @@
-"""The roster of spawned processes, with name and index: one file for each process.
+"""The roster of spawned processes: a directory with one file for each process.
 
-     coordinator: creates an empty file ──starts──▶ child: writes its identity, locks the file for
-                                                    life, then checks that the file has its name
-     a reader: gets the lock ──▶ the process is dead: removes the file; a child that was about to
-                                      start does not run
-                    does not ──▶ the file has the identity of the living process
-     coordinator: a death without a restart ──▶ a new file with the death replaces that of the child
+     coordinator: creates an empty file ──starts──▶ child: writes its identity, locks the file until
+                                                    it ends, then checks that the file still exists
+     a reader: gets the lock         ──▶ the process is dead: the reader removes the file; a child
+                                         that has not started yet will not run
+               does not get the lock ──▶ the file contains the identity of the living process
+     coordinator: a child died and is not restarted ──▶ a new file, which records the death,
+                                                        replaces the file of the child
 
-    .shmbuffer/spawned/<16 hex>, lines of JSON that the child writes
-        {"name", "index", "started_s", "pid", "start_time", "boot_id", "pid_namespace"}   at first
+    .shmbuffer/spawned/<16 hex>, with lines of JSON that the child writes
+        {"name", "index", "started_s", "pid", "start_time", "boot_id", "pid_namespace"}   at start
         {"exitcode", "failed", "error"}                                                   at its end
-    or the one line of a death, that the coordinator writes
+    or with a single line that the coordinator writes after a death
         {"died", "exitcode", "error"}
 
 Always true
-  1. The file exists before its process does. Whenever a process is killed, every process that runs
-     a target can be found.
-  2. A file that is locked for longer than a reader needs has an identity, because the child writes
-     it before it locks.
-  3. A name is used once, so no child writes into the file of another.
-  4. Only the lock proves that a process is alive. The identity names the process to signal, after a
-     comparison with the kernel's facts (`identity.open_pidfd`).
-  5. A child that is to be restarted keeps its file until its successor has one. If a reader finds
-     only deaths, none of these processes will write again.
-If a process dies here: the kernel unlocks the file, and the next reader removes it. Deaths remain
-until the next coordinator or the next recovery, because a waiting process may still need them.
+  1. A file exists before its process starts. Every process that runs a target can therefore be
+     found, even if the coordinator is killed at any time.
+  2. If a file stays locked for longer than readers lock it, it contains an identity, because the
+     child writes its identity before it locks the file.
+  3. Each file name is used only once, so a child never writes to the file of another child.
+  4. Only the lock proves that a process is alive. The identity specifies the process to which a
+     signal is sent, after it was compared with the kernel's data (`identity.open_pidfd`).
+  5. The file of a child that will be restarted remains until its successor has a file. If all files
+     record deaths, none of these processes will write again.
+If a process dies here: the kernel unlocks its file, and the next reader removes the file. Records
+of deaths remain until the next coordinator or recovery, because a waiting process may need them.
 """
 
 from __future__ import annotations
@@ -54,55 +55,55 @@ _LIMIT = 64 * 2**10
 _PURPOSE = "was spawned by a coordinator"
 
 _alive = Lock()
-"""The lock of this process's file, if it was spawned. It is held while the process lives."""
+"""The lock on the file of this process, if the process was spawned. It is held until it ends."""
 
 
 @dataclass(frozen=True)
 class LivingProcess:
     """A spawned process that is alive."""
 
-    file: str
-    name: str  # the name given to ``spawn``
-    index: int  # the index within its ``spawn``
-    identity: Identity  # as the process wrote it
+    file: str  # name of its file in the roster
+    name: str  # name that was passed to `spawn`
+    index: int  # index of the process among those of the same `spawn` call
+    identity: Identity  # as the process wrote it to its file
 
 
 @dataclass(frozen=True)
 class ExitRecord:
-    """The last entry of a process in its file."""
+    """The last line that a process writes to its file."""
 
-    exitcode: int | None = None  # None if the process was killed first, or the file is damaged
-    failed: str = ""  # hash of the place of its exception, if any
-    error: str = ""  # that exception, in one line
+    # None if the process was killed before it wrote the line, or if the file is damaged
+    exitcode: int | None = None
+    failed: str = ""  # hash of the code location where it raised an exception; empty without one
+    error: str = ""  # this exception, in one line
 
 
 @dataclass(frozen=True)
 class Dead:
-    """A process that has died and is not restarted."""
+    """A spawned process that has died and will not be restarted."""
 
-    name: str  # with the index
-    exitcode: int | None  # negative for a signal; None if unknown
-    error: str  # its last exception, in one line, if any
+    name: str  # including the index
+    exitcode: int | None  # negative if a signal killed the process; None if unknown
+    error: str  # its last exception, in one line; empty without one
 
     def __str__(self) -> str:
-        return f"{self.name} {describe_exit(self.exitcode)}" + (
-            f" ({self.error})" if self.error else ""
-        )
+        error = f" ({self.error})" if self.error else ""
+        return f"{self.name} {describe_exit(self.exitcode)}{error}"
 
 
 @dataclass(frozen=True)
 class RosterContent:
-    """The spawned processes of a directory, according to their files."""
+    """The spawned processes of a buffer, according to the files of the roster."""
 
-    dead: tuple[Dead, ...]  # processes that are not restarted
-    others: int  # processes that run, are about to start, or are about to be restarted
-    absent: tuple[
-        float, ...
-    ]  # the start times of running or starting processes that have not attached, in epoch seconds
+    dead: tuple[Dead, ...]  # processes that will not be restarted
+    others: int  # number of processes that run, are about to start, or will be restarted
+    # start times, in seconds since the epoch, of running or starting processes that have not
+    # attached to the buffer yet
+    absent: tuple[float, ...]
 
 
 def create_file(scratch_dir: Path) -> str:
-    """Creates the file of a process that is about to start; returns its name."""
+    """Creates the file of a process that is about to start, and returns the name of the file."""
     with Directory.open(scratch_dir) as directory:
         file = f"{layout.SPAWNED}/{secrets.token_hex(8)}"
         directory.create(file, 0).close()
@@ -111,14 +112,18 @@ def create_file(scratch_dir: Path) -> str:
 
 
 def remove_file(scratch_dir: Path, file: str) -> None:
-    """Removes the file of a process that has ended, or was not started."""
+    """Removes the file of a process that has ended or that was not started."""
     with suppress(BufferNotFoundError), Directory.open(scratch_dir) as directory:
         directory.unlink(file)
         _core.reached("spawned.removed")
 
 
 def record_death(scratch_dir: Path, file: str, dead: Dead) -> str:
-    """Replaces the file of a process that is not restarted by a record of its death."""
+    """Replaces the file of a process that will not be restarted by a record of its death.
+
+    Returns:
+        The name of the new file.
+    """
     with Directory.open(scratch_dir) as directory:
         new = f"{layout.SPAWNED}/{secrets.token_hex(8)}"
         directory.create(new, 0).close()
@@ -132,7 +137,7 @@ def record_death(scratch_dir: Path, file: str, dead: Dead) -> str:
 
 
 def remove_deaths(directory: Directory) -> None:
-    """Removes the records of deaths, because a new run begins."""
+    """Removes all records of deaths. Called when a new run begins."""
     for file, lines in _files(directory):
         if _parse_death(lines) is not None:
             directory.unlink(file)
@@ -140,7 +145,12 @@ def remove_deaths(directory: Directory) -> None:
 
 
 def read_roster(directory: Directory, attached: Collection[int]) -> RosterContent:
-    """Returns the spawned processes; ``attached`` are the pids in the registry. Changes nothing."""
+    """Reads the roster without changing it.
+
+    Args:
+        directory: The directory of the buffer.
+        attached: The pids of all clients in the registry.
+    """
     dead: list[Dead] = []
     absent: list[float] = []
     others = 0
@@ -158,7 +168,11 @@ def read_roster(directory: Directory, attached: Collection[int]) -> RosterConten
 
 
 def describe_exit(exitcode: int | None) -> str:
-    """Describes how a process ended, from the exit code of ``multiprocessing``."""
+    """Describes how a process ended, as a predicate such as "was killed by SIGKILL".
+
+    Args:
+        exitcode: The exit code as `multiprocessing` reports it, or None if it is unknown.
+    """
     if exitcode is None:
         return "died"
     if exitcode < 0:
@@ -169,7 +183,7 @@ def describe_exit(exitcode: int | None) -> str:
 
 
 def _signal_name(number: int) -> str:
-    """Returns the name of a signal."""
+    """Returns the name of a signal, such as "SIGTERM", or "signal N" if it has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -177,7 +191,18 @@ def _signal_name(number: int) -> str:
 
 
 def record_start(scratch_dir: Path, file: str, name: str, index: int, started_s: float) -> bool:
-    """Writes the identity of this process, and locks the file; false if it should not run."""
+    """Writes the identity of this process to its file, and locks the file until the process ends.
+
+    Args:
+        scratch_dir: The directory of the buffer.
+        file: Name of the file that `create_file` created for this process.
+        name: Name that was passed to `spawn`.
+        index: Index of the process among those of the same `spawn` call.
+        started_s: Start time of the process, in seconds since the epoch.
+
+    Returns:
+        False if the file or the buffer was removed, so that this process must not run its target.
+    """
     me = identity.current()
     who = {"name": name, "index": index, "started_s": started_s}
     found = {**who, **asdict(me), "boot_id": me.boot_id.hex()}
@@ -193,7 +218,10 @@ def record_start(scratch_dir: Path, file: str, name: str, index: int, started_s:
 
 
 def record_exit(scratch_dir: Path, file: str, record: ExitRecord) -> None:
-    """Writes how this process ends, for a coordinator that is not its parent."""
+    """Writes to the file of this process how it ends.
+
+    A coordinator that was started later, and is not the parent of this process, reads the record.
+    """
     with (
         suppress(BufferNotFoundError, BufferUnlinkedError),
         Directory.open(scratch_dir) as directory,
@@ -203,7 +231,10 @@ def record_exit(scratch_dir: Path, file: str, record: ExitRecord) -> None:
 
 
 def read_exit(scratch_dir: Path, file: str) -> ExitRecord:
-    """Reads the last entry of a process that has ended."""
+    """Reads how a process has ended from its file.
+
+    All fields of the result are empty if the process did not record its end.
+    """
     with (
         suppress(BufferNotFoundError, ValueError, RecursionError),
         Directory.open(scratch_dir) as directory,
@@ -215,7 +246,12 @@ def read_exit(scratch_dir: Path, file: str) -> ExitRecord:
 
 
 def find_living(scratch_dir: Path, excluding: Collection[str] = ()) -> list[LivingProcess]:
-    """Returns the living processes; removes the files of dead ones."""
+    """Returns the living processes, and removes the files of dead processes.
+
+    Args:
+        scratch_dir: The directory of the buffer.
+        excluding: Names of files that are neither read nor removed.
+    """
     found: list[LivingProcess] = []
     with Directory.open(scratch_dir) as directory:
         for file in _names(directory):
@@ -226,7 +262,7 @@ def find_living(scratch_dir: Path, excluding: Collection[str] = ()) -> list[Livi
 
 
 def _names(directory: Directory) -> list[str]:
-    """Returns the paths of the files that record spawned processes."""
+    """Returns the names of all files of the roster, relative to the directory of the buffer."""
     try:
         names = directory.listdir(layout.SPAWNED)
     except BufferNotFoundError:
@@ -235,7 +271,7 @@ def _names(directory: Directory) -> list[str]:
 
 
 def _files(directory: Directory) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yields the files and their lines; no lines if a file is damaged or was just removed."""
+    """Yields the name of each file with its parsed lines, or without lines if it is damaged."""
     for file in _names(directory):
         with suppress(BufferNotFoundError):
             try:
@@ -246,7 +282,7 @@ def _files(directory: Directory) -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 
 def _parse_death(lines: list[dict[str, Any]]) -> Dead | None:
-    """Parses the record of a death; None if the lines are not one."""
+    """Parses the record of a death. Returns None if the lines are not such a record."""
     if len(lines) != 1 or "died" not in lines[0]:
         return None
     code = lines[0].get("exitcode")
@@ -257,7 +293,16 @@ def _parse_death(lines: list[dict[str, Any]]) -> Dead | None:
 def _living_process_of(
     directory: Directory, file: str, patience_s: float = 0.0
 ) -> LivingProcess | None:
-    """Returns the living process of a file; if it is dead, removes the file under its lock."""
+    """Returns the process of a file if it is alive. Otherwise removes the file under its lock.
+
+    Args:
+        directory: The directory of the buffer.
+        file: Name of the file.
+        patience_s: Number of seconds to wait for the lock, which another reader may hold.
+
+    Raises:
+        AttachTimeout: The file stayed locked, but contains no identity.
+    """
     try:
         lock = Lock().hold(directory, file, timeout=patience_s, purpose=_PURPOSE, make=False)
     except BufferNotFoundError:
@@ -270,7 +315,7 @@ def _living_process_of(
         except (LookupError, TypeError, ValueError, RecursionError):
             if patience_s:
                 raise error from None
-            # Another reader holds the lock, because a child writes before it locks.
+            # Another reader holds the lock. A child would have written its identity before.
             return _living_process_of(directory, file, TESTER_PATIENCE_S)
     with lock:
         directory.unlink(file)
@@ -291,7 +336,7 @@ def _read_identity(directory: Directory, file: str) -> LivingProcess:
 
 
 def _lines(directory: Directory, file: str) -> list[dict[str, Any]]:
-    """Returns the complete lines of a file."""
+    """Parses the complete lines of a file, each of which is a JSON object."""
     complete = directory.read(file, limit=_LIMIT).rpartition(b"\n")[0]
     found = [json.loads(line) for line in complete.splitlines()]
     return [line for line in found if isinstance(line, dict)]

@@ -198,8 +198,8 @@ def test_there_are_256_entries_and_the_error_names_who_has_them(
         pids = sorted([os.getpid(), other.pid])
         with pytest.raises(
             RegistryFullError,
-            match=rf"all 256 entries are taken by living clients \(pids {pids[0]}, {pids[1]}\); "
-            "close handles that are not needed",
+            match="all 256 registry entries are in use by living clients "
+            rf"\(pids {pids[0]}, {pids[1]}\); close handles that are not needed",
         ) as caught:
             make.second(engine)
         assert caught.value.pids == pids  # type: ignore[attr-defined]
