@@ -1,24 +1,28 @@
-"""The format of record bodies, which store items of any size without pickle.
+"""The format of records, which store items of any structure and size without pickle.
 
-A record is a header of 24 bytes, which the ring fills (`records`), and a body.
-``docs/format/records.md`` describes the bytes of both, and the grammar of the form.
+A record consists of a header of 24 bytes, which the ring writes (`records`), and a body.
+``docs/format/records.md`` describes the bytes of both. The body has three sections:
 
-The form is a tree in the grammar of `grammar`, in binary. Its sizes are stored separately, as the
-numbers of the record. The leaves of the tree are chunks, numbered from 0 in the order of the form.
-A chunk is stored raw, compressed, or joined to an earlier chunk, whose frame then also contains its
-bytes.
+    numbers    all sizes: batch sizes, shapes of leaves, and sizes of compressed leaves
+    form       the structure of the item without its sizes, in a binary code (`grammar`)
+    pieces     the bytes of the leaves
 
-No value in a body is trusted. Counts, sizes and their products are compared with the available
-bytes before anything is allocated for them.
+The form is a tree. Its leaves are called chunks, and are numbered from 0 in the order of the form.
+The bytes of a chunk, as they are stored, are called a piece. A chunk is stored raw or compressed,
+or it is joined to an earlier chunk. The compressed frame of that chunk then contains the bytes of
+both.
 
-The modules, lowest first:
+Readers do not trust the values in a body. Counts, sizes and their products are compared with the
+number of available bytes before memory is allocated for them.
 
-    bounds                              limits of sizes; the error for an impossible row
-    chunks, grammar, numbers            leaves; tags of the binary form; places of the numbers
-    form_writer, record_forms           forms and their code
-    pieces, headers                     sizes and places; first bytes
-    assembling, locating                from pieces to records, and back; the core (`locating.c`)
-                                        does both if all records have the same form
+The modules, from the lowest layer to the highest:
+
+    bounds                     limits of sizes; the error for an invalid record of a batch
+    chunks, grammar, numbers   leaves; tags of the binary code; the order of the numbers
+    form_writer, record_forms  encoding and parsing of forms
+    pieces, headers            sizes and offsets of pieces; the first bytes of a body
+    assembling, locating       build records from pieces, and find the pieces in records; the C core
+                               (`locating.c`) does both if all records have the same form
 """
 
 from __future__ import annotations

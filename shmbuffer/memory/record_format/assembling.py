@@ -1,4 +1,4 @@
-"""Lays out records: copies pieces from any addresses into the bytes that are stored."""
+"""Builds records from the pieces of items, which can be at any addresses in memory."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ from shmbuffer.memory.record_format.pieces import (
 )
 from shmbuffer.memory.record_format.record_forms import Form
 
-LARGE_BYTES = 2**18  #: Least size of the pieces of a batch that stay where they are.
+LARGE_BYTES = 2**18
+"""Minimum total size in bytes for which the large pieces of a batch are not copied (`Layout`)."""
 _LARGE_PIECE_BYTES = 2**12
+"""Minimum size in bytes of a large piece, in each record of the batch."""
 
 
 def assemble(
@@ -35,18 +37,31 @@ def assemble(
     sizes: Ints,
     keeps: Any = None,
 ) -> RecordBatch:
-    """Lays out n records of the same form, whose pieces are at the addresses int64[n, chunks].
+    """Builds a batch of n records that have the same form.
 
-    ``keeps`` owns the memory at the addresses. If it is passed, large pieces stay there; see
-    `RecordBatch.outside`.
+    Args:
+        form: The form of all records.
+        batch_dims: Batch sizes of the records, int64[n, form.batch_dims].
+        dims: Dims of each chunk, int64[n, rank].
+        addresses: Addresses of the pieces, int64[n, chunks].
+        sizes: Sizes of the pieces in bytes, int64[n, chunks].
+        keeps: Object that owns the memory at the addresses. If it is passed, large pieces are not
+            copied here, but directly into the ring (`RecordBatch.outside`).
+
+    Raises:
+        ValueError: The arrays have wrong shapes, or a record cannot be stored.
     """
     return Layout(form, batch_dims, dims, sizes, apart=keeps is not None).batch(addresses, keeps)
 
 
 class Layout:
-    """Bytes of n records of one form, without their pieces; ValueError if they cannot be.
+    """The layout of n records that have the same form: offsets of all sections and pieces.
 
-    Records whose pieces have the same shapes have the same layout, wherever the pieces lie.
+    A layout does not contain the bytes of the pieces. It can be used again for any records whose
+    pieces have the same shapes and sizes. The arguments are those of `assemble`.
+
+    Raises:
+        ValueError: The arrays have wrong shapes, or a record cannot be stored.
     """
 
     def __init__(
@@ -56,7 +71,7 @@ class Layout:
         dims: Sequence[Ints],
         sizes: Ints,
         *,
-        apart: bool,  # whether large pieces stay where they are
+        apart: bool,  # whether large pieces are left out of the records
     ) -> None:
         self._shape = count, pieces = len(batch_dims), len(form.chunks)
         _require_shape("sizes", sizes, self._shape)
@@ -72,7 +87,7 @@ class Layout:
             self._nbytes = _core.measure_records(*written, *places, address(stored))
             if self._nbytes < 0:
                 _require_possible(form, numbers, sizes)
-                raise AssertionError("the core refuses records that this module accepts")
+                raise AssertionError("the C core rejected records that this module accepts")
         except ImpossibleError as error:
             raise ValueError(f"record {error.row} cannot be written: {error}") from None
         self._outside: Ints | None = None
@@ -85,7 +100,10 @@ class Layout:
         self._owners = form, code, numbers, sizes, offsets
 
     def batch(self, addresses: Ints, keeps: Any = None) -> RecordBatch:
-        """Returns records whose pieces lie at these addresses, int64[n, chunks]."""
+        """Builds the records from the pieces at these addresses, int64[n, chunks].
+
+        ``keeps`` is described in `assemble`.
+        """
         _require_shape("addresses", addresses, self._shape)
         addresses = np.ascontiguousarray(addresses)
         data = np.empty(self._nbytes, np.uint8)
@@ -98,10 +116,17 @@ class Layout:
 
 
 def assemble_one(form: Form, dims: list[int], pieces: list[Any]) -> RecordBatch | None:
-    """Returns the record of one item, like `assemble`; None if `assemble` would refuse it.
+    """Builds the record of one item, like `assemble`, but faster.
 
-    ``dims`` has the sizes of its batches and of its chunks. ``pieces`` are buffers, or tensors that
-    agree with their dims. Cost: 2 µs, 0.2 µs for each piece, and a copy of the bytes.
+    Cost: 2 µs, 0.2 µs per piece, and a copy of the bytes.
+
+    Args:
+        form: The form of the item.
+        dims: The batch sizes, followed by the dims of all chunks.
+        pieces: Buffers, or tensors that match their dims.
+
+    Returns:
+        The record, or None if `assemble` would reject it.
     """
     found = _core.build_record(address(form.columns.steps), form.code, dims, pieces)
     if found is None:
@@ -111,20 +136,20 @@ def assemble_one(form: Form, dims: list[int], pieces: list[Any]) -> RecordBatch 
 
 
 def _numbers(form: Form, count: int, batch_dims: Ints, dims: Sequence[Ints], sizes: Ints) -> Ints:
-    """Combines batch sizes, dims and stored sizes to the numbers of records."""
+    """Combines batch sizes, dims and compressed sizes to the numbers of ``count`` records."""
     columns = form.columns
     numbers = np.zeros((count, columns.numbers), np.int64)
     _require_shape("batch_dims", batch_dims, (count, form.batch_dims))
     numbers[:, : form.batch_dims] = batch_dims
     if len(dims) != len(form.chunks):
         raise ValueError(
-            f"dims of {len(dims)} chunks were given, but the form has {len(form.chunks)} chunks"
+            f"dims for {len(dims)} chunks were passed, but the form has {len(form.chunks)} chunks"
         )
-    for number, (chunk, held, given) in enumerate(
+    for number, (chunk, columns_of_chunk, sizes_of_dims) in enumerate(
         zip(form.chunks, columns.dims, dims, strict=True)
     ):
-        _require_shape(f"dims[{number}]", given, (count, chunk.rank))
-        numbers[:, held] = given
+        _require_shape(f"dims[{number}]", sizes_of_dims, (count, chunk.rank))
+        numbers[:, columns_of_chunk] = sizes_of_dims
     numbers[:, columns.sizes] = sizes[:, columns.stored]
     refuse(
         (numbers < 0) | (numbers > MAX_U32),
@@ -134,13 +159,16 @@ def _numbers(form: Form, count: int, batch_dims: Ints, dims: Sequence[Ints], siz
 
 
 def _left_outside(sizes: Ints) -> Flags:
-    """Returns which pieces are so large that they are copied once only."""
+    """Returns a mask of the pieces that are not copied into the records, bool[chunks].
+
+    Large pieces are copied only once, directly into the ring.
+    """
     large: Flags = sizes.min(axis=0) >= _LARGE_PIECE_BYTES
     return large if sizes[:, large].sum() >= LARGE_BYTES else large & False
 
 
 def _require_possible(form: Form, numbers: Ints, sizes: Ints) -> None:
-    """Refuses records that contradict themselves or are too long."""
+    """Raises ImpossibleError if a record is too long, or if its sizes contradict each other."""
     require_raw(form, sizes, measure(form, numbers)[0])
     require_joined(form, sizes)
     at = NUMBERS_AT + 4 * form.columns.numbers + len(form.code)
@@ -148,6 +176,7 @@ def _require_possible(form: Form, numbers: Ints, sizes: Ints) -> None:
 
 
 def _require_shape(name: str, array: Ints, shape: tuple[int, ...]) -> None:
+    """Raises ValueError unless an array has the dtype int64 and this shape."""
     if array.dtype != np.int64 or array.shape != shape:
         raise ValueError(
             f"{name} must be int64{list(shape)}, but is {array.dtype}{list(array.shape)}"

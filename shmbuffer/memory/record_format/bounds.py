@@ -1,4 +1,4 @@
-"""Limits of the numbers in a body, and the error that names the row of a batch."""
+"""Limits of the values in a record's body, and the error for an invalid record of a batch."""
 
 from __future__ import annotations
 
@@ -11,31 +11,35 @@ from shmbuffer.memory.format.array_types import Flags
 
 MAX_U32 = 2**32 - 1
 MAX_RAW_BYTES = 2**32
-"""The largest size of a record after its chunks are decompressed."""
+"""Maximum total size of all chunks of a record after decompression, in bytes."""
 MAX_VOLUME = 2**40
-"""The largest product of the other sizes of a shape with a zero; strides must fit an int64."""
+"""Maximum volume of a shape, where sizes of 0 count as 1, so that strides fit into an int64."""
 MAX_NUMBERS = 2**16 - 1
 MAX_CHUNKS = 4096
 MAX_RANK = 32
 MAX_DEPTH = 64
 MAX_PARTS = 2**14
-"""The largest number of nodes, keys and names of a form."""
+"""Maximum number of nodes, keys and names in a form."""
 MAX_FORM_BYTES = 2**20
 MAX_INT_KEY_BITS = 2**13
 SMALL_BYTES = 4096
-"""The size of forms that are cached in large numbers. It also limits the size of a parsed form."""
+"""Maximum size in bytes of a form's code for the larger of the two caches of parsed forms."""
 
 
 def plausible(raw_bytes: Any, stored_bytes: Any) -> Any:
-    """Returns whether zstd can have compressed ``raw_bytes`` to ``stored_bytes``.
+    """Returns True if zstd can have compressed ``raw_bytes`` bytes to ``stored_bytes`` bytes.
 
-    The densest block of zstd represents 128 KiB by 4 bytes.
+    A block of zstd represents at most 128 KiB by 4 bytes. The arguments can be arrays.
     """
     return (raw_bytes <= MAX_RAW_BYTES) & (raw_bytes <= 2**17 + 2**15 * stored_bytes)
 
 
 class ImpossibleError(Exception):
-    """Raised if a row of a batch is not a valid record, or cannot become one."""
+    """Raised if a record of a batch is invalid, or if an item cannot be stored as a record.
+
+    Attributes:
+        row: Position of the record in the batch.
+    """
 
     def __init__(self, row: int, reason: str) -> None:
         super().__init__(reason)
@@ -43,7 +47,13 @@ class ImpossibleError(Exception):
 
 
 def refuse(bad: Flags, reason: Callable[..., str]) -> None:
-    """Raises ImpossibleError if anything in ``bad`` is true; ``reason`` gets its place."""
+    """Raises ImpossibleError if an element of ``bad`` is True.
+
+    Args:
+        bad: Mask whose first dimension is that of the batch.
+        reason: Function that returns the message. Its arguments are the indices of the first True
+            element.
+    """
     if bad.any():
         place = [int(at[0]) for at in np.nonzero(bad)]
         raise ImpossibleError(place[0], reason(*place))

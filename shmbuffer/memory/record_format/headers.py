@@ -1,4 +1,4 @@
-"""The head of a body: its first 8 bytes, as `record_format` describes them."""
+"""The first 8 bytes of a record's body: the version, and the sizes of the following sections."""
 
 from __future__ import annotations
 
@@ -19,15 +19,25 @@ _HEAD_WORDS = np.arange(HEADER_BYTES // 4, NUMBERS_AT // 4)
 
 
 class Headers(NamedTuple):
-    """Fields at the start of bodies, int64[n] each, after checking that their bytes exist."""
+    """Values from the start of n bodies, as arrays int64[n].
+
+    The sections that they describe are within the bytes of each record.
+    """
 
     numbers: Ints
+    """Number of values in the section of numbers."""
     form_bytes: Ints
+    """Size of the form in bytes."""
     form_at: Ints
+    """Offset of the form from the start of the record."""
 
 
-def heads_of(batch: RecordBatch) -> Headers:
-    """Returns the heads of all records of a batch."""
+def parse_headers(batch: RecordBatch) -> Headers:
+    """Parses and checks the first bytes of all bodies in a batch.
+
+    Raises:
+        ImpossibleError: A record is outside of the bytes of the batch, or its body is invalid.
+    """
     data, starts, sizes = batch.data, batch.starts, batch.sizes
     refuse(
         (starts < 0) | (starts & 7 != 0) | (starts > len(data)) | (sizes > len(data) - starts),
@@ -61,5 +71,5 @@ def heads_of(batch: RecordBatch) -> Headers:
 
 
 def words_of(batch: RecordBatch) -> NDArray[np.uint32]:
-    """Returns the bytes of a batch as words, because records start at a word."""
+    """Returns a view of a batch's bytes as uint32. Records start at a multiple of 8 bytes."""
     return batch.data[: len(batch.data) & -4].view(np.uint32)

@@ -1,4 +1,4 @@
-"""Finds the pieces of records that were read, without trusting their values."""
+"""Finds the pieces in records that were read, without trusting the values in the records."""
 
 from __future__ import annotations
 
@@ -16,53 +16,64 @@ from shmbuffer.memory.record_format.headers import (
     HEAD,
     NUMBERS_AT,
     Headers,
-    heads_of,
+    parse_headers,
     words_of,
 )
 from shmbuffer.memory.record_format.pieces import measure, place_pieces, require_short
-from shmbuffer.memory.record_format.record_forms import Form, form_of, parse_form
+from shmbuffer.memory.record_format.record_forms import Form, parse_checked_form, parse_form
 
 
 class Located(NamedTuple):
-    """Records of the same form in a batch, with everything that is needed to read them, checked.
+    """The records of a batch that have the same form, with the checked locations of their pieces.
 
-    The arrays of numbers and pieces are contiguous.
+    All arrays with two dimensions are contiguous.
     """
 
     form: Form
     rows: Ints
-    """int64[m]: positions of the records in the batch."""
+    """Positions of the m records in the batch, int64[m]."""
     numbers: Ints
-    """int64[m, numbers]: the numbers of each record."""
+    """The numbers of each record, int64[m, numbers]."""
     offsets: Ints
-    """int64[m, chunks]: where the piece of each chunk starts in ``batch.data``."""
+    """Offset of each piece in ``batch.data``, int64[m, chunks]."""
     sizes: Ints
-    """int64[m, chunks]: stored bytes."""
+    """Size in bytes of each piece as it is stored, int64[m, chunks]."""
     expanded: Ints
-    """int64[m, chunks]: bytes of the leaf after decompression."""
+    """Size in bytes of each chunk after decompression, int64[m, chunks]."""
     alike: bool = False
-    """True if the dims of each leaf are known to be the same in all records."""
+    """True if it is known that each chunk has the same dims in all records."""
 
     @property
     def batch_dims(self) -> Ints:
-        """The batch sizes: int64[m, form.batch_dims]."""
+        """The batch sizes of the records, int64[m, form.batch_dims]."""
         return self.numbers[:, : self.form.batch_dims]
 
     @property
     def dims(self) -> list[Ints]:
-        """The dims of each chunk: int64[m, rank]."""
-        return [self.numbers[:, held] for held in self.form.columns.dims]
+        """The dims of each chunk in all records, int64[m, rank]."""
+        return [self.numbers[:, columns] for columns in self.form.columns.dims]
 
 
 def locate(batch: RecordBatch, where: str) -> list[Located]:
-    """Finds and checks all pieces of all records; one result a form, in order of first rows."""
+    """Finds and checks all pieces of all records in a batch.
+
+    Args:
+        batch: The records.
+        where: Path of the buffer, for the message.
+
+    Returns:
+        One result per form, in the order in which the forms first occur in the batch.
+
+    Raises:
+        CorruptBufferError: A record is not valid. Names the first such record.
+    """
     if not len(batch):
         return []
     try:
-        if (of_one_form := _locate_by_core(batch)) is not None:
-            return [of_one_form]
-        heads = heads_of(batch)
-        return [_locate(batch, heads, rows) for rows in _group_by_form(batch, heads)]
+        if (located := _locate_by_core(batch)) is not None:
+            return [located]
+        headers = parse_headers(batch)
+        return [_locate(batch, headers, rows) for rows in _group_by_form(batch, headers)]
     except ImpossibleError as error:
         raise CorruptBufferError(
             f"{where}: record {error.row}: {error}, because the buffer was damaged or changed by "
@@ -73,7 +84,11 @@ def locate(batch: RecordBatch, where: str) -> list[Located]:
 
 
 def _locate_by_core(batch: RecordBatch) -> Located | None:
-    """Locates records that all have the same form; None if `_locate` must examine them."""
+    """Locates the pieces of records that all have the same form, in one call of the C core.
+
+    Returns None if the records do not have the same form, or if one of them is invalid. `_locate`
+    must then examine the records.
+    """
     data, first = batch.data, int(batch.starts[0])
     if not 0 <= first <= len(data) - NUMBERS_AT:
         return None
@@ -98,46 +113,51 @@ def _locate_by_core(batch: RecordBatch) -> Located | None:
     return Located(form, np.arange(count), values, offsets, stored, expanded, alike)
 
 
-def _group_by_form(batch: RecordBatch, heads: Headers) -> list[Ints]:
-    """Groups rows by form: one call compares all rows with the first, and others are looked up."""
-    nbytes = int(heads.form_bytes[0])
-    alike = heads.form_bytes == nbytes
+def _group_by_form(batch: RecordBatch, headers: Headers) -> list[Ints]:
+    """Groups the positions of records in the batch by their form.
+
+    One native call compares all forms with the first one. Only the forms that differ from it are
+    looked up in a dict.
+    """
+    nbytes = int(headers.form_bytes[0])
+    alike = headers.form_bytes == nbytes
     rows = np.flatnonzero(alike)
-    alike[rows] = _compare_with_first(batch, batch.starts[rows] + heads.form_at[rows], nbytes)
+    alike[rows] = _compare_with_first(batch, batch.starts[rows] + headers.form_at[rows], nbytes)
     groups = [np.flatnonzero(alike)]
     if len(groups[0]) < len(batch):
         others: dict[bytes, list[int]] = {}
         for row in np.flatnonzero(~alike).tolist():
-            others.setdefault(_code(batch, heads, row), []).append(row)
+            others.setdefault(_form_code(batch, headers, row), []).append(row)
         groups += [np.array(rows, np.int64) for rows in others.values()]
     return groups
 
 
 def _compare_with_first(batch: RecordBatch, at: Ints, nbytes: int) -> Flags:
-    """Returns at which places the bytes equal those at the first place."""
-    one = at + address(batch.data)
-    other = np.full(len(one), one[0])
-    found = np.empty(len(one), np.bool_)
-    _core.compare_pieces(address(one), address(other), nbytes, len(one), address(found))
+    """Returns a mask of the offsets at which ``nbytes`` bytes are equal to those at the first."""
+    addresses = at + address(batch.data)
+    first = np.full(len(addresses), addresses[0])
+    found = np.empty(len(addresses), np.bool_)
+    _core.compare_pieces(address(addresses), address(first), nbytes, len(addresses), address(found))
     return found
 
 
-def _code(batch: RecordBatch, heads: Headers, row: int) -> bytes:
-    at = int(batch.starts[row] + heads.form_at[row])
-    return batch.data[at : at + int(heads.form_bytes[row])].tobytes()
+def _form_code(batch: RecordBatch, headers: Headers, row: int) -> bytes:
+    """Returns the code of a record's form."""
+    at = int(batch.starts[row] + headers.form_at[row])
+    return batch.data[at : at + int(headers.form_bytes[row])].tobytes()
 
 
-def _locate(batch: RecordBatch, heads: Headers, rows: Ints) -> Located:
-    """Locates the records of one form in Python."""
+def _locate(batch: RecordBatch, headers: Headers, rows: Ints) -> Located:
+    """Locates the pieces of the records at the positions ``rows``, which have the same form."""
     starts, limits = batch.starts[rows], batch.sizes[rows]
     try:
-        form = form_of(_code(batch, heads, int(rows[0])), heads.numbers[rows])
+        form = parse_checked_form(_form_code(batch, headers, int(rows[0])), headers.numbers[rows])
         columns = form.columns
         at = (starts + NUMBERS_AT) >> 2
         numbers = words_of(batch)[at[:, None] + np.arange(columns.numbers)].astype(np.int64)
         sizes, expanded = map(np.ascontiguousarray, measure(form, numbers))
         offsets = np.empty((len(rows), len(form.chunks)), np.int64)
-        end = place_pieces(form, sizes, heads.form_at[rows] + len(form.code), offsets)
+        end = place_pieces(form, sizes, headers.form_at[rows] + len(form.code), offsets)
         require_short(end)
         refuse(
             end != limits,

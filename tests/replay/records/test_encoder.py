@@ -547,7 +547,7 @@ def test_a_tensor_that_only_stands_for_one_is_refused(encoder: TensorEncoder) ->
 
 
 def test_an_item_larger_than_a_record_may_be_is_refused(encoder: TensorEncoder) -> None:
-    with pytest.raises(ValueError, match="5000 leaves, but 4096 are the limit"):
+    with pytest.raises(ValueError, match="5000 leaves, but the limit is 4096"):
         encoder.encode([list(range(5000))])
     deep: Any = 1
     for _ in range(70):

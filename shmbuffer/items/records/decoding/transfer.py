@@ -100,7 +100,7 @@ class Transfer:
             rows, pieces = located.offsets.shape
             frames, parts = _core.distribute_pieces(
                 base,
-                address(located.form.columns.held),
+                address(located.form.columns.storage),
                 pieces,
                 address(located.numbers),
                 located.numbers.shape[1],
