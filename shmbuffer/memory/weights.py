@@ -38,7 +38,7 @@ TIMEOUT_S = 5.0
 """Maximum time to wait for another publisher, which normally takes milliseconds."""
 
 _STEPS = 2**63
-_LOOK_S = 1.0  # between checks that the mapped file still has its name
+_CHECK_INTERVAL_S = 1.0  # between checks that the mapped file still has its name
 
 
 class Weights(NamedTuple):
@@ -80,7 +80,7 @@ def publish(
             if not directory.exists(layout.WEIGHTS):
                 # Items may contain versions of a file that was removed; new versions must be
                 # larger.
-                weights_file.make(directory, leaves, consumer_version.read(seat))
+                weights_file.create_weights(directory, leaves, consumer_version.read(seat))
         lock = _open_locked(directory, timeout)
     file, where = seat.weights, directory.path / layout.WEIGHTS
     with lock:
@@ -94,7 +94,7 @@ def publish(
                 raise BufferNotFoundError(
                     f"{where}: the file was removed during the call; publish again"
                 )
-        version = file.publish(file.form.in_order(leaves, addresses, file.where), step)
+        version = file.publish(file.form.sort_addresses(leaves, addresses, file.where), step)
         consumer_version.raise_to(seat, version)
     return version
 
@@ -205,7 +205,7 @@ def _array(path: tuple[str, ...], value: Any, named: Callable[[Any], Named]) -> 
 def _file_of(seat: Seat) -> WeightsFile | None:
     """Returns the mapped file; None before the first publish."""
     file, now_s = seat.weights, time.monotonic()
-    if file is not None and now_s - file.looked_s < _LOOK_S:
+    if file is not None and now_s - file.checked_s < _CHECK_INTERVAL_S:
         return file
     seat.require_open()
     directory = _directory_of(seat)
@@ -213,7 +213,7 @@ def _file_of(seat: Seat) -> WeightsFile | None:
         is_there = os.access(layout.WEIGHTS, os.F_OK, dir_fd=directory.file.fd)
         file = seat.weights = weights_file.open_weights(directory) if is_there else None
     if file is not None:
-        file.looked_s = now_s
+        file.checked_s = now_s
     return file
 
 

@@ -352,7 +352,7 @@ def _views(addresses: Ints, sizes: Ints) -> list[memoryview]:
 
 def _in_order(groups: list[tuple[Ints, RecordBatch]]) -> RecordBatch:
     """Merges batches into one. Each batch comes with the positions of its records in the result."""
-    wholes = [(rows, batch.whole()) for rows, batch in groups]
+    wholes = [(rows, batch.consolidate()) for rows, batch in groups]
     count = sum(len(batch) for _, batch in wholes)
     sizes, origins = np.empty(count, np.int64), np.empty(count, np.int64)
     for rows, batch in wholes:

@@ -142,7 +142,9 @@ class Superblock:
 
 
 _BYTES = ("uuid", "boot_id", "schema_sha256", "owner_boot_id")
-_NUMBERS = tuple(one.name for one in fields(Superblock) if one.name not in (*_BYTES, "settings"))
+_NUMBERS = tuple(
+    field.name for field in fields(Superblock) if field.name not in (*_BYTES, "settings")
+)
 # The fields of a limiter that are in its ages. Then the highest valid numbers, for which there is
 # still a next number; tickets end at 2 ** 62.
 _AGES = frozenset(("max_staleness", "items_per_version"))
@@ -201,12 +203,12 @@ class Control:
         numbers = dict(
             zip(NUMBERS, NO_LIMIT if wanted is None else wanted.to_numbers(), strict=True)
         )
-        beside = {"inserts_base": numbers["min_size"], "samples_base": 0, "queue_next": 0}
+        initial = {"inserts_base": numbers["min_size"], "samples_base": 0, "queue_next": 0}
         ages["inserts_base"] = 0
         _core.reached("limit.stored")
         ages["version_base"] = self.runtime["consumer_version"]
         _core.reached("limit.stored")
-        for name, value in (numbers | beside).items():  # SYNC limiter-reuse, release
+        for name, value in (numbers | initial).items():  # SYNC limiter-reuse, release
             (ages if name in _AGES else block)[name] = value
             _core.reached("limit.stored")
         self.runtime["limiter_version"] = version  # SYNC limiter-set, release

@@ -29,7 +29,7 @@ class Mapped(NamedTuple):
     @property
     def nbytes(self) -> int:
         """The bytes of all maps."""
-        return sum(one.nbytes for one in self.maps)
+        return sum(mapped.nbytes for mapped in self.maps)
 
     def ring(self, control: Control, *, entry: int, folder: int | None = None) -> _core.Ring:
         """Returns the C core's ring on these maps, for the client of a registry entry.
@@ -46,7 +46,7 @@ class Mapped(NamedTuple):
         return _core.Ring(
             control.map,
             self.slots,
-            tuple(_leaf(*one, roots.get(at)) for at, one in enumerate(sizes)),
+            tuple(_describe_leaf(*leaf, roots.get(at)) for at, leaf in enumerate(sizes)),
             schema.capacity,
             schema.width,
             entry,
@@ -61,6 +61,6 @@ class Mapped(NamedTuple):
         )
 
 
-def _leaf(mapped: _core.Map, nbytes: int, root: int | None) -> tuple[Any, ...]:
+def _describe_leaf(mapped: _core.Map, nbytes: int, root: int | None) -> tuple[Any, ...]:
     """Returns a leaf for the core, with the leaf that has its bytes if it has no column."""
     return (mapped, nbytes) if root is None else (mapped, nbytes, root)

@@ -49,7 +49,7 @@ class RecordBatch:
     def body(self, row: int) -> memoryview:
         """Returns the bytes after the header of a record."""
         if self.outside is not None:
-            return self.rows(slice(row, row + 1)).whole().body(0)
+            return self.rows(slice(row, row + 1)).consolidate().body(0)
         start = int(self.starts[row])
         return self.data[start + HEADER_BYTES : start + int(self.sizes[row])].data
 
@@ -62,7 +62,7 @@ class RecordBatch:
         outside = None if self.outside is None else np.ascontiguousarray(self.outside[which])
         return RecordBatch(self.data, self.starts[which], self.sizes[which], outside, self.keeps)
 
-    def whole(self) -> RecordBatch:
+    def consolidate(self) -> RecordBatch:
         """Returns records whose bytes are all in ``data``: itself, or a copy."""
         if self.outside is None:
             return self

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from shmbuffer.errors import CorruptBufferError
-from shmbuffer.memory.mapped.settings import KINDS, Settings, as_json, wrong
+from shmbuffer.memory.mapped.settings import KINDS, Settings, as_json, find_invalid
 
 REDUCTIONS = ("max", "min", "mean", "median", "sum")
 """Ways to combine several priorities of an item into one."""
@@ -30,7 +30,7 @@ def to_record(settings: Settings, where: object) -> dict[str, Any]:
         (extra, _OF_BUFFERS, ""),
         (extra.get("storage", {}), _OF_STORAGES, "storage."),
     ):
-        if (name := wrong(found, known)) is not None:
+        if (name := find_invalid(found, known)) is not None:
             raise ValueError(
                 f"{where}: {prefix}{name} cannot be {found[name]!r}, because no process could open "
                 "the buffer again. Pass another value; nothing was changed"
@@ -59,7 +59,7 @@ def _require_valid(
     found: dict[str, Any], known: dict[str, Callable[[Any], bool]], prefix: str, where: str
 ) -> dict[str, Any]:
     """Returns settings after testing them; raises CorruptBufferError if one is invalid."""
-    if (name := wrong(found, known)) is not None:
+    if (name := find_invalid(found, known)) is not None:
         raise CorruptBufferError(
             f"{where}: the superblock contains {prefix}{name}={found[name]!r}, which is not a "
             "valid setting; restore the directory from a copy",

@@ -62,7 +62,7 @@ class Settings:
     def recorded(cls, found: dict[str, Any], where: object) -> Settings:
         """Parses the values of a superblock."""
         try:
-            if (name := wrong(found, KINDS)) is not None:
+            if (name := find_invalid(found, KINDS)) is not None:
                 raise TypeError(f"{name} is {found[name]!r}")
             return cls(**found)
         except (TypeError, ValueError) as error:
@@ -105,20 +105,25 @@ KINDS: Mapping[str, Callable[[Any], bool]] = {
 }
 
 
-def wrong(found: Mapping[str, Any], known: Mapping[str, Callable[[Any], bool]]) -> str | None:
+def find_invalid(
+    found: Mapping[str, Any], known: Mapping[str, Callable[[Any], bool]]
+) -> str | None:
     """Returns the name of a value that fails its test; None if all pass."""
     return next((name for name in known if name in found and not known[name](found[name])), None)
 
 
 def as_json(values: Mapping[str, Any]) -> bytes:
     """Encodes settings as JSON for the superblock; raises ValueError if they do not fit."""
-    found, room = json.dumps(values, sort_keys=True).encode(), SUPERBLOCK["settings"].itemsize
-    if len(found) > room:
+    encoded, available = (
+        json.dumps(values, sort_keys=True).encode(),
+        SUPERBLOCK["settings"].itemsize,
+    )
+    if len(encoded) > available:
         raise ValueError(
-            f"the settings of the buffer take {len(found)} bytes as JSON, but only {room} are "
+            f"the settings of the buffer take {len(encoded)} bytes as JSON, but only {available} are "
             "available; shorten priority_key or other recorded settings",
         )
-    return found
+    return encoded
 
 
 def exponent_fits(alpha: float, eps: float, elements: int) -> bool:

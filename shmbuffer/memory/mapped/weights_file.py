@@ -77,7 +77,7 @@ class WeightsForm:
         if len({leaf.path for leaf in self.leaves}) < len(self.leaves):
             raise ValueError("weights contain the same tensor twice; rename one")
 
-    def in_order(
+    def sort_addresses(
         self, leaves: Sequence[Leaf], addresses: Sequence[int], where: Path
     ) -> Sequence[int]:
         """Sorts addresses into the order of the file; SchemaMismatchError for other leaves."""
@@ -101,7 +101,7 @@ class WeightsForm:
     @classmethod
     def from_json(cls, data: bytes) -> WeightsForm:
         """Parses the output of `to_json`; ValueError, KeyError or TypeError if it is invalid."""
-        return cls([Leaf.from_json(one) for one in json.loads(data)])
+        return cls([Leaf.from_json(leaf) for leaf in json.loads(data)])
 
 
 class WeightsCopy(NamedTuple):
@@ -129,15 +129,15 @@ class WeightsFile:
         with explain_errors(where):
             found = os.fstat(file.fd)
         if found.st_size < layout.PAGE:
-            raise _foreign(where)
+            raise _not_weights(where)
         self.identity = (found.st_dev, found.st_ino)
-        self.looked_s = 0.0  # when the file was last found under its name
+        self.checked_s = 0.0  # when the file was last found under its name
         with explain_errors(where, needed=found.st_size, free=free_memory_bytes):
             size, parts = found.st_size, [(0, layout.PAGE + layout.SCHEMA_LIMIT)]
             mapped: Any = map_file(
                 directory, layout.WEIGHTS, file, size, writable=writable, parts=parts
             )
-        head, self.form = _read(memoryview(mapped), where)
+        head, self.form = _parse_head(memoryview(mapped), where)
         self._copies, self._bytes = int(head["copies"]), self.form.nbytes
         self._map = mapped
         page = np.frombuffer(mapped, np.uint8)[: _HEAD.itemsize].view(_HEAD)
@@ -224,14 +224,14 @@ def open_weights(directory: Directory, *, writable: bool = True) -> WeightsFile 
         return WeightsFile(directory, file, writable=writable)
 
 
-def make(directory: Directory, leaves: Sequence[Leaf], newest: int) -> None:
+def create_weights(directory: Directory, leaves: Sequence[Leaf], newest: int) -> None:
     """Creates the file for versions after ``newest``; the caller holds init.lock."""
     form, new = WeightsForm(leaves), f"{layout.WEIGHTS}.new"
     encoded = form.to_json()
     copies = layout.PAGE + -(-len(encoded) // layout.PAGE) * layout.PAGE
     directory.unlink(new)
     with directory.create(new, copies + 2 * form.nbytes) as file:
-        head = _head(form, encoded, copies, newest)
+        head = _encode_head(form, encoded, copies, newest)
         with explain_errors(directory.path / new, needed=len(head)):
             if os.pwrite(file.fd, head, 0) != len(head):
                 raise OSError(errno.EIO, "only a part could be written")
@@ -253,7 +253,7 @@ def recover(directory: Directory) -> None:
         directory.unlink(layout.WEIGHTS)
 
 
-def _head(form: WeightsForm, encoded: bytes, copies: int, newest: int) -> bytes:
+def _encode_head(form: WeightsForm, encoded: bytes, copies: int, newest: int) -> bytes:
     """Encodes the page and the form of a new file."""
     page = np.zeros((), _HEAD)
     page["magic"] = np.void(MAGIC)
@@ -267,18 +267,18 @@ def _head(form: WeightsForm, encoded: bytes, copies: int, newest: int) -> bytes:
 _SIGNED: int = _HEAD.fields["crc32c"][1]  # type: ignore[index]
 
 
-def _foreign(where: Path) -> FormatError:
+def _not_weights(where: Path) -> FormatError:
     return FormatError(
         f"{where}: this is not a file of weights; nothing was changed, so check the path",
         path=str(where),
     )
 
 
-def _read(data: memoryview, where: Path) -> tuple[Any, WeightsForm]:
+def _parse_head(data: memoryview, where: Path) -> tuple[Any, WeightsForm]:
     """Returns the head and the form of a mapped file, after checking them."""
     page = bytes(data[: _HEAD.itemsize])
     if not page.startswith(MAGIC):
-        raise _foreign(where)
+        raise _not_weights(where)
     head = np.frombuffer(page, _HEAD, 1)[0]
     if head["format"] != FORMAT or head["endian"] != layout.ENDIAN_TAG:
         raise IncompatibleVersionError(

@@ -9,7 +9,7 @@ from shmbuffer.memory.mapped.record_batch import RecordBatch
 
 def as_read(batch: RecordBatch) -> RecordBatch:
     """A batch that was written, each record for itself, as the ring gives it back."""
-    batch = batch.whole()
+    batch = batch.consolidate()
     strides = (batch.sizes + 7) & ~7
     starts = np.cumsum(strides) - strides
     data = np.zeros(int(strides.sum()), np.uint8)

@@ -33,7 +33,7 @@ def steps(count: int, *, last: bool, seed: int = 0) -> TensorDict:
 
 
 def written(encoder: TensorEncoder, data: Any, single: bool = False) -> RecordBatch:
-    batch = encoder.encode(data, single).whole()
+    batch = encoder.encode(data, single).consolidate()
     return RecordBatch(batch.data.copy(), batch.starts, batch.sizes)
 
 
