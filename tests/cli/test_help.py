@@ -138,8 +138,8 @@ def test_a_missing_buffer_is_told_from_a_damaged_one(verb: str, tmp_path: Path) 
     code, _, err = run(verb, tmp_path)
     assert code == exits.NO_BUFFER
     assert err == (
-        f"shmbuffer: {tmp_path}: this is not a control file of shmbuffer; nothing was changed, "
-        "so check the path\n"
+        f"shmbuffer: {tmp_path}: this is not a control file of shmbuffer; check the path. "
+        "Nothing was changed\n"
     )
     assert control.read_bytes() == b"x" * 143360
 

@@ -40,8 +40,8 @@ def test_every_buffer_is_on_a_line_with_who_uses_it(
         assert "not in use (all clients closed it)" in closed
         assert "not in use (1 client died; the next process will recover it)" in dead
         assert foreign == (
-            f"{several}/runs/foreign: this is not a control file of shmbuffer; nothing was "
-            "changed, so check the path"
+            f"{several}/runs/foreign: this is not a control file of shmbuffer; check the "
+            "path. Nothing was changed"
         )
         assert "1 alive" in live
         assert live.split()[2:5] == ["alive", "1", "16"]

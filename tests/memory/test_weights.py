@@ -172,7 +172,7 @@ def test_other_tensors_are_refused_by_the_name_of_the_first(engine: Engine, what
     with pytest.raises(SchemaMismatchError, match=says) as error:
         weights.publish_arrays(engine.seat, state, 2)
     assert str(file_of(engine)) in str(error.value)
-    assert "Publish the same tensors, or remove that file" in str(error.value)
+    assert "Publish the same tensors, or remove this file" in str(error.value)
     assert number_in(newest(engine)) == 1
     assert publish(engine, 3) == 2
 
@@ -345,7 +345,9 @@ def test_a_reader_that_is_overtaken_again_and_again_gives_up(engine: Engine) -> 
     publish(engine, 1)
 
     def read(reader: Engine) -> None:
-        with pytest.raises(ShmBufferError, match="faster than it can read; publish less often"):
+        with pytest.raises(
+            ShmBufferError, match="faster than this process can copy them; publish less"
+        ):
             newest(reader)
         _core.disarm()
         assert number_in(newest(reader)) == 129
@@ -520,7 +522,9 @@ def test_the_file_is_these_bytes(engine: Engine) -> None:
 def test_a_byte_that_changed_is_noticed(engine: Engine) -> None:
     publish(engine, 1)
     change(file_of(engine), payload_at(file_of(engine), 1) + 100, b"x")
-    with pytest.raises(CorruptBufferError, match=r"do not match their checksum.*publish again"):
+    with pytest.raises(
+        CorruptBufferError, match=r"do not match their checksum.*publish the weights again"
+    ):
         weights.newest(engine.seat)
     assert publish(engine, 2) == 2
     assert number_in(newest(engine)) == 2
@@ -536,7 +540,7 @@ def test_a_stamp_of_other_weights_is_noticed(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("at", "data", "error", "says"),
     [
-        (0, b"SHMHIS", FormatError, "not a file of weights"),
+        (0, b"SHMHIS", FormatError, "this file does not contain weights"),
         (8, b"\2", IncompatibleVersionError, "the format version is 2, but this build needs 1"),
         (12, b"\1\2\3\4", IncompatibleVersionError, "format version"),
         (16, b"\1", CorruptBufferError, "its checksum is wrong"),
@@ -569,7 +573,7 @@ def test_a_file_of_another_size_is_refused(engine: Engine) -> None:
 def test_an_empty_file_is_refused(engine: Engine) -> None:
     file_of(engine).write_bytes(b"")
     file_of(engine).chmod(0o600)
-    with pytest.raises(FormatError, match="not a file of weights"):
+    with pytest.raises(FormatError, match="this file does not contain weights"):
         newest(engine)
 
 
@@ -607,7 +611,9 @@ def test_after_a_reboot_the_version_before_a_torn_one_counts(
     published(path, 3)
     torn(path, 3)
     with caplog.at_level(logging.WARNING), Engine.open(path, None) as engine:
-        assert "version 3 was torn and is left out; publish again" in caplog.text
+        assert (
+            "version 3 of the weights was incomplete and was removed; publish again" in caplog.text
+        )
         assert number_in(newest(engine)) == 2
         assert newest(engine, 2) is None
         assert publish(engine, 8) == 5  # 3 was known to somebody, and 4 would go over 2

@@ -118,7 +118,9 @@ def test_values_that_cannot_be_are_refused_before_anything_is_made(fast_path: Pa
             Coordinator(path, capacity=8, reserve=value)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"prefault='full' allocates the pages of all items"):
         LazyMemmapStorage(8, scratch_dir=path, reserve="steps", prefault="full")
-    with pytest.raises(ValueError, match=r"reserve='steps' works for rows of leaves"):
+    with pytest.raises(
+        ValueError, match=r"reserve='steps' is not supported for a buffer with a byte ring"
+    ):
         LazyStackStorage(8, scratch_dir=path, max_bytes=4096, reserve="steps").set(0, frames(0, 1))
     assert not path.exists()
 

@@ -1,1 +1,1 @@
-"""Maps the files of a buffer (control, slots and weights), and reads the recorded settings."""
+"""The mapped files of a buffer: control, slots and weights files, and the stored settings."""

@@ -1,12 +1,15 @@
-"""Maps the control file: identity, settings, clients, and the shared state of a buffer.
+"""The mapped control file: superblock, runtime page and registry of a buffer.
 
-The superblock changes at creation, definition, recovery, barrier and change of settings, always
-under init.lock, and never in the hot path. It has two copies, in separate pages. A change
-overwrites the older copy, so one valid copy always exists. The valid copy with the higher sequence
-is used. It is synced before the other copy is overwritten, because a power cut may tear any page
-that is not on the disk.
+The superblock contains the identity, state and settings of the buffer. It changes only under
+init.lock: when the buffer is created, defined, recovered or flushed, and when its settings change.
+Reads and writes of items never change it.
 
-If a process dies while it writes a copy, the checksum of that copy is wrong and the other copy is
+There are two copies of the superblock, in separate pages. A change overwrites the older copy, so
+there is always one valid copy. The valid copy with the higher sequence number is used. This copy is
+synced before the other one is overwritten, because a power cut can destroy every page that is not
+on the disk yet.
+
+If a process dies while it writes a copy, the checksum of this copy is wrong and the other copy is
 used.
 """
 
@@ -41,7 +44,7 @@ NO_FLAGS = Flag(0)
 
 @dataclass(frozen=True)
 class Superblock:
-    """A decoded copy of the superblock. ``docs/format/directory.md`` describes its fields."""
+    """The values in a copy of the superblock. ``docs/format/directory.md`` describes its fields."""
 
     format_minor: int = layout.FORMAT_MINOR
     sequence: int = 0
@@ -69,13 +72,13 @@ class Superblock:
 
     @property
     def owner(self) -> Identity:
-        """The process that removes the buffer when it is closed."""
+        """The process that removes the buffer when it closes its handle."""
         return Identity(
             self.owner_pid, self.owner_start_time, self.owner_boot_id, self.owner_pid_namespace
         )
 
     def with_owner(self, **others: Any) -> Superblock:
-        """Returns a copy that this process owns, with other fields replaced."""
+        """Returns a copy with this process as the owner, in which ``others`` are also replaced."""
         me = identity.current()
         return replace(
             self,
@@ -87,7 +90,12 @@ class Superblock:
         )
 
     def with_schema(self, schema: Schema, slots_bytes: int) -> Superblock:
-        """Returns a copy for a defined schema: READY, with the fields that describe its files."""
+        """Returns a copy in the state READY, with the fields that describe the schema.
+
+        Args:
+            schema: The schema of the buffer.
+            slots_bytes: Size of the slots file in bytes.
+        """
         return replace(
             self,
             state=BufferState.READY,
@@ -100,7 +108,7 @@ class Superblock:
         )
 
     def pack(self) -> bytes:
-        """Encodes the superblock into 4096 bytes."""
+        """Encodes the superblock as 4096 bytes, including its checksum."""
         settings = as_json(self.settings)
         page = np.zeros((), layout.SUPERBLOCK)
         for name in _NUMBERS:
@@ -122,7 +130,7 @@ class Superblock:
 
     @classmethod
     def unpack(cls, data: bytes) -> Superblock | None:
-        """Decodes a copy; None if its checksum is wrong, or a value is impossible."""
+        """Decodes a copy. Returns None if its checksum is wrong or a value is impossible."""
         if len(data) != layout.SUPERBLOCK_BYTES or not _is_intact(data):
             return None
         page = np.frombuffer(data, layout.SUPERBLOCK)[0]
@@ -145,9 +153,9 @@ _BYTES = ("uuid", "boot_id", "schema_sha256", "owner_boot_id")
 _NUMBERS = tuple(
     field.name for field in fields(Superblock) if field.name not in (*_BYTES, "settings")
 )
-# The fields of a limiter that are in its ages. Then the highest valid numbers, for which there is
-# still a next number; tickets end at 2 ** 62.
+# The arguments of a limiter that are stored in its ages.
 _AGES = frozenset(("max_staleness", "items_per_version"))
+# The highest valid values of fields that are incremented. Tickets run out at 2**62.
 _LIMITS = {"sequence": 2**64 - 2**32, "epoch": 2**64 - 2**32, "durable_ticket": 2**62}
 
 
@@ -155,18 +163,21 @@ class Control:
     """A mapped control file.
 
     Attributes:
-        map: The map, whose address is passed to the C core.
-        runtime: NumPy view of the runtime page, one structured value.
-        entries: NumPy view of the registry, 256 structured values.
-        file: The device and inode of the file.
-        repaired: True if one of the superblock copies was damaged.
+        map: The map of the file.
+        where: Path of the buffer, for messages.
+        runtime: NumPy view of the runtime page: one structured value.
+        entries: NumPy view of the registry: 256 structured values.
+        file: Device and inode number of the file. None if there is no file.
+        repaired: True if one of the two superblock copies was damaged when they were last read.
+        limiter_version: View of the limiter's version. Writes and samples read it to find out
+            whether there is a limiter (0 if there is none). Costs 40 ns.
     """
 
     def __init__(self, mapping: Any, where: str, file: tuple[int, int] | None = None) -> None:
         self.map = mapping
         self.where = where
         self.file = file
-        self._known: dict[bytes, Superblock | None] = {}  # decoded pages
+        self._known: dict[bytes, Superblock | None] = {}  # decoded superblocks by page content
         self._bytes = np.frombuffer(mapping, np.uint8)
         self.runtime: np.ndarray[Any, Any] = self._bytes[
             layout.RUNTIME_OFFSET : layout.REGISTRY_OFFSET
@@ -176,19 +187,20 @@ class Control:
         )
         self.repaired = False
         copies = self._bytes[: 2 * layout.SUPERBLOCK_BYTES].view(layout.SUPERBLOCK)
-        # The limiter's version. Hot calls read it to see that there is no limiter (0), which costs
-        # 40 ns.
         self.limiter_version: memoryview = self.runtime["limiter_version"].data
         self._sequences = [copies[at : at + 1]["sequence"].data for at in (0, 1)]
 
     @property
     def sequences(self) -> tuple[int, int]:
-        """Sequence numbers of both copies, which change with every write. Cost: 0.2 µs."""
+        """The sequence numbers of both superblock copies. A change increments one of them.
+
+        Costs 0.2 µs.
+        """
         first, second = self._sequences
         return first[0], second[0]
 
     def format(self, first: Superblock) -> None:
-        """Initializes a new control file: mutex, runtime page and both superblock copies."""
+        """Initializes a new control file: the mutex, runtime page and both superblock copies."""
         for name, value in (("max_priority", -1.0), ("alpha", 1.0)):
             self.runtime[name] = value
             _core.reached("create.runtime")
@@ -197,7 +209,10 @@ class Control:
             self._store(copy, replace(first, sequence=copy + 1))
 
     def limit(self, wanted: RateLimiter | Quota | None) -> None:
-        """Sets a limiter under init.lock, before there is a ring. The core sets later limiters."""
+        """Sets a limiter before the buffer has a ring, or removes it.
+
+        The caller must hold init.lock. Once there is a ring, the C core sets the limiter.
+        """
         version = int(self.runtime["limiter_version"][0]) + 1
         block, ages = self.limiter_block(version), self.ages_block(version)
         numbers = dict(
@@ -215,23 +230,34 @@ class Control:
         _core.reached("limit.published")
 
     def limits(self) -> RateLimiter | None:
-        """Returns the limiter of writes and samples; None if there is none."""
+        """Returns the active rate limiter, or None if there is none."""
         return limiter.read(self.runtime[0])
 
     def limiter_block(self, version: int) -> np.ndarray[Any, Any]:
-        """Returns a live view of the limiter of a version, as one structured value."""
+        """Returns a view of the limiter with this version in shared memory: one structured value.
+
+        There are two limiters, which versions use alternately.
+        """
         at = layout.RUNTIME_OFFSET + layout.RUNTIME.fields["limiters"][1]  # type: ignore[index]
         at += (version & 1) * layout.LIMITER.itemsize
         return self._bytes[at : at + layout.LIMITER.itemsize].view(layout.LIMITER)
 
     def ages_block(self, version: int) -> np.ndarray[Any, Any]:
-        """Returns a live view of the limits of age of a version."""
+        """Returns a view of the age limits with this version in shared memory."""
         at = layout.RUNTIME_OFFSET + layout.RUNTIME.fields["ages"][1]  # type: ignore[index]
         at += (version & 1) * limiter.AGES.itemsize
         return self._bytes[at : at + limiter.AGES.itemsize].view(limiter.AGES)
 
     def superblock(self) -> Superblock:
-        """Returns the valid copy with the higher sequence; known pages are not decoded again."""
+        """Returns the valid copy of the superblock with the higher sequence number.
+
+        Copies that have not changed since the last call are not decoded again.
+
+        Raises:
+            FormatError: The file is not a control file.
+            IncompatibleVersionError: Another version or architecture has written the file.
+            CorruptBufferError: Both copies are damaged.
+        """
         pages = self._pages()
         if not all(page in self._known for page in pages):
             self._require_compatible(pages)
@@ -244,19 +270,23 @@ class Control:
         if not copies:
             if not any(page.startswith(layout.MAGIC) for page in pages):
                 raise FormatError(
-                    f"{self.where}: this is not a control file of shmbuffer; nothing was changed,"
-                    " so check the path",
+                    f"{self.where}: this is not a control file of shmbuffer; check the path."
+                    " Nothing was changed",
                     path=self.where,
                 )
             raise CorruptBufferError(
                 f"{self.where}: both copies of the superblock are damaged; "
-                "the items may still be read with TensorDict.load_memmap",
+                "try to read the items with TensorDict.load_memmap",
                 path=self.where,
             )
         return max(copies, key=lambda copy: copy.sequence)
 
     def write(self, superblock: Superblock) -> Superblock:
-        """Stores the next superblock over the older copy, and returns it with its sequence."""
+        """Overwrites the older copy, after a sync of the newer one.
+
+        Returns:
+            The superblock with its new sequence number.
+        """
         newest = self.superblock()
         self.sync()
         following = replace(superblock, sequence=newest.sequence + 1)
@@ -265,13 +295,17 @@ class Control:
         return following
 
     def withdraw(self, superblock: Superblock) -> None:
-        """Stores a superblock over both copies, replacing one that could not be synced."""
+        """Overwrites both copies. Called after a newer superblock could not be synced."""
         sequence = self.superblock().sequence
         for copy in (0, 1):
             self._store(copy, replace(superblock, sequence=sequence + 1 + copy))
 
     def note_recovery(self, found: Mapping[str, Any]) -> None:
-        """Stores the report of a recovery for later readers."""
+        """Stores the report of a recovery in the runtime page.
+
+        Args:
+            found: The values of the fields in `layout.RECOVERY`, by name.
+        """
         page = np.zeros((), layout.RECOVERY)
         for name, value in found.items():
             page[name] = value
@@ -281,7 +315,7 @@ class Control:
         _core.reached("recover.noted")
 
     def last_recovery(self) -> dict[str, Any] | None:
-        """Returns the report of the last recovery; None if it is missing or damaged."""
+        """Returns the report of the last recovery, or None if it is missing or damaged."""
         data = self._bytes[layout.RECOVERY_OFFSET : layout.REGISTRY_OFFSET].tobytes()
         record = np.frombuffer(data, layout.RECOVERY)[0]
         if int(_core.crc32c(data[:-4])) != record["crc32c"]:
@@ -291,38 +325,45 @@ class Control:
         return {**found, "reason": found["reason"].decode("ascii", "replace")}
 
     def spare(self, superblock: Superblock) -> list[NDArray[np.uint8]]:
-        """Returns live views of all bytes without a field; none if a later version may use them."""
+        """Returns views of all bytes that have no meaning, in the runtime page and the registry.
+
+        Returns an empty list if a later version of the format may use these bytes.
+        """
         if superblock.format_minor > layout.FORMAT_MINOR:
             return []
         return [self.runtime["spare"], self.entries["spare"]]
 
     def clear_spare(self, superblock: Superblock) -> None:
-        """Sets all bytes without a field to zero."""
+        """Sets all bytes in `spare` to zero."""
         for part in self.spare(superblock):
             part[:] = 0
             _core.reached("recover.spare")
 
     def touch(self) -> None:
-        """Stores the current time, as the core does with each read and write; see `restored`."""
+        """Stores the current time, as the C core does in each read and write (`restored`)."""
         self.runtime["touched_ns"] = time.time_ns()
         _core.reached("control.touched")
 
     def mutex_owner(self) -> int:
-        """Returns the thread that holds the mutex, in its own pid namespace; 0 if it is free.
+        """Returns the thread ID of the thread that holds the mutex, or 0 if the mutex is free.
 
-        The thread ID is the low 30 bits of the futex word (futex(2)). It is for display only.
+        The ID consists of the low 30 bits of the futex word (futex(2)). It is valid in the pid
+        namespace of that thread, so use it only for display.
         """
         return int(_core.mutex_owner(self.map))
 
     def sync(self) -> None:
-        """Syncs the whole file to the disk; raises DurabilityError if that fails."""
+        """Syncs the whole file to the disk. Raises DurabilityError if the sync fails."""
         try:
             self.map.sync()
         except OSError as error:
             raise not_durable(self.where, error) from error
 
     def _pages(self) -> list[bytes]:
-        """Returns both copies, also while a writer changes one after the other."""
+        """Returns the bytes of both superblock copies, consistently if they are being changed.
+
+        Damaged pages are read again until their content no longer changes.
+        """
         pages = [self._page(0), self._page(1)]
         while not all(map(_is_intact, pages)):
             again = [self._page(0), self._page(1)]
@@ -332,11 +373,12 @@ class Control:
         return pages
 
     def _page(self, copy: int) -> bytes:
+        """Returns the bytes of one copy of the superblock, 0 or 1."""
         at = copy * layout.SUPERBLOCK_BYTES
         return self._bytes[at : at + layout.SUPERBLOCK_BYTES].tobytes()
 
     def _store(self, copy: int, superblock: Superblock) -> None:
-        """Writes a copy of the superblock in two halves."""
+        """Overwrites one copy of the superblock in two halves, between which tests can stop."""
         at = copy * layout.SUPERBLOCK_BYTES
         data = np.frombuffer(superblock.pack(), np.uint8)
         half = layout.SUPERBLOCK_BYTES // 2
@@ -346,9 +388,10 @@ class Control:
         _core.reached("superblock.stored")
 
     def _require_compatible(self, pages: list[bytes]) -> None:
-        """Raises IncompatibleVersionError if another version or architecture wrote the superblock.
+        """Raises IncompatibleVersionError if this build cannot use the control file.
 
-        The newest intact copy is decisive. Two damaged copies are decisive if they agree.
+        The header of the newest intact copy is checked. If both copies are damaged, only the format
+        version is checked, provided that it is the same in both.
         """
         fields = {
             "format_major": (layout.FORMAT_MAJOR, "format version"),
@@ -373,8 +416,8 @@ class Control:
             if int(found[name]) != here:
                 raise IncompatibleVersionError(
                     f"{self.where}: the {what} is {int(found[name]):#x}, but this build needs "
-                    f"{here:#x}; open the buffer with the version, and on the kind of machine, "
-                    "that wrote it",
+                    f"{here:#x}; open the buffer with the version that wrote it, on the same kind"
+                    " of machine",
                     path=self.where,
                     field=name,
                     found=int(found[name]),
@@ -383,13 +426,19 @@ class Control:
 
 
 def _is_intact(page: bytes) -> bool:
-    """True if a copy of the superblock matches its checksum."""
+    """True if a copy of the superblock has the magic number and matches its checksum."""
     checksum = int.from_bytes(page[-4:], "little")
     return page.startswith(layout.MAGIC) and _core.crc32c(page[:-4]) == checksum
 
 
 def first_superblock(settings: dict[str, Any], flags: Flag, file: tuple[int, int]) -> Superblock:
-    """Returns the superblock of a new buffer, owned by this process."""
+    """Returns the superblock of a new buffer, which this process owns.
+
+    Args:
+        settings: The settings of the buffer, as JSON values.
+        flags: The flags of the buffer.
+        file: Device and inode number of the control file.
+    """
     return Superblock().with_owner(
         uuid=uuid.uuid4().bytes,
         boot_id=identity.current().boot_id,

@@ -1,4 +1,4 @@
-"""Holds the mapped files of a definition, and creates the ring of the C core."""
+"""The mapped files of a defined buffer, and the creation of the C core's ring on them."""
 
 from __future__ import annotations
 
@@ -12,31 +12,34 @@ from shmbuffer.memory.mapped.control import Control
 
 
 class Mapped(NamedTuple):
-    """The mapped files of a definition."""
+    """The mapped files of a buffer whose schema is defined."""
 
     schema: Schema
     slots: _core.Map
     leaves: list[_core.Map]
-    """The map of each leaf; for records, only that of the byte ring."""
+    """The map of each leaf, or only the map of the byte ring if items are records."""
     ledger: _core.Map
-    """The ledger. Its map is longer than the file, so its pages are not created ahead of use."""
+    """The map of the ledger. It is longer than the file, so it is never prefaulted."""
 
     @property
     def maps(self) -> list[_core.Map]:
-        """The maps that contain items, with the slots first."""
+        """The maps that contain the items: the slots, followed by the leaves."""
         return [self.slots, *self.leaves]
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all maps."""
+        """Total size of the maps in `maps`, in bytes."""
         return sum(mapped.nbytes for mapped in self.maps)
 
     def ring(self, control: Control, *, entry: int, folder: int | None = None) -> _core.Ring:
-        """Returns the C core's ring on these maps, for the client of a registry entry.
+        """Creates the C core's ring on these maps.
 
-        Without a client in that entry, the ring may lock, verify and reap under init.lock, but
-        never claim. ``folder`` is the descriptor of the directory. If it is given, hot calls fail
-        once the directory has been removed.
+        Args:
+            control: The control file.
+            entry: Registry entry of the client. If no client has registered in this entry, the ring
+                can only take the mutex, verify and reap under init.lock. It cannot claim slots.
+            folder: Descriptor of the directory, or None. With a descriptor, writes and samples fail
+                when the directory has been removed.
         """
         superblock, schema = control.superblock(), self.schema
         records = self.leaves[0] if schema.record_bytes else None
@@ -62,5 +65,12 @@ class Mapped(NamedTuple):
 
 
 def _describe_leaf(mapped: _core.Map, nbytes: int, root: int | None) -> tuple[Any, ...]:
-    """Returns a leaf for the core, with the leaf that has its bytes if it has no column."""
+    """Returns the arguments for a leaf of the C core's ring.
+
+    Args:
+        mapped: Map of the leaf's file.
+        nbytes: Size of an element in bytes.
+        root: Index of the leaf with the same bytes (`Sharing.roots`), or None if the leaf has a
+            column.
+    """
     return (mapped, nbytes) if root is None else (mapped, nbytes, root)

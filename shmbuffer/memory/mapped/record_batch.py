@@ -1,4 +1,4 @@
-"""Batches of records in memory, for writes and for reads."""
+"""Batches of records in the memory of this process, before a write or after a read."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ HEADER_BYTES = layout.RECORD.itemsize
 
 
 class RecordBody(bytes):
-    """The body of one record. It has its own type because an item may be bytes."""
+    """The body of one record. Its own type distinguishes it from an item of type bytes."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True)
 class RecordBatch:
-    """Records in memory, for a write or from a read."""
+    """A batch of n records in the memory of this process."""
 
     data: Bytes
-    """uint8, contiguous, aligned to 8 bytes."""
+    """Bytes of the records: a contiguous uint8 array, aligned to 8 bytes."""
     starts: Ints
-    """int64[n]: the offset of each record's header in ``data``, a multiple of 8."""
+    """Offset of each record's header in ``data``, a multiple of 8: int64[n]."""
     sizes: Ints
-    """int64[n]: the bytes of each record, including its header."""
+    """Size of each record in bytes, including its header: int64[n]."""
     outside: Ints | None = None
-    """int64[n, k, 3]: offset in the record, address and size of pieces that are not in ``data``.
+    """Pieces that are not in ``data``: int64[n, k, 3] with offset in the record, address and size.
 
-    Large pieces of a batch to be written are not copied to ``data``, so that they are copied only
-    once. In ``data``, such a piece leaves no gap.
+    The large pieces of a batch that will be written are not copied to ``data``, so that they are
+    copied only once. ``data`` contains no gaps for these pieces.
     """
     keeps: Any = field(default=None, repr=False)
-    """References that keep the memory of these pieces alive."""
+    """Object that keeps the memory of the pieces in ``outside`` alive."""
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def body(self, row: int) -> memoryview:
-        """Returns the bytes after the header of a record."""
+        """Returns the body of a record: all bytes after its header."""
         if self.outside is not None:
             return self.rows(slice(row, row + 1)).consolidate().body(0)
         start = int(self.starts[row])
@@ -58,17 +58,21 @@ class RecordBatch:
         return [RecordBody(self.body(row)) for row in range(len(self))]
 
     def rows(self, which: Any) -> RecordBatch:
-        """Selects records; the bytes are shared."""
+        """Selects records by an index, slice or mask. The result shares the bytes in ``data``."""
         outside = None if self.outside is None else np.ascontiguousarray(self.outside[which])
         return RecordBatch(self.data, self.starts[which], self.sizes[which], outside, self.keeps)
 
     def consolidate(self) -> RecordBatch:
-        """Returns records whose bytes are all in ``data``: itself, or a copy."""
+        """Returns a batch with all bytes in ``data``: this batch, or a copy if it has ``outside``.
+
+        The copy contains the pieces that are at other addresses in this batch.
+        """
         if self.outside is None:
             return self
         offsets, addresses, sizes = np.moveaxis(self.outside, 2, 0)
         none = np.zeros((len(self), 1), np.int64)
-        begins = np.hstack([none, offsets + sizes])  # of what lies between them, in the record
+        # offsets in the record of the bytes between the pieces outside
+        begins = np.hstack([none, offsets + sizes])
         left_out = np.hstack([none, np.cumsum(sizes, axis=1)])
         between = np.hstack([offsets, self.sizes[:, None]]) - begins
         places, total = place_records(self.sizes)
@@ -83,21 +87,21 @@ class RecordBatch:
 
 @dataclass(frozen=True)
 class RecordSample:
-    """Records that were read and validated."""
+    """Validated copies of records from the ring."""
 
     batch: RecordBatch
     index: Ints
-    """int64[n]: slots."""
+    """Slot of each record: int64[n]."""
     tickets: Ints
-    """int64[n]; -1 if the slot contains no item (`Records.read` only)."""
+    """Ticket of each record, int64[n]. In `Records.read`, -1 if the slot contains no item."""
     weights: NDArray[np.float32] | None
-    """float32[n], if weights were requested."""
+    """Importance weight of each record, float32[n]. None if weights were not requested."""
 
 
 def join(bodies: Sequence[bytes]) -> RecordBatch:
-    """Combines bodies into a batch."""
+    """Combines the bodies of records into a batch."""
     sizes = np.array([HEADER_BYTES + len(body) for body in bodies], np.int64)
-    # Each body is preceded by the padding of the one before, and by its header, which the ring
+    # Each body is preceded by the padding of the previous body and by a header, which the ring
     # fills.
     fronts = [bytes(HEADER_BYTES + count) for count in range(8)]
     parts: list[bytes] = []
@@ -111,7 +115,7 @@ def join(bodies: Sequence[bytes]) -> RecordBatch:
 
 
 def gather(addresses: Ints, sizes: Ints) -> RecordBatch:
-    """Copies records, including their headers, from any addresses into a batch."""
+    """Copies records, including their headers, from any addresses into a new batch."""
     starts, total = place_records(sizes)
     data = np.zeros(total, np.uint8)
     to = address(data) + starts
@@ -120,22 +124,28 @@ def gather(addresses: Ints, sizes: Ints) -> RecordBatch:
 
 
 def addresses_of(batch: RecordBatch) -> tuple[int, ...]:
-    """Checks the arrays of a batch, and returns their addresses and sizes for the core."""
+    """Checks the arrays of a batch, and returns their addresses and sizes for the C core.
+
+    Raises:
+        ValueError: An array has a wrong dtype or shape, or is not contiguous.
+    """
     for name, array in (("starts", batch.starts), ("sizes", batch.sizes)):
         if array.dtype != np.int64 or not array.flags.c_contiguous or len(array) != len(batch):
             raise ValueError(
-                f"{name} of a batch of records must be int64[{len(batch)}], contiguous"
+                f"{name} of a batch of records must be a contiguous array int64[{len(batch)}], but"
+                f" is {array.dtype}{list(array.shape)}"
             )
     if batch.data.dtype != np.uint8 or not batch.data.flags.c_contiguous:
-        raise ValueError("the bytes of a batch of records must be uint8, contiguous")
+        raise ValueError("the bytes of a batch of records must be a contiguous array of uint8")
     outside, each = batch.outside, 0
     if outside is not None:
         each = outside.shape[1]
         if outside.dtype != np.int64 or not outside.flags.c_contiguous:
-            raise ValueError("the pieces outside of a batch of records must be int64, contiguous")
+            raise ValueError("'outside' of a batch of records must be a contiguous array of int64")
         if outside.shape != (len(batch), each, 3):
             raise ValueError(
-                f"the pieces outside of a batch of records must be int64[{len(batch)}, k, 3]"
+                f"'outside' of a batch of records must be int64[{len(batch)}, k, 3], but is"
+                f" int64{list(outside.shape)}"
             )
     return (
         address(batch.data),

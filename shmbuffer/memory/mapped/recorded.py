@@ -1,8 +1,8 @@
-"""Encodes and decodes the recorded settings of a buffer and its storage: JSON with a checksum.
+"""Validates the stored settings of a buffer and its storage, before a write and after a read.
 
-The settings are checked before they are written, so that no argument can make a buffer unreadable.
-They are checked again when they are read, because a different program or version may have written
-them.
+The settings are validated before they are written, so that no argument can make a buffer
+unreadable. They are validated again after they are read, because another program or version may
+have written them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,19 @@ from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory.mapped.settings import KINDS, Settings, as_json, find_invalid
 
 REDUCTIONS = ("max", "min", "mean", "median", "sum")
-"""Ways to combine several priorities of an item into one."""
+"""The supported functions to combine several priorities of an item into one."""
 
-_MOST_ITEMS = 2**28  # of a batch: the indices alone of a larger one would take 2 GiB
+# Maximum batch size. The indices of a larger batch alone would take more than 2 GiB.
+_MOST_ITEMS = 2**28
 _MOST_DIMS = 64
 
 
 def to_record(settings: Settings, where: object) -> dict[str, Any]:
-    """Returns the values for a superblock; ValueError if no process could read them back."""
+    """Converts settings to values for the superblock.
+
+    Raises:
+        ValueError: A setting is invalid, so that no process could open the buffer.
+    """
     values, extra = asdict(settings), settings.extra
     for found, known, prefix in (
         (values, KINDS, ""),
@@ -40,25 +45,40 @@ def to_record(settings: Settings, where: object) -> dict[str, Any]:
 
 
 def read_buffer_arguments(settings: Settings, where: str) -> dict[str, Any]:
-    """Returns the recorded arguments of the buffer, by name; see `buffers.description`."""
+    """Returns the stored arguments of the buffer's class by name (`buffers.description`).
+
+    Raises:
+        CorruptBufferError: An argument is invalid.
+    """
     return _require_valid(settings.extra, _OF_BUFFERS, "", where)
 
 
 def read_storage_settings(settings: Settings, where: str) -> dict[str, Any]:
-    """Returns the recorded settings of a storage of records; empty for one of rows."""
+    """Returns the stored settings of a storage for records. They are empty for other storages.
+
+    Raises:
+        CorruptBufferError: A setting is invalid.
+    """
     storage = read_buffer_arguments(settings, where).get("storage", {})
     found = _require_valid(storage, _OF_STORAGES, "storage.", where)
     keys = found.get("compress")
     if keys is None:
         return dict(found)
-    # JSON has no tuples.
+    # JSON has no tuples, so nested keys are stored as lists.
     return {**found, "compress": [tuple(key) if isinstance(key, list) else key for key in keys]}
 
 
 def _require_valid(
     found: dict[str, Any], known: dict[str, Callable[[Any], bool]], prefix: str, where: str
 ) -> dict[str, Any]:
-    """Returns settings after testing them; raises CorruptBufferError if one is invalid."""
+    """Returns the settings ``found``. Raises CorruptBufferError if one of them fails its test.
+
+    Args:
+        found: The settings by name.
+        known: The tests by name.
+        prefix: Prefix of the names in the message.
+        where: Path of the buffer, for the message.
+    """
     if (name := find_invalid(found, known)) is not None:
         raise CorruptBufferError(
             f"{where}: the superblock contains {prefix}{name}={found[name]!r}, which is not a "
@@ -70,33 +90,38 @@ def _require_valid(
 
 
 def _is_text(value: Any) -> bool:
+    """True if a value is a string."""
     return type(value) is str
 
 
 def _is_bool(value: Any) -> bool:
+    """True if a value is True or False."""
     return type(value) is bool
 
 
 def _is_key(value: Any) -> bool:
-    """True if a value is a key of a TensorDict, which is recorded as a list if it is nested."""
+    """True if a value is a key of a TensorDict: a string, or a list or tuple of strings."""
     nested = type(value) in (list, tuple) and len(value) > 0
     return _is_text(value) or (nested and all(map(_is_text, value)))
 
 
 def _is_from(least: int, most: int) -> Callable[[Any], bool]:
+    """Returns a test for integers in this range, both ends included."""
     return lambda value: type(value) is int and least <= value <= most
 
 
 def _or_none(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Returns a test that also accepts None."""
     return lambda value: value is None or test(value)
 
 
 def _is_exponent(value: Any) -> bool:
+    """True if a value is a finite number of at least 0."""
     return type(value) in (int, float) and 0 <= value < math.inf
 
 
 def _is_sharing_request(value: Any) -> bool:
-    """True if a value is the record of a `SharingRequest`."""
+    """True if a value is the JSON of a `SharingRequest`."""
     return (
         type(value) is dict
         and set(value) == {"keys", "room"}

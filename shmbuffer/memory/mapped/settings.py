@@ -1,4 +1,4 @@
-"""The settings of a buffer, which are recorded when it is created."""
+"""The settings of a buffer, which are stored in its superblock when it is created."""
 
 from __future__ import annotations
 
@@ -14,41 +14,46 @@ from shmbuffer.memory.format.priorities import largest_mass
 from shmbuffer.memory.format.schema import MAX_ELEMENTS, MAX_RECORD_BYTES
 
 Reserve = Literal["all", "steps", False]
-"""When the space of files is allocated: at the first write, in steps, or page by page."""
+"""When disk space is allocated: all of it at the first write, in steps, or page by page."""
 
 ORDINARY_PRIORITY = 1e3
-"""Every valid alpha supports priorities up to this value."""
+"""Priority that a buffer must support: an exponent alpha is rejected if its mass overflows."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings that are recorded at creation, and read by every process that attaches."""
+    """Settings that are stored when a buffer is created. Every process that attaches reads them.
 
-    capacity: int  # elements, as the user gave it
-    ndim: int = 1  # dimensions that count as storage
-    checksum: bool = True  # write a CRC32C over ticket and payload at each commit
-    # "all": allocate all space when the schema is known; "steps": allocate it ahead of the writes;
-    # False: page by page, so that a full disk causes SIGBUS
+    Raises:
+        ValueError: A setting is invalid.
+    """
+
+    capacity: int  # number of elements, as the user passed it
+    ndim: int = 1  # number of storage dimensions
+    checksum: bool = True  # whether a commit stores the CRC32C of the ticket and the payload
+    # "all": all space is allocated when the schema is known.
+    # "steps": space is allocated in steps before it is needed.
+    # False: the kernel allocates page by page, and a full disk causes SIGBUS.
     reserve: Reserve = "all"
-    alpha: float | None = None  # priority exponent; None: no priorities until a sampler sets them
-    eps: float = 1e-8  # added to raw priorities
-    extra: dict[str, Any] = field(default_factory=dict)  # settings of the buffer's class; JSON
-    # size of the byte ring of a buffer of records, rounded up to whole pages; 0 if items are rows
-    # of leaves
+    # priority exponent; None: there are no priorities until a prioritized sampler sets it
+    alpha: float | None = None
+    eps: float = 1e-8  # constant that is added to raw priorities
+    extra: dict[str, Any] = field(default_factory=dict)  # settings of the buffer's class, as JSON
+    # size of the byte ring, which is rounded up to whole pages; 0 if items are stored as leaves
     record_bytes: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "record_bytes", -(-self.record_bytes // PAGE) * PAGE)
         if not 0 <= self.record_bytes <= MAX_RECORD_BYTES:
             raise ValueError(
-                f"the byte ring cannot have {self.record_bytes} bytes; pass at most "
-                f"{MAX_RECORD_BYTES}"
+                f"the size of the byte ring must be from 0 to {MAX_RECORD_BYTES} bytes, but is"
+                f" {self.record_bytes}"
             )
         require_reserve(self.reserve)
         if self.reserve == "steps" and self.record_bytes:
             raise ValueError(
-                "reserve='steps' works for rows of leaves only, but this buffer has a byte ring, "
-                "whose size you choose; pass reserve='all', or False"
+                "reserve='steps' is not supported for a buffer with a byte ring; pass"
+                " reserve='all' or reserve=False"
             )
         if self.capacity < 1:
             raise ValueError(f"the capacity must be at least 1, but is {self.capacity}")
@@ -60,7 +65,11 @@ class Settings:
 
     @classmethod
     def recorded(cls, found: dict[str, Any], where: object) -> Settings:
-        """Parses the values of a superblock."""
+        """Parses the settings in a superblock.
+
+        Raises:
+            CorruptBufferError: A setting is invalid.
+        """
         try:
             if (name := find_invalid(found, KINDS)) is not None:
                 raise TypeError(f"{name} is {found[name]!r}")
@@ -75,7 +84,7 @@ class Settings:
 
     @property
     def flags(self) -> Flag:
-        """The corresponding flags of the superblock."""
+        """The flags of the superblock that correspond to these settings."""
         checksum = Flag.CHECKSUM if self.checksum else Flag(0)
         return checksum | _FLAGS[self.reserve]
 
@@ -90,6 +99,7 @@ def require_reserve(value: object) -> None:
 
 
 def _is(*types: type) -> Callable[[Any], bool]:
+    """Returns a test for values of exactly one of these types."""
     return lambda value: type(value) in types
 
 
@@ -108,26 +118,36 @@ KINDS: Mapping[str, Callable[[Any], bool]] = {
 def find_invalid(
     found: Mapping[str, Any], known: Mapping[str, Callable[[Any], bool]]
 ) -> str | None:
-    """Returns the name of a value that fails its test; None if all pass."""
+    """Returns the name of the first value that fails its test, or None if all pass.
+
+    Args:
+        found: The values by name. Missing values are not tested.
+        known: The tests by name.
+    """
     return next((name for name in known if name in found and not known[name](found[name])), None)
 
 
 def as_json(values: Mapping[str, Any]) -> bytes:
-    """Encodes settings as JSON for the superblock; raises ValueError if they do not fit."""
-    encoded, available = (
-        json.dumps(values, sort_keys=True).encode(),
-        SUPERBLOCK["settings"].itemsize,
-    )
+    """Encodes settings as JSON for the superblock.
+
+    Raises:
+        ValueError: The settings do not fit into the superblock.
+    """
+    encoded = json.dumps(values, sort_keys=True).encode()
+    available = SUPERBLOCK["settings"].itemsize
     if len(encoded) > available:
         raise ValueError(
-            f"the settings of the buffer take {len(encoded)} bytes as JSON, but only {available} are "
-            "available; shorten priority_key or other recorded settings",
+            f"the settings of the buffer take {len(encoded)} bytes as JSON, but only {available}"
+            " are available; shorten priority_key or other stored settings",
         )
     return encoded
 
 
 def exponent_fits(alpha: float, eps: float, elements: int) -> bool:
-    """True if both numbers are at least 0 and the mass of an ordinary priority is finite."""
+    """True if alpha and eps are valid in a buffer with ``elements`` elements.
+
+    Both must be finite and not negative, and a mass of `ORDINARY_PRIORITY` must be valid.
+    """
     try:
         return (
             0 <= alpha < math.inf
@@ -139,7 +159,7 @@ def exponent_fits(alpha: float, eps: float, elements: int) -> bool:
 
 
 def _require_exponent(alpha: float, eps: float, elements: int) -> None:
-    """Raises ValueError unless alpha and eps are valid."""
+    """Raises ValueError unless `exponent_fits` accepts alpha and eps."""
     if not exponent_fits(alpha, eps, elements):
         raise ValueError(
             f"alpha is {alpha} and eps is {eps}, but both must be numbers of at least 0 for which "

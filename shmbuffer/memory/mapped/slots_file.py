@@ -1,10 +1,11 @@
-"""Maps the slots file, which contains the data of each slot except the bytes of its item.
+"""Views of the slots file, which contains all data of the slots except the bytes of the items.
 
     words | checksums | sources | raw priorities | masses | sums and minima of each level | extents
     | nexts | holders
 
-Other processes store into every part at any time, so two reads may differ. The offsets come from
-the core (``_core.sections``), and only this module turns them into arrays.
+Other processes can change every section at any time, so two reads of the same value may differ. The
+offsets of the sections come from the C core (``_core.sections``). Only this module converts them to
+arrays.
 """
 
 from __future__ import annotations
@@ -21,16 +22,20 @@ from shmbuffer.memory.format.layout import SlotState
 from shmbuffer.memory.format.schema import Schema
 
 PIECE = 16384
-"""Slots or elements that are processed together, so that temporary arrays fit into the L2 cache."""
+"""Number of slots or elements that are processed at a time.
+
+It is so small that temporary arrays fit into the L2 cache.
+"""
 
 
 class SlotsFile:
-    """A view of a slots file, or of a copy of one.
+    """NumPy views of the sections of a slots file, or of a copy of such a file.
 
     Args:
-        content: The map of the file.
+        content: The map of the file, or a buffer with its content.
         schema: The schema of the buffer.
-        head: Returns the next ticket of the ring. None if it is not known or not reliable.
+        head: Function that returns the next ticket of the ring. None if the ticket is unknown or
+            unreliable.
     """
 
     def __init__(self, content: Any, schema: Schema, head: Callable[[], int] | None = None) -> None:
@@ -45,63 +50,66 @@ class SlotsFile:
         self._head = head
         self.capacity = capacity
         self.width = schema.width
-        # uint64[capacity]: state and ticket; see `slots`
+        # uint64[capacity]: state and ticket of each slot (`slots`)
         self.words: NDArray[np.uint64] = part("words", capacity, np.uint64)
-        # uint64[capacity]: the writer and its stream; see `layout`
+        # uint64[capacity]: writer and stream of each slot's item (`layout`)
         self.sources: NDArray[np.uint64] = part("sources", capacity, np.uint64)
-        # float64[elements]: the raw priorities, NaN if none was set
+        # float64[elements]: raw priorities, NaN if no priority was set
         self.raw: Floats = part("raw", elements, np.float64)
-        # float64, the leaves of the priority tree, padded to a multiple of 16
+        # float64: the leaves of the priority tree, padded to a multiple of 16
         self.masses: Floats = part("mass", _padded(elements), np.float64)
-        # sums and minima of each level of the tree above the leaves
+        # the sums and the minima of each level of the tree above the leaves
         self.levels: list[tuple[Floats, Floats]] = []
         for level in range(1, at["depth"] + 1):
             nodes = _padded(at[f"nodes{level}"])
             sums, least = (part(f"{name}{level}", nodes, np.float64) for name in ("sum", "min"))
             self.levels.append((sums, least))
         count = capacity if schema.record_bytes else 0
-        # `layout.EXTENT` [capacity]: the places of the records; empty if items are rows
+        # `layout.EXTENT` [capacity]: location of each slot's record; empty without a byte ring
         self.extents = part("extents" if count else "words", count, layout.EXTENT)
         own_rows = schema.sharing.own_rows
-        # uint64[capacity] and uint32[own rows]: the places of next observations; empty if each leaf
-        # has a column
+        # uint64[capacity]: location of each slot's next observations, and uint32[own rows]: the
+        # slot that uses each own row; both are empty without `share_next`
         self.nexts = part("nexts" if own_rows else "words", capacity if own_rows else 0, np.uint64)
         self.holders = part("holders" if own_rows else "words", own_rows, np.uint32)
 
     @property
     def mass(self) -> Floats:
-        """The masses, without their padding: float64[elements]."""
+        """The masses without the padding, float64[elements]."""
         return self.masses[: len(self.raw)]
 
     def holds(self, where: Any = slice(None)) -> Flags:
-        """Returns a mask of the slots that contain an item."""
+        """Returns a mask of the slots that contain an item. ``where`` selects slots by index."""
         return slots.committed(self.words[where])
 
     def writing(self, where: Any = slice(None)) -> Flags:
-        """Returns a mask of the slots that a client is writing, or was writing when it died."""
+        """Returns a mask of the slots that a client is writing, or was writing when it died.
+
+        ``where`` selects slots by index.
+        """
         found: Flags = slots.states(self.words[where]) == SlotState.WRITING
         return found
 
     def used(self) -> int:
-        """Returns the number of slots that may contain an item; all later words are EMPTY.
+        """Returns the number of slots that have been used: the words of all later slots are EMPTY.
 
-        A claim moves the head before it changes a word. If the ring has not wrapped around, the
-        result is therefore its head, which costs nothing. Otherwise the words are searched from the
-        end. This also applies after the buffer was emptied, and after a placed write, whose tickets
-        take a whole lap. The search costs O(capacity) if few slots are used, and one piece of the
-        words if the last slots are.
+        If the head has not passed the end of the ring, the result is the head, because a claim
+        moves the head before it changes a word. Otherwise, the words are searched from the last
+        slot backwards. This is also necessary after `empty()`, and after a write to an explicit
+        index, because it advances the head by the capacity. The search reads all words in the worst
+        case, but only one chunk if one of the last slots is in use.
         """
         if self._head is not None and (head := self._head()) <= self.capacity:
             return head
         return end_of_use(self.words, 0, self.capacity)
 
     def committed_slots(self) -> Ints:
-        """Returns the slots that contain an item, in storage order. Only slots in use are read."""
+        """Returns the slots that contain an item, in ascending order. Reads only used slots."""
         found: Ints = self.holds(slice(self.used())).nonzero()[0]
         return found
 
     def committed(self) -> Ints:
-        """Returns the elements that contain an item, in storage order; see `committed_slots`."""
+        """Returns the elements of all slots that contain an item, in ascending order."""
         found = self.committed_slots()
         if self.width == 1:
             return found
@@ -109,7 +117,7 @@ class SlotsFile:
         return lanes
 
     def count_own_rows(self) -> int:
-        """Returns the number of own rows in use; see `sharing`. O(own rows)."""
+        """Returns the number of own rows (`sharing`) that are in use. Costs O(own rows)."""
         if not len(self.holders):
             return 0
         inside = self.holders < self.capacity
@@ -121,17 +129,24 @@ class SlotsFile:
         return int(np.count_nonzero(inside & held & own))
 
     def tickets(self) -> Ints:
-        """Returns the ticket of the item in each slot, -1 if there is none. O(capacity)."""
+        """Returns the ticket of each slot's item, or -1 for a slot without an item. O(capacity)."""
         words = self.words[: self.used()].copy()
         found = np.where(slots.committed(words), slots.tickets(words), -1)
         return np.concatenate((found, np.full(self.capacity - len(words), -1)))
 
 
 def end_of_use(words: NDArray[np.uint64], low: int, high: int) -> int:
-    """Finds the end of the words in use between two slots; returns ``low`` if all are zero."""
+    """Returns the slot after the last nonzero word between two slots.
+
+    Args:
+        words: The slot words.
+        low: The first slot of the range. It is returned if all words in the range are zero.
+        high: The slot after the range.
+    """
     for end in range(high, low, -PIECE):
         first = max(low, end - PIECE)
-        # of a copy, because numpy reads the array twice
+        # The comparison makes a copy. `nonzero` on the shared words would read them twice, and
+        # other processes may change them in between.
         used = (words[first:end] != 0).nonzero()[0]
         if len(used):
             return first + int(used[-1]) + 1
@@ -139,4 +154,5 @@ def end_of_use(words: NDArray[np.uint64], low: int, high: int) -> int:
 
 
 def _padded(nodes: int) -> int:
+    """Rounds a number of tree nodes up to a multiple of the fanout, 16."""
     return -(-nodes // layout.FANOUT) * layout.FANOUT

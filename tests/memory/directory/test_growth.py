@@ -571,7 +571,7 @@ def test_another_value_of_reserve_is_refused(value: Any) -> None:
 def test_a_byte_ring_takes_its_space_at_once_or_page_by_page() -> None:
     Settings(capacity=8, record_bytes=PAGE, reserve="all")
     with pytest.raises(
-        ValueError, match=r"reserve='steps' works for rows of leaves only, .*pass reserve="
+        ValueError, match=r"reserve='steps' is not supported for .* byte ring; pass reserve="
     ):
         Settings(capacity=8, record_bytes=PAGE, reserve="steps")
 

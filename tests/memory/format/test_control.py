@@ -165,8 +165,8 @@ def test_two_damaged_copies_are_refused(control: Control, fd: int) -> None:
     flip(fd, 4096 + 200)
     with pytest.raises(
         CorruptBufferError,
-        match=r"^runs/buffer: both copies of the superblock are damaged; the items may still be "
-        r"read with TensorDict\.load_memmap$",
+        match=r"^runs/buffer: both copies of the superblock are damaged; try to read the items "
+        r"with TensorDict\.load_memmap$",
     ) as caught:
         control.superblock()
     assert caught.value.path == "runs/buffer"  # type: ignore[attr-defined]
@@ -187,7 +187,7 @@ def test_a_file_that_is_not_ours_is_refused(fd: int, content: bytes) -> None:
     os.pwrite(fd, content, 0)
     with pytest.raises(
         FormatError,
-        match=r"^runs/buffer: this is not a control file of shmbuffer; nothing was changed",
+        match=r"^runs/buffer: this is not a control file of shmbuffer; check the path",
     ) as caught:
         Control(_core.Map(fd, layout.CONTROL_BYTES), "runs/buffer").superblock()
     assert not isinstance(caught.value, IncompatibleVersionError)
@@ -214,8 +214,8 @@ def test_a_file_of_another_kind_says_in_what_it_differs(
     forge(fd, field, value)
     with pytest.raises(
         IncompatibleVersionError,
-        match=rf"^runs/buffer: {message}; open the buffer with the version, and on the kind of "
-        "machine, that wrote it$",
+        match=rf"^runs/buffer: {message}; open the buffer with the version that wrote it, on the "
+        "same kind of machine$",
     ) as caught:
         control.superblock()
     error = caught.value

@@ -893,7 +893,7 @@ def test_a_byte_ring_of_another_size_cannot_be(nbytes: int, message: str) -> Non
 
 def test_the_size_that_is_asked_for_is_rounded_up_to_pages() -> None:
     assert Settings(4, record_bytes=4097).record_bytes == 8192
-    with pytest.raises(ValueError, match="the byte ring cannot have -4096 bytes"):
+    with pytest.raises(ValueError, match="bytes, but is -4096"):
         Settings(4, record_bytes=-4096)
 
 
