@@ -182,7 +182,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         updates = parts.plan.updates
         if updates is not None and type(data) is TensorDict:
             get = data._tensordict.get
-            found = updates.update_given(get(INDEX), get(parts.priority_key), get(GENERATION))
+            found = updates.update_arrays(get(INDEX), get(parts.priority_key), get(GENERATION))
             if found is not None:
                 return found
         return self._priorities.update_by_sample(data)

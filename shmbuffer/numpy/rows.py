@@ -57,5 +57,5 @@ class ArrayRows(RingRows):
                 return np.frombuffer(found, np.int64)
             if found is None:
                 return None
-        ring.refused(found)
+        ring.raise_if_timed_out(found)
         return None

@@ -99,7 +99,7 @@ class FastWrite:
                 return index
             if index >= 0:
                 return index
-            self._rows.ring.refused(index)
+            self._rows.ring.raise_if_timed_out(index)
         return self._write_converted(data, single, streams) if converts else None
 
     def _write_converted(self, data: Any, single: bool, streams: GivenStreams) -> Any:

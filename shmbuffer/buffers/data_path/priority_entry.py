@@ -38,7 +38,7 @@ class PriorityUpdates:
         if priority is None:
             return self.update_by_sample(sample_alone(index, index_generation=generation), calls=5)
         if (updates := parts.plan.updates) is not None:
-            found = updates.update_given(index, priority, generation)
+            found = updates.update_arrays(index, priority, generation)
             if found is not None:
                 return found
         if parts.dim_extend and np.ndim(priority) > 1:

@@ -20,7 +20,7 @@ from shmbuffer.memory.format.streams import Streams
 from shmbuffer.memory.ring.tree import PriorityTree
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
 
-_KEEPS = 2
+_KEEPS_OBSERVATIONS = 2
 """Mode of a write that changes no observation; ``SHMB_KEEPS_OBSERVATIONS`` in the C core."""
 
 
@@ -39,11 +39,11 @@ class Claims:
         self, count: int, streams: Streams | None = None, timeout: float | None = WRITE_TIMEOUT_S
     ) -> int:
         """Claims ``count`` slots at the head for this thread; returns the first ticket."""
-        given = address(streams)
+        streams_address = address(streams)
 
         def call() -> int:
             native = self._seat.native
-            result: int = native.claim(count, given, LOCK_TIMEOUT_NS)
+            result: int = native.claim(count, streams_address, LOCK_TIMEOUT_NS)
             if result >= 0:
                 self._native, self._slots, self._in_place = native, count, False
             return result
@@ -67,8 +67,8 @@ class Claims:
         Returns bool[n], True for each claimed slot. If no slot was claimed, no claim is open.
         """
         where = np.ascontiguousarray(where, np.int64)
-        kept = np.ones(len(where), np.bool_)
-        at, held = where.ctypes.data, kept.ctypes.data
+        claimed = np.ones(len(where), np.bool_)
+        at, claimed_address = where.ctypes.data, claimed.ctypes.data
         if tickets is not None:
             tickets = np.ascontiguousarray(tickets, np.int64)
             if len(tickets) != len(where):
@@ -76,48 +76,53 @@ class Claims:
                     f"claim_slots: {len(where)} slots and {len(tickets)} tickets were given; pass"
                     " one ticket for each slot"
                 )
-        generation, how = address(tickets), _KEEPS if keeps else int(in_place)
+        tickets_address, mode = address(tickets), _KEEPS_OBSERVATIONS if keeps else int(in_place)
 
         def call() -> int:
             native = self._seat.native
-            result: int = native.claim_slots(at, len(where), how, generation, held, LOCK_TIMEOUT_NS)
+            result: int = native.claim_slots(
+                at, len(where), mode, tickets_address, claimed_address, LOCK_TIMEOUT_NS
+            )
             if result > 0 or (result == 0 and tickets is None):
                 self._native, self._slots, self._in_place = native, result, in_place
             return result
 
         self._calls.run(call, "place", timeout, None, where)
-        return kept
+        return claimed
 
     def write_loaded(
         self, addresses: Sequence[int], count: int, sources: NDArray[np.uint64]
     ) -> int:
         """Writes items with given ``sources``; adjacent items of one source share observations."""
-        given = tuple(addresses), count, 0, address(sources)
-        return self._calls.ask("write_loaded", *given, what="write")
+        arguments = tuple(addresses), count, 0, address(sources)
+        return self._calls.ask("write_loaded", *arguments, what="write")
 
     def fill(self, addresses: Sequence[int]) -> None:
         """Copies the payload of the claimed slots in rows, from one address for each leaf."""
-        given = tuple(addresses)
-        self._calls.run(lambda: int(self._holder().fill(given)), "fill")
+        arguments = tuple(addresses)
+        self._calls.run(lambda: int(self._native_of_claim().fill(arguments)), "fill")
 
     def commit(self, priorities: Floats | int | None = None) -> None:
         """Publishes the claimed slots. If an error is raised, the claim was released."""
-        given = 0
+        raw_address = 0
         try:
             if priorities is None and self._tree.initial is not None and not self._in_place:
                 priorities = self._tree.choose_priorities(None, self._elements)
             if priorities is not None:
-                given = address_of_priorities(priorities, self._elements)
+                raw_address = address_of_priorities(priorities, self._elements)
         except BaseException:
             self.abort()
             raise
         self._calls.run(
-            lambda: self._holder().commit(given, 0, LOCK_TIMEOUT_NS), "commit", None, priorities
+            lambda: self._native_of_claim().commit(raw_address, 0, LOCK_TIMEOUT_NS),
+            "commit",
+            None,
+            priorities,
         )
 
     def abort(self) -> None:
         """Releases the claimed slots, which are then empty."""
-        self._calls.run(lambda: int(self._holder().abort(LOCK_TIMEOUT_NS)), "abort")
+        self._calls.run(lambda: int(self._native_of_claim().abort(LOCK_TIMEOUT_NS)), "abort")
 
     @property
     def _elements(self) -> int:
@@ -125,7 +130,7 @@ class Claims:
         schema = self._calls.schema
         return min(self._slots, schema.capacity) * schema.width
 
-    def _holder(self) -> Any:
+    def _native_of_claim(self) -> Any:
         """Returns the native ring of the claim; `close` replaces it only for other calls."""
         native = self._seat.native
         return self._native if self._native is not None and isinstance(native, Closed) else native

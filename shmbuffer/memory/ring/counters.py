@@ -80,25 +80,25 @@ def snapshot(seat: Seat, ring: Ring | None, capacity: int) -> dict[str, int | fl
     live = set((entries["state"] == layout.EntryState.LIVE).nonzero()[0].tolist())
     alive = live & {entry for entry, _ in seat.registry.alive()}
     return {
-        **_of_handle(seat, ring, capacity, runtime, entries),
+        **_read_handle(seat, ring, capacity, runtime, entries),
         "clients_alive": len(alive),
         "clients_dead": len(live) - len(alive),
-        "bytes": _bytes(seat),
+        "bytes": _count_bytes(seat),
         "time_ns": time.monotonic_ns(),
     }
 
 
-def _bytes(seat: Seat) -> int:
+def _count_bytes(seat: Seat) -> int:
     mapped = seat.mapped.nbytes if seat.mapped else 0
     return layout.CONTROL_BYTES + mapped + sum(size for _, size in seat.backing.extra_files())
 
 
 def glance(seat: Seat, ring: Ring | None, capacity: int) -> dict[str, int | float]:
     """Returns the counters of a handle's buffer without the mutex; see `Engine.glance`."""
-    return _of_handle(seat, ring, capacity, seat.control.runtime[0], seat.control.entries)
+    return _read_handle(seat, ring, capacity, seat.control.runtime[0], seat.control.entries)
 
 
-def _of_sharing(ring: Ring | None) -> dict[str, int]:
+def _read_sharing(ring: Ring | None) -> dict[str, int]:
     """Returns the counters of own rows; an empty dict if each leaf has its own column."""
     if ring is None or not ring.schema.sharing:
         return {}
@@ -106,7 +106,7 @@ def _of_sharing(ring: Ring | None) -> dict[str, int]:
     return {"own_rows": sharing.own_rows, "own_rows_used": ring.live.count_own_rows()}
 
 
-def _of_handle(
+def _read_handle(
     seat: Seat, ring: Ring | None, capacity: int, runtime: Any, entries: Any
 ) -> dict[str, int | float]:
     """Combines the counters that need not be consistent with each other."""
@@ -114,6 +114,6 @@ def _of_handle(
     return {
         **totals(runtime, entries, width=width, elements=elements),
         "p_sum": ring.tree.p_sum if ring else 0.0,
-        **_of_sharing(ring),
+        **_read_sharing(ring),
         "epoch": seat.control.superblock().epoch,
     }

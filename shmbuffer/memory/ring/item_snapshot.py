@@ -44,18 +44,18 @@ class ItemSnapshot(NamedTuple):
     @property
     def used(self) -> int:
         """The number of slots up to the last one that contains an item."""
-        held = np.flatnonzero(self.tickets >= 0)
-        return int(held[-1]) + 1 if len(held) else 0
+        occupied = np.flatnonzero(self.tickets >= 0)
+        return int(occupied[-1]) + 1 if len(occupied) else 0
 
 
-class _Living:
+class _LiveReads:
     """The class of `LIVE_READS`."""
 
     def __repr__(self) -> str:
         return "LIVE_READS"
 
 
-LIVE_READS: Final = _Living()
+LIVE_READS: Final = _LiveReads()
 """Replaces a snapshot if the ring itself is saved while clients continue to use the ring."""
 
 
@@ -70,24 +70,26 @@ def copy_rows(calls: Calls, out: tuple[int, ...], length: int) -> ItemSnapshot:
     capacity, width = schema.capacity, schema.width
     tickets = np.full(capacity, -1, np.int64)
     raw, sources = np.full(schema.elements, np.nan), np.zeros(capacity, np.uint64)
-    at, whose = tickets.ctypes.data, sources.ctypes.data
+    tickets_address, sources_address = tickets.ctypes.data, sources.ctypes.data
     slot_bytes = sum(schema.leaf_bytes) // capacity if out else 0
     with Progress("copy", length // width * slot_bytes) as progress:
         for _ in range(_COPY_ROUNDS):
             changed = 0
-            reached = min(int(seat.native.head), capacity)  # no later slot was ever written
-            for first, count in progress.cut(reached, slot_bytes, _COPY_SLOTS):
-                copied = seat.native.copy_slots(first, count, out, at)
+            used = min(int(seat.native.head), capacity)  # no later slot was ever written
+            for first, count in progress.cut(used, slot_bytes, _COPY_SLOTS):
+                copied = seat.native.copy_slots(first, count, out, tickets_address)
                 progress.advance(copied * slot_bytes)
                 changed += copied
             if changed <= _COPY_LOCKED:
                 break
     head, write_count, greatest = calls.answer(
-        lambda: seat.native.finish_snapshot(out, at, whose, raw.ctypes.data, LOCK_TIMEOUT_NS),
+        lambda: seat.native.finish_snapshot(
+            out, tickets_address, sources_address, raw.ctypes.data, LOCK_TIMEOUT_NS
+        ),
         "copy_out",
     )
-    reached = min(head, capacity)
-    raw[: reached * width][np.repeat(tickets[:reached] < 0, width)] = np.nan
+    used = min(head, capacity)
+    raw[: used * width][np.repeat(tickets[:used] < 0, width)] = np.nan
     return ItemSnapshot(
         tickets, sources, raw, head, write_count, greatest if greatest >= 0 else None
     )

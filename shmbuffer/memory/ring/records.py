@@ -107,8 +107,8 @@ class Records:
         if priorities is None and self._tree.initial is not None:
             taken = (head + np.arange(min(count, capacity))) % capacity
             priorities = self._tree.choose_priorities(taken, count)
-        given = address_of_priorities(priorities, count)
-        arguments = *addresses_of(batch), given, address(streams)
+        raw_address = address_of_priorities(priorities, count)
+        arguments = *addresses_of(batch), raw_address, address(streams)
         return self._calls.run(
             lambda: int(self._seat.native.write_records(*arguments, LOCK_TIMEOUT_NS)),
             "write",
@@ -133,9 +133,9 @@ class Records:
         if priorities is None and not in_place:
             priorities = self._tree.choose_priorities(where, count)
         order = np.argsort(where, kind="stable")
-        kept = np.ones(count, np.bool_)
+        written = np.ones(count, np.bool_)
         if count == 0:
-            return kept
+            return written
         ordered = np.ascontiguousarray(where[order], np.int64)
         if (ordered[1:] == ordered[:-1]).any():
             raise ValueError("a slot is named twice, but can take only one record; name it once")
@@ -143,8 +143,8 @@ class Records:
         raw = None if priorities is None else np.ascontiguousarray(priorities[order])
         expected = None if tickets is None else np.ascontiguousarray(tickets[order], np.int64)
         taken = np.ones(count, np.bool_)
-        given = address_of_priorities(raw, count)
-        addresses = (address(ordered), *addresses_of(rows), given, in_place)
+        raw_address = address_of_priorities(raw, count)
+        addresses = (address(ordered), *addresses_of(rows), raw_address, in_place)
         self._calls.run(
             lambda: int(
                 self._seat.native.place_records(
@@ -156,14 +156,14 @@ class Records:
             raw,
             ordered,
         )
-        kept[order] = taken
-        return kept
+        written[order] = taken
+        return written
 
     def sample(self, count: int, key: int, *, beta: float | None) -> RecordSample:
         """Samples records and copies them out, each validated. See `Ring.sample`."""
         index, tickets = np.empty(count, np.int64), np.empty(count, np.int64)
         weights = None if beta is None else np.empty(count, np.float32)
-        how = (
+        arguments = (
             address(index),
             address(tickets),
             address(weights),
@@ -173,7 +173,7 @@ class Records:
         batch = self._copy_records(
             count,
             lambda arena: self._seat.native.sample_records(
-                count, key, *arena, *how, LOCK_TIMEOUT_NS
+                count, key, *arena, *arguments, LOCK_TIMEOUT_NS
             ),
             "sample",
         )
@@ -183,10 +183,12 @@ class Records:
         """Copies records by slot, each validated; the size is 0 if the slot has no item."""
         index = np.ascontiguousarray(index, np.int64)
         count, tickets = len(index), np.empty(len(index), np.int64)
-        at, whose = address(index), address(tickets)
+        slots_address, tickets_address = address(index), address(tickets)
         batch = self._copy_records(
             count,
-            lambda arena: self._seat.native.read_records(at, count, *arena, whose, LOCK_TIMEOUT_NS),
+            lambda arena: self._seat.native.read_records(
+                slots_address, count, *arena, tickets_address, LOCK_TIMEOUT_NS
+            ),
             "read",
             index,
         )
@@ -214,13 +216,13 @@ class Records:
         capacity = self._capacity
         tickets, sources = np.full(capacity, -1, np.int64), np.zeros(capacity, np.uint64)
         raw, extents = np.zeros(capacity), np.zeros(capacity, layout.EXTENT)
-        room = 2 * _COPY_LOCKED_BYTES
+        size = 2 * _COPY_LOCKED_BYTES
         while True:
-            rest = np.empty(room, np.uint8)
+            rest = np.empty(size, np.uint8)
             answer = self._seat.native.finish_records_snapshot(
                 copied,
                 address(rest),
-                room,
+                size,
                 address(tickets),
                 address(extents),
                 address(sources),
@@ -231,7 +233,7 @@ class Records:
                 break
             # a writer is suspended in a claim: copy the rest under the mutex
             if answer == -_core.NO_ROOM:
-                room = min(self.max_bytes, 2 * int(self._seat.native.needed))
+                size = min(self.max_bytes, 2 * int(self._seat.native.needed))
             else:
                 self._calls.again(answer, lambda: 0, "copy_out")
         head, write_count, greatest, tail, byte_head = answer
@@ -283,20 +285,20 @@ class Records:
         """Copies records to new memory, which is enlarged until they fit."""
         starts, sizes = np.empty(count, np.int64), np.empty(count, np.int64)
         positions = np.empty(count, np.uint64)
-        room = int(count * self._usual_bytes * 1.25) + layout.PAGE
+        size = int(count * self._usual_bytes * 1.25) + layout.PAGE
         places = (address(starts), address(sizes), address(positions))
         while True:
-            data = np.empty(room, np.uint8)
-            arena = (address(data), room, *places)
+            data = np.empty(size, np.uint8)
+            arena = (address(data), size, *places)
 
             def attempt(arena: tuple[int, ...] = arena) -> int:
                 result = call(arena)
-                return _NO_ROOM if result == -_core.NO_ROOM else result
+                return _TOO_SMALL if result == -_core.NO_ROOM else result
 
             used = self._calls.run(attempt, what, WRITE_TIMEOUT_S, None, index)
-            if used != _NO_ROOM:
+            if used != _TOO_SMALL:
                 break
-            room = max(2 * room, int(self._seat.native.needed * 1.25))
+            size = max(2 * size, int(self._seat.native.needed * 1.25))
         if count:
             self._usual_bytes = 0.9 * self._usual_bytes + 0.1 * used / count
             self._usual_bytes = max(self._usual_bytes, 0.5 * used / count)
@@ -304,4 +306,4 @@ class Records:
 
 
 # A value that is neither a status nor a number of bytes.
-_NO_ROOM = 2**62
+_TOO_SMALL = 2**62

@@ -154,7 +154,7 @@ class Ring(HasTotals):
             self.seat.native.stop_waiting(LOCK_TIMEOUT_NS)
             raise
 
-    def refused(self, status: int, what: str = "write") -> None:
+    def raise_if_timed_out(self, status: int, what: str = "write") -> None:
         """Handles the status of a failed fast call, before the caller repeats it more slowly.
 
         A timeout of the lock raises LockTimeout at once, because the fast call has already waited.
@@ -313,7 +313,7 @@ class Ring(HasTotals):
         )
         return applied, count - applied
 
-    def update_given(
+    def update_arrays(
         self, index: Any, priorities: Any, tickets: Any = None
     ) -> tuple[int, int] | None:
         """Sets raw priorities like `update`, from arrays or tensors that the C core reads directly.
@@ -324,7 +324,7 @@ class Ring(HasTotals):
         """
         found = self.seat.native.update_arrays(index, priorities, tickets, LOCK_TIMEOUT_NS)
         if type(found) is int:
-            self.refused(found, "update")
+            self.raise_if_timed_out(found, "update")
             return None
         return found  # type: ignore[no-any-return]
 

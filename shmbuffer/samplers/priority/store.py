@@ -287,7 +287,7 @@ class PriorityStore(Sampler):
             float64 priorities) are read in place.
         """
         if self._bound() is not None:
-            found = self.update_given(index, priority, generation)
+            found = self.update_arrays(index, priority, generation)
             if found is not None:
                 return found
         elif storage is not None and not self.bind(storage) and self._waits_for is None:
@@ -317,7 +317,7 @@ class PriorityStore(Sampler):
         ring = self._ring
         if ring is None or self._greatest is not None:
             return None
-        found = ring.update_given(index, priority, generation)
+        found = ring.update_arrays(index, priority, generation)
         return None if found is None else PriorityUpdate._make(found)
 
     def _update(self, elements: Ints, raw: Floats, tickets: Ints | None) -> PriorityUpdate:
